@@ -60,6 +60,8 @@ class BuildOptions(BaseModel):
     directory, the directory of an EAGLE-3 or MTP checkpoint, or "mtp" for MTP layers in the model's own directory.
     lora: PEFT directories of adapters that are merged into the weights, as NAME=DIRECTORY, or by their names
     (docs/adapters.md).
+    enable_lora: adapters can be loaded while the engine runs: max_loras are in use at once, of max_lora_rank at most.
+    lora_targets: of which modules, by the last words of their names; all linear ones if there are none.
     tensor_parallel_size: how many ranks share the weights (docs/parallel.md).
     enable_expert_parallel: each of those ranks has some of the experts, not some channels of each (docs/experts.md).
     pipeline_parallel_size: into how many stages the layers are cut, each on as many ranks of its own.
@@ -88,6 +90,10 @@ class BuildOptions(BaseModel):
     block_size: Literal[8, 16, 32, 64, 128] = 16
     speculative: str | None = None
     lora: tuple[str, ...] = ()
+    enable_lora: bool = False
+    max_loras: int = Field(default=8, ge=1, le=1024)
+    max_lora_rank: int = Field(default=16, ge=1, le=512)
+    lora_targets: tuple[str, ...] = ()
     tensor_parallel_size: int = Field(default=1, ge=1, le=64)
     enable_expert_parallel: bool = False
     pipeline_parallel_size: int = Field(default=1, ge=1, le=64)
@@ -205,6 +211,10 @@ class BuildKeywords(TypedDict, total=False):
     block_size: int
     speculative: str | PathLike[str] | None
     lora: str | Sequence[str] | Mapping[str, str | PathLike[str]]
+    enable_lora: bool
+    max_loras: int
+    max_lora_rank: int
+    lora_targets: Sequence[str]
     tensor_parallel_size: int
     enable_expert_parallel: bool
     pipeline_parallel_size: int

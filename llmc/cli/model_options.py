@@ -54,6 +54,15 @@ class ModelOptions:
         list[str] | None,
         Option(help="a LoRA adapter to merge into the weights (repeatable)", metavar="NAME=DIR"),
     ] = None
+    enable_lora: Annotated[
+        bool, Option("--enable-lora", help="take LoRA adapters while the engine runs, beside the weights")
+    ] = False
+    max_loras: Annotated[int, Option(help="with --enable-lora: adapters in use at once")] = _DEFAULTS.max_loras
+    max_lora_rank: Annotated[int, Option(help="with --enable-lora: the largest rank")] = _DEFAULTS.max_lora_rank
+    lora_targets: Annotated[
+        list[str] | None,
+        Option(help="with --enable-lora: modules such as q_proj (repeatable); all linear ones unless given"),
+    ] = None
     tensor_parallel_size: Annotated[int, Option(help="ranks that share the weights")] = _DEFAULTS.tensor_parallel_size
     enable_expert_parallel: Annotated[bool, Option("--enable-expert-parallel", help="some experts for each rank")] = (
         False
@@ -81,6 +90,10 @@ class ModelOptions:
             "calibration_length": self.calibration_length,
             "speculative": self.speculative,
             "lora": tuple(self.lora or ()),
+            "enable_lora": self.enable_lora,
+            "max_loras": self.max_loras,
+            "max_lora_rank": self.max_lora_rank,
+            "lora_targets": tuple(self.lora_targets or ()),
             "tensor_parallel_size": self.tensor_parallel_size,
             "enable_expert_parallel": self.enable_expert_parallel,
             "pipeline_parallel_size": self.pipeline_parallel_size,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from llmc.cli.adapter_argument import built_for, load_adapter
 from llmc.cli.conversation_prompt import TEMPLATE_HELP, ConversationPrompt, check_template, conversation_prompt
 from llmc.cli.engine_options import EngineOptions
 from llmc.cli.model_argument import model_argument
@@ -39,6 +40,9 @@ def run(
     max_model_len: Annotated[
         int | None, typer.Option(help="of a model directory's engine: longest prompt and output, in tokens")
     ] = None,
+    lora: Annotated[
+        str | None, typer.Option(help="a LoRA adapter to run with, beside the weights", metavar="NAME=DIR")
+    ] = None,
     *,
     sampling: SamplingOptions,
     opening: OpeningOptions,
@@ -52,15 +56,16 @@ def run(
     check_template(chat_template)
     opening.check()
     prompts = read_prompts(prompt, prompt_file)
-    path = built.engine(model, max_model_len=max_model_len)
+    path = built.engine(model, max_model_len=max_model_len, **built_for(lora))
     start = time.perf_counter()
     with opening.open(path) as engine:
+        adapter = None if lora is None else load_adapter(engine, lora)
         loaded = time.perf_counter()
         if chat:
             with conversation_prompt(engine, chat_template) as conversation:
-                tokens = answer(engine, conversation, prompts, system, params, json)
+                tokens = answer(engine, conversation, prompts, system, params, json, adapter)
         else:
-            tokens = complete(engine, prompts, params, json)
+            tokens = complete(engine, prompts, params, json, adapter)
         seconds = time.perf_counter() - loaded
         drafts = acceptance(engine)
     Console(stderr=True).print(
@@ -95,11 +100,11 @@ def read_prompts(prompts: list[str] | None, file: Path | None) -> list[str]:
     raise OptionError("no prompt was given", at="llmc run", fix='give one: --prompt "Once upon a time"')
 
 
-def complete(engine: Engine, prompts: list[str], params: SamplingParams, json: bool) -> int:
+def complete(engine: Engine, prompts: list[str], params: SamplingParams, json: bool, adapter: str | None) -> int:
     """Print each prompt with its continuation, a single one as it comes; returns the tokens generated."""
     if len(prompts) == 1 and not json:
-        return stream_one(engine, prompts[0], prompts[0], params)
-    return print_all(engine.generate(prompts, params), prompts, prompts, json)
+        return stream_one(engine, prompts[0], prompts[0], params, adapter)
+    return print_all(engine.generate(prompts, params, adapter=adapter), prompts, prompts, json)
 
 
 def answer(
@@ -109,6 +114,7 @@ def answer(
     system: str | None,
     params: SamplingParams,
     json: bool,
+    adapter: str | None,
 ) -> int:
     """Print the answer to each message, a single one as it comes; returns the tokens generated."""
     if conversation.is_plain:
@@ -118,15 +124,17 @@ def answer(
     stops = conversation.stops()
     params = replace(params, stop=(*params.stop, *stops))
     if len(prompts) == 1 and not json:
-        return stream_one(engine, ids[0], "", params)
-    return print_all(engine.generate(ids, params), prompts, [""] * len(ids), json)
+        return stream_one(engine, ids[0], "", params, adapter)
+    return print_all(engine.generate(ids, params, adapter=adapter), prompts, [""] * len(ids), json)
 
 
-def stream_one(engine: Engine, prompt: str | list[int], shown: str, params: SamplingParams) -> int:
+def stream_one(
+    engine: Engine, prompt: str | list[int], shown: str, params: SamplingParams, adapter: str | None = None
+) -> int:
     """Print what is shown of the prompt, and the text as it comes; nothing if there is none; returns the tokens."""
     tokens = 0
     try:
-        for piece in engine.stream(prompt, params):
+        for piece in engine.stream(prompt, params, adapter=adapter):
             sys.stdout.write(shown + piece.text)
             sys.stdout.flush()
             shown, tokens = "", piece.tokens

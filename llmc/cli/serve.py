@@ -14,7 +14,7 @@ from rich.console import Console
 from llmc.cli.engine_options import EngineOptions
 from llmc.cli.missing_package import require_extra
 from llmc.cli.model_argument import model_argument
-from llmc.cli.server_options import AnswerOptions, CapacityOptions, ListeningOptions, serve_options
+from llmc.cli.server_options import AdapterOptions, AnswerOptions, CapacityOptions, ListeningOptions, serve_options
 from llmc.errors import OptionError
 from llmc.files.hub_model import repository_of
 
@@ -68,6 +68,7 @@ def serve(
     listening: ListeningOptions,
     answers: AnswerOptions,
     capacity: CapacityOptions,
+    adapters: AdapterOptions,
     built: EngineOptions,
     data_parallel_size: Annotated[int, typer.Option(min=1, help="replicas of the engine behind the port")] = 1,
     routing: Annotated[str, typer.Option(help="among replicas: prefix or least-loaded")] = "prefix",
@@ -77,17 +78,18 @@ def serve(
 
     end_on_sigterm()
     require_extra("serve", "llmc serve")
-    options = serve_options(model, listening, answers, capacity)
-    start(with_engine(options, built), data_parallel_size, routing)
+    options = serve_options(model, adapters, listening, answers, capacity)
+    start(with_engine(options, built, adapters), data_parallel_size, routing)
 
 
-def with_engine(options: ServeOptions, built: EngineOptions) -> ServeOptions:
+def with_engine(options: ServeOptions, built: EngineOptions, adapters: AdapterOptions) -> ServeOptions:
     """The same options with an engine: that of a model directory is found in the cache, or built."""
     engine = built.engine(
         options.engine,
         max_model_len=options.max_model_len,
         max_sequences=options.max_num_seqs,
         max_batch_tokens=options.max_num_batched_tokens,
+        **adapters.built_with(),
     )
     if engine == options.engine:
         return options

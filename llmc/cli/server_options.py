@@ -97,7 +97,35 @@ class CapacityOptions:
     drain_seconds: Annotated[float, Option(help="for requests in flight after SIGTERM")] = 30.0
 
 
-def serve_options(engine: Path, *groups: ListeningOptions | AnswerOptions | CapacityOptions) -> ServeOptions:
+@dataclass(frozen=True, kw_only=True)
+class AdapterOptions:
+    """LoRA adapters beside the model."""
+
+    panel: ClassVar[str] = "Adapters"
+
+    enable_lora: Annotated[
+        bool, Option("--enable-lora", help="take LoRA adapters; a model directory's engine is built for them")
+    ] = False
+    lora_modules: Annotated[
+        list[str] | None,
+        Option(help="an adapter, which requests name as their model (repeatable)", metavar="NAME=DIR"),
+    ] = None
+    max_loras: Annotated[int | None, Option(help="of a model directory's engine: adapters in use at once")] = None
+    max_lora_rank: Annotated[int | None, Option(help="of a model directory's engine: the largest rank")] = None
+    allow_lora_updates: Annotated[
+        bool, Option("--allow-lora-updates", help="requests may load and unload adapters by paths on this machine")
+    ] = False
+
+    def built_with(self) -> dict[str, Any]:
+        """By the names of BuildOptions, what an engine for them is built with."""
+        if not (self.enable_lora or self.lora_modules or self.allow_lora_updates):
+            return {}
+        return {"enable_lora": True, "max_loras": self.max_loras, "max_lora_rank": self.max_lora_rank}
+
+
+def serve_options(
+    engine: Path, adapters: AdapterOptions, *groups: ListeningOptions | AnswerOptions | CapacityOptions
+) -> ServeOptions:
     """The server's options: each flag under its own name, repeated ones as tuples. Raises OptionError."""
     from llmc.runtime.server.options import ServeOptions
 
@@ -106,4 +134,6 @@ def serve_options(engine: Path, *groups: ListeningOptions | AnswerOptions | Capa
     values["api_keys"] = values.pop("api_key") or ([] if default_key is None else [default_key])
     for name in ("api_keys", "served_model_name", "allowed_origins", "allowed_hosts"):
         values[name] = tuple(values[name] or ())
-    return ServeOptions(engine=engine, **values)
+    for name in ("enable_lora", "allow_lora_updates"):
+        values[name] = getattr(adapters, name)
+    return ServeOptions(engine=engine, lora_modules=tuple(adapters.lora_modules or ()), **values)

@@ -106,6 +106,7 @@ WITHOUT_KERNEL: Mapping[str, Mapping[OpOverload, str]] = MappingProxyType(
         "cpp": MappingProxyType({_llmc.hand_over.default: _OF_STAGES}),
         "triton": MappingProxyType(
             {
+                _llmc.lora.default: "adapters are merged into the weights of a GPU's engine so far",
                 _llmc.hand_over.default: _OF_STAGES,
                 **dict.fromkeys(_ROUTING, "mixtures of experts run on CPUs so far"),
             }

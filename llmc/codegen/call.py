@@ -84,7 +84,7 @@ class Call(RowsCall, Protocol):
         """The layout in which an embedding's weight is stored: PANELS if a product reads the same weight."""
 
     def cache(self, name: str) -> Operand:
-        """A cache pointer."""
+        """A pointer to a cache, or to a pool of adapters."""
 
     def block_size(self) -> int:
         """Positions in a block of the cache."""

@@ -90,6 +90,7 @@ def plan_step(graph: ModelGraph, backend: Backend, options: BuildOptions) -> Ste
         layout=RankLayout(graph.ranks, graph.pipeline_stages),
         stage=graph.pipeline_stage or 0,
         hands_over=math.prod(dims_of(output.shape)) if graph.hands_over else 0,
+        adapters=graph.adapters,
     )
     return StepPlan(program, builder.loops, builder.weights.recipes(), claims.refusals)
 

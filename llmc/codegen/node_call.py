@@ -195,7 +195,8 @@ class NodeCall:
     def cache(self, name: str) -> Operand:
         layers = range(len(self._builder.graph.caches))
         names = {f"kv_cache_{layer}_{part}": f"{layer}.{part}" for layer in layers for part in "kv"}
-        return Operand("cache", names[self._view(name).value.node.name])
+        node = self._view(name).value.node.name
+        return Operand("cache", names[node]) if node in names else Operand("adapter", node)
 
     def block_size(self) -> int:
         return self.shape("k_cache")[1]

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from llmc.build_stages import Stages
 from llmc.codegen.plain_rows import plain_rows
 from llmc.codegen.reference import ReferenceEngine, lower_reference
-from llmc.codegen.target_kind import refuse_stages
+from llmc.codegen.target_kind import refuse_adapters, refuse_stages
 from llmc.engine_format.reader import GRAPH_NAME
 from llmc.engine_format.writer import EngineWriter
 from llmc.errors import LoweringError
@@ -33,6 +33,7 @@ class ReferenceKind:
     def check(self, options: BuildOptions) -> None:
         """The eager ops take every dtype and scheme. Raises OptionError for several stages."""
         refuse_stages(options, self.target.name)
+        refuse_adapters(options, self.target.name)
 
     @contextmanager
     def builder(self, options: BuildOptions) -> Iterator[ReferenceBuilder]:

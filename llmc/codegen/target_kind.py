@@ -96,6 +96,16 @@ def kind_of(target: Target) -> TargetKind:
     return kind
 
 
+def refuse_adapters(options: BuildOptions, target: str) -> None:
+    """Of a kind whose engines take no adapters. Raises OptionError for enable_lora."""
+    if options.enable_lora:
+        raise OptionError(
+            f"engines for {target} take no adapters beside their weights so far",
+            at="enable_lora",
+            fix="build for a CPU, or merge one adapter into the weights: --lora NAME=DIRECTORY",
+        )
+
+
 def refuse_stages(options: BuildOptions, target: str) -> None:
     """Of a kind whose engines have one stage. Raises OptionError for more."""
     stages = options.pipeline_parallel_size

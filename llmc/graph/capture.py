@@ -13,6 +13,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from llmc.errors import CaptureError, CheckpointError
+from llmc.graph.adaptable_layers import adaptable_layers
 from llmc.graph.capture_hf import capture_directory, capture_pretrained
 from llmc.graph.capture_module import capture_module
 from llmc.graph.capture_program import capture_program
@@ -71,6 +72,8 @@ def capture(model: Model, options: BuildOptions, *, may_lack_weights: bool = Fal
     draft = None if options.speculative is None else draft_of_model(model, options.speculative)
     with _without_garbage_collection():
         captured = _capture(model, options, may_lack_weights)
+    if options.enable_lora:
+        captured = replace(captured, graph=replace(captured.graph, adaptable=adaptable_layers(captured.graph)))
     if options.lora:
         captured = replace(captured, graph=merge_adapters(captured.graph, options.adapters))
     if draft is None:

@@ -76,7 +76,7 @@ _VIEWS = frozenset(
 )
 _COPIES = frozenset({"aten.cat", "aten.clone"})
 _CACHES = ("k_cache", "v_cache")
-_UNCOUNTED = frozenset({*_CACHES, "block_tables", "tree_masks"})
+_UNCOUNTED = frozenset({*_CACHES, "block_tables", "tree_masks", "lora_a", "lora_b", "delta"})
 
 
 def _operands(working: list[fx.Node], members: Mapping[fx.Node, None]) -> dict[fx.Node, None]:

@@ -16,7 +16,7 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.graph.ranks import OnRanks, weight_value
 from llmc.graph.step_inputs import step_input
 from llmc.graph.weights import WeightSource
-from llmc.program import HIDDEN
+from llmc.program import ADAPTERS, HIDDEN, ROW_ADAPTERS
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,10 @@ class _Caches:
                 shape = (sequences * self.blocks, cache.kv_heads, block_size, cache.width(part))
                 zeros = partial(torch.zeros, shape, dtype=cache.dtype)
                 self.tensors[f"kv_cache_{i}_{part}"] = OnRanks.each(graph.ranks, zeros)
+        pools = () if graph.adapters is None else graph.adapters.names()
+        for node in graph.inputs() if pools else ():
+            if node.name in pools:
+                self.tensors[node.name] = torch.zeros(tuple(node.meta["val"].shape), dtype=node.meta["val"].dtype)
 
     def table(self, sequence: int) -> list[int]:
         """The blocks of a sequence; every other one is given out backwards, so that order is seen to matter."""
@@ -152,6 +156,7 @@ def _step_inputs(graph: ModelGraph, caches: _Caches, step: Sequence[Chunk]) -> d
         "logit_rows": list(range(len(positions))),
     }
     inputs = {name: torch.tensor(value, dtype=torch.int32) for name, value in values.items()}
+    inputs |= {name: torch.zeros(len(positions), dtype=torch.int32) for name in (ADAPTERS, ROW_ADAPTERS)}
     inputs["tree_masks"] = torch.zeros(len(positions), dtype=torch.int64)
     hidden = _hidden(graph, torch.tensor(positions))
     return hidden | {n.name: inputs[n.name] for n in graph.inputs() if n.name in inputs}

@@ -18,13 +18,13 @@ from torch import Tensor, fx
 from llmc.adapters.adapter import Adapter, LoraModule, read_adapter
 from llmc.adapters.module_name import tail
 from llmc.errors import AdapterError
+from llmc.graph.adaptable_layers import WEIGHT_ON_THE_RIGHT
 from llmc.graph.capture_program import identifier
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import Constant, Derived, Recipe, Stored, stored_names
 
 aten = torch.ops.aten
 _LOOKUPS = frozenset({aten.embedding.default})
-_WEIGHT_ON_THE_RIGHT = frozenset({aten.addmm.default, aten.mm.default, aten.matmul.default, aten.bmm.default})
 _HEADS = ("lm_head", "embed_out", "output")
 
 
@@ -89,7 +89,7 @@ def _is_turned(place: _Place, module: LoraModule) -> bool:
     rows, columns = place.weight.meta["val"].shape
     if module.is_table or rows != columns:
         return (rows, columns) != (module.outputs, module.inputs)
-    return any(user.target in _WEIGHT_ON_THE_RIGHT and user.args[-1] is place.weight for user in place.readers)
+    return any(user.target in WEIGHT_ON_THE_RIGHT and user.args[-1] is place.weight for user in place.readers)
 
 
 def _find(graph: ModelGraph, module: str, adapter: Adapter, *, is_table: bool) -> _Place:

@@ -15,6 +15,7 @@ from llmc.formats.sparse_weight import SparseWeight
 from llmc.graph.fake_value import FakeValues
 from llmc.graph.stage import Stage
 from llmc.graph.weights import Recipe
+from llmc.program import AdapterPools
 
 if TYPE_CHECKING:
     from llmc.graph.drafts.draft_checkpoint import DraftCheckpoint
@@ -65,6 +66,15 @@ class AttachedDraft:
     id_offsets: Recipe | None
 
 
+@dataclass(frozen=True)
+class Adaptable:
+    """A linear layer that adapters may change. name: the tail of its module's (adapters/module_name.py)."""
+
+    name: str
+    inputs: int
+    outputs: int
+
+
 @dataclass
 class ModelGraph:
     """A graph at a stage. Passes change it in place; `copy` gives an independent one.
@@ -72,7 +82,8 @@ class ModelGraph:
     Placeholders come in two kinds, told apart by `weights`: one whose node name is a key there is a weight, made by
     its recipe; every other one is a step input, in order. Input names at the stages captured and canonical:
     input_ids, positions; at serving and later also slot_mapping, query_starts, context_lens, block_tables,
-    logit_rows, and for each entry i of `caches` kv_cache_{i}_k and kv_cache_{i}_v.
+    logit_rows, and for each entry i of `caches` kv_cache_{i}_k and kv_cache_{i}_v; after insert_adapters also
+    adapter_of_token and the pools of `adapters`.
     ranks: how many processes run the graph at once, each with its own weights and caches, talking in collectives;
     shapes are those of one of them.
     pipeline_stages: how many run one after the other on ranks of their own, cut at llmc::hand_over. pipeline_stage:
@@ -81,6 +92,7 @@ class ModelGraph:
     quantized, sparse: what became of each weight that has codes, or zeros. pruned: what each part lost.
     side_outputs: the names of what the graph returns after its logits, in order. speculative: the checkpoint of what is
     to draft for the model, if anything is; draft: what attach_draft made of it.
+    adaptable: the layers that adapters are to change at run time; adapters: what insert_adapters made for them.
     fakes: makes fake values, and remembers them for all copies.
     """
 
@@ -96,6 +108,8 @@ class ModelGraph:
     speculative: DraftCheckpoint | None = None
     medusa: MedusaCheckpoint | None = None
     draft: AttachedDraft | None = None
+    adaptable: tuple[Adaptable, ...] = ()
+    adapters: AdapterPools | None = None
     ranks: int = 1
     pipeline_stages: int = 1
     pipeline_stage: int | None = None

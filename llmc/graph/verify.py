@@ -21,7 +21,7 @@ from llmc.graph.op_record import RECORDS, op_call, ops_at, record_of
 from llmc.graph.pointwise import ELEMENTARY
 from llmc.graph.source_line import source_line
 from llmc.graph.stage import Stage
-from llmc.program import HIDDEN
+from llmc.program import ADAPTERS, HIDDEN, ROW_ADAPTERS
 
 aten = torch.ops.aten
 
@@ -124,13 +124,14 @@ def _is_captured(node: fx.Node) -> bool:
 
 def _check_inputs(graph: ModelGraph, stages: tuple[Stage, ...]) -> None:
     seen = [n.name for n in graph.inputs()]
+    pools = () if graph.adapters is None else (ADAPTERS, ROW_ADAPTERS, *graph.adapters.names())
     expected: list[list[str]] = []
     for stage in stages:
         caches = [f"kv_cache_{i}_{part}" for i in range(len(graph.caches)) for part in "kv"]
         is_paged = stage in (Stage.SERVING, Stage.OPTIMIZED)
         hidden = [HIDDEN] if HIDDEN in seen else []
         first, second, *others = STAGE_INPUTS[stage]
-        expected.append([first, second, *hidden, *others, *(caches if is_paged else [])])
+        expected.append([first, second, *hidden, *others, *(caches if is_paged else []), *pools])
     in_order = any(seen == names for names in expected)
     # A pass that is cut while it adds inputs leaves some of the later stage's.
     if not in_order and not (len(stages) > 1 and any(set(seen) <= set(names) for names in expected)):
@@ -138,6 +139,8 @@ def _check_inputs(graph: ModelGraph, stages: tuple[Stage, ...]) -> None:
         raise PassError(f"the step inputs are {seen}, expected {wanted}", at=graph.info.name)
     for node in graph.inputs():
         value = node.meta.get("val")
+        if node.name in pools:
+            continue
         ranks = {2 if node.name == HIDDEN else STAGE_INPUTS[s].get(node.name, 4) for s in stages}
         if Stage.CAPTURED in stages:
             ranks.add(3 if node.name == HIDDEN else 2)

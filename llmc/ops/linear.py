@@ -22,6 +22,11 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return y if bias is None else y + bias.float()
 
 
+def _adapted(y: Tensor, delta: Tensor | None, adapters: Tensor | None) -> Tensor:
+    """The sums with what adapters add to the rows of tokens that have one."""
+    return y if delta is None or adapters is None else torch.where(adapters[:, None] != 0, y + delta, y)
+
+
 def fits(weight: str) -> Callable[[OpCall], str | None]:
     """A check of the shapes of a product of x: [..., in] with a weight: [out, in]."""
 
@@ -36,21 +41,31 @@ def fits(weight: str) -> Callable[[OpCall], str | None]:
     fake=channels_of("weight"),
     stages=FROM_CAPTURED,
     flops=matrix_product("weight"),
-    rows=("x",),
+    rows=("x", "delta", "adapters"),
     check=fits("weight"),
     takes=PRODUCT,
     axes="x[* i] weight[o i] bias[o] -> [* o]",
 )
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """y = x·weightᵀ + bias. x: [..., in]; weight: [out, in]; bias: [out]; returns [..., out]."""
-    return _product(x, weight, bias).to(dtype or x.dtype)
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    delta: Tensor | None = None,
+    adapters: Tensor | None = None,
+) -> Tensor:
+    """y = x·weightᵀ + bias + delta. x: [..., in]; weight: [out, in]; bias: [out]; returns [..., out].
+
+    delta: [tokens, out], fp32, what llmc::lora says, and read where adapters, [tokens], is not 0.
+    """
+    return _adapted(_product(x, weight, bias), delta, adapters).to(dtype or x.dtype)
 
 
 @op(
     fake=channels_of("weight"),
     stages=WHEN_OPTIMIZED,
     flops=matrix_product("weight"),
-    rows=("x", "residual"),
+    rows=("x", "residual", "delta", "adapters"),
     check=fits("weight"),
     takes=PRODUCT,
 )
@@ -62,13 +77,16 @@ def fused_linear(
     activation: str,
     scale: float,
     dtype: torch.dtype | None = None,
+    delta: Tensor | None = None,
+    adapters: Tensor | None = None,
 ) -> Tensor:
-    """y = activation(x·weightᵀ + bias)·scale + residual, rounded once. residual: [..., out], of the result's dtype.
+    """y = activation(x·weightᵀ + bias + delta)·scale + residual, rounded once. residual: [..., out], of the result's
+    dtype; delta, adapters: as linear's.
 
     activation: a name from llmc.ops.activation, "identity" for none. scale: 1.0 for none (Granite's
     residual multiplier).
     """
-    y = apply_activation(_product(x, weight, bias), activation) * scale
+    y = apply_activation(_adapted(_product(x, weight, bias), delta, adapters), activation) * scale
     return (y if residual is None else y + residual.float()).to(dtype or x.dtype)
 
 
@@ -76,18 +94,25 @@ def fused_linear(
     fake=channels_of("weight", rows=2),
     stages=WHEN_OPTIMIZED,
     flops=matrix_product("weight"),
-    rows=("x",),
+    rows=("x", "delta", "adapters"),
     check=fits("weight"),
     takes=PRODUCT,
 )
 def gated_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, dtype: torch.dtype | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str,
+    dtype: torch.dtype | None = None,
+    delta: Tensor | None = None,
+    adapters: Tensor | None = None,
 ) -> Tensor:
     """y = activation(x·gateᵀ)·(x·upᵀ), where weight: [2·out, in] is gate's rows followed by up's.
 
-    bias: [2·out]; returns [..., out]. Source: Shazeer 2020, "GLU variants improve transformer".
+    bias: [2·out]; delta: [tokens, 2·out], adapters: as linear's, added before the activation; returns [..., out].
+    Source: Shazeer 2020, "GLU variants improve transformer".
     """
-    gate, up = _product(x, weight, bias).chunk(2, dim=-1)
+    gate, up = _adapted(_product(x, weight, bias), delta, adapters).chunk(2, dim=-1)
     return (apply_activation(gate, activation) * up).to(dtype or x.dtype)
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
-from llmc.passes.pipeline import canonical, draft_heads, fusion, parallel, quantization, serving, speculative
+from llmc.passes.pipeline import adapters, canonical, draft_heads, fusion, parallel, quantization, serving, speculative
 from llmc.passes.rewrite import Pass, Rewrite
 
 _NUMERICS = {
@@ -40,6 +40,7 @@ _GROUPS = (
     ("Serving", "From one whole sequence to a step of many requests.", serving),
     ("Draft heads", "Heads that draft beside the logits, as `--speculative` asks.", draft_heads),
     ("Fusion", "Fewer trips to memory.", fusion),
+    ("Adapters", "Adapters beside the weights, as `--enable-lora` asks.", adapters),
 )
 
 

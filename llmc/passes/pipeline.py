@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from llmc.passes.adapters.insert_adapters import insert_adapters
 from llmc.passes.canonical.check_canonical import check_canonical
 from llmc.passes.canonical.fold_constants import fold_constants
 from llmc.passes.canonical.join_parts import join_parts
@@ -81,7 +82,8 @@ def extended(*added: Pass) -> tuple[Pass, ...]:
 
 def built_in() -> tuple[Pass, ...]:
     """llmc's own passes, in order."""
-    return (*canonical(), *speculative(), *quantization(), *parallel(), *serving(), *draft_heads(), *fusion())
+    before = (*canonical(), *speculative(), *quantization(), *parallel(), *serving(), *draft_heads())
+    return (*before, *fusion(), *adapters())
 
 
 def essential() -> frozenset[str]:
@@ -170,3 +172,8 @@ def fusion() -> tuple[Pass, ...]:
         store_sparse,
         multiply_unrounded,
     )
+
+
+def adapters() -> tuple[Pass, ...]:
+    """Adapters beside the weights, as the option `enable_lora` asks; nothing without it."""
+    return (insert_adapters,)

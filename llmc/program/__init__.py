@@ -1,5 +1,6 @@
 """The lowered step as data: what code generation writes into an engine and what the runtime runs."""
 
+from llmc.program.adapter_pools import AdapterPools
 from llmc.program.program import (
     ITEMSIZES,
     LIBRARY,
@@ -24,6 +25,7 @@ from llmc.program.program import (
 )
 from llmc.program.rank_layout import RankLayout
 from llmc.program.step_outputs import (
+    ADAPTERS,
     CANDIDATES,
     CHOICE_INPUTS,
     CHOICE_OUTPUTS,
@@ -31,6 +33,7 @@ from llmc.program.step_outputs import (
     DRAFT_LOGPROBS,
     HIDDEN,
     LOGITS,
+    ROW_ADAPTERS,
     STEP_INPUTS,
     WRITTEN,
     StepOutput,
@@ -38,6 +41,7 @@ from llmc.program.step_outputs import (
 )
 
 __all__ = [
+    "ADAPTERS",
     "CANDIDATES",
     "CHOICE_INPUTS",
     "CHOICE_OUTPUTS",
@@ -48,8 +52,10 @@ __all__ = [
     "LIBRARY",
     "LOGITS",
     "LOOP",
+    "ROW_ADAPTERS",
     "STEP_INPUTS",
     "WRITTEN",
+    "AdapterPools",
     "Affine",
     "Alternative",
     "Buffer",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ctypes import CFUNCTYPE, POINTER, Structure, c_int32, c_int64, c_void_p, sizeof
 
-from llmc.program.step_outputs import CHOICE_INPUTS, HIDDEN
+from llmc.program.step_outputs import ADAPTERS, CHOICE_INPUTS, HIDDEN, ROW_ADAPTERS
 
 
 class LlmcStep(Structure):
@@ -19,6 +19,7 @@ class LlmcStep(Structure):
         *((name, c_void_p) for name in ("context_lens", "block_tables", "logit_row_ids", "tree_masks", "logits")),
         ("sides", c_int64),
         (HIDDEN, c_void_p),
+        *((name, c_void_p) for name in (ADAPTERS, ROW_ADAPTERS)),
     )
 
 
@@ -46,6 +47,7 @@ class LlmcBindings(Structure):
         ("arena", c_void_p),
         ("threads", c_int32),
         ("ranks", POINTER(LlmcRanks)),
+        ("adapters", POINTER(c_void_p)),
     )
 
 

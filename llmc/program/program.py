@@ -13,6 +13,7 @@ from enum import Enum
 from llmc.errors import EngineFormatError
 from llmc.formats.cache_format import parse_cache_format
 from llmc.formats.code_format import CODE_FORMATS
+from llmc.program.adapter_pools import AdapterPools
 from llmc.program.launch_arguments import Argument, Count
 from llmc.program.rank_layout import RankLayout
 from llmc.program.step_outputs import StepOutput, is_for
@@ -358,7 +359,8 @@ class Program:
     hidden_width: columns of the step input `hidden` (HIDDEN), of drafts and of stages that follow another; 0 for a
     program that reads none. layout: of the engine's ranks; those of one stage run the program together, each with its
     own weights and caches. stage: which one it is. hands_over: columns of the rows in fp32, one for each token, that a
-    step gives for the next stage in the place of logits; 0 where it gives logits.
+    step gives for the next stage in the place of logits; 0 where it gives logits. adapters: where they go; None for an
+    engine that takes none.
     """
 
     limits: Limits
@@ -376,6 +378,7 @@ class Program:
     layout: RankLayout = field(default=RankLayout())
     stage: int = 0
     hands_over: int = 0
+    adapters: AdapterPools | None = None
 
     @property
     def ranks(self) -> int:

@@ -30,6 +30,11 @@ def memory_text(program: Program) -> str:
         lines.append(f"weight {index} {w.name} {w.dtype} {list(w.shape)} {w.layout.value} {w.nbytes}")
     for index, c in enumerate(program.caches):
         lines.append(f"cache {index} {c.kv_heads} heads of {c.head_dim} and {c.value_dim} {c.dtype} {c.format}")
+    if program.adapters is not None:
+        pools = program.adapters
+        for index in range(len(pools.products)):
+            shapes = " ".join(f"{name} {list(shape)}" for name, shape in pools.shapes(index).items())
+            lines.append(f"adapters {pools.products[index].dtype} {shapes}")
     for side in program.side_outputs:
         lines.append(f"side output {side.name} {side.dtype} {side.rows.value} × {list(side.shape)}")
     return "".join(f"{line}\n" for line in lines)

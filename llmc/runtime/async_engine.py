@@ -85,6 +85,7 @@ class AsyncEngine:
         deadline_seconds: float | None = None,
         tenant: str | None = None,
         streams: bool = True,
+        adapter: str | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs as they come; the last has finished=True. Leaving the iteration early aborts the request.
@@ -107,6 +108,7 @@ class AsyncEngine:
                 deadline_seconds=deadline_seconds,
                 tenant=tenant,
                 streams=streams,
+                adapter=None if adapter is None else self._engine.adapters.get(adapter),
             )
         elif params is not None or sampling:
             raise RequestError(

@@ -7,6 +7,8 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 from llmc.errors import RequestError
+from llmc.runtime.adapters.placed_adapter import PlacedAdapter
+from llmc.runtime.adapters.registry import AdapterRegistry
 from llmc.runtime.grammar.compiler import GrammarCompiler
 from llmc.runtime.loop.shared_loop import SharedLoop
 from llmc.runtime.output_cache import CachedAnswer, OutputCache
@@ -33,13 +35,19 @@ class Completer:
     grammars: GrammarCompiler
     tokenizer: Tokenizer
     cache: OutputCache | None
+    adapters: AdapterRegistry
 
     def complete(
-        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], progress: Progress
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams],
+        progress: Progress,
+        adapter: str | None = None,
     ) -> list[Completion]:
         """One completion a prompt, in order. Raises RequestError before anything is computed, or what befalls one."""
+        chosen = self._adapter(adapter)
         requests = [
-            GenerationRequest(prompt_token_ids=tuple(s), params=p, request_id=str(i))
+            GenerationRequest(prompt_token_ids=tuple(s), params=p, request_id=str(i), adapter=chosen)
             for i, (s, p) in enumerate(zip(prompts, params, strict=True))
         ]
         cached = [None if self.cache is None else self.cache.get(request) for request in requests]
@@ -58,7 +66,12 @@ class Completer:
             completions.append(Completion(choices, len(request.prompt_token_ids), found, answer.prompt_logprobs))
         return completions
 
-    def stream(self, prompt: Sequence[int], params: SamplingParams) -> Generator[Piece, None, None]:
+    def _adapter(self, name: str | None) -> PlacedAdapter | None:
+        return None if name is None else self.adapters.get(name)
+
+    def stream(
+        self, prompt: Sequence[int], params: SamplingParams, adapter: str | None = None
+    ) -> Generator[Piece, None, None]:
         """Pieces as they come. Raises RequestError at once for what cannot be served."""
         if params.sampled_choices() > 1:
             raise RequestError(
@@ -66,7 +79,9 @@ class Completer:
                 at="params",
                 fix="use generate, or the asyncio engine, whose streams have several",
             )
-        job = self._job(0, GenerationRequest(prompt_token_ids=tuple(prompt), params=params, request_id="0"))
+        chosen = self._adapter(adapter)
+        asked = GenerationRequest(prompt_token_ids=tuple(prompt), params=params, request_id="0", adapter=chosen)
+        job = self._job(0, asked)
         (request,) = job.sequences
         assert isinstance(request, Generation), "beam search has more than one beam"
         return pieces(self.loop, request, self.job_builder.output_text(params), has_text=self.tokenizer.exists)

@@ -15,6 +15,7 @@ from llmc.engine_format.path_argument import path_argument
 from llmc.engine_format.weight_check import WeightCheck
 from llmc.errors import RequestError, UnavailableError
 from llmc.program import Limits
+from llmc.runtime.adapters.registry import AdapterRegistry
 from llmc.runtime.completer import Completer
 from llmc.runtime.engine_record import explanation, predicted_step, report_file
 from llmc.runtime.executors.absent import AbsentExecutor
@@ -66,11 +67,13 @@ class Engine(TextGenerator):
         self._job_builder = JobBuilder(
             directory.manifest.model, directory.program.limits, self._tokenizer, prefix_cache=prefix_cache
         )
+        self._adapters = AdapterRegistry(directory.program.adapters)
         self._grammars = GrammarCompiler(
             self._tokenizer.path, directory.manifest.model.vocab_size, directory.manifest.model.eos_token_ids
         )
         self._output_cache = OutputCache(output_cache_bytes) if output_cache_bytes else None
-        completer = Completer(self._shared, self._job_builder, self._grammars, self._tokenizer, self._output_cache)
+        parts = (self._shared, self._job_builder, self._grammars, self._tokenizer, self._output_cache, self._adapters)
+        completer = Completer(*parts)
         super().__init__(completer, ConversationPrompts(directory.files, self._tokenizer))
 
     @property
@@ -139,6 +142,19 @@ class Engine(TextGenerator):
         return self._grammars
 
     @property
+    def adapters(self) -> AdapterRegistry:
+        """The LoRA adapters that requests may name."""
+        return self._adapters
+
+    def load_adapter(self, name: str, directory: str | Path) -> None:
+        """Read a PEFT directory; from now on requests may name it: generate(…, adapter=name). Raises AdapterError."""
+        self._adapters.load(name, path_argument("directory", directory))
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter; what runs with it goes on. Raises AdapterError."""
+        self._adapters.unload(name)
+
+    @property
     def output_cache(self) -> OutputCache | None:
         """Answers that are kept; None if none are."""
         return self._output_cache
@@ -156,17 +172,20 @@ class Engine(TextGenerator):
         return self._tokenizer.decode(ids)
 
     @overload
-    def logits(self, tokens: Sequence[int]) -> Logits: ...
+    def logits(self, tokens: Sequence[int], *, adapter: str | None = None) -> Logits: ...
     @overload
-    def logits(self, tokens: Sequence[Sequence[int]]) -> list[Logits]: ...
-    def logits(self, tokens: Sequence[int] | Sequence[Sequence[int]]) -> Logits | list[Logits]:
+    def logits(self, tokens: Sequence[Sequence[int]], *, adapter: str | None = None) -> list[Logits]: ...
+    def logits(
+        self, tokens: Sequence[int] | Sequence[Sequence[int]], *, adapter: str | None = None
+    ) -> Logits | list[Logits]:
         """The logits after each token: [tokens, vocabulary], fp32, for one sequence; a list of them for several."""
         given, is_one = as_list(tokens)
         sequences = [ids_of(each, self._tokenizer) for each in given]
         for index, sequence in enumerate(sequences):
             check_length(f"prompt {index}", sequence, self.limits.max_model_len, "")
             check_ids(f"prompt {index}", sequence, self.info.vocab_size)
-        requests = [Scoring(sequence, self.info.vocab_size) for sequence in sequences]
+        chosen = None if adapter is None else self._adapters.get(adapter)
+        requests = [Scoring(sequence, self.info.vocab_size, chosen) for sequence in sequences]
         with self._shared.serving(requests, lambda: requests) as until:
             until(lambda: all(request.finished for request in requests))
         return requests[0].logits if is_one else [request.logits for request in requests]

@@ -81,7 +81,8 @@ def _key(request: GenerationRequest) -> bytes | None:
         return None
     values = {f.name: getattr(params, f.name) for f in fields(params)}
     values["logit_bias"] = sorted(params.logit_bias.items())
-    return sha256(repr((request.tenant, request.prompt_token_ids, sorted(values.items()))).encode()).digest()
+    adapter = None if request.adapter is None else request.adapter.digest
+    return sha256(repr((request.tenant, adapter, request.prompt_token_ids, sorted(values.items()))).encode()).digest()
 
 
 def _bytes_of(answer: CachedAnswer) -> int:

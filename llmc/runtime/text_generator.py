@@ -32,6 +32,7 @@ class TextGenerator(ABC):
         prompts: Prompts,
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        adapter: str | None = None,
         progress: Progress = False,
         **sampling: Unpack[SamplingKeywords],
     ) -> list[Completion]:
@@ -39,23 +40,30 @@ class TextGenerator(ABC):
 
         prompts: texts, lists of token ids, or dicts with "prompt" or "prompt_token_ids"; one, or any iterable of them.
         params: for all prompts, or one each; default greedy. Or give its fields as keywords: max_tokens=5.
+        adapter: the name of one that was loaded (Engine.load_adapter); None is the model as it is.
         progress: True for a bar on standard error, or a function that is told how many prompts are done, and of how
         many. Raises RequestError for a prompt or parameter that this engine cannot serve, before anything is computed,
         and UnavailableError if the engine is closed meanwhile.
         """
         sequences = token_sequences(prompts, self._completer.tokenizer)
-        return self._completer.complete(sequences, params_of_each(len(sequences), params, sampling), progress)
+        return self._completer.complete(sequences, params_of_each(len(sequences), params, sampling), progress, adapter)
 
     @shows_keywords(SamplingKeywords, sampling_defaults())
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, **sampling: Unpack[SamplingKeywords]
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        adapter: str | None = None,
+        **sampling: Unpack[SamplingKeywords],
     ) -> Generator[Piece, None, None]:
         """Continue one prompt, piece by piece; the pieces' texts together are the completion's text.
 
         For one choice: n, best_of and beam_width may not ask for more. Raises RequestError at once for what `generate`
         refuses. Stopping early frees the request.
         """
-        return self._completer.stream(token_ids(prompt, self._completer.tokenizer), chosen_params(params, sampling))
+        tokens = token_ids(prompt, self._completer.tokenizer)
+        return self._completer.stream(tokens, chosen_params(params, sampling), adapter)
 
     @shows_keywords(SamplingKeywords, sampling_defaults())
     def chat(
@@ -68,6 +76,7 @@ class TextGenerator(ABC):
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        adapter: str | None = None,
         progress: Progress = False,
         **sampling: Unpack[SamplingKeywords],
     ) -> list[Completion]:
@@ -89,7 +98,7 @@ class TextGenerator(ABC):
             )
             for each in conversations(messages)
         ]
-        return self._completer.complete(prompts, params_of_each(len(prompts), params, sampling), progress)
+        return self._completer.complete(prompts, params_of_each(len(prompts), params, sampling), progress, adapter)
 
     @shows_keywords(SamplingKeywords, sampling_defaults())
     def stream_chat(
@@ -100,6 +109,7 @@ class TextGenerator(ABC):
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        adapter: str | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> Generator[Piece, None, None]:
         """Answer one conversation piece by piece. Arguments as in `chat`."""
@@ -109,7 +119,7 @@ class TextGenerator(ABC):
             chat_template=self._template(chat_template),
             chat_template_kwargs=chat_template_kwargs,
         )
-        return self._completer.stream(tokens, chosen_params(params, sampling))
+        return self._completer.stream(tokens, chosen_params(params, sampling), adapter)
 
     @abstractmethod
     def close(self) -> None:

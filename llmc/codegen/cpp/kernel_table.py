@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 import llmc.ops  # noqa: F401  (registers the ops that the table names)
+from llmc.codegen.cpp.adapter_kernels import adapted
 from llmc.codegen.cpp.cache_kernels import attended, caching
 from llmc.codegen.cpp.kernel import Kernel, by_name
 from llmc.codegen.cpp.products import lookup, product, sent
@@ -21,6 +22,7 @@ KERNELS: dict[Any, Kernel] = {
     _llmc.gated_linear.default: product("gated_linear", gated=True),
     _llmc.lm_head.default: product("lm_head"),
     _llmc.expert_linear.default: product("expert_linear", more=sent),
+    _llmc.lora.default: by_name("lora", {"x": "tokens: channels"}, more=adapted),
     _llmc.sum_experts.default: by_name("sum_experts", {"x": "tokens: slots channels"}, typed=("x", "weights")),
     _llmc.top_k.default: by_name("top_k", {"x": "tokens: groups? channels"}, results=("values", "index")),
     _llmc.take_channels.default: by_name("take_channels", {"x": "tokens: channels", "index": "_: taken"}),

@@ -47,6 +47,7 @@ def product(name: str, *, gated: bool = False, more: Callable[[Call], Arguments]
                 "activation": call.plain("activation") if "activation" in given else "identity",
                 "scale": call.plain("scale") if "scale" in given else 1.0,
             }
+            | (_of_adapters(call) if "delta" in given and call.plain("delta") is not None else {})
             | storage_of(STORAGES, call).product(call, gated)
             | more(call)
         )
@@ -57,6 +58,10 @@ def product(name: str, *, gated: bool = False, more: Callable[[Call], Arguments]
         arguments=arguments,
         refusal=refusal,
     )
+
+
+def _of_adapters(call: Call) -> Arguments:
+    return {"delta": call.rows("delta"), "adapters": call.vector("adapters")}
 
 
 def sent(call: Call) -> Arguments:

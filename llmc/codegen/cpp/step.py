@@ -71,6 +71,7 @@ def _engine(program: Program) -> str:
     return f"""struct LlmcEngine {{
   const void* const* weights;
   void* const* caches;
+  const void* const* adapters;
   char* arena;
   LlmcPool* pool;
   LlmcRanks* ranks;
@@ -109,8 +110,8 @@ LlmcEngine* llmc_engine_open(const LlmcBindings* bindings) {{
     free(engine);
     return nullptr;
   }}
-  *engine = {{bindings->weights, bindings->caches, static_cast<char*>(bindings->arena), pool, bindings->ranks,
-             nullptr}};
+  *engine = {{bindings->weights, bindings->caches, bindings->adapters, static_cast<char*>(bindings->arena), pool,
+             bindings->ranks, nullptr}};
   return engine;
 }}
 
@@ -188,6 +189,8 @@ class _LaunchPrinter:
     def __init__(self, program: Program) -> None:
         self._weights = {slot.name: i for i, slot in enumerate(program.weights)}
         self._caches = {name: i for i, name in enumerate(program.cache_names())}
+        pools = () if program.adapters is None else program.adapters.names()
+        self._pools = {name: i for i, name in enumerate(pools)}
         self._sides = [side.name for side in program.side_outputs]
         self._weight_dtypes = {slot.name: slot.dtype for slot in program.weights}
 
@@ -243,6 +246,8 @@ class _LaunchPrinter:
             return f"({pointer(self._weight_dtypes[name], written=False)})w[{index} /* {name} */]"
         if operand.space == "engine":
             return f"engine->{operand.name}"
+        if operand.space == "adapter":
+            return f"engine->adapters[{self._pools[operand.name]} /* {operand.name} */]"
         if operand.space == "cache":
             return f"engine->caches[{self._caches[operand.name]}]"
         return _INPUTS.get(operand.name, f"step->{operand.name}")

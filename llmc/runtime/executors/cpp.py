@@ -16,6 +16,8 @@ from llmc.errors import EngineFormatError
 from llmc.program import CHOICE_INPUTS, SideOutput, StepOutput
 from llmc.program.engine_structs import LlmcBindings, LlmcChooseRows, LlmcRanks, LlmcStep
 from llmc.program.program_interface import check_interface, interface_text
+from llmc.runtime.adapters.adapter_memory import AdapterMemory
+from llmc.runtime.adapters.placed_adapter import PlacedAdapter
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits, SideArray
 from llmc.runtime.executors.side_outputs import SideOutputs
 from llmc.runtime.executors.slot_views import move_slots, slot_views
@@ -23,7 +25,7 @@ from llmc.runtime.loop.step import Ints, Step
 from llmc.runtime.memory import Bytes, zeros
 from llmc.runtime.sampling.row_choice import RowChoices
 
-ENGINE_ABI = 3
+ENGINE_ABI = 4
 
 
 def open_cpp(engine: EngineDirectory, blocks: int, threads: int, check: WeightCheck | None = None) -> CppExecutor:
@@ -74,7 +76,11 @@ class CppExecutor:
         self._cache_pointers = _pointers([_address(cache) for cache in self._caches])
         self._ranks = ranks
         place = None if ranks is None else ctypes.pointer(ranks)
-        bindings = LlmcBindings(self._weight_pointers, self._cache_pointers, _address(self._arena), threads, place)
+        self._pools = None if program.adapters is None else AdapterMemory(program.adapters)
+        self._pool_pointers = _pointers([] if self._pools is None else self._pools.addresses())
+        bindings = LlmcBindings(
+            self._weight_pointers, self._cache_pointers, _address(self._arena), threads, place, self._pool_pointers
+        )
         self._engine: int | None = self._library.llmc_engine_open(ctypes.byref(bindings))
         if self._engine is None:
             raise EngineFormatError(
@@ -116,6 +122,8 @@ class CppExecutor:
             output.ctypes.data,
             self._sides.mask(step.sides),
             None if step.hidden is None else step.hidden.ctypes.data,
+            None if step.adapter_of_token is None else step.adapter_of_token.ctypes.data,
+            None if step.adapter_of_logit_row is None else step.adapter_of_logit_row.ctypes.data,
         )
         if choices is None:
             self._library.llmc_engine_step(self._engine, ctypes.byref(arguments))
@@ -153,6 +161,11 @@ class CppExecutor:
             set_times(self._engine, None)
         starts = (times - times[0]) / 1e9
         return tuple(LaunchTime(i, float(starts[i]), float(starts[i + 1])) for i in range(self._launches))
+
+    def put_adapter(self, slot: int, adapter: PlacedAdapter) -> None:
+        """Between two steps."""
+        assert self._pools is not None, "the engine takes no adapters"
+        self._pools.put(slot, adapter)
 
     def copy_blocks(self, copies: Mapping[int, int]) -> None:
         """Copy blocks of every layer's keys and values."""

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from llmc.errors import RankError
 from llmc.program import StepOutput
+from llmc.runtime.adapters.placed_adapter import PlacedAdapter
 from llmc.runtime.loop.step import Ints, Step
 from llmc.runtime.sampling.row_choice import RowChoices
 
@@ -86,6 +87,14 @@ class SideOutputExecutor(Executor, Protocol):
 
     def side_output(self, name: str) -> SideArray:
         """[T or L, *shape] of the last step, which wanted it (Step.sides); overwritten by the next step."""
+
+
+@runtime_checkable
+class AdaptedExecutor(Executor, Protocol):
+    """An executor of an engine that takes adapters."""
+
+    def put_adapter(self, slot: int, adapter: PlacedAdapter) -> None:
+        """Into a slot of the pools, in the place of what was there, before the next step."""
 
 
 @runtime_checkable

@@ -27,7 +27,8 @@ class Step:
     it sees counts as if it stood together, in order (windows too), so a token of a tree gets the bits that it would get
     at the end of the chain that leads to it. Only the 63 rows before a token can be hidden from it.
     sides: the side outputs that the step is to leave. hidden: [T, width] in fp32, of engines that read hidden
-    states.
+    states. adapter_of_token: [T], 0 for none or 1 + the slot of the token's adapter, and
+    adapter_of_logit_row: [L], the same of the wanted rows; None if no token has one.
     """
 
     input_ids: Ints
@@ -40,6 +41,8 @@ class Step:
     tree_masks: Masks
     sides: tuple[str, ...] = ()
     hidden: npt.NDArray[np.float32] | None = None
+    adapter_of_token: Ints | None = None
+    adapter_of_logit_row: Ints | None = None
 
     def arrays(self) -> Iterator[tuple[str, npt.NDArray[np.int32 | np.int64 | np.float32]]]:
         """What there is, by name."""

@@ -9,7 +9,8 @@ import numpy as np
 
 from llmc.errors import RequestError
 from llmc.program import Limits
-from llmc.runtime.loop.step import Step
+from llmc.runtime.loop.step import Ints, Step
+from llmc.runtime.scheduling.adapter_slots import AdapterSlots
 from llmc.runtime.scheduling.step_plan import Chunk, StepPlan
 
 
@@ -18,9 +19,12 @@ class StepInputs:
 
     What the decodes need stands at their places from step to step, and is advanced as a whole: only those that have
     come to their place or have got a block are written anew. The chunks come after them, written for each step.
+    adapters: the slots of an engine that takes some.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, adapters: AdapterSlots | None = None) -> None:
+        self._adapters = adapters
+        self._adapter_of_token = np.zeros(limits.max_batch_tokens, np.int32)
         self._block_size = limits.block_size
         self._input_ids = np.zeros(limits.max_batch_tokens, np.int32)
         self._positions = np.zeros(limits.max_batch_tokens, np.int32)
@@ -61,6 +65,7 @@ class StepInputs:
         tables[: self._decodes] = self._standing_tables[: self._decodes, :width]
         for r, chunk in enumerate(chunks, self._decodes):
             self._fill_chunk(chunk, int(self._starts[r]), tables[r])
+        of_tokens = self._adapters_of(tokens)
         return Step(
             input_ids=self._input_ids[:tokens],
             positions=self._positions[:tokens],
@@ -71,7 +76,16 @@ class StepInputs:
             logit_rows=self._rows[:rows],
             tree_masks=self._masks[:tokens],
             sides=sides,
+            adapter_of_token=of_tokens,
+            adapter_of_logit_row=None if of_tokens is None else of_tokens[self._rows[:rows]],
         )
+
+    def _adapters_of(self, tokens: int) -> Ints | None:
+        """None where no token has an adapter: such a step is that of an engine without."""
+        if self._adapters is None or not self._adapters.held:
+            return None
+        of_tokens = self._adapter_of_token[:tokens]
+        return of_tokens if of_tokens.any() else None
 
     def advance(self, chosen: Sequence[int | RequestError]) -> None:
         """The last step has given the decodes these tokens, in order; one that got an error does not go on."""
@@ -103,12 +117,16 @@ class StepInputs:
                 self._positions[place] = position
                 self._slots[place] = blocks[position // size] * size + position % size
                 self._standing_tables[place, : len(blocks)] = blocks
+                if self._adapters is not None:
+                    self._adapter_of_token[place] = self._adapters.number(request.adapter)
 
     def _fill_chunk(self, chunk: Chunk, begin: int, table: np.ndarray[tuple[int], np.dtype[np.int32]]) -> None:
         request, size, stop, end = chunk.request, self._block_size, chunk.start + chunk.tokens, begin + chunk.tokens
         blocks = -(-stop // size)
         table[:blocks] = request.standing.blocks[:blocks]
         self._input_ids[begin:end] = chunk.token_ids
+        if self._adapters is not None:
+            self._adapter_of_token[begin:end] = self._adapters.number(request.adapter)
         rows = np.arange(chunk.start, stop, dtype=np.int32)
         index, inside = np.divmod(rows, size)
         self._slots[begin:end] = table[index] * size + inside

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from llmc.program import Limits
-from llmc.runtime.executors.executor import ChoosingExecutor, Executor
+from llmc.program import AdapterPools, Limits
+from llmc.runtime.executors.executor import AdaptedExecutor, ChoosingExecutor, Executor
 from llmc.runtime.loop.publish import compute, compute_choosing, publish
 from llmc.runtime.loop.step_inputs import StepInputs
 from llmc.runtime.requests.request import Request
+from llmc.runtime.scheduling.adapter_slots import AdapterSlots
 from llmc.runtime.scheduling.block_pool import BlockPool
 from llmc.runtime.scheduling.scheduler import Scheduler
 from llmc.runtime.scheduling.step_plan import StepPlan
@@ -21,6 +22,7 @@ class StepLoop:
 
     blocks: of the executor's KV cache. max_step_tokens: a lower budget of tokens a step than the engine's limit.
     executor_seconds: of the last step, spent in the executor. speculation: what drafts tokens, if anything does.
+    pools: of an engine that takes adapters.
     """
 
     def __init__(
@@ -30,6 +32,7 @@ class StepLoop:
         blocks: int,
         max_step_tokens: int | None = None,
         speculation: Speculation | None = None,
+        pools: AdapterPools | None = None,
     ) -> None:
         self.speculation = speculation
         self._executor = executor
@@ -38,11 +41,15 @@ class StepLoop:
         self._is_computing = False
         # Asked once: looking at an object's methods takes longer than the scheduler.
         self._chooser = executor if isinstance(executor, ChoosingExecutor) else None
-        self._inputs = StepInputs(limits)
+        self._adapted = executor if pools is not None and isinstance(executor, AdaptedExecutor) else None
+        self._pools = pools
+        slots = None if pools is None or self._adapted is None else AdapterSlots(pools.slots)
+        self._slots = slots
+        self._inputs = StepInputs(limits, slots)
         self.pool = BlockPool(blocks)
         if speculation is not None:
             speculation.watch(self.pool)
-        self.scheduler = Scheduler(limits, self.pool, max_step_tokens, speculation=speculation)
+        self.scheduler = Scheduler(limits, self.pool, max_step_tokens, speculation=speculation, adapters=slots)
         self.executor_seconds = 0.0
 
     @property
@@ -82,6 +89,9 @@ class StepLoop:
         step = self._inputs.fill(plan, () if speculation is None else speculation.sides(plan))
         begin = time.perf_counter()
         self._is_computing = True
+        if self._slots is not None and self._adapted is not None:
+            for slot, adapter in self._slots.take_writes():
+                self._adapted.put_adapter(slot, adapter)
         if plan.copies:
             self._executor.copy_blocks(plan.copies)
         chooser = self._chooser
@@ -107,4 +117,4 @@ class StepLoop:
     def renewed(self) -> StepLoop:
         """Another loop of the same executor, with no requests and no cached blocks."""
         speculation = None if self.speculation is None else self.speculation.renewed()
-        return StepLoop(self._executor, self._limits, self.pool.count, self._max_step_tokens, speculation)
+        return StepLoop(self._executor, self._limits, self.pool.count, self._max_step_tokens, speculation, self._pools)

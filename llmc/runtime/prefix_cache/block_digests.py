@@ -10,9 +10,13 @@ from struct import Struct
 _ROOT = b"llmc prefix"
 
 
-def tenant_salt(tenant: str | None) -> bytes:
-    """What a tenant's chains start from; requests without a tenant share one."""
-    return b"" if tenant is None else sha256(tenant.encode()).digest()
+def prefix_salt(tenant: str | None, adapter: str | None = None) -> bytes:
+    """What the chains of a tenant's requests with an adapter start from; those without a tenant share one.
+
+    adapter: the digest of its content, so that other weights under the same name find nothing.
+    """
+    of_tenant = b"" if tenant is None else sha256(tenant.encode()).digest()
+    return of_tenant if adapter is None else of_tenant + b" adapter " + bytes.fromhex(adapter)
 
 
 def root(salt: bytes) -> bytes:

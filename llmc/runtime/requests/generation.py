@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.errors import RequestError
+from llmc.runtime.adapters.placed_adapter import PlacedAdapter
 from llmc.runtime.requests.request import Forks, LogitRows, Origin, Request, SampledRequest
 from llmc.runtime.requests.request_output import FinishReason, TokenLogprobs
 from llmc.runtime.sampling.logprobs import token_logprobs
@@ -176,8 +177,8 @@ class Generation(SampledRequest):
 class Scoring(Request):
     """Gathers the logits after each token: `logits` [tokens, vocabulary], fp32, complete when finished."""
 
-    def __init__(self, tokens: Sequence[int], vocab_size: int) -> None:
-        super().__init__(tokens, every_logit=True, origin=Origin(salt=None))
+    def __init__(self, tokens: Sequence[int], vocab_size: int, adapter: PlacedAdapter | None = None) -> None:
+        super().__init__(tokens, every_logit=True, origin=Origin(salt=None, adapter=adapter))
         self.logits = np.empty((len(self.tokens), vocab_size), np.float32)
 
     def receive(self, start: int, logits: npt.NDArray[np.float32]) -> None:

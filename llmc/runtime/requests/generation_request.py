@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from llmc.runtime.adapters.placed_adapter import PlacedAdapter
 from llmc.runtime.sampling.sampling_params import SamplingParams
 
 
@@ -23,7 +24,7 @@ class GenerationRequest:
     deadline_seconds: counted from submission; when it has passed, the request ends with finish_reason "deadline" and
     what it has until then. tenant: requests share cached prefixes only with requests of the same tenant; None is a
     tenant of its own. streams: outputs are wanted as they come; otherwise there is one, when all is done, which costs
-    less.
+    less. adapter: one of the engine's (Engine.adapters); None for the model as it is.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -33,6 +34,7 @@ class GenerationRequest:
     deadline_seconds: float | None = None
     tenant: str | None = None
     streams: bool = True
+    adapter: PlacedAdapter | None = None
 
     def __repr__(self) -> str:
         return f"GenerationRequest({self.request_id!r}, prompt of {len(self.prompt_token_ids)} tokens, {self.params!r})"

@@ -10,7 +10,7 @@ import numpy as np
 from llmc.engine_format import ModelRecord
 from llmc.errors import RequestError
 from llmc.program import Limits
-from llmc.runtime.prefix_cache.block_digests import BlockDigests, tenant_salt
+from llmc.runtime.prefix_cache.block_digests import BlockDigests, prefix_salt
 from llmc.runtime.prefix_cache.prefix_cache import hash_prompt
 from llmc.runtime.requests.beam_search import BeamSearch
 from llmc.runtime.requests.generation import Ending, Generation
@@ -94,8 +94,9 @@ class JobBuilder:
         deadline = None
         if request.deadline_seconds is not None and arrived is not None:
             deadline = arrived + request.deadline_seconds
-        salt = tenant_salt(request.tenant) if self._prefix_cache else None
-        origin = Origin(request.priority, salt, arrived, deadline)
+        digest = None if request.adapter is None else request.adapter.digest
+        salt = prefix_salt(request.tenant, digest) if self._prefix_cache else None
+        origin = Origin(request.priority, salt, arrived, deadline, request.adapter)
         edits = logit_edits(params, self._tokenizer, self._info.vocab_size)
         if params.beam_width is not None:
             text = self.output_text(params) if params.stop else None

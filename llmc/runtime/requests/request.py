@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.errors import RequestError
+from llmc.runtime.adapters.placed_adapter import PlacedAdapter
 from llmc.runtime.requests.generation_request import Priority
 from llmc.runtime.requests.request_state import Decoding, KnownPrefix, Standing
 from llmc.runtime.sampling.row_choice import RowChoice
@@ -46,13 +47,14 @@ class Origin:
     """Where a request comes from.
 
     salt: only requests with the same one share cached prefixes; None shares with nobody. arrived: time.monotonic(),
-    None for now. deadline: the same clock, None for no limit.
+    None for now. deadline: the same clock, None for no limit. adapter: that all its tokens are computed with.
     """
 
     priority: Priority = Priority.FREE
     salt: bytes | None = b""
     arrived: float | None = None
     deadline: float | None = None
+    adapter: PlacedAdapter | None = None
 
 
 class Request(ABC):
@@ -62,8 +64,8 @@ class Request(ABC):
 
     tokens: the prompt and what was generated so far. finished: no step may follow. scored, scored_end: logits are
     wanted after each token from position `scored` to before `scored_end`, and always after the last one. error: why it
-    cannot go on. priority, salt, arrived, deadline: see Origin; one that has failed loses its salt. standing, decoding,
-    prefix: what others note; see request_state.py.
+    cannot go on. priority, salt, arrived, deadline, adapter: see Origin; one that has failed loses its salt. standing,
+    decoding, prefix: what others note; see request_state.py.
     """
 
     def __init__(self, prompt: Sequence[int], *, every_logit: bool, origin: Origin) -> None:
@@ -76,6 +78,7 @@ class Request(ABC):
         self.salt = origin.salt
         self.arrived = time.monotonic() if origin.arrived is None else origin.arrived
         self.deadline = origin.deadline
+        self.adapter = origin.adapter
         self.standing = Standing()
         self.decoding = Decoding()
         self.prefix = KnownPrefix()

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from llmc.program import Limits
 from llmc.runtime.prefix_cache.prefix_cache import PrefixCache
 from llmc.runtime.requests.request import Request, SampledRequest
+from llmc.runtime.scheduling.adapter_slots import AdapterSlots
 from llmc.runtime.scheduling.block_pool import BlockPool
 from llmc.runtime.scheduling.deadlines import Deadlines
 from llmc.runtime.scheduling.decode_set import DecodeSet
@@ -32,7 +33,8 @@ class Scheduler:
 
     max_step_tokens: a lower budget of tokens a step than the engine's limit. ageing_seconds: how long a FREE request
     waits until it is as urgent as a PREMIUM one. clock: seconds, as Request.arrived counts them. speculation: what
-    drafts tokens that may come next; a request that has drafts is a chunk of its last token and of those.
+    drafts tokens that may come next; a request that has drafts is a chunk of its last token and of those. adapters:
+    slots of the engine's pools; a request whose adapter has none, and gets none, waits.
     """
 
     def __init__(
@@ -44,8 +46,10 @@ class Scheduler:
         ageing_seconds: float = AGEING_SECONDS,
         clock: Callable[[], float] = time.monotonic,
         speculation: Speculation | None = None,
+        adapters: AdapterSlots | None = None,
     ) -> None:
         self._pool = pool
+        self._adapters = adapters
         self._speculation = speculation
         self.prefix_cache = PrefixCache(pool, limits.block_size)
         self.preemptions = 0
@@ -256,7 +260,7 @@ class Scheduler:
     def _start_next(self, outline: StepOutline) -> bool:
         """Start the most urgent waiting request if it has room; it needs blocks for all of its tokens."""
         request = self._waiting.first()
-        if request is None or not outline.tokens:
+        if request is None or not outline.tokens or not self._has_slot(request):
             return False
         own, pool = request.standing, self._pool
         found = self.prefix_cache.match(request)
@@ -348,6 +352,8 @@ class Scheduler:
         if own.is_seated:
             own.is_seated = False
             self._free_seats += 1
+            if request.adapter is not None and self._adapters is not None:
+                self._adapters.release(request.adapter)
         if own.blocks:
             self._pool.release(own.blocks)
             own.blocks = []
@@ -357,6 +363,11 @@ class Scheduler:
     def _take_seat(self, request: Request) -> None:
         request.standing.is_seated = True
         self._free_seats -= 1
+        if request.adapter is not None and self._adapters is not None:
+            self._adapters.hold(request.adapter)
+
+    def _has_slot(self, request: Request) -> bool:
+        return request.adapter is None or self._adapters is None or self._adapters.fits(request.adapter)
 
     def _place(self, request: Request) -> None:
         pending = request.pending

@@ -20,6 +20,7 @@ from llmc.runtime.server.live import LiveView
 from llmc.runtime.server.orderly_end import EndOrderly
 from llmc.runtime.server.request_id import NameRequests
 from llmc.runtime.server.request_metrics import CountAnswers
+from llmc.runtime.server.routes.adapters import adapter_routes
 from llmc.runtime.server.routes.chat import chat_routes
 from llmc.runtime.server.routes.completions import completion_routes
 from llmc.runtime.server.routes.docs import docs_routes
@@ -64,6 +65,7 @@ def create_app(model: ServedModel, registry: CollectorRegistry, limits: HttpLimi
         chat_routes(model),
         response_routes(model),
         token_routes(model),
+        adapter_routes(model),
         status_routes(model, registry, view),
         page_routes(),
         docs_routes(app),

@@ -42,4 +42,4 @@ def generation_request(
         skip_special_tokens=False if plan.keeps_special else None,
         seed=model.next_seed(),
     )
-    return engine_request(body, ids, params, identity, tenant)
+    return engine_request(body, ids, params, identity, tenant, model.adapter(body.model))

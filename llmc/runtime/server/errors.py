@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import Scope
 
-from llmc.errors import LlmcError, ModelFailureError, RequestError, UnavailableError
+from llmc.errors import AdapterError, LlmcError, ModelFailureError, RequestError, UnavailableError
 from llmc.runtime.server.request_id import request_id
 from llmc.runtime.server.schemas.field_notes import REFUSED
 from llmc.runtime.server.schemas.text_parts import TEXT_ONLY
@@ -81,6 +81,8 @@ def of_llmc_error(error: LlmcError) -> ApiError:
         return ApiError(500, message)
     if isinstance(error, RequestError):
         return ApiError(400, message, param=error.at)
+    if isinstance(error, AdapterError):
+        return ApiError(400, message)
     return ApiError(500, message)
 
 

@@ -32,10 +32,15 @@ class ServeOptions:
     answers to, beside its own. proxy_headers: take who asks from a proxy's X-Forwarded-For; forwarded_allow_ips: the
     proxies that are believed, addresses and networks with commas between them, or `*`. metrics_without_key: /metrics
     needs no key. behind_router: only a router of llmc's own reaches this server, and says whose the requests are;
-    replica_index: which of its replicas this is.
+    replica_index: which of its replicas this is. enable_lora: the engine has to take adapters; lora_modules: those that
+    requests may name from the start, each NAME=DIRECTORY; allow_lora_updates: whoever may ask may also load and unload
+    some, by paths on this machine.
     """
 
     engine: Path
+    enable_lora: bool = False
+    lora_modules: tuple[str, ...] = ()
+    allow_lora_updates: bool = False
     host: str = "127.0.0.1"
     port: int = 8000
     uds: Path | None = None
@@ -87,12 +92,19 @@ class ServeOptions:
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes", "max_waiting"):
             value = getattr(self, name)
             self._check(name, value is None or value >= 1, "1 or more")
+        named = all(all(part.strip() for part in each.partition("=")) for each in self.lora_modules)
+        self._check("lora_modules", named, "NAME=DIRECTORY")
         self._check("api_keys", all(self.api_keys), "keys that are not empty")
         self._check("served_model_name", all(self.served_model_name), "names that are not empty")
         self._check("forwarded_allow_ips", are_networks(self.forwarded_allow_ips), "addresses or networks, or *")
         self._check("generation_config", self.generation_config in ("auto", "llmc"), "auto or llmc")
         self._check("unknown_fields", self.unknown_fields in UNKNOWN_FIELDS, " or ".join(UNKNOWN_FIELDS))
         self._check("uvicorn_log_level", self.uvicorn_log_level in LOG_LEVELS, f"one of {', '.join(LOG_LEVELS)}")
+
+    @property
+    def adapters(self) -> tuple[tuple[str, Path], ...]:
+        """What lora_modules says: names and directories."""
+        return tuple((name, Path(path)) for name, _, path in (each.partition("=") for each in self.lora_modules))
 
     def _check(self, name: str, holds: bool, allowed: str) -> None:
         if not holds:

@@ -9,6 +9,7 @@ from typing import Any
 
 from llmc.engine_format import EngineFiles
 from llmc.errors import EngineFormatError, RequestError
+from llmc.runtime.adapters.placed_adapter import PlacedAdapter
 from llmc.runtime.grammar.grammar import Grammar, GrammarKind
 from llmc.runtime.requests.generation_request import GenerationRequest, Priority
 from llmc.runtime.sampling.sampling_params import SamplingParams
@@ -121,9 +122,14 @@ def json_schema(schema: Mapping[str, Any] | str | bool, param: str) -> Grammar:
 
 
 def engine_request(
-    fields: SamplingFields, ids: Sequence[int], params: SamplingParams, identity: str, tenant: str | None
+    fields: SamplingFields,
+    ids: Sequence[int],
+    params: SamplingParams,
+    identity: str,
+    tenant: str | None,
+    adapter: PlacedAdapter | None,
 ) -> GenerationRequest:
-    """What the engine is asked. tenant: with whom the request shares cached prefixes."""
+    """What the engine is asked. tenant: with whom the request shares cached prefixes. adapter: of its model's name."""
     # vLLM's numbers (lower is earlier, 0 is usual) and OpenAI's service tier are llmc's two classes.
     urgent = fields.priority < 0 or fields.service_tier == "priority"
     return GenerationRequest(
@@ -134,6 +140,7 @@ def engine_request(
         deadline_seconds=fields.deadline_seconds,
         tenant=tenant,
         streams=bool(fields.stream),
+        adapter=adapter,
     )
 
 

@@ -6,7 +6,7 @@ import asyncio
 import random
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from uvicorn.config import LOG_LEVELS, LOGGING_CONFIG
 
 from llmc.engine_format import engine_files
-from llmc.errors import OptionError
+from llmc.errors import AdapterError, OptionError
 from llmc.runtime.async_engine import AsyncEngine
 from llmc.runtime.engine import Engine
 from llmc.runtime.loading import load
@@ -69,6 +69,7 @@ def open_model(options: ServeOptions, registry: CollectorRegistry) -> ServedMode
     defaults = engine_defaults(files) if options.generation_config == "auto" else SamplingDefaults()
     names = options.served_model_name or (options.engine.resolve().name.removesuffix(".llmc"),)
     engine = _load(options)
+    load_adapters(engine, options, names)
     engine.wait_until_checked()
     renderer = RenderQueue.of_engine()
     request_renderer = RenderQueue.of_requests() if options.trust_request_chat_template else None
@@ -98,7 +99,22 @@ def open_model(options: ServeOptions, registry: CollectorRegistry) -> ServedMode
         max_waiting=options.max_waiting,
         stall_seconds=options.stall_seconds,
         warns_of_unknown=options.unknown_fields == "warn",
+        allows_lora_updates=options.allow_lora_updates and not options.behind_router,
     )
+
+
+def load_adapters(engine: Engine, options: ServeOptions, names: Sequence[str]) -> None:
+    """Those that the options name. names: of the model, which no adapter may have. Raises AdapterError."""
+    try:
+        if (options.enable_lora or options.allow_lora_updates) and engine.adapters.pools is None:
+            raise AdapterError(
+                "the engine takes no adapters", at=options.engine, fix="build it with --enable-lora, or serve the model"
+            )
+        for name, directory in options.adapters:
+            engine.adapters.load(name, directory, taken=names)
+    except AdapterError:
+        engine.close()
+        raise
 
 
 def _tool_form(parser: str | None, source: str) -> ToolForm:

@@ -12,6 +12,7 @@ from typing import Any
 
 from fastapi.routing import APIRoute
 
+from llmc.runtime.adapters.placed_adapter import PlacedAdapter
 from llmc.runtime.async_engine import AsyncEngine
 from llmc.runtime.server.errors import ApiError, bad_request
 from llmc.runtime.server.lifecycle import Lifecycle
@@ -39,7 +40,8 @@ class ServedModel:
     and output together. request_renderer: of templates that requests
     bring, None if they may not. max_waiting: sequences that may
     wait before new requests get 429; None is no limit. stall_seconds: a step that takes longer makes the server
-    unhealthy. warns_of_unknown: unknown fields of requests are left out with a warning.
+    unhealthy. warns_of_unknown: unknown fields of requests are left out with a warning. allows_lora_updates: requests
+    may load and unload adapters.
     """
 
     engine: AsyncEngine
@@ -59,6 +61,7 @@ class ServedModel:
     max_waiting: int | None = None
     stall_seconds: float = 30.0
     warns_of_unknown: bool = False
+    allows_lora_updates: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -77,14 +80,23 @@ class ServedModel:
         return self.engine.engine.info.vocab_size
 
     def check_name(self, name: str | None) -> None:
-        """404 for a model that is not served here; no name means this one."""
-        if name and name not in self.names:
+        """404 for a model that is not served here; no name means this one, that of an adapter the model with it."""
+        self.adapter(name)
+
+    def adapter(self, name: str | None) -> PlacedAdapter | None:
+        """The adapter that a request's model names; None for the model itself, 404 for neither."""
+        if not name or name in self.names:
+            return None
+        adapters = self.engine.engine.adapters
+        found = adapters.find(name)
+        if found is None:
             raise ApiError(
                 404,
-                f"the model {name!r:.100} does not exist; served here: {', '.join(self.names)}",
+                f"the model {name!r:.100} does not exist; served here: {', '.join((*self.names, *adapters.names()))}",
                 param="model",
                 code="model_not_found",
             )
+        return found
 
     def next_seed(self) -> int | None:
         """A seed for a request that brings none, from the server's own; None if the server was given none."""

@@ -9,7 +9,7 @@
 using namespace llmc;
 
 // As the runtime fills them.
-static_assert(sizeof(LlmcStep) == 104 &&
+static_assert(sizeof(LlmcStep) == 120 &&
               offsetof(LlmcStep, tokens) == 0 &&
               offsetof(LlmcStep, requests) == 4 &&
               offsetof(LlmcStep, logit_rows) == 8 &&
@@ -24,19 +24,22 @@ static_assert(sizeof(LlmcStep) == 104 &&
               offsetof(LlmcStep, tree_masks) == 72 &&
               offsetof(LlmcStep, logits) == 80 &&
               offsetof(LlmcStep, sides) == 88 &&
-              offsetof(LlmcStep, hidden) == 96);
+              offsetof(LlmcStep, hidden) == 96 &&
+              offsetof(LlmcStep, adapter_of_token) == 104 &&
+              offsetof(LlmcStep, adapter_of_logit_row) == 112);
 static_assert(sizeof(LlmcRanks) == 32 &&
               offsetof(LlmcRanks, rank) == 0 &&
               offsetof(LlmcRanks, ranks) == 4 &&
               offsetof(LlmcRanks, memory) == 8 &&
               offsetof(LlmcRanks, round) == 16 &&
               offsetof(LlmcRanks, exchange) == 24);
-static_assert(sizeof(LlmcBindings) == 40 &&
+static_assert(sizeof(LlmcBindings) == 48 &&
               offsetof(LlmcBindings, weights) == 0 &&
               offsetof(LlmcBindings, caches) == 8 &&
               offsetof(LlmcBindings, arena) == 16 &&
               offsetof(LlmcBindings, threads) == 24 &&
-              offsetof(LlmcBindings, ranks) == 32);
+              offsetof(LlmcBindings, ranks) == 32 &&
+              offsetof(LlmcBindings, adapters) == 40);
 static_assert(sizeof(LlmcChooseRows) == 88 &&
               offsetof(LlmcChooseRows, rows) == 0 &&
               offsetof(LlmcChooseRows, vocabulary) == 8 &&
@@ -81,6 +84,8 @@ typedef struct {
   const int32_t* index;
   int32_t* pairs;
   int64_t slots, x_slots, experts;
+  LlmcRows delta;
+  const int32_t* adapters;
 } LlmcLinear;
 typedef struct {
   int64_t tokens, groups, channels;
@@ -189,6 +194,7 @@ static void loop_2_div_tanh_mul(LlmcPool* pool, int64_t rows, float* __restrict 
 struct LlmcEngine {
   const void* const* weights;
   void* const* caches;
+  const void* const* adapters;
   char* arena;
   LlmcPool* pool;
   LlmcRanks* ranks;
@@ -229,9 +235,9 @@ const char* llmc_engine_interface(void) {
       "cache 0 2 heads of 12 and 12 F32 None\n"
       "arena 0 + 896 T + 192 L\n"
       "launches 13\n"
-      "LlmcStep 104 tokens=0 requests=4 logit_rows=8 max_blocks=12 input_ids=16 positions=24 slot_mapping=32 query_starts=40 context_lens=48 block_tables=56 logit_row_ids=64 tree_masks=72 logits=80 sides=88 hidden=96\n"
+      "LlmcStep 120 tokens=0 requests=4 logit_rows=8 max_blocks=12 input_ids=16 positions=24 slot_mapping=32 query_starts=40 context_lens=48 block_tables=56 logit_row_ids=64 tree_masks=72 logits=80 sides=88 hidden=96 adapter_of_token=104 adapter_of_logit_row=112\n"
       "LlmcRanks 32 rank=0 ranks=4 memory=8 round=16 exchange=24\n"
-      "LlmcBindings 40 weights=0 caches=8 arena=16 threads=24 ranks=32\n"
+      "LlmcBindings 48 weights=0 caches=8 arena=16 threads=24 ranks=32 adapters=40\n"
       "LlmcChooseRows 88 rows=0 vocabulary=8 logits=16 temperature=24 top_k=32 top_p=40 min_p=48 seeds=56 counters=64 tokens=72 scores=80\n";
 }
 
@@ -243,8 +249,8 @@ LlmcEngine* llmc_engine_open(const LlmcBindings* bindings) {
     free(engine);
     return nullptr;
   }
-  *engine = {bindings->weights, bindings->caches, static_cast<char*>(bindings->arena), pool, bindings->ranks,
-             nullptr};
+  *engine = {bindings->weights, bindings->caches, bindings->adapters, static_cast<char*>(bindings->arena), pool,
+             bindings->ranks, nullptr};
   return engine;
 }
 

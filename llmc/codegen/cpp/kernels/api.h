@@ -117,7 +117,7 @@ void llmc_empty_regions(LlmcPool* pool, int64_t repeats);
 int64_t llmc_multiply_in_cache_int8(LlmcPool* pool, int64_t repeats);
 
 // ---- a compiled engine -----------------------------------------------------------------------------------------
-enum { LLMC_ENGINE_ABI = 3 };
+enum { LLMC_ENGINE_ABI = 4 };
 
 // One step: T tokens of R requests, of which L rows want logits.
 typedef struct {
@@ -133,6 +133,8 @@ typedef struct {
   float* logits;                 // [L, vocab_size]
   int64_t sides;                 // bit i: program.json's side output i is wanted; it stays in the arena
   const float* hidden;           // [T, hidden_width] of a draft, else null
+  const int32_t* adapter_of_token;      // [T]: 0 for none, or 1 + its slot in the pools; null: no token has one
+  const int32_t* adapter_of_logit_row;  // [L]: of the rows' tokens; null like the other
 } LlmcStep;
 
 // One of several processes that run an engine together; null for one alone. memory: llmc_engine_ranks_bytes(ranks) bytes that
@@ -149,13 +151,15 @@ typedef struct {
 int64_t llmc_ranks_bytes(int32_t ranks);
 
 // Pointers stay valid until close. weights: in the order of program.json; caches: k0, v0, k1, v1, …; arena: 64-byte
-// aligned, of the size that program.json gives for the engine's limits.
+// aligned, of the size that program.json gives for the engine's limits; adapters: the pools of adapted products, in the
+// order of program.json, of each its A, B and ranks (lora.cpp); null for an engine without.
 typedef struct {
   const void* const* weights;
   void* const* caches;
   void* arena;
   int32_t threads;
   LlmcRanks* ranks;
+  const void* const* adapters;
 } LlmcBindings;
 
 typedef struct LlmcEngine LlmcEngine;

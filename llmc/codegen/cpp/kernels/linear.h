@@ -11,7 +11,7 @@
 #include "panel_product.h"
 #include "thread_pool.h"
 
-// y = activation(x · weightᵀ + bias) · scale + residual          (llmc::linear, llmc::fused_linear)
+// y = activation(x · weightᵀ + bias + delta) · scale + residual  (llmc::linear, llmc::fused_linear)
 typedef struct {
   int64_t tokens, in, out;
   LlmcRows x;           // [tokens, in]
@@ -24,6 +24,8 @@ typedef struct {
   const int32_t* index;  // of experts: [tokens, slots] (experts.h); else null, as the next
   int32_t* pairs;
   int64_t slots, x_slots, experts;
+  LlmcRows delta;           // of adapters, fp32: [tokens, rows of the weight]; see lora.cpp
+  const int32_t* adapters;  // [tokens], 0 for none, whose delta is not read; null: no token has one
 } LlmcLinear;
 
 namespace llmc {
@@ -126,6 +128,13 @@ void pack_tile(const Row& row, int64_t in, int64_t height, typename PanelProduct
 }
 
 // ---- epilogues: what is done with the sums of one token and one panel ------------------------------------------
+// What a token's adapter adds to its sums; null for one that has none.
+template <class Arguments>
+inline const float* delta_row(const Arguments& a, int64_t token) {
+  if (a.adapters == nullptr || a.adapters[token] == 0) return nullptr;
+  return static_cast<const float*>(a.delta.data) + token * a.delta.stride;
+}
+
 // y = activation(sum + bias) · scale + residual, both of type T: that of x, or float of logits
 template <class T, class Arguments>
 struct LinearEpilogue {
@@ -136,10 +145,12 @@ struct LinearEpilogue {
   void operator()(int64_t token, int64_t panel, const float* sums) const {
     const int64_t end = std::min<int64_t>(a.out - panel * LLMC_PANEL, LLMC_PANEL);
     T* row = y_row<T>(a, token);
+    const float* delta = delta_row(a, token);
     for (int64_t lane = 0; lane < end; lane += kLanes) {
       const int64_t o = panel * LLMC_PANEL + lane, count = std::min<int64_t>(end - lane, kLanes);
       Vec y = load(sums + lane);
       if (a.bias != nullptr) y = y + load(a.bias + o, count);
+      if (delta != nullptr) y = y + load(delta + o, count);
       y = activate(static_cast<LlmcActivation>(a.activation), y) * a.scale;
       if (a.residual.data != nullptr)
         y = y + load(static_cast<const T*>(a.residual.data) + token * a.residual.stride + o, count);
@@ -159,12 +170,17 @@ struct GatedEpilogue {
   void operator()(int64_t token, int64_t panel, const float* sums) const {
     const int64_t end = std::min(a.out - panel * kOutputs, kOutputs);
     T* row = y_row<T>(a, token);
+    const float* delta = delta_row(a, token);
     for (int64_t lane = 0; lane < end; lane += kLanes) {
       const int64_t o = panel * kOutputs + lane, count = std::min<int64_t>(end - lane, kLanes);
       Vec gate = load(sums + lane), up = load(sums + kOutputs + lane);
       if (a.bias != nullptr) {
         gate = gate + load(a.bias + o, count);
         up = up + load(a.bias + a.out + o, count);
+      }
+      if (delta != nullptr) {
+        gate = gate + load(delta + o, count);
+        up = up + load(delta + a.out + o, count);
       }
       const Vec y = activate(static_cast<LlmcActivation>(a.activation), gate) * up;
       store(row + o, y, count);

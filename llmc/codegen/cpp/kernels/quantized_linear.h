@@ -27,6 +27,8 @@ typedef struct {
   const int32_t* index;  // of experts, as in LlmcLinear
   int32_t* pairs;
   int64_t slots, x_slots, experts;
+  LlmcRows delta;  // of adapters, as in LlmcLinear
+  const int32_t* adapters;
 } LlmcQuantizedLinear;
 
 namespace llmc {

@@ -18,6 +18,8 @@ typedef struct {
   const int32_t* index;  // of experts, as in LlmcLinear
   int32_t* pairs;
   int64_t slots, x_slots, experts, first_row;
+  LlmcRows delta;  // of adapters, as in LlmcLinear
+  const int32_t* adapters;
 } LlmcRowLinear;
 
 // y[t] = row ids[t] of such a table

@@ -100,4 +100,4 @@ def generation_request(
         grammar=grammar_of(body),
         seed=model.next_seed(),
     )
-    return engine_request(body, prompt.ids, params, identity, tenant)
+    return engine_request(body, prompt.ids, params, identity, tenant, model.adapter(body.model))

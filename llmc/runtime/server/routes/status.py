@@ -18,9 +18,12 @@ def status_routes(model: ServedModel, registry: CollectorRegistry, view: LiveVie
     """The routes, for that model."""
     router = APIRouter()
 
+    def names() -> tuple[str, ...]:
+        return (*model.names, *model.engine.engine.adapters.names())
+
     @router.get("/v1/models", response_model=None)
     async def models() -> Response:
-        return JSONResponse({"object": "list", "data": [card(model, name) for name in model.names]})
+        return JSONResponse({"object": "list", "data": [card(model, name) for name in names()]})
 
     @router.get("/v1/models/{name:path}", response_model=None)
     async def one_model(name: str) -> Response:
@@ -51,13 +54,13 @@ def status_routes(model: ServedModel, registry: CollectorRegistry, view: LiveVie
 
 
 def card(model: ServedModel, name: str) -> dict[str, Any]:
-    """A model as OpenAI lists it, with vLLM's max_model_len."""
+    """A model, or one with an adapter, as OpenAI lists it, with vLLM's max_model_len and parent."""
     return {
         "id": name,
         "object": "model",
         "created": model.created,
         "owned_by": "llmc",
         "root": str(model.engine.engine.info.name),
-        "parent": None,
+        "parent": None if name in model.names else model.name,
         "max_model_len": model.max_model_len,
     }

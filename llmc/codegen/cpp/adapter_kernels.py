@@ -1,0 +1,27 @@
+"""What the kernel of llmc::lora takes beside what its op does."""
+
+from __future__ import annotations
+
+import torch
+
+from llmc.codegen.call import Call
+from llmc.codegen.cpp.kernel import Arguments
+from llmc.program.adapter_pools import MOST_PARTS
+
+
+def adapted(call: Call) -> Arguments:
+    """Pools and their sizes, where each part's columns end, and room for tokens in order and what A makes of them."""
+    slots, parts, max_rank, _ = call.shape("lora_a")
+    tokens, ends = call.count("x"), call.plain("ends")
+    padded = [*ends, *[ends[-1]] * (MOST_PARTS - len(ends))]
+    return {
+        "slots": slots,
+        "parts": parts,
+        "max_rank": max_rank,
+        "out": ends[-1],
+        **{name: call.cache(name) for name in ("lora_a", "lora_b", "ranks")},
+        "ends": None,
+        **{f"end{index}": end for index, end in enumerate(padded)},
+        "order": call.workspace("order", tokens, 2, torch.int32).pointer,
+        "shrunk": call.workspace("shrunk", tokens, parts * max_rank, torch.float32),
+    }

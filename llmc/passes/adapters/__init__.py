@@ -1,0 +1,1 @@
+"""Adapters beside the weights, while an engine runs."""

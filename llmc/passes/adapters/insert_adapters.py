@@ -1,0 +1,120 @@
+"""Let adapters add to the sums of products, as the option `enable_lora` asks; nothing without it.
+
+    linear(x, w, …)  ->  delta = lora(x, A, B, ranks, adapter_of_token);  linear(x, w, …, delta, adapter_of_token)
+also fused_linear and gated_linear; where x has rows for the wanted logits alone, adapter_of_logit_row. A, B and ranks
+are pools, step inputs that the runtime fills; a product of merged weights (q, k and v) has one pool, in which each
+module has a part with its own rank.
+Runs last: every product is what it is in an engine without adapters, so a token without one gets the same bits, and a
+step without any makes the same launches. Which modules a merged weight is made of, and in which order their rows are,
+is read off its recipe.
+Must have: at most four modules a product, whose rows are all there (none pruned), and x with the channels that they
+read. Numerics: exact, as long as no token has an adapter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from llmc.errors import PassError
+from llmc.graph.call_arguments import call_arguments
+from llmc.graph.dtype_names import DTYPE_NAMES
+from llmc.graph.model_graph import Adaptable, ModelGraph
+from llmc.graph.op_record import Part
+from llmc.graph.product_parts import part_of, stored_rows
+from llmc.graph.refusal import Refusal
+from llmc.graph.stage import Stage
+from llmc.graph.step_inputs import add_step_input, is_of_logit_rows
+from llmc.options import BuildOptions
+from llmc.passes.adapters.rows_of_modules import modules_of_rows
+from llmc.passes.rewrite import GraphPass, Numerics
+from llmc.passes.rewrite_log import RewriteLog
+from llmc.program import ADAPTERS, ROW_ADAPTERS, AdapterPools
+from llmc.program.adapter_pools import MOST_PARTS, AdaptedModule, AdaptedProduct
+
+_llmc = torch.ops.llmc
+_PRODUCTS = frozenset({_llmc.linear.default, _llmc.fused_linear.default, _llmc.gated_linear.default})
+
+
+def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
+    """Plan the pools of all products, declare them as inputs, then change one product after the other."""
+    if not graph.adaptable or graph.adapters is not None:
+        return
+    planned = [(node, found) for node in graph.graph.nodes if (found := _planned(graph, node, options, log))]
+    if not planned:
+        raise PassError(
+            "adapters can change none of the model's products",
+            at=f"lora_targets={','.join(options.lora_targets)}",
+            fix=f"its layers are called {', '.join(sorted({a.name.rpartition('.')[2] for a in graph.adaptable}))}",
+        )
+    log.step("declare the pools of adapters", *graph.inputs()[:1])
+    products = tuple(found for _, found in planned)
+    graph.adapters = AdapterPools(options.max_loras, options.max_lora_rank, products)
+    of_tokens = add_step_input(graph, ADAPTERS, ("T",), torch.int32)
+    of_rows = add_step_input(graph, ROW_ADAPTERS, ("L",), torch.int32)
+    pools = [_declare(graph, index, node) for index, (node, _) in enumerate(planned)]
+    for (node, product), (a, b, ranks) in zip(planned, pools, strict=True):
+        log.step(" + ".join(module.name for module in product.modules), node)
+        adapters = of_rows if is_of_logit_rows(graph, node) else of_tokens
+        ends = [module.end for module in product.modules]
+        with graph.graph.inserting_before(node):
+            delta = graph.graph.call_function(_llmc.lora.default, (_source(node), a, b, ranks, adapters, ends))
+        node.kwargs = {**node.kwargs, "delta": delta, "adapters": adapters}
+
+
+insert_adapters = GraphPass("insert_adapters", run, Numerics.EXACT, Stage.OPTIMIZED)
+
+
+def _planned(graph: ModelGraph, node: fx.Node, options: BuildOptions, log: RewriteLog) -> AdaptedProduct | None:
+    if node.target not in _PRODUCTS:
+        return None
+    weight = call_arguments(node)["weight"]
+    stored = next(iter(stored_rows(weight).values())) if part_of(weight) is Part.STORAGE else weight
+    if stored.name not in graph.weights:
+        log.refuse(Refusal(f"{weight.name} is computed in the step, not a weight", node))
+        return None
+    known = {each.name: each for each in graph.adaptable}
+    modules = modules_of_rows(graph.weights[stored.name], known)
+    problem = modules if isinstance(modules, str) else _problem(node, modules, known)
+    if problem is not None or isinstance(modules, str):
+        log.refuse(Refusal(f"{problem}", node))
+        return None
+    if options.lora_targets and not any(_is_target(module, options) for module in modules):
+        return None
+    source = _source(node).meta["val"]
+    return AdaptedProduct(node.name, int(source.shape[-1]), modules[-1].end, DTYPE_NAMES[source.dtype], modules)
+
+
+def _problem(node: fx.Node, modules: Sequence[AdaptedModule], known: dict[str, Adaptable]) -> str | None:
+    value, source = call_arguments(node)["weight"].meta["val"], _source(node).meta["val"]
+    if len(modules) > MOST_PARTS:
+        return f"it is made of {len(modules)} modules; adapters know {MOST_PARTS} at most"
+    if modules[-1].end != value.shape[0]:
+        return f"its weight has {value.shape[0]} rows, the modules that it is made of {modules[-1].end}"
+    if source.dim() != 2:
+        return f"x has shape {list(source.shape)}; adapters know [tokens, channels]"
+    other = next((module for module in modules if module.inputs != source.shape[-1]), None)
+    return None if other is None else f"x has {source.shape[-1]} channels, {other.name} reads {other.inputs}"
+
+
+def _is_target(module: AdaptedModule, options: BuildOptions) -> bool:
+    return any(module.name == each or module.name.endswith(f".{each}") for each in options.lora_targets)
+
+
+def _source(product: fx.Node) -> fx.Node:
+    """x before it was rounded, or put into the order of a weight's columns."""
+    x: fx.Node = call_arguments(product)["x"]
+    while part_of(x) is Part.ARRIVAL or x.target is _llmc.select_channels.default:
+        x = call_arguments(x)["x"]
+    return x
+
+
+def _declare(graph: ModelGraph, index: int, node: fx.Node) -> tuple[fx.Node, ...]:
+    assert graph.adapters is not None
+    dtype = _source(node).meta["val"].dtype
+    return tuple(
+        add_step_input(graph, name, shape, torch.int32 if name.endswith("_ranks") else dtype)
+        for name, shape in graph.adapters.shapes(index).items()
+    )

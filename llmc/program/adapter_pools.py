@@ -1,0 +1,63 @@
+"""Where adapters lie beside an engine's weights: for each adapted product a pool of as many slots as may be in use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Of one product: q, k and v, say, and one more.
+MOST_PARTS = 4
+
+
+@dataclass(frozen=True)
+class RowRun:
+    """`count` rows of a module's weight from row `first` on."""
+
+    first: int
+    count: int
+
+
+@dataclass(frozen=True)
+class AdaptedModule:
+    """One module in a product. name: the tail that adapters call it by. end: of its columns in the product's sums,
+    which begin where the module's before it end. rows: of the module, in the order of those columns."""
+
+    name: str
+    inputs: int
+    outputs: int
+    end: int
+    rows: tuple[RowRun, ...]
+
+
+@dataclass(frozen=True)
+class AdaptedProduct:
+    """One product: x of `inputs` channels, sums of `columns`. dtype: of the pools, as safetensors names it."""
+
+    name: str
+    inputs: int
+    columns: int
+    dtype: str
+    modules: tuple[AdaptedModule, ...]
+
+
+@dataclass(frozen=True)
+class AdapterPools:
+    """Of product i: A [slots, modules, max_rank, inputs], B [slots, max_rank, columns] with the scale in it, and ranks
+    [slots, modules] in int32."""
+
+    slots: int
+    max_rank: int
+    products: tuple[AdaptedProduct, ...]
+
+    def shapes(self, product: int) -> dict[str, tuple[int, ...]]:
+        """Of a product's three pools, by what graphs and launches call them, in the order in which engines get them."""
+        of = self.products[product]
+        count = len(of.modules)
+        return {
+            f"lora_{product}_a": (self.slots, count, self.max_rank, of.inputs),
+            f"lora_{product}_b": (self.slots, self.max_rank, of.columns),
+            f"lora_{product}_ranks": (self.slots, count),
+        }
+
+    def names(self) -> tuple[str, ...]:
+        """Of all pools, in order."""
+        return tuple(name for product in range(len(self.products)) for name in self.shapes(product))

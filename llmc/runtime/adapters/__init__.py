@@ -1,0 +1,1 @@
+"""Adapters beside the weights of a running engine."""

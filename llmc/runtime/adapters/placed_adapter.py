@@ -1,0 +1,98 @@
+"""An adapter's matrices as an engine's pools have them, checked against the model that the engine was built from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+import numpy as np
+import numpy.typing as npt
+
+from llmc.adapters.adapter import Adapter, LoraModule
+from llmc.errors import AdapterError
+from llmc.program import AdapterPools
+from llmc.program.adapter_pools import AdaptedModule, AdaptedProduct
+
+# Elements of a pool: float32, or the upper half of their bits for bfloat16.
+Elements = npt.NDArray[np.float32 | np.uint16]
+
+
+@dataclass(frozen=True)
+class PlacedPart:
+    """Of one module of a product: a [rank, inputs], b [rank, columns of the module]. begin: its first column."""
+
+    product: int
+    part: int
+    begin: int
+    a: Elements
+    b: Elements
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedAdapter:
+    """name: as requests call it. digest: of its content, whatever it is called. parts: of the modules that it changes;
+    all others have rank 0. source: the directory that it was read from."""
+
+    name: str
+    digest: str
+    source: str
+    parts: tuple[PlacedPart, ...]
+
+
+def place_adapter(name: str, adapter: Adapter, pools: AdapterPools) -> PlacedAdapter:
+    """Read the matrices. Raises AdapterError for another model's, for what only merging can do, and for a rank over the
+    engine's."""
+    at = adapter.file.path
+    if adapter.whole:
+        raise AdapterError(
+            f"the adapter brings a weight of its own: {next(iter(adapter.whole.values()))}", at=at, fix=_MERGE_IT
+        )
+    # A module has several where one product of it is for all tokens, and one for the wanted rows.
+    homes: dict[str, list[tuple[int, int]]] = {}
+    for index, product in enumerate(pools.products):
+        for part, of in enumerate(product.modules):
+            homes.setdefault(of.name, []).append((index, part))
+    parts: list[PlacedPart] = []
+    for key, module in adapter.modules.items():
+        if key not in homes or module.is_table:
+            near = get_close_matches(key, homes, n=1)
+            raise AdapterError(
+                f"the engine has no linear layer {module.name!r} that adapters can change",
+                at=at,
+                fix=(f"did you mean {near[0]}? " if near else "") + _MERGE_IT,
+            )
+        if module.rank > pools.max_rank:
+            raise AdapterError(
+                f"{module.name} has rank {module.rank}, the engine was built for {pools.max_rank}",
+                at=at,
+                fix=f"build the engine with --max-lora-rank {module.rank}",
+            )
+        parts += [_placed(adapter, module, pools.products[home[0]], *home) for home in homes[key]]
+    return PlacedAdapter(name, adapter.digest, str(adapter.directory), tuple(parts))
+
+
+_MERGE_IT = "merge it into the weights: llmc build MODEL --lora NAME=DIRECTORY"
+
+
+def _placed(adapter: Adapter, module: LoraModule, of: AdaptedProduct, product: int, part: int) -> PlacedPart:
+    home: AdaptedModule = of.modules[part]
+    if (module.inputs, module.outputs) != (home.inputs, home.outputs):
+        raise AdapterError(
+            f"{module.name} has {module.inputs} inputs and {module.outputs} outputs, the model's {home.inputs} and "
+            f"{home.outputs}",
+            at=adapter.file.path,
+            fix="name an adapter that was trained on this model",
+        )
+    a, b = adapter.matrices(module)
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        raise AdapterError(f"{module.name} has numbers that are not finite", at=adapter.file.path, fix="train it again")
+    columns = np.concatenate([b[run.first : run.first + run.count] for run in home.rows]).T
+    begin = of.modules[part - 1].end if part else 0
+    return PlacedPart(product, part, begin, _stored(a, of.dtype), _stored(columns, of.dtype))
+
+
+def _stored(values: npt.NDArray[np.float32], dtype: str) -> Elements:
+    if dtype == "F32":
+        return np.ascontiguousarray(values)
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)  # to nearest even

@@ -1,0 +1,82 @@
+"""The adapters that an engine knows, by name: for requests of any thread to choose from."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from os import PathLike
+from threading import Lock
+
+from llmc.adapters.adapter import read_adapter
+from llmc.errors import AdapterError, RequestError, did_you_mean
+from llmc.program import AdapterPools
+from llmc.runtime.adapters.placed_adapter import PlacedAdapter, place_adapter
+
+
+class AdapterRegistry:
+    """pools: of the engine; None for one that takes no adapters. Names come and go while requests run: a request keeps
+    the adapter that it was given."""
+
+    def __init__(self, pools: AdapterPools | None) -> None:
+        self._pools = pools
+        self._adapters: dict[str, PlacedAdapter] = {}
+        self._lock = Lock()
+
+    @property
+    def pools(self) -> AdapterPools | None:
+        """Where adapters go; None if the engine takes none."""
+        return self._pools
+
+    def names(self) -> tuple[str, ...]:
+        """In the order in which they were loaded."""
+        return tuple(self._adapters)
+
+    def find(self, name: str) -> PlacedAdapter | None:
+        """The adapter of that name, if there is one."""
+        return self._adapters.get(name)
+
+    def get(self, name: str) -> PlacedAdapter:
+        """The adapter of that name. Raises RequestError."""
+        found = self._adapters.get(name)
+        if found is None:
+            near = did_you_mean(name, self._adapters)
+            raise RequestError(
+                f"there is no adapter {name!r:.100}",
+                at="adapter",
+                fix=f"{near}loaded are: {', '.join(self._adapters) or 'none'}",
+            )
+        return found
+
+    def load(
+        self, name: str, directory: str | PathLike[str], taken: Collection[str] = (), *, in_place: bool = False
+    ) -> PlacedAdapter:
+        """Read a PEFT directory under a name that neither an adapter nor one of `taken` has. in_place: an adapter may
+        have it, which this one replaces. Raises AdapterError."""
+        if self._pools is None:
+            raise AdapterError(
+                "the engine takes no adapters", at=name, fix="build it with --enable-lora (and --max-lora-rank)"
+            )
+        self._check_free(name, taken, in_place)
+        placed = place_adapter(name, read_adapter(directory), self._pools)
+        with self._lock:
+            self._check_free(name, taken, in_place)
+            self._adapters[name] = placed
+        return placed
+
+    def unload(self, name: str) -> None:
+        """Forget a name; requests that have the adapter keep it. Raises AdapterError."""
+        with self._lock:
+            if self._adapters.pop(name, None) is None:
+                known = ", ".join(self._adapters) or "none"
+                raise AdapterError(f"there is no adapter {name!r:.100}", at=name, fix=f"loaded are: {known}")
+
+    def _check_free(self, name: str, taken: Collection[str], in_place: bool) -> None:
+        if not isinstance(name, str) or not name.strip():
+            raise AdapterError(f"an adapter cannot be called {name!r:.100}", fix="give it a name")
+        if name in taken:
+            raise AdapterError(f"{name!r:.100} is what the model itself is called", at=name, fix="choose another name")
+        if name in self._adapters and not in_place:
+            raise AdapterError(
+                f"an adapter is called {name!r:.100} already: that of {self._adapters[name].source}",
+                at=name,
+                fix="unload it first, or choose another name",
+            )

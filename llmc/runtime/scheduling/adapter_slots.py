@@ -1,0 +1,54 @@
+"""Which adapter is in which slot of the engine's pools: held while requests run, the one idle longest goes first."""
+
+from __future__ import annotations
+
+from llmc.runtime.adapters.placed_adapter import PlacedAdapter
+
+
+class AdapterSlots:
+    """count: of the pools. An adapter that a seated request has keeps its slot."""
+
+    def __init__(self, count: int) -> None:
+        self._free = list(range(count - 1, -1, -1))
+        self._slots: dict[PlacedAdapter, int] = {}
+        self._holders: dict[PlacedAdapter, int] = {}
+        # In the order in which their last requests have left.
+        self._idle: dict[PlacedAdapter, None] = {}
+        self._writes: list[tuple[int, PlacedAdapter]] = []
+
+    @property
+    def held(self) -> int:
+        """Adapters that running requests have."""
+        return len(self._holders)
+
+    def fits(self, adapter: PlacedAdapter) -> bool:
+        """Whether a request with this adapter could be seated now."""
+        return adapter in self._slots or bool(self._free or self._idle)
+
+    def hold(self, adapter: PlacedAdapter) -> None:
+        """One more request has it; only where it fits."""
+        if adapter not in self._slots:
+            if not self._free:
+                oldest = next(iter(self._idle))
+                del self._idle[oldest]
+                self._free.append(self._slots.pop(oldest))
+            slot = self._slots[adapter] = self._free.pop()
+            self._writes.append((slot, adapter))
+        self._idle.pop(adapter, None)
+        self._holders[adapter] = self._holders.get(adapter, 0) + 1
+
+    def release(self, adapter: PlacedAdapter) -> None:
+        """One request less has it."""
+        self._holders[adapter] -= 1
+        if not self._holders[adapter]:
+            del self._holders[adapter]
+            self._idle[adapter] = None
+
+    def number(self, adapter: PlacedAdapter | None) -> int:
+        """What stands for it in a step: 0 for none, or 1 + its slot."""
+        return 0 if adapter is None else 1 + self._slots[adapter]
+
+    def take_writes(self) -> list[tuple[int, PlacedAdapter]]:
+        """What is to be put into slots before the next step, in order; once."""
+        writes, self._writes = self._writes, []
+        return writes

@@ -1,0 +1,24 @@
+"""The bodies of POST /v1/load_lora_adapter and POST /v1/unload_lora_adapter, as vLLM has them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, Field
+
+_Name = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class LoadAdapterRequest(BaseModel, extra="forbid"):
+    """A PEFT directory on the server's machine. load_inplace: in the place of the adapter of that name."""
+
+    lora_name: _Name
+    lora_path: Annotated[str, Field(min_length=1, max_length=4096)]
+    load_inplace: bool = False
+
+
+class UnloadAdapterRequest(BaseModel, extra="forbid"):
+    """lora_int_id: vLLM's number of the adapter, which names it already."""
+
+    lora_name: _Name
+    lora_int_id: int | None = None
