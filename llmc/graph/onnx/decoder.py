@@ -17,6 +17,7 @@ from llmc.graph.onnx.interface import Interface, Role
 from llmc.graph.onnx.known_numbers import ARITHMETIC, is_small
 from llmc.graph.onnx.model import OnnxFunction, OnnxGraph, OnnxModel, OnnxNode, Reference
 from llmc.graph.onnx.operators import OPERATORS, unknown_operator
+from llmc.graph.onnx.own_operators import called, own_operator
 from llmc.graph.onnx.tensors import DTYPES, OnnxTensor
 
 # Elements of one value but for the tokens' axes; more is no model's.
@@ -59,15 +60,14 @@ class OnnxDecoder(nn.Module):
         logits = values[self._interface.logits]
         if not isinstance(logits, Tensor):
             raise CaptureError("the logits are known numbers, which depend on no token", at=self._model.file)
-        return logits
+        return logits.unsqueeze(0) if self._interface.has_no_batch else logits
 
     def _input(self, name: str, type: int, input_ids: Tensor, positions: Tensor) -> Value:
         role, stored = self._interface.roles[name], DTYPES.get(type, torch.int64)
         dtype = self._dtypes.get(stored, stored)
-        if role is Role.IDS:
-            return input_ids.to(dtype)
-        if role is Role.POSITIONS:
-            return positions.to(dtype)
+        if role in (Role.IDS, Role.POSITIONS):
+            numbers = (input_ids if role is Role.IDS else positions).to(dtype)
+            return numbers.squeeze(0) if self._interface.has_no_batch else numbers
         if role is Role.MASK:
             return torch.ones_like(input_ids, dtype=dtype)
         if role is Role.PAST:
@@ -94,7 +94,7 @@ class _Run:
                     values[name] = value
 
     def _made(self, node: OnnxNode, values: dict[str, Value], opsets: Mapping[str, int]) -> tuple[Value | None, ...]:
-        function = self.model.functions.get((node.domain, node.op_type))
+        function = self.model.functions.get(node.function)
         call = Call(
             node,
             tuple(values.get(name) for name in node.inputs),  # codes have none
@@ -107,7 +107,8 @@ class _Run:
             if node.op == "If":
                 made = self._branch(call, values, opsets)
             elif function is not None and (node.domain, node.op_type) not in OPERATORS:
-                made = self._function(function, call)
+                own = own_operator(node)
+                made = self._function(function, call) if own is None else called(own, call, function.inputs)
             else:
                 made = _translated(call)
         except LlmcError:

@@ -13,14 +13,14 @@ _MOST_DEPTH = 16
 
 def check_expansion(model: OnnxModel, nodes: Iterable[OnnxNode]) -> None:
     """Raise CaptureError for functions that call themselves, and for more calls than a model has layers for."""
-    counted: dict[tuple[str, str], int] = {}
+    counted: dict[tuple[str, str, str], int] = {}
 
-    def calls(nodes: Iterable[OnnxNode], within: tuple[tuple[str, str], ...]) -> int:
+    def calls(nodes: Iterable[OnnxNode], within: tuple[tuple[str, str, str], ...]) -> int:
         return sum(1 + inner(node, within) for node in nodes)
 
-    def inner(node: OnnxNode, within: tuple[tuple[str, str], ...]) -> int:
+    def inner(node: OnnxNode, within: tuple[tuple[str, str, str], ...]) -> int:
         branches = sum(calls(each.nodes, within) for each in node.attributes.values() if isinstance(each, OnnxGraph))
-        key = (node.domain, node.op_type)
+        key = node.function
         function = model.functions.get(key)
         if function is None:
             return branches

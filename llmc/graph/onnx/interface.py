@@ -27,12 +27,13 @@ class Role(Enum):
 @dataclass(frozen=True)
 class Interface:
     """ids: the name of the input of token ids. roles: of all inputs by name. past: shapes of the cache's, with nothing
-    in it. logits: the name of the output."""
+    in it. logits: the name of the output. has_no_batch: whether ids are [tokens], and so all of it, as llmc exports."""
 
     ids: str
     roles: Mapping[str, Role]
     past: Mapping[str, tuple[int, ...]]
     logits: str
+    has_no_batch: bool
 
 
 _NAMES: Mapping[str, Role] = MappingProxyType(
@@ -106,7 +107,8 @@ def read_interface(graph: OnnxGraph, file: Path, head_dim: int | None) -> Interf
             at=file,
             fix="export it with one input input_ids [batch, tokens] of whole numbers",
         )
-    return Interface(ids[0], roles, past, _logits(graph, file))
+    flat = next(each.shape is not None and len(each.shape) == 1 for each in graph.inputs if each.name == ids[0])
+    return Interface(ids[0], roles, past, _logits(graph, file, 2 if flat else 3), flat)
 
 
 def _by_shape(value: OnnxValue) -> Role | None:
@@ -142,12 +144,12 @@ def _empty(value: OnnxValue, file: Path, head_dim: int | None) -> tuple[int, ...
     return 1, heads, 0, width
 
 
-def _logits(graph: OnnxGraph, file: Path) -> str:
+def _logits(graph: OnnxGraph, file: Path, axes: int) -> str:
     names = [value.name for value in graph.outputs]
     found = [value for value in graph.outputs if value.name == "logits"] or list(graph.outputs[:1])
     value = found[0] if found else None
     is_float = value is not None and value.type in DTYPES and DTYPES[value.type].is_floating_point
-    if value is None or not is_float or (value.shape is not None and len(value.shape) != 3):
+    if value is None or not is_float or (value.shape is not None and len(value.shape) != axes):
         encoder = {"last_hidden_state", "pooler_output", "sentence_embedding", "start_logits"} & {*names}
         raise CaptureError(
             f"the model returns {', '.join(names)[:200] or 'nothing'}, no logits"

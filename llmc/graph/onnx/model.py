@@ -24,6 +24,7 @@ class OnnxNode:
     name: str
     domain: str
     op_type: str
+    overload: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: Mapping[str, Any]
@@ -32,6 +33,11 @@ class OnnxNode:
     def op(self) -> str:
         """With its domain, as in com.microsoft::MatMulNBits."""
         return f"{self.domain}::{self.op_type}" if self.domain else self.op_type
+
+    @property
+    def function(self) -> tuple[str, str, str]:
+        """The key of the model's own function that it would call."""
+        return self.domain, self.op_type, self.overload
 
     @property
     def label(self) -> str:
@@ -71,11 +77,11 @@ class OnnxFunction:
 
 @dataclass(frozen=True)
 class OnnxModel:
-    """functions: of the model's own, by domain and name. opsets: versions by domain. metadata: texts by key."""
+    """functions: of the model's own, by domain, name and overload. opsets: versions by domain. metadata: by key."""
 
     file: Path
     graph: OnnxGraph
-    functions: Mapping[tuple[str, str], OnnxFunction]
+    functions: Mapping[tuple[str, str, str], OnnxFunction]
     opsets: Mapping[str, int]
     metadata: Mapping[str, str]
 
@@ -92,9 +98,9 @@ def read_model(file: Path) -> OnnxModel:
     onnx = import_onnx(file)
     proto = _parsed(onnx, file)
     reader = _Reader(file)
-    functions: dict[tuple[str, str], OnnxFunction] = {}
+    functions: dict[tuple[str, str, str], OnnxFunction] = {}
     for each in proto.functions:
-        key = (_domain(each.domain), each.name)
+        key = (_domain(each.domain), each.name, each.overload)
         if key in functions:
             raise reader.error(f"function {each.name!r:.80} is there twice")
         functions[key] = reader.function(each)
@@ -172,6 +178,7 @@ class _Reader:
                 each.name,
                 _domain(each.domain),
                 each.op_type,
+                each.overload,
                 tuple(each.input),
                 tuple(each.output),
                 {attribute.name: self._attribute(attribute, depth) for attribute in each.attribute},

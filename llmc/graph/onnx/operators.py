@@ -42,7 +42,7 @@ def check_operators(model: OnnxModel, nodes: Iterable[OnnxNode]) -> None:
                 fix="export it with an older opset_version, or convert it: onnx.version_converter.convert_version",
             )
     for node in nodes:
-        is_own = (node.domain, node.op_type) in model.functions
+        is_own = node.function in model.functions
         if (node.domain, node.op_type) not in OPERATORS and not is_own and node.op not in _IN_RUNS:
             raise unknown_operator(node)
 

@@ -16,6 +16,8 @@ from onnx import TensorProto, helper
 
 from llmc.errors import CaptureError, CheckpointError, LlmcError
 from llmc.graph.capture import capture
+from llmc.graph.onnx.model import OnnxNode
+from llmc.graph.onnx.own_operators import own_operator
 from llmc.options import BuildOptions
 from tests.graph.onnx.graphs import VOCABULARY, attention_layer, cache, decoder, random, saved
 
@@ -220,3 +222,13 @@ def test_a_second_cache_is_no_reason_to_refuse(tmp_path: Path) -> None:
     """Inputs that the logits do not need."""
     inputs = [cache("past_key_values.0.key", 2, 8), cache("past_key_values.0.value", 2, 8)]
     assert capture(saved(decoder(inputs=inputs), tmp_path), BuildOptions()).graph.info.vocab_size == VOCABULARY
+
+
+_NO_OPS = ("from_file", "rand", "resize_", "as_strided", "add.out", "__class__", "set_.source_Storage")
+
+
+@pytest.mark.parametrize("name", _NO_OPS)
+def test_functions_of_atens_names_reach_no_op_but_those_of_graphs(name: str) -> None:
+    """aten.from_file opens files."""
+    assert own_operator(OnnxNode("", "aten", name, "", (), (), {})) is None
+    assert own_operator(OnnxNode("", "aten", "add.Tensor", "", (), (), {})) is torch.ops.aten.add.Tensor
