@@ -20,6 +20,7 @@ from llmc.runtime.engine import Engine
 from llmc.runtime.executors.onnx_runtime import OnnxRuntimeExecutor
 from tests.cli.command import assert_user_error
 from tests.cli.command import llmc as command
+from tests.runtime.server.conftest import serving
 from tests.tiny_models import tiny_checkpoint, tiny_tokens
 from tests.tree_steps import TABLE, check_trees
 
@@ -68,6 +69,14 @@ def test_bits_do_not_depend_on_threads_and_neighbours(path: Path, engine: Engine
     with llmc.load(path, threads=2, prefix_cache=False, max_step_tokens=13) as other:
         assert [bits(each) for each in other.generate(company[::-1], params)] == alone[::-1]
         assert np.array_equal(other.logits(tokens), engine.logits(tokens))
+
+
+@pytest.mark.slow
+def test_the_server(path: Path, engine: Engine) -> None:
+    asked = {"model": path.stem, "prompt": PROMPTS, "max_tokens": 12, "temperature": 0}
+    with serving(path) as live, live.client() as client:
+        answer = client.post("/v1/completions", json=asked).json()
+    assert [choice["text"] for choice in answer["choices"]] == texts(engine)
 
 
 @pytest.mark.parametrize("seed", range(2))
