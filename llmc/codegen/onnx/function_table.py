@@ -34,6 +34,7 @@ WITHOUT_FUNCTION: Mapping[Any, str] = MappingProxyType(
     {
         llmc.all_reduce.default: _RANKS,
         llmc.all_gather.default: _RANKS,
+        llmc.lora.default: "adapters come and go while an engine runs; merged into the weights, they need no op",
     }
 )
 # Of captured graphs: what checks and computes nothing.
