@@ -17,8 +17,8 @@ from dataclasses import replace
 from datetime import timedelta
 
 import torch.distributed
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore, Store
-from torch.distributed.rendezvous import rendezvous
 
 from llmc.engine_format import EngineDirectory
 from llmc.errors import RankError
@@ -104,10 +104,8 @@ def join_ranks(engine: EngineDirectory, launch: Launch, threads: int) -> None:
 @contextmanager
 def meeting(launch: Launch) -> Iterator[Store]:
     """The store in which all ranks meet. What goes wrong with it, or with gloo, is a RankError."""
-    wait = timedelta(seconds=settings().rank_start_seconds)
     try:
-        store, _, _ = next(rendezvous("env://", launch.rank, launch.ranks, timeout=wait))
-        yield PrefixStore("llmc", store)
+        yield PrefixStore("llmc", _store(launch, settings().rank_start_seconds))
     except (torch.distributed.DistError, OSError, RuntimeError) as error:
         text = " ".join(str(error).split())
         in_use = "EADDRINUSE" in text or "address already in use" in text
@@ -126,6 +124,43 @@ def mark_lost(memory: RankMemory) -> None:
 
 
 _SEE_FIRST = "look at what the first rank says"
+
+
+def _store(launch: Launch, seconds: float) -> Store:
+    """Where torch's env:// has it, which is in torchrun's own process or in the first rank. But nobody waits in it for
+    the others, as torch would: the first rank does so where it knows them apart (_await_all)."""
+    is_here = launch.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    if not is_here:
+        _await_port(launch, seconds)
+    return TCPStore(
+        launch.address,
+        launch.port,
+        launch.ranks,
+        is_master=is_here,
+        timeout=timedelta(seconds=seconds),
+        wait_for_workers=False,
+        multi_tenant=True,
+    )
+
+
+def _await_port(launch: Launch, seconds: float) -> None:
+    """Until somebody listens where the first rank is to be. A store's client would wait as well, and in vain it would
+    write the calls of its library to stderr."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection((launch.address, launch.port), max(0.01, deadline - time.monotonic())).close()
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                raise RankError(
+                    f"rank {launch.rank} did not reach the first rank within {seconds:g} seconds: {error}",
+                    at=f"{launch.address}:{launch.port}",
+                    fix="look whether the first rank runs and that address is its machine's; where starting takes "
+                    "longer, set LLMC_RANK_START_SECONDS",
+                ) from None
+            time.sleep(0.05)
+        else:
+            return
 
 
 def _await_all(store: Store, launch: Launch, own: Greeting, members: list[Member]) -> None:

@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import pytest
 from llmc.errors import RankError
 from llmc.runtime.engine import Engine
 from llmc.runtime.loading import load
+from llmc.runtime.ranks.between_machines import meeting
 from llmc.runtime.ranks.launch import Launch, launched
 from llmc.runtime.sampling.sampling_params import SamplingParams
 from llmc.runtime.server.options import ServeOptions
@@ -106,6 +107,26 @@ def test_another_engine_is_refused(of_ranks: NewEngine, first: int) -> None:
 def test_a_port_in_use(of_ranks: NewEngine, first: int) -> None:
     with socket.create_server(("", first)), pytest.raises(RankError, match=f"port {first} is in use"):
         load(of_ranks(2), threads=1)
+
+
+def test_another_rank_that_does_not_come_up(
+    of_ranks: NewEngine, first: int, environment: Callable[[str, str], None]
+) -> None:
+    environment("LLMC_RANK_START_SECONDS", "0.2")
+    with pytest.raises(RankError, match=r"rank 1 of 2 did not come up within 0.2 seconds"):
+        load(of_ranks(2), threads=1)
+
+
+def test_a_first_rank_that_does_not_come_up(
+    environment: Callable[[str, str], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """An error, and nothing of the library's beside it."""
+    environment("LLMC_RANK_START_SECONDS", "0.2")
+    launch = launched(variables(1, 2, free_port()))
+    assert launch is not None
+    with pytest.raises(RankError, match=r"rank 1 did not reach the first rank within 0.2 seconds"), meeting(launch):
+        pass
+    assert capfd.readouterr().err == ""
 
 
 def test_as_many_processes_as_ranks(of_ranks: NewEngine, first: int) -> None:
