@@ -240,6 +240,7 @@ def test_engines_without_pools_take_none(plain: Engine, directories: list[Path])
     [
         ({"target": "h100"}, "take no adapters"),
         ({"target": "reference"}, "take no adapters"),
+        ({"target": "onnxruntime"}, "take no adapters"),
         ({"tensor_parallel_size": 2}, "several ranks"),
         ({"quantize": "int4-awq:g32"}, "AWQ"),
         ({"prune": "channels=0.25"}, "pruning"),

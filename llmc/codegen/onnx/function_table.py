@@ -32,6 +32,7 @@ FUNCTIONS: Mapping[Any, Function] = MappingProxyType(
 _RANKS = "ranks talk to each other in it, and a session is alone"
 WITHOUT_FUNCTION: Mapping[Any, str] = MappingProxyType(
     {
+        llmc.lora.default: "adapters lie beside the weights of CPU engines: export the model with one merged into it",
         llmc.all_reduce.default: _RANKS,
         llmc.all_gather.default: _RANKS,
         llmc.lora.default: "adapters come and go while an engine runs; merged into the weights, they need no op",

@@ -16,7 +16,7 @@ from llmc.codegen.onnx.graph_model import Place, graph_model, place_weights
 from llmc.codegen.onnx.model_files import serialized
 from llmc.codegen.onnx.weights import onnx_weights, stored_elements
 from llmc.codegen.reference import graph_program
-from llmc.codegen.target_kind import refuse_stages
+from llmc.codegen.target_kind import refuse_adapters, refuse_stages
 from llmc.engine_format.reader import MODEL_NAME, find_weights
 from llmc.engine_format.writer import EngineWriter
 from llmc.errors import LoweringError, OptionError
@@ -38,6 +38,7 @@ class OnnxKind:
     def check(self, options: BuildOptions) -> None:
         """Raise OptionError for another dtype, codes in the cache, several ranks, and drafts in the engine."""
         refuse_stages(options, self.target.name)
+        refuse_adapters(options, self.target.name)
         for name in ("dtype", "kv_dtype"):
             asked = getattr(options, name)
             if asked not in ("auto", "float32"):

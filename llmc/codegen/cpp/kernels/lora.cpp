@@ -27,21 +27,6 @@ namespace {
 
 constexpr int64_t kTokensTogether = 8;
 
-template <class T>
-float dot(const T* a, const T* b, int64_t count) {
-  Vec sums[2] = {};
-  int64_t c = 0;
-  for (; c + 2 * kLanes <= count; c += 2 * kLanes) {
-    sums[0] = fma(load(a + c), load(b + c), sums[0]);
-    sums[1] = fma(load(a + c + kLanes), load(b + c + kLanes), sums[1]);
-  }
-  for (; c < count; c += kLanes) {
-    const int64_t lanes = std::min<int64_t>(kLanes, count - c);
-    sums[0] = fma(load(a + c, lanes), load(b + c, lanes), sums[0]);
-  }
-  return sum_of(sums[0] + sums[1]);
-}
-
 // Some tokens of one adapter.
 template <class T>
 struct Group {
@@ -53,23 +38,53 @@ struct Group {
     return static_cast<float*>(a.shrunk.data) + tokens[i] * a.shrunk.stride + part * a.max_rank;
   }
 
-  void shrink(int64_t part, int64_t rank) const {
-    const T* rows = static_cast<const T*>(a.lora_a) + (slot * a.parts + part) * a.max_rank * a.channels;
-    for (int64_t r = 0; r < rank; r++)
-      for (int64_t i = 0; i < count; i++)
-        shrunk(i, part)[r] = dot(row_of<const T>(a.x, tokens[i]), rows + r * a.channels, a.channels);
+  // x · row for some rows of A, each summed by itself in the order of the channels.
+  template <int kRows>
+  void shrink_rows(const T* x, const T* rows, float* to) const {
+    Vec sums[kRows] = {};
+    for_vectors(a.channels, [&](int64_t c, auto lanes) {
+      const Vec value = load(x + c, lanes);
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; r++) sums[r] = fma(value, load(rows + r * a.channels + c, lanes), sums[r]);
+    });
+    for (int r = 0; r < kRows; r++) to[r] = sum_of(sums[r]);
   }
 
-  // Columns from `begin` on: as many as `lanes` says.
-  template <class Lanes>
-  void expand(int64_t part, int64_t rank, int64_t begin, Lanes lanes) const {
-    const T* rows = static_cast<const T*>(a.lora_b) + slot * a.max_rank * a.out + begin;
-    Vec sums[kTokensTogether] = {};
-    for (int64_t r = 0; r < rank; r++) {
-      const Vec row = load(rows + r * a.out, lanes);
-      for (int64_t i = 0; i < count; i++) sums[i] = fma(broadcast(shrunk(i, part)[r]), row, sums[i]);
+  void shrink(int64_t part, int64_t rank) const {
+    const T* rows = static_cast<const T*>(a.lora_a) + (slot * a.parts + part) * a.max_rank * a.channels;
+    for (int64_t i = 0; i < count; i++) {
+      const T* x = row_of<const T>(a.x, tokens[i]);
+      int64_t r = 0;
+      for (; r + 4 <= rank; r += 4) shrink_rows<4>(x, rows + r * a.channels, shrunk(i, part) + r);
+      for (; r < rank; r++) shrink_rows<1>(x, rows + r * a.channels, shrunk(i, part) + r);
     }
-    for (int64_t i = 0; i < count; i++) store(row_of<float>(a.y, tokens[i]) + begin, sums[i], lanes);
+  }
+
+  // Some vectors of columns of the tokens from `first` on, in the order of the ranks.
+  template <int kTokens, int kVecs, class Lanes>
+  void expand_block(int64_t first, int64_t part, int64_t rank, int64_t begin, Lanes lanes) const {
+    const T* rows = static_cast<const T*>(a.lora_b) + slot * a.max_rank * a.out + begin;
+    const float* u[kTokens];
+    for (int i = 0; i < kTokens; i++) u[i] = shrunk(first + i, part);
+    Vec sums[kTokens][kVecs] = {};
+    for (int64_t r = 0; r < rank; r++)
+#pragma GCC unroll 4
+      for (int v = 0; v < kVecs; v++) {
+        const Vec row = load(rows + r * a.out + v * kLanes, lanes);
+#pragma GCC unroll 4
+        for (int i = 0; i < kTokens; i++) sums[i][v] = fma(broadcast(u[i][r]), row, sums[i][v]);
+      }
+    for (int i = 0; i < kTokens; i++)
+      for (int v = 0; v < kVecs; v++)
+        store(row_of<float>(a.y, tokens[first + i]) + begin + v * kLanes, sums[i][v], lanes);
+  }
+
+  template <int kTokens>
+  void expand(int64_t first, int64_t part, int64_t rank, int64_t begin, int64_t end) const {
+    for (; begin + 4 * kLanes <= end; begin += 4 * kLanes)
+      expand_block<kTokens, 4>(first, part, rank, begin, AllLanes{});
+    for_vectors(end - begin,
+                [&](int64_t c, auto lanes) { expand_block<kTokens, 1>(first, part, rank, begin + c, lanes); });
   }
 
   void add() const {
@@ -77,7 +92,9 @@ struct Group {
     for (int64_t part = 0, begin = 0; part < a.parts; begin = ends[part++]) {
       const int64_t rank = static_cast<const int32_t*>(a.ranks)[slot * a.parts + part];
       shrink(part, rank);
-      for_vectors(ends[part] - begin, [&](int64_t column, auto lanes) { expand(part, rank, begin + column, lanes); });
+      int64_t i = 0;
+      for (; i + 4 <= count; i += 4) expand<4>(i, part, rank, begin, ends[part]);
+      for (; i < count; i++) expand<1>(i, part, rank, begin, ends[part]);
     }
   }
 };
