@@ -10,6 +10,7 @@ from typing import Literal, Unpack, get_args
 
 from llmc.build_stages import Progress, Stages
 from llmc.codegen.onnx.installed import require_onnx
+from llmc.engine_format.manifest import is_engine
 from llmc.engine_format.path_argument import path_argument
 from llmc.engine_format.reader import MODEL_NAME
 from llmc.errors import OptionError
@@ -73,6 +74,7 @@ def export(
     parsed = in_single_precision(parse_options(options))
     if isinstance(model, str | Path):
         model = local_model(model)
+        _check_no_engine(model)
     stages = Stages(progress)
 
     def is_export(path: Path) -> bool:
@@ -138,6 +140,19 @@ def _stage(name: str | None, flavour: str) -> Stage:
         known = ", ".join(stage.value for stage in STAGES)
         raise OptionError(f"{name!r} is no stage that can be exported", at=f"stage={name!r}", fix=f"stages: {known}")
     return found
+
+
+def _check_no_engine(directory: Path) -> None:
+    """Raise OptionError for an engine: its weights are in the layouts of its kernels."""
+    if not is_engine(directory):
+        return
+    here = (directory / MODEL_NAME).is_file()
+    fix = "name the model directory that it was built from"
+    raise OptionError(
+        "an engine's graphs are text, without what a model is exported from",
+        at=directory,
+        fix=f"{fix}; this engine's own graph is {MODEL_NAME} in it" if here else fix,
+    )
 
 
 def _bytes(graph: ModelGraph) -> list[int]:

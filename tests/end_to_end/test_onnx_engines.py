@@ -144,7 +144,10 @@ def test_a_changed_model_is_not_run(path: Path, tmp_path: Path) -> None:
         llmc.load(copy)
 
 
-def test_verbs(path: Path) -> None:
+def test_verbs(path: Path, tmp_path: Path) -> None:
+    assert_user_error(
+        command("export", path, "-o", tmp_path / "out"), "an engine's graphs are text", "model.onnx in it"
+    )
     run = command("run", path, "-p", "KING", "--max-tokens", "3", "--temperature", "0")
     assert run.code == 0, run
     assert command("inspect", path).code == 0
