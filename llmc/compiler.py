@@ -97,12 +97,13 @@ def compile(
     For any target on any machine: where the engine cannot run, it can be looked at (`report`, `explain`, `predict`) and
     saved, and what needs the target raises TargetError.
 
-    model: a Hugging Face directory, a name on the hub (org/name, org/name@revision), a transformers model, a
-    torch.nn.Module from token ids [1, T] to logits [1, T, V], or an ExportedProgram of one. target: a name from `llmc
-    targets`. output: where the engine directory goes; without it, a temporary one that lives as long as the engine
-    (Engine.save keeps it). passes: replaces llmc.passes.default(). tokenizer: for a model object, or in the place of a
-    directory's own: a fast tokenizer of transformers, a tokenizers.Tokenizer, or a directory. executor: as in
-    llmc.load. parallel: "auto" divides `ranks`, each with so many GB of memory (by default the target's), as the
+    model: a Hugging Face directory, a .gguf or .onnx file, a name on the hub (org/name, org/name@revision), a
+    transformers model, a torch.nn.Module from token ids [1, T] to logits [1, T, V], or an ExportedProgram of one.
+    target: a name from `llmc targets`. output: where the engine directory goes; without it, a temporary one that lives
+    as long as the engine (Engine.save keeps it). passes: replaces llmc.passes.default(). tokenizer: for a model object,
+    or in the place of a directory's own: a fast tokenizer of transformers, a tokenizers.Tokenizer, or a directory.
+    executor: as in llmc.load. parallel: "auto" divides `ranks`, each with so many GB of memory (by default the
+    target's), as the
     simulator finds best under the load of a trace (by default 200 requests at once; docs/parallel.md). options: the
     fields of llmc.options.BuildOptions. Raises LlmcError.
     """

@@ -39,7 +39,7 @@ _DEFAULTS = BuildOptions()
 
 
 def build(
-    model: Annotated[Path, model_argument("directory of safetensors, a .gguf file, or a name on the hub")],
+    model: Annotated[Path, model_argument("directory of safetensors, a .gguf or .onnx file, or a name on the hub")],
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="engine directory to write; default: MODEL-TARGET.llmc, in this directory"),

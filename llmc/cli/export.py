@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def export(
-    model: Annotated[Path, model_argument("model directory, a .gguf file, or a name on the hub")],
+    model: Annotated[Path, model_argument("model directory, a .gguf or .onnx file, or a name on the hub")],
     stage: Annotated[
         str | None,
         typer.Option(help="captured, canonical, serving or optimized; default: optimized"),

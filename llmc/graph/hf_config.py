@@ -44,7 +44,7 @@ def check_directory(directory: Path) -> None:
         raise CheckpointError(
             "the model is a file, not a directory",
             at=directory,
-            fix="pass the directory that holds config.json and the safetensors files, or a .gguf file",
+            fix="pass the directory that holds config.json and the safetensors files, or a .gguf or .onnx file",
         )
     if (directory / "config.json").is_file():
         return

@@ -9,7 +9,7 @@ from typing import Any
 
 from llmc.errors import CheckpointError
 from llmc.graph.onnx.package import import_onnx
-from llmc.graph.onnx.tensors import DOWNLOAD_AGAIN, OnnxTensor, read_tensor
+from llmc.graph.onnx.tensors import DOWNLOAD_AGAIN, OnnxTensor, read_tensor, utf8
 
 _MOST_NODES = 1 << 20
 _MOST_DEPTH = 8
@@ -100,15 +100,15 @@ def read_model(file: Path) -> OnnxModel:
     reader = _Reader(file)
     functions: dict[tuple[str, str, str], OnnxFunction] = {}
     for each in proto.functions:
-        key = (_domain(each.domain), each.name, each.overload)
+        key = (reader.domain(each.domain), reader.text(each.name), reader.text(each.overload))
         if key in functions:
             raise reader.error(f"function {each.name!r:.80} is there twice")
         functions[key] = reader.function(each)
     graph = reader.graph(proto.graph, 0)
     if not graph.nodes:
         raise reader.error("its graph has no nodes")
-    metadata = {each.key: each.value for each in proto.metadata_props}
-    return OnnxModel(file, graph, functions, _opsets(proto), metadata)
+    metadata = {reader.text(each.key): reader.text(each.value) for each in proto.metadata_props}
+    return OnnxModel(file, graph, functions, reader.opsets(proto), metadata)
 
 
 def _parsed(onnx: Any, file: Path) -> Any:
@@ -157,15 +157,19 @@ class _Reader:
             if not each.name or each.name in tensors:
                 raise self.error(f"tensor {each.name!r:.80} is there twice, or has no name")
             tensors[each.name] = read_tensor(each, self._file)
-        values = tuple(_value(each) for each in proto.input if each.name not in tensors)
-        return OnnxGraph(self.nodes(proto.node, depth), values, tuple(map(_value, proto.output)), tensors)
+        values = tuple(self._value(each) for each in proto.input if each.name not in tensors)
+        return OnnxGraph(self.nodes(proto.node, depth), values, tuple(map(self._value, proto.output)), tensors)
 
     def function(self, proto: Any) -> OnnxFunction:
         """A model-local one."""
-        attributes: dict[str, Any] = dict.fromkeys(proto.attribute)
-        attributes |= {each.name: self._attribute(each, 1) for each in proto.attribute_proto}
+        attributes: dict[str, Any] = dict.fromkeys(self._texts(proto.attribute))
+        attributes |= {self.text(each.name): self._attribute(each, 1) for each in proto.attribute_proto}
         return OnnxFunction(
-            tuple(proto.input), tuple(proto.output), attributes, self.nodes(proto.node, 1), _opsets(proto)
+            self._texts(proto.input),
+            self._texts(proto.output),
+            attributes,
+            self.nodes(proto.node, 1),
+            self.opsets(proto),
         )
 
     def nodes(self, protos: Any, depth: int) -> tuple[OnnxNode, ...]:
@@ -175,13 +179,13 @@ class _Reader:
             raise self.error(f"it has more than {_MOST_NODES} nodes")
         return tuple(
             OnnxNode(
-                each.name,
-                _domain(each.domain),
-                each.op_type,
-                each.overload,
-                tuple(each.input),
-                tuple(each.output),
-                {attribute.name: self._attribute(attribute, depth) for attribute in each.attribute},
+                self.text(each.name),
+                self.domain(each.domain),
+                self.text(each.op_type),
+                self.text(each.overload),
+                self._texts(each.input),
+                self._texts(each.output),
+                {self.text(one.name): self._attribute(one, depth) for one in each.attribute},
             )
             for each in protos
         )
@@ -190,9 +194,36 @@ class _Reader:
         """Of this file."""
         return CheckpointError(f"damaged ONNX file: {problem}", at=self._file, fix=DOWNLOAD_AGAIN)
 
+    def text(self, value: str | bytes) -> str:
+        """A name."""
+        return utf8(value, self._file)
+
+    def domain(self, value: str | bytes) -> str:
+        """The standard's by its shorter name."""
+        name = self.text(value)
+        return "" if name == "ai.onnx" else name
+
+    def opsets(self, proto: Any) -> dict[str, int]:
+        """Versions by domain."""
+        return {self.domain(each.domain): each.version for each in proto.opset_import}
+
+    def _texts(self, values: Any) -> tuple[str, ...]:
+        return tuple(map(self.text, values))
+
+    def _value(self, proto: Any) -> OnnxValue:
+        kind = proto.type.tensor_type
+        is_tensor = proto.type.HasField("tensor_type")
+        shape: tuple[int | str | None, ...] | None = None
+        if is_tensor and kind.HasField("shape"):
+            shape = tuple(self._size(dim) for dim in kind.shape.dim)
+        return OnnxValue(self.text(proto.name), kind.elem_type if is_tensor else 0, shape)
+
+    def _size(self, dim: Any) -> int | str | None:
+        return int(dim.dim_value) if dim.HasField("dim_value") else self.text(dim.dim_param) or None
+
     def _attribute(self, proto: Any, depth: int) -> Any:
         if proto.ref_attr_name:
-            return Reference(proto.ref_attr_name)
+            return Reference(self.text(proto.ref_attr_name))
         single = {1: "f", 2: "i"}.get(proto.type)
         if single is not None:
             return getattr(proto, single)
@@ -207,30 +238,8 @@ class _Reader:
             return tuple(getattr(proto, several))
         if proto.type == 8:
             return tuple(map(_text, proto.strings))
-        raise self.error(f"attribute {proto.name!r:.80} is of type {proto.type}, which is not read")
-
-
-def _domain(name: str) -> str:
-    return "" if name == "ai.onnx" else name
+        raise self.error(f"attribute {self.text(proto.name)!r:.80} is of type {proto.type}, which is not read")
 
 
 def _text(value: bytes) -> str:
     return value.decode("utf-8", errors="replace")
-
-
-def _opsets(proto: Any) -> dict[str, int]:
-    return {_domain(each.domain): each.version for each in proto.opset_import}
-
-
-def _value(proto: Any) -> OnnxValue:
-    kind = proto.type.tensor_type
-    shape: tuple[int | str | None, ...] | None = None
-    if proto.type.HasField("tensor_type") and kind.HasField("shape"):
-        shape = tuple(_size(dim) for dim in kind.shape.dim)
-    return OnnxValue(proto.name, kind.elem_type if proto.type.HasField("tensor_type") else 0, shape)
-
-
-def _size(dim: Any) -> int | str | None:
-    if dim.HasField("dim_value"):
-        return int(dim.dim_value)
-    return dim.dim_param or None

@@ -82,9 +82,16 @@ class OnnxTensor:
         return values if self.packed is not None else values.view(self.shape)
 
 
+def utf8(value: str | bytes, file: Path) -> str:
+    """A text of a file. Raises CheckpointError for bytes that are none, which protobuf hands on as they are."""
+    if isinstance(value, bytes):
+        raise _damaged(f"a name is no UTF-8: {value!r:.80}", file)
+    return value
+
+
 def read_tensor(proto: Any, file: Path) -> OnnxTensor:
     """The entry of a TensorProto, whose data stay where they are. Raises CheckpointError for one that is not whole."""
-    name, shape = proto.name, tuple(proto.dims)
+    name, shape = utf8(proto.name, file), tuple(proto.dims)
     dtype = DTYPES.get(proto.data_type, torch.uint8 if proto.data_type in _FOUR_BITS else None)
     if dtype is None:
         raise CheckpointError(
@@ -100,7 +107,7 @@ def read_tensor(proto: Any, file: Path) -> OnnxTensor:
     if proto.HasField("segment"):
         raise _damaged(f"tensor {name!r:.80} is cut into segments", file)
     if proto.data_location == 1:
-        entries = {entry.key: entry.value for entry in proto.external_data}
+        entries = {utf8(entry.key, file): utf8(entry.value, file) for entry in proto.external_data}
         return OnnxTensor(name, dtype, shape, external_bytes(file, name, entries, nbytes), file, packed)
     if len(proto.raw_data if proto.HasField("raw_data") else _bytes(proto)) != nbytes:
         raise _damaged(f"tensor {name!r:.80} of {dtype} {list(shape)!s:.120} does not have {nbytes} bytes", file)
