@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 
-from llmc.errors import LlmcError
+from llmc.errors import CaptureError, LlmcError
 from llmc.graph.functionalize import functionalize
 from llmc.graph.trace_errors import explain
 
@@ -39,12 +39,23 @@ def trace(module: nn.Module, *, with_positions: bool, hidden: int | None = None)
     tied = module.register_forward_pre_hook(_same_tokens)
     with tied, explained(), config.patch(fake_tensor_cache_enabled=False):
         program = export(module, example, dynamic_shapes=dynamic, strict=False)
+        _check_short_steps(program)
         return functionalize(program)
 
 
 def _same_tokens(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
     for each in inputs[1:]:
         torch._check(each.shape[1] == inputs[0].shape[1])
+
+
+def _check_short_steps(program: ExportedProgram) -> None:
+    """A step may have one token: code that was traced for many must not ask how many there are."""
+    least = max((int(bounds.lower) for bounds in program.range_constraints.values()), default=0)
+    if least > 2:
+        raise CaptureError(
+            f"the model's code goes another way with fewer than {least} tokens; it is traced with {EXAMPLE_TOKENS}",
+            fix="compute the same for any number of tokens: a step of an engine has one token or many",
+        )
 
 
 @contextmanager

@@ -41,10 +41,15 @@ def explain(error: Exception) -> CaptureError:
             fix="replace nonzero, boolean indexing and unique there by masks and torch.where",
         )
     if isinstance(error, ConstraintViolationError) or "onstraints violated" in str(error):
+        place = at or _specialized_line(error)
+        is_own = place is None or not place.startswith(_TRANSFORMERS.lstrip("/"))
         return CaptureError(
             "the model's code fixes the number of tokens to the length it is traced with",
-            at=at or _specialized_line(error),
-            fix="derive sizes from input.shape there, and do not compare or store them as Python numbers",
+            at=place,
+            fix="derive sizes from input.shape there, and do not compare or store them as Python numbers"
+            if is_own
+            else "nothing helps but another model: llmc has no op for states that go from token to token "
+            "(`llmc models` says which architectures compile)",
         )
     if isinstance(error, NotImplementedError):
         return CaptureError(

@@ -113,6 +113,11 @@ class FixesTheLength(Wrong):
         return x + torch.ones(int(x.shape[1]), 8)
 
 
+class GoesAnotherWay(Wrong):
+    def change(self, x: Tensor) -> Tensor:
+        return x.cumsum(1) if x.shape[1] >= 5 else x
+
+
 class Misfits(Wrong):
     def change(self, x: Tensor) -> Tensor:
         return x @ torch.ones(9, 9)
@@ -156,6 +161,7 @@ class NeedsMore(nn.Module):
         (BranchesOnValues, "depends on tensor values", "if x.sum() > 0:"),
         (DependsOnValues, "depends on tensor values", "int(x.argmax())"),
         (FixesTheLength, "fixes the number of tokens", "int(x.shape[1])"),
+        (GoesAnotherWay, "goes another way with fewer than 5 tokens", None),
         (Misfits, "could not be traced: RuntimeError", "x @ torch.ones(9, 9)"),
         (CountsCalls, "forward changes .*steps", None),
         (LastOnly, r"returns logits of 1 position\(s\), not of every token", "self.head("),

@@ -108,6 +108,17 @@ def test_latent_attention(ranks: int, tmp_path: Path) -> None:
     assert shapes["model_layers_0_self_attn_o_proj_weight"] == (64, heads * 16)
 
 
+def test_slopes_are_cut_with_their_heads() -> None:
+    model = tiny_architecture("bloom")
+    captured = capture(model, BuildOptions())
+    alone, together = (
+        run_pipeline(captured.graph, built_in(), BuildOptions(tensor_parallel_size=n)).graph for n in (1, 2)
+    )
+    close(alone, together, captured.source)
+    (slopes,) = (node for node in together.weight_nodes() if node.name == "slopes")
+    assert tuple(slopes.meta["val"].shape) == (2,)
+
+
 def test_every_cut_runs() -> None:
     graph, source = llama(layers=2)
     for stop in range(1, rewrites(cut(graph, 2).records)):
