@@ -75,7 +75,7 @@ def experts_hook(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_
     y = _expert_linear(module, first, hidden_states, top_k_index)
     y = module._apply_gate(y) if module.has_gate else module.act_fn(y)
     y = _expert_linear(module, "down_proj", y, top_k_index)
-    if module.has_post_expert_norm:
+    if getattr(module, "has_post_expert_norm", False):  # The first versions of transformers 5 have none.
         y = module.post_expert_norm(y)
     summed: Tensor = torch.ops.llmc.sum_experts.default(y, top_k_weights)
     return summed.to(hidden_states.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import signal
 import socket
@@ -175,6 +176,8 @@ def test_every_500_is_logged_under_the_name_that_the_client_is_told(
     in_process: ServedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = TestClient(create_app(in_process, CollectorRegistry(), HttpLimits()))
+    # A server that was started in this process before has a handler of its own.
+    monkeypatch.setattr(logging.getLogger("llmc.server"), "propagate", True)
 
     def fails(error: Exception) -> Any:
         def check(*_: object) -> None:
