@@ -13,7 +13,9 @@ from llmc.graph.model_graph import Adaptable
 from llmc.graph.weights import Constant, Derived, Recipe, stored_names
 from llmc.program.adapter_pools import AdaptedModule, RowRun
 
-_aten = torch.ops.aten
+_aten, _llmc = torch.ops.aten, torch.ops.llmc
+# What makes another form of each row of a weight by itself.
+_STORED_BY_ROW = frozenset({_llmc.sparse_values.default, _llmc.sparse_masks.default})
 
 
 def modules_of_rows(recipe: Recipe, known: Mapping[str, Adaptable]) -> tuple[AdaptedModule, ...] | str:
@@ -34,6 +36,8 @@ def modules_of_rows(recipe: Recipe, known: Mapping[str, Adaptable]) -> tuple[Ada
             return found if isinstance(found, str) else "rows of several modules are mixed"
         rows = [row for run in found[0].rows for row in range(run.first, run.first + run.count)]
         return (replace(found[0], end=len(order.value), rows=_runs([rows[int(i)] for i in order.value])),)
+    if isinstance(recipe, Derived) and recipe.target in _STORED_BY_ROW:
+        return modules_of_rows(recipe.args[0], known)
     return _of_one(recipe, known)
 
 
