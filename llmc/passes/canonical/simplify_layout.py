@@ -78,13 +78,19 @@ def _over_last_axis(node: fx.Node) -> Call | None:
     """Norms, products with a weight: only the first argument has the transposed axes, or one of size 1 in between."""
     first, *rest = node.args
     source = _untransposed(first)
-    if tensor_of(node) is None or not isinstance(first, fx.Node):
+    if tensor_of(node) is None or not isinstance(first, fx.Node) or _rows_of(node) != [first]:
         return None
     if source is not None:
         return _transposed(Call(node.target, (source, *rest), dict(node.kwargs)))
     if first.target is aten.unsqueeze.default and first.meta["val"].dim() == 3 and first.args[1] == 1:
         return Call(aten.unsqueeze.default, (Call(node.target, (first.args[0], *rest), dict(node.kwargs)), 1))
     return None
+
+
+def _rows_of(node: fx.Node) -> list[fx.Node]:
+    """The tensors that a call has a row of for each row of its result."""
+    record, arguments = RECORDS[node.target], call_arguments(node)  # type: ignore[index]
+    return [arguments[name] for name in record.rows if isinstance(arguments[name], fx.Node)]
 
 
 def _pointwise(node: fx.Node) -> Call | None:
@@ -211,7 +217,7 @@ _RULES: dict[Any, Rule] = {
 
 
 def _rules() -> dict[Any, Rule]:
-    over_last_axis = {target: _over_last_axis for target, record in RECORDS.items() if record.rows == ("x",)}
+    over_last_axis = {target: _over_last_axis for target, record in RECORDS.items() if record.rows[:1] == ("x",)}
     return {**_RULES, **over_last_axis}
 
 
