@@ -41,7 +41,8 @@ def test_an_engine_that_is_as_wished_is_taken(draft_engine: Path, options: dict[
         ({"quantize": "int4,lm_head=int8"}, "without quantize='int4,lm_head=int8'", "--quantize int4,lm_head=int8"),
         ({"max_model_len": 512}, "without max_model_len=512", "--max-model-len 512"),
         ({"strict": True}, "without strict=True", "--strict -o"),
-        ({"enable_lora": True}, "unknown build option 'enable_lora'", "known options"),
+        ({"enable_lora": True}, "built without enable_lora=True", "--enable-lora"),
+        ({"enable_loras": True}, "unknown build option 'enable_loras'", "did you mean 'enable_lora'?"),
         ({"dtype": "float31"}, "build option 'dtype' cannot be 'float31'", "llmc build --help"),
     ],
 )

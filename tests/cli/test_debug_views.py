@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from llmc.passes.pipeline import built_in
 from llmc.settings import settings
 from tests.cli.command import MODEL, assert_user_error, llmc
 from tests.runtime.tiny_engine import write_tiny_engine
@@ -51,6 +52,6 @@ def test_verbs_that_run_passes_dump_the_graphs(tmp_path: Path, monkeypatch: pyte
         settings.cache_clear()
         assert llmc(*verb).code == 0
         names = [file.name for file in sorted(directory.iterdir())]
-        assert names[0] == "00-captured.txt" and names[-1].endswith("-multiply_unrounded.txt")
+        assert names[0] == "00-captured.txt" and names[-1].endswith(f"-{built_in()[-1].name}.txt")
     monkeypatch.undo()
     settings.cache_clear()

@@ -102,8 +102,8 @@ def _reshape(node: fx.Node) -> fx.Node | None:
     return apart[0] if same_value(tensor_of(apart[0]), tensor_of(node)) else None
 
 
-def _every_expert(x: Any, scores: Any) -> Any:
-    by_expert = aten.reshape.default(aten.transpose.int(scores, 0, 1), [-1, 1])
+def _every_expert(scores: Any, x: Any) -> Any:
+    by_expert = aten.reshape.default(scores, [-1, 1])
     return aten.reshape.default(aten.mul.Tensor(aten.repeat.default(x, [3, 1]), by_expert), [3, -1, 4])
 
 
@@ -112,5 +112,5 @@ separate_repeats = GraphPass(
     _run,
     Numerics.EXACT,
     Stage.CAPTURED,
-    examples=(Example(_every_expert, {"x": ("T", 4), "scores": ("T", 3)}),),
+    examples=(Example(_every_expert, {"scores": (3, "T"), "x": ("T", 4)}),),
 )

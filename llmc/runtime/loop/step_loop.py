@@ -117,4 +117,11 @@ class StepLoop:
     def renewed(self) -> StepLoop:
         """Another loop of the same executor, with no requests and no cached blocks."""
         speculation = None if self.speculation is None else self.speculation.renewed()
-        return StepLoop(self._executor, self._limits, self.pool.count, self._max_step_tokens, speculation, self._pools)
+        return StepLoop(
+            self._executor,
+            self._limits,
+            self.pool.count,
+            self._max_step_tokens,
+            speculation=speculation,
+            pools=self._pools,
+        )
