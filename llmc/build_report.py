@@ -20,7 +20,7 @@ from llmc.options import BuildOptions
 from llmc.passes.runner import PipelineResult
 from llmc.prediction.cost_expression import evaluate_expression
 from llmc.prediction.step_shape import StepShape
-from llmc.program import DeviceBinary, Program
+from llmc.program import DeviceBinary, Program, state_bytes
 from llmc.targets import Target
 from llmc.version import VERSION
 
@@ -128,6 +128,7 @@ def manifest_of(
             "arena_unplanned": program.unplanned_arena.at(**largest),
             "kv_per_token": sum(cache.bytes_per_block(limits.block_size) for cache in program.caches)
             // limits.block_size,
+            "states_per_sequence": state_bytes(program.states),
         },
         passes=tuple(engine_format.PassRecord(r.name, len(r.rewrites), len(r.refusals)) for r in records),
     )

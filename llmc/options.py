@@ -37,7 +37,7 @@ _SPELLINGS = {
     "half": "float16",
 }
 # What the pipeline promises and a user may give up by name; attention, norms and the layout are not among them.
-Contract = Literal["rope", "linear", "pointwise", "paged_attention", "logit_rows", "quantized"]
+Contract = Literal["rope", "linear", "pointwise", "paged_attention", "states", "logit_rows", "quantized"]
 
 
 class BuildOptions(BaseModel):

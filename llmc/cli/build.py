@@ -29,6 +29,7 @@ from llmc.cli.units import in_bytes, in_seconds
 from llmc.errors import BuildWarning, OptionError
 from llmc.files.hub_model import model_name
 from llmc.options import BuildOptions, parse_options
+from llmc.program import state_bytes
 from llmc.runtime.threads import thread_count
 from llmc.targets import resolve_target
 
@@ -205,6 +206,8 @@ def summary_table(report: BuildReport) -> FittingTable:
     if report.quantized:
         table.add_row("bits a quantized weight", f"{mean_bits(report.quantized):.3f}, scales included")
     table.add_row("KV cache", f"{in_bytes(report.kv_bytes)} a token")
+    if report.program.states:
+        table.add_row("states", f"{in_bytes(state_bytes(report.program.states))} a sequence")
     if report.program.launches:
         table.add_row("decode step, predicted", predicted_decode(report))
     for name, seconds in report.seconds.items():

@@ -101,6 +101,11 @@ _ROUTING = (
     _llmc.take_channels.default,
     _llmc.mark_channels.default,
 )
+_OF_STATES = (
+    _llmc.causal_conv_with_state.default,
+    _llmc.selective_scan_with_state.default,
+    _llmc.linear_attention_with_state.default,
+)
 WITHOUT_KERNEL: Mapping[str, Mapping[OpOverload, str]] = MappingProxyType(
     {
         "cpp": MappingProxyType({_llmc.hand_over.default: _OF_STAGES}),
@@ -109,6 +114,7 @@ WITHOUT_KERNEL: Mapping[str, Mapping[OpOverload, str]] = MappingProxyType(
                 _llmc.lora.default: "adapters are merged into the weights of a GPU's engine so far",
                 _llmc.hand_over.default: _OF_STAGES,
                 **dict.fromkeys(_ROUTING, "mixtures of experts run on CPUs so far"),
+                **dict.fromkeys(_OF_STATES, "models with states run on CPUs so far"),
             }
         ),
     }

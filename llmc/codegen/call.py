@@ -86,6 +86,9 @@ class Call(RowsCall, Protocol):
     def cache(self, name: str) -> Operand:
         """A pointer to a cache, or to a pool of adapters."""
 
+    def state(self, name: str) -> Operand:
+        """The pointer to a state's slots."""
+
     def block_size(self) -> int:
         """Positions in a block of the cache."""
 

@@ -35,7 +35,7 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refusal
 from llmc.graph.step_inputs import hidden_width
 from llmc.options import BuildOptions
-from llmc.program import CacheSlot, Program, RankLayout
+from llmc.program import CacheSlot, Program, RankLayout, StateSlot
 
 _WRITE_AN_OP = "write it with operations that `llmc passes` and the documentation list, or build with target reference"
 
@@ -83,6 +83,7 @@ def plan_step(graph: ModelGraph, backend: Backend, options: BuildOptions) -> Ste
         buffers=buffers,
         weights=builder.weights.slots(),
         caches=_caches(graph, backend),
+        states=tuple(StateSlot(state.shape) for state in graph.states),
         launches=tuple(builder.launches),
         alternatives=builder.planned_alternatives(),
         side_outputs=builder.side_outputs(),

@@ -198,6 +198,9 @@ class NodeCall:
         node = self._view(name).value.node.name
         return Operand("cache", names[node]) if node in names else Operand("adapter", node)
 
+    def state(self, name: str) -> Operand:
+        return Operand("state", self._view(name).value.node.name.removeprefix("state_"))
+
     def block_size(self) -> int:
         return self.shape("k_cache")[1]
 

@@ -22,7 +22,7 @@ from llmc.graph.serialize import WeightOf, serialize_graph
 from llmc.graph.step_inputs import hidden_width, is_of_logit_rows
 from llmc.graph.weights import Recipe
 from llmc.options import BuildOptions
-from llmc.program import Affine, CacheSlot, Layout, Program, RankLayout, RowCount, SideOutput, WeightSlot
+from llmc.program import Affine, CacheSlot, Layout, Program, RankLayout, RowCount, SideOutput, StateSlot, WeightSlot
 from llmc.program.program_interface import memory_text
 
 
@@ -66,6 +66,7 @@ def graph_program(graph: ModelGraph, options: BuildOptions, weights: tuple[Weigh
             )
             for c in graph.caches
         ),
+        states=tuple(StateSlot(state.shape) for state in graph.states),
         side_outputs=tuple(_side_output(graph, name, node) for name, node in graph.sides().items()),
         hidden_width=hidden_width(graph),
         layout=RankLayout(tensor=graph.ranks),

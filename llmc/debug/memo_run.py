@@ -21,9 +21,11 @@ from llmc.errors import PassError
 from llmc.graph.dead_code import writes_memory
 from llmc.graph.execute import sequence_inputs
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.op_record import record_of
 from llmc.graph.ranks import OnRanks, call, copied, first_rank, weight_value
 from llmc.graph.render import op_name
 from llmc.graph.source_line import source_line
+from llmc.graph.stage import Stage
 from llmc.graph.weights import Constant, Derived, PerRank, Recipe, Stored, WeightSource
 
 aten = torch.ops.aten
@@ -84,10 +86,13 @@ class MemoRun:
         return self._logits[1]
 
     def chunks(self, graph: ModelGraph) -> tuple[int, ...]:
-        """How many tokens each step takes: all at once where some attention is not paged yet, since that sees no more
-        than its own step."""
-        is_paged = not graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.attention.default)
-        return self._chunk_sizes if is_paged else (len(self.tokens),)
+        """How many tokens each step takes: all at once where some attention is not paged yet, or some state not kept,
+        since that sees no more than its own step."""
+        records = (record_of(node) for node in graph.graph.nodes)
+        is_whole = any(
+            record is not None and record.stages and Stage.OPTIMIZED not in record.stages for record in records
+        )
+        return (len(self.tokens),) if is_whole else self._chunk_sizes
 
     def steps(self, graph: ModelGraph) -> list[StepValues]:
         """What each node stands for in each step. Raises PassError where one does not run."""
@@ -95,7 +100,7 @@ class MemoRun:
         kept: dict[str, _Call] = {}
         found: list[StepValues] = []
         carried: dict[str, Value] = {}
-        caches = {n.name for n in graph.inputs() if n.name.startswith("kv_cache_")}
+        caches = {n.name for n in graph.inputs() if n.name.startswith(("kv_cache_", "state_"))}
         try:
             for inputs in steps:
                 given = {name: value_of(tensor) for name, tensor in inputs.items() if name not in carried}

@@ -44,6 +44,9 @@ def _problems(program: Program) -> Iterator[str]:
     yield from _repeated("weight", [slot.name for slot in program.weights])
     for index, cache in enumerate(program.caches):
         yield from _cache_problems(index, cache)
+    for index, state in enumerate(program.states):
+        if not all(0 <= size <= _MOST_COUNT for size in state.shape):
+            yield f"state {index} has the shape {list(state.shape)}"
     yield from _affine_problems("the arena", program.arena)
     yield from _repeated("buffer", [buffer.name for buffer in program.buffers])
     for buffer in program.buffers:

@@ -27,6 +27,7 @@ from llmc.graph.hf_config import (
     valid_values,
 )
 from llmc.graph.hf_names import stored_recipes
+from llmc.graph.hf_scans import scans_as_ops
 from llmc.graph.hf_skeleton import skeleton, text_half
 from llmc.graph.memory_source import MemorySource, tied_names
 from llmc.graph.model_graph import ModelGraph, ModelInfo
@@ -165,7 +166,8 @@ class LogitsOnly(nn.Module):
 def _capture(model: Any, recipes: dict[str, Recipe], info: ModelInfo) -> ModelGraph:
     # A few models read this from the config alone.
     model.config.use_cache = False
-    program = trace(LogitsOnly(model), with_positions=True)
+    with scans_as_ops(model):
+        program = trace(LogitsOnly(model), with_positions=True)
     return graph_from_program(program, recipes, info, prefix="model.")
 
 

@@ -23,6 +23,7 @@ from llmc.formats.code_format import CODE_FORMATS
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.op_record import C, L, Part, R, T, most_seen, op_call, record_of
 from llmc.graph.step_inputs import symbol_names
+from llmc.program import STATE_SLOTS
 
 _ZERO = sympy.Integer(0)
 _BY_NAME = {"T": T, "L": L, "R": R}
@@ -76,11 +77,12 @@ _VIEWS = frozenset(
 )
 _COPIES = frozenset({"aten.cat", "aten.clone"})
 _CACHES = ("k_cache", "v_cache")
-_UNCOUNTED = frozenset({*_CACHES, "block_tables", "tree_masks", "lora_a", "lora_b", "delta"})
+_UNCOUNTED = frozenset({*_CACHES, "state", "block_tables", "tree_masks", "lora_a", "lora_b", "delta"})
 
 
 def _operands(working: list[fx.Node], members: Mapping[fx.Node, None]) -> dict[fx.Node, None]:
-    """Tensors read from outside, seen through views, without caches (read by row), block tables and masks (tiny)."""
+    """Tensors read from outside, seen through views, without caches, states, block tables and masks, counted by row or
+    tiny."""
     sources: dict[fx.Node, None] = {}
     for node in working:
         for name, argument in call_arguments(node).items():
@@ -138,8 +140,11 @@ def _code_bits(user: fx.Node, codes: fx.Node) -> int:
 
 
 def _cache_bytes(node: fx.Node, symbols: Mapping[sympy.Symbol, sympy.Symbol]) -> sympy.Expr:
-    """What a node reads from or writes to the KV cache: by slot, or all that its requests have."""
+    """What a node reads from or writes to the KV cache, by slot or all that its requests have, or of their states."""
     arguments = call_arguments(node)
+    if STATE_SLOTS in arguments:
+        state = arguments["state"].meta["val"]
+        return 2 * R * math.prod(state.shape[1:]) * state.dtype.itemsize
     if not any(name in arguments for name in _CACHES):
         return _ZERO
     k_cache, v_cache = (arguments[name].meta["val"] for name in _CACHES)

@@ -16,7 +16,7 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.graph.ranks import OnRanks, weight_value
 from llmc.graph.step_inputs import step_input
 from llmc.graph.weights import WeightSource
-from llmc.program import ADAPTERS, HIDDEN, ROW_ADAPTERS
+from llmc.program import ADAPTERS, HIDDEN, ROW_ADAPTERS, STATE_SLOTS
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,10 @@ def _hidden(graph: ModelGraph, positions: Tensor) -> dict[str, Tensor]:
 
 
 class _Caches:
-    """Cache tensors for the sequences of some steps; sequence s owns a run of blocks, in order."""
+    """Cache tensors for the sequences of some steps; sequence s owns a run of blocks, in order, and slot s of states.
+
+    States begin as what no sequence may read.
+    """
 
     def __init__(self, graph: ModelGraph, steps: Sequence[Sequence[Chunk]], block_size: int) -> None:
         chunks = [chunk for step in steps for chunk in step]
@@ -128,6 +131,8 @@ class _Caches:
         for node in graph.inputs() if pools else ():
             if node.name in pools:
                 self.tensors[node.name] = torch.zeros(tuple(node.meta["val"].shape), dtype=node.meta["val"].dtype)
+        for state in graph.states:
+            self.tensors[f"state_{state.index}"] = torch.full((sequences, *state.shape), torch.nan)
 
     def table(self, sequence: int) -> list[int]:
         """The blocks of a sequence; every other one is given out backwards, so that order is seen to matter."""
@@ -154,6 +159,7 @@ def _step_inputs(graph: ModelGraph, caches: _Caches, step: Sequence[Chunk]) -> d
         "context_lens": [chunk.start + len(chunk.tokens) for chunk in step],
         "block_tables": [caches.table(chunk.sequence) for chunk in step],
         "logit_rows": list(range(len(positions))),
+        STATE_SLOTS: [chunk.sequence for chunk in step],
     }
     inputs = {name: torch.tensor(value, dtype=torch.int32) for name, value in values.items()}
     inputs |= {name: torch.zeros(len(positions), dtype=torch.int32) for name in (ADAPTERS, ROW_ADAPTERS)}

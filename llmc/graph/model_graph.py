@@ -57,6 +57,14 @@ class CacheSpec:
 
 
 @dataclass(frozen=True)
+class StateSpec:
+    """What one op carries from token to token of a sequence, in fp32. shape: of one sequence's."""
+
+    index: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class AttachedDraft:
     """Layers that draft from a model's hidden states, as a graph of their own. method: the drafter that runs it.
     id_offsets: what is to be added to its own token ids for the model's; None where they are the same."""
@@ -82,8 +90,9 @@ class ModelGraph:
     Placeholders come in two kinds, told apart by `weights`: one whose node name is a key there is a weight, made by
     its recipe; every other one is a step input, in order. Input names at the stages captured and canonical:
     input_ids, positions; at serving and later also slot_mapping, query_starts, context_lens, block_tables,
-    logit_rows, and for each entry i of `caches` kv_cache_{i}_k and kv_cache_{i}_v; after insert_adapters also
-    adapter_of_token and the pools of `adapters`.
+    logit_rows, and for each entry i of `caches` kv_cache_{i}_k and kv_cache_{i}_v; where there are `states` also
+    state_slots and, for each entry i of them, state_{i}; after insert_adapters also adapter_of_token and the pools of
+    `adapters`.
     ranks: how many processes run the graph at once, each with its own weights and caches, talking in collectives;
     shapes are those of one of them.
     pipeline_stages: how many run one after the other on ranks of their own, cut at llmc::hand_over. pipeline_stage:
@@ -101,6 +110,7 @@ class ModelGraph:
     weights: dict[str, Recipe]
     info: ModelInfo
     caches: tuple[CacheSpec, ...] = ()
+    states: tuple[StateSpec, ...] = ()
     quantized: tuple[QuantizedWeight, ...] = ()
     sparse: tuple[SparseWeight, ...] = ()
     pruned: tuple[PrunedPart, ...] = ()

@@ -13,18 +13,20 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.graph.propagate import symbolic_input
 from llmc.program import HIDDEN
 
-# One axis that shows each symbol. T: tokens. L: logit rows. R: requests. B: blocks a request. N: blocks of the pool.
+# One axis that shows each symbol. T: tokens. L: logit rows. R: requests. B: blocks a request. N: blocks of the pool. S:
+# slots of states.
 _SHOWN_BY = (
     ("input_ids", -1, "T"),
     ("logit_rows", 0, "L"),
     ("context_lens", 0, "R"),
     ("block_tables", 1, "B"),
     ("kv_cache_0_k", 0, "N"),
+    ("state_0", 0, "S"),
 )
 
 
 def symbol_names(graph: fx.Graph) -> dict[sympy.Symbol, str]:
-    """T, L, R, B or N for each symbol of the fake values that a step input shows."""
+    """T, L, R, B, N or S for each symbol of the fake values that a step input shows."""
     inputs = {node.name: node.meta.get("val") for node in graph.find_nodes(op="placeholder")}
     names: dict[sympy.Symbol, str] = {}
     for name, axis, symbol in _SHOWN_BY:

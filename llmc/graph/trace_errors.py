@@ -48,8 +48,8 @@ def explain(error: Exception) -> CaptureError:
             at=place,
             fix="derive sizes from input.shape there, and do not compare or store them as Python numbers"
             if is_own
-            else "nothing helps but another model: llmc has no op for states that go from token to token "
-            "(`llmc models` says which architectures compile)",
+            else "nothing helps but another model: llmc has no op for these states, which go from token to token "
+            "(docs/states.md says which it has, `llmc models` which architectures compile)",
         )
     if isinstance(error, NotImplementedError):
         return CaptureError(

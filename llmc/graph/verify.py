@@ -21,7 +21,7 @@ from llmc.graph.op_record import RECORDS, op_call, ops_at, record_of
 from llmc.graph.pointwise import ELEMENTARY
 from llmc.graph.source_line import source_line
 from llmc.graph.stage import Stage
-from llmc.program import ADAPTERS, HIDDEN, ROW_ADAPTERS
+from llmc.program import ADAPTERS, HIDDEN, ROW_ADAPTERS, STATE_SLOTS
 
 aten = torch.ops.aten
 
@@ -131,7 +131,8 @@ def _check_inputs(graph: ModelGraph, stages: tuple[Stage, ...]) -> None:
         is_paged = stage in (Stage.SERVING, Stage.OPTIMIZED)
         hidden = [HIDDEN] if HIDDEN in seen else []
         first, second, *others = STAGE_INPUTS[stage]
-        expected.append([first, second, *hidden, *others, *(caches if is_paged else []), *pools])
+        states = [STATE_SLOTS, *(f"state_{i}" for i in range(len(graph.states)))] if STATE_SLOTS in seen else []
+        expected.append([first, second, *hidden, *others, *([*caches, *states] if is_paged else []), *pools])
     in_order = any(seen == names for names in expected)
     # A pass that is cut while it adds inputs leaves some of the later stage's.
     if not in_order and not (len(stages) > 1 and any(set(seen) <= set(names) for names in expected)):
@@ -141,7 +142,7 @@ def _check_inputs(graph: ModelGraph, stages: tuple[Stage, ...]) -> None:
         value = node.meta.get("val")
         if node.name in pools:
             continue
-        ranks = {2 if node.name == HIDDEN else STAGE_INPUTS[s].get(node.name, 4) for s in stages}
+        ranks = {_rank(graph, node.name, stage) for stage in stages}
         if Stage.CAPTURED in stages:
             ranks.add(3 if node.name == HIDDEN else 2)
         if not isinstance(value, torch.Tensor) or value.dim() not in ranks:
@@ -149,6 +150,12 @@ def _check_inputs(graph: ModelGraph, stages: tuple[Stage, ...]) -> None:
     missing = sorted(set(graph.weights) - {n.name for n in graph.weight_nodes()})
     if missing:
         raise PassError(f"weights without a placeholder: {missing}", at=graph.info.name)
+
+
+def _rank(graph: ModelGraph, name: str, stage: Stage) -> int:
+    """Of a step input."""
+    own = {HIDDEN: 2, STATE_SLOTS: 1, **{f"state_{spec.index}": 1 + len(spec.shape) for spec in graph.states}}
+    return own.get(name, STAGE_INPUTS[stage].get(name, 4))
 
 
 def _check_output(graph: ModelGraph, stages: tuple[Stage, ...]) -> None:

@@ -24,6 +24,8 @@ Flops = Callable[[OpCall], sympy.Expr]
 
 FROM_CAPTURED = frozenset({Stage.CAPTURED, Stage.CANONICAL, Stage.SERVING, Stage.OPTIMIZED})
 WHOLE_SEQUENCE = frozenset({Stage.CAPTURED, Stage.CANONICAL})
+# What the second pass of serving rewrites.
+UNTIL_SERVING = WHOLE_SEQUENCE | {Stage.SERVING}
 FROM_SERVING = frozenset({Stage.SERVING, Stage.OPTIMIZED})
 WHEN_OPTIMIZED = frozenset({Stage.OPTIMIZED})
 # Made by lowering, called by executors, or evaluated while weights are written: in no graph.

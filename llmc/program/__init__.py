@@ -24,6 +24,7 @@ from llmc.program.program import (
     code_rows_layout,
 )
 from llmc.program.rank_layout import RankLayout
+from llmc.program.state_slot import StateSlot, state_bytes
 from llmc.program.step_outputs import (
     ADAPTERS,
     CANDIDATES,
@@ -34,6 +35,7 @@ from llmc.program.step_outputs import (
     HIDDEN,
     LOGITS,
     ROW_ADAPTERS,
+    STATE_SLOTS,
     STEP_INPUTS,
     WRITTEN,
     StepOutput,
@@ -53,6 +55,7 @@ __all__ = [
     "LOGITS",
     "LOOP",
     "ROW_ADAPTERS",
+    "STATE_SLOTS",
     "STEP_INPUTS",
     "WRITTEN",
     "AdapterPools",
@@ -72,8 +75,10 @@ __all__ = [
     "RowCount",
     "RowRange",
     "SideOutput",
+    "StateSlot",
     "StepOutput",
     "WeightSlot",
     "code_rows_layout",
     "is_for",
+    "state_bytes",
 ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ctypes import CFUNCTYPE, POINTER, Structure, c_int32, c_int64, c_void_p, sizeof
 
-from llmc.program.step_outputs import ADAPTERS, CHOICE_INPUTS, HIDDEN, ROW_ADAPTERS
+from llmc.program.step_outputs import ADAPTERS, CHOICE_INPUTS, HIDDEN, ROW_ADAPTERS, STATE_SLOTS
 
 
 class LlmcStep(Structure):
@@ -20,6 +20,7 @@ class LlmcStep(Structure):
         ("sides", c_int64),
         (HIDDEN, c_void_p),
         *((name, c_void_p) for name in (ADAPTERS, ROW_ADAPTERS)),
+        (STATE_SLOTS, c_void_p),
     )
 
 

@@ -32,6 +32,7 @@ def joined_program(stages: Sequence[Program]) -> Program:
         buffers=tuple(buffers),
         weights=tuple(slot for stage in stages for slot in stage.weights),
         caches=tuple(cache for stage in stages for cache in stage.caches),
+        states=tuple(state for stage in stages for state in stage.states),
         launches=tuple(launch for stage in stages for launch in stage.launches),
         side_outputs=tuple(side for stage in stages for side in stage.side_outputs),
         hands_over=0,

@@ -13,7 +13,8 @@ class Operand:
     """A pointer, in JSON `space:name+offset/stride`, such as `buffer:qkv+2048/3072`.
 
     space: buffer (of the arena), weight, input (of the step; CHOICE_INPUTS too), cache (`3.k` is layer 3's keys),
-    adapter (a pool), output (logits, CHOICE_OUTPUTS) or engine (its place among several ranks).
+    state (`2` is the third), adapter (a pool), output (logits, CHOICE_OUTPUTS) or engine (its place among several
+    ranks).
     offset: in elements, left out if 0. stride: elements from row to row; None (left out) for what has no rows.
     """
 
@@ -43,7 +44,8 @@ class Operand:
         return Operand(space, name, int(offset or 0), None if stride is None else int(stride))
 
 
-_OPERAND = re.compile(r"(buffer|weight|input|cache|adapter|output|engine):([A-Za-z0-9_.]+)(?:\+(\d+))?(?:/(\d+))?")
+_SPACES = "buffer|weight|input|cache|state|adapter|output|engine"
+_OPERAND = re.compile(rf"({_SPACES}):([A-Za-z0-9_.]+)(?:\+(\d+))?(?:/(\d+))?")
 
 
 class Count(Enum):

@@ -16,6 +16,7 @@ from llmc.formats.code_format import CODE_FORMATS
 from llmc.program.adapter_pools import AdapterPools
 from llmc.program.launch_arguments import Argument, Count
 from llmc.program.rank_layout import RankLayout
+from llmc.program.state_slot import StateSlot
 from llmc.program.step_outputs import StepOutput, is_for
 
 # Bytes of an element of each dtype, by what safetensors calls it.
@@ -360,7 +361,7 @@ class Program:
     program that reads none. layout: of the engine's ranks; those of one stage run the program together, each with its
     own weights and caches. stage: which one it is. hands_over: columns of the rows in fp32, one for each token, that a
     step gives for the next stage in the place of logits; 0 where it gives logits. adapters: where they go; None for an
-    engine that takes none.
+    engine that takes none. states: what its ops carry from token to token.
     """
 
     limits: Limits
@@ -379,6 +380,7 @@ class Program:
     stage: int = 0
     hands_over: int = 0
     adapters: AdapterPools | None = None
+    states: tuple[StateSlot, ...] = ()
 
     @property
     def ranks(self) -> int:

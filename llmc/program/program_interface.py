@@ -35,6 +35,8 @@ def memory_text(program: Program) -> str:
         for index in range(len(pools.products)):
             shapes = " ".join(f"{name} {list(shape)}" for name, shape in pools.shapes(index).items())
             lines.append(f"adapters {pools.products[index].dtype} {shapes}")
+    for index, state in enumerate(program.states):
+        lines.append(f"state {index} {list(state.shape)}")
     for side in program.side_outputs:
         lines.append(f"side output {side.name} {side.dtype} {side.rows.value} × {list(side.shape)}")
     return "".join(f"{line}\n" for line in lines)

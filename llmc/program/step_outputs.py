@@ -39,6 +39,8 @@ STEP_INPUTS = {
     "tree_masks": "I64",
     HIDDEN: "F32",
 }
+# Where each request's states are, [R] in I32: a step input of models that have states.
+STATE_SLOTS = "state_slots"
 # What choosing reads for each logit row beside the step's inputs, and what a step can leave for it: dtypes by name.
 CHOICE_INPUTS = {
     "temperature": "F32",

@@ -64,8 +64,10 @@ class Engine(TextGenerator):
         self._shared = SharedLoop(loop, executor.error if isinstance(executor, AbsentExecutor) else None)
         self._owned = owned
         self._tokenizer = Tokenizer(directory.files)
+        # Blocks alone do not bring a request to where they end: what its states were there is nowhere.
+        finds_prefixes = prefix_cache and not directory.program.states
         self._job_builder = JobBuilder(
-            directory.manifest.model, directory.program.limits, self._tokenizer, prefix_cache=prefix_cache
+            directory.manifest.model, directory.program.limits, self._tokenizer, prefix_cache=finds_prefixes
         )
         self._adapters = AdapterRegistry(directory.program.adapters)
         self._grammars = GrammarCompiler(

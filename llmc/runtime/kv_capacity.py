@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llmc.errors import OptionError
-from llmc.program import Program
+from llmc.program import Program, state_bytes
 from llmc.runtime.memory import available_bytes
 
 # The cache is touched as it fills, so its size is a ceiling; weights, arena and the page cache live beside it.
@@ -18,18 +18,19 @@ def block_count(
     program: Program, kv_cache_bytes: int | None, kv_memory: float | None = None, beside: Sequence[Program] = ()
 ) -> int:
     """Blocks for every sequence at full length, or as many as kv_cache_bytes, or the share kv_memory of the free
-    memory, holds. beside: of engines that have as many blocks, and their part of the memory.
+    memory beside states, holds. beside: of engines that have as many blocks, and their part of the memory.
 
     The default is 0.4 of the free memory, or more if a single sequence of max_model_len needs it and the free memory
     holds it. Raises OptionError if there is not even room for that.
     """
     limits = program.limits
+    available = available_bytes() - limits.max_sequences * state_bytes(program.states)
     if kv_memory is not None:
-        kv_cache_bytes = share_bytes(available_bytes(), kv_memory, kv_cache_bytes)
+        kv_cache_bytes = share_bytes(available, kv_memory, kv_cache_bytes)
     wanted, per_sequence = wanted_blocks(program, kv_cache_bytes)
     block_bytes = sum(bytes_per_block(each) for each in (program, *beside))
     needed = per_sequence * block_bytes
-    room = default_bytes(available_bytes(), needed) if kv_cache_bytes is None else kv_cache_bytes
+    room = default_bytes(available, needed) if kv_cache_bytes is None else kv_cache_bytes
     blocks = min(wanted, room // block_bytes) if block_bytes else wanted
     if blocks < per_sequence:
         source = "all free memory" if kv_cache_bytes is None else "kv_cache_bytes"

@@ -66,7 +66,7 @@ def load(
     from llmc.runtime.speculation.opening import plan_speculation
     from llmc.runtime.threads import thread_count
 
-    limits = directory.program.limits
+    program, limits = directory.program, directory.program.limits
     _check_limit("max_step_tokens", max_step_tokens, limits.max_batch_tokens, "max_batch_tokens")
     _check_limit("max_sequences", max_sequences, limits.max_sequences, "max_sequences")
     limits = replace(limits, max_sequences=max_sequences or limits.max_sequences)
@@ -77,7 +77,15 @@ def load(
     count, is_temporary = thread_count(threads), owned is not None
     opened, blocks = open_or_explain(directory, executor, kv_cache_bytes, kv_memory, count, is_temporary, check, beside)
     started = asked.start(blocks, count, executor) if asked and not isinstance(opened, AbsentExecutor) else None
-    loop = StepLoop(opened, limits, blocks, max_step_tokens, speculation=started, pools=directory.program.adapters)
+    loop = StepLoop(
+        opened,
+        limits,
+        blocks,
+        max_step_tokens,
+        speculation=started,
+        pools=program.adapters,
+        has_states=bool(program.states),
+    )
     return Engine(
         directory, opened, loop, owned, prefix_cache=prefix_cache, output_cache_bytes=output_cache_bytes, check=check
     )

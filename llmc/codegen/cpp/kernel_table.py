@@ -12,6 +12,7 @@ from llmc.codegen.cpp.cache_kernels import attended, caching
 from llmc.codegen.cpp.kernel import Kernel, by_name
 from llmc.codegen.cpp.products import lookup, product, sent
 from llmc.codegen.cpp.rank_kernels import among_ranks, gathered
+from llmc.codegen.cpp.state_kernels import WIDEST_CONV, WIDEST_KEY, carrying, decays
 
 _llmc = torch.ops.llmc
 
@@ -52,5 +53,15 @@ KERNELS: dict[Any, Kernel] = {
     ),
     _llmc.paged_attention.default: caching(
         "paged_attention", {"q": "tokens: heads head_dim"}, results=("y",), more=attended
+    ),
+    _llmc.causal_conv_with_state.default: carrying(
+        "causal_conv", {"x": ": channels", "weight": "width _"}, typed=None, widest=("weight", 0, WIDEST_CONV)
+    ),
+    _llmc.selective_scan_with_state.default: carrying("selective_scan", {"x": ": channels", "A": "_ n"}),
+    _llmc.linear_attention_with_state.default: carrying(
+        "linear_attention",
+        {"k": ": groups key_dim", "v": ": heads value_dim"},
+        more=decays,
+        widest=("k", 2, WIDEST_KEY),
     ),
 }

@@ -250,6 +250,8 @@ class _LaunchPrinter:
             return f"engine->adapters[{self._pools[operand.name]} /* {operand.name} */]"
         if operand.space == "cache":
             return f"engine->caches[{self._caches[operand.name]}]"
+        if operand.space == "state":
+            return f"(float*)engine->caches[{len(self._caches) + int(operand.name)}]"
         return _INPUTS.get(operand.name, f"step->{operand.name}")
 
 

@@ -35,7 +35,17 @@ WITHOUT_FUNCTION: Mapping[Any, str] = MappingProxyType(
         llmc.lora.default: "adapters lie beside the weights of CPU engines: export the model with one merged into it",
         llmc.all_reduce.default: _RANKS,
         llmc.all_gather.default: _RANKS,
-        llmc.lora.default: "adapters come and go while an engine runs; merged into the weights, they need no op",
+        **dict.fromkeys(
+            (
+                llmc.causal_conv.default,
+                llmc.causal_conv_with_state.default,
+                llmc.selective_scan.default,
+                llmc.selective_scan_with_state.default,
+                llmc.linear_attention.default,
+                llmc.linear_attention_with_state.default,
+            ),
+            "it walks over the tokens of a sequence, of which models of standard ops know no number",
+        ),
     }
 )
 # Of captured graphs: what checks and computes nothing.

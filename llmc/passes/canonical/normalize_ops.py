@@ -4,7 +4,7 @@
     one that only adds or drops axes of size 1, whatever the others are  →  unsqueeze, squeeze
     what is taken out of split, chunk, unbind  →  slice or select of the source
     t, mT  →  transpose;  permute  →  transposes
-    mm, bmm  →  matmul;  addmm, x·W, linear(x, Wᵀ)  →  linear(x, transpose(W));  baddbmm  →  add of a matmul
+    mm, bmm  →  matmul;  addmm, x·W, W·xᵀ, linear(x, Wᵀ)  →  linear(x, transpose(W));  baddbmm  →  add of a matmul
     min and max of two tensors, clamp between tensors  →  minimum, maximum;  __and__, __or__  →  bitwise_and, bitwise_or
     square  →  pow(x, 2);  rsub  →  sub;  masked_fill, where with a scalar  →  where;  _softmax  →  softmax
     add(expand(x), y)  →  add(x, y), and so for all pointwise ops, where y has the whole shape
@@ -165,9 +165,12 @@ def _addmm(node: fx.Node) -> Call | None:
 
 def _matmul_rule(graph: ModelGraph) -> Rule:
     def rule(node: fx.Node) -> Call | None:
-        """x·W with a matrix of weights is linear."""
+        """x·W with a matrix of weights is linear, and so is W·xᵀ."""
         x, other = node.args
-        value = tensor_of(other)
+        value, first = tensor_of(other), tensor_of(x)
+        if value is not None and value.dim() > 1 and first is not None and first.dim() == 2 and is_weight(x, graph):
+            product = Call(aten.linear.default, (Call(aten.transpose.int, (other, -2, -1)), x))
+            return Call(aten.transpose.int, (product, -2, -1))
         if value is None or value.dim() != 2 or not is_weight(other, graph):
             return None
         return Call(aten.linear.default, (x, Call(aten.transpose.int, (other, 0, 1))))

@@ -35,13 +35,14 @@ def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
 
 
 def _untransposed(value: Any) -> fx.Node | None:
-    """x of transpose(x, 0, 1), of three axes or more."""
+    """x of transpose(x, 0, 1), of three axes or more, or of [tokens, channels]."""
     if not isinstance(value, fx.Node) or value.target is not aten.transpose.int:
         return None
     tensor = tensor_of(value)
     source = value.args[0]
-    is_first_two = tensor is not None and tensor.dim() > 2 and _dims(value) == [0, 1]
-    return source if is_first_two and isinstance(source, fx.Node) else None
+    if tensor is None or not isinstance(source, fx.Node) or _dims(value) != [0, 1]:
+        return None
+    return source if tensor.dim() > 2 or isinstance(source.meta["val"].shape[0], torch.SymInt) else None
 
 
 def _transposed(call: Call | fx.Node) -> Call:
@@ -80,7 +81,7 @@ def _over_last_axis(node: fx.Node) -> Call | None:
     source = _untransposed(first)
     if tensor_of(node) is None or not isinstance(first, fx.Node) or _rows_of(node) != [first]:
         return None
-    if source is not None:
+    if source is not None and source.meta["val"].dim() > 2:
         return _transposed(Call(node.target, (source, *rest), dict(node.kwargs)))
     if first.target is aten.unsqueeze.default and first.meta["val"].dim() == 3 and first.args[1] == 1:
         return Call(aten.unsqueeze.default, (Call(node.target, (first.args[0], *rest), dict(node.kwargs)), 1))

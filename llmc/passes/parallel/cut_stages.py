@@ -25,6 +25,7 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.graph.propagate import token_count
 from llmc.options import BuildOptions
 from llmc.passes.parallel.choose_plan import node_seconds
+from llmc.passes.parallel.refuse_states import refuse_states
 from llmc.passes.parallel.roles import nbytes
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
@@ -37,6 +38,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     stages = options.pipeline_parallel_size
     if stages == 1 or graph.pipeline_stages > 1:
         return
+    refuse_states(graph, "pipeline_parallel_size", stages)
     order = [node for node in graph.graph.nodes if node.op == "call_function"]
     places = _places(graph, order)
     cuts = _choose(order, places, stages)

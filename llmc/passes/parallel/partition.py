@@ -32,6 +32,7 @@ from llmc.passes.parallel.choose_plan import Plan, choose_plan
 from llmc.passes.parallel.mixtures import divided_by_expert
 from llmc.passes.parallel.norm_parts import channel_shares, norm_parts
 from llmc.passes.parallel.propagate_placements import AxesClass, NodeAxis, Placements
+from llmc.passes.parallel.refuse_states import refuse_states
 from llmc.passes.parallel.resized_axes import resize_calls, resize_values
 from llmc.passes.parallel.roles import Role, is_weight, roles, sum_of
 from llmc.passes.parallel.split import Split, most_ranks
@@ -48,6 +49,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     ranks = options.tensor_parallel_size
     if ranks == 1 or graph.ranks > 1:
         return
+    refuse_states(graph, "tensor_parallel_size", ranks)
     placements = Placements(graph)
     divided = divided_by_expert(graph) if options.enable_expert_parallel else frozenset()
     plan = choose_plan(graph, placements, ranks, divided)

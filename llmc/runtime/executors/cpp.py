@@ -62,18 +62,19 @@ class CppExecutor:
         self._library = open_library(engine)
         self._check = check
         self._files = {t.path: np.frombuffer(engine.weight_file(t), np.uint8) for t in engine.tensors}
-        self._blocks = blocks
+        self._blocks, self._max_sequences = blocks, limits.max_sequences
         self._caches: list[Bytes] = []
         for cache in program.caches:
             key_bytes, value_bytes = cache.key_and_value_bytes(limits.block_size)
             self._caches += [zeros(blocks * key_bytes), zeros(blocks * value_bytes)]
+        self._states = [zeros(limits.max_sequences * state.nbytes) for state in program.states]
         self._slots = slot_views(program, self._caches)
         self._arena = zeros(program.arena.at(tokens=limits.max_batch_tokens, logit_rows=limits.max_logit_rows))
         self._sides = SideOutputs(program, also)
         self._logits: Logits = np.empty((limits.max_logit_rows, program.vocab_size), np.float32)
         # The engine keeps these two arrays of pointers, not a copy of them.
         self._weight_pointers = _pointers([_address(self._files[t.path]) + t.begin for t in engine.tensors])
-        self._cache_pointers = _pointers([_address(cache) for cache in self._caches])
+        self._cache_pointers = _pointers([_address(cache) for cache in (*self._caches, *self._states)])
         self._ranks = ranks
         place = None if ranks is None else ctypes.pointer(ranks)
         self._pools = None if program.adapters is None else AdapterMemory(program.adapters)
@@ -124,6 +125,7 @@ class CppExecutor:
             None if step.hidden is None else step.hidden.ctypes.data,
             None if step.adapter_of_token is None else step.adapter_of_token.ctypes.data,
             None if step.adapter_of_logit_row is None else step.adapter_of_logit_row.ctypes.data,
+            None if step.state_slots is None else step.state_slots.ctypes.data,
         )
         if choices is None:
             self._library.llmc_engine_step(self._engine, ctypes.byref(arguments))
@@ -177,6 +179,12 @@ class CppExecutor:
     def move_slots(self, sources: Ints, destinations: Ints) -> None:
         """Copy rows of every layer's keys and values."""
         move_slots(self._slots, sources, destinations)
+
+    def copy_states(self, source: int, destination: int) -> None:
+        """Copy a slot of every state."""
+        for states in self._states:
+            slots = states.reshape(self._max_sequences, -1)
+            slots[destination] = slots[source]
 
     def close(self) -> None:
         """Stop the engine's threads; its memory goes with this object."""

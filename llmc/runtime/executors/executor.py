@@ -98,6 +98,14 @@ class AdaptedExecutor(Executor, Protocol):
 
 
 @runtime_checkable
+class StateExecutor(Executor, Protocol):
+    """An executor that keeps what recurrent layers carry (program.states), a slot for each of max_sequences."""
+
+    def copy_states(self, source: int, destination: int) -> None:
+        """Let a slot be as another is after the last step, before the next one."""
+
+
+@runtime_checkable
 class ReopeningExecutor(Executor, Protocol):
     """An executor of several processes, which can be started again when one of them is lost."""
 

@@ -43,11 +43,12 @@ class ReferenceExecutor:
         check_interface(memory_text(program), read_memory_text(text), path)
         table = read_weight_table(text, path)
         self._ranks = [
-            graph_weights(of_rank(engine, rank), table) | _caches(program, blocks) for rank in range(program.ranks)
+            graph_weights(of_rank(engine, rank), table) | _caches(program, blocks) | _states(program)
+            for rank in range(program.ranks)
         ]
         # One block more than there are, for what the rows without a token write.
         self._spare_slot = blocks * program.limits.block_size
-        self._tensors = on_ranks(self._ranks)
+        self._tensors, self._states = on_ranks(self._ranks), tuple(_states(program))
         self._slots = [slot_views(program, _cache_bytes(program, tensors)) for tensors in self._ranks]
         self._interpreter = GraphInterpreter(graph)
         self._sides, self._left = program.side_outputs, dict[str, SideArray]()
@@ -93,6 +94,12 @@ class ReferenceExecutor:
         for slots in self._slots:
             move_slots(slots, torch.from_numpy(sources).long(), torch.from_numpy(destinations).long())
 
+    def copy_states(self, source: int, destination: int) -> None:
+        """Copy a slot of every state."""
+        for tensors in self._ranks:
+            for name in self._states:
+                tensors[name][destination] = tensors[name][source]
+
     def close(self) -> None:
         """Drop the weights and the cache."""
         self._tensors.clear()
@@ -109,6 +116,12 @@ def _caches(program: Program, blocks: int) -> dict[str, Tensor]:
         for layer, cache in enumerate(program.caches)
         for part, width in zip("kv", cache.widths(), strict=True)
     }
+
+
+def _states(program: Program) -> dict[str, Tensor]:
+    """By placeholder, a slot for each sequence."""
+    slots = program.limits.max_sequences
+    return {f"state_{index}": torch.zeros((slots, *state.shape)) for index, state in enumerate(program.states)}
 
 
 def _cache_bytes(program: Program, tensors: Mapping[str, Tensor]) -> list[Tensor]:

@@ -42,7 +42,8 @@ def tiles_of(step: Step, spare_slot: int) -> Iterator[Tile]:
                 follows = step.positions[begin:stop] == np.arange(position, position + stop - begin)
                 stop = begin + int(np.argmin(np.append(follows, False)))
             first_row = int(step.context_lens[r]) - (end - begin)
-            yield _tile(step, slice(begin, stop), place, first_row, table, is_wanted, spare_slot)
+            slot = None if step.state_slots is None else int(step.state_slots[r])
+            yield _tile(step, slice(begin, stop), place, first_row, table, slot, is_wanted, spare_slot)
             begin = stop
 
 
@@ -52,6 +53,7 @@ def _tile(
     place: int,
     first_row: int,
     table: Ints,
+    state_slot: int | None,
     is_wanted: np.ndarray[tuple[int], np.dtype[np.bool_]],
     spare: int,
 ) -> Tile:
@@ -74,6 +76,7 @@ def _tile(
             logit_rows=np.arange(TILE if len(wanted) else 1, dtype=np.int32),
             tree_masks=masks,
             hidden=None if step.hidden is None else _hidden(step.hidden[tokens], inside),
+            state_slots=None if state_slot is None else np.full(count, state_slot, np.int32),
         ),
         np.arange(place, place + count, dtype=np.int32),
         wanted,

@@ -28,7 +28,8 @@ class Step:
     at the end of the chain that leads to it. Only the 63 rows before a token can be hidden from it.
     sides: the side outputs that the step is to leave. hidden: [T, width] in fp32, of engines that read hidden
     states. adapter_of_token: [T], 0 for none or 1 + the slot of the token's adapter, and
-    adapter_of_logit_row: [L], the same of the wanted rows; None if no token has one.
+    adapter_of_logit_row: [L], the same of the wanted rows; None if no token has one. state_slots: [R], int32, where
+    each request's states are, of engines that have some; those of a request whose tokens are its first begin from zero.
     """
 
     input_ids: Ints
@@ -43,6 +44,7 @@ class Step:
     hidden: npt.NDArray[np.float32] | None = None
     adapter_of_token: Ints | None = None
     adapter_of_logit_row: Ints | None = None
+    state_slots: Ints | None = None
 
     def arrays(self) -> Iterator[tuple[str, npt.NDArray[np.int32 | np.int64 | np.float32]]]:
         """What there is, by name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -136,3 +137,13 @@ class StepInputs:
             self._positions[drafts] = stop - len(chunk.draft) - 1 + np.array(chunk.draft.depths(), np.int32)
             self._masks[drafts] = chunk.draft.masks()
             self._masked.append(drafts)
+
+
+class StatefulStepInputs(StepInputs):
+    """Those of an engine with states: each request's are in the slot of its seat."""
+
+    def fill(self, plan: StepPlan, sides: tuple[str, ...] = ()) -> Step:
+        """With state_slots."""
+        standings = [request.standing for request in (*plan.decodes, *(chunk.request for chunk in plan.chunks))]
+        slots = [standing.seat for standing in standings if standing.seat is not None]
+        return replace(super().fill(plan, sides), state_slots=np.array(slots, np.int32))

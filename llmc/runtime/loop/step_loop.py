@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 
 from llmc.program import AdapterPools, Limits
-from llmc.runtime.executors.executor import AdaptedExecutor, ChoosingExecutor, Executor
+from llmc.runtime.executors.executor import AdaptedExecutor, ChoosingExecutor, Executor, StateExecutor
 from llmc.runtime.loop.publish import compute, compute_choosing, publish
-from llmc.runtime.loop.step_inputs import StepInputs
+from llmc.runtime.loop.step_inputs import StatefulStepInputs, StepInputs
 from llmc.runtime.requests.request import Request
 from llmc.runtime.scheduling.adapter_slots import AdapterSlots
 from llmc.runtime.scheduling.block_pool import BlockPool
@@ -22,7 +22,7 @@ class StepLoop:
 
     blocks: of the executor's KV cache. max_step_tokens: a lower budget of tokens a step than the engine's limit.
     executor_seconds: of the last step, spent in the executor. speculation: what drafts tokens, if anything does.
-    pools: of an engine that takes adapters.
+    pools: of an engine that takes adapters. has_states: whether the engine's program has some.
     """
 
     def __init__(
@@ -33,6 +33,8 @@ class StepLoop:
         max_step_tokens: int | None = None,
         speculation: Speculation | None = None,
         pools: AdapterPools | None = None,
+        *,
+        has_states: bool = False,
     ) -> None:
         self.speculation = speculation
         self._executor = executor
@@ -42,14 +44,17 @@ class StepLoop:
         # Asked once: looking at an object's methods takes longer than the scheduler.
         self._chooser = executor if isinstance(executor, ChoosingExecutor) else None
         self._adapted = executor if pools is not None and isinstance(executor, AdaptedExecutor) else None
-        self._pools = pools
+        self._pools, self._has_states = pools, has_states
         slots = None if pools is None or self._adapted is None else AdapterSlots(pools.slots)
         self._slots = slots
-        self._inputs = StepInputs(limits, slots)
+        self._inputs = StatefulStepInputs(limits, slots) if has_states else StepInputs(limits, slots)
         self.pool = BlockPool(blocks)
         if speculation is not None:
             speculation.watch(self.pool)
-        self.scheduler = Scheduler(limits, self.pool, max_step_tokens, speculation=speculation, adapters=slots)
+        copying = executor.copy_states if has_states and isinstance(executor, StateExecutor) else None
+        self.scheduler = Scheduler(
+            limits, self.pool, max_step_tokens, speculation=speculation, adapters=slots, copy_states=copying
+        )
         self.executor_seconds = 0.0
 
     @property
@@ -124,4 +129,5 @@ class StepLoop:
             self._max_step_tokens,
             speculation=speculation,
             pools=self._pools,
+            has_states=self._has_states,
         )

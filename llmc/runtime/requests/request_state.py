@@ -11,18 +11,24 @@ from llmc.runtime.prefix_cache.chain import Chain
 class Standing:
     """Written by scheduler.py.
 
-    sequence: order of arrival. is_waiting: in a queue. is_seated: holding blocks, one of max_sequences. started: when
-    it first got them, as Request.arrived counts. cached_tokens: found in the prefix cache then. blocks: of the KV
-    cache, in order of position. computed: see Request.computed, which says it also of those that decode.
+    sequence: order of arrival. is_waiting: in a queue. seat: which of max_sequences it has while it holds blocks: the
+    slot of its states, where the model has some. started: when it first got one, as Request.arrived counts.
+    cached_tokens: found in the prefix cache then. blocks: of the KV cache, in order of position. computed: see
+    Request.computed, which says it also of those that decode.
     """
 
     sequence: int = 0
     is_waiting: bool = False
-    is_seated: bool = False
+    seat: int | None = None
     started: float | None = None
     cached_tokens: int = 0
     blocks: list[int] = field(default_factory=list)
     computed: int = 0
+
+    @property
+    def is_seated(self) -> bool:
+        """Whether it runs, or is parked with its blocks."""
+        return self.seat is not None
 
 
 @dataclass(eq=False, slots=True)

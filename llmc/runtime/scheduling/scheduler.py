@@ -34,7 +34,8 @@ class Scheduler:
     max_step_tokens: a lower budget of tokens a step than the engine's limit. ageing_seconds: how long a FREE request
     waits until it is as urgent as a PREMIUM one. clock: seconds, as Request.arrived counts them. speculation: what
     drafts tokens that may come next; a request that has drafts is a chunk of its last token and of those. adapters:
-    slots of the engine's pools; a request whose adapter has none, and gets none, waits.
+    slots of the engine's pools; a request whose adapter has none, and gets none, waits. copy_states: from seat to
+    seat, of a model that has states.
     """
 
     def __init__(
@@ -47,10 +48,12 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         speculation: Speculation | None = None,
         adapters: AdapterSlots | None = None,
+        copy_states: Callable[[int, int], None] | None = None,
     ) -> None:
         self._pool = pool
         self._adapters = adapters
         self._speculation = speculation
+        self._copy_states = copy_states
         self.prefix_cache = PrefixCache(pool, limits.block_size)
         self.preemptions = 0
         self.block_size = limits.block_size
@@ -67,7 +70,7 @@ class Scheduler:
         # Decoding requests that may share the block they write next.
         self._forked: list[Request] = []
         # Not more than a step has room for, so every decoding request is in every step.
-        self._free_seats = min(limits.max_sequences, self._budget, self._rows)
+        self._free_seats = list(range(min(limits.max_sequences, self._budget, self._rows) - 1, -1, -1))
         self._deadlines = Deadlines()
         self._arrivals = 0
         self._number = 0
@@ -106,6 +109,8 @@ class Scheduler:
             self._waiting.put_back(child)
             return
         self._take_seat(child)
+        if self._copy_states is not None and first.seat is not None and own.seat is not None:
+            self._copy_states(first.seat, own.seat)
         own.computed = parent.computed
         own.blocks = first.blocks[: self._blocks_for(own.computed)]
         self.prefix_cache.fork(parent, child)
@@ -349,9 +354,9 @@ class Scheduler:
 
     def _release(self, request: Request) -> None:
         own = request.standing
-        if own.is_seated:
-            own.is_seated = False
-            self._free_seats += 1
+        if own.seat is not None:
+            self._free_seats.append(own.seat)
+            own.seat = None
             if request.adapter is not None and self._adapters is not None:
                 self._adapters.release(request.adapter)
         if own.blocks:
@@ -361,8 +366,7 @@ class Scheduler:
         self.prefix_cache.leave(request)
 
     def _take_seat(self, request: Request) -> None:
-        request.standing.is_seated = True
-        self._free_seats -= 1
+        request.standing.seat = self._free_seats.pop()
         if request.adapter is not None and self._adapters is not None:
             self._adapters.hold(request.adapter)
 

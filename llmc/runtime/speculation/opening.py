@@ -98,9 +98,11 @@ def plan_speculation(
     tokens = min(max_step_tokens or limits.max_batch_tokens, limits.max_batch_tokens)
     _check_room(config.num_speculative_tokens, tokens, limits)
     _warn_of_few_rows(config.num_speculative_tokens, tokens, limits)
+    _check_states(first.program, first.path)
     if isinstance(config, DraftModelConfig):
         second = start_second(Path(config.model), first, check_weights=check_weights)
         _check_ranks(second.programs[0], "build what drafts for one rank: --tensor-parallel-size 1")
+        _check_states(second.programs[0], Path(config.model))
         return SpeculationPlan(config, first, second)
     if isinstance(config, Eagle3Config | MtpConfig):
         method = "eagle3" if isinstance(config, Eagle3Config) else "mtp"
@@ -120,6 +122,16 @@ def _check_ranks(second: Program, instead: str) -> None:
     """Of what drafts: those that torchrun has started are ranks of the engine that it drafts for."""
     if second.layout.ranks > 1:
         refuse_launched("the engine that drafts", at=OPTION, fix=f"{instead}; or start one process, without torchrun")
+
+
+def _check_states(program: Program, path: Path) -> None:
+    if program.states:
+        raise OptionError(
+            f"the model keeps {len(program.states)} states of a sequence, out of which a draft that does not come true "
+            f"cannot be taken again",
+            at=path,
+            fix="load it without speculation, or draft with a model that has none",
+        )
 
 
 def _check_heads(engine: EngineDirectory) -> None:

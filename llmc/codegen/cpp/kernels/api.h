@@ -135,6 +135,7 @@ typedef struct {
   const float* hidden;           // [T, hidden_width] of a draft, else null
   const int32_t* adapter_of_token;      // [T]: 0 for none, or 1 + its slot in the pools; null: no token has one
   const int32_t* adapter_of_logit_row;  // [L]: of the rows' tokens; null like the other
+  const int32_t* state_slots;    // [R] of an engine with states, else null
 } LlmcStep;
 
 // One of several processes that run an engine together; null for one alone. memory: llmc_engine_ranks_bytes(ranks) bytes that
@@ -150,9 +151,9 @@ typedef struct {
 } LlmcRanks;
 int64_t llmc_ranks_bytes(int32_t ranks);
 
-// Pointers stay valid until close. weights: in the order of program.json; caches: k0, v0, k1, v1, …; arena: 64-byte
-// aligned, of the size that program.json gives for the engine's limits; adapters: the pools of adapted products, in the
-// order of program.json, of each its A, B and ranks (lora.cpp); null for an engine without.
+// Pointers stay valid until close. weights: in the order of program.json; caches: k0, v0, k1, v1, …, then the states;
+// arena: 64-byte aligned, of the size that program.json gives for the engine's limits; adapters: the pools of adapted
+// products, in the order of program.json, of each its A, B and ranks (lora.cpp); null for an engine without.
 typedef struct {
   const void* const* weights;
   void* const* caches;

@@ -1,0 +1,43 @@
+"""What the ops with states share. A state is what one layer keeps of all tokens of a sequence, in fp32, however many.
+
+Each such op stands in two forms, as attention does: over one whole sequence, which begins from zero, and over a step of
+many requests, whose states lie in slots and are brought up to date in place. Both take the tokens of a sequence one by
+one, in order, so the bits of a result do not depend on how a sequence is cut into steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from llmc.graph.op_record import OpCall
+
+# One sequence from a state: the token rows of its result, and the state after them.
+Scan = Callable[[slice, Tensor], tuple[Tensor, Tensor]]
+
+
+def scan_step(
+    scan: Scan, y: Tensor, state: Tensor, query_starts: Tensor, context_lens: Tensor, state_slots: Tensor
+) -> Tensor:
+    """Fill y, token rows, request by request, and put each request's state back into its slot.
+
+    state: [slots, …]; query_starts: [requests + 1], context_lens: [requests], as in paged_attention; state_slots:
+    [requests], int32. A request whose tokens are the first of its sequence begins from zero, whatever its slot holds.
+    """
+    for r, slot in enumerate(state_slots.tolist()):
+        tokens = slice(int(query_starts[r]), int(query_starts[r + 1]))
+        has_state = int(context_lens[r]) > tokens.stop - tokens.start
+        before = state[slot] if has_state else torch.zeros_like(state[slot])
+        y[tokens], state[slot] = scan(tokens, before)
+    return y
+
+
+def check_floats(call: OpCall, names: tuple[str, ...]) -> str | None:
+    """That scans compute in fp32: what is wrong with a call, or None."""
+    for name in names:
+        value = call.arguments[name]
+        if isinstance(value, Tensor) and value.dtype is not torch.float32:
+            return f"{name} is {value.dtype}; scans take float32"
+    return None

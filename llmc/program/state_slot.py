@@ -1,0 +1,24 @@
+"""What an op carries from token to token of a sequence, as an executor keeps it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class StateSlot:
+    """One pointer to states in fp32: [max_sequences, *shape]."""
+
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Of one sequence."""
+        return math.prod(self.shape) * 4
+
+
+def state_bytes(states: Iterable[StateSlot]) -> int:
+    """Of all that one sequence has."""
+    return sum(state.nbytes for state in states)
