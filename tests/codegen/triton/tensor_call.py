@@ -198,6 +198,9 @@ class TensorCall:
     def cache(self, name: str) -> Operand:
         return self._put(Operand("cache", name), self._arguments[name].clone())
 
+    def state(self, name: str) -> Operand:
+        return self._put(Operand("state", name), self._arguments[name].clone())
+
     def block_size(self) -> int:
         return int(self._arguments["k_cache"].shape[2])
 

@@ -33,7 +33,7 @@ def step_tensors(requests: Requests) -> list[Tensor]:
 def outputs(run: Run, shape: tuple[int, ...], steps: list[Requests]) -> tuple[dict[tuple[int, int], Tensor], Tensor]:
     """y by slot and position, and the states afterwards, which began as what nobody may read."""
     state = torch.full((SLOTS, *shape), torch.nan)
-    found = {}
+    found: dict[tuple[int, int], Tensor] = {}
     for requests in steps:
         places = [(slot, first + i) for slot, first, count in requests for i in range(count)]
         y = run(state, step_tensors(requests), torch.tensor([16 * slot + position for slot, position in places]))
