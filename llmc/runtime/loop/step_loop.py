@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from llmc.program import AdapterPools, Limits
+from llmc.program import Limits, Program
 from llmc.runtime.executors.executor import AdaptedExecutor, ChoosingExecutor, Executor, StateExecutor
 from llmc.runtime.loop.publish import compute, compute_choosing, publish
 from llmc.runtime.loop.step_inputs import StatefulStepInputs, StepInputs
@@ -22,7 +22,7 @@ class StepLoop:
 
     blocks: of the executor's KV cache. max_step_tokens: a lower budget of tokens a step than the engine's limit.
     executor_seconds: of the last step, spent in the executor. speculation: what drafts tokens, if anything does.
-    pools: of an engine that takes adapters. has_states: whether the engine's program has some.
+    program: what the executor runs, for the adapters that it takes and its states; None: it has neither.
     """
 
     def __init__(
@@ -32,9 +32,7 @@ class StepLoop:
         blocks: int,
         max_step_tokens: int | None = None,
         speculation: Speculation | None = None,
-        pools: AdapterPools | None = None,
-        *,
-        has_states: bool = False,
+        program: Program | None = None,
     ) -> None:
         self.speculation = speculation
         self._executor = executor
@@ -43,8 +41,9 @@ class StepLoop:
         self._is_computing = False
         # Asked once: looking at an object's methods takes longer than the scheduler.
         self._chooser = executor if isinstance(executor, ChoosingExecutor) else None
+        pools, has_states = (None, False) if program is None else (program.adapters, bool(program.states))
         self._adapted = executor if pools is not None and isinstance(executor, AdaptedExecutor) else None
-        self._pools, self._has_states = pools, has_states
+        self._program = program
         slots = None if pools is None or self._adapted is None else AdapterSlots(pools.slots)
         self._slots = slots
         self._inputs = StatefulStepInputs(limits, slots) if has_states else StepInputs(limits, slots)
@@ -128,6 +127,5 @@ class StepLoop:
             self.pool.count,
             self._max_step_tokens,
             speculation=speculation,
-            pools=self._pools,
-            has_states=self._has_states,
+            program=self._program,
         )
