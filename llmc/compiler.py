@@ -287,7 +287,7 @@ def run_passes(
 ) -> PipelineResult:
     """The pipeline, with the graph after each pass in report/; an engine needs a graph of at least stage serving."""
     kept, covered = GraphRecord(captured.graph), CoverageObserver({p.name for p in built_in()}, options)
-    placed = PlacementObserver()
+    placed = PlacementObserver(options.pipeline_parallel_size)
     watchers: list[Observer] = [lambda record, graph: stages.advance(1), kept, covered, placed]
     if options.check_passes:
         watchers.append(PassChecker(captured.graph, captured.source))

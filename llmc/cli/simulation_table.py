@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from llmc.cli.table import Column, FittingTable
+from llmc.cli.units import in_bytes
 from llmc.simulation.compare import Comparison
 from llmc.simulation.serve import Refused, Served
 
@@ -42,7 +43,7 @@ def comparison_table(comparison: Comparison, title: str) -> FittingTable:
             f"{summary.output_throughput:.0f}",
             f"{rate:.2f}",
             *(f"{each.percentile(name, share):.1f}" for name in ("ttft", "tpot") for share in (0.5, 0.99)),
-            f"{max(memory.weights for memory in each.memory) / 1e9:.1f} GB",
+            in_bytes(max(memory.weights for memory in each.memory)),
             str(each.kv_tokens),
             f"{each.kv_used / each.kv_tokens:.0%}",
             str(each.preemptions),

@@ -36,7 +36,7 @@ def explain_model(
     observer = CoverageObserver({p.name for p in built_in()}, options)
     data = ModelData(captured.source, captured.tokenizer, lambda what, done, of: progress(f"{what} {done}/{of}"))
 
-    placed = PlacementObserver()
+    placed = PlacementObserver(options.pipeline_parallel_size)
     observe = dumped(captured.graph, lambda record, after: records.append(record), observer, placed)
     error: LlmcError | None = None
     ranks: RankExplanation | None = None

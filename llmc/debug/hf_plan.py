@@ -19,8 +19,11 @@ _STYLES: Mapping[str, tuple[int, str]] = {
     "colwise_gather_output": (0, _GATHERS),
     "rowwise_rep": (1, ""),
     "rowwise_split_input": (1, "of what it parts first"),
+    "embedding_rowwise": (0, ""),
+    "embedding_colwise": (1, ""),
 }
 _AXES = ("rows", "columns")
+_THROUGH = ", evenly, through what has to stay together, such as a head"
 
 
 def hf_plan(family: str) -> dict[str, str]:
@@ -50,8 +53,12 @@ def beside(weight: PlacedWeight, plan: Mapping[str, str]) -> str | None:
     if style not in _STYLES:
         return f"its style {style!r}"
     axis, besides = _STYLES[style]
+    if len(weight.shape) == 1:
+        return "same"
+    if "single head" in weight.why or (weight.axis == axis and not _is_even(weight)):
+        return f"it cuts {_AXES[axis]}{_THROUGH}"
     gathers = besides == _GATHERS and "all_gather" in weight.why
-    if len(weight.shape) == 1 or (weight.axis == axis and (gathers or not besides)):
+    if weight.axis == axis and (gathers or not besides):
         return "same"
     return f"it cuts {_AXES[axis]} {besides}".rstrip()
 
@@ -61,6 +68,14 @@ def agreement(weights: Iterable[PlacedWeight], plan: Mapping[str, str]) -> tuple
     matrices = [weight for weight in weights if len(weight.shape) > 1]
     same = [weight for weight in matrices if beside(weight, plan) == "same"]
     return sum(each.count for each in matrices), sum(each.count for each in same)
+
+
+def _is_even(weight: PlacedWeight) -> bool:
+    """Whether ranks have as much as each other, but for an element, and no two of them the same: as all styles cut."""
+    piece = weight.shape[weight.axis or 0] // weight.runs
+    return sum(weight.parts) == weight.runs * piece and max(weight.parts) == weight.runs * -(
+        -piece // len(weight.parts)
+    )
 
 
 def _names(module: str, name: str) -> bool:

@@ -16,7 +16,8 @@ class PlacedWeight:
     """Weights that differ by the numbers in their names only. name: with * for those. shape: of all ranks together.
 
     axis: that is cut, None for one that every rank has whole. parts: elements of it on each rank. length: with padding.
-    nbytes: of one of them on one rank. why: what decided it.
+    nbytes: of one of them on one rank. why: what decided it. runs: equal pieces of the axis, such as those of experts,
+    of each of which a rank has a part.
     """
 
     name: str
@@ -27,6 +28,7 @@ class PlacedWeight:
     length: int
     nbytes: int
     why: str
+    runs: int = 1
 
 
 @dataclass(frozen=True)

@@ -27,22 +27,26 @@ _COLLECTIVES = ("llmc.all_reduce", "llmc.all_gather")
 
 
 class PlacementObserver:
-    """Watches a pipeline for what the partitions did. placements: None where there is one rank."""
+    """Watches a pipeline for what the partitions did. placements: None where there is one rank. stages: that the model
+    will be cut into."""
 
-    def __init__(self) -> None:
+    def __init__(self, stages: int = 1) -> None:
         self.placements: Placements | None = None
+        self._stages = stages
         self._refusals: list[str] = []
 
     def __call__(self, record: PassRecord, graph: ModelGraph) -> None:
         """After each pass."""
         if record.name in _PARTITIONS and graph.ranks > 1:
             self._refusals += [each.reason for each in record.refusals]
-            self.placements = placements(graph, self._refusals)
+            self.placements = placements(graph, self._refusals, stages=self._stages)
 
 
-def placements(graph: ModelGraph, refusals: Sequence[str]) -> Placements:
-    """Of a graph that the partition has just come out of. refusals: what it said of weights that it left whole."""
-    return Placements(graph.ranks, tuple(_weights(graph, refusals)), tuple(_collectives(graph)))
+def placements(graph: ModelGraph, refusals: Sequence[str], *, stages: int = 1) -> Placements:
+    """Of a graph that the partition has just come out of. refusals: what it said of weights that it left whole. stages:
+    as of PlacementObserver; with more than one, ranks gather all logits."""
+    collectives = _collectives(graph, may_choose=stages == 1)
+    return Placements(graph.ranks, tuple(_weights(graph, refusals)), tuple(collectives))
 
 
 def _weights(graph: ModelGraph, refusals: Sequence[str]) -> Iterator[PlacedWeight]:
@@ -75,7 +79,7 @@ def _placed(graph: ModelGraph, node: fx.Node, refusals: Sequence[str]) -> Placed
     whole = tuple(runs * max(stop for _, stop in spans) if i == axis else size for i, size in enumerate(shape))
     parts = tuple(runs * (stop - start) for start, stop in spans)
     why = _why(node, axis, parts, runs) + _sharing(spans)
-    return PlacedWeight(name, 1, whole, axis, parts, shape[axis], int(nbytes), why)
+    return PlacedWeight(name, 1, whole, axis, parts, shape[axis], int(nbytes), why, runs)
 
 
 def weight_name(node: fx.Node, recipe: Recipe) -> str:
@@ -85,8 +89,12 @@ def weight_name(node: fx.Node, recipe: Recipe) -> str:
 
 
 def _why(weight: fx.Node, axis: int, parts: tuple[int, ...], runs: int) -> str:
-    reader = _reader(weight)
-    record = None if reader is None else record_of(reader)
+    """What each kind of reader does with its part: an embedding may be the output's matrix, too."""
+    return "; ".join(dict.fromkeys(_reason(weight, reader, axis, parts, runs) for reader in _readers(weight)))
+
+
+def _reason(weight: fx.Node, reader: fx.Node, axis: int, parts: tuple[int, ...], runs: int) -> str:
+    record = record_of(reader)
     if record is not None and record.table is not None:
         return "rows of the vocabulary: ids of other ranks look up zeros, and all_reduce adds up"
     if len(weight.meta["val"].shape) == 1 and not any(parts[1:]):
@@ -95,8 +103,8 @@ def _why(weight: fx.Node, axis: int, parts: tuple[int, ...], runs: int) -> str:
         return "a vector, cut with the channels that it is for"
     if axis == 1:
         return "columns, as x arrives: each rank has a part of the sums, and all_reduce adds up"
-    gathered = reader is not None and any(op_name(user.target) == _COLLECTIVES[1] for user in reader.users)
-    if reader is not None and op_name(reader.target) == "llmc.expert_linear":
+    gathered = any(op_name(user.target) == _COLLECTIVES[1] for user in reader.users)
+    if op_name(reader.target) == "llmc.expert_linear":
         return "rows: each rank has some " + ("of the experts" if runs == 1 else "channels of each expert's result")
     return "rows: each rank has some channels of the result" + (", and all_gather joins them" if gathered else "")
 
@@ -106,24 +114,23 @@ def _sharing(spans: list[tuple[int, int]]) -> str:
     return f"; {most} ranks keep the same" if most > 1 else ""
 
 
-def _reader(weight: fx.Node) -> fx.Node | None:
-    """The op that a weight is for, behind those that only decode it."""
-    node = weight
-    while len(node.users) > 0:
-        node = next(iter(node.users))
-        record = record_of(node)
+def _readers(weight: fx.Node) -> Iterator[fx.Node]:
+    """The ops that a weight is for, behind those that only decode it."""
+    for user in weight.users:
+        record = record_of(user)
         if record is None or record.part is None:
-            return node
-    return None
+            yield user
+        else:
+            yield from _readers(user)
 
 
-def _collectives(graph: ModelGraph) -> Iterator[PlacedCollective]:
+def _collectives(graph: ModelGraph, *, may_choose: bool) -> Iterator[PlacedCollective]:
     found: dict[PlacedCollective, int] = {}
     for node in graph.graph.nodes:
         if node.op == "call_function" and op_name(node.target) in _COLLECTIVES:
             of = _origin(graph, call_arguments(node)["x"])
             of_logits = op_name(node.target) == _COLLECTIVES[1] and node is graph.logits()
-            chosen = CANDIDATE_BYTES * graph.ranks if of_logits else None
+            chosen = CANDIDATE_BYTES * graph.ranks if of_logits and may_choose else None
             name = op_name(node.target).removeprefix("llmc.")
             each = PlacedCollective(name, of, 1, _row_bytes(node.meta["val"]), chosen)
             found[each] = found.get(each, 0) + 1

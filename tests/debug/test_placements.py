@@ -43,7 +43,8 @@ def test_each_kind_of_weight_is_one_row_with_its_part(explanation: Explanation) 
     assert (down.axis, down.parts) == (1, (192,) * 4) and "all_reduce adds up" in down.why
     norm = found["model.norm.weight"]
     assert norm.axis is None and "all ranks have" in norm.why
-    assert found["model.embed_tokens.weight"].length == 4096 // 4 + 1
+    both = found["model.embed_tokens.weight"]
+    assert both.length == 4096 // 4 + 1 and "look up zeros" in both.why and "all_gather joins them" in both.why
 
 
 def test_more_ranks_than_heads() -> None:
@@ -66,10 +67,12 @@ def test_it_is_said_in_lines_and_as_json(explanation: Explanation) -> None:
     assert "6 × model.layers.*.self_attn.k_proj.weight [128 × 256]: rows, 64 a rank" in text
     assert "23040 bytes a token in 14 collectives" in text
     assert "16384 bytes a token; on CPUs 32 where only tokens are wanted" in text
-    assert "42 of 43 weights are cut alike" in text
+    assert "30 of 43 weights are cut alike" in text
     data = json.loads(json.dumps(explanation.to_json()))["ranks"]
     assert data["ranks"] == 4 and [each["memory"]["kv_token"] for each in data["stages"]] == [1536]
-    assert {each["beside"] for each in data["weights"]} >= {"same", "not in its plan: every rank has it whole"}
+    beside = {each["name"].split(".")[-2]: each["beside"] for each in data["weights"]}
+    assert beside["q_proj"] == "same" and beside["embed_tokens"] == "not in its plan: every rank has it whole"
+    assert beside["k_proj"] == "it cuts rows, evenly, through what has to stay together, such as a head"
 
 
 def test_the_report_says_the_same(explanation: Explanation, draft_engine: Path) -> None:
@@ -84,7 +87,7 @@ def test_the_report_says_the_same(explanation: Explanation, draft_engine: Path) 
     said, shown = explanation.ranks.to_json(), data["ranks"]
     assert {**shown, "stages": None} == {**json.loads(json.dumps(said)), "stages": None}
     assert [(each["first"], each["last"]) for each in shown["stages"]] == [(0, 3)]
-    assert shown["agreement"] == [43, 42]
+    assert shown["agreement"] == [43, 30]
     assert "Beside Hugging Face's plan" in script()
 
 
@@ -106,6 +109,7 @@ def test_stages_say_their_ranks_memory_and_what_they_hand_over(tensor: int) -> N
     ranks = "rank 0" if tensor == 1 else "ranks 0–1"
     assert f"on {2 * tensor} ranks in 2 stages" in text and f"stage 0, {ranks}: memory a rank: weights 0.0" in text
     assert "hands over 1024 bytes a token" in text and ("cut alike" in text) is (tensor > 1)
+    assert "where only tokens are wanted" not in text
 
 
 def test_experts_say_whether_they_or_their_channels_are_divided() -> None:
@@ -132,6 +136,13 @@ def test_how_plans_differ() -> None:
     assert beside(replace(output, why="rows"), hf_plan("llama")) == "it cuts rows and gathers what comes out"
     weight = PlacedWeight("model.layers.*.mlp.down_proj.weight", 2, (8, 8), 0, (4, 4), 4, 64, "")
     assert beside(weight, {}) is None
+    through = "it cuts rows, evenly, through what has to stay together, such as a head"
+    plan = {"layers.*.mlp.down_proj": "colwise"}
+    for parts, said in (((3, 3, 2), "same"), ((4, 2, 2), through), ((4, 4, 4), through)):
+        assert beside(replace(weight, parts=parts), plan) == said
+    assert beside(replace(weight, shape=(10, 8), parts=(6, 4), runs=2), plan) == "same"
+    assert beside(replace(weight, axis=None, why="it is a single head"), plan) == through
+    assert beside(replace(weight, axis=None), plan) == "it cuts rows"
     assert beside(weight, {"layers.*.mlp.down_proj": "colwise"}) == "same"
     assert beside(weight, {"layers.*.mlp.down_proj": "rowwise"}) == "it cuts columns"
     assert (
