@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import llmc.architectures.survey
 from llmc.architectures.page import models_page
 from llmc.architectures.survey import LENGTH, Outcome, Verdict, survey
 from llmc.architectures.tiny_config import causal_architectures, tiny_architecture, tiny_config
@@ -24,6 +25,17 @@ def test_an_unknown_one_is_named() -> None:
 def test_a_multimodal_one_has_small_parts() -> None:
     config = tiny_config("gemma3")
     assert config.text_config.hidden_size == config.vision_config.hidden_size == 64
+
+
+@pytest.mark.parametrize(("at", "reason"), [(None, "it gates"), ("model.py:7", "it gates (model.py:7)")])
+def test_a_refusal_says_where_if_that_is_known(at: str | None, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise CaptureError("it gates", at=at)
+
+    monkeypatch.setattr(llmc.architectures.survey, "_logits", refused)
+    assert survey("llama", KNOWN["llama"], "reference") == Outcome(
+        "llama", KNOWN["llama"], Verdict.REFUSED, reason=reason
+    )
 
 
 def test_the_page_says_each_verdict_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,16 @@ def test_an_engine_shows_hidden_states_and_its_output_matrix(draft_engine: Path)
     assert rows[0].states.shape == (99, 128) and rows[0].logits.shape == (99, 4096)
     matrix = load_file(DRAFT / "model.safetensors")["model.embed_tokens.weight"].float()
     assert (output_matrix(rows) - matrix).norm() / matrix.norm() < 1e-3
+
+
+def test_logits_that_something_else_follows_are_no_product_of_states(draft_engine: Path) -> None:
+    """A launch after the product changes logits in a way that heads do not learn."""
+    directory = read_engine(draft_engine)
+    norm = next(launch for launch in directory.program.launches if "x" in launch.arguments)
+    after = replace(norm, only=None, wanted=(), arguments={"in0": norm.arguments["x"]})
+    program = replace(directory.program, launches=(*directory.program.launches, after))
+    with pytest.raises(OptionError, match="shows no hidden states"):
+        StateReader(replace(directory, program=program), 1)
 
 
 def test_heads_learn_what_the_engine_writes(trained: TrainedHeads) -> None:

@@ -48,13 +48,14 @@ class LoadedKernel:
 
 def load_kernel(binary: DeviceBinary, directory: Path) -> LoadedKernel:
     """Load a binary into the current context."""
-    cuda, path = driver(), directory / binary.file
+    path = directory / binary.file
     if binary.blocks_per_cluster > 1:
         raise EngineFormatError(
             f"the kernel wants clusters of {binary.blocks_per_cluster} blocks; this llmc launches blocks one by one",
             at=path,
             fix="rebuild the engine with this llmc",
         )
+    cuda = driver()
     (module,) = check(cuda.cuModuleLoadData(read_regular(path, _MOST_BINARY_BYTES)), "load the kernel", path)
     (function,) = check(cuda.cuModuleGetFunction(module, binary.entry.encode()), f"find {binary.entry}", path)
     if binary.shared_bytes > _PLAIN_SHARED_BYTES:

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from llmc.formats.schemes import parse_scheme
 from llmc.graph.capture import Captured
 from llmc.graph.memory_source import MemorySource
+from llmc.passes.quantization.round_weight import round_to_nearest
 from llmc.passes.quantization.scale_channels import scale_channels
 from tests.passes.quantization.quantizing import calibration_file, captured_llama, logits, quantized
 
@@ -56,6 +58,20 @@ def test_awq_lowers_the_error_of_products(tmp_path: Path) -> None:
     awq = {w.module: w.error for w in quantized("int4-awq:g32", calibration=calibration).graph.quantized}
     better = [name for name in nearest if name != "lm_head" and (awq[name] or 1) < (nearest[name] or 0)]
     assert len(better) >= 12
+
+
+def test_refuses_scales_that_do_no_good(tmp_path: Path) -> None:
+    """Weights that int4 can say as they are lose by every scale."""
+    given = captured_llama()
+    tensors = {name: given.source.load(name).clone() for name in given.source.names()}
+    scheme = parse_scheme("int4-awq:g32")
+    assert scheme is not None
+    for name in (name for name in tensors if name.endswith("_proj.weight")):
+        tensors[name] = round_to_nearest(tensors[name].float(), scheme).values()
+    exact = Captured(given.graph, MemorySource(tensors))
+    result = quantized("int4-awq:g32", passes=(scale_channels,), captured=exact, calibration=calibration_file(tmp_path))
+    assert not result.records[0].rewrites
+    assert any("no scales of" in r.reason for r in result.records[0].refusals)
 
 
 def test_refuses_channels_that_others_read(tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from llmc.errors import TargetError
+from llmc.errors import EngineFormatError, TargetError
+from llmc.program import DeviceBinary
 from llmc.runtime.device.device import no_device, open_device
-from llmc.runtime.executors.cuda_driver import check, driver_error
+from llmc.runtime.executors.cuda_driver import check, driver_error, load_kernel
 
 ENGINE = Path("model.llmc")
 
@@ -48,3 +49,10 @@ def test_status_of_the_driver() -> None:
     assert check((driver.CUresult.CUDA_SUCCESS, 5), "load", ENGINE) == (5,)
     with pytest.raises(TargetError, match="CUDA_ERROR_INVALID_VALUE"):
         check((driver.CUresult.CUDA_ERROR_INVALID_VALUE, None), "load", ENGINE)
+
+
+@pytest.mark.parametrize("blocks", [2, 16])
+def test_kernels_of_clusters_are_refused(blocks: int) -> None:
+    binary = DeviceBinary("kernels/h100/k.cubin", "k", 128, blocks, 0, 32, 0, 0, 0, 1)
+    with pytest.raises(EngineFormatError, match=f"clusters of {blocks} blocks"):
+        load_kernel(binary, ENGINE)
