@@ -10,7 +10,7 @@ import pytest
 from onnx import numpy_helper
 
 import llmc
-from llmc.graph.capture import capture
+from llmc.engine_format.manifest import read_manifest
 from llmc.graph.onnx.capture import read_decoder
 from llmc.options import BuildOptions
 from tests.onnx_files import (
@@ -35,10 +35,10 @@ def distance(found: object, expected: Array) -> float:
     return float(np.abs(np.asarray(found) - expected).max() / (expected.max() - expected.min()))
 
 
-def assert_same(place: Path, file: Path, head_dim: int = 16) -> None:
+def assert_same(place: Path, file: Path, head_dim: int = 16, engine_path: Path | None = None) -> None:
     """64 greedy tokens, and the logits of a prompt longer than any window."""
     model = OnnxruntimeModel(file, head_dim)
-    with llmc.compile(place, target="cpu") as engine:
+    with llmc.compile(place, target="cpu", output=engine_path) as engine:
         assert distance(engine.logits(_TOKENS), model.logits(_TOKENS)) <= _CLOSE
         found = engine.generate([_TOKENS], max_tokens=64, temperature=0.0, ignore_eos=True)[0]
         assert list(found.token_ids) == model.greedy(_TOKENS, 64)
@@ -88,9 +88,8 @@ def test_codes_of_onnxruntime_genai_are_kept(family: str, tmp_path: Path) -> Non
 
 def test_a_named_file_and_what_stands_beside_it(tmp_path: Path) -> None:
     """onnxruntime-genai's graph, and its tokenizer; genai_config.json says of tokens and lengths."""
-    place = genai_model("qwen3", tmp_path)
-    assert_same(place / "model.onnx", place / "model.onnx", overrides("qwen3")["head_dim"])
-    captured = capture(place, BuildOptions())
-    assert captured.tokenizer == place / "tokenizer.json"
-    info = captured.graph.info
-    assert (info.eos_token_ids, info.max_positions, info.family) == ((1,), 320, "qwen3")
+    place, built = genai_model("qwen3", tmp_path), tmp_path / "engine.llmc"
+    assert_same(place / "model.onnx", place / "model.onnx", overrides("qwen3")["head_dim"], built)
+    assert (built / "tokenizer" / "tokenizer.json").read_bytes() == (place / "tokenizer.json").read_bytes()
+    info = read_manifest(built).model
+    assert (tuple(info.eos_token_ids), info.max_positions, info.family) == ((1,), 320, "qwen3")

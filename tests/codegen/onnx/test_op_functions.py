@@ -116,8 +116,9 @@ def test_an_expert_that_is_none_adds_nothing(rows: int) -> None:
     check(ops.expert_linear.default, x, numbers(15, 6, seed=1), numbers(15, seed=2), index, 3)
 
 
+@pytest.mark.parametrize("sinks", [None, numbers(4, seed=3)])
 @pytest.mark.parametrize("window", [None, 3])
-def test_a_token_of_a_tree_does_not_see_what_its_mask_hides(window: int | None) -> None:
+def test_a_token_of_a_tree_does_not_see_what_its_mask_hides(window: int | None, sinks: Tensor | None) -> None:
     tree = random_tree(random.Random(3), 9)
     masks = torch.tensor([*[0] * 4, *tree.masks(), 0], dtype=torch.int64)
     drafts = len(tree.masks())
@@ -126,7 +127,7 @@ def test_a_token_of_a_tree_does_not_see_what_its_mask_hides(window: int | None) 
     tables = torch.tensor([[3, 0, 5, 1], [2, 0, 0, 0]], dtype=torch.int32)
     k, v = numbers(6, 2, 8, 4, seed=1), numbers(6, 2, 8, 4, seed=2)
     v[4] = torch.nan  # A block that nobody has.
-    options = (0.5, window, 4.0, None, None, None, masks)
+    options = (0.5, window, 4.0, sinks, None, None, masks)
     check(ops.paged_attention.default, numbers(5 + drafts, 4, 4), k, v, starts, lengths, tables, *options)
 
 

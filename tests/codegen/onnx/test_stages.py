@@ -61,7 +61,7 @@ def check(family: str, stage: Stage, options: BuildOptions) -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.value)
-@pytest.mark.parametrize("family", quick_sample(FAMILIES, ("llama", "gpt_oss")))
+@pytest.mark.parametrize("family", quick_sample(FAMILIES, ("llama",)))
 def test_a_stage_in_onnxruntime_computes_what_its_graph_does(family: str, stage: Stage) -> None:
     check(family, stage, BuildOptions(dtype="float32"))
 
