@@ -24,8 +24,8 @@ from llmc.program.launch_arguments import Argument, Operand
 class KernelCall:
     """The part of a launch (llmc.program.Launch) that a backend decides.
 
-    wanted: as of Launch. moved: bytes, as of Launch, where they are others than the node's. seconds: predicted of a
-    group, with the call that does the work. others: of the first call, groups that could stand for it.
+    wanted, sides: as of Launch. moved: bytes, as of Launch, where they are others than the node's. seconds: predicted
+    of a group, with the call that does the work. others: of the first call, groups that could stand for it.
     """
 
     kernel: str
@@ -35,6 +35,7 @@ class KernelCall:
     grid: tuple[str, ...] = ()
     only: RowRange | None = None
     wanted: tuple[StepOutput, ...] = ()
+    sides: tuple[str, ...] = ()
     moved: str | None = None
     seconds: float | None = None
     others: tuple[tuple[KernelCall, ...], ...] = ()
@@ -111,7 +112,6 @@ WITHOUT_KERNEL: Mapping[str, Mapping[OpOverload, str]] = MappingProxyType(
         "cpp": MappingProxyType({_llmc.hand_over.default: _OF_STAGES}),
         "triton": MappingProxyType(
             {
-                _llmc.lora.default: "adapters are merged into the weights of a GPU's engine so far",
                 _llmc.hand_over.default: _OF_STAGES,
                 **dict.fromkeys(_ROUTING, "mixtures of experts run on CPUs so far"),
                 **dict.fromkeys(_OF_STATES, "models with states run on CPUs so far"),

@@ -300,7 +300,7 @@ def _group_launches(group: Sequence[KernelCall], origin: Origin, moved: str, flo
 def _launch(call: KernelCall, origin: Origin, moved: str, flops: str) -> Launch:
     function = call.kernel, call.family, call.dtypes, call.arguments
     moved = moved if call.moved is None else call.moved
-    return Launch(*function, origin, moved, flops, call.grid, call.only, call.wanted, seconds=call.seconds)
+    return Launch(*function, origin, moved, flops, call.grid, call.only, call.wanted, call.sides, seconds=call.seconds)
 
 
 def _written(units: Sequence[Unit], kept: Sequence[View], views: Views) -> dict[Unit, tuple[Value, ...]]:

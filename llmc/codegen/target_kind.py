@@ -96,6 +96,28 @@ def kind_of(target: Target) -> TargetKind:
     return kind
 
 
+def check_adapters(options: BuildOptions) -> None:
+    """Of a kind whose engines take adapters. Raises OptionError for what they cannot be beside."""
+    if not options.enable_lora:
+        return
+    if options.tensor_parallel_size * options.pipeline_parallel_size > 1:
+        raise OptionError(
+            "engines of several ranks take no adapters beside their weights so far",
+            at=f"enable_lora, tensor_parallel_size={options.tensor_parallel_size}",
+            fix="build for one rank, or merge one adapter into the weights: --lora NAME=DIRECTORY",
+        )
+    if any(method in each for each in options.quantize for method in ("awq", "smoothquant")):
+        raise OptionError(
+            "AWQ and SmoothQuant scale the channels that adapters read",
+            at=f"enable_lora, quantize={','.join(options.quantize)}",
+            fix="quantize by gptq or to the nearest",
+        )
+    if options.prune:
+        raise OptionError(
+            "pruning takes out channels that adapters read", at=f"enable_lora, prune={','.join(options.prune)}"
+        )
+
+
 def refuse_adapters(options: BuildOptions, target: str) -> None:
     """Of a kind whose engines take no adapters. Raises OptionError for enable_lora."""
     if options.enable_lora:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 # Of one product: q, k and v, say, and one more.
 MOST_PARTS = 4
+_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "I32": 4}
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,19 @@ class AdapterPools:
             f"lora_{product}_b": (self.slots, self.max_rank, of.columns),
             f"lora_{product}_ranks": (self.slots, count),
         }
+
+    def dtypes(self) -> dict[str, str]:
+        """Of all pools by name, as safetensors names them."""
+        return {
+            name: "I32" if name.endswith("_ranks") else product.dtype
+            for index, product in enumerate(self.products)
+            for name in self.shapes(index)
+        }
+
+    def nbytes(self) -> dict[str, int]:
+        """The same of their sizes."""
+        shapes = {name: shape for index in range(len(self.products)) for name, shape in self.shapes(index).items()}
+        return {name: math.prod(shapes[name]) * _BYTES[dtype] for name, dtype in self.dtypes().items()}
 
     def names(self) -> tuple[str, ...]:
         """Of all pools, in order."""

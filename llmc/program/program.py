@@ -208,14 +208,14 @@ class Launch:
 
     kernel: on a CPU a function (kernels/api.h, or a loop of the engine's), on a GPU the name of a DeviceKernel. family:
     the function without its element types, LOOP for a generated one. dtypes: of the elements that it is for, as
-    safetensors names; of a cache of codes (llmc/formats/cache_format.py), theirs.
-    arguments: the fields of the kernel's struct or the parameters of the DeviceKernel; rows, p0, p1, … of a loop.
-    grid: of a GPU launch, one to three expressions (launch_grid.py); empty on a CPU. only: the steps that the
-    launch runs in; None is all of them. wanted: what those are to give; empty for anything. sides: it runs only in
-    steps that want one of these side outputs; empty for all. unless: and in none that wants one of these.
-    bytes_moved and flops are sympy expressions over the symbols of graph/cost.py, as text
-    (prediction/cost_expression.py). seconds: predicted with all that tiling adds, together with the launches that
-    follow for the same node, at the most rows of `only`; None where bytes and operations say it.
+    safetensors names; of a cache of codes (llmc/formats/cache_format.py), theirs. arguments: the fields of the kernel's
+    struct or the parameters of the DeviceKernel; rows, p0, p1, … of a loop. grid: of a GPU launch, one to three
+    expressions (launch_grid.py); empty on a CPU. only: the steps that the launch runs in; None is all of them. wanted:
+    what those are to give; empty for anything. sides: it runs only in steps that want one of these side outputs or, of
+    ADAPTERS, in which a token has an adapter; empty for all. unless: and in none that wants one of these. bytes_moved
+    and flops are sympy expressions over the symbols of graph/cost.py, as text (prediction/cost_expression.py). seconds:
+    predicted with all that tiling adds, together with the launches that follow for the same node, at the most rows of
+    `only`; None where bytes and operations say it.
     """
 
     kernel: str

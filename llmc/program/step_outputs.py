@@ -25,7 +25,7 @@ HIDDEN = "hidden"
 # Of an ONNX model: what it returns first, and what a cache is called after the step beside what it is before.
 LOGITS = "logits"
 WRITTEN = "_written"
-# Which adapter each token has, and each wanted row: step inputs of engines that take adapters.
+# Which adapter each token has, and each wanted row, in I32: step inputs of engines that take adapters.
 ADAPTERS, ROW_ADAPTERS = "adapter_of_token", "adapter_of_logit_row"
 # What else steps read, hidden states only for drafts: dtypes by name; what they count stands in runtime/loop/step.py.
 STEP_INPUTS = {

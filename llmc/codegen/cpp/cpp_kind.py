@@ -19,6 +19,7 @@ from llmc.codegen.cpp.pack_codes import pack_codes
 from llmc.codegen.cpp.pack_sparse import DENSE, pack_sparse, pack_sparse_codes
 from llmc.codegen.cpp.products import EXPERT_LINEAR, NO_SPARSE_EXPERTS
 from llmc.codegen.quantized_support import check_kernels
+from llmc.codegen.target_kind import check_adapters
 from llmc.engine_format.writer import EngineWriter
 from llmc.errors import OptionError
 from llmc.files.storage_error import storage_error
@@ -52,7 +53,7 @@ class CppKind:
                 at=f"speculative={options.speculative}, pipeline_parallel_size={options.pipeline_parallel_size}",
                 fix="use tensor_parallel_size alone, or draft with another engine, ngram, suffix or lookahead",
             )
-        _check_adapters(options)
+        check_adapters(options)
         check_kernels(options, CppBackend(self.target), self.target.name)
 
     @contextmanager
@@ -83,27 +84,6 @@ class CppKind:
     def fitting_sequences(self, program: Program) -> int | None:
         """Of a machine that is not known."""
         return None
-
-
-def _check_adapters(options: BuildOptions) -> None:
-    if not options.enable_lora:
-        return
-    if options.tensor_parallel_size * options.pipeline_parallel_size > 1:
-        raise OptionError(
-            "engines of several ranks take no adapters beside their weights so far",
-            at=f"enable_lora, tensor_parallel_size={options.tensor_parallel_size}",
-            fix="build for one rank, or merge one adapter into the weights: --lora NAME=DIRECTORY",
-        )
-    if any(method in each for each in options.quantize for method in ("awq", "smoothquant")):
-        raise OptionError(
-            "AWQ and SmoothQuant scale the channels that adapters read",
-            at=f"enable_lora, quantize={','.join(options.quantize)}",
-            fix="quantize by gptq or to the nearest",
-        )
-    if options.prune:
-        raise OptionError(
-            "pruning takes out channels that adapters read", at=f"enable_lora, prune={','.join(options.prune)}"
-        )
 
 
 class CppBuilder:

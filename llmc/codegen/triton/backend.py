@@ -116,7 +116,9 @@ class TritonBackend:
         names = list(inspect.signature(function).parameters)
         assert given.keys() == set(names), f"{function.__name__} takes {names}, and was given {list(given)}"
         arguments = {n: launch.arguments[n] for n in names if launch.arguments.get(n) is not None}
-        return KernelCall(name, function.__name__, arguments, (), launch.grid, only, seconds=launch.seconds)
+        return KernelCall(
+            name, function.__name__, arguments, (), launch.grid, only, sides=launch.sides, seconds=launch.seconds
+        )
 
 
 def python_function(function: Any) -> Any:

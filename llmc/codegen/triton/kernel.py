@@ -24,9 +24,10 @@ class DeviceLaunch:
     parameter names: an operand without a stride, a count, an int or a float, or None for a pointer that is absent (then
     the kernel is compiled for None). constants: the tl.constexpr parameters. grid: one to three expressions in T, L and
     R (program/launch_grid.py), such as "cdiv(T, 64) * 4". then: launches that follow, such as one that adds up what
-    this one left in a workspace. min_tokens, max_tokens: the row counts (T, or L where the launch's rows are logit
-    rows) that the launch serves, None for no limit; together the candidates serve every count. seconds: predicted at
-    the most of them, of all launches together, with the one that does the work; None where the node's cost says it.
+    this one left in a workspace. sides: as of Launch. min_tokens, max_tokens: the row counts (T, or L where the
+    launch's rows are logit rows) that the launch serves, None for no limit; together the candidates serve every count.
+    seconds: predicted at the most of them, of all launches together, with the one that does the work; None where the
+    node's cost says it.
     """
 
     function: Any
@@ -38,6 +39,7 @@ class DeviceLaunch:
     min_tokens: int = 1
     max_tokens: int | None = None
     then: tuple[DeviceLaunch, ...] = ()
+    sides: tuple[str, ...] = ()
     seconds: float | None = None
 
 

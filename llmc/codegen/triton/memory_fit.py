@@ -22,11 +22,12 @@ class _Needs:
     sequence: int
     arena: int
     logits: int
+    adapters: int
 
     @property
     def fixed(self) -> int:
         """Without any KV cache."""
-        return self.weights + self.arena + self.logits + RESERVED_BYTES
+        return self.weights + self.arena + self.logits + self.adapters + RESERVED_BYTES
 
 
 def check_memory(program: Program, target: GpuTarget, options: BuildOptions) -> None:
@@ -44,10 +45,12 @@ def check_memory(program: Program, target: GpuTarget, options: BuildOptions) -> 
     if needed > target.memory_bytes:
         sequences = "one sequence" if count == 1 else f"{count} sequences"
         lower = "max_sequences, " if count > 1 else ""
+        lower += "max_loras, " if needs.adapters else ""
+        pools = f"adapters {_gb(needs.adapters)} + " if needs.adapters else ""
         raise OptionError(
             f"the engine needs {_gb(needed)}, and {target.name} has {_gb(target.memory_bytes)}: "
             f"weights {_gb(needs.weights)} + KV cache of {sequences} of {limits.max_model_len} tokens {_gb(cache)} + "
-            f"arena {_gb(needs.arena)} + logits {_gb(needs.logits)} + {_gb(RESERVED_BYTES)} for the driver",
+            f"arena {_gb(needs.arena)} + logits {_gb(needs.logits)} + {pools}{_gb(RESERVED_BYTES)} for the driver",
             at=f"target={target.name}",
             fix=f"{_what_fits(program, target, needs, count)}: lower {lower}max_model_len or max_batch_tokens, choose "
             "kv_dtype or dtype of fewer bytes, more ranks, or a larger GPU",
@@ -105,6 +108,7 @@ def _needs(program: Program) -> _Needs:
         sequence=blocks * block,
         arena=program.arena.at(tokens=limits.max_batch_tokens, logit_rows=limits.max_logit_rows),
         logits=4 * limits.max_logit_rows * program.vocab_size,
+        adapters=0 if program.adapters is None else sum(program.adapters.nbytes().values()),
     )
 
 

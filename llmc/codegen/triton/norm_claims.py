@@ -3,8 +3,9 @@ their rows on the way, and norms the sum over ranks before them, so that what th
 
     linear(rms_norm(x, norm, eps), weight, bias), gated_linear(…)       in the product's kernel, or in a launch before
     linear(round_tokens(rms_norm(x, norm, eps), …), dequantize(…), …)   where x is rounded
-Must have: the product is the norm's only reader; x has rank 2, and is no fp16 where x·norm is an operand, which could
-overflow; of weights that are codes, products that round x anyway.
+Must have: the product is the norm's only reader, beside adapters that add to it and norm for themselves; x has rank 2,
+and is no fp16 where x·norm is an operand, which could overflow; of weights that are codes, products that round x
+anyway.
 
     rms_norm(all_reduce(x)), add_rms_norm(residual, all_reduce(x)), …   in the launch that sums
 Must have: the norm is the sum's only reader, and its rows are short enough for one program.
@@ -46,7 +47,15 @@ _NORMS = (
 
 def taken_in(node: fx.Node) -> fx.Node | Refusal | None:
     """What a node takes in, or why it leaves what is before it; None if there is nothing to take in."""
+    if node.target is _llmc.lora.default:
+        return _norm_of_product(node)
     return _sum_before(node) if node.target in _NORMS else norm_before(node)
+
+
+def _norm_of_product(lora: fx.Node) -> fx.Node | None:
+    """The norm before what adapters read, where the product to which they add takes it in."""
+    found = (norm_before(user) for user in lora.users if arguments_of(user).get("delta") is lora)
+    return next((norm for norm in found if norm is arguments_of(lora)["x"]), None)
 
 
 def _sum_before(norm: fx.Node) -> fx.Node | Refusal | None:
@@ -78,7 +87,8 @@ def norm_before(product: fx.Node) -> fx.Node | Refusal | None:
     if norm.target is not _llmc.rms_norm.default:
         return None
     value: torch.Tensor = norm.meta["val"]
-    readers = dict.fromkeys(r for user in norm.users for r in (user.users if user is arrived else (user,)))
+    read = (r for user in norm.users for r in (user.users if user is arrived else (user,)))
+    readers = dict.fromkeys(each for each in read if each is not arguments_of(product)["delta"])
     if len(readers) > 1:
         names = ", ".join(user.name for user in readers)
         return Refusal(f"its result has {len(readers)} readers: {names}", norm, users=tuple(readers))

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from llmc.build_stages import Stages
 from llmc.codegen.plain_rows import plain_rows
 from llmc.codegen.quantized_support import check_kernels
-from llmc.codegen.target_kind import refuse_adapters, refuse_stages
+from llmc.codegen.target_kind import check_adapters, refuse_stages
 from llmc.codegen.triton.code_rows import code_rows
 from llmc.codegen.triton.compile import Workers, compile_program, processors, require_triton
 from llmc.codegen.triton.device_lowered import DeviceLowered
@@ -44,7 +44,7 @@ class TritonKind:
     def check(self, options: BuildOptions) -> None:
         """Raise ToolchainError without Triton, OptionError for a scheme or KV cache that the kernels lack."""
         refuse_stages(options, self.target.name)
-        refuse_adapters(options, self.target.name)
+        check_adapters(options)
         require_triton()
         from llmc.codegen.triton.backend import TritonBackend  # imports Triton, which may be missing
 

@@ -13,8 +13,8 @@ from llmc.errors import AdapterError
 from llmc.program import AdapterPools
 from llmc.program.adapter_pools import AdaptedModule, AdaptedProduct
 
-# Elements of a pool: float32, or the upper half of their bits for bfloat16.
-Elements = npt.NDArray[np.float32 | np.uint16]
+# Elements of a pool: float32, float16, or the upper half of a float32's bits for bfloat16.
+Elements = npt.NDArray[np.float32 | np.float16 | np.uint16]
 
 
 @dataclass(frozen=True)
@@ -94,5 +94,7 @@ def _placed(adapter: Adapter, module: LoraModule, of: AdaptedProduct, product: i
 def _stored(values: npt.NDArray[np.float32], dtype: str) -> Elements:
     if dtype == "F32":
         return np.ascontiguousarray(values)
+    if dtype == "F16":
+        return values.astype(np.float16)
     bits = np.ascontiguousarray(values).view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)  # to nearest even

@@ -15,7 +15,7 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from llmc.program import CHOICE_INPUTS, HIDDEN, ITEMSIZES, STEP_INPUTS, Limits
+from llmc.program import ADAPTERS, CHOICE_INPUTS, HIDDEN, ITEMSIZES, ROW_ADAPTERS, STEP_INPUTS, Limits
 from llmc.runtime.loop.step import Ints, Step
 from llmc.runtime.sampling.row_choice import RowChoices
 
@@ -26,13 +26,14 @@ _LEAST_COLUMNS = 64
 @dataclass(frozen=True)
 class StepShape:
     """The counts of a step, which its grids, addresses and input layout follow from. hidden: columns of its hidden
-    states."""
+    states. adapters: whether it says which adapter tokens have."""
 
     tokens: int
     logit_rows: int
     requests: int
     max_blocks: int
     hidden: int = 0
+    adapters: bool = False
 
     @staticmethod
     def of(step: Step) -> StepShape:
@@ -43,6 +44,7 @@ class StepShape:
             len(step.context_lens),
             int(step.block_tables.shape[1]),
             0 if step.hidden is None else step.hidden.shape[1],
+            step.adapter_of_token is not None,
         )
 
     def counts(self) -> Mapping[str, int]:
@@ -67,19 +69,21 @@ def _input_offsets(shape: StepShape) -> Mapping[str, int]:
         "logit_rows": shape.logit_rows,
         "tree_masks": shape.tokens,
         HIDDEN: shape.tokens * shape.hidden,
+        ADAPTERS: shape.tokens if shape.adapters else 0,
+        ROW_ADAPTERS: shape.logit_rows if shape.adapters else 0,
         **dict.fromkeys(CHOICE_INPUTS, shape.logit_rows),
     }
-    offsets, end, dtypes = {}, 0, STEP_INPUTS | CHOICE_INPUTS
+    offsets, end, dtypes = {}, 0, {**STEP_INPUTS, **CHOICE_INPUTS, ADAPTERS: "I32", ROW_ADAPTERS: "I32"}
     for name, length in lengths.items():
         offsets[name] = end
         end += -(-length * ITEMSIZES[dtypes[name]] // ALIGNMENT) * ALIGNMENT
     return MappingProxyType({**offsets, "end": end})
 
 
-def largest_shape(limits: Limits, hidden: int = 0) -> StepShape:
+def largest_shape(limits: Limits, hidden: int = 0, *, adapters: bool = False) -> StepShape:
     """The shape of the largest step; columns of the block tables up to the next power of two."""
     columns = 1 << (_columns(limits) - 1).bit_length()
-    return StepShape(limits.max_batch_tokens, limits.max_logit_rows, limits.max_sequences, columns, hidden)
+    return StepShape(limits.max_batch_tokens, limits.max_logit_rows, limits.max_sequences, columns, hidden, adapters)
 
 
 def pack_inputs(step: Step, shape: StepShape, into: npt.NDArray[np.uint8], choices: RowChoices | None = None) -> int:
@@ -115,7 +119,7 @@ def decode_bucket(step: Step, limits: Limits) -> StepShape | None:
         return None
     requests = next(size for size in request_buckets(limits) if size >= shape.requests)
     columns = max(_LEAST_COLUMNS, 1 << (shape.max_blocks - 1).bit_length())
-    return StepShape(requests, requests, requests, columns, shape.hidden)
+    return StepShape(requests, requests, requests, columns, shape.hidden, shape.adapters)
 
 
 def padded(step: Step, shape: StepShape, block_size: int, scratch_block: int) -> Step:
@@ -135,6 +139,10 @@ def padded(step: Step, shape: StepShape, block_size: int, scratch_block: int) ->
         tree_masks=np.zeros(shape.requests, np.int64),
         sides=step.sides,
         hidden=None if step.hidden is None else np.pad(step.hidden, ((0, extra), (0, 0))),
+        adapter_of_token=None if step.adapter_of_token is None else _extended(step.adapter_of_token, extra, 0),
+        adapter_of_logit_row=(
+            None if step.adapter_of_logit_row is None else _extended(step.adapter_of_logit_row, extra, 0)
+        ),
     )
 
 
@@ -158,6 +166,8 @@ def example_step(shape: StepShape, limits: Limits, blocks: int) -> Step:
         logit_rows=np.arange(shape.tokens - shape.logit_rows, shape.tokens, dtype=np.int32),
         tree_masks=np.zeros(shape.tokens, np.int64),
         hidden=np.zeros((shape.tokens, shape.hidden), np.float32) if shape.hidden else None,
+        adapter_of_token=np.zeros(shape.tokens, np.int32) if shape.adapters else None,
+        adapter_of_logit_row=np.zeros(shape.logit_rows, np.int32) if shape.adapters else None,
     )
 
 

@@ -71,6 +71,9 @@ class LaunchBounds:
         for index, cache in enumerate(program.caches):
             for part, nbytes in zip("kv", cache.key_and_value_bytes(limits.block_size), strict=True):
                 self.extents["cache", f"{index}.{part}"] = nbytes // ITEMSIZES[cache.dtype], None
+        if program.adapters is not None:
+            for name, nbytes in program.adapters.nbytes().items():
+                self.extents["adapter", name] = nbytes // ITEMSIZES[self.dtypes["adapter", name]], None
         # Nobody starts in the middle of an input: its place depends on the step's shape.
         for name in (*STEP_ARRAYS, *CHOICE_INPUTS):
             self.extents["input", name] = 1, None

@@ -23,6 +23,7 @@ class DeviceMemory:
     arena: int
     logits: int
     inputs: int
+    adapters: int
     block: int
     blocks: int
 
@@ -34,14 +35,15 @@ class DeviceMemory:
     @property
     def fixed(self) -> int:
         """All but the KV cache."""
-        return self.weights + self.arena + self.logits + self.inputs
+        return self.weights + self.arena + self.logits + self.inputs + self.adapters
 
     def arithmetic(self) -> str:
         """The sum in words, for errors."""
+        adapters = f"adapters {_gb(self.adapters)} + " if self.adapters else ""
         return (
             f"weights {_gb(self.weights)} + arena {_gb(self.arena)} + logits and inputs "
-            f"{_gb(self.logits + self.inputs)} + KV cache {_gb(self.cache)} ({self.blocks} blocks and one for padding) "
-            f"= {_gb(self.fixed + self.cache)}"
+            f"{_gb(self.logits + self.inputs)} + {adapters}KV cache {_gb(self.cache)} "
+            f"({self.blocks} blocks and one for padding) = {_gb(self.fixed + self.cache)}"
         )
 
 
@@ -79,12 +81,13 @@ def plan_device_memory(
 
 def memory_of_blocks(program: Program, blocks: int) -> DeviceMemory:
     """What an engine takes with so many blocks."""
-    limits = program.limits
+    limits, pools = program.limits, program.adapters
     return DeviceMemory(
         weights=sum(-(-slot.nbytes // 512) * 512 for slot in program.weights),
         arena=program.arena.at(tokens=limits.max_batch_tokens, logit_rows=limits.max_logit_rows),
         logits=limits.max_logit_rows * program.vocab_size * 4,
-        inputs=largest_shape(limits, program.hidden_width).input_offsets()["end"],
+        inputs=largest_shape(limits, program.hidden_width, adapters=pools is not None).input_offsets()["end"],
+        adapters=0 if pools is None else sum(pools.nbytes().values()),
         block=bytes_per_block(program),
         blocks=blocks,
     )

@@ -20,11 +20,13 @@ from llmc.engine_format.weight_file import StoredTensor, runs_of_tensors
 from llmc.errors import TargetError
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.program import CHOICE_OUTPUTS, Launch, Limits, Program, StepOutput, library_functions
+from llmc.runtime.adapters.placed_adapter import PlacedAdapter
+from llmc.runtime.device.adapter_tensors import adapter_tensors, with_adapters
 from llmc.runtime.device.arguments import PackedArguments, argument_values, extra_pointers, scratch_bytes
 from llmc.runtime.device.binaries import DeviceBinaries, binaries_for
 from llmc.runtime.device.device import Device, check_device_count, open_device
 from llmc.runtime.device.graph_cache import GraphCache
-from llmc.runtime.device.inputs import StepShape, decode_bucket, example_step, largest_shape, pack_inputs, padded
+from llmc.runtime.device.inputs import StepShape, decode_bucket, example_step, pack_inputs, padded
 from llmc.runtime.device.library_only import library_only
 from llmc.runtime.device.memory import DeviceMemory, memory_of_blocks, plan_device_memory
 from llmc.runtime.device.program import ARENA, RANKS, PlannedCall, Pointer, calls_of_step, plan_calls
@@ -112,9 +114,9 @@ class CudaExecutor:
             for part, nbytes in zip("kv", cache.key_and_value_bytes(self._limits.block_size), strict=True):
                 # Zeroed: what padding reads of the scratch block, and masked loads of a block's end, must be finite.
                 self._add(("cache", f"{i}.{part}"), (memory.blocks + 1) * nbytes, f"layer {i}'s KV cache").zero_()
-        inputs = largest_shape(self._limits, self._program.hidden_width).input_offsets()["end"]
-        self._inputs = self._allocate(inputs, "step inputs")
-        self._staged_inputs = torch.empty(inputs, dtype=torch.uint8, pin_memory=True)
+        self._pools = adapter_tensors(self._program, self._add_pool)
+        self._inputs = self._allocate(memory.inputs, "step inputs")
+        self._staged_inputs = torch.empty(memory.inputs, dtype=torch.uint8, pin_memory=True)
         # One run of memory, so that a single copy brings all of them back.
         padded_rows = -(-rows // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
         chosen = self._allocate(len(CHOICE_OUTPUTS) * padded_rows * 4, "chosen tokens")
@@ -171,11 +173,12 @@ class CudaExecutor:
             return self._time(step)
 
     def _time(self, step: Step) -> tuple[LaunchTime, ...]:
+        step = step if self._pools is None else with_adapters(step)
         shape = StepShape.of(step)
         nbytes = pack_inputs(step, shape, self._staged_inputs.numpy())
         self._inputs[:nbytes].copy_(self._staged_inputs[:nbytes], non_blocking=True)
         stream = torch.cuda.current_stream(self._device)
-        launches = self.launches(shape)
+        launches = self.launches(shape, sides=step.sides)
         indices = {id(call): index for index, call in enumerate(self._calls)}
         events = [torch.cuda.Event(enable_timing=True) for _ in range(len(launches) + 1)]
         events[0].record(stream)
@@ -213,6 +216,11 @@ class CudaExecutor:
         indices = (torch.from_numpy(slots).long().to(self._device) for slots in (sources, destinations))
         move_slots(slot_views(self._program, caches), *indices)
 
+    def put_adapter(self, slot: int, adapter: PlacedAdapter) -> None:
+        """Into a slot of the pools, in order with the steps."""
+        assert self._pools is not None, "the engine takes no adapters"
+        self._pools.put(slot, adapter)
+
     def close(self) -> None:
         """Free the device's memory."""
         torch.cuda.synchronize(self._device)
@@ -221,11 +229,12 @@ class CudaExecutor:
             held.clear()
         for several in (self._scratch, self._calls):
             several.clear()
-        for name in ("_logits", "_inputs", "_chosen"):
+        for name in ("_logits", "_inputs", "_chosen", "_pools"):
             delattr(self, name)
         torch.cuda.empty_cache()
 
     def _run(self, step: Step, wanted: StepOutput, choices: RowChoices | None) -> None:
+        step = step if self._pools is None else with_adapters(step)
         bucket = decode_bucket(step, self._limits)
         if bucket is not None:
             step = padded(step, bucket, self._limits.block_size, self.blocks)
@@ -340,6 +349,9 @@ class CudaExecutor:
         self._spaces[key] = memory, 0
         self._addresses[key] = memory.data_ptr()
         return memory
+
+    def _add_pool(self, name: str, nbytes: int) -> Tensor:
+        return self._add(("adapter", name), nbytes, "the pools of adapters").zero_()
 
     def _allocate(self, nbytes: int, what: str) -> Tensor:
         try:

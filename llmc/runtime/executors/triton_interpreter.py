@@ -24,6 +24,8 @@ from llmc.engine_format.weight_file import StoredTensor
 from llmc.errors import OptionError
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.program import CHOICE_INPUTS, CHOICE_OUTPUTS, Program, StepOutput, library_functions
+from llmc.runtime.adapters.placed_adapter import PlacedAdapter
+from llmc.runtime.device.adapter_tensors import adapter_tensors, with_adapters
 from llmc.runtime.device.library_only import library_only
 from llmc.runtime.device.program import ARENA, RANKS, PlannedCall, Pointer, plan_calls
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits, SideArray
@@ -82,6 +84,7 @@ class TritonInterpreterExecutor:
             self._memory["output", name] = torch.zeros(limits.max_logit_rows, dtype=TORCH_DTYPES[dtype])
         for name, weight in weights.items():
             self._memory["weight", name] = weight.reshape(-1)
+        self._pools = adapter_tensors(program, self._add_pool)
         for i, cache in enumerate(program.caches):
             for part, nbytes in zip("kv", cache.key_and_value_bytes(limits.block_size), strict=True):
                 self._memory["cache", f"{i}.{part}"] = torch.zeros(blocks * nbytes, dtype=torch.uint8)
@@ -123,8 +126,17 @@ class TritonInterpreterExecutor:
         """A step of which nobody here wants the results."""
         self._launch_all(step, StepOutput.LOGITS)
 
+    def put_adapter(self, slot: int, adapter: PlacedAdapter) -> None:
+        """Into a slot of the pools."""
+        assert self._pools is not None, "the engine takes no adapters"
+        self._pools.put(slot, adapter)
+
+    def _add_pool(self, name: str, nbytes: int) -> Tensor:
+        return self._memory.setdefault(("adapter", name), torch.zeros(nbytes, dtype=torch.uint8))
+
     def _launch_all(self, step: Step, wanted: StepOutput) -> tuple[LaunchTime, ...]:
         """Every launch in turn. What they write starts as NaNs, so that nothing is read that the step did not write."""
+        step = step if self._pools is None else with_adapters(step)
         self._memory[ARENA, ""].fill_(0xFF)
         self._logits.fill_(float("nan"))
         tokens, rows = len(step.input_ids), len(step.logit_rows)

@@ -27,7 +27,7 @@ from tests.gpu_target import gpu_target
 
 _GAP = 16
 # Arguments without a row for each token.
-_WHOLE = ("weight", "codes", "scales", "masks", "bias", "inv_freq", "order")
+_WHOLE = ("weight", "codes", "scales", "masks", "bias", "inv_freq", "order", "lora_a")
 _MOST_ROWS = 8192
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc.program import Limits
+from llmc.program import ADAPTERS, ROW_ADAPTERS, Limits
 from llmc.runtime.device.inputs import (
     ALIGNMENT,
     StepShape,
@@ -56,6 +57,19 @@ def test_buckets_grow_to_the_limit_with_little_padding(sequences: int, tokens: i
     assert list(buckets) == sorted(set(buckets))
     for smaller, larger in pairwise(buckets):
         assert larger <= smaller * 1.25 or larger <= 8
+
+
+def test_padding_has_no_adapter() -> None:
+    of = np.array([2, 0, 1], np.int32)
+    step = replace(decodes([5, 40, 17]), adapter_of_token=of, adapter_of_logit_row=of)
+    shape = decode_bucket(step, LIMITS)
+    assert shape is not None and shape.adapters and shape.requests == 4
+    full = padded(step, shape, 16, 9999)
+    memory = np.full(shape.input_offsets()["end"], 0xEE, np.uint8)
+    pack_inputs(full, shape, memory)
+    for name in (ADAPTERS, ROW_ADAPTERS):
+        offset = shape.input_offsets()[name]
+        assert memory[offset : offset + 16].view(np.int32).tolist() == [2, 0, 1, 0]
 
 
 def test_a_step_with_a_prompt_or_without_logits_has_no_bucket() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from llmc.codegen.call import Call, arguments_of
 from llmc.codegen.triton.code_rows import row_bytes
 from llmc.codegen.triton.kernel import rows
-from llmc.codegen.triton.kernels.products.product import Codes, Epilogue, Product
+from llmc.codegen.triton.kernels.products.product import Codes, Epilogue, Product, delta_arguments
 from llmc.codegen.triton.kernels.products.quantize_tokens import quantize_launch
 from llmc.codegen.triton.kernels.refusals import FLOATS, tensors_of
 from llmc.formats.code_format import CODE_FORMATS
@@ -98,6 +98,7 @@ def codes_product(
         "scales_ptr": scales,
         "zeros_ptr": zeros,
         "bias_ptr": call.vector("bias"),
+        **delta_arguments(call),
         **rows("residual", epilogue.residual),
         **rows("y", call.result()),
         "tokens": source.count("x"),

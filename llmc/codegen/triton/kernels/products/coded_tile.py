@@ -35,6 +35,9 @@ def code_tile_kernel(
     masks_ptr: tl.tensor,
     starts_ptr: tl.tensor,
     bias_ptr: tl.tensor,
+    delta_ptr: tl.tensor,
+    delta_row_stride: int,
+    adapters_ptr: tl.tensor,
     residual_ptr: tl.tensor,
     residual_row_stride: int,
     y_ptr: tl.tensor,
@@ -112,7 +115,8 @@ def code_tile_kernel(
     if SPLITS == 1:
         store_product(
             product, up, first_token, first_out, token[None, :], out[:, None], tokens,
-            bias_ptr, residual_ptr, residual_row_stride, y_ptr, y_row_stride, scale, OUT, GATED, ACTIVATION,
+            bias_ptr, delta_ptr, delta_row_stride, adapters_ptr, residual_ptr, residual_row_stride,
+            y_ptr, y_row_stride, scale, OUT, GATED, ACTIVATION,
         )  # fmt: skip
     else:
         WIDTH: tl.constexpr = 2 * OUT if GATED else OUT

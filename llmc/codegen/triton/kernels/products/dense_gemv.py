@@ -23,6 +23,9 @@ def gemv_kernel(
     masks_ptr: tl.tensor,
     starts_ptr: tl.tensor,
     bias_ptr: tl.tensor,
+    delta_ptr: tl.tensor,
+    delta_row_stride: int,
+    adapters_ptr: tl.tensor,
     residual_ptr: tl.tensor,
     residual_row_stride: int,
     y_ptr: tl.tensor,
@@ -48,7 +51,8 @@ def gemv_kernel(
     )  # fmt: skip
     store_product(
         product, up, first_token, first_out, tl.arange(0, TOKENS)[:, None], tl.arange(0, OUT_BLOCK)[None, :], tokens,
-        bias_ptr, residual_ptr, residual_row_stride, y_ptr, y_row_stride, scale, OUT, GATED, ACTIVATION,
+        bias_ptr, delta_ptr, delta_row_stride, adapters_ptr, residual_ptr, residual_row_stride,
+        y_ptr, y_row_stride, scale, OUT, GATED, ACTIVATION,
     )  # fmt: skip
 
 

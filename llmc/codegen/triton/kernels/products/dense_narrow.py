@@ -24,6 +24,9 @@ def narrow_kernel(
     masks_ptr: tl.tensor,
     starts_ptr: tl.tensor,
     bias_ptr: tl.tensor,
+    delta_ptr: tl.tensor,
+    delta_row_stride: int,
+    adapters_ptr: tl.tensor,
     residual_ptr: tl.tensor,
     residual_row_stride: int,
     y_ptr: tl.tensor,
@@ -57,7 +60,8 @@ def narrow_kernel(
     if SPLITS == 1:
         store_product(
             product, up, first_token, first_out, token[None, :], out[:, None], tokens,
-            bias_ptr, residual_ptr, residual_row_stride, y_ptr, y_row_stride, scale, OUT, GATED, ACTIVATION,
+            bias_ptr, delta_ptr, delta_row_stride, adapters_ptr, residual_ptr, residual_row_stride,
+            y_ptr, y_row_stride, scale, OUT, GATED, ACTIVATION,
         )  # fmt: skip
     else:
         WIDTH: tl.constexpr = 2 * OUT if GATED else OUT
@@ -153,6 +157,9 @@ def add_splits_kernel(
     partial_ptr: tl.tensor,
     partial_row_stride: int,
     bias_ptr: tl.tensor,
+    delta_ptr: tl.tensor,
+    delta_row_stride: int,
+    adapters_ptr: tl.tensor,
     residual_ptr: tl.tensor,
     residual_row_stride: int,
     y_ptr: tl.tensor,
@@ -179,7 +186,8 @@ def add_splits_kernel(
             up += tl.load(partial + split * WIDTH + OUT, mask=inside, other=0.0).to(tl.float32)
     store_product(
         product, up, first_token, first_out, token, out, tokens,
-        bias_ptr, residual_ptr, residual_row_stride, y_ptr, y_row_stride, scale, OUT, GATED, ACTIVATION,
+        bias_ptr, delta_ptr, delta_row_stride, adapters_ptr, residual_ptr, residual_row_stride,
+        y_ptr, y_row_stride, scale, OUT, GATED, ACTIVATION,
     )  # fmt: skip
 
 

@@ -21,6 +21,9 @@ def persistent_kernel(
     x_row_stride: int,
     weight_ptr: tl.tensor,
     bias_ptr: tl.tensor,
+    delta_ptr: tl.tensor,
+    delta_row_stride: int,
+    adapters_ptr: tl.tensor,
     residual_ptr: tl.tensor,
     residual_row_stride: int,
     y_ptr: tl.tensor,
@@ -65,7 +68,8 @@ def persistent_kernel(
             store_product(
                 left if half == 0 else right, up_left if half == 0 else up_right,
                 first_token.to(tl.int64), first_out.to(tl.int64) + half * HALF, token, out, tokens,
-                bias_ptr, residual_ptr, residual_row_stride, y_ptr, y_row_stride, scale, OUT, GATED, ACTIVATION,
+                bias_ptr, delta_ptr, delta_row_stride, adapters_ptr, residual_ptr, residual_row_stride,
+                y_ptr, y_row_stride, scale, OUT, GATED, ACTIVATION,
             )  # fmt: skip
 
 

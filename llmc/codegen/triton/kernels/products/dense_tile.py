@@ -19,6 +19,9 @@ def tile_kernel(
     x_row_stride: int,
     weight_ptr: tl.tensor,
     bias_ptr: tl.tensor,
+    delta_ptr: tl.tensor,
+    delta_row_stride: int,
+    adapters_ptr: tl.tensor,
     residual_ptr: tl.tensor,
     residual_row_stride: int,
     y_ptr: tl.tensor,
@@ -63,7 +66,8 @@ def tile_kernel(
             up = multiply(x, w, up, UPCAST)
     store_product(
         product, up, first_token, first_out, token[:, None], out[None, :], tokens,
-        bias_ptr, residual_ptr, residual_row_stride, y_ptr, y_row_stride, scale, OUT, GATED, ACTIVATION,
+        bias_ptr, delta_ptr, delta_row_stride, adapters_ptr, residual_ptr, residual_row_stride,
+        y_ptr, y_row_stride, scale, OUT, GATED, ACTIVATION,
     )  # fmt: skip
 
 

@@ -112,7 +112,7 @@ def predicted_seconds(product: Product, target: GpuTarget, tiling: Tiling, token
 def needs_finish(product: Product, tiling: Tiling) -> bool:
     """Whether a library's product is followed by a launch that does the rest."""
     is_plain = product.constants["ACTIVATION"] == "identity" and product.arguments["scale"] == 1.0
-    is_plain = is_plain and product.arguments["bias_ptr"] is None and product.arguments["residual_ptr"] is None
+    is_plain = is_plain and all(product.arguments[name] is None for name in ("bias_ptr", "delta_ptr", "residual_ptr"))
     return tiling.way is Way.LIBRARY and not (is_plain and not product.gated)
 
 

@@ -78,6 +78,8 @@ class Sparse:
 
 # The arguments of kernels that know masks, of a W that has none.
 WITHOUT_MASKS: Mapping[str, Argument] = MappingProxyType({"masks_ptr": None, "starts_ptr": None})
+# And of a product to which adapters add nothing.
+WITHOUT_DELTA: Mapping[str, Argument] = MappingProxyType({**rows("delta", None), "adapters_ptr": None})
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,7 @@ def rows_product(call: Call, epilogue: Epilogue, shape: tuple[int, int], weight:
         **rows("x", x),
         "weight_ptr": weight,
         "bias_ptr": call.vector("bias"),
+        **delta_arguments(call),
         **rows("residual", residual),
         **rows("y", y),
         "tokens": (norm or call).count("x"),
@@ -193,6 +196,13 @@ def rows_product(call: Call, epilogue: Epilogue, shape: tuple[int, int], weight:
         is_aligned and all(stride % _ELEMENTS_KNOWN_ALIGNED == 0 for stride in written),
         norm=None if norm is None else _norm(call, norm, channels),
     )
+
+
+def delta_arguments(call: Call) -> Mapping[str, Argument]:
+    """What adapters add to the sums of a product, and to which tokens."""
+    if "delta" not in call.names() or call.plain("delta") is None:
+        return WITHOUT_DELTA
+    return {**rows("delta", call.rows("delta")), "adapters_ptr": call.vector("adapters")}
 
 
 def _norm(call: Call, norm: Call, channels: int) -> Norm:

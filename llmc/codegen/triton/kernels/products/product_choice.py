@@ -22,7 +22,7 @@ from llmc.codegen.triton.kernels.products.dense_ways import (
     predicted_seconds,
     tilings,
 )
-from llmc.codegen.triton.kernels.products.product import WITHOUT_MASKS, Codes, Product
+from llmc.codegen.triton.kernels.products.product import WITHOUT_DELTA, WITHOUT_MASKS, Codes, Product
 from llmc.codegen.triton.kernels.products.product_way import Tiling, Way
 from llmc.codegen.triton.kernels.products.sparse_ways import SPARSE_WAYS
 from llmc.program import library_products
@@ -36,7 +36,10 @@ _GROUP = 8
 _CHUNK_BYTES = 64
 # Outputs of a program that finishes a product, and what follows a sum of parts.
 _FINISH_BLOCK = 1024
-_FINISHING = ("bias_ptr", "residual_ptr", "residual_row_stride", "y_ptr", "y_row_stride", "tokens", "scale")
+_FINISHING = (
+    *("bias_ptr", "delta_ptr", "delta_row_stride", "adapters_ptr", "residual_ptr", "residual_row_stride"),
+    *("y_ptr", "y_row_stride", "tokens", "scale"),
+)
 _LIBRARY_MATMUL = LibraryFunction(library_products.matmul)
 
 
@@ -181,8 +184,8 @@ def _split(product: Product, whole: DeviceLaunch, splits: int) -> DeviceLaunch:
     # A fixed size: only this many rows are ever split, while a step may have many more.
     workspace = product.call.workspace(f"partial_sums_{splits}", 1, MOST_NARROW_ROWS * columns, torch.float32)
     pointer = workspace.pointer
-    no_residual: dict[str, Argument] = rows("residual", None)
-    into: dict[str, Argument] = {"y_ptr": pointer, "y_row_stride": columns, "bias_ptr": None, **no_residual}
+    into: dict[str, Argument] = {"y_ptr": pointer, "y_row_stride": columns, "bias_ptr": None, **WITHOUT_DELTA}
+    into |= rows("residual", None)
     finish = _finish(product, {"partial_ptr": pointer, "partial_row_stride": columns}, splits)
     constants = {**whole.constants, "ACTIVATION": "identity"}
     return replace(whole, arguments={**whole.arguments, **into}, constants=constants, then=(finish,))

@@ -1,4 +1,5 @@
-"""The end of every matrix product: bias, activation or gate, scale and residual in fp32, rounded once at the store."""
+"""The end of every matrix product: bias, what adapters add, activation or gate, scale and residual in fp32, rounded
+once at the store."""
 
 from __future__ import annotations
 
@@ -18,6 +19,9 @@ def store_product(
     out: tl.tensor,
     tokens: int,
     bias_ptr: tl.tensor,
+    delta_ptr: tl.tensor,
+    delta_row_stride: int,
+    adapters_ptr: tl.tensor,
     residual_ptr: tl.tensor,
     residual_row_stride: int,
     y_ptr: tl.tensor,
@@ -29,8 +33,9 @@ def store_product(
 ) -> None:
     """y[token, out] = activation(product + bias)·scale + residual, gated: activation(product + bias)·(up + bias).
 
-    product, up: a tile of sums. first_token, first_out: where the tile starts, int64. token, out: coordinates in the
-    tile, int32 to save registers, one of them [n, 1] and the other [1, n].
+    Tokens whose adapters[token] is not 0 have delta, [T, OUT or 2·OUT] in fp32, added before the activation; that of
+    others is not read. product, up: a tile of sums. first_token, first_out: where the tile starts, int64. token, out:
+    coordinates in the tile, int32 to save registers, one of them [n, 1] and the other [1, n].
     """
     is_out = out < OUT - first_out
     inside = (token < tokens - first_token) & is_out
@@ -38,6 +43,12 @@ def store_product(
         product += tl.load(bias_ptr + first_out + out, mask=is_out, other=0.0)
         if GATED:
             up += tl.load(bias_ptr + OUT + first_out + out, mask=is_out, other=0.0)
+    if delta_ptr is not None:
+        has = tl.load(adapters_ptr + first_token + token, mask=token < tokens - first_token, other=0) != 0
+        delta = delta_ptr + first_token * delta_row_stride + first_out + (token * delta_row_stride + out)
+        product = tl.where(has, product + tl.load(delta, mask=inside & has, other=0.0), product)
+        if GATED:
+            up = tl.where(has, up + tl.load(delta + OUT, mask=inside & has, other=0.0), up)
     y = activate(product, ACTIVATION)
     y = y * up if GATED else y * scale
     if residual_ptr is not None:

@@ -1,0 +1,56 @@
+"""The pools of adapters of an engine for GPUs, as tensors of its device's memory, and steps that say who has one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from llmc.graph.dtype_names import TORCH_DTYPES
+from llmc.program import ADAPTERS, AdapterPools, Program
+from llmc.runtime.adapters.placed_adapter import Elements, PlacedAdapter
+from llmc.runtime.loop.step import Step
+
+
+def adapter_tensors(program: Program, allocate: Callable[[str, int], Tensor]) -> AdapterTensors | None:
+    """The pools of an engine, or None for one that takes no adapters."""
+    return None if program.adapters is None else AdapterTensors(program.adapters, allocate)
+
+
+class AdapterTensors:
+    """allocate: gives each pool, by its name, so many zeroed bytes on any device."""
+
+    def __init__(self, pools: AdapterPools, allocate: Callable[[str, int], Tensor]) -> None:
+        dtypes = pools.dtypes()
+        memory = {name: allocate(name, nbytes) for name, nbytes in pools.nbytes().items()}
+        self._pools = [
+            tuple(memory[name].view(TORCH_DTYPES[dtypes[name]]).view(shape) for name, shape in pools.shapes(i).items())
+            for i in range(len(pools.products))
+        ]
+
+    def put(self, slot: int, adapter: PlacedAdapter) -> None:
+        """Into a slot, in the place of what was there; queued before the next step."""
+        for _, _, ranks in self._pools:
+            ranks[slot] = 0
+        for part in adapter.parts:
+            a, b, ranks = self._pools[part.product]
+            rank, columns = part.b.shape
+            a[slot, part.part, :rank].copy_(_tensor(part.a, a.dtype))
+            b[slot, :rank, part.begin : part.begin + columns].copy_(_tensor(part.b, b.dtype))
+            ranks[slot, part.part] = rank
+
+
+def with_adapters(step: Step) -> Step:
+    """A step of an engine that takes adapters: products read which one each token has, also where none has one.
+    Launches for adapters are those of the side ADAPTERS."""
+    if step.adapter_of_token is not None:
+        return replace(step, sides=(*step.sides, ADAPTERS))
+    tokens, rows = np.zeros(len(step.input_ids), np.int32), np.zeros(len(step.logit_rows), np.int32)
+    return replace(step, adapter_of_token=tokens, adapter_of_logit_row=rows)
+
+
+def _tensor(values: Elements, dtype: torch.dtype) -> Tensor:
+    return torch.from_numpy(values).view(dtype)
