@@ -114,6 +114,7 @@ def manifest_of(
             bos_token_id=info.bos_token_id,
             eos_token_ids=info.eos_token_ids,
             parameters=sum(prod(slot.shape) for slot in program.weights),
+            head=info.head,
         ),
         target=TargetRecord.of(target),
         options=options.model_dump(mode="json"),

@@ -36,6 +36,9 @@ _SPELLINGS = {
     "f16": "float16",
     "half": "float16",
 }
+# What an engine gives: tokens, or a row for a whole text (docs/embeddings.md). auto: as the model's config says.
+TaskChoice = Literal["auto", "generate", "embed", "score", "classify"]
+PoolingChoice = Literal["auto", "last", "cls", "mean"]
 # What the pipeline promises and a user may give up by name; attention, norms and the layout are not among them.
 Contract = Literal["rope", "linear", "pointwise", "paged_attention", "states", "logit_rows", "quantized"]
 
@@ -43,6 +46,8 @@ Contract = Literal["rope", "linear", "pointwise", "paged_attention", "states", "
 class BuildOptions(BaseModel):
     """How to build an engine.
 
+    task: generate, or for a row of each text embed, score or classify (docs/embeddings.md); auto follows config.json.
+    pooling: of an embedding, last, cls or mean; auto is as modules.json says, else last for a causal model and mean.
     dtype: of weights and activations; auto keeps the checkpoint's. float16 is for GPUs: for a CPU, a float16 checkpoint
     is built as bfloat16. bf16, fp16, half, fp32, float and torch's own dtypes are taken too.
     kv_dtype: of the KV cache; auto is dtype. kv_cache: int8, int4 or fp8 codes instead (llmc/formats/cache_format.py).
@@ -74,6 +79,8 @@ class BuildOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
 
+    task: TaskChoice = "auto"
+    pooling: PoolingChoice = "auto"
     dtype: Dtype = "auto"
     kv_dtype: Dtype = "auto"
     kv_cache: str = "auto"
@@ -195,6 +202,8 @@ class BuildOptions(BaseModel):
 class BuildKeywords(TypedDict, total=False):
     """The fields of BuildOptions as keywords, for type checkers and editors, in the forms in which they are taken."""
 
+    task: TaskChoice
+    pooling: PoolingChoice
     dtype: DtypeSpelling
     kv_dtype: DtypeSpelling
     kv_cache: str

@@ -23,6 +23,10 @@ _DEFAULTS = BuildOptions()
 class ModelOptions:
     """Build options that decide what the passes do, as they are given on the command line."""
 
+    task: Annotated[str, Option(help="auto, generate, or for a row of each text embed, score, classify")] = (
+        _DEFAULTS.task
+    )
+    pooling: Annotated[str, Option(help="of an embedding: auto, last, cls, mean")] = _DEFAULTS.pooling
     dtype: Annotated[str, Option(help="auto, float32, bfloat16, or float16 on GPUs")] = _DEFAULTS.dtype
     kv_dtype: Annotated[str, Option(help="of the KV cache: the same names")] = _DEFAULTS.kv_dtype
     quantize: Annotated[
@@ -79,6 +83,8 @@ class ModelOptions:
     def values(self) -> dict[str, Any]:
         """By the names of BuildOptions, as they were given."""
         return {
+            "task": self.task,
+            "pooling": self.pooling,
             "dtype": self.dtype,
             "kv_dtype": self.kv_dtype,
             "quantize": ",".join(self.quantize or ()),

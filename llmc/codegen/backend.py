@@ -107,12 +107,14 @@ _OF_STATES = (
     _llmc.selective_scan_with_state.default,
     _llmc.linear_attention_with_state.default,
 )
+_WHOLE_TEXTS = (_llmc.ragged_attention.default, _llmc.pool_rows.default)
 WITHOUT_KERNEL: Mapping[str, Mapping[OpOverload, str]] = MappingProxyType(
     {
         "cpp": MappingProxyType({_llmc.hand_over.default: _OF_STAGES}),
         "triton": MappingProxyType(
             {
                 _llmc.hand_over.default: _OF_STAGES,
+                **dict.fromkeys(_WHOLE_TEXTS, "models that read texts as a whole run on CPUs so far"),
                 **dict.fromkeys(_ROUTING, "mixtures of experts run on CPUs so far"),
                 **dict.fromkeys(_OF_STATES, "models with states run on CPUs so far"),
             }

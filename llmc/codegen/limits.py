@@ -29,6 +29,15 @@ def engine_limits(info: ModelInfo, options: BuildOptions, *, rows_are_free: bool
             at=f"max_model_len={longest}",
             fix=f"give at most {info.max_positions}, or leave it out",
         )
+    if info.head is not None and info.head.whole_texts and longest > options.max_batch_tokens:
+        if options.max_model_len is not None:
+            raise OptionError(
+                f"texts of {longest} tokens do not fit into a step of {options.max_batch_tokens}, and this model reads "
+                "a text as a whole",
+                at=f"max_batch_tokens={options.max_batch_tokens}",
+                fix=f"give max_batch_tokens={longest} or more",
+            )
+        longest = options.max_batch_tokens
     return Limits(
         max_batch_tokens=options.max_batch_tokens,
         max_sequences=options.max_sequences,

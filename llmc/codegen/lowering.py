@@ -77,7 +77,7 @@ def plan_step(graph: ModelGraph, backend: Backend, options: BuildOptions) -> Ste
     buffers, plan = builder.planned_buffers()
     program = Program(
         limits=limits,
-        vocab_size=graph.info.vocab_size if graph.hands_over else math.prod(dims_of(output.shape)),
+        vocab_size=graph.info.row_width if graph.hands_over else math.prod(dims_of(output.shape)),
         arena=plan.arena,
         unplanned_arena=plan.unplanned,
         buffers=buffers,

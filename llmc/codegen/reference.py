@@ -55,7 +55,7 @@ def graph_program(graph: ModelGraph, options: BuildOptions, weights: tuple[Weigh
     """The program of an engine that runs its graph: without launches."""
     return Program(
         limits=engine_limits(graph.info, options, rows_are_free=True),
-        vocab_size=graph.info.vocab_size,
+        vocab_size=graph.info.row_width,
         arena=Affine(),
         unplanned_arena=Affine(),
         buffers=(),

@@ -199,7 +199,7 @@ class Profiler:
 
     def _sequences(self, count: int, length: int) -> list[_Sequence]:
         """Random tokens; all but the last are the same for all."""
-        size, vocabulary = self._directory.program.limits.block_size, self._directory.program.vocab_size
+        size, vocabulary = self._directory.program.limits.block_size, self._directory.manifest.model.vocab_size
         per_sequence = -(-length // size)
         if self._taken + count * per_sequence > self._blocks:
             raise OptionError(

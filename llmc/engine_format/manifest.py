@@ -11,7 +11,7 @@ from typing import Any
 from llmc.errors import EngineFormatError
 from llmc.files.regular_file import read_regular
 from llmc.files.typed_json import REBUILD, from_json, to_json
-from llmc.program import Limits
+from llmc.program import Head, Limits
 from llmc.targets import Target
 
 FORMAT = "llmc-engine"
@@ -25,7 +25,8 @@ class ModelRecord:
     """The model that an engine was built from.
 
     family: the HF model_type, or "module". max_positions: the model's own limit in tokens, None without one.
-    dtype: of weights and activations, as torch spells it. parameters: how many numbers the weights hold.
+    dtype: of weights and activations, as torch spells it. parameters: how many numbers the weights hold. head: what it
+    gives for a text, None for a model that gives logits.
     """
 
     name: str
@@ -36,6 +37,12 @@ class ModelRecord:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     parameters: int
+    head: Head | None = None
+
+    @property
+    def row_width(self) -> int:
+        """Columns of what a step gives for a logit row."""
+        return self.vocab_size if self.head is None else self.head.width
 
 
 @dataclass(frozen=True)

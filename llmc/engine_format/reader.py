@@ -287,9 +287,9 @@ def read_programs(files: EngineFiles, manifest: Manifest) -> tuple[TargetProgram
 def check_agreement(path: Path, manifest: Manifest, of_target: TargetProgram) -> None:
     """The manifest and the program speak of the same engine."""
     program = of_target.program
-    if manifest.limits != program.limits or manifest.model.vocab_size != program.vocab_size:
+    if manifest.limits != program.limits or manifest.model.row_width != program.vocab_size:
         raise EngineFormatError(
-            f"the manifest gives {manifest.limits} and vocabulary {manifest.model.vocab_size}, "
+            f"the manifest gives {manifest.limits} and rows of {manifest.model.row_width} numbers, "
             f"the program {program.limits} and {program.vocab_size}",
             at=path / of_target.file,
             fix=REBUILD,

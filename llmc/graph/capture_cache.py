@@ -34,7 +34,8 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.options import OWN_LAYERS, BuildOptions
 from llmc.settings import CaptureCache, settings
 
-_CONFIG_FILES = ("config.json", "generation_config.json")
+_CONFIG_FILES = ("config.json", "generation_config.json", "modules.json", "sentence_bert_config.json")
+_MODULE_CONFIGS = "[0-9]*_*/config.json"
 OWN_ROOMS = ("adapters", "graph", "ops", "program", "formats", "files")
 # What these say may change what is traced.
 _ENVIRONMENT = ("TRANSFORMERS_", "TORCH", "PYTORCH_")
@@ -55,6 +56,8 @@ def capture_entry(directory: Path, options: BuildOptions, *, has_weights: bool =
         return None  # The capture will say what is wrong.
     parts = {
         "model": {name: _text(directory / name) for name in _CONFIG_FILES},
+        "modules": {file.parent.name: _text(file) for file in sorted(directory.glob(_MODULE_CONFIGS))},
+        "task": [options.task, options.pooling],
         "tensors": None if source is None else [(name, *_type(source, name)) for name in source.names()],
         "dtype": options.dtype,
         "own_layers": options.speculative == OWN_LAYERS,

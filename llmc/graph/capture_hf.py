@@ -17,6 +17,10 @@ from llmc.graph.checkpoint_kind import ModelSource, open_checkpoint
 from llmc.graph.config_source import ConfigSource, config_dtype, has_weights
 from llmc.graph.drafts.mtp import mtp_tensors
 from llmc.graph.fake_copy import fake_copy, make_parameters_fake
+from llmc.graph.heads.chosen_task import task_of_model
+from llmc.graph.heads.dense_source import dense_recipes, with_dense
+from llmc.graph.heads.head_plan import HeadPlan, head_plan
+from llmc.graph.heads.text_rows import TextRows, numbers_ids
 from llmc.graph.hf_config import (
     check_directory,
     check_rope,
@@ -52,27 +56,33 @@ def capture_directory(directory: Path, options: BuildOptions, *, may_lack_weight
     if kept is not None:
         graph, notes = kept
         graph.info = replace(graph.info, name=model_name(directory))
-        return graph, ConfigSource(directory, graph) if lacks_weights else open_checkpoint(directory), notes
+        return (
+            graph,
+            ConfigSource(directory, graph)
+            if lacks_weights
+            else with_dense(open_checkpoint(directory), graph, directory),
+            notes,
+        )
     if lacks_weights:
         graph = capture_config(directory, options)
         if entry is not None:
             keep_capture(entry, graph)
         return graph, ConfigSource(directory, graph), ()
     read = read_directory(directory, options)
-    graph = _capture(read.model, read.recipes, read.info)
+    graph = _capture(read.model, read.recipes, read.info, read.plan)
     if entry is not None:
         keep_capture(entry, graph, read.notes)
-    return graph, read.source, read.notes
+    return graph, with_dense(read.source, graph, directory), read.notes
 
 
 def capture_config(directory: Path, options: BuildOptions) -> ModelGraph:
     """The graph of a model of which there is only config.json. Raises CheckpointError, CaptureError."""
     file = directory / "config.json"
-    loaded = load_config(directory)
+    loaded = load_config(directory, options.task)
     with valid_values(loaded.config.model_type, file):
         check_rope(loaded.config, file)
         dtype = resolve_dtype(options, config_dtype(loaded.config), directory)
-        model = skeleton(loaded.model_class, loaded.config, dtype)
+        model = skeleton(loaded.model_class, loaded.config, dtype, task=loaded.task)
         first: dict[int, str] = {}
         tensors: dict[str, Tensor] = model.state_dict(keep_vars=True)
         recipes: dict[str, Recipe] = {
@@ -80,24 +90,27 @@ def capture_config(directory: Path, options: BuildOptions) -> ModelGraph:
         }
         make_parameters_fake(model)
         info, _ = model_info(model_name(directory), loaded.config, {}, dtype)
-    return _capture(model, recipes, info)
+    plan = None if loaded.task is None else head_plan(loaded.task, model, options, directory)
+    return _capture(model, recipes, info, plan)
 
 
 @dataclass(frozen=True)
 class ReadModel:
-    """A model without its weights, and where they are. recipes: by the model's names. notes: for a build to say."""
+    """A model without its weights, and where they are. recipes: by the model's names. notes: for a build to say. plan:
+    of its head, None for one that generates."""
 
     model: Any
     recipes: dict[str, Recipe]
     info: ModelInfo
     source: ModelSource
     notes: tuple[str, ...]
+    plan: HeadPlan | None = None
 
 
 def read_directory(directory: Path, options: BuildOptions) -> ReadModel:
     """Read config.json and the weights' headers, and make the model of them. Raises CheckpointError, CaptureError."""
     file = directory / "config.json"
-    loaded = load_config(directory)
+    loaded = load_config(directory, options.task)
     config, whole = loaded.config, loaded.whole
     with valid_values(config.model_type, file):
         check_rope(config, file)
@@ -106,7 +119,7 @@ def read_directory(directory: Path, options: BuildOptions) -> ReadModel:
     if whole is not None and whole.tie_word_embeddings and "lm_head.weight" not in text_names(source.names()):
         config.tie_word_embeddings = True  # The outer config decides, and files without a head agree.
     with valid_values(config.model_type, file):
-        model = skeleton(loaded.model_class, config, dtype)
+        model = skeleton(loaded.model_class, config, dtype, task=loaded.task)
     drafting = mtp_tensors(source) if options.speculative == OWN_LAYERS else frozenset()
     recipes, unread = stored_recipes(model, source, text_half=whole is not None, read_elsewhere=drafting)
     with valid_values(config.model_type, file):
@@ -114,7 +127,8 @@ def read_directory(directory: Path, options: BuildOptions) -> ReadModel:
         generation = {**({} if whole is None else _token_ids(whole)), **generation_defaults(directory)}
         info, ids = model_info(model_name(directory), config, generation, dtype)
     notes = (() if whole is None else (left_out(whole),)) + unread + ids
-    return ReadModel(model, recipes, info, source, notes)
+    plan = None if loaded.task is None else head_plan(loaded.task, model, options, directory)
+    return ReadModel(model, recipes, info, source, notes, plan)
 
 
 def capture_pretrained(model: Any, options: BuildOptions) -> HFCapture:
@@ -124,15 +138,16 @@ def capture_pretrained(model: Any, options: BuildOptions) -> HFCapture:
             f"{type(model).__name__} is an encoder-decoder model",
             fix="llmc compiles decoder language models: ids to logits",
         )
+    task = task_of_model(model, options.task)
     text = text_config(model.config, type(model).__name__)
-    if text is not None:
+    if text is not None and task is None:
         whole, model = model.config, text_half(model, text)
     check_rope(model.config, "model.config")
     dtype = resolve_dtype(options, model.dtype)
     recipes: dict[str, Recipe] = {name: Stored(first, dtype) for name, first in tied_names(model).items()}
     fake = fake_copy(model, dtype, cast_buffers=False)
     # Set on the copy, whose layers all refer to this one config.
-    fake.config._attn_implementation = hf_hooks.implementation_for(type(model))
+    fake.config._attn_implementation = hf_hooks.implementation_for(type(model), both_ways=task is not None)
     hf_hooks.use_experts_hook(fake.config)
     name = getattr(model.config, "_name_or_path", "") or type(model).__name__
     said = {} if getattr(model, "generation_config", None) is None else model.generation_config.to_dict()
@@ -141,7 +156,8 @@ def capture_pretrained(model: Any, options: BuildOptions) -> HFCapture:
     info, notes = model_info(Path(name).name, model.config, generation, dtype)
     if text is not None:
         notes = (left_out(whole), *notes)
-    return _capture(fake, recipes, info), MemorySource(dict(model.named_parameters())), notes
+    plan = None if task is None else head_plan(task, fake, options)
+    return _capture(fake, recipes, info, plan), MemorySource(dict(model.named_parameters())), notes
 
 
 class LogitsOnly(nn.Module):
@@ -153,7 +169,7 @@ class LogitsOnly(nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
-        self._numbers_ids = any(hasattr(part, "create_position_ids_from_input_ids") for part in model.modules())
+        self._numbers_ids = numbers_ids(model)
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """input_ids, positions: [1, T]; returns [1, T, vocab]."""
@@ -163,12 +179,21 @@ class LogitsOnly(nn.Module):
         return logits
 
 
-def _capture(model: Any, recipes: dict[str, Recipe], info: ModelInfo) -> ModelGraph:
+def _capture(model: Any, recipes: dict[str, Recipe], info: ModelInfo, plan: HeadPlan | None = None) -> ModelGraph:
     # A few models read this from the config alone.
     model.config.use_cache = False
     with scans_as_ops(model):
-        program = trace(LogitsOnly(model), with_positions=True)
-    return graph_from_program(program, recipes, info, prefix="model.")
+        if plan is None:
+            program = trace(LogitsOnly(model), with_positions=True)
+            return graph_from_program(program, recipes, info, prefix="model.")
+        program = trace(TextRows(model, plan), with_positions=True)
+    longest = info.max_positions
+    if longest is not None and numbers_ids(model):
+        longest -= 1 + (model.config.pad_token_id or 0)
+    limits = [length for length in (longest, plan.max_length) if length is not None]
+    head = plan.head(0, whole_texts=False)
+    info = replace(info, head=head, max_positions=min(limits, default=None))
+    return graph_from_program(program, recipes | dense_recipes(plan.dense, info.dtype), info, prefix="model.")
 
 
 def _token_ids(whole: Any) -> dict[str, Any]:

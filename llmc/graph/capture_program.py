@@ -103,12 +103,23 @@ def graph_from_program(
             mapping[node].meta = _kept(node)
     (logits,) = graph.output_node().all_input_nodes
     limits = [n for n in (info.max_positions, position_limit(graph, weights), _upper_bound(tokens)) if n is not None]
-    info = replace(info, vocab_size=logits.meta["val"].shape[-1], max_positions=min(limits, default=None))
+    width, longest = logits.meta["val"].shape[-1], min(limits, default=None)
+    if info.head is None:
+        info = replace(info, vocab_size=width, max_positions=longest)
+    else:
+        head = replace(info.head, width=width, whole_texts=reads_whole_texts(graph))
+        info = replace(info, head=head, max_positions=longest)
     result = ModelGraph(graph, Stage.CAPTURED, weights, info)
     (returned,) = program.graph.output_node().args
     for name, node in zip(side_outputs, returned[1:] if side_outputs else (), strict=True):
         result.add_side_output(name, mapping[node])
     return result
+
+
+def reads_whole_texts(graph: fx.Graph) -> bool:
+    """Whether what it gives for a text depends on tokens in ways that no KV cache holds."""
+    whole = (torch.ops.llmc.pool.default, torch.ops.llmc.bidirectional_attention.default)
+    return any(node.target in whole for node in graph.nodes)
 
 
 def _inputs(graph: fx.Graph, users: Sequence[fx.Node]) -> dict[fx.Node, fx.Node]:

@@ -28,13 +28,15 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from llmc.errors import EngineFormatError, LoweringError
+from llmc.files.typed_json import from_json, to_json
 from llmc.graph.dtype_names import DTYPE_NAMES, TORCH_DTYPES
 from llmc.graph.model_graph import ModelGraph, ModelInfo
 from llmc.graph.serialize import decode_argument, encode_argument
 from llmc.graph.stage import Stage
 from llmc.graph.weights import Constant, Recipe, Stored
+from llmc.program import Head
 
-_VERSION = 1
+_VERSION = 2
 _MAX_CONSTANT_BYTES = 1 << 20
 _OVERLOADS = ("aten", "llmc")
 _BUILTINS: MappingProxyType[str, Callable[..., Any]] = MappingProxyType(
@@ -91,7 +93,8 @@ class _Writer:
         """The whole text as JSON."""
         if self._graph.stage is not Stage.CAPTURED or self._graph.caches or self._graph.quantized:
             raise _NotSayable
-        info = asdict(self._graph.info) | {"dtype": DTYPE_NAMES[self._graph.info.dtype]}
+        known = self._graph.info
+        info = asdict(known) | {"dtype": DTYPE_NAMES[known.dtype], "head": to_json(known.head)}
         nodes = [self._node(node) for node in self._graph.graph.nodes]
         return {
             "version": _VERSION,
@@ -201,6 +204,7 @@ class _Reader:
         graph.lint()
         known = dict(self._content["info"])
         known |= {"dtype": TORCH_DTYPES[known["dtype"]], "eos_token_ids": tuple(known["eos_token_ids"])}
+        known["head"] = None if known["head"] is None else from_json(Head, known["head"], "head")
         return ModelGraph(graph, Stage.CAPTURED, weights, ModelInfo(**known))
 
     def _value(self, value: Any) -> Any:

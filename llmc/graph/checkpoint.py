@@ -245,10 +245,22 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def read_json(file: Path) -> dict[str, Any]:
     """A JSON object from a file of the model directory; raises CheckpointError if it is not one."""
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
-        raise CheckpointError(f"cannot read it as JSON: {error}", at=file, fix=_DOWNLOAD_AGAIN) from None
+    value = _parsed(file)
     if not isinstance(value, dict):
         raise CheckpointError(f"holds a JSON {type(value).__name__}, not an object", at=file, fix=_DOWNLOAD_AGAIN)
     return value
+
+
+def read_json_list(file: Path) -> list[dict[str, Any]]:
+    """A JSON list of objects; raises CheckpointError if it is not one."""
+    value = _parsed(file)
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        raise CheckpointError("holds no JSON list of objects", at=file, fix=_DOWNLOAD_AGAIN)
+    return value
+
+
+def _parsed(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
+        raise CheckpointError(f"cannot read it as JSON: {error}", at=file, fix=_DOWNLOAD_AGAIN) from None

@@ -13,9 +13,11 @@ import torch
 from llmc.errors import CaptureError, CheckpointError
 from llmc.graph.checkpoint import read_json
 from llmc.graph.dtype_names import NAMED_DTYPES, torch_name
+from llmc.graph.heads.chosen_task import chosen_task, class_name_of
 from llmc.graph.model_graph import ModelInfo
 from llmc.graph.text_half import text_config
-from llmc.options import BuildOptions
+from llmc.options import BuildOptions, TaskChoice
+from llmc.program import Task
 
 _MOST = {"num_hidden_layers": 4096, "head_dim": 1 << 16}
 # What transformers and torch raise for values that make no model.
@@ -64,15 +66,16 @@ def check_directory(directory: Path) -> None:
 @dataclass(frozen=True)
 class LoadedConfig:
     """config: of the model that is built, of `model_class`. whole: of the checkpoint, where that is more than its text
-    half, which `config` then is."""
+    half, which `config` then is. task: of its head, None for one that generates."""
 
     config: Any
     model_class: Any
     whole: Any | None = None
+    task: Task | None = None
 
 
-def load_config(directory: Path) -> LoadedConfig:
-    """The transformers config and causal-LM class of a directory.
+def load_config(directory: Path, asked: TaskChoice = "generate") -> LoadedConfig:
+    """The transformers config of a directory, and the class for what it is to do: a causal LM unless another is asked.
 
     Raises CheckpointError for an architecture that transformers does not know or that needs the model's own code,
     CaptureError for one that is not a decoder language model.
@@ -104,7 +107,11 @@ def load_config(directory: Path) -> LoadedConfig:
         whole = CONFIG_MAPPING[model_type].from_pretrained(directory, local_files_only=True)
         text = text_config(whole, file)
     config = whole if text is None else text
-    class_name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
+    task = chosen_task(settings, directory, asked)
+    if task is not None and text is not None:
+        raise CaptureError(f"{model_type!r} is multimodal", at=file, fix="only models of text alone give rows of texts")
+    names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    class_name = names.get(config.model_type) if task is None else class_name_of(task, config.model_type, file)
     if class_name is None:
         half = "" if text is None else f"is multimodal, and its text half, {config.model_type!r}, "
         raise _not_a_decoder(model_type, f"{half}has no causal language model in transformers", file)
@@ -112,7 +119,7 @@ def load_config(directory: Path) -> LoadedConfig:
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     check_sizes(config, file)
-    return LoadedConfig(config, getattr(transformers, class_name), None if text is None else whole)
+    return LoadedConfig(config, getattr(transformers, class_name), None if text is None else whole, task)
 
 
 def check_sizes(config: Any, at: str | Path) -> None:

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from llmc.errors import CaptureError
 
 IMPLEMENTATION = "llmc"
+# Of models that give a row for a whole text: their tokens may see those behind them, too.
+BOTH_WAYS = "llmc_both_ways"
 
 # What models pass along that does not enter the attention's arithmetic at inference.
 _INERT = frozenset(
@@ -41,8 +43,8 @@ _INERT = frozenset(
 )
 
 
-def implementation_for(model_class: type) -> str:
-    """The attention implementation to capture a model with; "llmc" is made known to transformers if it is that.
+def implementation_for(model_class: type, *, both_ways: bool = False) -> str:
+    """The attention implementation to capture a model with; it is made known to transformers if it is one of llmc's.
 
     Models with attention code of their own (BLOOM, Falcon) never call the hook but would get no mask from it: they
     are captured "eager", with their masks, as plain modules are.
@@ -53,7 +55,9 @@ def implementation_for(model_class: type) -> str:
 
     AttentionInterface.register(IMPLEMENTATION, attention_hook)
     AttentionMaskInterface.register(IMPLEMENTATION, mask_hook)
-    return IMPLEMENTATION
+    AttentionInterface.register(BOTH_WAYS, both_ways_attention_hook)
+    AttentionMaskInterface.register(BOTH_WAYS, both_ways_mask_hook)
+    return BOTH_WAYS if both_ways else IMPLEMENTATION
 
 
 def use_experts_hook(config: Any) -> None:
@@ -139,6 +143,45 @@ def attention_hook(
     return out.unsqueeze(0), None
 
 
+def both_ways_attention_hook(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """The same where a mask may say that tokens see each other; all others go on to `attention_hook`."""
+    bounds: _Bounds | None = getattr(attention_mask, _BOUNDS, None)
+    if bounds is None or not bounds.both_ways:
+        return attention_hook(module, query, key, value, attention_mask, scaling, softcap=softcap, **options)
+    known = _INERT | {"sliding_window", "is_causal", "deterministic"}
+    unknown = sorted(name for name, option in options.items() if option is not None and name not in known)
+    if unknown or key.shape[-2] != query.shape[-2]:
+        raise CaptureError(
+            f"{type(module).__name__} passes {', '.join(unknown) or 'keys of other tokens'} to its attention, which "
+            "llmc::bidirectional_attention does not know",
+            fix="report the model; attention with this option is not supported",
+        )
+    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    q, k, v = (x.transpose(1, 2).squeeze(0) for x in (query, key, value))
+    out = torch.ops.llmc.bidirectional_attention.default(q, k, v, scale, bounds.window, softcap)
+    return out.unsqueeze(0), None
+
+
+def both_ways_mask_hook(mask_function: Callable[..., Any], **sizes: Any) -> Tensor | None:
+    """The same, of masks that hide nothing, or only what is farther away than a window."""
+    kinds = _kinds(mask_function)
+    if not kinds <= {_BIDIRECTIONAL, _BIDIRECTIONAL_SLIDING, "packed_sequence_mask_function"}:
+        return mask_hook(mask_function, **sizes)
+    distance = _width(mask_function, _BIDIRECTIONAL_SLIDING)
+    mask = torch.zeros(())
+    setattr(mask, _BOUNDS, _Bounds(None if distance is None else distance + 1, None, both_ways=True))
+    return mask
+
+
 def mask_hook(mask_function: Callable[..., Any], **sizes: Any) -> Tensor | None:
     """No mask where it is causal: llmc::attention is that by itself. Any other one as transformers makes it, with a
     note of what it says: some models tell their window to nobody else.
@@ -167,14 +210,17 @@ _COMBINED = frozenset(
 )
 _CAUSAL = frozenset({"causal_mask_function", "packed_sequence_mask_function"})
 _SLIDING, _CHUNKED = "sliding_window_overlay", "chunked_overlay"
+_BIDIRECTIONAL = "bidirectional_mask_function"
+_BIDIRECTIONAL_SLIDING = "sliding_window_bidirectional_overlay"
 
 
 @dataclass(frozen=True)
 class _Bounds:
-    """What a mask says beside that it is causal: as llmc::attention takes it."""
+    """What a mask says beside that it is causal, or goes both ways: as llmc's attentions take it."""
 
     window: int | None
     chunk: int | None
+    both_ways: bool = False
 
 
 # The attribute of a mask that says which positions a query sees.

@@ -11,11 +11,15 @@ from torch import Tensor
 from llmc.errors import CaptureError, CheckpointError
 from llmc.graph import hf_hooks
 from llmc.graph.text_half import text_names
+from llmc.program import Task
 
 
-def skeleton(model_class: Any, config: Any, dtype: torch.dtype) -> Any:
-    """An instance with its parameters on the meta device, and its buffers computed, as from_pretrained does it."""
-    config._attn_implementation = hf_hooks.implementation_for(model_class)
+def skeleton(model_class: Any, config: Any, dtype: torch.dtype, *, task: Task | None = None) -> Any:
+    """An instance with its parameters on the meta device, and its buffers computed, as from_pretrained does it.
+
+    task: of a model that gives a row for a text, which need not be causal.
+    """
+    config._attn_implementation = hf_hooks.implementation_for(model_class, both_ways=task is not None)
     hf_hooks.use_experts_hook(config)
     with torch.device("meta"):
         model = model_class._from_config(config, dtype=dtype)
@@ -24,6 +28,8 @@ def skeleton(model_class: Any, config: Any, dtype: torch.dtype) -> Any:
             if buffer is not None:
                 module._buffers[name] = torch.empty_like(buffer, device="cpu")
     model.initialize_weights()
+    if task is Task.EMBED and hasattr(model, "pooler"):
+        model.pooler = None  # A product behind the first token, which embeddings do not go through.
     return model.eval()
 
 

@@ -15,7 +15,7 @@ from llmc.formats.sparse_weight import SparseWeight
 from llmc.graph.fake_value import FakeValues
 from llmc.graph.stage import Stage
 from llmc.graph.weights import Recipe
-from llmc.program import AdapterPools
+from llmc.program import AdapterPools, Head
 
 if TYPE_CHECKING:
     from llmc.graph.drafts.draft_checkpoint import DraftCheckpoint
@@ -27,7 +27,8 @@ class ModelInfo:
     """What the engine must know of the model beside its graph.
 
     family: the HF model_type, or "module". max_positions: the longest context in tokens that the model was made for,
-    None if it has no limit of its own. dtype: of weights and activations.
+    None if it has no limit of its own. dtype: of weights and activations. head: what it gives for a text, None for a
+    model that gives logits.
     """
 
     name: str
@@ -37,6 +38,12 @@ class ModelInfo:
     dtype: torch.dtype
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    head: Head | None = None
+
+    @property
+    def row_width(self) -> int:
+        """Columns of what the graph returns: one for each token of the vocabulary, or what the head gives."""
+        return self.vocab_size if self.head is None else self.head.width
 
 
 @dataclass(frozen=True)

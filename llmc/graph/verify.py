@@ -161,8 +161,9 @@ def _rank(graph: ModelGraph, name: str, stage: Stage) -> int:
 def _check_output(graph: ModelGraph, stages: tuple[Stage, ...]) -> None:
     returned = graph.graph.output_node().args[0]
     value = graph.logits().meta["val"] if isinstance(returned, fx.Node) or graph.side_outputs else returned
-    if not isinstance(value, torch.Tensor) or value.shape[-1] != graph.info.vocab_size:
-        raise PassError(f"the graph returns {describe(value)}, not logits over {graph.info.vocab_size} tokens")
+    if not isinstance(value, torch.Tensor) or value.shape[-1] != graph.info.row_width:
+        wanted = "logits over {} tokens" if graph.info.head is None else "{} numbers a text"
+        raise PassError(f"the graph returns {describe(value)}, not {wanted.format(graph.info.row_width)}")
     if graph.side_outputs:
         _check_sides(graph, has_batch=Stage.CAPTURED in stages)
     if Stage.CAPTURED not in stages and (value.dim() != 2 or value.dtype is not torch.float32):

@@ -62,7 +62,7 @@ def attend(
     return torch.einsum("hqk,khd->qhd", probabilities, values)
 
 
-def _heads_fit(call: OpCall) -> str | None:
+def heads_fit(call: OpCall) -> str | None:
     q, k, v = call.shape("q"), call.shape("k"), call.shape("v")
     if not len(q) == len(k) == len(v) == 3:
         return f"attention needs [tokens, heads, head_dim], got q {q}, k {k}, v {v}"
@@ -86,7 +86,7 @@ def attention_flops(call: OpCall) -> sympy.Expr:
     fake=_attended_whole,
     stages=WHOLE_SEQUENCE,
     flops=attention_flops,
-    check=_heads_fit,
+    check=heads_fit,
     fallback="paged_attention",
     axes="q[t g*h d!] k[t g d!] v[t g e!] sinks[g*h] slopes[g*h] -> [t g*h e!]",
 )

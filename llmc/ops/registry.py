@@ -24,7 +24,7 @@ Flops = Callable[[OpCall], sympy.Expr]
 
 FROM_CAPTURED = frozenset({Stage.CAPTURED, Stage.CANONICAL, Stage.SERVING, Stage.OPTIMIZED})
 WHOLE_SEQUENCE = frozenset({Stage.CAPTURED, Stage.CANONICAL})
-# What the second pass of serving rewrites.
+# What the later passes of serving rewrite.
 UNTIL_SERVING = WHOLE_SEQUENCE | {Stage.SERVING}
 FROM_SERVING = frozenset({Stage.SERVING, Stage.OPTIMIZED})
 WHEN_OPTIMIZED = frozenset({Stage.OPTIMIZED})

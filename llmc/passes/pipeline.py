@@ -59,6 +59,7 @@ from llmc.passes.quantization.quantize_weights import quantize_weights
 from llmc.passes.quantization.read_codes import read_codes
 from llmc.passes.quantization.scale_channels import scale_channels
 from llmc.passes.rewrite import Pass
+from llmc.passes.serving.batch_texts import batch_texts
 from llmc.passes.serving.cast_kv_cache import cast_kv_cache
 from llmc.passes.serving.keep_states import keep_states
 from llmc.passes.serving.page_kv_cache import page_kv_cache
@@ -152,7 +153,7 @@ def parallel() -> tuple[Pass, ...]:
 
 def serving() -> tuple[Pass, ...]:
     """From one whole sequence to a step of many requests."""
-    return (page_kv_cache, keep_states, cast_kv_cache, quantize_kv_cache, select_logit_rows)
+    return (page_kv_cache, keep_states, cast_kv_cache, quantize_kv_cache, select_logit_rows, batch_texts)
 
 
 def draft_heads() -> tuple[Pass, ...]:

@@ -1,6 +1,7 @@
 """The lowered step as data: what code generation writes into an engine and what the runtime runs."""
 
 from llmc.program.adapter_pools import AdapterPools
+from llmc.program.head import Activation, Head, Pooling, Task
 from llmc.program.program import (
     ITEMSIZES,
     LIBRARY,
@@ -58,6 +59,7 @@ __all__ = [
     "STATE_SLOTS",
     "STEP_INPUTS",
     "WRITTEN",
+    "Activation",
     "AdapterPools",
     "Affine",
     "Alternative",
@@ -66,10 +68,12 @@ __all__ = [
     "DeviceBinary",
     "DeviceKernel",
     "DeviceParameter",
+    "Head",
     "Launch",
     "Layout",
     "Limits",
     "Origin",
+    "Pooling",
     "Program",
     "RankLayout",
     "RowCount",
@@ -77,6 +81,7 @@ __all__ = [
     "SideOutput",
     "StateSlot",
     "StepOutput",
+    "Task",
     "WeightSlot",
     "code_rows_layout",
     "is_for",

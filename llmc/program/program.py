@@ -357,6 +357,7 @@ class SideOutput:
 class Program:
     """Everything that an executor needs beside the weights' data.
 
+    vocab_size: columns of the row in fp32 that a step gives for each logit row: logits, or what a head makes of a text.
     hidden_width: columns of the step input `hidden` (HIDDEN), of drafts and of stages that follow another; 0 for a
     program that reads none. layout: of the engine's ranks; those of one stage run the program together, each with its
     own weights and caches. stage: which one it is. hands_over: columns of the rows in fp32, one for each token, that a

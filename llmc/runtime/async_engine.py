@@ -124,7 +124,7 @@ class AsyncEngine:
         prompt_tokens = len(request.prompt_token_ids)
         decode = partial(self._engine.tokenizer.decode, skip_special_tokens=params.skip_special_tokens)
         stream = OutputStream(request.request_id, prompt_tokens, lambda: job_builder.output_text(params), decode)
-        job_builder.check("prompt", request.prompt_token_ids, params)
+        job_builder.check("prompt", request)
         answer = None if cache is None else cache.get(request)
         if answer is not None:
             times = RequestTimes(arrived, arrived, arrived, time.monotonic())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 from llmc.errors import RequestError
@@ -18,6 +18,7 @@ from llmc.runtime.requests.generation import Generation
 from llmc.runtime.requests.generation_job import ChoiceResult, GenerationJob
 from llmc.runtime.requests.generation_request import GenerationRequest
 from llmc.runtime.requests.job_builder import JobBuilder
+from llmc.runtime.requests.request_output import Row
 from llmc.runtime.sampling.sampling_params import SamplingParams
 from llmc.runtime.text.piece_stream import pieces
 from llmc.runtime.text.tokenizer import Tokenizer
@@ -50,21 +51,37 @@ class Completer:
             GenerationRequest(prompt_token_ids=tuple(s), params=p, request_id=str(i), adapter=chosen)
             for i, (s, p) in enumerate(zip(prompts, params, strict=True))
         ]
+        completions = []
+        for request, (answer, found) in zip(requests, self._answers(requests, progress), strict=True):
+            choices = tuple(self._choice(result, request.params) for result in answer.results)
+            completions.append(Completion(choices, len(request.prompt_token_ids), found, answer.prompt_logprobs))
+        return completions
+
+    def rows(self, texts: Sequence[Sequence[int]], progress: Progress, adapter: str | None = None) -> list[Row]:
+        """What the model gives for each text, [width], in order. Raises as `complete` does."""
+        chosen = self._adapter(adapter)
+        requests = [
+            GenerationRequest(
+                prompt_token_ids=tuple(text), params=SamplingParams(), request_id=str(i), adapter=chosen, wants_row=True
+            )
+            for i, text in enumerate(texts)
+        ]
+        rows = [answer.results[0].row for answer, _ in self._answers(requests, progress)]
+        return [row for row in rows if row is not None]
+
+    def _answers(self, requests: Sequence[GenerationRequest], progress: Progress) -> Iterator[tuple[CachedAnswer, int]]:
+        """All requests' answers, and how many tokens of each were found in a cache."""
         cached = [None if self.cache is None else self.cache.get(request) for request in requests]
         jobs = [None if a else self._job(i, r) for i, (r, a) in enumerate(zip(requests, cached, strict=True))]
         with telling(progress, len(jobs)) as told:
             self._run([job for job in jobs if job is not None], told)
-        completions = []
         for index, (request, answer, job) in enumerate(zip(requests, cached, jobs, strict=True)):
             if answer is None:
                 assert job is not None
                 answer = _answer(job, f"prompt {index}")
                 if self.cache is not None:
                     self.cache.put(request, answer)
-            choices = tuple(self._choice(result, request.params) for result in answer.results)
-            found = len(request.prompt_token_ids) if job is None else job.first.standing.cached_tokens
-            completions.append(Completion(choices, len(request.prompt_token_ids), found, answer.prompt_logprobs))
-        return completions
+            yield answer, len(request.prompt_token_ids) if job is None else job.first.standing.cached_tokens
 
     def _adapter(self, name: str | None) -> PlacedAdapter | None:
         return None if name is None else self.adapters.get(name)
@@ -88,7 +105,7 @@ class Completer:
 
     def _job(self, index: int, request: GenerationRequest) -> GenerationJob:
         where = f"prompt {index}"
-        self.job_builder.check(where, request.prompt_token_ids, request.params)
+        self.job_builder.check(where, request)
         grammar = request.params.grammar
         new_mask = None if grammar is None else self.grammars.compile(grammar)
         return self.job_builder.job(request, new_mask=new_mask, where=where)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from llmc.engine_format.path_argument import path_argument
 from llmc.engine_format.reader import read_engine, start_engine
 from llmc.errors import OptionError
+from llmc.program import Head, Limits
 from llmc.runtime.ranks.launch import work_for_first_rank
 from llmc.runtime.speculation.acceptance_config import check_reproducible
 from llmc.runtime.speculation.config import SpeculativeConfig, parse_speculative_config
@@ -70,6 +71,7 @@ def load(
     _check_limit("max_step_tokens", max_step_tokens, limits.max_batch_tokens, "max_batch_tokens")
     _check_limit("max_sequences", max_sequences, limits.max_sequences, "max_sequences")
     limits = replace(limits, max_sequences=max_sequences or limits.max_sequences)
+    whole_texts = _reads_whole_texts(directory.manifest.model.head, limits, max_step_tokens, speculation)
     asked = None
     if drafts is not None:
         asked = plan_speculation(drafts, directory, limits, max_step_tokens, check_weights=check_weights)
@@ -77,7 +79,8 @@ def load(
     count, is_temporary = thread_count(threads), owned is not None
     opened, blocks = open_or_explain(directory, executor, kv_cache_bytes, kv_memory, count, is_temporary, check, beside)
     started = asked.start(blocks, count, executor) if asked and not isinstance(opened, AbsentExecutor) else None
-    loop = StepLoop(opened, limits, blocks, max_step_tokens, speculation=started, program=program)
+    parts = opened, limits, blocks, max_step_tokens
+    loop = StepLoop(*parts, speculation=started, program=program, whole_texts=whole_texts)
     return Engine(
         directory, opened, loop, owned, prefix_cache=prefix_cache, output_cache_bytes=output_cache_bytes, check=check
     )
@@ -101,6 +104,27 @@ def _speculative_config(given: str | Mapping[str, object], output_cache_bytes: i
     if output_cache_bytes:
         check_reproducible(config.acceptance)
     return config
+
+
+def _reads_whole_texts(
+    head: Head | None, limits: Limits, max_step_tokens: int | None, speculation: object | None
+) -> bool:
+    """Whether a text's tokens come in one step. Raises OptionError for what engines that give rows of texts cannot do."""
+    if head is None:
+        return False
+    if speculation is not None:
+        raise OptionError(
+            f"the engine is built for {head.task.value}, which draws no tokens that could be drafted",
+            at="speculation",
+            fix="leave it out",
+        )
+    if head.whole_texts and max_step_tokens is not None and max_step_tokens < limits.max_model_len:
+        raise OptionError(
+            f"a step of {max_step_tokens} tokens cannot hold a whole text of {limits.max_model_len}",
+            at=f"max_step_tokens={max_step_tokens}",
+            fix=f"give at least {limits.max_model_len}, or build with a smaller max_model_len",
+        )
+    return head.whole_texts
 
 
 def _check_limit(name: str, value: int | None, most: int, built: str) -> None:

@@ -92,5 +92,6 @@ def _bytes_of(answer: CachedAnswer) -> int:
         _ENTRY_BYTES * (1 + len(answer.results))
         + _TOKEN_BYTES * sum(len(result.token_ids) for result in answer.results)
         + sum(4 * len(result.text or "") for result in answer.results)
+        + sum(result.row.nbytes for result in answer.results if result.row is not None)
         + sum(_LOGPROB_BYTES + _TOP_BYTES * len(each.top) for each in logprobs)
     )

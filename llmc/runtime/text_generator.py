@@ -14,15 +14,16 @@ from llmc.runtime.sampling.sampling_keywords import SamplingKeywords, chosen_par
 from llmc.runtime.sampling.sampling_params import SamplingParams
 from llmc.runtime.text.conversation import Conversation, ConversationPrompts, conversations
 from llmc.runtime.text.prompts import Prompt, Prompts, token_ids, token_sequences
+from llmc.runtime.text_reader import TextReader
 
 
-class TextGenerator(ABC):
+class TextGenerator(TextReader, ABC):
     """Close it, or use it as a context manager. chat_template: of conversations that name none; None is the model's."""
 
     def __init__(
         self, completer: Completer, conversations: ConversationPrompts, chat_template: str | None = None
     ) -> None:
-        self._completer = completer
+        super().__init__(completer)
         self._conversations = conversations
         self._chat_template = chat_template
 

@@ -40,7 +40,7 @@ _COMMON_FLAGS = (
 )
 _SHARED_FLAGS = ("-shared", "-pthread", "-Wl,-z,now")
 _LINK_FLAGS = (*_SHARED_FLAGS, "-Wl,--exclude-libs,ALL")
-PAGED_ATTENTION = "paged_attention"
+PAGED_ATTENTION, RAGGED_ATTENTION = "paged_attention", "ragged_attention"
 _ARCHIVE, _SHARED = "libllmc_kernels.a", "libllmc_kernels.so"
 
 

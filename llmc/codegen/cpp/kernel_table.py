@@ -9,6 +9,7 @@ import torch
 import llmc.ops  # noqa: F401  (registers the ops that the table names)
 from llmc.codegen.cpp.adapter_kernels import adapted
 from llmc.codegen.cpp.cache_kernels import attended, caching
+from llmc.codegen.cpp.text_kernels import of_texts, pooled
 from llmc.codegen.cpp.kernel import Kernel, by_name
 from llmc.codegen.cpp.products import lookup, product, sent
 from llmc.codegen.cpp.rank_kernels import among_ranks, gathered
@@ -33,6 +34,13 @@ KERNELS: dict[Any, Kernel] = {
     _llmc.all_reduce.default: by_name("all_reduce", {"x": "tokens: channels"}, more=among_ranks),
     _llmc.all_gather.default: gathered(),
     _llmc.select_rows.default: by_name("select_rows", {"x": "_: channels*", "rows": "selected:"}),
+    _llmc.pool_rows.default: by_name("pool_rows", {"x": "_: channels", "rows": "selected:"}, more=pooled),
+    _llmc.ragged_attention.default: by_name(
+        "ragged_attention",
+        {"q": "tokens: heads head_dim", "k": "_: kv_heads _", "v": "_: _ value_dim"},
+        typed=("q",),
+        more=of_texts,
+    ),
     _llmc.select_channels.default: by_name("select_channels", {"x": "tokens: _", "order": "channels"}),
     _llmc.top_tokens.default: by_name("top_tokens", {"logits": "rows: _? vocabulary"}, results=("ids", "logprobs")),
     _llmc.rms_norm.default: by_name("rms_norm", {"x": "tokens: groups? channels"}),

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from llmc.codegen.cpp.kernel_api import enumerator, kernel_api, layout_assertion
-from llmc.codegen.cpp.kernel_library import PAGED_ATTENTION
+from llmc.codegen.cpp.kernel_library import PAGED_ATTENTION, RAGGED_ATTENTION
 from llmc.codegen.cpp.printer import pointer, print_loop, wrapped
 from llmc.codegen.kernel_ir import Loop
 from llmc.codegen.origin import describe, one_line
@@ -144,7 +144,7 @@ def _scratch(program: Program) -> Iterator[str]:
     if channels:
         yield f"llmc_linear_scratch({tokens}, {max(channels)})"
     for launch in program.launches:
-        if launch.family == PAGED_ATTENTION:
+        if launch.family in (PAGED_ATTENTION, RAGGED_ATTENTION):
             shape = (launch.arguments[name] for name in ("heads", "kv_heads", "head_dim", "value_dim"))
             yield f"llmc_paged_attention_scratch({', '.join(map(str, shape))})"
 

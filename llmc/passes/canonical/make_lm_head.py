@@ -1,6 +1,7 @@
 """Make the last product llmc.lm_head, whose logits stay in fp32, and compute what follows it in fp32 too.
 
     cast(c · tanh(linear(x, weight) / c))  →  c · tanh(lm_head(x, weight) / c)
+    norm(x)  →  cast(norm(x), float32)                                               (rows of texts without a product)
 Must have: between the last linear and the logits only pointwise ops with constants.
 """
 
@@ -35,6 +36,9 @@ def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
         node = node.all_input_nodes[0]
     if node.target is _OPS.lm_head.default:
         return
+    if node.target is not _OPS.linear.default and graph.info.head is not None:
+        _return_in_fp32(graph, logits, log)
+        return
     if node.target is not _OPS.linear.default:
         raise PassError(
             f"the logits come from {node.target}, expected a linear followed by pointwise ops with constants",
@@ -53,6 +57,17 @@ def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
             previous = each
     if value is not logits:
         output.args = ((value, *graph.returned()[1:]) if graph.side_outputs else value,)
+
+
+def _return_in_fp32(graph: ModelGraph, rows: fx.Node, log: RewriteLog) -> None:
+    """What an embedding is need not be the result of a product."""
+    if rows.meta["val"].dtype is torch.float32:
+        return
+    log.step(f"return {rows.name} in fp32", rows)
+    output = graph.graph.output_node()
+    with graph.graph.inserting_before(output):
+        value = graph.graph.call_function(_CAST, (rows,), {"dtype": torch.float32})
+    output.replace_input_with(rows, value)
 
 
 make_lm_head = GraphPass("make_lm_head", _run, Numerics.REORDER, Stage.CAPTURED)

@@ -4,6 +4,7 @@
     op(transpose(x, 0, 1))               →  transpose(op(x), 0, 1), for ops over the last axis and pointwise ones
     unsqueeze(x, 0) of tokens, reshape(x, [1, …]) of them  →  transpose(unsqueeze(x, 1), 0, 1), and so back
     reshape(reshape(x, …), shape)        →  reshape(x, shape), also of unsqueeze;  unsqueeze and squeeze  →  nothing
+    select(unsqueeze(x, i), i, 0)        →  x
     cast(cast(x, float32), x.dtype)      →  x
 Must have: for several arguments, each of them transposed or broadcast along neither axis.
 """
@@ -177,6 +178,10 @@ def _squeeze(node: fx.Node) -> fx.Node | None:
     return _inverse(node, aten.unsqueeze.default, 1)
 
 
+def _select(node: fx.Node) -> fx.Node | None:
+    return _inverse(node, aten.unsqueeze.default, 1)
+
+
 def _unsqueeze(node: fx.Node) -> Call | fx.Node | None:
     return _inverse(node, aten.squeeze.dim, 0) or _of_tokens(node.args[0], node)
 
@@ -209,6 +214,7 @@ _RULES: dict[Any, Rule] = {
     aten.cat.default: _cat,
     aten.expand.default: _expand,
     aten.reshape.default: _reshape,
+    aten.select.int: _select,
     aten.slice.Tensor: _slice,
     aten.squeeze.dim: _squeeze,
     torch.ops.llmc.gated_activation.default: _pointwise,

@@ -9,7 +9,7 @@ bits then depend on nothing but the tokens before it. All ranks of a partitioned
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from llmc.graph.serialize import deserialize_graph, read_memory_text, read_weigh
 from llmc.program import Program, RowCount
 from llmc.program.program_interface import check_interface, memory_text
 from llmc.runtime.executors.executor import Logits, SideArray
-from llmc.runtime.executors.reference_tiles import tiles_of
+from llmc.runtime.executors.reference_tiles import Tile, texts_of, tiles_of
 from llmc.runtime.executors.slot_views import move_slots, slot_views
 from llmc.runtime.executors.stored_weights import graph_weights
 from llmc.runtime.loop.step import STEP_ARRAYS, Ints, Step
@@ -41,6 +41,10 @@ class ReferenceExecutor:
         text = engine.files.text(GRAPH_NAME)
         graph = deserialize_graph(text, path)
         check_interface(memory_text(program), read_memory_text(text), path)
+        head = engine.manifest.model.head
+        self._tiles: Callable[[Step], Iterator[Tile]] = (
+            texts_of if head is not None and head.whole_texts else lambda step: tiles_of(step, self._spare_slot)
+        )
         table = read_weight_table(text, path)
         self._ranks = [
             graph_weights(of_rank(engine, rank), table) | _caches(program, blocks) | _states(program)
@@ -65,7 +69,7 @@ class ReferenceExecutor:
         """Tile by tile, every node in turn, in inference mode."""
         found: list[Logits] = []
         sides: list[list[SideArray]] = [[] for _ in self._sides]
-        for tile in tiles_of(step, self._spare_slot):
+        for tile in self._tiles(step):
             arrays = dict(tile.step.arrays())
             inputs = {name: torch.from_numpy(arrays[name]) for name in self._step_inputs}
             # Side outputs are computed whether they are wanted or not, so that a step has the same products.

@@ -1,5 +1,6 @@
 """A step as tiles of a fixed number of rows, each of one request; positions say which row of its tile a token is.
 
+Of a model that reads texts as a whole a tile is a text.
 Tokens of a tree that have the same position, or skip some, come in tiles of their own.
 """
 
@@ -18,7 +19,7 @@ TILE = 16
 
 @dataclass(frozen=True)
 class Tile:
-    """A step of TILE rows: which of them are tokens of the whole step, and which give the logits that are wanted."""
+    """A step of TILE rows, or of a text: which are tokens of the whole step, and which give logits that are wanted."""
 
     step: Step
     tokens: Ints
@@ -45,6 +46,25 @@ def tiles_of(step: Step, spare_slot: int) -> Iterator[Tile]:
             slot = None if step.state_slots is None else int(step.state_slots[r])
             yield _tile(step, slice(begin, stop), place, first_row, table, slot, is_wanted, spare_slot)
             begin = stop
+
+
+def texts_of(step: Step) -> Iterator[Tile]:
+    """Each request as a step of its own, with the rows that it wants."""
+    for r, table in enumerate(step.block_tables):
+        tokens = slice(int(step.query_starts[r]), int(step.query_starts[r + 1]))
+        wanted = step.logit_rows[(step.logit_rows >= tokens.start) & (step.logit_rows < tokens.stop)] - tokens.start
+        count = tokens.stop - tokens.start
+        alone = Step(
+            input_ids=step.input_ids[tokens],
+            positions=step.positions[tokens],
+            slot_mapping=step.slot_mapping[tokens],
+            query_starts=np.array([0, count], np.int32),
+            context_lens=step.context_lens[r : r + 1],
+            block_tables=table[None],
+            logit_rows=wanted.astype(np.int32),
+            tree_masks=step.tree_masks[tokens],
+        )
+        yield Tile(alone, np.arange(count, dtype=np.int32), np.arange(len(wanted), dtype=np.int32))
 
 
 def _tile(

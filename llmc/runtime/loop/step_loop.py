@@ -22,7 +22,8 @@ class StepLoop:
 
     blocks: of the executor's KV cache. max_step_tokens: a lower budget of tokens a step than the engine's limit.
     executor_seconds: of the last step, spent in the executor. speculation: what drafts tokens, if anything does.
-    program: what the executor runs, for the adapters that it takes and its states; None: it has neither.
+    program: what the executor runs, for the adapters that it takes and its states; None: it has neither. whole_texts:
+    a request's tokens come in one step.
     """
 
     def __init__(
@@ -33,6 +34,8 @@ class StepLoop:
         max_step_tokens: int | None = None,
         speculation: Speculation | None = None,
         program: Program | None = None,
+        *,
+        whole_texts: bool = False,
     ) -> None:
         self.speculation = speculation
         self._executor = executor
@@ -51,8 +54,15 @@ class StepLoop:
         if speculation is not None:
             speculation.watch(self.pool)
         copying = executor.copy_states if has_states and isinstance(executor, StateExecutor) else None
+        self._whole_texts = whole_texts
         self.scheduler = Scheduler(
-            limits, self.pool, max_step_tokens, speculation=speculation, adapters=slots, copy_states=copying
+            limits,
+            self.pool,
+            max_step_tokens,
+            speculation=speculation,
+            adapters=slots,
+            copy_states=copying,
+            whole_texts=whole_texts,
         )
         self.executor_seconds = 0.0
 
@@ -128,4 +138,5 @@ class StepLoop:
             self._max_step_tokens,
             speculation=speculation,
             program=self._program,
+            whole_texts=self._whole_texts,
         )

@@ -10,12 +10,13 @@ from llmc.errors import RequestError
 from llmc.runtime.requests.beam_search import BeamSearch
 from llmc.runtime.requests.generation import Generation
 from llmc.runtime.requests.request import Request
-from llmc.runtime.requests.request_output import FinishReason, TokenLogprobs
+from llmc.runtime.requests.request_output import FinishReason, Row, TokenLogprobs
 
 
 @dataclass(frozen=True)
 class ChoiceResult:
-    """One finished choice. text: None if it was not decoded on the way; it is then that of the tokens."""
+    """One finished choice. text: None if it was not decoded on the way; it is then that of the tokens. row: of a text
+    that was read for it."""
 
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
@@ -23,6 +24,7 @@ class ChoiceResult:
     logprobs: tuple[TokenLogprobs, ...] | None
     cumulative_logprob: float | None
     text: str | None
+    row: Row | None = None
 
 
 class GenerationJob(Protocol):

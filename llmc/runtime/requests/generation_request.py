@@ -24,7 +24,8 @@ class GenerationRequest:
     deadline_seconds: counted from submission; when it has passed, the request ends with finish_reason "deadline" and
     what it has until then. tenant: requests share cached prefixes only with requests of the same tenant; None is a
     tenant of its own. streams: outputs are wanted as they come; otherwise there is one, when all is done, which costs
-    less. adapter: one of the engine's (Engine.adapters); None for the model as it is.
+    less. adapter: one of the engine's (Engine.adapters); None for the model as it is. wants_row: the answer is what a
+    model with a head gives for the text (Engine.embed), and nothing is generated; params are of no account.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -35,6 +36,7 @@ class GenerationRequest:
     tenant: str | None = None
     streams: bool = True
     adapter: PlacedAdapter | None = None
+    wants_row: bool = False
 
     def __repr__(self) -> str:
         return f"GenerationRequest({self.request_id!r}, prompt of {len(self.prompt_token_ids)} tokens, {self.params!r})"

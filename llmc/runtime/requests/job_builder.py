@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 
 from llmc.engine_format import ModelRecord
 from llmc.errors import RequestError
-from llmc.program import Limits
+from llmc.program import Head, Limits, Task
 from llmc.runtime.prefix_cache.block_digests import BlockDigests, prefix_salt
 from llmc.runtime.prefix_cache.prefix_cache import hash_prompt
 from llmc.runtime.requests.beam_search import BeamSearch
@@ -17,6 +17,7 @@ from llmc.runtime.requests.generation import Ending, Generation
 from llmc.runtime.requests.generation_job import BeamJob, GenerationJob, SampledJob
 from llmc.runtime.requests.generation_request import GenerationRequest
 from llmc.runtime.requests.request import Origin
+from llmc.runtime.requests.text_row import RowJob, TextRow
 from llmc.runtime.sampling.logit_edits import logit_edits
 from llmc.runtime.sampling.sampler import Sampler, TokenMask
 from llmc.runtime.sampling.sampling_params import SamplingParams
@@ -26,6 +27,23 @@ from llmc.runtime.text.tokenizer import Tokenizer
 
 MAX_LOGPROBS = 128
 MAX_CHOICES = 256
+
+
+def check_task(head: Head | None, *, wants_row: bool) -> None:
+    """Raise RequestError unless a model with that head gives such answers: a row of a text, or tokens."""
+    if wants_row == (head is not None):
+        return
+    if head is None:
+        raise RequestError(
+            "the engine generates, and gives no row for a text",
+            fix="build it with task=embed, score or classify, or ask for a completion",
+        )
+    verbs = {
+        Task.EMBED: "embeds: use embed, or POST /v1/embeddings",
+        Task.SCORE: "scores: use score, or POST /v1/rerank",
+    }
+    what, _, use = verbs.get(head.task, "classifies: use classify, or POST /v1/classify").partition(": ")
+    raise RequestError(f"the engine {what} texts, and generates nothing", fix=use)
 
 
 class JobBuilder:
@@ -38,8 +56,18 @@ class JobBuilder:
         self._prefix_cache = prefix_cache
         self._digests = BlockDigests(limits.block_size)
 
-    def check(self, where: str, tokens: Sequence[int], params: SamplingParams) -> None:
+    @property
+    def head(self) -> Head | None:
+        """What the engine gives for a text; None for one that generates."""
+        return self._info.head
+
+    def check(self, where: str, request: GenerationRequest) -> None:
         """Raise RequestError for what this engine cannot serve. where: names the prompt in errors."""
+        tokens, params = request.prompt_token_ids, request.params
+        check_task(self._info.head, wants_row=request.wants_row)
+        if request.wants_row:
+            check_length(where, tokens, self._limits.max_model_len, "")
+            return check_ids(where, tokens, self._info.vocab_size)
         room, purpose = (1, " and one token of output") if params.max_tokens else (0, "")
         check_length(where, tokens, self._limits.max_model_len - room, purpose)
         for place, ids in (
@@ -81,7 +109,7 @@ class JobBuilder:
         where: str = "prompt",
     ) -> GenerationJob:
         """The sequences for a request. new_mask: what its grammar was compiled to. Raises RequestError."""
-        self.check(where, request.prompt_token_ids, request.params)
+        self.check(where, request)
         job = self._job(request, arrived, new_mask)
         hash_prompt(job.first, self._digests)
         return job
@@ -96,7 +124,12 @@ class JobBuilder:
             deadline = arrived + request.deadline_seconds
         digest = None if request.adapter is None else request.adapter.digest
         salt = prefix_salt(request.tenant, digest) if self._prefix_cache else None
+        head = self._info.head
+        if head is not None and head.whole_texts:
+            salt = None  # Nothing of a text that is read as a whole can be found in a cache.
         origin = Origin(request.priority, salt, arrived, deadline, request.adapter)
+        if request.wants_row:
+            return RowJob(TextRow(tokens, origin))
         edits = logit_edits(params, self._tokenizer, self._info.vocab_size)
         if params.beam_width is not None:
             text = self.output_text(params) if params.stop else None

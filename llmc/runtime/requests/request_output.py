@@ -5,6 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
+
+# What a model gives for a whole text: [width], fp32.
+Row = npt.NDArray[np.float32]
 FinishReason = Literal["stop", "length", "abort", "deadline"]
 
 
@@ -28,7 +33,8 @@ class ChoiceDelta:
 
     text: whole characters only, cut before a stop string; may lag behind token_ids, and catches up in the last delta.
     logprobs: one a token of token_ids, or None if not asked for. finish_reason: None until the choice's last delta.
-    stop_reason: the stop string or the stop token id that ended it (None for end-of-text and for other reasons).
+    stop_reason: the stop string or the stop token id that ended it (None for end-of-text and for other reasons). row:
+    of a request that a row answers, which has no tokens.
     """
 
     index: int
@@ -38,6 +44,7 @@ class ChoiceDelta:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     cumulative_logprob: float | None = None
+    row: Row | None = None
 
 
 @dataclass(frozen=True)

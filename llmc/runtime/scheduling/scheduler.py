@@ -35,7 +35,7 @@ class Scheduler:
     waits until it is as urgent as a PREMIUM one. clock: seconds, as Request.arrived counts them. speculation: what
     drafts tokens that may come next; a request that has drafts is a chunk of its last token and of those. adapters:
     slots of the engine's pools; a request whose adapter has none, and gets none, waits. copy_states: from seat to
-    seat, of a model that has states.
+    seat, of a model that has states. whole_texts: all tokens of a request come in one step.
     """
 
     def __init__(
@@ -49,8 +49,10 @@ class Scheduler:
         speculation: Speculation | None = None,
         adapters: AdapterSlots | None = None,
         copy_states: Callable[[int, int], None] | None = None,
+        whole_texts: bool = False,
     ) -> None:
         self._pool = pool
+        self._whole_texts = whole_texts
         self._adapters = adapters
         self._speculation = speculation
         self._copy_states = copy_states
@@ -278,7 +280,7 @@ class Scheduler:
             return False
         own.computed = known * self.block_size
         count = request.fitting(outline.tokens, outline.rows)
-        if not count:
+        if not count or (self._whole_texts and count < request.pending):
             own.computed = 0
             return False
         self._waiting.take(request)

@@ -13,6 +13,7 @@ from llmc.runtime.requests.request_output import (
     FinishReason,
     RequestOutput,
     RequestTimes,
+    Row,
     TokenLogprobs,
     Usage,
 )
@@ -29,6 +30,7 @@ class ChoiceNews(NamedTuple):
     finish_reason: FinishReason | None
     stop_reason: str | int | None
     cumulative_logprob: float | None
+    row: Row | None = None
 
 
 class News(NamedTuple):
@@ -104,7 +106,8 @@ class OutputStream:
         logprobs = None if last.logprobs is None else tuple(p for each in news for p in each.logprobs or ())
         tokens = tuple(token for each in news for token in each.token_ids)
         text = "".join(self._decoded(each) for each in news)
-        return ChoiceDelta(index, text, tokens, logprobs, last.finish_reason, last.stop_reason, last.cumulative_logprob)
+        ended = last.finish_reason, last.stop_reason, last.cumulative_logprob
+        return ChoiceDelta(index, text, tokens, logprobs, *ended, last.row)
 
     def _decoded(self, news: ChoiceNews) -> str:
         if news.text is not None:
@@ -129,7 +132,7 @@ def news_of_results(
 ) -> News:
     """Everything at once, for answers that cannot be streamed."""
     choices = tuple(
-        ChoiceNews(i, r.token_ids, r.text, r.logprobs, r.finish_reason, r.stop_reason, r.cumulative_logprob)
+        ChoiceNews(i, r.token_ids, r.text, r.logprobs, r.finish_reason, r.stop_reason, r.cumulative_logprob, r.row)
         for i, r in enumerate(results)
     )
     return News(choices, cached_tokens, times, True, prompt_logprobs=prompt_logprobs)

@@ -36,6 +36,9 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, with the special tokens that the tokenizer adds. Raises RequestError without one."""
+        return self._encoded(text, add_special_tokens=add_special_tokens)
+
+    def _encoded(self, text: str, pair: str | None = None, *, add_special_tokens: bool = True) -> list[int]:
         if not self.exists:
             raise RequestError(
                 "the prompt is text, but the engine has no tokenizer",
@@ -43,12 +46,16 @@ class Tokenizer:
                 fix="give token ids (a list of int), or rebuild from a model directory with a tokenizer.json",
             )
         try:
-            ids: list[int] = self._fast.encode(text, add_special_tokens=add_special_tokens).ids
+            ids: list[int] = self._fast.encode(text, pair, add_special_tokens=add_special_tokens).ids
         except TypeError:
             raise RequestError(
                 f"the text cannot be written as UTF-8: {text!r:.80}", fix="leave out surrogates such as '\\ud800'"
             ) from None
         return ids
+
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """Token ids of two texts as the tokenizer puts a pair together. Raises RequestError without one."""
+        return self._encoded(first, second)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids; empty if the engine has no tokenizer."""

@@ -34,6 +34,8 @@ typedef struct {
   const int64_t* tree_masks;  // [tokens], bit d: the row d before a token's own is hidden from it; null: none is
   const float* slopes;  // [heads], what a position farther back takes off a score; null: nothing
   int64_t chunk;        // no key before the multiple of it at or before the query's own place is seen; 0: all are
+  LlmcRows k, v;        // where there is no cache: of the step's tokens, [tokens, kv_heads * head_dim or value_dim]; then
+                        // each token sees all of its request, or those nearer than the window
 } LlmcPagedAttention;
 
 namespace llmc {
@@ -42,6 +44,14 @@ constexpr int64_t kAttentionRows = 64;
 constexpr int64_t kAttentionRange = 1024;
 
 inline int64_t padded_to_lanes(int64_t channels) { return (channels + kLanes - 1) / kLanes * kLanes; }
+
+// Whether keys and values are those of the step, which no query is before or behind.
+inline bool both_ways(const LlmcPagedAttention& a) { return a.k.data != nullptr; }
+
+// Of a request, with those of this step.
+inline int64_t cached_rows(const LlmcPagedAttention& a, int64_t request) {
+  return both_ways(a) ? a.query_starts[request + 1] - a.query_starts[request] : a.context_lens[request];
+}
 
 // The masks of a request's tokens, null if they hide nothing. The last token of a tree never sees all others.
 inline const int64_t* tree_of(const LlmcPagedAttention& a, int64_t request) {
@@ -56,7 +66,13 @@ inline int64_t first_seen(const LlmcPagedAttention& a, int64_t place) {
   return std::max({int64_t{0}, by_window, by_chunk});
 }
 
-// Places of the keys that any of a request's tokens from `first_row` on may see, the last being in row `rows` - 1.
+// Behind the last key that a query in this place sees, of `all`.
+inline int64_t end_seen(const LlmcPagedAttention& a, int64_t place, int64_t all) {
+  if (!both_ways(a)) return place + 1;
+  return a.window == 0 ? all : std::min(all, place + a.window);
+}
+
+// Places of the keys that any of a request's tokens from `first_row` on may see, the last key being in row `rows` - 1.
 inline Keys seen_from(const LlmcPagedAttention& a, const int64_t* tree, int64_t first_row, int64_t rows) {
   return {first_seen(a, std::max<int64_t>(0, first_row - (tree == nullptr ? 0 : VisibleRows::kReach))), rows};
 }
@@ -99,7 +115,8 @@ class TileAttention {
         memory_(memory),
         group_(a_.heads / a_.kv_heads),
         first_token_(a_.query_starts[tile.request]),
-        first_own_row_(a_.context_lens[tile.request] - (a_.query_starts[tile.request + 1] - first_token_)),
+        all_rows_(cached_rows(a_, tile.request)),
+        first_own_row_(all_rows_ - (a_.query_starts[tile.request + 1] - first_token_)),
         tree_(tree_of(a_, tile.request)),
         shared_to_(first_hidden()),
         keys_(a_.head_dim, a_.block_size, a_.cache_group),
@@ -110,7 +127,8 @@ class TileAttention {
 
   // The keys that any row of the tile may see.
   Keys keys() const {
-    return seen_from(a_, tree_, rows_of(token_of_request(0)).own, rows_of(token_of_request(tile_.rows - 1)).own + 1);
+    const int64_t last = rows_of(token_of_request(tile_.rows - 1)).own;
+    return seen_from(a_, tree_, rows_of(token_of_request(0)).own, end_seen(a_, last, all_rows_));
   }
 
   void pack_queries() const {
@@ -195,8 +213,8 @@ class TileAttention {
   }
 
   Keys visible(int64_t row) const {
-    const int64_t last = rows_of(token_of_request(row)).count();
-    return {first_seen(a_, last - 1), last};
+    const int64_t place = rows_of(token_of_request(row)).count() - 1;
+    return {first_seen(a_, place), end_seen(a_, place, all_rows_)};
   }
 
   static Keys within(Keys keys, int64_t base) {
@@ -228,6 +246,7 @@ class TileAttention {
   // Where rows from `first` on lie in the cache.
   void find_run(int64_t first, int64_t count, typename Cache<K>::Row* key_rows,
                 typename Cache<K>::Row* value_rows) const {
+    if (both_ways(a_)) return find_tokens(first, count, key_rows, value_rows);
     const int32_t* blocks = a_.block_tables + tile_.request * a_.max_blocks;
     for (int64_t row = first; row < first + count;) {
       const int64_t in_block = row % a_.block_size;
@@ -238,6 +257,18 @@ class TileAttention {
       for (; row < end; row++, key = keys_.next(key), value = values_.next(value)) {
         key_rows[row - first] = key;
         value_rows[row - first] = value;
+      }
+    }
+  }
+
+  // The same of the step's own keys and values.
+  void find_tokens(int64_t first, int64_t count, typename Cache<K>::Row* key_rows,
+                   typename Cache<K>::Row* value_rows) const {
+    if constexpr (!kHoldsCodes<K>) {
+      for (int64_t i = 0; i < count; i++) {
+        const int64_t token = first_token_ + first + i;
+        key_rows[i] = row_of<const K>(a_.k, token) + tile_.kv_head * a_.head_dim;
+        value_rows[i] = row_of<const K>(a_.v, token) + tile_.kv_head * a_.value_dim;
       }
     }
   }
@@ -301,6 +332,7 @@ class TileAttention {
   const TileMemory& memory_;
   const int64_t group_;
   const int64_t first_token_;
+  const int64_t all_rows_;
   const int64_t first_own_row_;
   const int64_t* const tree_;
   const int64_t shared_to_;

@@ -33,7 +33,7 @@ struct Plan {
   int64_t spans(int64_t r) const { return (a.kv_heads + heads(r) - 1) / heads(r); }
   int64_t tiles(int64_t r) const { return spans(r) * tiles_of_head(r); }
   Keys keys(int64_t r) const {
-    const int64_t rows = a.context_lens[r];
+    const int64_t rows = cached_rows(a, r);
     return seen_from(a, tree_of(a, r), rows - (a.query_starts[r + 1] - a.query_starts[r]), rows);
   }
   bool split(int64_t r) const { return tiles_of_head(r) == 1 && keys(r).last - keys(r).first > split_keys; }
@@ -120,7 +120,7 @@ void for_items(LlmcPool* pool, const Plan& plan, const Items& items, const Body&
   int64_t count = 0, work = 0;
   for (int64_t r = 0; r < plan.a.requests; r++) {
     count += items(r);
-    work += plan.rows(r) * plan.a.context_lens[r] * plan.a.kv_heads * plan.a.head_dim;
+    work += plan.rows(r) * cached_rows(plan.a, r) * plan.a.kv_heads * plan.a.head_dim;
   }
   for (int32_t thread = 0; thread < pool->threads(); thread++)
     *ThreadMemory(pool->scratch(thread), plan.a).cursor = Cursor{0, 0, 0};

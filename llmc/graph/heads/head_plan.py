@@ -1,0 +1,81 @@
+"""How a model makes one row of a text: from its config, from what sentence-transformers says, or as the build asks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmc.errors import CaptureError
+from llmc.graph.heads.sentence_modules import DenseModule, sentence_modules
+from llmc.options import BuildOptions
+from llmc.program import Activation, Head, Pooling, Task
+
+
+@dataclass(frozen=True)
+class HeadPlan:
+    """dense: products after the pooling. max_length: of a text in tokens, where that is less than the model's own."""
+
+    task: Task
+    pooling: Pooling
+    dense: tuple[DenseModule, ...] = ()
+    normalized: bool = False
+    activation: Activation = Activation.IDENTITY
+    labels: tuple[str, ...] = ()
+    max_length: int | None = None
+
+    def head(self, width: int, *, whole_texts: bool) -> Head:
+        """What the engine says of it."""
+        return Head(self.task, self.pooling, width, whole_texts, self.normalized, self.activation, self.labels)
+
+
+def head_plan(task: Task, model: Any, options: BuildOptions, directory: Path | None = None) -> HeadPlan:
+    """The plan for a transformers model. directory: where modules.json may be. Raises CaptureError, CheckpointError."""
+    if task is not Task.EMBED:
+        return _of_classifier(task, model, options)
+    found = None if directory is None or options.pooling != "auto" else sentence_modules(directory)
+    if found is not None:
+        return HeadPlan(task, found.pooling, found.dense, found.normalized, max_length=found.max_length)
+    asked = None if options.pooling == "auto" else Pooling(options.pooling)
+    return HeadPlan(task, asked or (Pooling.LAST if is_causal(model) else Pooling.MEAN), normalized=True)
+
+
+def is_causal(model: Any) -> bool:
+    """Whether each token of a model sees those before it only: a model is if its layers' attentions do not deny it."""
+    return all(getattr(module, "is_causal", True) is not False for module in model.modules())
+
+
+def _of_classifier(task: Task, model: Any, options: BuildOptions) -> HeadPlan:
+    config = model.config
+    labels = tuple(str(config.id2label[key]) for key in sorted(config.id2label))
+    if task is Task.SCORE and len(labels) != 1:
+        raise CaptureError(
+            f"a model that scores gives one number, and this one has {len(labels)} labels",
+            at=type(model).__name__,
+            fix="build it with task=classify",
+        )
+    if options.pooling != "auto":
+        raise CaptureError(
+            "a classifier pools as its own head does", at=f"pooling={options.pooling}", fix="leave it out"
+        )
+    named = getattr(config, "classifier_pooling", None)
+    pooling = Pooling.LAST if hasattr(model, "score") else Pooling(named) if named in ("cls", "mean") else Pooling.CLS
+    return HeadPlan(task, pooling, activation=_activation(config, len(labels)), labels=labels)
+
+
+def _activation(config: Any, labels: int) -> Activation:
+    """As a cross-encoder's config says; else what the problem was trained with."""
+    said = getattr(config, "sentence_transformers", None)
+    named = said.get("activation_fn") if isinstance(said, dict) else None
+    named = named or getattr(config, "sbert_ce_default_activation_function", None)
+    if isinstance(named, str):
+        name = named.rpartition(".")[2]
+        if name not in ("Identity", "Sigmoid", "Softmax"):
+            raise CaptureError(
+                f"the activation {named} of the scores is not known", at="config.json", fix="use Identity or Sigmoid"
+            )
+        return Activation(name.lower())
+    if getattr(config, "problem_type", None) == "regression":
+        return Activation.IDENTITY
+    is_independent = labels == 1 or getattr(config, "problem_type", None) == "multi_label_classification"
+    return Activation.SIGMOID if is_independent else Activation.SOFTMAX

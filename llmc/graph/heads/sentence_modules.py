@@ -1,0 +1,113 @@
+"""What sentence-transformers writes beside a model: how it pools, what follows, and how long texts may be.
+
+modules.json lists the modules by path and class; both spellings of classes and of 1_Pooling/config.json are read: a
+flag for each way of pooling, and since version 5.3 the name of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmc.errors import CaptureError, CheckpointError
+from llmc.graph.checkpoint import read_json, read_json_list
+from llmc.program import Pooling
+
+MODULES = "modules.json"
+_SETTINGS = "sentence_bert_config.json"
+_FLAGS = {
+    "pooling_mode_cls_token": Pooling.CLS,
+    "pooling_mode_mean_tokens": Pooling.MEAN,
+    "pooling_mode_lasttoken": Pooling.LAST,
+}
+_NAMES = {"cls": Pooling.CLS, "mean": Pooling.MEAN, "lasttoken": Pooling.LAST}
+_OTHER_FLAGS = ("pooling_mode_max_tokens", "pooling_mode_mean_sqrt_len_tokens", "pooling_mode_weightedmean_tokens")
+
+
+@dataclass(frozen=True)
+class DenseModule:
+    """A product after the pooling. directory: of its weights. activation: the name of a class of torch.nn."""
+
+    directory: Path
+    inputs: int
+    outputs: int
+    has_bias: bool
+    activation: str
+
+
+@dataclass(frozen=True)
+class SentenceModules:
+    """max_length: of a text, in tokens; None if the model's own limit is all."""
+
+    pooling: Pooling
+    dense: tuple[DenseModule, ...]
+    normalized: bool
+    max_length: int | None
+
+
+def sentence_modules(directory: Path) -> SentenceModules | None:
+    """None for a directory without modules.json. Raises CheckpointError, and CaptureError for an unknown module."""
+    file = directory / MODULES
+    if not file.is_file():
+        return None
+    pooling: Pooling | None = None
+    dense: list[DenseModule] = []
+    normalized = False
+    for entry in read_json_list(file):
+        place = _text(entry, "path", file)
+        kind = _text(entry, "type", file).rpartition(".")[2]
+        if kind == "Pooling":
+            pooling = _pooling(directory / place / "config.json")
+        elif kind == "Dense":
+            dense.append(_dense(directory / place))
+        elif kind == "Normalize":
+            normalized = True
+        elif kind not in ("Transformer", "Dropout"):
+            raise CaptureError(
+                f"the module {kind} of sentence-transformers is not known",
+                at=file,
+                fix="llmc reads Transformer, Pooling, Dense and Normalize; compile the model without the others",
+            )
+    if pooling is None:
+        raise CaptureError("there is no Pooling among the modules", at=file, fix="give pooling=mean, cls or last")
+    return SentenceModules(pooling, tuple(dense), normalized, _max_length(directory / _SETTINGS))
+
+
+def _pooling(file: Path) -> Pooling:
+    settings = read_json(file)
+    named = settings.get("pooling_mode")
+    names = named if isinstance(named, list) else [] if named is None else [named]
+    found = [_NAMES.get(name) if isinstance(name, str) else None for name in names]
+    found += [mode for flag, mode in _FLAGS.items() if settings.get(flag)]
+    asked = [*names, *(flag for flag in (*_FLAGS, *_OTHER_FLAGS) if settings.get(flag))]
+    if len(asked) != 1 or len(found) != 1 or found[0] is None:
+        raise CaptureError(
+            f"texts are pooled by {', '.join(map(str, asked)) or 'nothing'}, expected one of cls, mean, lasttoken",
+            at=file,
+            fix="choose one with pooling=mean, cls or last, if the model was trained for it",
+        )
+    return found[0]
+
+
+def _dense(directory: Path) -> DenseModule:
+    file = directory / "config.json"
+    settings = read_json(file)
+    sizes = [settings.get("in_features"), settings.get("out_features")]
+    if not all(type(size) is int and size > 0 for size in sizes):
+        raise CheckpointError(f"a Dense module of {sizes[0]} by {sizes[1]}", at=file, fix="download the model again")
+    activation = str(settings.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
+    return DenseModule(directory, sizes[0], sizes[1], settings.get("bias", True) is not False, activation)  # type: ignore[arg-type]
+
+
+def _max_length(file: Path) -> int | None:
+    length = read_json(file).get("max_seq_length") if file.is_file() else None
+    return length if type(length) is int and length > 0 else None
+
+
+def _text(entry: Mapping[str, Any], key: str, file: Path) -> str:
+    value = entry.get(key)
+    if not isinstance(value, str) or ".." in Path(value).parts or Path(value).is_absolute():
+        raise CheckpointError(f"a module has the {key} {value!r:.60}", at=file, fix="download the model again")
+    return value

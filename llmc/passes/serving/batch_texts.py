@@ -1,0 +1,55 @@
+"""Read many whole texts in a step, for models that give a row for a text.
+
+    bidirectional_attention(q, k, v, …)        ->  ragged_attention(q, k, v, query_starts, …)
+    select_rows(pool(x, pooling), logit_rows)  ->  pool_rows(x, query_starts, logit_rows, pooling)
+Must have: nothing but wanted rows read what texts are pooled to, or the build fails. Such a graph is right for steps
+that hold all tokens of each of their texts.
+Numerics: reorder, since a mean is a sum over the text and not a difference of running ones.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from llmc.errors import PassError
+from llmc.graph.call_arguments import call_arguments
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.source_line import source_line
+from llmc.graph.step_inputs import step_input
+from llmc.options import BuildOptions
+from llmc.passes.rewrite import GraphPass, Numerics
+from llmc.passes.rewrite_log import RewriteLog
+
+_llmc = torch.ops.llmc
+
+
+def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
+    starts = step_input(graph, "query_starts")
+    for node in graph.graph.find_nodes(op="call_function", target=_llmc.bidirectional_attention.default):
+        log.step(f"keep the texts of {node.name} apart", node)
+        given = call_arguments(node)
+        q, k, v, *others = (given[name] for name in ("q", "k", "v", "scale", "window", "softcap"))
+        _replace(graph.graph, node, _llmc.ragged_attention.default, (q, k, v, starts, *others))
+    for node in graph.graph.find_nodes(op="call_function", target=_llmc.pool.default):
+        for user in list(node.users):
+            if user.target is not _llmc.select_rows.default:
+                raise PassError(
+                    f"{user.name} reads what texts are pooled to at every token, and not at the rows asked for",
+                    at=source_line(user) or user.format_node(),
+                    fix="let select_logit_rows run before, and use only row-wise operations after the pooling",
+                )
+            log.step(f"pool the rows asked for in {user.name}", user)
+            x, pooling = node.args
+            _replace(graph.graph, user, _llmc.pool_rows.default, (x, starts, user.args[1], pooling))
+        graph.graph.erase_node(node)
+
+
+def _replace(graph: fx.Graph, node: fx.Node, target: object, args: tuple[object, ...]) -> None:
+    with graph.inserting_before(node):
+        made = graph.call_function(target, args)  # type: ignore[arg-type]
+    node.replace_all_uses_with(made)
+    graph.erase_node(node)
+
+
+batch_texts = GraphPass("batch_texts", _run, Numerics.REORDER)

@@ -1,0 +1,48 @@
+"""What an engine gives for a whole text, in the place of logits for a next token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Task(Enum):
+    """EMBED: a vector. SCORE: how well a text fits, one number. CLASSIFY: how well each label fits."""
+
+    EMBED = "embed"
+    SCORE = "score"
+    CLASSIFY = "classify"
+
+
+class Pooling(Enum):
+    """Of which tokens of a text its one row is: the last, the first, or the mean of all."""
+
+    LAST = "last"
+    CLS = "cls"
+    MEAN = "mean"
+
+
+class Activation(Enum):
+    """What makes probabilities of a row: IDENTITY leaves it as it is."""
+
+    IDENTITY = "identity"
+    SIGMOID = "sigmoid"
+    SOFTMAX = "softmax"
+
+
+@dataclass(frozen=True)
+class Head:
+    """width: numbers a text, before Matryoshka cuts. whole_texts: all tokens of a text come in one step, since its row
+    depends on tokens in ways that a KV cache does not hold. normalized: vectors are scaled to length 1 unless a request
+    says otherwise. labels: of the numbers of a classifier, in order. activation: of a score's, or a classifier's."""
+
+    task: Task
+    pooling: Pooling
+    width: int
+    whole_texts: bool
+    normalized: bool = False
+    activation: Activation = Activation.IDENTITY
+    labels: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Head {self.task.value}: {self.width} numbers a text, pooling {self.pooling.value}>"

@@ -1,0 +1,71 @@
+"""From the rows that a model gives for texts to what is asked of it: vectors, scores, or how well labels fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from llmc.errors import RequestError
+from llmc.program import Activation, Head
+from llmc.runtime.requests.request_output import Row
+
+Rows = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Classification:
+    """How well labels fit a text. scores: of all labels, in the order of the model's. label: the one that fits best."""
+
+    label: str
+    scores: Row
+
+    def __repr__(self) -> str:
+        return f"Classification({self.label!r}, {float(self.scores.max()):.4f})"
+
+
+def embedding(head: Head, row: Row, dimensions: int | None = None, normalize: bool | None = None) -> Row:
+    """A text's vector. dimensions: so many of its first numbers, for models that were trained so (Matryoshka).
+    normalize: to length 1; None is as the model's modules say. Raises RequestError for dimensions that it has not."""
+    if dimensions is not None:
+        if type(dimensions) is not int or not 1 <= dimensions <= head.width:
+            raise RequestError(
+                f"dimensions cannot be {dimensions!r}", at="dimensions", fix=f"give a whole number 1 to {head.width}"
+            )
+        row = row[:dimensions]
+    return scaled(row) if (head.normalized if normalize is None else normalize) else row
+
+
+def scaled(row: Row) -> Row:
+    """To length 1; one of zeros stays as it is."""
+    length = float(np.sqrt(np.square(row, dtype=np.float64).sum()))
+    return row if length == 0 else np.asarray(row / length, np.float32)
+
+
+def cosine(one: Row, other: Row) -> float:
+    """Of two vectors."""
+    return float(np.dot(scaled(one).astype(np.float64), scaled(other).astype(np.float64)))
+
+
+def activated(head: Head, row: Row, activation: bool = True) -> Row:
+    """A classifier's or scorer's numbers as probabilities, by the head's own activation; as they are without."""
+    if not activation or head.activation is Activation.IDENTITY:
+        return row
+    wide = row.astype(np.float64)
+    if head.activation is Activation.SIGMOID:
+        return (0.5 * (1 + np.tanh(0.5 * wide))).astype(np.float32)
+    powers = np.exp(wide - wide.max())
+    return (powers / powers.sum()).astype(np.float32)
+
+
+def classification(head: Head, row: Row, activation: bool = True) -> Classification:
+    """Of one text."""
+    scores = activated(head, row, activation)
+    return Classification(head.labels[int(scores.argmax())], scores)
+
+
+def stacked(rows: Sequence[Row], width: int) -> Rows:
+    """[texts, width], also of no texts."""
+    return np.stack(rows) if rows else np.empty((0, width), np.float32)

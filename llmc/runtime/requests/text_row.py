@@ -1,0 +1,89 @@
+"""A sequence that reads a text and keeps the one row that the model gives for it, and the job of such a request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from llmc.errors import ModelFailureError
+from llmc.runtime.requests.generation_job import ChoiceResult
+from llmc.runtime.requests.request import Origin, Request
+from llmc.runtime.requests.request_output import FinishReason, Row
+
+
+class TextRow(Request):
+    """row: [width], fp32, once it has ended by itself; finish_reason says how it has ended."""
+
+    def __init__(self, tokens: Sequence[int], origin: Origin) -> None:
+        super().__init__(tokens, every_logit=False, origin=origin)
+        self.row: Row | None = None
+        self.finish_reason: FinishReason = "stop"
+
+    def receive(self, start: int, logits: npt.NDArray[np.float32]) -> None:
+        """Keep the last token's row."""
+        row = logits[-1].copy()
+        if not np.isfinite(row).all():
+            place = int(np.flatnonzero(~np.isfinite(row))[0])
+            return self.fail(
+                ModelFailureError(
+                    f"the model gave {row[place]} as number {place} of a text's row",
+                    fix="look for NaN and infinity in the checkpoint's weights, and build with dtype=float32",
+                )
+            )
+        self.row = row
+        self.end()
+
+    def expire(self) -> None:
+        """End without a row."""
+        self.stop("deadline")
+
+    def stop(self, reason: FinishReason) -> None:
+        """End without a row, if it has none."""
+        if not self.finished:
+            self.finish_reason = reason
+            self.end()
+
+
+@dataclass(frozen=True)
+class RowJob:
+    """A GenerationJob of one text: its result has no tokens, but a row."""
+
+    first: TextRow
+
+    @property
+    def sequences(self) -> Sequence[TextRow]:
+        """The one."""
+        return (self.first,)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """How many the text has."""
+        return len(self.first.tokens)
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has its row, or gets none."""
+        return self.first.finished
+
+    @property
+    def error(self) -> ModelFailureError | None:
+        """Why the row is of no use."""
+        found = self.first.error
+        assert found is None or isinstance(found, ModelFailureError)
+        return found
+
+    @property
+    def prompt_logprobs(self) -> None:
+        """There are no probabilities of tokens."""
+        return None
+
+    def stop(self, reason: FinishReason) -> None:
+        """End the sequence."""
+        self.first.stop(reason)
+
+    def results(self) -> list[ChoiceResult]:
+        """One, with the row."""
+        return [ChoiceResult((), self.first.finish_reason, None, None, None, "", self.first.row)]

@@ -1,0 +1,147 @@
+"""POST /v1/embeddings, /v1/rerank, /v1/score and /v1/classify, the last three also under vLLM's other paths."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from functools import partial
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from llmc.program import Head, Task
+from llmc.runtime.head_rows import activated, classification, cosine, embedding
+from llmc.runtime.requests.job_builder import check_task
+from llmc.runtime.requests.request_output import Row
+from llmc.runtime.server.errors import bad_request
+from llmc.runtime.server.outputs import answer
+from llmc.runtime.server.schemas.text_rows import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    RerankRequest,
+    RowFields,
+    ScoreRequest,
+)
+from llmc.runtime.server.served_model import ServedModel, check_text
+from llmc.runtime.server.text_rows import Json, TextRows, cut, framed, input_ids, rows_of
+
+
+def text_row_routes(model: ServedModel) -> APIRouter:
+    """The routes, for that model; an engine that is built for another task answers 400."""
+    router = APIRouter(route_class=model.route_class)
+
+    @router.post("/v1/embeddings", response_model=None)
+    async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
+        checked_head(model, body, Task.EMBED)
+        return await answer(request, _embeddings(model, body, request))
+
+    @router.post("/v1/classify", response_model=None)
+    @router.post("/classify", response_model=None)
+    async def classify(body: ClassifyRequest, request: Request) -> Response:
+        checked_head(model, body, Task.CLASSIFY)
+        return await answer(request, _classify(model, body, request))
+
+    @router.post("/v1/score", response_model=None)
+    @router.post("/score", response_model=None)
+    async def score(body: ScoreRequest, request: Request) -> Response:
+        checked_head(model, body, Task.SCORE, Task.EMBED)
+        return await answer(request, _score(model, body, request))
+
+    @router.post("/v1/rerank", response_model=None)
+    @router.post("/v2/rerank", response_model=None)
+    @router.post("/rerank", response_model=None)
+    async def rerank(body: RerankRequest, request: Request) -> Response:
+        checked_head(model, body, Task.SCORE, Task.EMBED)
+        return await answer(request, _rerank(model, body, request))
+
+    return router
+
+
+def checked_head(model: ServedModel, body: RowFields, *tasks: Task) -> Head:
+    """The engine's head. 404 for another model's name, 400 for an engine that is built for none of these tasks."""
+    model.check_name(body.model)
+    model.check_room()
+    head = model.engine.engine.info.head
+    check_task(head, wants_row=True)
+    assert head is not None
+    if head.task not in tasks:
+        raise bad_request(f"the engine is built for {head.task.value}, not for {tasks[0].value}")
+    return head
+
+
+async def _embeddings(model: ServedModel, body: EmbeddingRequest, request: Request) -> Json:
+    head = checked_head(model, body, Task.EMBED)
+    if body.dimensions is not None and body.dimensions > head.width:
+        raise bad_request(f"the vectors have {head.width} dimensions", "dimensions")
+    found = await rows_of(model, body, request, await input_ids(model, body, body.input))
+    vectors = [embedding(head, row, body.dimensions, body.normalize) for row in found.rows]
+    data = [
+        {
+            "object": "embedding",
+            "index": index,
+            "embedding": _encoded(vector) if body.encoding_format == "base64" else vector.tolist(),
+        }
+        for index, vector in enumerate(vectors)
+    ]
+    return framed(model, body, request, "embd", {"data": data, "usage": found.usage()})
+
+
+def _encoded(vector: Row) -> str:
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")
+
+
+async def _classify(model: ServedModel, body: ClassifyRequest, request: Request) -> Json:
+    head = checked_head(model, body, Task.CLASSIFY)
+    found = await rows_of(model, body, request, await input_ids(model, body, body.input))
+    data = []
+    for index, row in enumerate(found.rows):
+        made = classification(head, row, body.use_activation)
+        data.append(
+            {"index": index, "label": made.label, "probs": made.scores.tolist(), "num_classes": len(made.scores)}
+        )
+    return framed(model, body, request, "classify", {"data": data, "usage": found.usage()})
+
+
+async def _score(model: ServedModel, body: ScoreRequest, request: Request) -> Json:
+    documents = [body.text_2] if isinstance(body.text_2, str) else body.text_2
+    queries = [body.text_1] * len(documents) if isinstance(body.text_1, str) else body.text_1
+    if len(queries) != len(documents):
+        raise bad_request(f"there are {len(queries)} text_1 and {len(documents)} text_2", "text_1")
+    scores, found = await _scores(model, body, request, queries, documents, body.use_activation)
+    data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
+    return framed(model, body, request, "score", {"data": data, "usage": found.usage()})
+
+
+async def _rerank(model: ServedModel, body: RerankRequest, request: Request) -> Json:
+    queries = [body.query] * len(body.documents)
+    scores, found = await _scores(model, body, request, queries, body.documents, body.use_activation)
+    order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
+    results = []
+    for index in order[: body.top_n]:
+        document = {"document": {"text": body.documents[index]}} if body.return_documents else {}
+        results.append({"index": index, **document, "relevance_score": scores[index]})
+    return framed(model, body, request, "rerank", {"results": results, "usage": found.usage()})
+
+
+async def _scores(
+    model: ServedModel,
+    body: RowFields,
+    request: Request,
+    queries: list[str],
+    documents: list[str],
+    activation: bool,
+) -> tuple[list[float], TextRows]:
+    """Of pairs that a scorer reads together, or cosines of what an embedder makes of both."""
+    head = checked_head(model, body, Task.SCORE, Task.EMBED)
+    if head.task is Task.EMBED:
+        found = await rows_of(model, body, request, await input_ids(model, body, [*queries, *documents]))
+        firsts, seconds = found.rows[: len(queries)], found.rows[len(queries) :]
+        return [cosine(one, other) for one, other in zip(firsts, seconds, strict=True)], found
+    pairs = []
+    for query, document in zip(queries, documents, strict=True):
+        for text in (query, document):
+            check_text(text, "documents")
+        encode = partial(model.engine.engine.tokenizer.encode_pair, query, document)
+        pairs.append(cut(model, body, await asyncio.to_thread(encode)))
+    found = await rows_of(model, body, request, pairs)
+    return [float(activated(head, row, activation)[0]) for row in found.rows], found

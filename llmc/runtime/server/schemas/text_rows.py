@@ -1,0 +1,62 @@
+"""The bodies of POST /v1/embeddings (OpenAI's), /v1/rerank (Jina's, Cohere's), /v1/score and /v1/classify (vLLM's)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field
+
+from llmc.runtime.server.schemas.completion import TokenIds
+
+MAX_TEXTS = 2048
+_Text = Annotated[str, Field(min_length=1)]
+_Texts = Annotated[list[_Text], Field(min_length=1, max_length=MAX_TEXTS)]
+_Input = _Text | TokenIds | _Texts | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_TEXTS)]
+
+
+class RowFields(BaseModel, extra="forbid", populate_by_name=True):
+    """truncate_prompt_tokens: so many of a text's tokens are read, -1 for as many as the engine takes; unless given a
+    longer text is an error. truncation_side: which end is cut."""
+
+    model: str | None = Field(default=None, max_length=1000)
+    truncate_prompt_tokens: int | None = Field(default=None, ge=-1, le=2**31)
+    truncation_side: Literal["left", "right"] = "right"
+    add_special_tokens: bool = True
+    priority: int = Field(default=0, ge=-(2**31), lt=2**31)
+    deadline_seconds: float | None = Field(default=None, gt=0.0, le=86_400.0)
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=256)
+    user: str | None = None
+
+
+class EmbeddingRequest(RowFields):
+    """input: a text, several, token ids, or several lists of them. base64: of the numbers as little-endian fp32."""
+
+    input: _Input
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = Field(default=None, ge=1)
+    normalize: bool | None = None
+
+
+class ClassifyRequest(RowFields):
+    """use_activation: probabilities, and not the numbers that they are made of."""
+
+    input: _Input
+    use_activation: bool = True
+
+
+class ScoreRequest(RowFields):
+    """text_1: a query, or one for each text_2."""
+
+    text_1: _Text | _Texts
+    text_2: _Text | _Texts
+    use_activation: bool = True
+
+
+class RerankRequest(RowFields):
+    """top_n: how many documents are wanted, the best first; all unless given."""
+
+    query: _Text
+    documents: _Texts
+    top_n: int | None = Field(default=None, ge=0)
+    return_documents: bool = True
+    use_activation: bool = True

@@ -1,0 +1,116 @@
+"""The rows that the engine gives for the texts of one HTTP request, and the frame of the answers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+
+from llmc.runtime.requests.generation_request import GenerationRequest, Priority
+from llmc.runtime.requests.request_output import RequestOutput, Row
+from llmc.runtime.sampling.sampling_params import SamplingParams
+from llmc.runtime.server.api_key import tenant_of
+from llmc.runtime.server.errors import bad_request
+from llmc.runtime.server.outputs import outputs_of
+from llmc.runtime.server.prompt_truncation import MOST_CONTEXTS
+from llmc.runtime.server.schemas.text_rows import RowFields
+from llmc.runtime.server.served_model import ServedModel
+from llmc.runtime.server.unknown_fields import ignored_of
+from llmc.runtime.text.prompts import check_ids
+
+Json = dict[str, Any]
+_PARAMS = SamplingParams()
+
+
+@dataclass(frozen=True)
+class TextRows:
+    """In the order of the texts, and how many tokens they had together."""
+
+    rows: tuple[Row, ...]
+    tokens: int
+
+    def usage(self) -> Json:
+        """As OpenAI counts for embeddings."""
+        return {"prompt_tokens": self.tokens, "total_tokens": self.tokens}
+
+
+async def read_text(model: ServedModel, fields: RowFields, text: str | list[int]) -> list[int]:
+    """Token ids of a text, cut as the request asks."""
+    if isinstance(text, str):
+        longest = model.max_model_len * (1 if fields.truncate_prompt_tokens is None else MOST_CONTEXTS)
+        return cut(model, fields, await model.tokenize(text, fields.add_special_tokens, longest))
+    check_ids("input", text, model.vocab_size)
+    return cut(model, fields, text)
+
+
+def cut(model: ServedModel, fields: RowFields, ids: list[int]) -> list[int]:
+    """The tokens that are read. 400 for more than the engine takes where the request does not say how to cut them."""
+    asked = fields.truncate_prompt_tokens
+    if asked is None and len(ids) > model.max_model_len:
+        raise bad_request(
+            f"the text has {len(ids)} tokens, and this engine reads at most {model.max_model_len}: shorten it, or give "
+            "truncate_prompt_tokens",
+            "input",
+        )
+    if asked == 0:
+        raise bad_request("truncate_prompt_tokens is -1 or at least 1", "truncate_prompt_tokens")
+    most = model.max_model_len if asked is None or asked < 0 else min(asked, model.max_model_len)
+    return ids[:most] if fields.truncation_side == "right" else ids[-most:]
+
+
+async def rows_of(model: ServedModel, fields: RowFields, request: Request, texts: Sequence[Sequence[int]]) -> TextRows:
+    """What the engine gives for each text; those of one request share steps with all others."""
+    identity, tenant = uuid.uuid4().hex, tenant_of(request, fields.cache_salt)
+    priority = Priority.PREMIUM if fields.priority < 0 else Priority.FREE
+    asked = [
+        GenerationRequest(
+            prompt_token_ids=tuple(ids),
+            params=_PARAMS,
+            request_id=f"row-{identity}-{index}",
+            priority=priority,
+            deadline_seconds=fields.deadline_seconds,
+            tenant=tenant,
+            streams=False,
+            adapter=model.adapter(fields.model),
+            wants_row=True,
+        )
+        for index, ids in enumerate(texts)
+    ]
+    found: dict[int, RequestOutput] = {}
+    async with aclosing(outputs_of(model, asked)) as outputs:
+        async for index, output in outputs:
+            found[index] = output
+    rows = [found[index].choices[0].row for index in range(len(asked))]
+    if any(row is None for row in rows):
+        raise bad_request("the deadline has passed before all texts were read", "deadline_seconds")
+    return TextRows(tuple(row for row in rows if row is not None), sum(map(len, texts)))
+
+
+async def input_ids(model: ServedModel, fields: RowFields, given: Any) -> list[list[int]]:
+    """Token ids of each text of an `input`: a text, several, token ids, or several lists of them."""
+    texts = [given] if isinstance(given, str) or isinstance(given[0], int) else given
+    found = []
+    for text in texts:
+        # Many texts are read one by one, with other requests in between.
+        await asyncio.sleep(0)
+        found.append(await read_text(model, fields, text))
+    return found
+
+
+def framed(model: ServedModel, fields: RowFields, request: Request, kind: str, content: Json) -> Json:
+    """An answer with what all of them say. kind: the beginning of its id."""
+    warnings = ignored_of(request)
+    return {
+        "id": f"{kind}-{uuid.uuid4().hex}",
+        "object": "list",
+        "created": int(time.time()),
+        "model": fields.model or model.name,
+        **content,
+        **({"warnings": warnings} if warnings else {}),
+    }

@@ -1,0 +1,114 @@
+"""What an Engine and an LLM give for whole texts: vectors, scores or labels, as the engine is built."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llmc.errors import RequestError
+from llmc.program import Head, Task
+from llmc.runtime.completer import Completer
+from llmc.runtime.head_rows import (
+    Classification,
+    Rows,
+    activated,
+    classification,
+    cosine,
+    embedding,
+    stacked,
+)
+from llmc.runtime.progress import Progress
+from llmc.runtime.requests.job_builder import check_task
+from llmc.runtime.text.prompts import Prompt, Prompts, token_ids, token_sequences
+
+
+class TextReader:
+    """completer: serves the requests."""
+
+    def __init__(self, completer: Completer) -> None:
+        self._completer = completer
+
+    def embed(
+        self,
+        texts: Prompts,
+        *,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        adapter: str | None = None,
+        progress: Progress = False,
+    ) -> Rows:
+        """A vector of each text, [texts, width] in fp32; texts of any lengths share steps.
+
+        texts: as in generate: one, or any iterable. dimensions: so many first numbers of each, for models that were
+        trained so (Matryoshka). normalize: to length 1; None is as the model's modules say. adapter, progress: as in
+        generate. Raises RequestError for a text that is too long, and for an engine that is not built with task=embed.
+        """
+        head = self._head(Task.EMBED)
+        rows = self._completer.rows(token_sequences(texts, self._completer.tokenizer), progress, adapter)
+        kept = head.width if dimensions is None else dimensions
+        return stacked([embedding(head, row, dimensions, normalize) for row in rows], kept)
+
+    def score(
+        self,
+        query: Prompt | Sequence[Prompt],
+        documents: Prompts,
+        *,
+        activation: bool = True,
+        adapter: str | None = None,
+        progress: Progress = False,
+    ) -> list[float]:
+        """How well each document fits the query, or the query at its place in a list of as many.
+
+        An engine that scores reads the two as a pair, which takes texts; of one that embeds it is the cosine of their
+        vectors. activation: a scorer's own, or the bare number. The rest as in `embed`.
+        """
+        head = self._completer.job_builder.head
+        found = [documents] if isinstance(documents, str) else list(documents)
+        queries = [query] * len(found) if isinstance(query, str) else list(query)
+        if len(queries) != len(found):
+            raise RequestError(
+                f"there are {len(queries)} queries and {len(found)} documents",
+                at="query",
+                fix="give one query, or one for each document",
+            )
+        tokenizer = self._completer.tokenizer
+        if head is not None and head.task is Task.EMBED:
+            texts = [token_ids(each, tokenizer) for each in (*queries, *found)]
+            rows = self._completer.rows(texts, progress, adapter)
+            return [cosine(one, other) for one, other in zip(rows[: len(found)], rows[len(found) :], strict=True)]
+        head = self._head(Task.SCORE)
+        pairs = [tokenizer.encode_pair(_text(one), _text(other)) for one, other in zip(queries, found, strict=True)]
+        return [float(activated(head, row, activation)[0]) for row in self._completer.rows(pairs, progress, adapter)]
+
+    def classify(
+        self,
+        texts: Prompts,
+        *,
+        activation: bool = True,
+        adapter: str | None = None,
+        progress: Progress = False,
+    ) -> list[Classification]:
+        """How well the model's labels fit each text. activation: softmax or sigmoid, as the model's config says, or the
+        bare numbers. The rest as in `embed`, for an engine that is built with task=classify."""
+        head = self._head(Task.CLASSIFY)
+        rows = self._completer.rows(token_sequences(texts, self._completer.tokenizer), progress, adapter)
+        return [classification(head, row, activation) for row in rows]
+
+    def _head(self, task: Task) -> Head:
+        """Raises RequestError for an engine that was built for something else."""
+        head = self._completer.job_builder.head
+        check_task(head, wants_row=True)
+        assert head is not None
+        if head.task is not task:
+            raise RequestError(
+                f"the engine is built for {head.task.value}, not for {task.value}",
+                fix=f"build another with task={task.value}, from a model that has such a head",
+            )
+        return head
+
+
+def _text(given: object) -> str:
+    if not isinstance(given, str):
+        raise RequestError(
+            f"a pair is scored of two texts, and one is {given!r:.60} ({type(given).__name__})", fix="give str"
+        )
+    return given
