@@ -41,7 +41,8 @@ def embedding(head: Head, row: Row, dimensions: int | None = None, normalize: bo
 def scaled(row: Row) -> Row:
     """To length 1; one of zeros stays as it is."""
     length = float(np.sqrt(np.square(row, dtype=np.float64).sum()))
-    return row if length == 0 else np.asarray(row / length, np.float32)
+    made: Row = row if length == 0 else (row / length).astype(np.float32)
+    return made
 
 
 def cosine(one: Row, other: Row) -> float:

@@ -71,7 +71,7 @@ def load(
     _check_limit("max_step_tokens", max_step_tokens, limits.max_batch_tokens, "max_batch_tokens")
     _check_limit("max_sequences", max_sequences, limits.max_sequences, "max_sequences")
     limits = replace(limits, max_sequences=max_sequences or limits.max_sequences)
-    whole_texts = _reads_whole_texts(directory.manifest.model.head, limits, max_step_tokens, speculation)
+    whole = _reads_whole_texts(directory.manifest.model.head, limits, max_step_tokens, speculation)
     asked = None
     if drafts is not None:
         asked = plan_speculation(drafts, directory, limits, max_step_tokens, check_weights=check_weights)
@@ -79,11 +79,9 @@ def load(
     count, is_temporary = thread_count(threads), owned is not None
     opened, blocks = open_or_explain(directory, executor, kv_cache_bytes, kv_memory, count, is_temporary, check, beside)
     started = asked.start(blocks, count, executor) if asked and not isinstance(opened, AbsentExecutor) else None
-    parts = opened, limits, blocks, max_step_tokens
-    loop = StepLoop(*parts, speculation=started, program=program, whole_texts=whole_texts)
-    return Engine(
-        directory, opened, loop, owned, prefix_cache=prefix_cache, output_cache_bytes=output_cache_bytes, check=check
-    )
+    loop = StepLoop(opened, limits, blocks, max_step_tokens, started, program, whole_texts=whole)
+    keeping = {"prefix_cache": prefix_cache, "output_cache_bytes": output_cache_bytes}
+    return Engine(directory, opened, loop, owned, check=check, **keeping)
 
 
 def given_or_loaded(engine: Engine | str | Path, speculation: str | Mapping[str, object] | None) -> Engine:
@@ -109,7 +107,7 @@ def _speculative_config(given: str | Mapping[str, object], output_cache_bytes: i
 def _reads_whole_texts(
     head: Head | None, limits: Limits, max_step_tokens: int | None, speculation: object | None
 ) -> bool:
-    """Whether a text's tokens come in one step. Raises OptionError for what engines that give rows of texts cannot do."""
+    """Whether a text's tokens come in one step. Raises OptionError for what engines that give rows cannot do."""
     if head is None:
         return False
     if speculation is not None:

@@ -54,6 +54,12 @@ def _of_classifier(task: Task, model: Any, options: BuildOptions) -> HeadPlan:
             at=type(model).__name__,
             fix="build it with task=classify",
         )
+    if task is Task.SCORE and (getattr(config, "type_vocab_size", None) or 0) > 1:
+        raise CaptureError(
+            f"a pair of texts is told apart by {config.type_vocab_size} segments, which llmc does not give",
+            at=type(model).__name__,
+            fix="build a reranker without token types, such as one of XLM-RoBERTa, ModernBERT or a decoder",
+        )
     if options.pooling != "auto":
         raise CaptureError(
             "a classifier pools as its own head does", at=f"pooling={options.pooling}", fix="leave it out"

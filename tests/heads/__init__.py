@@ -1,0 +1,1 @@
+"""Models that give a row for a whole text."""

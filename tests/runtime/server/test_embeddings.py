@@ -1,0 +1,111 @@
+"""Vectors and scores over HTTP: openai-python against /v1/embeddings, and what rerankers' clients send."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.runtime.server.conftest import MODEL, LiveServer, serving
+
+openai: Any = pytest.importorskip("openai", reason="openai is not installed")
+TEXTS = ["The king is dead.", "Once upon a time", "O"]
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The engine of the small shipped model as sentence-transformers would have saved it."""
+    from llmc.compiler import build
+
+    directory = Path(shutil.copytree(MODEL, tmp_path_factory.mktemp("embedder") / "bard"))
+    modules = [("", "sentence_transformers.models.Transformer"), ("1_Pooling", "sentence_transformers.models.Pooling")]
+    listed = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(modules)]
+    (directory / "modules.json").write_text(json.dumps(listed))
+    (directory / "1_Pooling").mkdir()
+    (directory / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_lasttoken": True}))
+    path = directory.with_suffix(".llmc")
+    build(directory, path, dtype="float32", max_model_len=64, max_sequences=16)
+    return path
+
+
+@pytest.fixture(scope="module")
+def live(embedder: Path) -> Iterator[LiveServer]:
+    with serving(embedder) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def expected(embedder: Path) -> Any:
+    import llmc
+
+    with llmc.load(embedder) as engine:
+        return engine.embed(TEXTS)
+
+
+def test_openai_gets_the_engines_vectors(live: LiveServer, expected: Any) -> None:
+    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0) as client:
+        # openai-python asks for base64 unless told otherwise.
+        packed = client.embeddings.create(model="bard", input=TEXTS)
+        plain = client.embeddings.create(model="bard", input=TEXTS, encoding_format="float")
+        one = client.embeddings.create(model="bard", input=TEXTS[0], dimensions=7)
+    assert [each.index for each in packed.data] == [0, 1, 2]
+    for answer in (packed, plain):
+        assert np.array_equal(np.array([each.embedding for each in answer.data], np.float32), expected)
+    assert packed.usage.prompt_tokens == packed.usage.total_tokens > len(TEXTS)
+    assert np.array_equal(np.float32(one.data[0].embedding), expected[0][:7])
+
+
+def test_token_ids_are_read_too(live: LiveServer, expected: Any) -> None:
+    with live.client() as client:
+        ids = client.post("/tokenize", json={"prompt": TEXTS[0]}).json()["tokens"]
+        for given in (ids, [ids]):
+            (found,) = client.post("/v1/embeddings", json={"input": given}).json()["data"]
+            assert np.array_equal(np.float32(found["embedding"]), expected[0])
+
+
+def test_an_embedder_ranks_by_cosines(live: LiveServer, expected: Any) -> None:
+    units = expected / np.linalg.norm(expected, axis=1, keepdims=True)
+    wanted = units[1:] @ units[0]
+    with live.client() as client:
+        body = {"query": TEXTS[0], "documents": TEXTS[1:], "top_n": 1}
+        ranked = client.post("/v1/rerank", json=body).json()["results"]
+        scored = client.post("/score", json={"text_1": TEXTS[0], "text_2": TEXTS[1:]}).json()["data"]
+    best = int(wanted.argmax())
+    assert [(each["index"], each["document"]["text"]) for each in ranked] == [(best, TEXTS[1:][best])]
+    assert np.allclose([each["score"] for each in scored], wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        ("/v1/embeddings", {"input": "O " * 200}, "201 tokens, and this engine reads at most 64"),
+        ("/v1/embeddings", {"input": [5] * 65}, "reads at most 64"),
+        ("/v1/embeddings", {"input": TEXTS, "dimensions": 4096}, "the vectors have"),
+        ("/v1/embeddings", {"input": []}, "at least 1 item"),
+        ("/v1/classify", {"input": TEXTS}, "built for embed, not for classify"),
+        ("/v1/completions", {"prompt": TEXTS}, "embeds texts, and generates nothing"),
+    ],
+)
+def test_what_cannot_be_served_is_a_400(live: LiveServer, path: str, body: dict[str, Any], said: str) -> None:
+    with live.client() as client:
+        answer = client.post(path, json=body)
+    assert answer.status_code in (400, 422) and said in answer.text, answer.text
+
+
+def test_long_texts_are_cut_where_asked(live: LiveServer) -> None:
+    with live.client() as client:
+        body = {"input": [5] * 65, "truncate_prompt_tokens": -1}
+        cut = client.post("/v1/embeddings", json=body).json()
+        whole = client.post("/v1/embeddings", json={"input": [5] * 64}).json()
+    assert cut["usage"]["prompt_tokens"] == 64 and cut["data"] == whole["data"]
+
+
+def test_a_server_of_completions_gives_no_vectors(client: httpx.Client) -> None:
+    answer = client.post("/v1/embeddings", json={"input": "The king"})
+    assert answer.status_code == 400 and "the engine generates" in answer.text
