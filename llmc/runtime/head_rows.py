@@ -58,7 +58,8 @@ def activated(head: Head, row: Row, activation: bool = True) -> Row:
     if head.activation is Activation.SIGMOID:
         return (0.5 * (1 + np.tanh(0.5 * wide))).astype(np.float32)
     powers = np.exp(wide - wide.max())
-    return (powers / powers.sum()).astype(np.float32)
+    probabilities: Row = (powers / powers.sum()).astype(np.float32)
+    return probabilities
 
 
 def classification(head: Head, row: Row, activation: bool = True) -> Classification:

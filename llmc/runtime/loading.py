@@ -72,16 +72,16 @@ def load(
     _check_limit("max_sequences", max_sequences, limits.max_sequences, "max_sequences")
     limits = replace(limits, max_sequences=max_sequences or limits.max_sequences)
     whole = _reads_whole_texts(directory.manifest.model.head, limits, max_step_tokens, speculation)
-    asked = None
-    if drafts is not None:
-        asked = plan_speculation(drafts, directory, limits, max_step_tokens, check_weights=check_weights)
+    wish = directory, limits, max_step_tokens
+    asked = None if drafts is None else plan_speculation(drafts, *wish, check_weights=check_weights)
     beside = () if asked is None else asked.programs
     count, is_temporary = thread_count(threads), owned is not None
     opened, blocks = open_or_explain(directory, executor, kv_cache_bytes, kv_memory, count, is_temporary, check, beside)
     started = asked.start(blocks, count, executor) if asked and not isinstance(opened, AbsentExecutor) else None
     loop = StepLoop(opened, limits, blocks, max_step_tokens, started, program, whole_texts=whole)
-    keeping = {"prefix_cache": prefix_cache, "output_cache_bytes": output_cache_bytes}
-    return Engine(directory, opened, loop, owned, check=check, **keeping)
+    return Engine(
+        directory, opened, loop, owned, prefix_cache=prefix_cache, output_cache_bytes=output_cache_bytes, check=check
+    )
 
 
 def given_or_loaded(engine: Engine | str | Path, speculation: str | Mapping[str, object] | None) -> Engine:
