@@ -46,6 +46,15 @@ WITHOUT_FUNCTION: Mapping[Any, str] = MappingProxyType(
             ),
             "it walks over the tokens of a sequence, of which models of standard ops know no number",
         ),
+        **dict.fromkeys(
+            (
+                llmc.pool.default,
+                llmc.pool_rows.default,
+                llmc.bidirectional_attention.default,
+                llmc.ragged_attention.default,
+            ),
+            "models that read texts as a whole run on CPUs so far",
+        ),
     }
 )
 # Of captured graphs: what checks and computes nothing.
