@@ -50,6 +50,37 @@ def test_52_heads_on_8_ranks(kv_heads: int) -> None:
     assert sorted(parts_of(result, "q_weight"), reverse=True) == [28] * 4 + [24] * 4
 
 
+@pytest.mark.parametrize(("kv_heads", "ranks"), [(4, 8), (1, 4), (2, 3)])
+def test_fewer_kv_heads_than_ranks(kv_heads: int, ranks: int) -> None:
+    """A head is not cut through (TensorRT-LLM#4308, transformers#48307): several ranks keep the same one."""
+    graph, source = attention(8, kv_heads, 64, head=32)
+    result = cut(graph, ranks).graph
+    close(graph, result, source)
+    keys = result.weights["k_weight"]
+    parts = parts_of(result, "k_weight") if isinstance(keys, PerRank) else [32] * ranks
+    assert parts == [32] * ranks
+
+
+def test_attention_and_mlp_side_by_side() -> None:
+    """Of one input and into one sum, so there is no residual between them that tells them apart (TensorRT-LLM#8946):
+    each is cut for itself, and their parts are added up once."""
+    b = GraphBuilder()
+    x = b.embedded(16)
+    q, k, v = (b.call(aten.reshape.default, b.linear(x, n, 16), [-1, 4, 4]) for n in "qkv")
+    y = b.call(aten.reshape.default, b.call(ops.attention.default, q, k, v, 0.5), [-1, 16])
+    heads = b.linear(y, "o", 16)
+    inner = b.linear(b.call(aten.gelu.default, b.linear(x, "up", 64)), "down", 16)
+    graph, source = b.finish(b.call(aten.add.Tensor, x, b.call(aten.add.Tensor, heads, inner)))
+    result = cut(graph, 2).graph
+    close(graph, result, source)
+    assert [parts_of(result, f"{name}_weight") for name in ("q", "o", "up", "down")] == [
+        [8, 8],
+        [8, 8],
+        [32, 32],
+        [32, 32],
+    ]
+
+
 def test_3_ranks() -> None:
     """Whatever the number of GPUs is (vllm#5003)."""
     graph, source = attention(8, 8, 16)
