@@ -82,3 +82,14 @@ def test_products_add_it_to_the_tokens_that_have_one(device: str, tokens: int, i
     checked(linear, x, weight, bias, None, delta, adapters)
     checked(fused_linear, x, weight, bias, residual.half(), "gelu_tanh", 0.5, None, delta, adapters)
     checked(gated_linear, x, weight, bias, "silu", None, delta, adapters)
+
+
+@pytest.mark.slow
+def test_tiles_in_pieces_add_it_too(device: str) -> None:
+    """The widest of those that tensor descriptors fill, of rows that are aligned."""
+    x, adapters = seeded_normal(0, 131, 64).half(), adapters_of(131)
+    weight, delta = seeded_normal(1, 320, 64).half(), seeded_normal(4, 131, 320)
+    delta = delta.masked_fill((adapters == 0)[:, None], torch.nan)
+    launches = check(linear, x, weight, None, None, delta, adapters, device=device, tolerance=1e-3, gap=0)
+    assert 256 in {launch.constants.get("OUT_BLOCK") for launch in launches}
+    check(gated_linear, x, weight, None, "silu", None, delta, adapters, device=device, tolerance=1e-3, gap=0)

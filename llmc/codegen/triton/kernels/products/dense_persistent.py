@@ -63,11 +63,18 @@ def persistent_kernel(
         HALF: tl.constexpr = OUT_BLOCK // 2
         left, right = _halves(product)
         up_left, up_right = _halves(up)
-        token, out = tl.arange(0, TOKEN_BLOCK)[:, None], tl.arange(0, HALF)[None, :]
-        for half in tl.static_range(2):
+        # And what adapters add to a half of the widest tile would not fit beside the other half.
+        PIECE: tl.constexpr = HALF if delta_ptr is None else min(HALF, 64)
+        token, out = tl.arange(0, TOKEN_BLOCK)[:, None], tl.arange(0, PIECE)[None, :]
+        for place in tl.static_range(OUT_BLOCK // PIECE):
+            sums, up_sums = left if place * PIECE < HALF else right, up_left if place * PIECE < HALF else up_right
+            if PIECE < HALF:
+                first, second = _halves(sums)
+                up_first, up_second = _halves(up_sums)
+                sums, up_sums = first if place % 2 == 0 else second, up_first if place % 2 == 0 else up_second
             store_product(
-                left if half == 0 else right, up_left if half == 0 else up_right,
-                first_token.to(tl.int64), first_out.to(tl.int64) + half * HALF, token, out, tokens,
+                sums, up_sums,
+                first_token.to(tl.int64), first_out.to(tl.int64) + place * PIECE, token, out, tokens,
                 bias_ptr, delta_ptr, delta_row_stride, adapters_ptr, residual_ptr, residual_row_stride,
                 y_ptr, y_row_stride, scale, OUT, GATED, ACTIVATION,
             )  # fmt: skip
