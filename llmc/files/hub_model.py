@@ -17,6 +17,8 @@ from llmc.errors import CheckpointError
 _CONFIGURATION = ("*.json", "*.jinja")
 _WEIGHTS = ("*.safetensors",)
 _LEFT_OUT = ("*/*", "consolidated*.safetensors")
+# Of a repository without any, its ONNX file in full precision, with the data that may lie beside it.
+_ONNX = tuple(f"{folder}model.onnx{data}" for folder in ("", "onnx/") for data in ("", ".data", "_data", "_data_?"))
 
 
 @dataclass(frozen=True)
@@ -38,15 +40,19 @@ class HubName:
 def fetched_model(model: str | PathLike[str], *, weights: bool = True) -> Path:
     """A path as it is, and a hub name's snapshot, or its GGUF file, which is fetched first.
 
-    A string is a hub name if it looks like one and nothing stands at that path. weights: False fetches only
-    what describes the model. Raises CheckpointError for what the hub does not have or does not give.
+    A string is a hub name if it looks like one and nothing stands at that path. weights: False fetches only what
+    describes the model. A repository without safetensors gives its ONNX file. Raises CheckpointError for what the hub
+    does not have or does not give.
     """
     name = hub_name(model) if isinstance(model, str) and not Path(model).exists() else None
     if name is None:
         return Path(model)
     if name.type is not None:
         return _gguf_file(name, name.type)
-    return _fetched(name, (*_CONFIGURATION, *_WEIGHTS) if weights else _CONFIGURATION)
+    snapshot = _fetched(name, (*_CONFIGURATION, *_WEIGHTS) if weights else _CONFIGURATION)
+    if weights and not any(snapshot.glob(*_WEIGHTS)):
+        return _fetched(name, _ONNX, left_out=())
+    return snapshot
 
 
 def hub_name(text: str) -> HubName | None:

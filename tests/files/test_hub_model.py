@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from llmc.files.hub_model import HubName, fetched_model, hub_name, model_name, repository_of
+from llmc.graph.onnx.files import onnx_file
 from tests.hub_server import COMMIT, Hub, hub_with
 
 MODEL = Path(__file__).parent.parent.parent / "examples" / "models" / "bard-draft"
@@ -63,6 +64,19 @@ def test_only_what_a_build_reads_is_fetched_and_found_without_a_network(hub: Hub
     offline = ask(hub, tmp_path, ("org/tiny", True), ("org/tiny@" + COMMIT, True), HF_HUB_OFFLINE="1")
     assert offline == [whole, whole]
     assert ask(hub, tmp_path, ("org/tiny", True), HF_ENDPOINT="http://127.0.0.1:1") == [whole]
+
+
+def test_of_a_repository_without_safetensors_the_onnx_file_is_fetched(tmp_path: Path) -> None:
+    onnx = tmp_path / "files" / "onnx"
+    onnx.mkdir(parents=True)
+    for name in ("model.onnx", "model.onnx_data", "model_q4.onnx", "other.bin"):
+        (onnx / name).write_bytes(name.encode())
+    (tmp_path / "files" / "config.json").write_text("{}")
+    with hub_with("org/graph", tmp_path / "files") as hub:
+        found = ask(hub, tmp_path, ("org/graph", True))[0]
+        assert set(hub.asked) == {"config.json", "onnx/model.onnx", "onnx/model.onnx_data"}
+        assert onnx_file(Path(str(found))) == Path(str(found)) / "onnx" / "model.onnx"
+        assert ask(hub, tmp_path, ("org/graph", True), HF_HUB_OFFLINE="1") == [found]
 
 
 def test_what_the_hub_does_not_give_is_refused_in_words(hub: Hub, tmp_path: Path) -> None:
