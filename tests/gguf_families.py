@@ -30,6 +30,15 @@ GGUF_FAMILIES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "mixtral": {"sliding_window": None},
         "qwen2_moe": {**_EXPERTS, "shared_expert_intermediate_size": 160},
         "qwen3_moe": {**_EXPERTS, "norm_topk_prob": True, "head_dim": 24},
+        "gpt_oss": {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 96,
+            "head_dim": 16,
+            "sliding_window": 6,
+            "rope_parameters": {"rope_theta": 150000.0, "rope_type": "default"},
+        },
+        "olmoe": {**FAMILIES["llama"], "num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 96},
     }
 )
 

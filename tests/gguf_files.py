@@ -42,6 +42,8 @@ class Converter:
     pairs: bool = False
     added: float = 0.0
     metadata: Callable[[gguf.GGUFWriter, Any], None] = lambda writer, config: None
+    # Of experts [experts, in, out], whose columns are a gate's and another's in turn.
+    in_turn: bool = False
 
 
 def _window(writer: gguf.GGUFWriter, config: Any) -> None:
@@ -76,9 +78,20 @@ def _mixtral(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_expert_used_count(config.num_experts_per_tok)
 
 
-def _qwen_experts(writer: gguf.GGUFWriter, config: Any) -> None:
+def _olmoe(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_expert_count(config.num_experts)
     writer.add_expert_used_count(config.num_experts_per_tok)
+
+
+def _gpt_oss(writer: gguf.GGUFWriter, config: Any) -> None:
+    _window(writer, config)
+    writer.add_expert_count(config.num_local_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_feed_forward_length(config.intermediate_size)
+
+
+def _qwen_experts(writer: gguf.GGUFWriter, config: Any) -> None:
+    _olmoe(writer, config)
     writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if hasattr(config, "shared_expert_intermediate_size"):
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
@@ -106,6 +119,15 @@ _EXPERTS = (
     (_LAYER + r"mlp\.shared_expert\.(gate|up|down)_proj\.(.*)", "blk.{}.ffn_{}_shexp.{}"),
     (_LAYER + r"mlp\.shared_expert_gate\.(.*)", "blk.{}.ffn_gate_inp_shexp.{}"),
 )
+_GPT_OSS = (
+    (_LAYER + r"post_attention_layernorm\.(.*)", "blk.{}.post_attention_norm.{}"),
+    (_LAYER + r"self_attn\.sinks", "blk.{}.attn_sinks.weight"),
+    (_LAYER + r"mlp\.router\.(.*)", "blk.{}.ffn_gate_inp.{}"),
+    (_LAYER + r"mlp\.experts\.gate_up_proj", "blk.{}.ffn_gate_exps.weight blk.{}.ffn_up_exps.weight"),
+    (_LAYER + r"mlp\.experts\.gate_up_proj_bias", "blk.{}.ffn_gate_exps.bias blk.{}.ffn_up_exps.bias"),
+    (_LAYER + r"mlp\.experts\.down_proj", "blk.{}.ffn_down_exps.weight"),
+    (_LAYER + r"mlp\.experts\.down_proj_bias", "blk.{}.ffn_down_exps.bias"),
+)
 _DENSE = (*_DECODER, *_NORM_BEFORE_MLP)
 CONVERTERS: Mapping[str, Converter] = MappingProxyType(
     {
@@ -121,6 +143,8 @@ CONVERTERS: Mapping[str, Converter] = MappingProxyType(
         "mixtral": Converter("llama", (*_DENSE, *_EXPERTS), pairs=True, metadata=_mixtral),
         "qwen2_moe": Converter("qwen2moe", (*_DENSE, *_EXPERTS), metadata=_qwen_experts),
         "qwen3_moe": Converter("qwen3moe", (*_DENSE, *_EXPERTS), metadata=_qwen_experts),
+        "gpt_oss": Converter("gpt-oss", (*_DECODER, *_GPT_OSS), metadata=_gpt_oss, in_turn=True),
+        "olmoe": Converter("olmoe", (*_DENSE, *_EXPERTS), metadata=_olmoe),
     }
 )
 
@@ -151,11 +175,12 @@ def write_gguf(
         found: list[Array] = []
         for there, values in _converted(converter, name, tensor, model.config):
             chosen = next((k for pattern, k in (kinds or {}).items() if re.search(pattern, there)), kind)
-            chosen = chosen if values.ndim > 1 and "_inp" not in there else "F32"
+            is_matrix = values.ndim > 1 and "_inp" not in there and not there.endswith("bias")
+            chosen = chosen if is_matrix else "F32"
             data, stands_for = in_blocks(values, chosen)
             writer.add_tensor(there, data, raw_dtype=gguf.GGMLQuantizationType[chosen])
             found.append(stands_for)
-        joined = torch.from_numpy(np.concatenate(found, axis=1) if len(found) > 1 else found[0].copy())
+        joined = torch.from_numpy(_joined(found, in_turn=converter.in_turn and ".experts." in name))
         meant[name] = _restored(converter, name, joined, model.config).view(tensor.shape)
     for name, tensor in extra.items():
         writer.add_tensor(name, tensor.float().numpy())
@@ -240,6 +265,9 @@ def _converted(converter: Converter, name: str, tensor: Tensor, config: Any) -> 
     if heads is not None:
         values = values.reshape(heads, 2, -1, *values.shape[1:]).transpose(1, 2).reshape(values.shape)
     names = [each.format(*groups) for each in place.split()]
+    if converter.in_turn and ".experts." in name:
+        rows = values.transpose(1, 2) if values.dim() == 3 else values
+        return [(each, rows[:, i :: len(names)].contiguous().numpy()) for i, each in enumerate(names)]
     if names[0].split(".")[-2].endswith("norm"):
         values = values + converter.added
     if "shared_expert_gate" in name:
@@ -249,6 +277,13 @@ def _converted(converter: Converter, name: str, tensor: Tensor, config: Any) -> 
         if len(names) > 1
         else [(names[0], values.numpy())]
     )
+
+
+def _joined(found: list[Array], *, in_turn: bool) -> Array:
+    if not in_turn:
+        return np.concatenate(found, axis=1) if len(found) > 1 else found[0].copy()
+    rows = np.stack(found, 2).reshape(len(found[0]), -1, *found[0].shape[2:])
+    return rows.swapaxes(1, 2).copy() if rows.ndim == 3 else rows
 
 
 def _restored(converter: Converter, name: str, values: Tensor, config: Any) -> Tensor:

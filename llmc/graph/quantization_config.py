@@ -13,7 +13,9 @@ from llmc.formats.code_format import CODE_FORMATS
 
 # Suffixes of a weight's tensors in compressed-tensors' marlin-24.
 MARLIN_24 = ("weight_packed", "scale_packed", "meta")
-METHODS = ("gptq", "awq", "compressed-tensors")
+# What gpt-oss appends to the name of a layer's experts' matrices.
+EXPERT_BLOCKS = ("blocks", "scales")
+METHODS = ("gptq", "awq", "compressed-tensors", "mxfp4")
 _FORMATS = (
     "pack-quantized",
     "int-quantized",
@@ -115,6 +117,8 @@ def stored_schemes(settings: dict[str, Any], file: Path) -> tuple[ModuleGroup, .
         return (ModuleGroup(("Linear",), _awq(config, file)),)
     if method == "compressed-tensors":
         return _compressed(config, file)
+    if method == "mxfp4":
+        return (ModuleGroup(("Linear",), StoredScheme("mxfp4", "mxfp4", EXPERT_BLOCKS, ())),)
     raise CheckpointError(
         f"the checkpoint is quantized by {method!r}, which llmc does not read",
         at=file,

@@ -1,4 +1,4 @@
-"""Checkpoints whose weights are codes: GPTQ, AWQ and compressed-tensors, as they are on the Hub.
+"""Checkpoints whose weights are codes: GPTQ, AWQ, compressed-tensors and gpt-oss's MXFP4, as they are on the Hub.
 
 A QuantizedSource shows each quantized weight under the name that the model knows, with its true shape, and beside it
 `NAME::codes`, `NAME::scales`, `NAME::zeros` and `NAME::order`, so that codes go into an engine as they are.
@@ -18,9 +18,17 @@ from llmc.errors import CheckpointError
 from llmc.graph.checkpoint import SafetensorsSource, TensorEntry, check_shape, read_json
 from llmc.graph.code_numbers import code_numbers
 from llmc.graph.marlin_24 import marlin_24_shape, unpack_marlin_24
-from llmc.graph.quantization_config import MARLIN_24, ModuleGroup, StoredScheme, scheme_of, stored_schemes
+from llmc.graph.quantization_config import (
+    EXPERT_BLOCKS,
+    MARLIN_24,
+    ModuleGroup,
+    StoredScheme,
+    scheme_of,
+    stored_schemes,
+)
 from llmc.graph.stored_codes import (
     UnpackedCodes,
+    are_middle,
     unpack_awq,
     unpack_compressed,
     unpack_fp4,
@@ -34,7 +42,8 @@ _PARTS = ("codes", "scales", "zeros", "order")
 class StoredWeight:
     """A quantized weight of a checkpoint. shape: [out, in]. tensors: names in the files by suffix.
 
-    input_scale: the name of the static scale of its activations.
+    input_scale: the name of the static scale of its activations. experts: of a weight that the model has as
+    [experts, in, out / experts]; its rows are those of one expert after the other.
     """
 
     name: str
@@ -42,6 +51,17 @@ class StoredWeight:
     tensors: dict[str, str]
     scheme: StoredScheme
     input_scale: str | None
+    experts: int | None = None
+
+    @property
+    def model_shape(self) -> tuple[int, ...]:
+        """As the model knows it."""
+        rows, columns = self.shape
+        return self.shape if self.experts is None else (self.experts, columns, rows // self.experts)
+
+    def as_model_has_it(self, values: Tensor) -> Tensor:
+        """values: [out, in]."""
+        return values if self.experts is None else values.unflatten(0, (self.experts, -1)).transpose(1, 2)
 
 
 class QuantizedSource:
@@ -77,7 +97,7 @@ class QuantizedSource:
     def shape(self, name: str) -> tuple[int, ...]:
         """Of a tensor, of a quantized weight as the model knows it."""
         weight = self.weight(name)
-        return self._files.shape(name) if weight is None else weight.shape
+        return self._files.shape(name) if weight is None else weight.model_shape
 
     def check(self, name: str, shape: tuple[int, ...], *, floating: bool) -> None:
         """As SafetensorsSource.check."""
@@ -85,7 +105,7 @@ class QuantizedSource:
         if weight is None:
             self._files.check(name, shape, floating=floating)
         else:
-            check_shape(name, weight.shape, shape, self._entry(weight).file)
+            check_shape(name, weight.model_shape, shape, self._entry(weight).file)
 
     def load(self, name: str) -> Tensor:
         """The tensor on the CPU: dequantized to fp32 if it is a quantized weight, or the part of one that is named."""
@@ -94,7 +114,8 @@ class QuantizedSource:
             return self._files.load(name)
         unpacked = self._unpacked(base)
         if not part:
-            return _values(unpacked, self._weights[base].scheme.format)
+            weight = self._weights[base]
+            return weight.as_model_has_it(_values(unpacked, weight.scheme.format))
         found: Tensor | None = getattr(unpacked, part) if part in _PARTS else None
         if found is None:
             raise CheckpointError(f"weight {base!r} has no {part}", at=self.directory, fix="compile the model again")
@@ -103,6 +124,15 @@ class QuantizedSource:
     def unpacked(self, name: str) -> UnpackedCodes:
         """All parts of a quantized weight."""
         return self._unpacked(name)
+
+    def are_alike(self, names: Sequence[str]) -> bool:
+        """Whether the weights' codes can be the rows of one matrix: of one scheme and shape, all with zeros or none,
+        columns in place, and without scales of activations."""
+        weights = [self._weights.get(name) for name in names]
+        known = [each for each in weights if each is not None and each.experts is None and each.input_scale is None]
+        if len(known) != len(weights) or any(map(self._has_order, known)):
+            return False
+        return len({(each.scheme, each.shape, self._shapes(each), self._has_zeros(each)) for each in known}) == 1
 
     def input_scale(self, weight: StoredWeight) -> Tensor | None:
         """The static scale of a weight's activations, [1] in fp32."""
@@ -115,6 +145,20 @@ class QuantizedSource:
     def _entry(self, weight: StoredWeight) -> TensorEntry:
         return self._files.entry(next(iter(weight.tensors.values())))
 
+    def _shapes(self, weight: StoredWeight) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        return tuple((suffix, self._files.shape(name)) for suffix, name in sorted(weight.tensors.items()))
+
+    def _has_zeros(self, weight: StoredWeight) -> bool:
+        suffix = next((each for each in ("qzeros", "weight_zero_point") if each in weight.tensors), None)
+        if suffix is None:
+            return False
+        stored, bits = self._files.load(weight.tensors[suffix]), weight.scheme.bits
+        return not are_middle(stored, bits if stored.dtype is torch.int32 else None, weight.scheme.zero_offset)
+
+    def _has_order(self, weight: StoredWeight) -> bool:
+        suffix = next((each for each in ("g_idx", "weight_g_idx") if each in weight.tensors), None)
+        return suffix is not None and bool((self._files.load(weight.tensors[suffix]).diff() < 0).any())
+
     def _unpack(self, name: str) -> UnpackedCodes:
         weight = self._weights[name]
         part = {suffix: self._files.load(stored) for suffix, stored in weight.tensors.items()}
@@ -126,6 +170,9 @@ class QuantizedSource:
                 return unpack_gptq(*stored, scheme.bits, group, scheme.zero_offset)
             if scheme.method == "awq":
                 return unpack_awq(part["qweight"], part.get("qzeros"), part["scales"])
+            if scheme.required == EXPERT_BLOCKS:
+                blocks, scales = (part[suffix].reshape(weight.shape[0], -1) for suffix in EXPERT_BLOCKS)
+                return unpack_fp4(blocks, scales, None)
             if scheme.format == "mxfp4":
                 return unpack_fp4(part["weight_packed"], part["weight_scale"], part.get("weight_global_scale"))
             if scheme.required == MARLIN_24:
@@ -170,6 +217,8 @@ def _values(unpacked: UnpackedCodes, format: str) -> Tensor:
 
 def _find_weights(files: SafetensorsSource, groups: Sequence[ModuleGroup]) -> dict[str, StoredWeight]:
     """Every module that has quantized tensors. Raises CheckpointError naming the one that lacks some."""
+    if groups[0].scheme.required == EXPERT_BLOCKS:
+        return _find_blocks(files, groups[0].scheme)
     marks = {suffix for group in groups for suffix in group.scheme.suffixes if suffix != "weight"}
     modules: dict[str, dict[str, str]] = {}
     for name in files.names():
@@ -202,12 +251,40 @@ def _find_weights(files: SafetensorsSource, groups: Sequence[ModuleGroup]) -> di
         found[f"{module}.weight"] = StoredWeight(f"{module}.weight", shape, tensors, scheme, input_scale)
     _check_unexpected(files, found)
     if not found:
-        scheme = groups[0].scheme
-        raise CheckpointError(
-            f"config.json says that the weights are {scheme.method}, but no tensor ends in .{scheme.required[0]}",
-            at=files.directory,
-            fix="check that config.json belongs to these weights",
-        )
+        raise _without_codes(files, groups[0].scheme, f".{groups[0].scheme.required[0]}")
+    return found
+
+
+def _without_codes(files: SafetensorsSource, scheme: StoredScheme, ending: str) -> CheckpointError:
+    return CheckpointError(
+        f"config.json says that the weights are {scheme.method}, but no tensor ends in {ending}",
+        at=files.directory,
+        fix="check that config.json belongs to these weights",
+    )
+
+
+def _find_blocks(files: SafetensorsSource, scheme: StoredScheme) -> dict[str, StoredWeight]:
+    """gpt-oss's matrices of experts: NAME_blocks, uint8 [experts, out, in / 32, 16], and NAME_scales, less the last."""
+    found: dict[str, StoredWeight] = {}
+    for blocks in files.names():
+        name = blocks.removesuffix("_blocks")
+        if name == blocks:
+            continue
+        scales, shape = f"{name}_scales", files.shape(blocks)
+        seen = files.shape(scales) if scales in files.names() else None
+        if len(shape) != 4 or seen != shape[:3]:
+            beside = "is missing" if seen is None else str(list(seen))
+            raise CheckpointError(
+                f"tensor {blocks!r} has shape {list(shape)} and {scales!r} {beside}, where blocks are [experts, out, "
+                "groups, bytes] and scales have all but the last",
+                at=files.entry(blocks).file,
+                fix="download the whole checkpoint again",
+            )
+        experts, rows, groups, half = shape
+        tensors = {"blocks": blocks, "scales": scales}
+        found[name] = StoredWeight(name, (experts * rows, groups * 2 * half), tensors, scheme, None, experts)
+    if not found:
+        raise _without_codes(files, scheme, "_blocks")
     return found
 
 

@@ -110,6 +110,15 @@ def unpack_fp4(packed: Tensor, scale: Tensor, global_scale: Tensor | None) -> Un
     return UnpackedCodes(codes, scales, None)
 
 
+def are_middle(zeros: Tensor, bits: int | None, offset: int) -> bool:
+    """Whether stored zeros, in words of codes of `bits` or as they are, say no more than the middle of the range.
+
+    offset: what is taken off them when they are stored."""
+    if bits is None:
+        return not bool(zeros.any())
+    return bool((_unpack(zeros, bits, zeros.dim() - 1) == (1 << (bits - 1)) - offset).all())
+
+
 def _unpack(words: Tensor, bits: int, axis: int) -> Tensor:
     """Unsigned numbers of some bits along an axis of int32 words, the lowest bits first; int32."""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)

@@ -9,7 +9,9 @@ from llmc.errors import CheckpointError
 from llmc.graph.gguf.container import GgufModel
 from llmc.graph.gguf.description import Described
 from llmc.graph.gguf.families.gemma import gemma, gemma2, gemma3
+from llmc.graph.gguf.families.gpt_oss import gpt_oss
 from llmc.graph.gguf.families.llama import llama
+from llmc.graph.gguf.families.olmoe import olmoe
 from llmc.graph.gguf.families.phi3 import phi3
 from llmc.graph.gguf.families.qwen import qwen2, qwen2moe, qwen3, qwen3moe
 from llmc.graph.gguf.families.starcoder2 import starcoder2
@@ -26,6 +28,8 @@ ARCHITECTURES: Mapping[str, Callable[[GgufModel], Described]] = MappingProxyType
         "starcoder2": starcoder2,
         "qwen2moe": qwen2moe,
         "qwen3moe": qwen3moe,
+        "olmoe": olmoe,
+        "gpt-oss": gpt_oss,
     }
 )
 

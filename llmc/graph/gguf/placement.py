@@ -16,6 +16,8 @@ class Place:
 
     heads: how many the rows have, where pairs that are rotated together stand side by side and belong half a head
     apart. expert: which of a tensor's. less: what the converter added to it. as_row: [n] is [1, n] to the model.
+    between: a tensor like it, each of whose rows follows one of its rows. is_transposed: [experts, out, in] is
+    [experts, in, out] to the model.
     """
 
     tensor: GgufTensor
@@ -23,17 +25,28 @@ class Place:
     expert: int | None = None
     less: float = 0.0
     as_row: bool = False
+    between: GgufTensor | None = None
+    is_transposed: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
         """As the model has it."""
+        shape = self.rows_shape
+        return (shape[0], shape[2], shape[1]) if self.is_transposed else shape
+
+    @property
+    def rows_shape(self) -> tuple[int, ...]:
+        """With the columns last, as they are stored."""
         shape = self.tensor.shape if self.expert is None else self.tensor.shape[1:]
+        if self.between is not None:
+            shape = (shape[0], 2 * shape[1], *shape[2:])
         return (1, *shape) if self.as_row else shape
 
     @property
     def nbytes(self) -> int:
         """In the file."""
-        return self.tensor.nbytes // (1 if self.expert is None else self.tensor.shape[0])
+        times = 1 if self.between is None else 2
+        return times * self.tensor.nbytes // (1 if self.expert is None else self.tensor.shape[0])
 
 
 # Names in the file by those in transformers: outside of layers and inside, without `.weight` and `.bias`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -77,16 +78,18 @@ class GgufSource:
         """How the codes of a matrix are stored; None if it is none, or has no codes that are taken as they are."""
         place = self._place(name)
         kind = place.tensor.type
-        if kind.codes is None or len(place.shape) != 2:
+        if kind.codes is None or not _is_matrix(place):
             return None
-        rows, columns = place.shape
-        return StoredWeight(name, (rows, columns), {}, StoredScheme(kind.name, kind.codes, (), ()), None)
+        columns = place.rows_shape[-1]
+        experts = place.shape[0] if place.is_transposed else None
+        shape = (math.prod(place.shape) // columns, columns)
+        return StoredWeight(name, shape, {}, StoredScheme(kind.name, kind.codes, (), ()), None, experts)
 
     def rounded(self, name: str) -> RoundedAgain | None:
         """What a matrix in other blocks is rounded to; None if it is none."""
         place = self._place(name)
         kind = place.tensor.type
-        scheme = None if kind.rounded is None or len(place.shape) != 2 else parse_scheme(kind.rounded)
+        scheme = None if kind.rounded is None or not _is_matrix(place) else parse_scheme(kind.rounded)
         return None if scheme is None else RoundedAgain(name, kind.name, scheme)
 
     def unpacked(self, name: str) -> UnpackedCodes:
@@ -108,13 +111,13 @@ class GgufSource:
         if kind.codes is not None:
             unpacked = self._unpacked(base)
             scales = unpacked.scales.float().repeat_interleave(kind.elements, 1)
-            return (code_numbers(unpacked.codes, kind.codes) * scales).view(place.shape)
+            return _as_model_has_it(code_numbers(unpacked.codes, kind.codes) * scales, place)
         data = _bytes_of(place)
         if kind.name in NUMBERS:
-            values = torch.frombuffer(data, dtype=NUMBERS[kind.name]).view(place.shape)
+            values = torch.frombuffer(data, dtype=NUMBERS[kind.name])
         else:
-            values = decoded(data, kind, place.shape[-1]).view(place.shape)
-        values = _in_halves(values, place.heads)
+            values = decoded(data, kind, place.rows_shape[-1])
+        values = _in_halves(_as_model_has_it(values, place), place.heads)
         return values - place.less if place.less else values
 
     def _unpack(self, name: str) -> UnpackedCodes:
@@ -136,12 +139,26 @@ class GgufSource:
 
 def _unpacked(place: Place, data: Tensor) -> UnpackedCodes:
     """With rows as they are in the file."""
-    return unpack_blocks(data, place.tensor.type, place.shape[-1])
+    return unpack_blocks(data, place.tensor.type, place.rows_shape[-1])
+
+
+def _is_matrix(place: Place) -> bool:
+    return len(place.shape) == 2 or place.is_transposed
+
+
+def _as_model_has_it(values: Tensor, place: Place) -> Tensor:
+    """values: in the order of rows."""
+    found = values.view(place.rows_shape)
+    return found.transpose(1, 2) if place.is_transposed else found
 
 
 def _bytes_of(place: Place) -> bytearray:
     """Of a tensor, or of its expert."""
-    return read_bytes(place.tensor, place.nbytes * (place.expert or 0), place.nbytes)
+    if place.between is None:
+        return read_bytes(place.tensor, place.nbytes * (place.expert or 0), place.nbytes)
+    rows = math.prod(place.tensor.shape[:2])
+    both = (torch.frombuffer(read_bytes(each), dtype=torch.uint8) for each in (place.tensor, place.between))
+    return bytearray(torch.stack([each.view(rows, -1) for each in both], 1).numpy().tobytes())
 
 
 def _in_halves(rows: Tensor, heads: int | None) -> Tensor:

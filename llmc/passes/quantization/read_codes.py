@@ -107,7 +107,8 @@ def _for_all_rows(unpacked: UnpackedCodes, stored: StoredWeight) -> UnpackedCode
     if len(unpacked.codes) == rows:
         return unpacked
     codes, scales = (part.new_empty(rows, part.shape[1]) for part in (unpacked.codes, unpacked.scales))
-    return replace(unpacked, codes=codes, scales=scales)
+    zeros = None if unpacked.zeros is None else unpacked.zeros.new_empty(rows, unpacked.zeros.shape[1])
+    return replace(unpacked, codes=codes, scales=scales, zeros=zeros)
 
 
 def _change_input(

@@ -1,6 +1,7 @@
-"""Recipes of codes for a weight that is made of several stored ones: experts in one matrix, one below the other.
+"""Recipes of codes for a weight that is made of stored ones: experts in one matrix, one below the other.
 
-Rows of codes stand alone, so what puts rows together puts codes and scales together in the same way.
+Rows of codes stand alone, so what puts rows together puts codes and scales together in the same way. Of a tensor that
+the model has as [experts, in, out], codes are stored in rows already.
 """
 
 from __future__ import annotations
@@ -17,8 +18,22 @@ _aten = torch.ops.aten
 def rows_of(recipe: Recipe, part: str, dtype: torch.dtype) -> Recipe | None:
     """The same rows of a part, `codes` or `scales`, of each stored matrix; None if more is done than to put rows
     together."""
+    whole = transposed_experts(recipe)
+    if whole is not None:
+        return Stored(f"{whole.name}::{part}", dtype)
     found = _rows_of(recipe, part, dtype)
     return found[0] if found is not None and found[1] == 2 else None
+
+
+def transposed_experts(recipe: Recipe) -> Stored | None:
+    """The stored [experts, in, out] of which a recipe makes [experts · out, in], or None if it does something else."""
+    if not isinstance(recipe, Derived) or recipe.kwargs or recipe.target is not _aten.reshape.default:
+        return None
+    inner, shape = recipe.args
+    is_transposed = isinstance(inner, Derived) and inner.target is _aten.transpose.int and len(shape) == 2
+    if not is_transposed or {axis % 3 for axis in inner.args[1:]} != {1, 2}:
+        return None
+    return inner.args[0] if isinstance(inner.args[0], Stored) else None
 
 
 def _rows_of(recipe: Any, part: str, dtype: torch.dtype) -> tuple[Recipe, int] | None:

@@ -23,7 +23,7 @@ from llmc.graph.weights import Stored, stored_names
 from llmc.options import BuildOptions
 from llmc.passes.planned_weight import HEAD, PRODUCTS, module_names
 from llmc.passes.quantization.plan import head_scheme
-from llmc.passes.quantization.rows_of_others import rows_of
+from llmc.passes.quantization.rows_of_others import rows_of, transposed_experts
 
 CodeSource = QuantizedSource | GgufSource | OnnxSource
 
@@ -34,10 +34,14 @@ def stored_or_asked(
     """How the codes of the readers' weight are stored, what its blocks are rounded to, or why it is left alone."""
     node = call_arguments(readers[0])["weight"]
     recipe = graph.weights[node.name]
-    stored = None
+    stored, whole = None, transposed_experts(recipe)
     if isinstance(recipe, Stored):
         stored = _stored(source, recipe.name)
-    elif isinstance(source, GgufSource) and rows_of(recipe, "codes", torch.int8) is not None:
+    elif whole is not None:
+        found = _stored(source, whole.name)
+        is_whole = not isinstance(found, StoredWeight) or found.shape == tuple(node.meta["val"].shape)
+        stored = found if is_whole else None
+    elif rows_of(recipe, "codes", torch.int8) is not None:
         stored = _of_all(source, stored_names(recipe), node.meta["val"].shape)
     if stored is None:
         return f"the checkpoint holds {node.name} without codes"
@@ -49,14 +53,22 @@ def _stored(source: CodeSource, name: str) -> StoredWeight | RoundedAgain | None
     return source.rounded(name) if found is None and isinstance(source, GgufSource) else found
 
 
-def _of_all(source: GgufSource, names: Sequence[str], shape: Sequence[int]) -> StoredWeight | RoundedAgain | None:
+def _of_all(source: CodeSource, names: Sequence[str], shape: Sequence[int]) -> StoredWeight | RoundedAgain | None:
     """Of a matrix that is made of others' rows, under the name of the first; None if they are not stored alike."""
     each = [_stored(source, name) for name in names]
-    first, kinds = each[0], {source.stored_type(name) for name in names}
-    columns = {source.shape(name)[-1] for name in names}
-    if first is None or len(kinds) != 1 or columns != {int(shape[1])}:
+    first = each[0]
+    if first is None or not _are_alike(source, names) or source.shape(names[0])[-1] != int(shape[1]):
         return None
     return replace(first, shape=(int(shape[0]), int(shape[1]))) if isinstance(first, StoredWeight) else first
+
+
+def _are_alike(source: CodeSource, names: Sequence[str]) -> bool:
+    """Whether the matrices have the same number of columns, and codes of one kind."""
+    if len({source.shape(name)[-1] for name in names}) != 1:
+        return False
+    if isinstance(source, GgufSource):
+        return len({source.stored_type(name) for name in names}) == 1
+    return isinstance(source, QuantizedSource) and source.are_alike(names)
 
 
 def _as_asked(
