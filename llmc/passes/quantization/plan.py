@@ -7,7 +7,7 @@ from dataclasses import replace
 from llmc.errors import OptionError
 from llmc.formats.schemes import BLOCK, Quantization, Scheme
 from llmc.graph.model_graph import ModelGraph
-from llmc.passes.planned_weight import EXPERTS, HEAD, PlannedWeight, plan_weights
+from llmc.passes.planned_weight import HEAD, PlannedWeight, plan_weights
 
 Planned = PlannedWeight[Scheme]
 
@@ -29,8 +29,6 @@ def _fitted(planned: Planned) -> Planned:
     scheme = planned.scheme
     if scheme is not None and planned.module == HEAD and not planned.is_ruled:
         scheme = head_scheme(scheme)
-    if scheme is not None and any(node.target is EXPERTS for node in planned.readers):
-        scheme = replace(scheme, method="rtn")  # What methods look at is the input of all tokens, not of each expert's.
     return replace(planned, scheme=scheme)
 
 

@@ -5,7 +5,8 @@ One rewrite for each weight. It comes last in the canonical stage: names are sti
 apart so that scales can be folded into it, and the graph runs on one sequence, so that calibration needs nothing else;
 merges and fusions that follow stack codes as they stack weights, since rows stand alone.
 Must have: weights of finite numbers (check_quantizable) whose columns the scheme's groups divide. Methods: round
-to nearest; GPTQ (gptq.py), for which the graph is run on calibration text with the weights before already quantized.
+to nearest; GPTQ (gptq.py), for which the graph is run on calibration text with the weights before already quantized,
+and of experts on the tokens that each was sent (round_experts.py).
 Numerics: lossy. Kernels decode where they multiply.
 """
 
@@ -28,7 +29,7 @@ from llmc.graph.weights import evaluate
 from llmc.ops.token_codes import token_codes, token_values
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
-from llmc.passes.planned_weight import why_not
+from llmc.passes.planned_weight import EXPERTS, why_not
 from llmc.passes.quantization.calibration import calibration_sequences, sequences_and_apart
 from llmc.passes.quantization.column_sweep import InputSolvers
 from llmc.passes.quantization.gptq import gptq
@@ -36,6 +37,7 @@ from llmc.passes.quantization.insert_codes import insert_tokens, insert_weight
 from llmc.passes.quantization.mixed_precision import SchemeOf, choose_schemes
 from llmc.passes.quantization.plan import Planned, plan
 from llmc.passes.quantization.reference_divergence import Reference
+from llmc.passes.quantization.round_experts import ExpertRows, expert_rows, round_experts
 from llmc.passes.quantization.round_weight import RoundedWeight, round_to_nearest, rounding_error, row_chunks
 from llmc.passes.quantization.stream import Stream
 from llmc.passes.rewrite import Numerics, WeightPass
@@ -135,14 +137,7 @@ class Quantizer:
         if self._log is not None:
             self._log.step(f"{planned.module} to {scheme.name}", *planned.readers)
         weight = evaluate(self._graph.weights[planned.weights[0].name], self._data.source)
-        x = call_arguments(planned.products[0])["x"] if planned.products else None
-        if scheme.method == "gptq" and x is not None:
-            assert self._solvers is not None, "GPTQ is planned with calibration text only"
-            is_sparse = any(each.module == planned.module for each in self._graph.sparse)
-            rounded = gptq(weight, self._solvers.of(x, scheme), scheme, weight != 0 if is_sparse else None)
-        else:
-            importance = self._importance(x) if scheme.method == "awq" and x is not None else None
-            rounded = round_to_nearest(weight, scheme, importance)
+        rounded, unseen = self._rounded(weight, scheme, planned)
         error, is_output = self._error(weight, rounded, planned)
         insert_weight(self._graph, planned.weights, planned.readers, rounded)
         rows, columns = planned.shape
@@ -156,9 +151,25 @@ class Quantizer:
                 bits=scheme.bits(columns),
                 error=error,
                 is_output_error=is_output,
-                reason=self._reasons.get(planned.module),
+                reason=self._reasons.get(planned.module) or unseen,
             ),
         )
+
+    def _rounded(self, weight: Tensor, scheme: Scheme, planned: Planned) -> tuple[RoundedWeight, str | None]:
+        """With what is to be said of experts that saw no token."""
+        product = planned.products[0] if planned.products else None
+        if product is None or scheme.method not in ("gptq", "awq"):
+            return round_to_nearest(weight, scheme), None
+        is_sparse = any(each.module == planned.module for each in self._graph.sparse)
+        kept = weight != 0 if is_sparse else None
+        if product.target is EXPERTS:
+            assert self._stream is not None, "methods that look at inputs are planned with calibration text only"
+            return round_experts(weight, scheme, self._stream, product, kept)
+        x = call_arguments(product)["x"]
+        if scheme.method == "gptq":
+            assert self._solvers is not None, "GPTQ is planned with calibration text only"
+            return gptq(weight, self._solvers.of(x, scheme), scheme, kept), None
+        return round_to_nearest(weight, scheme, self._importance(x)), None
 
     def _importance(self, x: fx.Node) -> Tensor:
         assert self._stream is not None
@@ -186,19 +197,28 @@ class Quantizer:
             return 0.0, False  # Only plans are made of shapes.
         if self._stream is None or not products or products[0] is not _place(planned):
             return rounding_error(weight, rounded, scheme), False
-        x = self._stream.rows(call_arguments(products[0])["x"], _MEASURED_ROWS).float()
-        rounded_x = x
-        if scheme.activation != "none":
-            rounded_x = token_values(*token_codes(x, None, scheme.activation), scheme.activation)
         wrong = right = 0.0
-        start = 0
-        for rows in row_chunks(weight, scheme):
-            part = rounded.rows(start, start + len(rows)).values()
-            start += len(rows)
-            expected, seen = x @ rows.t(), rounded_x @ part.t()
-            wrong += float((seen - expected).square().sum())
-            right += float(expected.square().sum())
+        for read in self._read(products[0], len(weight)):
+            x = read.x[:_MEASURED_ROWS].float()
+            rounded_x = x
+            if scheme.activation != "none":
+                rounded_x = token_values(*token_codes(x, None, scheme.activation), scheme.activation)
+            start = read.start
+            for rows in row_chunks(weight[read.start : read.end], scheme):
+                part = rounded.rows(start, start + len(rows)).values()
+                start += len(rows)
+                expected, seen = x @ rows.t(), rounded_x @ part.t()
+                wrong += float((seen - expected).square().sum())
+                right += float(expected.square().sum())
         return (wrong / right) ** 0.5 if right > 0 else 0.0, True
+
+    def _read(self, product: fx.Node, rows: int) -> Iterator[ExpertRows]:
+        """What a product's weight, or each of its experts', is multiplied with."""
+        assert self._stream is not None
+        if product.target is EXPERTS:
+            yield from expert_rows(self._stream, product, rows)
+        else:
+            yield ExpertRows(0, rows, self._stream.rows(call_arguments(product)["x"], _MEASURED_ROWS))
 
 
 def _place(planned: Planned) -> fx.Node:

@@ -24,6 +24,7 @@ from llmc.graph.refusal import Refusal
 from llmc.graph.weights import Constant, Derived
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
+from llmc.passes.planned_weight import EXPERTS
 from llmc.passes.quantization.calibration import calibration_sequences
 from llmc.passes.quantization.channel_scales import Tie, awq_scales, smoothing_scales
 from llmc.passes.quantization.plan import Planned, plan
@@ -64,7 +65,9 @@ class Group:
 def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData) -> None:
     """Find the scales of every group on one run over the calibration text, then fold them."""
     planned = plan(graph, options.quantization)
-    groups = _groups([p for p in planned if p.scheme is not None and p.scheme.method in _METHODS])
+    groups = _groups(
+        [p for p in planned if p.scheme is not None and p.scheme.method in _METHODS and not _is_experts(p)]
+    )
     folds: dict[fx.Node, Fold] = {}
     for group in groups:
         fold = _fold(graph, group)
@@ -93,6 +96,11 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
 
 
 scale_channels = WeightPass("scale_channels", run, Numerics.REORDER)
+
+
+def _is_experts(planned: Planned) -> bool:
+    """Whose inputs' channels are not scaled: AWQ fits scales to what each expert sees, and folds none."""
+    return any(product.target is EXPERTS for product in planned.products)
 
 
 def _groups(planned: list[Planned]) -> list[Group]:
