@@ -95,13 +95,6 @@ class Backend(Protocol):
 # Ops of lowered graphs that a kind of target has no kernel for, and why. Every other op has one in each (tests/ops),
 # but for the parts of products, which products' kernels compute.
 _OF_STAGES = "it stands between two stages of a model, of which each is compiled by itself"
-_ROUTING = (
-    _llmc.expert_linear.default,
-    _llmc.sum_experts.default,
-    _llmc.top_k.default,
-    _llmc.take_channels.default,
-    _llmc.mark_channels.default,
-)
 _OF_STATES = (
     _llmc.causal_conv_with_state.default,
     _llmc.selective_scan_with_state.default,
@@ -115,7 +108,6 @@ WITHOUT_KERNEL: Mapping[str, Mapping[OpOverload, str]] = MappingProxyType(
             {
                 _llmc.hand_over.default: _OF_STAGES,
                 **dict.fromkeys(_WHOLE_TEXTS, "models that read texts as a whole run on CPUs so far"),
-                **dict.fromkeys(_ROUTING, "mixtures of experts run on CPUs so far"),
                 **dict.fromkeys(_OF_STATES, "models with states run on CPUs so far"),
             }
         ),

@@ -24,7 +24,7 @@ from tests.codegen.triton.tensor_call import TensorCall
 # Older than the one that the tests were written with; such as 3.7, which torch 2.13 brings along.
 OLDER_TRITON = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9)
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int32: "i32"}
-_DTYPES |= {torch.int8: "i8", torch.uint8: "u8", torch.int64: "i64"}
+_DTYPES |= {torch.int8: "i8", torch.uint8: "u8", torch.int64: "i64", torch.bool: "i1"}
 
 
 def node_kernels(template: KernelTemplate, arguments: Sequence[Any], target: GpuTarget) -> list[DeviceKernel]:

@@ -95,12 +95,12 @@ def code_tile_kernel(
         x_high = x_low
         if IN_PAIRS:
             x_high = _x_operand(x_row, channel + 16, IN, X_FORMAT, OPERANDS, MASKED)
-        product, first = _add_chunk(
+        product, first = add_chunk(
             product, x_low, x_high, codes_ptr, scales_ptr, zeros_ptr, masks_ptr, first, row, chunk * BYTE_BLOCK, place,
             chunk // PER_GROUP, IN, FORMAT, ROW_BYTES, PLACES, GROUPS, OPERANDS, IN_PAIRS, MASKED, UPCAST,
         )  # fmt: skip
         if GATED:
-            up, first_up = _add_chunk(
+            up, first_up = add_chunk(
                 up, x_low, x_high, codes_ptr, scales_ptr, zeros_ptr, masks_ptr, first_up, row + OUT, chunk * BYTE_BLOCK,
                 place, chunk // PER_GROUP, IN, FORMAT, ROW_BYTES, PLACES, GROUPS, OPERANDS, IN_PAIRS, MASKED, UPCAST,
             )  # fmt: skip
@@ -129,7 +129,7 @@ def code_tile_kernel(
 
 
 @triton.jit
-def _add_chunk(
+def add_chunk(
     sums: tl.tensor,
     x_low: tl.tensor,
     x_high: tl.tensor,

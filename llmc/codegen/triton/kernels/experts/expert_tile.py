@@ -1,0 +1,157 @@
+"""Products with those of many weights that each token was sent to: yᵀ = W[e]·xᵀ, in tiles of one expert's pairs each.
+
+One launch for all experts: a program finds the expert of its tile in where each one's pairs begin (sort_pairs.py). W is
+the left operand, as in coded_tile.py: its elements, or codes made numbers in registers, are read once for a tile of
+pairs. The tiles are the same for every number of tokens, so that a token's sums do not depend on its neighbours.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from llmc.codegen.triton.kernels.experts.sort_pairs import expert_of_tile
+from llmc.codegen.triton.kernels.products.coded_tile import add_chunk
+from llmc.codegen.triton.kernels.products.dense_narrow import multiply
+
+
+@triton.jit
+def expert_tile_kernel(
+    x_ptr: tl.tensor,
+    x_row_stride: int,
+    weight_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    y_row_stride: int,
+    pairs_ptr: tl.tensor,
+    starts_ptr: tl.tensor,
+    tokens: int,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    SLOTS: tl.constexpr,
+    X_SLOTS: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    PAIR_BLOCK: tl.constexpr,
+    OUT_BLOCK: tl.constexpr,
+    IN_BLOCK: tl.constexpr,
+    UPCAST: tl.constexpr,
+) -> None:
+    """Program (n, i): OUT_BLOCK outputs from the n-th on of the i-th tile of PAIR_BLOCK pairs.
+
+    X_SLOTS: rows of x for each token, one, or one for each slot.
+    """
+    expert, first, end = expert_of_tile(starts_ptr, tl.program_id(1), tokens * SLOTS, EXPERTS, PAIR_BLOCK)
+    if expert <= EXPERTS:
+        place = first + tl.arange(0, PAIR_BLOCK)
+        pair = tl.load(pairs_ptr + tl.minimum(place, end - 1))
+        out = tl.program_id(0) * OUT_BLOCK + tl.arange(0, OUT_BLOCK)
+        product = tl.zeros([OUT_BLOCK, PAIR_BLOCK], dtype=tl.float32)
+        if expert < EXPERTS:
+            x_row = x_ptr + x_offset(pair, x_row_stride, IN, SLOTS, X_SLOTS)[None, :]
+            # Rows past the end repeat the last one, so that no load needs a mask for them.
+            row = expert.to(tl.int64) * OUT + tl.minimum(out, OUT - 1)
+            weight_row = weight_ptr + row[:, None] * IN
+            for start in range(0, IN, IN_BLOCK):
+                channel = start + tl.arange(0, IN_BLOCK)
+                if IN % IN_BLOCK == 0:
+                    x = tl.load(x_row + channel[:, None])
+                    w = tl.load(weight_row + channel[None, :])
+                else:
+                    x = tl.load(x_row + channel[:, None], mask=(channel < IN)[:, None], other=0.0)
+                    w = tl.load(weight_row + channel[None, :], mask=(channel < IN)[None, :], other=0.0)
+                product = multiply(w, x, product, UPCAST)
+            if bias_ptr is not None:
+                product += tl.load(bias_ptr + row)[:, None]
+        store_pairs(product, y_ptr, y_row_stride, pair, place < end, out, OUT, SLOTS)
+
+
+@triton.jit
+def expert_code_tile_kernel(
+    x_ptr: tl.tensor,
+    x_row_stride: int,
+    codes_ptr: tl.tensor,
+    scales_ptr: tl.tensor,
+    zeros_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    y_row_stride: int,
+    pairs_ptr: tl.tensor,
+    starts_ptr: tl.tensor,
+    tokens: int,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    SLOTS: tl.constexpr,
+    X_SLOTS: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    FORMAT: tl.constexpr,
+    ROW_BYTES: tl.constexpr,
+    GROUPS: tl.constexpr,
+    OPERANDS: tl.constexpr,
+    PAIR_BLOCK: tl.constexpr,
+    OUT_BLOCK: tl.constexpr,
+    BYTE_BLOCK: tl.constexpr,
+    UPCAST: tl.constexpr,
+) -> None:
+    """The same with weights in codes (coded_tile.py), BYTE_BLOCK of their bytes a turn."""
+    expert, first, end = expert_of_tile(starts_ptr, tl.program_id(1), tokens * SLOTS, EXPERTS, PAIR_BLOCK)
+    IN_PAIRS: tl.constexpr = FORMAT != "int8" and FORMAT != "fp8"
+    PLACES: tl.constexpr = (IN + 31) // 32 * 16 if IN_PAIRS else ROW_BYTES
+    COUNT: tl.constexpr = (PLACES + BYTE_BLOCK - 1) // BYTE_BLOCK
+    PER_GROUP: tl.constexpr = COUNT // GROUPS
+    MASKED: tl.constexpr = IN % (BYTE_BLOCK * (2 if IN_PAIRS else 1)) != 0
+    if expert <= EXPERTS:
+        place = first + tl.arange(0, PAIR_BLOCK)
+        pair = tl.load(pairs_ptr + tl.minimum(place, end - 1))
+        out = tl.program_id(0) * OUT_BLOCK + tl.arange(0, OUT_BLOCK)
+        product = tl.zeros([OUT_BLOCK, PAIR_BLOCK], dtype=tl.float32)
+        if expert < EXPERTS:
+            x_row = x_ptr + x_offset(pair, x_row_stride, IN, SLOTS, X_SLOTS)[None, :]
+            row = expert.to(tl.int64) * OUT + tl.minimum(out, OUT - 1)
+            for chunk in range(0, COUNT):
+                byte = chunk * BYTE_BLOCK + tl.arange(0, BYTE_BLOCK)
+                channel = byte // 16 * 32 + byte % 16 if IN_PAIRS else byte
+                x_low = _x(x_row, channel, IN, MASKED)
+                x_high = _x(x_row, channel + 16, IN, MASKED) if IN_PAIRS else x_low
+                product, _ = add_chunk(
+                    product, x_low, x_high, codes_ptr, scales_ptr, zeros_ptr, None, row, row, chunk * BYTE_BLOCK, byte,
+                    chunk // PER_GROUP, IN, FORMAT, ROW_BYTES, PLACES, GROUPS, OPERANDS, IN_PAIRS, MASKED, UPCAST,
+                )  # fmt: skip
+            if GROUPS == 1:
+                product *= tl.load(scales_ptr + row).to(tl.float32)[:, None]
+            if bias_ptr is not None:
+                product += tl.load(bias_ptr + row)[:, None]
+        store_pairs(product, y_ptr, y_row_stride, pair, place < end, out, OUT, SLOTS)
+
+
+@triton.jit
+def x_offset(
+    pair: tl.tensor, x_row_stride: int, IN: tl.constexpr, SLOTS: tl.constexpr, X_SLOTS: tl.constexpr
+) -> tl.tensor:
+    """Where a pair's row of x begins, int64."""
+    row = (pair // SLOTS).to(tl.int64) * x_row_stride
+    return row + pair % SLOTS * IN if X_SLOTS > 1 else row
+
+
+@triton.jit
+def store_pairs(
+    product: tl.tensor,
+    y_ptr: tl.tensor,
+    y_row_stride: int,
+    pair: tl.tensor,
+    is_pair: tl.tensor,
+    out: tl.tensor,
+    OUT: tl.constexpr,
+    SLOTS: tl.constexpr,
+) -> None:
+    """A tile [OUT_BLOCK, PAIR_BLOCK] of sums, rounded once, to the rows of its pairs."""
+    row = (pair // SLOTS).to(tl.int64) * y_row_stride + pair % SLOTS * OUT
+    inside = (out < OUT)[:, None] & is_pair[None, :]
+    tl.store(y_ptr + (row[None, :] + out[:, None]), product.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _x(x_row: tl.tensor, channel: tl.tensor, IN: tl.constexpr, MASKED: tl.constexpr) -> tl.tensor:
+    if MASKED:
+        return tl.load(x_row + channel[:, None], mask=(channel < IN)[:, None], other=0)
+    else:
+        return tl.load(x_row + channel[:, None])
