@@ -135,6 +135,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "mamba_selective_scan": mamba_selective_scan,
     "mamba2_chunk_scan": mamba2_chunk_scan,
     "torch_chunk_gated_delta_rule": chunk_gated_delta_rule,
+    "chunk_kimi_delta_attention": chunk_gated_delta_rule,
 }
 
 

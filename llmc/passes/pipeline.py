@@ -14,6 +14,7 @@ from llmc.passes.canonical.normalize_routing import normalize_routing
 from llmc.passes.canonical.positions_input import positions_input
 from llmc.passes.canonical.remove_batch_axis import remove_batch_axis
 from llmc.passes.canonical.remove_export_residue import remove_export_residue
+from llmc.passes.canonical.separate_heads import separate_heads
 from llmc.passes.canonical.separate_repeats import separate_repeats
 from llmc.passes.canonical.simplify_layout import simplify_layout
 from llmc.passes.canonical.simplify_repeats import simplify_repeats
@@ -104,6 +105,7 @@ def canonical() -> tuple[Pass, ...]:
         normalize_lookups,
         remove_batch_axis,
         separate_repeats,
+        separate_heads,
         fuse_expert_linear,
         normalize_routing,
         fold_constants,

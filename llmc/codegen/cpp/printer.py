@@ -68,7 +68,7 @@ def print_loop(name: str, loop: Loop, comment: str) -> str:
     lines = [f"// {line}" for line in comment.splitlines()]
     lines += wrapped(["LlmcPool* pool", "int64_t rows", *pointers], f"static void {name}(", ") {")
     grain = max(1, _GRAIN // math.prod(loop.dims))
-    lines.append(f"  parallel_ranges(pool, rows, {grain}, [=](int64_t begin, int64_t end, void*) {{")
+    lines.append(f"  parallel_ranges(pool, rows, {grain}, [=](int64_t begin, int64_t end, void*) LLMC_ONE_COPY {{")
     lines.append("    for (int64_t row = begin; row < end; row++)")
     indent = "      "
     for axis, size in enumerate(loop.dims[:-1]):

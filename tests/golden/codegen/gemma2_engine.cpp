@@ -9,7 +9,7 @@
 using namespace llmc;
 
 // As the runtime fills them.
-static_assert(sizeof(LlmcStep) == 120 &&
+static_assert(sizeof(LlmcStep) == 128 &&
               offsetof(LlmcStep, tokens) == 0 &&
               offsetof(LlmcStep, requests) == 4 &&
               offsetof(LlmcStep, logit_rows) == 8 &&
@@ -26,7 +26,8 @@ static_assert(sizeof(LlmcStep) == 120 &&
               offsetof(LlmcStep, sides) == 88 &&
               offsetof(LlmcStep, hidden) == 96 &&
               offsetof(LlmcStep, adapter_of_token) == 104 &&
-              offsetof(LlmcStep, adapter_of_logit_row) == 112);
+              offsetof(LlmcStep, adapter_of_logit_row) == 112 &&
+              offsetof(LlmcStep, state_slots) == 120);
 static_assert(sizeof(LlmcRanks) == 32 &&
               offsetof(LlmcRanks, rank) == 0 &&
               offsetof(LlmcRanks, ranks) == 4 &&
@@ -115,6 +116,8 @@ typedef struct {
   const int64_t* tree_masks;
   const float* slopes;
   int64_t chunk;
+  LlmcRows k, v;
+
 } LlmcPagedAttention;
 typedef struct {
   int64_t tokens, half;
@@ -147,7 +150,7 @@ static inline void run(void (*kernel)(LlmcPool*, const Arguments*), LlmcPool* po
 
 // mul_tensor
 static void loop_0_mul(LlmcPool* pool, int64_t rows, float* __restrict p0) {
-  parallel_ranges(pool, rows, 341, [=](int64_t begin, int64_t end, void*) {
+  parallel_ranges(pool, rows, 341, [=](int64_t begin, int64_t end, void*) LLMC_ONE_COPY {
     for (int64_t row = begin; row < end; row++) {
       #pragma omp simd
       for (int64_t c = 0; c < 48; c++) {
@@ -161,7 +164,7 @@ static void loop_0_mul(LlmcPool* pool, int64_t rows, float* __restrict p0) {
 
 // add_tensor
 static void loop_1_add(LlmcPool* pool, int64_t rows, float* __restrict p0, const float* __restrict p1) {
-  parallel_ranges(pool, rows, 341, [=](int64_t begin, int64_t end, void*) {
+  parallel_ranges(pool, rows, 341, [=](int64_t begin, int64_t end, void*) LLMC_ONE_COPY {
     for (int64_t row = begin; row < end; row++) {
       #pragma omp simd
       for (int64_t c = 0; c < 48; c++) {
@@ -177,7 +180,7 @@ static void loop_1_add(LlmcPool* pool, int64_t rows, float* __restrict p0, const
 // div_tensor, tanh_default, mul_tensor_1
 // tiny/model.py:7 in forward: logits = torch.tanh(logits / 3)
 static void loop_2_div_tanh_mul(LlmcPool* pool, int64_t rows, float* __restrict p0) {
-  parallel_ranges(pool, rows, 168, [=](int64_t begin, int64_t end, void*) {
+  parallel_ranges(pool, rows, 168, [=](int64_t begin, int64_t end, void*) LLMC_ONE_COPY {
     for (int64_t row = begin; row < end; row++) {
       #pragma omp simd
       for (int64_t c = 0; c < 97; c++) {
@@ -235,7 +238,7 @@ const char* llmc_engine_interface(void) {
       "cache 0 2 heads of 12 and 12 F32 None\n"
       "arena 0 + 896 T + 192 L\n"
       "launches 13\n"
-      "LlmcStep 120 tokens=0 requests=4 logit_rows=8 max_blocks=12 input_ids=16 positions=24 slot_mapping=32 query_starts=40 context_lens=48 block_tables=56 logit_row_ids=64 tree_masks=72 logits=80 sides=88 hidden=96 adapter_of_token=104 adapter_of_logit_row=112\n"
+      "LlmcStep 128 tokens=0 requests=4 logit_rows=8 max_blocks=12 input_ids=16 positions=24 slot_mapping=32 query_starts=40 context_lens=48 block_tables=56 logit_row_ids=64 tree_masks=72 logits=80 sides=88 hidden=96 adapter_of_token=104 adapter_of_logit_row=112 state_slots=120\n"
       "LlmcRanks 32 rank=0 ranks=4 memory=8 round=16 exchange=24\n"
       "LlmcBindings 48 weights=0 caches=8 arena=16 threads=24 ranks=32 adapters=40\n"
       "LlmcChooseRows 88 rows=0 vocabulary=8 logits=16 temperature=24 top_k=32 top_p=40 min_p=48 seeds=56 counters=64 tokens=72 scores=80\n";

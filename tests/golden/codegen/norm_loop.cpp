@@ -2,7 +2,7 @@
 // model.py:12 in forward
 static void loop_0_norm(LlmcPool* pool, int64_t rows, const loops::bf16* __restrict p0, const float* __restrict p1,
                         loops::bf16* __restrict p2) {
-  parallel_ranges(pool, rows, 256, [=](int64_t begin, int64_t end, void*) {
+  parallel_ranges(pool, rows, 256, [=](int64_t begin, int64_t end, void*) LLMC_ONE_COPY {
     for (int64_t row = begin; row < end; row++)
       for (int64_t i0 = 0; i0 < 4; i0++) {
         float v2 = 0.0f;

@@ -11,6 +11,14 @@
 #include "bf16.h"
 #include "thread_pool.h"
 
+// Of a loop's body: one copy, for one thread and for many. A compiler may sum up in another order in each copy, and
+// bits would depend on who runs it.
+#if defined(__clang__)
+#define LLMC_ONE_COPY __attribute__((noinline))
+#else
+#define LLMC_ONE_COPY __attribute__((noipa))
+#endif
+
 namespace llmc::loops {
 
 using llmc::bf16;
