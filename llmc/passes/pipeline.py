@@ -16,6 +16,7 @@ from llmc.passes.canonical.remove_batch_axis import remove_batch_axis
 from llmc.passes.canonical.remove_export_residue import remove_export_residue
 from llmc.passes.canonical.separate_heads import separate_heads
 from llmc.passes.canonical.separate_repeats import separate_repeats
+from llmc.passes.canonical.separate_streams import separate_streams
 from llmc.passes.canonical.simplify_layout import simplify_layout
 from llmc.passes.canonical.simplify_repeats import simplify_repeats
 from llmc.passes.canonical.unfold_complex import unfold_complex
@@ -100,6 +101,7 @@ def canonical() -> tuple[Pass, ...]:
         remove_export_residue,
         normalize_ops,
         join_parts,
+        separate_streams,
         unfold_complex,
         positions_input,
         normalize_lookups,

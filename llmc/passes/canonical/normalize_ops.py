@@ -6,7 +6,8 @@
     t, mT  →  transpose;  permute  →  transposes
     mm, bmm  →  matmul;  addmm, x·W, W·xᵀ, linear(x, Wᵀ)  →  linear(x, transpose(W));  baddbmm  →  add of a matmul
     min and max of two tensors, clamp between tensors  →  minimum, maximum;  __and__, __or__  →  bitwise_and, bitwise_or
-    square  →  pow(x, 2);  rsub  →  sub;  masked_fill, where with a scalar  →  where;  _softmax  →  softmax
+    square  →  pow(x, 2);  std  →  square root of the mean of squares;  multiply  →  mul;  rsub  →  sub
+    masked_fill, where with a scalar  →  where;  _softmax  →  softmax
     add(expand(x), y)  →  add(x, y), and so for all pointwise ops, where y has the whole shape
     native_layer_norm, fused SDPA variants, of which only the first result is used  →  layer_norm, SDPA
 Must have: one symbolic size per reshape; otherwise the reshape keeps its shape arithmetic.
@@ -29,7 +30,7 @@ from llmc.passes.example import Example
 from llmc.passes.node_rules import Call, Rule, apply_rules
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
-from llmc.passes.shapes import front_dim, is_one, same_shape, sizes_with_inferred, tensor_of
+from llmc.passes.shapes import front_dim, is_one, same_shape, same_value, sizes_with_inferred, tensor_of
 from llmc.passes.uses import is_weight
 
 aten = torch.ops.aten
@@ -69,10 +70,13 @@ def _long(value: torch.Tensor) -> list[Any]:
     return [size for size in value.shape if not is_one(size)]
 
 
-def _part(node: fx.Node) -> Call | None:
+def _part(node: fx.Node) -> fx.Node | Call | None:
     source, index = node.args
     if not isinstance(source, fx.Node) or not isinstance(index, int):
         return None
+    if source.target is aten.broadcast_tensors.default:
+        part = source.args[0][index]  # type: ignore[index]
+        return part if same_value(tensor_of(part), tensor_of(node)) else None
     if source.target in _SPLITS:
         return _split_part(source, index)
     arguments = call_arguments(source) if source.op == "call_function" else {}
@@ -259,6 +263,15 @@ def _softmax(node: fx.Node) -> Call | None:
     return None if arguments["half_to_float"] else Call(aten.softmax.int, (arguments["self"], arguments["dim"]))
 
 
+def _std(node: fx.Node) -> Call | None:
+    arguments = call_arguments(node)
+    if arguments["unbiased"] or not arguments["keepdim"] or arguments["dim"] is None:
+        return None
+    x, dims = arguments["self"], arguments["dim"]
+    apart = Call(aten.sub.Tensor, (x, Call(aten.mean.dim, (x, dims, True))))
+    return Call(aten.sqrt.default, (Call(aten.mean.dim, (Call(aten.pow.Tensor_Scalar, (apart, 2)), dims, True)),))
+
+
 def _squeeze_last(node: fx.Node) -> Call | None:
     """squeeze of several dims, one after the other."""
     dims: Any = call_arguments(node)["dim"]
@@ -320,12 +333,14 @@ _RULES: dict[Any, Rule] = {
     aten.min.other: _renamed(aten.minimum.default),
     aten.mm.default: _to_matmul,
     aten.mul.Scalar: _to_tensor_overload(aten.mul.Tensor),
+    aten.multiply.Tensor: _renamed(aten.mul.Tensor),
     aten.permute.default: _permute,
     aten.reshape.default: _reshape,
     aten.rsub.Scalar: _rsub,
     aten.slice.Tensor: _slice,
     aten.square.default: _square,
     aten.squeeze.dims: _squeeze_last,
+    aten.std.dim: _std,
     aten.sub.Scalar: _to_tensor_overload(aten.sub.Tensor),
     aten.t.default: _swap_last,
     aten.transpose.int: _transpose,

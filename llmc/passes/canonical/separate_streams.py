@@ -1,0 +1,288 @@
+"""Keep residual streams, which a model stacks, apart: what is computed of a stack is computed of each of its parts.
+
+    op(stack([a, b], d), y), of pointwise ops     →  stack([op(a, y[0]), op(b, y[1])], d)
+    matmul(stack([a, b], -1), y)                  →  stack([a·y[0, 0] + b·y[1, 0], …], -1)
+    op(expand(x, [2, …]), y), of pointwise ops    →  op(stack([x[0], x[0]], 0), y)
+    mean(stack([a, b], d), [d])                   →  (a + b) · 1/2
+    slice_scatter(stack([a, b, c], d), x, d, 1)   →  stack([a, x[0], x[1]], d)
+    transpose(stack(…)), slice(stack(…), d)       →  stack of what it takes, along the axis as it then is
+    select(stack([a, b], d), d, 1)                →  b
+Must have: no more than eight streams. AltUp (Gemma 3n) and hyper-connections are written so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from llmc.graph.call_arguments import call_arguments
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.pointwise import POINTWISE
+from llmc.graph.stage import Stage
+from llmc.options import BuildOptions
+from llmc.passes.example import Example
+from llmc.passes.node_rules import Call, Rule, apply_rules
+from llmc.passes.rewrite import GraphPass, Numerics
+from llmc.passes.rewrite_log import RewriteLog
+from llmc.passes.shapes import front_dim, is_one, same_shape, tensor_of
+
+aten = torch.ops.aten
+
+# A product with more streams than this is no combination of a few, and has kernels.
+_MOST_STREAMS = 8
+
+
+@dataclass(frozen=True)
+class Streams:
+    """A stack: its parts and the axis that they lie along."""
+
+    parts: tuple[fx.Node, ...]
+    dim: int
+
+    def stacked(self, parts: Sequence[Any], dim: int | None = None) -> Call:
+        """A stack of other parts."""
+        return Call(aten.stack.default, (list(parts), self.dim if dim is None else dim))
+
+
+def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
+    apply_rules(graph, dict.fromkeys(POINTWISE, _pointwise) | _RULES, log)
+
+
+def _streams(node: Any) -> Streams | None:
+    value = tensor_of(node)
+    if value is None or not isinstance(node, fx.Node) or node.target is not aten.stack.default:
+        return None
+    arguments = call_arguments(node)
+    parts = tuple(arguments["tensors"])
+    return Streams(parts, front_dim(arguments["dim"], value.dim())) if len(parts) <= _MOST_STREAMS else None
+
+
+def _pointwise(node: fx.Node) -> Call | None:
+    value = tensor_of(node)
+    known = [found for found in map(_streams, node.args) if found is not None]
+    if value is None or not known or any(_dim_in(known[0], value) != _dim_in(each, value) for each in known):
+        return None
+    count, dim = len(known[0].parts), _dim_in(known[0], value)
+    if value.shape[dim] != count:
+        return None
+    parts = [
+        Call(node.target, tuple(_part_of(a, value.dim(), dim, i) for a in node.args), dict(node.kwargs))
+        for i in range(count)
+    ]
+    return known[0].stacked(parts, dim)
+
+
+def _dim_in(streams: Streams, value: torch.Tensor) -> int:
+    """The stack's axis in a result, whose axes are counted from the last."""
+    return value.dim() - (streams.parts[0].meta["val"].dim() + 1 - streams.dim)
+
+
+def _part_of(argument: Any, rank: int, dim: int, index: int) -> Any:
+    """What of an operand goes with one stream."""
+    streams, value = _streams(argument), tensor_of(argument)
+    if streams is not None:
+        return streams.parts[index]
+    if value is None:
+        return argument
+    own = dim - (rank - value.dim())
+    if own < 0:
+        return argument
+    return Call(aten.squeeze.dim, (argument, own)) if is_one(value.shape[own]) else _selected(argument, own, index)
+
+
+def _selected(node: fx.Node, dim: int, index: int) -> Call:
+    """node[…, index, …], taken before axes were moved and added."""
+    axes: list[int | None] = list(range(node.meta["val"].dim()))
+    while node.target in (aten.transpose.int, aten.unsqueeze.default) and isinstance(node.args[0], fx.Node):
+        rank = node.meta["val"].dim()
+        if node.target is aten.transpose.int:
+            first, second = (front_dim(d, rank) for d in node.args[1:3])
+            axes = [second if d == first else first if d == second else d for d in axes]
+        else:
+            new = front_dim(call_arguments(node)["dim"], rank)
+            axes = [None if d is None or d == new else d - (d > new) for d in axes]
+        node = node.args[0]
+    taken = axes.pop(dim)
+    assert taken is not None
+    order = [d - (d > taken) for d in axes if d is not None]
+    result: Any = _transposed(Call(aten.select.int, (node, taken, index)), order)
+    for place, axis in enumerate(axes):
+        if axis is None:
+            result = Call(aten.unsqueeze.default, (result, place))
+    return result
+
+
+def _select(node: fx.Node) -> fx.Node | Call | None:
+    streams = _streams(node.args[0])
+    if streams is None:
+        return None
+    arguments = call_arguments(node)
+    dim, index = front_dim(arguments["dim"], node.meta["val"].dim() + 1), arguments["index"]
+    if dim == streams.dim:
+        return streams.parts[index]
+    inner, left = (dim, streams.dim - 1) if dim < streams.dim else (dim - 1, streams.dim)
+    return streams.stacked([Call(aten.select.int, (part, inner, index)) for part in streams.parts], left)
+
+
+def _slice(node: fx.Node) -> Call | None:
+    streams, found = _streams(node.args[0]), _span(node)
+    return None if streams is None or found != streams.dim else streams.stacked(streams.parts[_range(node)])
+
+
+def _written(node: fx.Node) -> Call | None:
+    streams = _streams(node.args[0])
+    if streams is None or _span(node) != streams.dim:
+        return None
+    parts: list[Any] = list(streams.parts)
+    source = call_arguments(node)["src"]
+    rank = node.meta["val"].dim()
+    for at, index in enumerate(range(*_range(node).indices(len(parts)))):
+        parts[index] = _part_of(source, rank, streams.dim, at)
+    return streams.stacked(parts)
+
+
+def _span(node: fx.Node) -> int:
+    """The axis of a slice."""
+    return front_dim(call_arguments(node)["dim"], node.meta["val"].dim())
+
+
+def _range(node: fx.Node) -> slice:
+    arguments = call_arguments(node)
+    return slice(arguments["start"], arguments["end"], arguments["step"])
+
+
+def _transpose(node: fx.Node) -> Call | None:
+    streams = _streams(node.args[0])
+    if streams is None:
+        return None
+    rank = node.meta["val"].dim()
+    order = list(range(rank))
+    first, second = (front_dim(d, rank) for d in node.args[1:3])
+    order[first], order[second] = order[second], order[first]
+    # The axes of a part, as they stand in the stack, without the stack's own.
+    before = [d for d in range(rank) if d != streams.dim]
+    after = [d for d in order if d != streams.dim]
+    return streams.stacked(
+        [_permuted(p, [before.index(d) for d in after]) for p in streams.parts], order.index(streams.dim)
+    )
+
+
+def _permuted(node: fx.Node, order: list[int]) -> fx.Node | Call:
+    """By as few transpositions as it takes, together with those that the node is made by."""
+    while node.target is aten.transpose.int and isinstance(node.args[0], fx.Node):
+        first, second = (front_dim(d, len(order)) for d in node.args[1:3])
+        order = [second if d == first else first if d == second else d for d in order]
+        node = node.args[0]
+    return _transposed(node, order)
+
+
+def _transposed(value: fx.Node | Call, order: Sequence[int]) -> fx.Node | Call:
+    current = list(range(len(order)))
+    for place, wanted in enumerate(order):
+        at = current.index(wanted)
+        if at != place:
+            value = Call(aten.transpose.int, (value, place, at))
+            current[place], current[at] = current[at], current[place]
+    return value
+
+
+def _unsqueeze(node: fx.Node) -> Call | None:
+    streams = _streams(node.args[0])
+    if streams is None:
+        return None
+    dim = front_dim(call_arguments(node)["dim"], node.meta["val"].dim())
+    inner, left = (dim, streams.dim + 1) if dim <= streams.dim else (dim - 1, streams.dim)
+    return streams.stacked([Call(aten.unsqueeze.default, (part, inner)) for part in streams.parts], left)
+
+
+def _matmul(node: fx.Node) -> Call | None:
+    """Streams mixed by a small matrix of each token."""
+    streams, mixing, value = _streams(node.args[0]), node.args[1], node.meta["val"]
+    matrix = tensor_of(mixing)
+    if streams is None or matrix is None or matrix.dim() != value.dim() or streams.dim != value.dim() - 1:
+        return None
+    if not isinstance(value.shape[-1], int) or value.shape[-1] > _MOST_STREAMS:
+        return None
+    return streams.stacked([_mixed(streams.parts, mixing, column) for column in range(value.shape[-1])])
+
+
+def _mixed(parts: Sequence[fx.Node], mixing: Any, column: int) -> Call:
+    weights = Call(aten.select.int, (mixing, -1, column))
+    products = [
+        Call(aten.mul.Tensor, (part, Call(aten.unsqueeze.default, (Call(aten.select.int, (weights, -1, i)), -1))))
+        for i, part in enumerate(parts)
+    ]
+    return _sum(products)
+
+
+def _spread(node: fx.Node) -> Call | None:
+    """One that is repeated on an axis before all others, to be computed with a stack."""
+    source, value = node.args[0], node.meta["val"]
+    before = tensor_of(source)
+    if before is None or before.dim() != value.dim() or any(user.target not in POINTWISE for user in node.users):
+        return None
+    if (
+        isinstance(value.shape[0], torch.SymInt)
+        or not 1 < value.shape[0] <= _MOST_STREAMS
+        or not is_one(before.shape[0])
+    ):
+        return None
+    if not same_shape(before.shape[1:], value.shape[1:]):
+        return None
+    return Call(aten.stack.default, ([Call(aten.squeeze.dim, (source, 0))] * value.shape[0], 0))
+
+
+def _reduced(scale: bool) -> Rule:
+    def rule(node: fx.Node) -> Call | None:
+        streams, arguments = _streams(node.args[0]), call_arguments(node)
+        if streams is None or arguments.get("keepdim") or arguments.get("dtype") is not None:
+            return None
+        if [front_dim(d, node.meta["val"].dim() + 1) for d in arguments["dim"]] != [streams.dim]:
+            return None
+        total = _sum(streams.parts)
+        return Call(aten.mul.Tensor, (total, 1.0 / len(streams.parts))) if scale else total
+
+    return rule
+
+
+def _sum(terms: Sequence[Any]) -> Any:
+    total = terms[0]
+    for term in terms[1:]:
+        total = Call(aten.add.Tensor, (total, term))
+    return total
+
+
+_RULES: dict[Any, Rule] = {
+    aten.expand.default: _spread,
+    aten.matmul.default: _matmul,
+    aten.mean.dim: _reduced(scale=True),
+    aten.select.int: _select,
+    aten.slice.Tensor: _slice,
+    aten.slice_scatter.default: _written,
+    aten.sum.dim_IntList: _reduced(scale=False),
+    aten.transpose.int: _transpose,
+    aten.unsqueeze.default: _unsqueeze,
+}
+
+
+def _altup(scores: Any, x: Any, mixing: Any) -> Any:
+    streams = aten.stack.default([x, aten.mul.Tensor(x, scores)], 0)
+    last = aten.transpose.int(aten.transpose.int(streams, 0, 1), 1, 2)
+    mixed = aten.transpose.int(aten.transpose.int(aten.matmul.default(last, mixing), 1, 2), 0, 1)
+    added = aten.add.Tensor(mixed, streams)
+    changed = aten.slice_scatter.default(added, aten.mul.Tensor(aten.slice.Tensor(added, 0, 1, 2), 0.5), 0, 1, 2)
+    again = aten.mul.Tensor(aten.expand.default(aten.unsqueeze.default(x, 0), [2, -1, -1]), changed)
+    return aten.add.Tensor(aten.mean.dim(again, [0]), aten.select.int(again, 0, 1))
+
+
+separate_streams = GraphPass(
+    "separate_streams",
+    _run,
+    Numerics.REORDER,
+    Stage.CAPTURED,
+    examples=(Example(_altup, {"scores": ("T", 1), "x": ("T", 4), "mixing": ("T", 2, 2)}),),
+)
