@@ -77,3 +77,20 @@ def test_a_permute_becomes_transposes_and_operands_are_not_expanded() -> None:
 
     text = rewritten(PatternGraph(body, bias=(WIDTH,)), normalize_ops)
     assert "permute" not in text and "expand" not in text and "%bias)" in text
+
+
+def test_deviations_become_means_and_broadcasts_what_they_spread() -> None:
+    def body(x: Any, numbers: Any) -> Any:
+        same = aten.broadcast_tensors.default([numbers, numbers])
+        apart = aten.multiply.Tensor(aten.std.dim(x, [-1], False, True), same[1])
+        return aten.add.Tensor(aten.sub.Tensor(x, apart), aten.std.dim(x, [1], False, True))
+
+    text = rewritten(PatternGraph(body, numbers=(WIDTH,)), normalize_ops)
+    assert not any(f"aten.{op}" in text for op in ("std", "broadcast_tensors", "multiply"))
+
+
+def test_deviations_of_samples_stay() -> None:
+    def body(x: Any) -> Any:
+        return aten.add.Tensor(x, aten.std.dim(x, [-1], True, True))
+
+    assert refusals(PatternGraph(body), normalize_ops) == []
