@@ -75,7 +75,7 @@ def _part(node: fx.Node) -> fx.Node | Call | None:
     if not isinstance(source, fx.Node) or not isinstance(index, int):
         return None
     if source.target is aten.broadcast_tensors.default:
-        part = source.args[0][index]  # type: ignore[index]
+        part: fx.Node = call_arguments(source)["tensors"][index]
         return part if same_value(tensor_of(part), tensor_of(node)) else None
     if source.target in _SPLITS:
         return _split_part(source, index)

@@ -78,7 +78,8 @@ def _pointwise(node: fx.Node) -> Call | None:
 
 def _dim_in(streams: Streams, value: torch.Tensor) -> int:
     """The stack's axis in a result, whose axes are counted from the last."""
-    return value.dim() - (streams.parts[0].meta["val"].dim() + 1 - streams.dim)
+    rank: int = streams.parts[0].meta["val"].dim() + 1
+    return value.dim() - (rank - streams.dim)
 
 
 def _part_of(argument: Any, rank: int, dim: int, index: int) -> Any:
@@ -94,13 +95,13 @@ def _part_of(argument: Any, rank: int, dim: int, index: int) -> Any:
     return Call(aten.squeeze.dim, (argument, own)) if is_one(value.shape[own]) else _selected(argument, own, index)
 
 
-def _selected(node: fx.Node, dim: int, index: int) -> Call:
+def _selected(node: fx.Node, dim: int, index: int) -> fx.Node | Call:
     """node[…, index, …], taken before axes were moved and added."""
     axes: list[int | None] = list(range(node.meta["val"].dim()))
     while node.target in (aten.transpose.int, aten.unsqueeze.default) and isinstance(node.args[0], fx.Node):
         rank = node.meta["val"].dim()
         if node.target is aten.transpose.int:
-            first, second = (front_dim(d, rank) for d in node.args[1:3])
+            first, second = _swapped(node)
             axes = [second if d == first else first if d == second else d for d in axes]
         else:
             new = front_dim(call_arguments(node)["dim"], rank)
@@ -109,7 +110,7 @@ def _selected(node: fx.Node, dim: int, index: int) -> Call:
     taken = axes.pop(dim)
     assert taken is not None
     order = [d - (d > taken) for d in axes if d is not None]
-    result: Any = _transposed(Call(aten.select.int, (node, taken, index)), order)
+    result = _transposed(Call(aten.select.int, (node, taken, index)), order)
     for place, axis in enumerate(axes):
         if axis is None:
             result = Call(aten.unsqueeze.default, (result, place))
@@ -121,7 +122,7 @@ def _select(node: fx.Node) -> fx.Node | Call | None:
     if streams is None:
         return None
     arguments = call_arguments(node)
-    dim, index = front_dim(arguments["dim"], node.meta["val"].dim() + 1), arguments["index"]
+    dim, index = front_dim(arguments["dim"], node.meta["val"].dim() + 1), int(arguments["index"])
     if dim == streams.dim:
         return streams.parts[index]
     inner, left = (dim, streams.dim - 1) if dim < streams.dim else (dim - 1, streams.dim)
@@ -161,7 +162,7 @@ def _transpose(node: fx.Node) -> Call | None:
         return None
     rank = node.meta["val"].dim()
     order = list(range(rank))
-    first, second = (front_dim(d, rank) for d in node.args[1:3])
+    first, second = _swapped(node)
     order[first], order[second] = order[second], order[first]
     # The axes of a part, as they stand in the stack, without the stack's own.
     before = [d for d in range(rank) if d != streams.dim]
@@ -171,10 +172,17 @@ def _transpose(node: fx.Node) -> Call | None:
     )
 
 
+def _swapped(node: fx.Node) -> tuple[int, int]:
+    """The axes that a transposition swaps."""
+    rank, (_, first, second) = node.meta["val"].dim(), node.args
+    assert isinstance(first, int) and isinstance(second, int)
+    return front_dim(first, rank), front_dim(second, rank)
+
+
 def _permuted(node: fx.Node, order: list[int]) -> fx.Node | Call:
     """By as few transpositions as it takes, together with those that the node is made by."""
     while node.target is aten.transpose.int and isinstance(node.args[0], fx.Node):
-        first, second = (front_dim(d, len(order)) for d in node.args[1:3])
+        first, second = _swapped(node)
         order = [second if d == first else first if d == second else d for d in order]
         node = node.args[0]
     return _transposed(node, order)
@@ -210,7 +218,7 @@ def _matmul(node: fx.Node) -> Call | None:
     return streams.stacked([_mixed(streams.parts, mixing, column) for column in range(value.shape[-1])])
 
 
-def _mixed(parts: Sequence[fx.Node], mixing: Any, column: int) -> Call:
+def _mixed(parts: Sequence[fx.Node], mixing: Any, column: int) -> fx.Node | Call:
     weights = Call(aten.select.int, (mixing, -1, column))
     products = [
         Call(aten.mul.Tensor, (part, Call(aten.unsqueeze.default, (Call(aten.select.int, (weights, -1, i)), -1))))
@@ -237,7 +245,7 @@ def _spread(node: fx.Node) -> Call | None:
 
 
 def _reduced(scale: bool) -> Rule:
-    def rule(node: fx.Node) -> Call | None:
+    def rule(node: fx.Node) -> fx.Node | Call | None:
         streams, arguments = _streams(node.args[0]), call_arguments(node)
         if streams is None or arguments.get("keepdim") or arguments.get("dtype") is not None:
             return None
@@ -249,7 +257,7 @@ def _reduced(scale: bool) -> Rule:
     return rule
 
 
-def _sum(terms: Sequence[Any]) -> Any:
+def _sum(terms: Sequence[fx.Node | Call]) -> fx.Node | Call:
     total = terms[0]
     for term in terms[1:]:
         total = Call(aten.add.Tensor, (total, term))

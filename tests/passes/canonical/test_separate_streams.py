@@ -71,7 +71,7 @@ def _scaled_by_weight(x: Any, weight: Any) -> Any:
         (_scaled_by_weight, {"weight": (3, WIDTH)}),
     ],
 )
-def test_streams_come_apart(body: Callable[..., Any], weights: dict[str, tuple[int, ...]]) -> None:
+def test_streams_come_apart(body: Callable[..., Any], weights: dict[str, Any]) -> None:
     text = rewritten(PatternGraph(body, **weights), separate_streams)
     assert not any(f"aten.{op}" in text for op in ("stack", "matmul", "slice_scatter", "expand", "mean", "sum"))
 
