@@ -10,9 +10,9 @@ from typing import Literal, Unpack, get_args
 
 from llmc.build_stages import Progress, Stages
 from llmc.codegen.onnx.installed import require_onnx
-from llmc.engine_format.manifest import is_engine
+from llmc.engine_format.manifest import is_engine, read_manifest
 from llmc.engine_format.path_argument import path_argument
-from llmc.engine_format.reader import MODEL_NAME
+from llmc.engine_format.reader import MODEL_NAME, read_engine
 from llmc.errors import OptionError
 from llmc.files.atomic_directory import AtomicDirectory
 from llmc.graph.capture import Captured, Model, capture
@@ -54,6 +54,7 @@ def export(
     *,
     stage: str | None = None,
     flavour: Flavour = "standard",
+    against: str | Path | None = None,
     passes: Sequence[Pass] | None = None,
     tokenizer: object | None = None,
     progress: Progress | None = None,
@@ -62,26 +63,33 @@ def export(
     """Write a model's graph at a stage as ONNX that onnxruntime runs, into a directory, whole or not at all.
 
     stage: captured, canonical, serving or optimized, the last by default. flavour: standard, which has standard ops
-    alone; genai, a canonical graph that onnxruntime-genai runs, with its config. Numbers are fp32, weights of
-    fewer bits widened; codes stay codes. The other arguments are as in `compile`. An earlier export at `output` is
-    replaced. Raises LlmcError.
+    alone; genai, a canonical graph that onnxruntime-genai runs, with its config. model may be an engine, with the model
+    that it was built from as `against`: of that the stages that the engine's options make; without, an engine for
+    onnxruntime gives the graph that it runs, and its weights as they are. Numbers are fp32, weights of fewer bits
+    widened; codes stay codes. The other arguments are as in `compile`. An earlier export at `output` is replaced.
+    Raises LlmcError.
     """
     require_onnx("export")
     # Here, where it is known that the packages of the extra are there.
-    from llmc.codegen.onnx.model_files import WEIGHTS_NAME, write_model_files
+    from llmc.codegen.onnx.model_files import write_model_files
 
     place, wanted = path_argument("output", output), _stage(stage, flavour)
     parsed = in_single_precision(parse_options(options))
+    stages = Stages(progress)
     if isinstance(model, str | Path):
         model = local_model(model)
-        _check_no_engine(model)
-    stages = Stages(progress)
-
-    def is_export(path: Path) -> bool:
-        return (path / MODEL_NAME).is_file() and (path / WEIGHTS_NAME).is_file()
+        if is_engine(model):
+            if against is None:
+                return _export_engine(model, place, stage, flavour, parsed, stages)
+            parsed = _options_of(model, parsed)
+            model = local_model(against)
+        elif against is not None:
+            raise OptionError(
+                "a model is exported by itself", at=f"against={against}", fix="leave it out: it is for an engine"
+            )
 
     with (
-        AtomicDirectory(place, is_export, content="an exported model") as directory,
+        AtomicDirectory(place, _is_export, content="an exported model") as directory,
         given_tokenizer(tokenizer) as tokenizer_files,
     ):
         with stages("capture"):
@@ -142,17 +150,53 @@ def _stage(name: str | None, flavour: str) -> Stage:
     return found
 
 
-def _check_no_engine(directory: Path) -> None:
-    """Raise OptionError for an engine: its weights are in the layouts of its kernels."""
-    if not is_engine(directory):
-        return
-    here = (directory / MODEL_NAME).is_file()
-    fix = "name the model directory that it was built from"
-    raise OptionError(
-        "an engine's graphs are text, without what a model is exported from",
-        at=directory,
-        fix=f"{fix}; this engine's own graph is {MODEL_NAME} in it" if here else fix,
-    )
+def _options_of(engine: Path, given: BuildOptions) -> BuildOptions:
+    """What an engine was built with, in fp32. Raises OptionError where others are asked for beside them."""
+    for name, value in given.model_dump(exclude_defaults=True).items():
+        if name != "dtype":
+            raise OptionError(
+                "an engine has the options that it was built with",
+                at=f"{name}={value}",
+                fix="leave the option out, or export the model by itself",
+            )
+    built = {**read_manifest(engine).options, "dtype": "auto", "kv_dtype": "auto"}
+    return in_single_precision(parse_options(built))
+
+
+def _export_engine(
+    engine: Path, place: Path, stage: str | None, flavour: Flavour, given: BuildOptions, stages: Stages
+) -> ExportReport:
+    """The graph that an engine for onnxruntime runs. Raises OptionError for others, and for what its graph is not."""
+    if not (engine / MODEL_NAME).is_file():
+        raise OptionError(
+            "an engine's graphs are text, and its weights in the layouts of its kernels",
+            at=engine,
+            fix="name the model that it was built from too: --against MODEL",
+        )
+    if flavour != "standard" or stage not in (None, Stage.OPTIMIZED.value):
+        raise OptionError(
+            "the engine holds its optimized graph, as a standard model",
+            at=f"stage={stage}, flavour={flavour}",
+            fix="name the model that it was built from too: --against MODEL",
+        )
+    _options_of(engine, given)
+    from llmc.codegen.onnx.model_files import copy_engine_model
+
+    with AtomicDirectory(place, _is_export, content="an exported model") as directory:
+        opened = read_engine(engine, check_machine=False)
+        with stages("weights", sum(slot.nbytes for slot in opened.program.weights)):
+            written = copy_engine_model(opened, directory.path, stages.advance)
+        for name in opened.files.below("tokenizer"):
+            shutil.copyfile(engine / name, directory.path / Path(name).name)
+        directory.commit()
+    sizes = written.nodes, written.functions, written.model_bytes, written.weight_bytes
+    return ExportReport(place, Stage.OPTIMIZED.value, *sizes, stages.seconds)
+
+
+def _is_export(path: Path) -> bool:
+    from llmc.codegen.onnx.model_files import WEIGHTS_NAME
+
+    return all((path / name).is_file() for name in (MODEL_NAME, WEIGHTS_NAME))
 
 
 def _bytes(graph: ModelGraph) -> list[int]:

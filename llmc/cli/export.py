@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def export(
-    model: Annotated[Path, model_argument("model directory, a .gguf or .onnx file, or a name on the hub")],
+    model: Annotated[Path, model_argument("model directory, a .gguf or .onnx file, a name on the hub, or an engine")],
     stage: Annotated[
         str | None,
         typer.Option(help="captured, canonical, serving or optimized; default: optimized"),
@@ -29,6 +29,10 @@ def export(
     flavour: Annotated[
         Literal["standard", "genai"], typer.Option(help="standard ops alone, or as onnxruntime-genai runs it")
     ] = "standard",
+    against: Annotated[
+        Path | None,
+        typer.Option(help="if MODEL is an engine: the model that it was built from, whose stages are wanted"),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="directory to write; default: MODEL-STAGE.onnx, in this directory"),
@@ -46,7 +50,14 @@ def export(
     with StageBars() as shown, warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=UserWarning, module="onnx")
         report = export_model(
-            model, path, stage=stage, flavour=flavour, passes=chosen.added_passes(), progress=shown, **chosen.values()
+            model,
+            path,
+            stage=stage,
+            flavour=flavour,
+            against=against,
+            passes=chosen.added_passes(),
+            progress=shown,
+            **chosen.values(),
         )
     standard_output().print(summary_table(report))
 

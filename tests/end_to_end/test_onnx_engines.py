@@ -144,10 +144,37 @@ def test_a_changed_model_is_not_run(path: Path, tmp_path: Path) -> None:
         llmc.load(copy)
 
 
-def test_verbs(path: Path, tmp_path: Path) -> None:
-    assert_user_error(
-        command("export", path, "-o", tmp_path / "out"), "an engine's graphs are text", "model.onnx in it"
-    )
+def test_an_engines_own_model_is_exported_as_it_is(path: Path, tmp_path: Path) -> None:
+    report = llmc.export(path, tmp_path / "out")
+    theirs, ours = onnx.load(path / "model.onnx"), onnx.load(report.path / "model.onnx")
+    assert ours.SerializeToString() == theirs.SerializeToString()
+    assert (report.path / "tokenizer.json").read_bytes() == (path / "tokenizer" / "tokenizer.json").read_bytes()
+    with pytest.raises(OptionError, match="holds its optimized graph"):
+        llmc.export(path, tmp_path / "out", stage="serving")
+
+
+def test_stages_of_an_engine_are_those_that_its_options_make(tmp_path: Path, draft_engine: Path) -> None:
+    ours = llmc.export(draft_engine, tmp_path / "ours", against=MODEL, stage="canonical")
+    theirs = llmc.export(MODEL, tmp_path / "theirs", stage="canonical")
+    for name in ("model.onnx", "weights.safetensors", "config.json"):
+        assert (ours.path / name).read_bytes() == (theirs.path / name).read_bytes()
+    with pytest.raises(OptionError, match="has the options that it was built with"):
+        llmc.export(draft_engine, tmp_path / "ours", against=MODEL, quantize="int8")
+    with pytest.raises(OptionError, match="a model is exported by itself"):
+        llmc.export(MODEL, tmp_path / "ours", against=MODEL)
+
+
+@pytest.mark.slow
+def test_codes_of_an_engines_options_are_in_its_optimized_stage(tmp_path: Path) -> None:
+    llmc.build(MODEL, tmp_path / "e.llmc", quantize="int8", **SHAPE)
+    report = llmc.export(tmp_path / "e.llmc", tmp_path / "out", against=MODEL)
+    model = onnx.load(report.path / "model.onnx", load_external_data=False)
+    assert report.stage == "optimized" and "dequantize" in {function.name for function in model.functions}
+
+
+def test_verbs(path: Path, draft_engine: Path, tmp_path: Path) -> None:
+    told = command("export", draft_engine, "-o", tmp_path / "out")
+    assert_user_error(told, "an engine's graphs are text", "--against MODEL")
     run = command("run", path, "-p", "KING", "--max-tokens", "3", "--temperature", "0")
     assert run.code == 0, run
     assert command("inspect", path).code == 0

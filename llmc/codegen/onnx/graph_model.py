@@ -51,9 +51,10 @@ def graph_model(graph: ModelGraph, weights: Sequence[OnnxWeight]) -> onnx.ModelP
 
 
 def place_weights(model: onnx.ModelProto, places: Mapping[str, Place]) -> None:
-    """Tell a model where its weights are, by name."""
+    """Tell a model where its weights are, by name, whatever it knew."""
     for tensor in model.graph.initializer:
         place = places[tensor.name]
+        del tensor.external_data[:]
         tensor.data_location = TensorProto.EXTERNAL
         for key, value in (("location", place.file), ("offset", place.offset), ("length", place.nbytes)):
             tensor.external_data.add(key=key, value=str(value))

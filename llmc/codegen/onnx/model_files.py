@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,12 +12,13 @@ import torch
 from llmc.codegen.onnx.genai_model import CONFIG_NAME, genai_config, make_genai_model
 from llmc.codegen.onnx.graph_model import Place, graph_model, place_weights
 from llmc.codegen.onnx.weights import onnx_weights, stored_elements
-from llmc.engine_format.reader import MODEL_NAME
+from llmc.engine_format.reader import MODEL_NAME, EngineDirectory
 from llmc.engine_format.weight_file import header
 from llmc.errors import LoweringError
 from llmc.files.storage_error import storage_error
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import WeightSource, evaluate
+from llmc.program import WeightSlot
 
 # The weights are in the format of safetensors, which tells more than bare bytes would.
 WEIGHTS_NAME = "weights.safetensors"
@@ -50,30 +51,58 @@ def write_model_files(
     disk that fills up.
     """
     weights = onnx_weights(graph)
-    head, gaps = header([weight.slot for weight in weights])
-    places, offset = dict[str, Place](), len(head)
-    for weight, gap in zip(weights, gaps, strict=True):
-        offset += gap
-        places[weight.slot.name] = Place(WEIGHTS_NAME, offset, weight.slot.nbytes)
-        offset += weight.slot.nbytes
     model = graph_model(graph, weights)
-    place_weights(model, places)
     if for_genai:
         make_genai_model(model, graph)
+
+    def elements(slot: WeightSlot) -> memoryview:
+        stored = stored_elements(evaluate(graph.weights[slot.name], source), slot)
+        return stored.view(torch.uint8).numpy().data
+
+    written = _write(model, [weight.slot for weight in weights], elements, directory, advance)
+    if for_genai:
+        try:
+            (directory / CONFIG_NAME).write_text(genai_config(graph), encoding="utf-8")
+        except OSError as error:
+            raise storage_error(error, directory / CONFIG_NAME, 0, content="the model") from None
+    return written
+
+
+def copy_engine_model(engine: EngineDirectory, directory: Path, advance: Callable[[int], None]) -> WrittenModel:
+    """The same of an engine for onnxruntime: its own model, with the weights as the engine has them."""
+    stored = {slot.name: each for slot, each in zip(engine.program.weights, engine.tensors, strict=True)}
+
+    def elements(slot: WeightSlot) -> memoryview:
+        each = stored[slot.name]
+        return engine.weight_file(each)[each.begin : each.end]
+
+    model = onnx.load_from_string(engine.executable.read_bytes())
+    return _write(model, engine.program.weights, elements, directory, advance)
+
+
+def _write(
+    model: onnx.ModelProto,
+    slots: Sequence[WeightSlot],
+    elements: Callable[[WeightSlot], memoryview],
+    directory: Path,
+    advance: Callable[[int], None],
+) -> WrittenModel:
+    head, gaps = header(slots)
+    places, offset = dict[str, Place](), len(head)
+    for slot, gap in zip(slots, gaps, strict=True):
+        places[slot.name] = Place(WEIGHTS_NAME, offset + gap, slot.nbytes)
+        offset += gap + slot.nbytes
+    place_weights(model, places)
     content = serialized(model)
     path = directory / WEIGHTS_NAME
     try:
         with path.open("wb") as file:
             file.write(head)
-            for weight, gap in zip(weights, gaps, strict=True):
-                slot = weight.slot
-                elements = stored_elements(evaluate(graph.weights[slot.name], source), slot)
+            for slot, gap in zip(slots, gaps, strict=True):
                 file.write(bytes(gap))
-                file.write(elements.view(torch.uint8).numpy().data)
+                file.write(elements(slot))
                 advance(slot.nbytes)
         (directory / MODEL_NAME).write_bytes(content)
-        if for_genai:
-            (directory / CONFIG_NAME).write_text(genai_config(graph), encoding="utf-8")
     except OSError as error:
         raise storage_error(error, path, offset, content="the model") from None
     return WrittenModel(len(model.graph.node), len(model.functions), len(content), offset)
