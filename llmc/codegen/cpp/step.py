@@ -141,8 +141,9 @@ def _scratch(program: Program) -> Iterator[str]:
     tokens = max(program.limits.max_batch_tokens, times * program.limits.max_logit_rows)
     yield f"llmc_choose_rows_scratch({program.vocab_size})"
     channels = [x.number("in") for x in program.launches if "in" in x.arguments]
+    slots = max((x.number("slots") for x in program.launches if "experts" in x.arguments), default=1)
     if channels:
-        yield f"llmc_linear_scratch({tokens}, {max(channels)})"
+        yield f"llmc_linear_scratch({tokens * slots}, {max(channels)})"
     for launch in program.launches:
         if launch.family in (PAGED_ATTENTION, RAGGED_ATTENTION):
             shape = (launch.arguments[name] for name in ("heads", "kv_heads", "head_dim", "value_dim"))

@@ -1,7 +1,7 @@
-// Matrix products with quantized weights: packing x into tiles, sharing the panels among threads.
+// Matrix products with quantized weights: packing x into tiles, and a block of codes times all tiles.
 //
-// Every panel is read from memory once per block of tokens, while all tiles of tokens go over each of its blocks of k
-// in cache. See code_products.h for the inner loop, linear.h for what this has in common with plain weights.
+// See quantized_runs.h for how panels are shared among threads, code_products.h for the inner loop, linear.h for what
+// this has in common with plain weights.
 #pragma once
 #include "code_planes.h"
 #include "linear.h"
@@ -142,6 +142,16 @@ struct PackedX {
 
   int64_t group_size(int64_t k) const { return Product::kXPerRun + panels.words(k) * Product::kXPerWord; }
   int64_t part_size(const Part& part) const { return part.groups * group_size(part.count / part.groups); }
+  // Of all parts: what a token takes.
+  int64_t token_size() const {
+    int64_t size = 0;
+    for (int64_t k = 0; k < panels.in;) {
+      const Part part = part_from(panels, k);
+      size += part_size(part);
+      k += part.count;
+    }
+    return size;
+  }
 
   // start: of the product's tokens, the first that is packed.
   template <class T>
@@ -319,65 +329,5 @@ inline int64_t tallest(const TiledProduct<Codes>&, bool) {
   return kTileTokens;
 }
 #endif
-
-template <class Product, class T, class Epilogue>
-void quantized_product(LlmcPool* pool, const LlmcQuantizedLinear& a, const Epilogue& epilogue) {
-  using X = typename Product::X;
-  const CodePanels panels(a, a.in);
-  const int64_t count = (epilogue.weight_rows() + LLMC_PANEL - 1) / LLMC_PANEL;
-  const SparsePanels sparse = panels.sparse(count);
-
-  for (int64_t start = 0; start < a.tokens; start += kBlockTokens) {
-    const int64_t tokens = std::min(kBlockTokens, a.tokens - start);
-    const bool decodes = kDecodes<Product> && tokens > kCodeTokens;
-    const Tiles tiles(tokens, tallest(Product{}, decodes));
-    auto* scales = static_cast<float*>(pool->scratch(0));
-    const PackedX<Product> packed{panels, tiles, tokens, scales, reinterpret_cast<X*>(scales + tokens)};
-    const auto pack = [&](int64_t tile, void*) { packed.template pack<T>(a, start, tile); };
-    if (tokens * a.in < kSerialPack)
-      for (int64_t tile = 0; tile < tiles.count; tile++) pack(tile, nullptr);
-    else
-      parallel_for(pool, tiles.count, pack);
-
-    const int64_t together = kIsTiled<Product> ? panels_together(tokens) : 1;
-    parallel_for(pool, (count + together - 1) / together, [&](int64_t group, void* scratch) {
-      const int64_t first = group * together, end = std::min(first + together, count);
-      auto* sums = static_cast<float*>(scratch) + tokens * (1 + packed_floats(a.in));
-      float* operands = cache_line_from(sums + together * tokens * LLMC_PANEL);
-      auto* bytes = reinterpret_cast<uint8_t*>(operands + kCodeBlockBytes);  // behind a decoded block of those
-      BlockProduct<Product> multiply{tiles, decodes, operands};
-      SparseCursor cursors[kMostPanelsTogether];
-      if (panels.is_sparse)
-        for (int64_t panel = first; panel < end; panel++) cursors[panel - first] = sparse.cursor(panel);
-      const X* values = packed.data;
-      for (int64_t k = 0; k < a.in;) {
-        const Part part = part_from(panels, k);
-        for (int64_t panel = first; panel < end; panel++) {
-          float* panel_sums = sums + (panel - first) * tokens * LLMC_PANEL;
-          SparseCursor& cursor = cursors[panel - first];
-          CodeBlock block = panels.is_sparse ? sparse_block(panels, sparse, panel, part, cursor, bytes)
-                                             : block_of(panels, panel, part);
-          if (panels.in_planes()) join_planes(block, bytes);
-          if constexpr (BlockProduct<Product>::kReadsSparse)
-            if (panels.is_sparse && multiply.expands_on_the_way()) {
-              multiply(block, cursor, bytes, values, packed.part_size(part), panel_sums, k == 0);
-              continue;
-            }
-          if (panels.is_sparse) expand(cursor, block.groups * block.group_bytes / 64, bytes);
-          multiply(block, values, packed.part_size(part), panel_sums, k == 0);
-        }
-        values += packed.part_size(part) * tokens;
-        k += part.count;
-      }
-      for (int64_t panel = first; panel < end; panel++)
-        for (int64_t t = 0; t < tokens; t++) {
-          float* of_token = sums + ((panel - first) * tokens + t) * LLMC_PANEL;
-          for (int lane = 0; lane < LLMC_PANEL; lane += kLanes)
-            store(of_token + lane, load(of_token + lane) * scales[t]);
-          epilogue(start + t, panel, of_token);
-        }
-    });
-  }
-}
 
 }  // namespace llmc

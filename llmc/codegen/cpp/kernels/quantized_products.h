@@ -1,7 +1,6 @@
 // Which inner loop multiplies weights of a format and activations: for quantized_linear_*.cpp.
 #pragma once
-#include "experts.h"
-#include "quantized_linear.h"
+#include "quantized_experts.h"
 
 namespace llmc {
 
@@ -14,23 +13,30 @@ using OperandsOf = FloatOperands<Codes>;
 #endif
 
 // The fastest exact product of integers.
-template <class T, class Codes, class Epilogue>
-void integer_linear(LlmcPool* pool, const LlmcQuantizedLinear& a, const Epilogue& epilogue) {
+template <class T, class Codes, class Epilogue, class AllRuns>
+void integer_product(LlmcPool* pool, const LlmcQuantizedLinear& a, const AllRuns& all) {
+  int64_t most = INT64_MAX;
 #if defined(__AMX_INT8__)
-  const CodePanels panels(a, a.in);
-  if (a.tokens >= kLeastTiled && fits_tiles<Codes>(panels))
-    return quantized_product<TiledProduct<Codes>, T>(pool, a, epilogue);
+  if (fits_tiles<Codes>(CodePanels(a, a.in))) {
+    most = kLeastTiled;
+    all.each(most, INT64_MAX, [&](const Runs& runs) {
+      quantized_product<TiledProduct<Codes>, T, Epilogue>(pool, a, runs);
+    });
+  }
 #endif
-  quantized_product<IntegerProduct<Codes>, T>(pool, a, epilogue);
+  all.each(1, most, [&](const Runs& runs) { quantized_product<IntegerProduct<Codes>, T, Epilogue>(pool, a, runs); });
 }
 
-template <class T, class Epilogue>
-void coded_product(LlmcPool* pool, const LlmcQuantizedLinear& a, const Epilogue& epilogue) {
-  const auto multiply = [&](auto product) { quantized_product<decltype(product), T>(pool, a, epilogue); };
+// Epilogue: of `a`, what is done with the sums.
+template <class T, class Epilogue, class AllRuns>
+void coded_product(LlmcPool* pool, const LlmcQuantizedLinear& a, const AllRuns& all) {
+  const auto multiply = [&](auto product) {
+    all.each(1, INT64_MAX, [&](const Runs& runs) { quantized_product<decltype(product), T, Epilogue>(pool, a, runs); });
+  };
   const auto format = static_cast<LlmcCodes>(a.format);
   if (a.x_format == LLMC_X_INT8)
-    return format == LLMC_INT4 ? integer_linear<T, Int4Codes>(pool, a, epilogue)
-                               : integer_linear<T, Int8Codes>(pool, a, epilogue);
+    return format == LLMC_INT4 ? integer_product<T, Int4Codes, Epilogue>(pool, a, all)
+                               : integer_product<T, Int8Codes, Epilogue>(pool, a, all);
   switch (format) {
     case LLMC_INT8:
     case LLMC_INT6:
@@ -50,26 +56,22 @@ void coded_product(LlmcPool* pool, const LlmcQuantizedLinear& a, const Epilogue&
 
 template <class T>
 void quantized_linear(LlmcPool* pool, const LlmcQuantizedLinear& a) {
-  coded_product<T>(pool, a, LinearEpilogue<T, LlmcQuantizedLinear>{a});
+  coded_product<T, LinearEpilogue<T, LlmcQuantizedLinear>>(pool, a, WholeRuns{a});
 }
 
 template <class T>
 void quantized_gated_linear(LlmcPool* pool, const LlmcQuantizedLinear& a) {
-  coded_product<T>(pool, a, GatedEpilogue<T, LlmcQuantizedLinear>{a});
+  coded_product<T, GatedEpilogue<T, LlmcQuantizedLinear>>(pool, a, WholeRuns{a});
 }
 
 template <class T>
 void quantized_expert_linear(LlmcPool* pool, const LlmcQuantizedLinear& a) {
-  const int64_t bytes = a.out / LLMC_PANEL * CodePanels(a, a.in).panel_bytes();
-  for_experts<T>(a, [&](int64_t expert, LlmcQuantizedLinear one) {
-    one.weight = static_cast<const uint8_t*>(a.weight) + expert * bytes;
-    quantized_linear<T>(pool, one);
-  });
+  coded_product<T, LinearEpilogue<T, LlmcQuantizedLinear>>(pool, a, ExpertRuns{a, sort_pairs<T>(a)});
 }
 
 template <class T>
 void quantized_lm_head(LlmcPool* pool, const LlmcQuantizedLinear& a) {
-  coded_product<T>(pool, a, LinearEpilogue<float, LlmcQuantizedLinear>{a});
+  coded_product<T, LinearEpilogue<float, LlmcQuantizedLinear>>(pool, a, WholeRuns{a});
 }
 
 }  // namespace llmc

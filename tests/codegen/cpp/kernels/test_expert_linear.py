@@ -111,6 +111,31 @@ def test_quantized_experts(target: CpuTarget, format: str, x_format: str) -> Non
     check(y, x, index, product)
 
 
+@pytest.mark.parametrize("target", CODED)
+@pytest.mark.parametrize(("format", "x_format"), [("int4", "int8"), ("int4", "none")])
+@pytest.mark.parametrize(
+    "sent", [[1, 0, 1, 1, 1], [2, 0, 1, 0, 0], [3, 40, 700, 11, 0], [300, 300, 12, 13, 900]], ids=str
+)
+def test_experts_with_few_and_with_many_tokens(target: CpuTarget, format: str, x_format: str, sent: list[int]) -> None:
+    """One token's experts, that of two slots of it, and more pairs than are packed together: sent[e] go to expert e."""
+    torch.manual_seed(len(sent))
+    weight = quantized(EXPERTS * OUT, 64, format, group=32)
+    index = torch.repeat_interleave(torch.arange(EXPERTS), torch.tensor(sent)).int()
+    is_one = sum(sent) < 10
+    index = index[None] if is_one else index[torch.randperm(len(index))][:, None].contiguous()
+    x = torch.randn(index.shape[0], 64).bfloat16()
+    packed = weight.packed()
+    fields = {"weight": pointer(packed), "group": weight.group, "x_format": x_format, **weight.fields()}
+    y = call_experts(target, "quantized_expert_linear", x, index, None, fields)
+    for expert in range(EXPERTS):
+        own = slice(expert * OUT, (expert + 1) * OUT)
+        part = QuantizedWeight(weight.codes[own], weight.scales[own], None, format)
+        tokens, slots = (index == expert).nonzero(as_tuple=True)
+        if len(tokens):
+            alone = call_quantized(target, "linear", x[tokens], part, x.new_empty(len(tokens), OUT), x_format=x_format)
+            assert torch.equal(y[tokens, slots], alone)
+
+
 @pytest.mark.parametrize("target", RUNNABLE)
 @pytest.mark.parametrize(("dtype", "weights"), [(a, b) for a in DTYPES for b in DTYPES], ids=str)
 def test_sums_of_experts(target: CpuTarget, dtype: torch.dtype, weights: torch.dtype) -> None:
