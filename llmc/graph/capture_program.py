@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import SymInt, fx
+from torch import SymInt, Tensor, fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from llmc.errors import CaptureError
 from llmc.graph.dtype_names import torch_name
 from llmc.graph.learned_positions import position_limit
 from llmc.graph.memory_source import MemorySource
 from llmc.graph.model_graph import ModelGraph, ModelInfo
+from llmc.graph.source_line import source_line
 from llmc.graph.stage import Stage
 from llmc.graph.trace import explained, trace
+from llmc.graph.trace_errors import OTHER_MODELS
 from llmc.graph.weights import Constant, Recipe, Stored, WeightSource
 from llmc.options import BuildOptions
 from llmc.program import HIDDEN
@@ -109,6 +113,7 @@ def graph_from_program(
     else:
         head = replace(info.head, width=width, whole_texts=reads_whole_texts(graph))
         info = replace(info, head=head, max_positions=longest)
+    _refuse_sizes_of_values(logits)
     result = ModelGraph(graph, Stage.CAPTURED, weights, info)
     (returned,) = program.graph.output_node().args
     for name, node in zip(side_outputs, returned[1:] if side_outputs else (), strict=True):
@@ -196,6 +201,26 @@ def _refuse_mutation(program: ExportedProgram) -> None:
             raise CaptureError(
                 f"forward changes {spec.target or spec.arg.name}, a buffer or input of the model",
                 fix="keep no state between calls: an engine has its own KV cache",
+            )
+
+
+def _refuse_sizes_of_values(logits: fx.Node) -> None:
+    """Raise CaptureError for the first tensor before the logits whose size no shape of the step says."""
+    seen, left = {logits}, [logits]
+    while left:
+        fresh = [each for each in left.pop().all_input_nodes if each not in seen]
+        seen.update(fresh)
+        left += fresh
+    for node in logits.graph.nodes:
+        value = node.meta.get("val")
+        if node in seen and isinstance(value, Tensor) and free_unbacked_symbols(value):
+            made_by = node.args[0] if node.target is operator.getitem else node
+            assert isinstance(made_by, fx.Node)
+            raise CaptureError(
+                f"{made_by.target} makes a tensor {list(map(str, value.shape))} whose size depends on tensor values, "
+                "which a compiled graph cannot follow",
+                at=source_line(node),
+                fix=OTHER_MODELS,
             )
 
 

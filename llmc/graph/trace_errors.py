@@ -17,28 +17,39 @@ _NOT_THE_MODEL = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1
 
 _TRANSFORMERS = "/transformers/"
 
+# What is left to do where the line is not one's own.
+OTHER_MODELS = (
+    "choose another architecture (`llmc models` says which compile), or give a module of your own that does this for "
+    "all tokens, with masks and torch.where in the place of sizes and branches"
+)
+
 
 def explain(error: Exception) -> CaptureError:
     """The error to raise in place of one from torch.export."""
     at = _model_line(error)
     message = _first_line(error)
-    if at is not None and at.startswith(_TRANSFORMERS.lstrip("/")):
-        return CaptureError(
-            f"this transformers model could not be traced: {type(error).__name__}: {message}",
-            at=at,
-            fix="the architecture or this configuration of it is not supported; other versions of transformers may be",
-        )
+    is_of_transformers = at is not None and at.startswith(_TRANSFORMERS.lstrip("/"))
     if isinstance(error, GuardOnDataDependentSymNode | DataDependentOutputException):
         return CaptureError(
             "the model's control flow or a size depends on tensor values, which a compiled graph cannot follow",
             at=at,
-            fix="replace `if tensor`, .item() and .tolist() there by tensor operations such as torch.where",
+            fix=OTHER_MODELS
+            if is_of_transformers
+            else "replace `if tensor`, .item() and .tolist() there by tensor operations such as torch.where",
         )
     if isinstance(error, DynamicOutputShapeException):
         return CaptureError(
             f"the size of a result depends on tensor values: {message}",
             at=at,
-            fix="replace nonzero, boolean indexing and unique there by masks and torch.where",
+            fix=OTHER_MODELS
+            if is_of_transformers
+            else "replace nonzero, boolean indexing and unique there by masks and torch.where",
+        )
+    if is_of_transformers:
+        return CaptureError(
+            f"this transformers model could not be traced: {type(error).__name__}: {message}",
+            at=at,
+            fix="the architecture or this configuration of it is not supported; other versions of transformers may be",
         )
     if isinstance(error, ConstraintViolationError) or "onstraints violated" in str(error):
         place = at or _specialized_line(error)

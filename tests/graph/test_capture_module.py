@@ -108,6 +108,12 @@ class DependsOnValues(Wrong):
         return x[:, : int(x.argmax())]
 
 
+class KeepsTheLarge(Wrong):
+    def forward(self, ids: Tensor) -> Any:
+        x = self.table(ids)
+        return self.head(x + x[0][x[0, :, 0] > 0].sum(0))
+
+
 class FixesTheLength(Wrong):
     def change(self, x: Tensor) -> Tensor:
         return x + torch.ones(int(x.shape[1]), 8)
@@ -179,6 +185,14 @@ def test_failures_name_the_users_line(wrong: type[nn.Module], problem: str, line
         file, number = error.value.at.split(":")[:2]
         assert Path(file) == Path(__file__)
         assert line in Path(__file__).read_text().splitlines()[int(number) - 1]
+
+
+def test_a_size_that_tensor_values_say_is_named_with_its_op_and_line() -> None:
+    with pytest.raises(CaptureError, match=r"aten\.\w+\.\w+ makes a tensor .* depends on tensor values") as error:
+        capture(KeepsTheLarge(), BuildOptions())
+    assert "test_capture_module.py" in str(error.value.at)
+    assert "x[0][x[0, :, 0] > 0]" in str(error.value.at)
+    assert "llmc models" in str(error.value.fix)
 
 
 def test_torch_prints_no_graph_beside_the_error(
