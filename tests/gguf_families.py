@@ -38,7 +38,13 @@ GGUF_FAMILIES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "sliding_window": 6,
             "rope_parameters": {"rope_theta": 150000.0, "rope_type": "default"},
         },
-        "olmoe": {**FAMILIES["llama"], "num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 96},
+        "olmoe": {
+            **FAMILIES["llama"],
+            "num_key_value_heads": 4,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 96,
+        },
     }
 )
 
