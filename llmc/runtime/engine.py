@@ -25,7 +25,7 @@ from llmc.runtime.loop.shared_loop import SharedLoop
 from llmc.runtime.loop.step_loop import StepLoop
 from llmc.runtime.output_cache import OutputCache
 from llmc.runtime.requests.generation import Scoring
-from llmc.runtime.requests.job_builder import JobBuilder
+from llmc.runtime.requests.job_builder import JobBuilder, check_task
 from llmc.runtime.text.conversation import ConversationPrompts
 from llmc.runtime.text.prompts import as_list, check_ids, check_length
 from llmc.runtime.text.prompts import token_ids as ids_of
@@ -181,6 +181,7 @@ class Engine(TextGenerator):
         self, tokens: Sequence[int] | Sequence[Sequence[int]], *, adapter: str | None = None
     ) -> Logits | list[Logits]:
         """The logits after each token: [tokens, vocabulary], fp32, for one sequence; a list of them for several."""
+        check_task(self.info.head, wants_row=False)
         given, is_one = as_list(tokens)
         sequences = [ids_of(each, self._tokenizer) for each in given]
         for index, sequence in enumerate(sequences):

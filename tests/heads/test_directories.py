@@ -1,0 +1,127 @@
+"""Directories as sentence-transformers and transformers write them: task, pooling, products behind it, and weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import llmc
+from llmc.errors import CaptureError, CheckpointError
+from llmc.graph.heads.sentence_modules import sentence_modules
+from llmc.program import Pooling, Task
+from tests.heads.tiny_texts import MODELS, least_cosine, rows_of, texts, tiny_model
+from tests.quick_sample import quick_sample
+
+_OLD, _NEW = "sentence_transformers.models", "sentence_transformers.sentence_transformer.modules"
+
+
+def write_modules(directory: Path, kinds: dict[str, str], pooling: dict[str, Any]) -> None:
+    """kinds: classes of the modules behind the model, by path."""
+    listed = [{"idx": 0, "name": "0", "path": "", "type": f"{_OLD}.Transformer"}]
+    for index, (path, kind) in enumerate(kinds.items(), 1):
+        listed.append({"idx": index, "name": str(index), "path": path, "type": kind})  # type: ignore[dict-item]
+    (directory / "modules.json").write_text(json.dumps(listed))
+    (directory / "1_Pooling").mkdir()
+    (directory / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32, **pooling}))
+
+
+@pytest.mark.parametrize(
+    ("pooling", "expected"),
+    [
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}, Pooling.MEAN),
+        ({"pooling_mode_cls_token": True}, Pooling.CLS),
+        ({"pooling_mode_lasttoken": True, "include_prompt": True}, Pooling.LAST),
+        ({"pooling_mode": "mean"}, Pooling.MEAN),
+        ({"pooling_mode": ["lasttoken"], "embedding_dimension": 32}, Pooling.LAST),
+    ],
+)
+def test_both_forms_of_pooling_are_read(tmp_path: Path, pooling: dict[str, Any], expected: Pooling) -> None:
+    write_modules(tmp_path, {"1_Pooling": f"{_NEW}.pooling.Pooling", "2_Normalize": f"{_NEW}.Normalize"}, pooling)
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 40}))
+    found = sentence_modules(tmp_path)
+    assert found is not None and (found.pooling, found.normalized, found.max_length) == (expected, True, 40)
+
+
+@pytest.mark.parametrize(
+    ("kind", "pooling", "said"),
+    [
+        (f"{_OLD}.Pooling", {"pooling_mode_max_tokens": True}, "pooled by pooling_mode_max_tokens"),
+        (f"{_OLD}.Pooling", {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, "expected one of"),
+        (f"{_OLD}.Pooling", {}, "pooled by nothing"),
+        (f"{_OLD}.Pooling", {"pooling_mode": "weightedmean"}, "pooled by weightedmean"),
+        (f"{_OLD}.WordWeights", {"pooling_mode_cls_token": True}, "the module WordWeights .* is not known"),
+        (f"{_OLD}.Normalize", {"pooling_mode_cls_token": True}, "no Pooling among the modules"),
+    ],
+)
+def test_other_modules_are_refused(tmp_path: Path, kind: str, pooling: dict[str, Any], said: str) -> None:
+    write_modules(tmp_path, {"1_Pooling": kind}, pooling)
+    with pytest.raises(CaptureError, match=said):
+        sentence_modules(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[1]", '[{"path": "../x", "type": "a.Pooling"}]'])
+def test_damaged_lists_are_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "modules.json").write_text(text)
+    with pytest.raises(CheckpointError):
+        sentence_modules(tmp_path)
+
+
+def test_a_model_of_sentence_transformers(tmp_path: Path) -> None:
+    model = tiny_model("bert")
+    model.save_pretrained(tmp_path)
+    kinds = {"1_Pooling": f"{_OLD}.Pooling", "2_Dense": f"{_OLD}.Dense", "3_Normalize": f"{_OLD}.Normalize"}
+    write_modules(tmp_path, kinds, {"pooling_mode_mean_tokens": True})
+    dense = torch.nn.Linear(32, 12)
+    (tmp_path / "2_Dense").mkdir()
+    activation = {"in_features": 32, "out_features": 12, "bias": True}
+    activation |= {"activation_function": "torch.nn.modules.activation.Tanh"}
+    (tmp_path / "2_Dense" / "config.json").write_text(json.dumps(activation))
+    weights = {f"linear.{name}": value.detach() for name, value in dense.named_parameters()}
+    save_file(weights, tmp_path / "2_Dense" / "model.safetensors")
+    with llmc.compile(tmp_path, target="reference") as engine:
+        head = engine.info.head
+        assert head is not None and (head.task, head.pooling, head.width) == (Task.EMBED, Pooling.MEAN, 12)
+        vectors = engine.embed(texts())
+    with torch.no_grad():
+        expected = torch.nn.functional.normalize(torch.tanh(dense(torch.from_numpy(rows_of(model, texts())))))
+    assert np.abs(vectors - expected.numpy()).max() < 1e-5
+    with llmc.compile(tmp_path, target="reference", pooling="cls") as engine:
+        assert engine.info.head is not None and engine.info.head.width == 32
+
+
+@pytest.mark.parametrize("name", quick_sample(MODELS, ("xlm-roberta-score",)))
+def test_saved_directories_say_their_task(tmp_path: Path, name: str) -> None:
+    model = tiny_model(name)
+    model.save_pretrained(tmp_path)
+    with llmc.compile(tmp_path, target="reference") as engine:
+        rows = np.stack(engine.completer.rows(texts(), False))
+        assert np.abs(rows - rows_of(model, texts())).max() <= 2e-5 * max(1.0, np.abs(rows).max())
+
+
+def test_a_masked_model_embeds_by_its_bare_half(tmp_path: Path) -> None:
+    from transformers import BertForMaskedLM
+
+    bare = tiny_model("bert")
+    masked = BertForMaskedLM(bare.config)
+    bare.pooler = None
+    masked.bert.load_state_dict(bare.state_dict())
+    masked.save_pretrained(tmp_path)
+    with llmc.compile(tmp_path, target="reference") as engine:
+        assert least_cosine(engine.embed(texts()), rows_of(bare, texts())) >= 0.99999
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen3", "modernbert"])
+@pytest.mark.parametrize(("options", "least"), [({"dtype": "bfloat16"}, 0.999), ({"quantize": "int8"}, 0.999)])
+def test_narrow_engines(name: str, options: dict[str, Any], least: float) -> None:
+    model = tiny_model(name)
+    with llmc.compile(model, target="cpu", max_batch_tokens=96, **options) as engine:
+        vectors = engine.embed(texts())
+        assert least_cosine(vectors, rows_of(model, texts())) >= least
+        assert all(np.array_equal(engine.embed([one])[0], row) for one, row in zip(texts(), vectors, strict=True))
