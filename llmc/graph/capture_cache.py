@@ -40,6 +40,7 @@ OWN_ROOMS = ("adapters", "graph", "ops", "program", "formats", "files")
 # What these say may change what is traced.
 _ENVIRONMENT = ("TRANSFORMERS_", "TORCH", "PYTORCH_")
 _PACKAGE = "transformers"
+_PAIRS = "ForSequenceClassification"
 
 
 def capture_entry(directory: Path, options: BuildOptions, *, has_weights: bool = True) -> str | None:
@@ -58,6 +59,7 @@ def capture_entry(directory: Path, options: BuildOptions, *, has_weights: bool =
         "model": {name: _text(directory / name) for name in _CONFIG_FILES},
         "modules": {file.parent.name: _text(file) for file in sorted(directory.glob(_MODULE_CONFIGS))},
         "task": [options.task, options.pooling],
+        "tokenizer": _tokenizer(directory) if options.task in ("auto", "score") else None,
         "tensors": None if source is None else [(name, *_type(source, name)) for name in source.names()],
         "dtype": options.dtype,
         "own_layers": options.speculative == OWN_LAYERS,
@@ -107,6 +109,13 @@ def keep_capture(entry: str, graph: ModelGraph, notes: Sequence[str] = ()) -> No
 def _type(source: SafetensorsSource | GgufSource, name: str) -> tuple[str, tuple[int, ...]]:
     kind = source.stored_type(name) if isinstance(source, GgufSource) else source.entry(name).dtype
     return kind, source.shape(name)
+
+
+def _tokenizer(directory: Path) -> str | None:
+    """Of a model that may read pairs, whose segments its tokenizer says (heads/separator.py)."""
+    file = directory / "tokenizer.json"
+    reads_pairs = _PAIRS in (_text(directory / "config.json") or "") and file.is_file()
+    return sha256(file.read_bytes()).hexdigest() if reads_pairs else None
 
 
 def _text(file: Path) -> str | None:

@@ -123,7 +123,8 @@ def graph_from_program(
 
 def reads_whole_texts(graph: fx.Graph) -> bool:
     """Whether what it gives for a text depends on tokens in ways that no KV cache holds."""
-    whole = (torch.ops.llmc.pool.default, torch.ops.llmc.bidirectional_attention.default)
+    ops = torch.ops.llmc
+    whole = (ops.pool.default, ops.bidirectional_attention.default, ops.segments.default)
     return any(node.target in whole for node in graph.nodes)
 
 

@@ -111,10 +111,10 @@ def test_heads_are_those_of_the_model(name: str, task: Task, pooling: Pooling, a
             assert found.label == head.labels[int(row.argmax())]
 
 
-def test_segments_of_pairs_are_refused() -> None:
+def test_pairs_without_a_tokenizer_are_refused() -> None:
     model = tiny_model("bert-labels")
     with pytest.raises(CaptureError, match="gives one number, and this one has 3 labels"):
         llmc.compile(model, target="reference", task="score")
     model.config.id2label = {0: "fits"}
-    with pytest.raises(CaptureError, match="told apart by 2 segments"):
+    with pytest.raises(CaptureError, match="told apart by 2 segments, which follow from a tokenizer"):
         llmc.compile(model, target="reference", task="score")

@@ -13,7 +13,7 @@ from llmc.codegen.cpp.kernel import Kernel, by_name
 from llmc.codegen.cpp.products import lookup, product, sent
 from llmc.codegen.cpp.rank_kernels import among_ranks, gathered
 from llmc.codegen.cpp.state_kernels import WIDEST_CONV, WIDEST_KEY, carrying, decays
-from llmc.codegen.cpp.text_kernels import of_texts, pooled
+from llmc.codegen.cpp.text_kernels import of_requests, of_texts, pooled
 
 _llmc = torch.ops.llmc
 
@@ -35,6 +35,7 @@ KERNELS: dict[Any, Kernel] = {
     _llmc.all_gather.default: gathered(),
     _llmc.select_rows.default: by_name("select_rows", {"x": "_: channels*", "rows": "selected:"}),
     _llmc.pool_rows.default: by_name("pool_rows", {"x": "_: channels", "rows": "selected:"}, more=pooled),
+    _llmc.segments_of_texts.default: by_name("segments_of_texts", {"ids": "tokens:"}, typed=(), more=of_requests),
     _llmc.ragged_attention.default: by_name(
         "ragged_attention",
         {"q": "tokens: heads head_dim", "k": "_: kv_heads _", "v": "_: _ value_dim"},

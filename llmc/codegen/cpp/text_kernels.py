@@ -7,6 +7,11 @@ from llmc.codegen.cpp.kernel import Arguments
 from llmc.program.launch_arguments import Count
 
 
+def of_requests(call: Call) -> Arguments:
+    """How many texts there are."""
+    return {"requests": Count.REQUESTS}
+
+
 def pooled(call: Call) -> Arguments:
     """What pooling takes beside what its op does."""
     return {"requests": Count.REQUESTS, "is_mean": int(call.plain("pooling") == "mean"), "pooling": None}

@@ -52,6 +52,8 @@ WITHOUT_FUNCTION: Mapping[Any, str] = MappingProxyType(
                 llmc.pool_rows.default,
                 llmc.bidirectional_attention.default,
                 llmc.ragged_attention.default,
+                llmc.segments.default,
+                llmc.segments_of_texts.default,
             ),
             "models that read texts as a whole run on CPUs so far",
         ),

@@ -8,13 +8,15 @@ from typing import Any
 
 from llmc.errors import CaptureError
 from llmc.graph.heads.sentence_modules import DenseModule, sentence_modules
+from llmc.graph.heads.separator import pair_separator
 from llmc.options import BuildOptions
 from llmc.program import Activation, Head, Pooling, Task
 
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """dense: products after the pooling. max_length: of a text in tokens, where that is less than the model's own."""
+    """dense: products after the pooling. max_length: of a text in tokens, where that is less than the model's own.
+    separator: the token behind which the second text of a pair begins; None where texts have no segments."""
 
     task: Task
     pooling: Pooling
@@ -23,6 +25,7 @@ class HeadPlan:
     activation: Activation = Activation.IDENTITY
     labels: tuple[str, ...] = ()
     max_length: int | None = None
+    separator: int | None = None
 
     def head(self, width: int, *, whole_texts: bool) -> Head:
         """What the engine says of it."""
@@ -32,7 +35,7 @@ class HeadPlan:
 def head_plan(task: Task, model: Any, options: BuildOptions, directory: Path | None = None) -> HeadPlan:
     """The plan for a transformers model. directory: where modules.json may be. Raises CaptureError, CheckpointError."""
     if task is not Task.EMBED:
-        return _of_classifier(task, model, options)
+        return _of_classifier(task, model, options, directory)
     found = None if directory is None or options.pooling != "auto" else sentence_modules(directory)
     if found is not None:
         return HeadPlan(task, found.pooling, found.dense, found.normalized, max_length=found.max_length)
@@ -45,7 +48,7 @@ def is_causal(model: Any) -> bool:
     return all(getattr(module, "is_causal", True) is not False for module in model.modules())
 
 
-def _of_classifier(task: Task, model: Any, options: BuildOptions) -> HeadPlan:
+def _of_classifier(task: Task, model: Any, options: BuildOptions, directory: Path | None) -> HeadPlan:
     config = model.config
     labels = tuple(str(config.id2label[key]) for key in sorted(config.id2label))
     if task is Task.SCORE and len(labels) != 1:
@@ -54,19 +57,15 @@ def _of_classifier(task: Task, model: Any, options: BuildOptions) -> HeadPlan:
             at=type(model).__name__,
             fix="build it with task=classify",
         )
-    if task is Task.SCORE and (getattr(config, "type_vocab_size", None) or 0) > 1:
-        raise CaptureError(
-            f"a pair of texts is told apart by {config.type_vocab_size} segments, which llmc does not give",
-            at=type(model).__name__,
-            fix="build a reranker without token types, such as one of XLM-RoBERTa, ModernBERT or a decoder",
-        )
     if options.pooling != "auto":
         raise CaptureError(
             "a classifier pools as its own head does", at=f"pooling={options.pooling}", fix="leave it out"
         )
     named = getattr(config, "classifier_pooling", None)
     pooling = Pooling.LAST if hasattr(model, "score") else Pooling(named) if named in ("cls", "mean") else Pooling.CLS
-    return HeadPlan(task, pooling, activation=_activation(config, len(labels)), labels=labels)
+    segments = getattr(config, "type_vocab_size", None) or 0
+    separator = pair_separator(directory, segments) if task is Task.SCORE and segments > 1 else None
+    return HeadPlan(task, pooling, activation=_activation(config, len(labels)), labels=labels, separator=separator)
 
 
 def _activation(config: Any, labels: int) -> Activation:

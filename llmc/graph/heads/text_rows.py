@@ -30,6 +30,7 @@ class TextRows(nn.Module):
         self.dense = nn.ModuleList(_dense(each, model) for each in plan.dense)
         self._pooling = plan.pooling
         self._embeds = plan.task is Task.EMBED
+        self._separator = plan.separator
         if not self._embeds and not hasattr(model, "score"):
             _read_every_row(model, plan.pooling)
 
@@ -37,16 +38,29 @@ class TextRows(nn.Module):
         """input_ids, positions: [1, T]; returns [1, T, width]."""
         with explained_at_once():
             if self._embeds:
-                rows = pooled(_call(self.model, input_ids, positions).last_hidden_state, self._pooling)
+                rows = pooled(self._call(self.model, input_ids, positions).last_hidden_state, self._pooling)
                 for dense in self.dense:
                     rows = dense(rows)
                 return rows
             if self._pooling is Pooling.LAST:
-                states = _call(self.model.base_model, input_ids, positions).last_hidden_state
+                states = self._call(self.model.base_model, input_ids, positions).last_hidden_state
                 scores: Tensor = self.model.score(states)
                 return scores
-            logits: Tensor = _call(self.model, input_ids, positions).logits
+            logits: Tensor = self._call(self.model, input_ids, positions).logits
             return logits.unsqueeze(0)
+
+    def _call(self, model: Any, input_ids: Tensor, positions: Tensor) -> Any:
+        """Models that number tokens from the ids take no positions."""
+        known = inspect.signature(model.forward).parameters
+        segments = torch.zeros_like(input_ids)
+        if self._separator is not None:
+            pair = self._separator, model.config.type_vocab_size
+            segments = torch.ops.llmc.segments.default(input_ids.squeeze(0), *pair).unsqueeze(0)
+        given: dict[str, Any] = {"use_cache": False, "token_type_ids": segments}
+        if not numbers_ids(model):
+            given["position_ids"] = positions
+        given = {name: value for name, value in given.items() if name in known}
+        return model(input_ids=input_ids, return_dict=True, **given)
 
 
 def pooled(states: Tensor, pooling: Pooling) -> Tensor:
@@ -81,21 +95,6 @@ def _read_every_row(model: Any, pooling: Pooling) -> None:
 def numbers_ids(model: Any) -> bool:
     """Whether a model counts positions from its ids: RoBERTa's begin behind the padding's."""
     return any(hasattr(part, "create_position_ids_from_input_ids") for part in model.modules())
-
-
-def _call(model: Any, input_ids: Tensor, positions: Tensor) -> Any:
-    """Models that number tokens from the ids take no positions."""
-    known = inspect.signature(model.forward).parameters
-    given: dict[str, Any] = {
-        "use_cache": False,
-        "position_ids": positions,
-        "token_type_ids": torch.zeros_like(input_ids),
-    }
-    if numbers_ids(model):
-        del given["position_ids"]
-    return model(
-        input_ids=input_ids, return_dict=True, **{name: value for name, value in given.items() if name in known}
-    )
 
 
 def _dense(module: DenseModule, model: Any) -> nn.Module:

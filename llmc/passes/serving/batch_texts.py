@@ -1,6 +1,7 @@
 """Read many whole texts in a step, for models that give a row for a text.
 
     bidirectional_attention(q, k, v, …)        ->  ragged_attention(q, k, v, query_starts, …)
+    segments(ids, separator, count)            ->  segments_of_texts(ids, query_starts, separator, count)
     select_rows(pool(x, pooling), logit_rows)  ->  pool_rows(x, query_starts, logit_rows, pooling)
 Must have: nothing but wanted rows read what texts are pooled to, or the build fails. Such a graph is right for steps
 that hold all tokens of each of their texts.
@@ -31,6 +32,10 @@ def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
         given = call_arguments(node)
         q, k, v, *others = (given[name] for name in ("q", "k", "v", "scale", "window", "softcap"))
         _replace(graph.graph, node, _llmc.ragged_attention.default, (q, k, v, starts, *others))
+    for node in graph.graph.find_nodes(op="call_function", target=_llmc.segments.default):
+        log.step(f"keep the pairs of {node.name} apart", node)
+        ids, *others = node.args
+        _replace(graph.graph, node, _llmc.segments_of_texts.default, (ids, starts, *others))
     for node in graph.graph.find_nodes(op="call_function", target=_llmc.pool.default):
         for user in list(node.users):
             if user.target is not _llmc.select_rows.default:

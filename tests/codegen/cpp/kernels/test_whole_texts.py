@@ -1,4 +1,4 @@
-"""llmc_ragged_attention and llmc_pool_rows are their ops' references, with the same bits whoever the neighbours are."""
+"""Kernels of models that read whole texts are their ops' references, with the same bits whoever the neighbours are."""
 
 from __future__ import annotations
 
@@ -106,3 +106,20 @@ def test_pooling_is_the_reference(
         part = x[int(begin[text]) : int(begin[text + 1])]
         one = pooled(part, starts([len(part)]), torch.tensor([len(part) - 1], dtype=torch.int32))
         assert torch.equal(one[0], row)
+
+
+@pytest.mark.parametrize("target", RUNNABLE)
+def test_segments_are_the_reference(target: CpuTarget) -> None:
+    lengths = [1, 9, 40]
+    ids = torch.randint(0, 4, (50,), generator=torch.Generator().manual_seed(2), dtype=torch.int32)
+    begin, y = starts(lengths), torch.empty(50, dtype=torch.int32)
+    values = {
+        "tokens": 50,
+        "requests": 3,
+        "ids": pointer(ids),
+        "query_starts": pointer(begin),
+        "separator": 2,
+        "count": 3,
+    }
+    call(target, "segments_of_texts", [], values | {"y": pointer(y)})
+    assert torch.equal(y, _OPS.segments_of_texts.default(ids, begin, 2, 3)) and int(y.max()) == 2
