@@ -117,7 +117,7 @@ def test_a_masked_model_embeds_by_its_bare_half(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen3", "modernbert"])
+@pytest.mark.parametrize("name", ["qwen3", "bert"])
 @pytest.mark.parametrize(("options", "least"), [({"dtype": "bfloat16"}, 0.999), ({"quantize": "int8"}, 0.999)])
 def test_narrow_engines(name: str, options: dict[str, Any], least: float) -> None:
     model = tiny_model(name)
