@@ -23,9 +23,9 @@ _OLD, _NEW = "sentence_transformers.models", "sentence_transformers.sentence_tra
 
 def write_modules(directory: Path, kinds: dict[str, str], pooling: dict[str, Any]) -> None:
     """kinds: classes of the modules behind the model, by path."""
-    listed = [{"idx": 0, "name": "0", "path": "", "type": f"{_OLD}.Transformer"}]
+    listed: list[dict[str, Any]] = [{"idx": 0, "name": "0", "path": "", "type": f"{_OLD}.Transformer"}]
     for index, (path, kind) in enumerate(kinds.items(), 1):
-        listed.append({"idx": index, "name": str(index), "path": path, "type": kind})  # type: ignore[dict-item]
+        listed.append({"idx": index, "name": str(index), "path": path, "type": kind})
     (directory / "modules.json").write_text(json.dumps(listed))
     (directory / "1_Pooling").mkdir()
     (directory / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32, **pooling}))
@@ -79,9 +79,9 @@ def test_a_model_of_sentence_transformers(tmp_path: Path) -> None:
     write_modules(tmp_path, kinds, {"pooling_mode_mean_tokens": True})
     dense = torch.nn.Linear(32, 12)
     (tmp_path / "2_Dense").mkdir()
-    activation = {"in_features": 32, "out_features": 12, "bias": True}
-    activation |= {"activation_function": "torch.nn.modules.activation.Tanh"}
-    (tmp_path / "2_Dense" / "config.json").write_text(json.dumps(activation))
+    settings: dict[str, Any] = {"in_features": 32, "out_features": 12, "bias": True}
+    settings |= {"activation_function": "torch.nn.modules.activation.Tanh"}
+    (tmp_path / "2_Dense" / "config.json").write_text(json.dumps(settings))
     weights = {f"linear.{name}": value.detach() for name, value in dense.named_parameters()}
     save_file(weights, tmp_path / "2_Dense" / "model.safetensors")
     with llmc.compile(tmp_path, target="reference") as engine:

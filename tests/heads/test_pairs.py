@@ -46,7 +46,8 @@ def write_tokenizer(directory: Path, *, second: str = "$B:1 [SEP]:1") -> Any:
     pair = f"[CLS] $A [SEP] {second}"
     tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", pair, special)
     names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
+    wrapped: Any = PreTrainedTokenizerFast
+    fast = wrapped(tokenizer_object=tokenizer, **names)
     fast.save_pretrained(directory)
     return fast
 
@@ -60,7 +61,8 @@ def reranker(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[float
     config = tiny_model("bert").config
     config.num_labels = 1
     torch.manual_seed(3)
-    model = BertForSequenceClassification(config).eval()
+    classifier: Any = BertForSequenceClassification
+    model = classifier(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0.0, 0.2)
@@ -87,7 +89,7 @@ def test_pairs_are_scored_as_transformers_does(target: str, reranker: tuple[Path
         with pytest.raises(RequestError, match="2 queries and 3 documents"):
             engine.score([QUERY, QUERY], DOCUMENTS)
         with pytest.raises(RequestError, match="a pair is scored of two texts"):
-            engine.score([[5, 6]], ["it"])  # type: ignore[list-item]
+            engine.score([[5, 6]], ["it"])
 
 
 def test_separators_are_those_of_tokenizers(tmp_path: Path) -> None:
