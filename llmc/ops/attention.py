@@ -1,7 +1,7 @@
 """llmc::attention over one whole sequence, and the arithmetic that llmc::paged_attention shares with it.
 
 Source of the softmax with sinks: Xiao et al. 2023 in the learned form of gpt-oss; of softcap: Gemma 2; of slopes:
-Press et al. 2022, "Train Short, Test Long" (ALiBi); of chunks: Llama 4.
+Press et al. 2022, "Train Short, Test Long" (ALiBi); of chunks: Llama 4; of latent values: DeepSeek-AI 2024, DeepSeek-V2.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ def attend(
     sinks: Tensor | None,
     slopes: Tensor | None = None,
     chunk: int | None = None,
+    latent: bool = False,
 ) -> Tensor:
     """Causal attention in fp32 of queries at positions first_position…, over keys from position 0.
 
@@ -35,11 +36,12 @@ def attend(
     Query head h reads KV head h // (heads / kv_heads). window: a query sees the last `window` positions, itself
     included. softcap: scores become softcap·tanh(score / softcap). sinks: [heads], one extra logit a head that
     takes probability and adds nothing. slopes: [heads], what each position farther back takes off a score, after the
-    cap. chunk: a query sees no key before the multiple of `chunk` at or before its own position. Returns
+    cap. chunk: a query sees no key before the multiple of `chunk` at or before its own position. latent: values are
+    read as keys, too: a key is its row of k and then its row of v, and q has as many channels. Returns
     [queries, heads, value_dim], fp32.
     """
     group = q.shape[1] // k.shape[1]
-    keys = k.float().repeat_interleave(group, dim=1)
+    keys = (torch.cat((k, v), dim=-1) if latent else k).float().repeat_interleave(group, dim=1)
     values = v.float().repeat_interleave(group, dim=1)
     scores = torch.einsum("qhd,khd->hqk", q.float(), keys) * scale
     if softcap is not None:
@@ -66,7 +68,8 @@ def heads_fit(call: OpCall) -> str | None:
     q, k, v = call.shape("q"), call.shape("k"), call.shape("v")
     if not len(q) == len(k) == len(v) == 3:
         return f"attention needs [tokens, heads, head_dim], got q {q}, k {k}, v {v}"
-    if q[1] % k[1] != 0 or k[1] != v[1] or q[2] != k[2]:
+    key = k[2] + v[2] if call.arguments["latent"] else k[2]
+    if q[1] % k[1] != 0 or k[1] != v[1] or q[2] != key:
         return f"the heads do not fit: q {q}, k {k}, v {v}"
     return None
 
@@ -100,9 +103,10 @@ def attention(
     sinks: Tensor | None = None,
     slopes: Tensor | None = None,
     chunk: int | None = None,
+    latent: bool = False,
 ) -> Tensor:
     """Causal self-attention of one sequence. q: [tokens, heads, head_dim]; k, v: [tokens, kv_heads, head_dim].
 
     Options as in `attend`; returns [tokens, heads, value_dim] in q's dtype.
     """
-    return attend(q, k, v, 0, scale, window, softcap, sinks, slopes, chunk).to(q.dtype).contiguous()
+    return attend(q, k, v, 0, scale, window, softcap, sinks, slopes, chunk, latent).to(q.dtype).contiguous()

@@ -32,6 +32,7 @@ def paged_attention(
     tree_masks: Tensor | None = None,
     slopes: Tensor | None = None,
     chunk: int | None = None,
+    latent: bool = False,
 ) -> Tensor:
     """Causal attention of a ragged batch over the paged cache; prefill chunks and decodes mix freely.
 
@@ -44,16 +45,16 @@ def paged_attention(
     the rows that are left as if no others were there. None hides nothing.
     """
     out = q.new_empty((q.shape[0], q.shape[1], value_dim or v_cache.shape[3]))
-    block_size = k_cache.shape[2]
+    block_size, key_dim = k_cache.shape[2], q.shape[2] - (out.shape[2] if latent else 0)
     masks = [0] * q.shape[0] if tree_masks is None else tree_masks.tolist()
     for r, length in enumerate(context_lens.tolist()):
         start, end = int(query_starts[r]), int(query_starts[r + 1])
         blocks = block_tables[r, : -(-length // block_size)].long()
         k, v = (
             _cached(cache[blocks], channels, cache_format).transpose(1, 2).flatten(0, 1)[:length]
-            for cache, channels in ((k_cache, q.shape[2]), (v_cache, out.shape[2]))
+            for cache, channels in ((k_cache, key_dim), (v_cache, out.shape[2]))
         )
-        options = scale, window, softcap, sinks, slopes, chunk
+        options = scale, window, softcap, sinks, slopes, chunk, latent
         if not any(masks[start:end]):
             out[start:end] = attend(q[start:end], k, v, length - (end - start), *options).to(q.dtype)
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from llmc.passes.adapters.insert_adapters import insert_adapters
+from llmc.passes.attention.absorb_mla import absorb_mla
 from llmc.passes.canonical.check_canonical import check_canonical
 from llmc.passes.canonical.fold_constants import fold_constants
 from llmc.passes.canonical.join_parts import join_parts
@@ -144,9 +145,10 @@ def speculative() -> tuple[Pass, ...]:
 
 def quantization() -> tuple[Pass, ...]:
     """Less of a model, then zeros and codes in the place of weights and activations, as the options `prune`, `sparsity`
-    and `quantize` ask; nothing without them."""
+    and `quantize` ask. What absorb_mla makes of a latent attention is left alone by those that follow."""
     pruning = (drop_layers, prune_heads, prune_channels)
-    return (read_codes, check_quantizable, *pruning, read_sparse, scale_channels, sparsify, quantize_weights)
+    smaller = (read_sparse, scale_channels, sparsify, quantize_weights)
+    return (read_codes, check_quantizable, *pruning, absorb_mla, *smaller)
 
 
 def parallel() -> tuple[Pass, ...]:

@@ -43,7 +43,7 @@ def caching(
 
     def refusal(node: fx.Node, target: CpuTarget) -> Refusal | None:
         is_plain = arguments_of(node)["cache_format"] is None
-        refused = refuse_dtypes(node, (first, "k_cache") if is_plain else (first,))
+        refused = refuse_dtypes(node, (first, "k_cache") if is_plain else (first,)) or _refuse_odd_keys(node)
         return refused or (refuse_ranks(node, {**axes, **_CACHE}) if is_plain else _refuse_wide_heads(node))
 
     return Kernel(family, element_types, arguments, refusal, in_place)
@@ -52,7 +52,8 @@ def caching(
 def attended(call: Call) -> Arguments:
     """What paged attention takes beside what its op does."""
     value_dim = call.plain("value_dim") or call.shape("v_cache")[2]
-    return {"requests": Count.REQUESTS, "max_blocks": Count.MAX_BLOCKS, "value_dim": value_dim}
+    latent = value_dim if call.plain("latent") else 0
+    return {"requests": Count.REQUESTS, "max_blocks": Count.MAX_BLOCKS, "value_dim": value_dim, "latent": latent}
 
 
 def _of_caches(call: Call) -> Arguments:
@@ -60,6 +61,14 @@ def _of_caches(call: Call) -> Arguments:
     format = call.plain("cache_format")
     caches = {name: call.cache(name) for name in ("k_cache", "v_cache")}
     return {**caches, "cache_format": None, "cache_group": None if format is None else parse_cache_format(format).group}
+
+
+def _refuse_odd_keys(node: fx.Node) -> Refusal | None:
+    given = arguments_of(node)
+    if not given.get("latent"):
+        return None
+    own = given["q"].meta["val"].shape[2] - (given["value_dim"] or given["v_cache"].meta["val"].shape[3])
+    return Refusal(f"keys have {own} channels before the values': kernels multiply pairs", node) if own % 2 else None
 
 
 def _refuse_wide_heads(node: fx.Node) -> Refusal | None:

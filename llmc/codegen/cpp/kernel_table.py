@@ -10,7 +10,7 @@ import llmc.ops  # noqa: F401  (registers the ops that the table names)
 from llmc.codegen.cpp.adapter_kernels import adapted
 from llmc.codegen.cpp.cache_kernels import attended, caching
 from llmc.codegen.cpp.kernel import Kernel, by_name
-from llmc.codegen.cpp.products import lookup, product, sent
+from llmc.codegen.cpp.products import lookup, of_heads, product, sent
 from llmc.codegen.cpp.rank_kernels import among_ranks, gathered
 from llmc.codegen.cpp.state_kernels import WIDEST_CONV, WIDEST_KEY, carrying, decays
 from llmc.codegen.cpp.text_kernels import of_requests, of_texts, pooled
@@ -24,6 +24,7 @@ KERNELS: dict[Any, Kernel] = {
     _llmc.gated_linear.default: product("gated_linear", gated=True),
     _llmc.lm_head.default: product("lm_head"),
     _llmc.expert_linear.default: product("expert_linear", more=sent),
+    _llmc.head_linear.default: of_heads(),
     _llmc.lora.default: by_name("lora", {"x": "tokens: channels"}, more=adapted),
     _llmc.sum_experts.default: by_name("sum_experts", {"x": "tokens: slots channels"}, typed=("x", "weights")),
     _llmc.top_k.default: by_name("top_k", {"x": "tokens: groups? channels"}, results=("values", "index")),

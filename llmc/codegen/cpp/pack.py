@@ -15,13 +15,16 @@ from llmc.program import Layout
 def pack(weight: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
     """The weight's elements in the given layout: 1-D, contiguous, of `dtype` (VECTOR_F32: always fp32).
 
-    weight: [out, in] for panels, where GATED_PANELS takes gate's rows followed by up's; any shape otherwise.
+    weight: [out, in] for panels, where GATED_PANELS takes gate's rows followed by up's, or several such matrices, of
+    which each is packed by itself; any shape otherwise.
     Raises LoweringError for a shape that the layout does not fit.
     """
     if layout is Layout.ROWS:
         return weight.to(dtype).reshape(-1).contiguous()
     if layout is Layout.VECTOR_F32:
         return weight.float().reshape(-1).contiguous()
+    if weight.dim() == 3:
+        return torch.cat([pack(each, layout, dtype) for each in weight])
     panels = padded_rows(tuple(weight.shape), layout) // PANEL
     words = _words(weight.to(dtype))
     packed = np.zeros((panels, words.shape[1], PANEL), np.int32)
@@ -41,6 +44,8 @@ def packed_nbytes(shape: tuple[int, ...], layout: Layout, dtype: torch.dtype) ->
         for length in shape:
             count *= length
         return count * (4 if layout is Layout.VECTOR_F32 else dtype.itemsize)
+    if len(shape) == 3:
+        return shape[0] * packed_nbytes(shape[1:], layout, dtype)
     step = _step(dtype)
     return padded_rows(shape, layout) * -(-shape[1] // step) * step * dtype.itemsize
 

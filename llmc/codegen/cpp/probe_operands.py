@@ -101,7 +101,7 @@ class Lookup:
 @dataclass(frozen=True)
 class Attention:
     """A kind of attention, of an engine's shape. function: the kernel. k_width, v_width: elements of one head at one
-    position, each of itemsize bytes."""
+    position, each of itemsize bytes. latent: as the kernel takes it."""
 
     function: str
     heads: int
@@ -113,6 +113,7 @@ class Attention:
     v_width: int
     itemsize: int
     cache_group: int
+    latent: int
 
     @staticmethod
     def of(launch: Launch, cache: CacheSlot, block_size: int) -> Attention:
@@ -123,13 +124,14 @@ class Attention:
             function=launch.kernel,
             heads=launch.number("heads"),
             kv_heads=cache.kv_heads,
-            head_dim=cache.head_dim,
+            head_dim=launch.number("head_dim"),
             value_dim=cache.value_dim,
             block_size=block_size,
             k_width=k_width,
             v_width=v_width,
             itemsize=ITEMSIZES[cache.dtype],
             cache_group=group or 0,
+            latent=launch.number("latent"),
         )
 
     @property
@@ -153,6 +155,7 @@ class Attention:
             "scale": 0.125,
             "y": (y, self.heads * self.value_dim),
             "cache_group": self.cache_group,
+            "latent": self.latent,
         }
         return kernel_api().arguments(self.function, values)
 

@@ -12,12 +12,13 @@ import torch
 from torch import fx
 
 from llmc.codegen.call import Call, arguments_of
-from llmc.codegen.cpp.kernel import DTYPES, Arguments, Kernel, no_more
+from llmc.codegen.cpp.kernel import DTYPES, Arguments, Kernel, no_more, refuse_dtypes
 from llmc.codegen.cpp.panel import PANEL
 from llmc.codegen.cpp.storages import STORAGES
 from llmc.codegen.storage import storage_for, storage_of
 from llmc.graph.product_parts import unrounded_parts, x_of
 from llmc.graph.refusal import Refusal
+from llmc.program import Layout
 from llmc.targets import CpuTarget
 
 _LM_HEAD = torch.ops.llmc.lm_head.default
@@ -75,6 +76,30 @@ def sent(call: Call) -> Arguments:
         "x_slots": 1 if len(call.shape("x")) == 1 else slots,
         "experts": experts,
     }
+
+
+def of_heads() -> Kernel:
+    """llmc::head_linear, whose heads are as experts that every token is sent to."""
+
+    def arguments(call: Call) -> Arguments:
+        heads, out, channels = call.shape("weight")
+        return {
+            "tokens": call.count("x"),
+            "in": channels,
+            "out": out,
+            "experts": heads,
+            "x": call.rows("x"),
+            "weight": call.weight("weight", Layout.PANELS),
+            "y": call.result(),
+        }
+
+    def refused(node: fx.Node, target: CpuTarget) -> Refusal | None:
+        weight, x = (arguments_of(node)[name].meta["val"].dtype for name in ("weight", "x"))
+        if weight.itemsize > x.itemsize:
+            return Refusal(f"the weight is {weight} but x is {x}: packing it would lose digits", node)
+        return refuse_dtypes(node, ("x", "weight"))
+
+    return Kernel("head_linear", lambda call: (DTYPES[call.dtype("x")],), arguments, refused)
 
 
 def lookup() -> Kernel:

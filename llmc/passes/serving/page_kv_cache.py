@@ -93,7 +93,7 @@ def _page(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> None:
         step_input(graph, n) for n in ("slot_mapping", "query_starts", "context_lens", "block_tables", "tree_masks")
     )
     scoring = [arguments[n] for n in ("scale", "window", "softcap", "sinks")]
-    named = {name: arguments[name] for name in ("slopes", "chunk") if arguments[name] is not None}
+    named = {name: arguments[name] for name in ("slopes", "chunk", "latent") if arguments[name] not in (None, False)}
     with graph.graph.inserting_before(node):
         graph.graph.call_function(torch.ops.llmc.kv_write.default, (k, v, *caches, slots))
         paged = graph.graph.call_function(

@@ -34,6 +34,7 @@ typedef struct {
   const int64_t* tree_masks;  // [tokens], bit d: the row d before a token's own is hidden from it; null: none is
   const float* slopes;  // [heads], what a position farther back takes off a score; null: nothing
   int64_t chunk;        // no key before the multiple of it at or before the query's own place is seen; 0: all are
+  int64_t latent;       // channels at the end of a key that are its value's, and in no other cache: value_dim or 0
   LlmcRows k, v;        // where there is no cache: of the step's tokens, [tokens, kv_heads * head_dim or value_dim]; then
                         // each token sees all of its request, or those nearer than the window
 } LlmcPagedAttention;
@@ -119,7 +120,7 @@ class TileAttention {
         first_own_row_(all_rows_ - (a_.query_starts[tile.request + 1] - first_token_)),
         tree_(tree_of(a_, tile.request)),
         shared_to_(first_hidden()),
-        keys_(a_.head_dim, a_.block_size, a_.cache_group),
+        keys_(a_.head_dim - a_.latent, a_.block_size, a_.cache_group),
         values_(a_.value_dim, a_.block_size, a_.cache_group),
         q_stride_(padded_to_lanes(steps_of<Steps>(a_.head_dim))) {}
 
@@ -282,7 +283,10 @@ class TileAttention {
                              {values_, next.values, next_head * value_bytes},
                              keys_.row_bytes(),
                              values_.row_bytes()};
-    pack_keys<Steps>(keys, a_.head_dim, fetch, memory_.keys);
+    pack_keys<Steps>(keys, keys_.channels, fetch, memory_.keys);
+    if (a_.latent != 0)
+      pack_keys<Steps>(values, a_.latent, FetchNext<K>{fetch.keys, fetch.values, 0, 0},
+                       memory_.keys + steps_of<Steps>(keys_.channels) * kAttentionKeys);
     const CachedValues<Steps, K> cached{values};
     constexpr int64_t kFewRows = 8;
     const RowSpan of_head{head * tile_.rows + span.first, span.count};

@@ -127,6 +127,17 @@ void pack_tile(const Row& row, int64_t in, int64_t height, typename PanelProduct
     }
 }
 
+// Tokens from `first` on, by channels k to k + in: their tiles one after the other.
+template <class T, class Row>
+void pack_tiles(const Tiles& tiles, const Row& row, int64_t first, int64_t k, int64_t in,
+                typename PanelProduct<T>::X* to) {
+  for (int64_t tile = 0; tile < tiles.count; tile++) {
+    const int64_t height = tiles.height_of(tile), start = first + tiles.start(tile);
+    pack_tile<T>([&](int64_t t) { return row(start + t) + k; }, in, height, to);
+    to += (in + PanelProduct<T>::kStep - 1) / PanelProduct<T>::kStep * PanelProduct<T>::kXPerStep * height;
+  }
+}
+
 // ---- epilogues: what is done with the sums of one token and one panel ------------------------------------------
 // What a token's adapter adds to its sums; null for one that has none.
 template <class Arguments>
@@ -256,12 +267,7 @@ void panels_product(LlmcPool* pool, const LlmcLinear& a, const Panels& weight, c
     const auto pack = [&](int64_t block, void*) {
       const int64_t k = block * kBlockIn<T>, in = std::min(kBlockIn<T>, a.in - k);
       X* to = packed + block * block_steps * tokens * Product::kXPerStep;
-      for (int64_t tile = 0; tile < tiles.count; tile++) {
-        const int64_t height = tiles.height_of(tile);
-        const int64_t first = start + tiles.start(tile);
-        pack_tile<T>([&](int64_t t) { return x_row<T>(a, first + t) + k; }, in, height, to);
-        to += (in + Product::kStep - 1) / Product::kStep * Product::kXPerStep * height;
-      }
+      pack_tiles<T>(tiles, [&](int64_t t) { return x_row<T>(a, t); }, start, k, in, to);
     };
     const int64_t blocks = (steps + block_steps - 1) / block_steps;
     if (tokens * a.in < kSerialPack)

@@ -36,7 +36,11 @@ struct Plan {
     const int64_t rows = cached_rows(a, r);
     return seen_from(a, tree_of(a, r), rows - (a.query_starts[r + 1] - a.query_starts[r]), rows);
   }
-  bool split(int64_t r) const { return tiles_of_head(r) == 1 && keys(r).last - keys(r).first > split_keys; }
+  // Where all of its tiles see the same keys: of one token, or in one tile.
+  bool split(int64_t r) const {
+    const bool alike = tiles_of_head(r) == 1 || a.query_starts[r + 1] - a.query_starts[r] == 1;
+    return alike && keys(r).last - keys(r).first > split_keys;
+  }
   int64_t ranges(int64_t r) const { return ranges_of(keys(r)); }
   int64_t items(int64_t r) const { return tiles(r) * (split(r) ? ranges(r) : 1); }
   int64_t parts(int64_t r) const { return split(r) ? items(r) : 0; }
@@ -93,7 +97,7 @@ inline Plan make_plan(LlmcPool* pool, const LlmcPagedAttention& a) {
   int64_t parts = 0;
   for (int64_t r = 0; r < a.requests; r++) {
     parts += plan.parts(r);
-    if (plan.split(r)) plan.part_rows = std::max(plan.part_rows, plan.heads(r) * plan.rows(r));
+    if (plan.split(r)) plan.part_rows = std::max(plan.part_rows, plan.heads(r) * std::min(kAttentionRows, plan.rows(r)));
   }
   if (parts > 0) {
     plan.parts_per_thread = kPartFloats / SoftmaxPart::floats(plan.part_rows, padded_to_lanes(a.value_dim));

@@ -1,0 +1,244 @@
+"""Keep the latent that keys and values are made of, and not these: their up-projection goes into queries and outputs.
+
+    kv = reshape(linear(c, W), [-1, H, n + e]);  attention(q, cat([kv[…, :n], expand(k)], 2), kv[…, n:], …)
+        ->  y = attention(cat([q[…, n:], head_linear(q[…, :n], Wkᵀ)], 2), k, c, …, latent);  head_linear(y, Wv)
+for c: [tokens, latent] and a part k: [tokens, 1, shared] that all heads have in common, rotated or not; Wk and Wv are
+W's rows of each head. The cache then holds c and k alone (docs/latent-attention.md). Prefill and decode are one form,
+so that a token's bits do not depend on how its prompt was cut. One rewrite for each attention.
+Must have: keys and values of one product without a bias; fewer channels than all heads' keys and values have together;
+no rule of `quantize` or `sparsity` for W, and no adapters beside it. Stored codes of W become numbers: it is small, and
+what it multiplies here is wider than what it was made for.
+Numerics: reorder. Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1.2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from llmc.graph.call_arguments import call_arguments
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.op_record import Part, record_of
+from llmc.graph.product_parts import part_of
+from llmc.graph.refusal import Refusal, Refused
+from llmc.graph.weights import Derived, Recipe
+from llmc.options import BuildOptions
+from llmc.passes.example import Example
+from llmc.passes.planned_weight import module_names
+from llmc.passes.recorded_graph import new_weight
+from llmc.passes.rewrite import GraphPass, Numerics
+from llmc.passes.rewrite_log import RewriteLog
+from llmc.passes.shapes import is_one
+
+aten = torch.ops.aten
+_llmc = torch.ops.llmc
+_ATTENTION = _llmc.attention.default
+
+
+def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
+    """Try every attention, in order; one whose keys or values are no product's channels is no candidate."""
+    for node in graph.graph.find_nodes(op="call_function", target=_ATTENTION):
+        found = _find(node)
+        if found is None:
+            continue
+        refusal = _refusal(graph, node, found, options)
+        if refusal is not None:
+            log.refuse(refusal)
+            continue
+        log.step(f"{node.name} over {found.latent.name}", node, found.product)
+        _absorb(graph, node, found)
+
+
+@dataclass(frozen=True)
+class _PerHead:
+    """Channels start to end of what a product makes for each head."""
+
+    product: fx.Node
+    start: int
+    end: int
+
+    @property
+    def width(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class _Latent:
+    """What an attention's keys and values are made of. product: of them all, [tokens, heads · channels]. keys, values:
+    the channels of each head. shared: the other part of a key, [tokens, 1, channels]; is_first: whether it comes first.
+    """
+
+    product: fx.Node
+    keys: _PerHead
+    values: _PerHead
+    shared: fx.Node
+    is_first: bool
+
+    @property
+    def latent(self) -> fx.Node:
+        """What the product multiplies, as numbers."""
+        x: fx.Node = call_arguments(self.product)["x"]
+        return call_arguments(x)["x"] if part_of(x) is Part.ARRIVAL else x
+
+
+def _find(node: fx.Node) -> _Latent | None:
+    arguments = call_arguments(node)
+    k, values = arguments["k"], _per_head(arguments["v"])
+    if values is None or arguments["latent"] or k.target is not aten.cat.default:
+        return None
+    parts, dim = call_arguments(k)["tensors"], call_arguments(k)["dim"]
+    if len(parts) != 2 or dim % 3 != 2:
+        return None
+    for index, part in enumerate(parts):
+        keys, shared = _per_head(part), _shared(parts[1 - index])
+        if keys is not None and keys.product is values.product and shared is not None:
+            return _Latent(values.product, keys, values, shared, index == 1)
+    return None
+
+
+def _per_head(node: fx.Node) -> _PerHead | None:
+    """Of slice(reshape(linear(x, w), [-1, heads, channels]), 2, start, end)."""
+    span: tuple[int, int] | None = None
+    if node.target is aten.slice.Tensor:
+        given = call_arguments(node)
+        if given["dim"] % node.meta["val"].dim() != 2 or given["step"] != 1:
+            return None
+        start = given["start"] or 0
+        span, node = (start, start + int(node.meta["val"].shape[2])), given["self"]
+    if node.target is not aten.reshape.default or node.meta["val"].dim() != 3:
+        return None
+    product, channels = node.all_input_nodes[0], int(node.meta["val"].shape[2])
+    if product.target is not _llmc.linear.default or product.meta["val"].dim() != 2:
+        return None
+    return _PerHead(product, *(span or (0, channels)))
+
+
+def _shared(node: fx.Node) -> fx.Node | None:
+    """x: [tokens, 1, channels] of expand(x, [-1, heads, -1])."""
+    if node.target is not aten.expand.default:
+        return None
+    (source,) = node.all_input_nodes
+    shape = source.meta["val"].shape
+    return source if len(shape) == 3 and is_one(shape[1]) else None
+
+
+def _refusal(graph: ModelGraph, node: fx.Node, found: _Latent, options: BuildOptions) -> Refusal | None:
+    product, q = call_arguments(found.product), call_arguments(node)["q"]
+    heads, expanded = q.meta["val"].shape[1], call_arguments(node)["k"].meta["val"].shape[1]
+    if heads != expanded:
+        return Refusal(f"{heads} query heads read {expanded} heads of keys, not one each", node)
+    if product["bias"] is not None:
+        return Refusal(f"keys and values have a bias, {product['bias'].name}", found.product)
+    kept = int(found.latent.meta["val"].shape[1]) + int(found.shared.meta["val"].shape[2])
+    whole = heads * (q.meta["val"].shape[2] + found.values.width)
+    if kept >= whole:
+        return Refusal(f"the latent and what is shared have {kept} channels, keys and values no more: {whole}", node)
+    try:
+        _recipe(graph, product["weight"])
+    except Refused as refused:
+        return refused.refusal
+    return _wanted_otherwise(graph, found.product, options)
+
+
+def _wanted_otherwise(graph: ModelGraph, product: fx.Node, options: BuildOptions) -> Refusal | None:
+    """That an option says something of the weight, so that it must stay one."""
+    weight = call_arguments(product)["weight"]
+    if weight.name not in graph.weights:
+        return None
+    module, _ = module_names(graph, (product,))
+    for option, schemes in (("quantize", options.quantization), ("sparsity", options.zeros)):
+        rule = schemes.rule_for(module)
+        if rule is not None and rule.scheme is not None:
+            return Refusal(f"{option}={rule.pattern}={rule.scheme} is for {module}", product)
+    if any(module.endswith(each.name) for each in graph.adaptable):
+        return Refusal(f"adapters may change {module} while the engine runs", product)
+    return None
+
+
+def _absorb(graph: ModelGraph, node: fx.Node, found: _Latent) -> None:
+    arguments = call_arguments(node)
+    q, latent, heads = arguments["q"], found.latent, int(arguments["q"].meta["val"].shape[1])
+    rank, shared = int(latent.meta["val"].shape[1]), int(found.shared.meta["val"].shape[2])
+    weight = call_arguments(found.product)["weight"]
+    numbers = Derived(aten.reshape.default, (_recipe(graph, weight), (heads, -1, rank)))
+    dtype = latent.meta["val"].dtype
+    keys = _rows(numbers, found.keys, dtype)
+    up = new_weight(
+        graph,
+        f"{weight.name}_keys",
+        Derived(aten.transpose.int, (keys, 1, 2)),
+        latent.meta["val"].new_empty((heads, rank, found.keys.width)),
+    )
+    down = new_weight(
+        graph,
+        f"{weight.name}_values",
+        _rows(numbers, found.values, dtype),
+        latent.meta["val"].new_empty((heads, found.values.width, rank)),
+    )
+    own = (shared, shared + found.keys.width) if found.is_first else (0, found.keys.width)
+    rest = (0, shared) if found.is_first else (found.keys.width, found.keys.width + shared)
+    call = graph.graph.call_function
+    with graph.graph.inserting_before(node):
+        absorbed = call(_llmc.head_linear.default, (_channels(graph, q, *own), up))
+        query = call(aten.cat.default, ([_channels(graph, q, *rest), absorbed], 2))
+        values = call(aten.unsqueeze.default, (latent, 1))
+        scoring = [arguments[name] for name in ("scale", "window", "softcap", "sinks", "slopes", "chunk")]
+        attended = call(_ATTENTION, (query, found.shared, values, *scoring, True))
+        output = call(_llmc.head_linear.default, (attended, down))
+    node.replace_all_uses_with(output)
+    graph.graph.erase_node(node)
+
+
+def _channels(graph: ModelGraph, q: fx.Node, start: int, end: int) -> fx.Node:
+    """Of each query: what was joined to them, or else cut out of them."""
+    if q.target is aten.cat.default and call_arguments(q)["dim"] % 3 == 2:
+        at = 0
+        for part in call_arguments(q)["tensors"]:
+            size = int(part.meta["val"].shape[2])
+            if (at, at + size) == (start, end):
+                return part
+            at += size
+    return graph.graph.call_function(aten.slice.Tensor, (q, 2, start, end))
+
+
+def _rows(numbers: Recipe, span: _PerHead, dtype: torch.dtype) -> Recipe:
+    """Each head's rows of a weight [heads, channels, latent]."""
+    rows = Derived(aten.slice.Tensor, (numbers, 1, span.start, span.end))
+    return Derived(aten._to_copy.default, (rows,), (("dtype", dtype),))
+
+
+def _recipe(graph: ModelGraph, weight: fx.Node) -> Recipe:
+    """Of a weight, or of what stored codes stand for. Raises Refused for what is computed in the step."""
+    record = record_of(weight)
+    if weight.name in graph.weights:
+        return graph.weights[weight.name]
+    if record is None or record.part is not Part.STORAGE:
+        raise Refused(f"{weight.name} is computed in the step, not a weight", weight)
+    arguments = call_arguments(weight).values()
+    return Derived(
+        record.overload, tuple(_recipe(graph, each) if isinstance(each, fx.Node) else each for each in arguments)
+    )
+
+
+def _example(latent: Any, shared: Any, q: Any, weight: Any) -> Any:
+    kv = aten.reshape.default(_llmc.linear.default(latent, weight), [-1, 2, 3])
+    keys, values = aten.slice.Tensor(kv, 2, 0, 2), aten.slice.Tensor(kv, 2, 2, 3)
+    key = aten.cat.default([keys, aten.expand.default(shared, [-1, 2, -1])], 2)
+    return _ATTENTION(q, key, values, 0.5)
+
+
+absorb_mla = GraphPass(
+    "absorb_mla",
+    run,
+    Numerics.REORDER,
+    examples=(
+        Example(
+            _example,
+            {"latent": ("T", 2), "shared": ("T", 1, 1), "q": ("T", 2, 3), "weight": (6, 2)},
+            frozenset({"weight"}),
+        ),
+    ),
+)
