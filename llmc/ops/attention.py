@@ -1,7 +1,7 @@
 """llmc::attention over one whole sequence, and the arithmetic that llmc::paged_attention shares with it.
 
 Source of the softmax with sinks: Xiao et al. 2023 in the learned form of gpt-oss; of softcap: Gemma 2; of slopes:
-Press et al. 2022, "Train Short, Test Long" (ALiBi); of chunks: Llama 4; of latent values: DeepSeek-AI 2024, DeepSeek-V2.
+Press et al. 2022, "Train Short, Test Long" (ALiBi); of chunks: Llama 4; of latents: DeepSeek-AI 2024, "DeepSeek-V2".
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from llmc.graph.weights import Stored, stored_names
 
 _llmc = torch.ops.llmc
 EXPERTS = _llmc.expert_linear.default
+_ABSORBED = _llmc.head_linear.default
 PRODUCTS = frozenset({_llmc.linear.default, _llmc.lm_head.default, EXPERTS})
 HEAD = "lm_head"
 S = TypeVar("S", bound=LooksAtData)
@@ -93,9 +94,11 @@ def module_names(graph: ModelGraph, readers: Sequence[fx.Node]) -> tuple[str, st
 
 
 def modules_of(graph: ModelGraph) -> list[str]:
-    """What rules may name: every weight's module, also of those that have codes or went with their layer."""
+    """What rules may name: every weight's module, also of those that have codes, went with their layer or are part of
+    an attention."""
     dense = [module_names(graph, readers)[0] for readers in readers_of_weights(graph)]
     gone = [module for part in graph.pruned for module in part.modules]
+    gone += [module_names(graph, (node,))[1] for node in graph.graph.find_nodes(op="call_function", target=_ABSORBED)]
     return [*dense, *(weight.module for weight in graph.quantized), *gone]
 
 

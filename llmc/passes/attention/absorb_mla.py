@@ -152,7 +152,7 @@ def _wanted_otherwise(graph: ModelGraph, product: fx.Node, options: BuildOptions
     for option, schemes in (("quantize", options.quantization), ("sparsity", options.zeros)):
         rule = schemes.rule_for(module)
         if rule is not None and rule.scheme is not None:
-            return Refusal(f"{option}={rule.pattern}={rule.scheme} is for {module}", product)
+            return Refusal(f"{option} names {module} by {rule.pattern!r}", product)
     if any(module.endswith(each.name) for each in graph.adaptable):
         return Refusal(f"adapters may change {module} while the engine runs", product)
     return None
@@ -196,6 +196,7 @@ def _channels(graph: ModelGraph, q: fx.Node, start: int, end: int) -> fx.Node:
     """Of each query: what was joined to them, or else cut out of them."""
     if q.target is aten.cat.default and call_arguments(q)["dim"] % 3 == 2:
         at = 0
+        part: fx.Node
         for part in call_arguments(q)["tensors"]:
             size = int(part.meta["val"].shape[2])
             if (at, at + size) == (start, end):

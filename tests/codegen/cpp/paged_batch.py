@@ -35,6 +35,7 @@ class PagedBatch:
     tree_masks: Tensor | None = None
     slopes: Tensor | None = None
     chunk: int | None = None
+    latent: bool = False
 
     def coded(self, format: CacheFormat) -> PagedBatch:
         """The same over caches of codes; what no request may read becomes huge."""
@@ -65,6 +66,7 @@ class PagedBatch:
             self.tree_masks,
             self.slopes,
             self.chunk,
+            self.latent,
         )
 
     def run(self, target: CpuTarget, threads: int = 2) -> Tensor:
@@ -113,6 +115,7 @@ class PagedBatch:
             "tree_masks": pointer(self.tree_masks),
             "slopes": pointer(self.slopes),
             "chunk": self.chunk or 0,
+            "latent": (self.value_dim or self.v_cache.shape[3]) if self.latent else 0,
         }
 
     def part(self, request: int, first: int, last: int) -> PagedBatch:
@@ -143,6 +146,7 @@ def paged_batch(
     sinks: bool = False,
     slopes: bool = False,
     chunk: int | None = None,
+    latent: bool = False,
     shuffled: bool = True,
     seed: int = 0,
 ) -> PagedBatch:
@@ -169,18 +173,20 @@ def paged_batch(
     for cache in caches:
         cache[order[used:]] = float("nan")
     tokens = [count for _, count in requests]
-    merged = torch.randn(sum(tokens), heads * head_dim + 10, generator=generator).to(dtype)
+    query_dim = head_dim + value_dim if latent else head_dim
+    merged = torch.randn(sum(tokens), heads * query_dim + 10, generator=generator).to(dtype)
     return PagedBatch(
-        q=merged[:, 5:-5].unflatten(1, (heads, head_dim)),
+        q=merged[:, 5:-5].unflatten(1, (heads, query_dim)),
         k_cache=caches[0],
         v_cache=caches[1],
         query_starts=torch.tensor([0, *tokens]).cumsum(0).int(),
         context_lens=torch.tensor([context for context, _ in requests], dtype=torch.int32),
         block_tables=tables,
-        scale=head_dim**-0.5,
+        scale=query_dim**-0.5,
         window=window,
         softcap=softcap,
         sinks=torch.randn(heads, generator=generator) if sinks else None,
         slopes=2.0 ** -torch.arange(1.0, heads + 1) if slopes else None,
         chunk=chunk,
+        latent=latent,
     )

@@ -26,6 +26,7 @@ def attention(
     window: int | None,
     softcap: float | None,
     sinks: Value | None,
+    latent: bool,
 ) -> str:
     """Of all tokens over all tokens, one batch."""
     heads, kv_heads = q.size(1), k.size(1)
@@ -34,6 +35,7 @@ def attention(
     visible = _visible(b, b.unsqueeze(rows, 2), b.unsqueeze(rows, 1), window)
     queries = b.unsqueeze(b.transpose(b.reshape(q, -1, kv_heads, heads // kv_heads, q.size(2)), 1, 2, 0, 3), 0)
     keys, values = (b.unsqueeze(b.transpose(each, 1, 0, 2), 0) for each in (k, v))
+    keys = b("Concat", keys, values, axis=3) if latent else keys
     out = _attend(b, queries, keys, values, visible, heads // kv_heads, q.size(2), scale, softcap, sinks)
     return b.reshape(b.transpose(b.squeeze(out, 0), 2, 0, 1, 3), -1, heads, v.size(2))
 
@@ -144,6 +146,7 @@ def paged_attention(
     cache_format: str | None,
     value_dim: int | None,
     tree_masks: Value | None,
+    latent: bool,
 ) -> str:
     """Requests in a batch, as many rows each as the one with the most queries has; those that a request lacks repeat
     its last."""
@@ -165,6 +168,7 @@ def paged_attention(
     is_row = b("Less", b("Squeeze", key_rows, b.integers([1])), lengths)
     values = b("Where", b.unsqueeze(is_row, 1, 3), values, b.number(0.0))
     queries = b.transpose(split, 0, 2, 3, 1, 4)
+    keys = b("Concat", keys, values, axis=3) if latent else keys
     out = _attend(b, queries, keys, values, visible, heads // kv_heads, q.size(2), scale, softcap, sinks)
     in_order = b.reshape(b.transpose(out, 0, 3, 1, 2, 4), -1, heads, v_cache.size(3))
     return b("Gather", in_order, _places(b, q, query_starts, starts, rows), axis=0)

@@ -26,6 +26,11 @@ def linear(b: Body, x: Value, weight: Value, bias: Value | None, dtype: Any) -> 
     return product(b, x, weight, bias)
 
 
+def head_linear(b: Body, x: Value, weight: Value) -> str:
+    """One product for each head, of all tokens."""
+    return b.transpose(b("MatMul", b.transpose(x, 1, 0, 2), b.transpose(weight, 0, 2, 1)), 1, 0, 2)
+
+
 def lm_head(b: Body, x: Value, weight: Value, bias: Value | None) -> str:
     """x·weightᵀ + bias."""
     return product(b, x, weight, bias)
@@ -122,5 +127,6 @@ FUNCTIONS: dict[Any, Any] = {
     llmc.fused_linear.default: fused_linear,
     llmc.gated_linear.default: gated_linear,
     llmc.expert_linear.default: expert_linear,
+    llmc.head_linear.default: head_linear,
     llmc.sum_experts.default: sum_experts,
 }

@@ -8,10 +8,11 @@ from torch import Tensor
 
 from llmc.codegen.cpp.pack import pack
 from llmc.ops.activation import ACTIVATIONS
+from llmc.ops.head_linear import head_linear
 from llmc.ops.linear import fused_linear, gated_linear, linear, lm_head
 from llmc.program import Layout
 from llmc.targets import CpuTarget
-from tests.codegen.cpp.kernel_calls import kernels, open_pool
+from tests.codegen.cpp.kernel_calls import call, kernels, open_pool, pointer, rows
 from tests.codegen.cpp.linear_calls import call_linear
 from tests.codegen.cpp.runnable_targets import RUNNABLE
 
@@ -134,3 +135,21 @@ def test_what_an_earlier_product_left_in_the_scratch_does_not_matter(target: Cpu
             y = x.new_empty(tokens, 64)
             call_linear(target, "linear", x, pack(weight, Layout.PANELS, dtype), y, pool=pool)
             assert_close(y, linear(x, weight), x, weight)
+
+
+@targets
+@dtypes
+@pytest.mark.parametrize(("tokens", "heads", "out", "channels"), [(1, 1, 1, 1), (3, 5, 16, 70), (131, 2, 97, 515)])
+def test_each_head_has_a_product_of_its_own(
+    target: CpuTarget, dtype: torch.dtype, tokens: int, heads: int, out: int, channels: int
+) -> None:
+    x, weight = draw(tokens, heads, channels, dtype=dtype), draw(heads, out, channels, dtype=dtype)
+    wide = torch.full((tokens, heads * out + 3), 7.0).to(dtype)
+    packed = pack(weight, Layout.PANELS, dtype)
+    sizes = {"tokens": tokens, "in": channels, "out": out, "experts": heads}
+    values = {**sizes, "x": rows(x), "weight": pointer(packed), "y": rows(wide)}
+    call(target, "head_linear", [dtype], values, scratch=kernels(target).llmc_linear_scratch(tokens, channels))
+    assert (wide[:, heads * out :] == 7.0).all()
+    found, expected = wide[:, : heads * out].unflatten(1, (heads, out)), head_linear(x, weight)
+    for head in range(heads):
+        assert_close(found[:, head], expected[:, head], x[:, head], weight[head])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -61,6 +64,17 @@ def test_slopes_and_chunks(
 
 
 @pytest.mark.parametrize("target", RUNNABLE)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cache_dtype", DTYPES)
+@pytest.mark.parametrize(("head_dim", "value_dim", "heads"), [(8, 16, 4), (2, 5, 3), (64, 512, 20), (32, 100, 128)])
+def test_values_that_are_keys_too(
+    target: CpuTarget, dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int, value_dim: int, heads: int
+) -> None:
+    shape = partial(paged_batch, heads=heads, kv_heads=1, head_dim=head_dim, value_dim=value_dim)
+    _assert_equals_reference(shape(MIXED, dtype=dtype, cache_dtype=cache_dtype, latent=True), target)
+
+
+@pytest.mark.parametrize("target", RUNNABLE)
 @pytest.mark.parametrize("window", [None, 1500])
 def test_long_contexts_are_split_and_joined(target: CpuTarget, window: int | None) -> None:
     batch = paged_batch([(3000, 1), (2049, 3), (1024, 1), (70, 70)], window=window, sinks=True, dtype=torch.bfloat16)
@@ -80,12 +94,16 @@ def test_blocks_behind_the_window_are_not_read(target: CpuTarget) -> None:
 
 @pytest.mark.parametrize("target", RUNNABLE)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("window", "chunk", "slopes"), [(None, None, False), (100, None, False), (None, 70, True)])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"window": 100}, {"chunk": 70, "slopes": True}, {"latent": True, "heads": 70, "kv_heads": 1}],
+    ids=["plain", "window", "chunk", "latent"],
+)
 def test_bits_do_not_depend_on_neighbours_chunks_or_threads(
-    target: CpuTarget, dtype: torch.dtype, window: int | None, chunk: int | None, slopes: bool
+    target: CpuTarget, dtype: torch.dtype, options: dict[str, Any]
 ) -> None:
-    requests = [(1, 1), (2200, 3), (150, 150), (1100, 200)]
-    batch = paged_batch(requests, head_dim=24, dtype=dtype, window=window, chunk=chunk, slopes=slopes)
+    requests = [(1, 1), (2200, 3), (150, 150), (1100, 200), (2100, 1)]
+    batch = paged_batch(requests, head_dim=24, dtype=dtype, **options)
     together = batch.run(target, threads=2)
     assert torch.isfinite(together).all()
     for threads in (1, 3, 8):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -33,7 +34,7 @@ def _check(batch: PagedBatch, device: str, target: str = "h100") -> None:
 def _arguments(batch: PagedBatch) -> tuple[Any, ...]:
     tensors = (batch.q, batch.k_cache, batch.v_cache, batch.query_starts, batch.context_lens, batch.block_tables)
     scoring = batch.scale, batch.window, batch.softcap, batch.sinks
-    return (*tensors, *scoring, None, None, batch.tree_masks, batch.slopes, batch.chunk)
+    return (*tensors, *scoring, None, None, batch.tree_masks, batch.slopes, batch.chunk, batch.latent)
 
 
 DIMENSIONS = [(1, 1), (7, 5), (64, 64), (80, 96), (128, 128), (97, 256)]
@@ -51,6 +52,16 @@ def test_dtypes_and_dimensions(device: str, dtype: torch.dtype, head_dim: int, v
 def test_head_groups_and_block_sizes(device: str, heads: int, kv_heads: int, block_size: int) -> None:
     batch = paged_batch(MIXED, heads=heads, kv_heads=kv_heads, block_size=block_size, dtype=torch.float16)
     _check(batch, device)
+
+
+LATENTS = [(64, 512, 5), (8, 16, 40), (32, 100, 1)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("head_dim", "value_dim", "heads"), quick_sample(LATENTS, [(8, 16, 40)]))
+def test_values_that_are_keys_too(device: str, dtype: torch.dtype, head_dim: int, value_dim: int, heads: int) -> None:
+    shape = partial(paged_batch, heads=heads, kv_heads=1, head_dim=head_dim, value_dim=value_dim)
+    _check(shape(MIXED, dtype=dtype, latent=True), device)
 
 
 QUICK = [(1, None, False), (64, 2.0, False), (1000, None, True), (None, 2.0, True), (64, None, True)]
@@ -125,9 +136,9 @@ def test_a_cache_of_more_elements_than_32_bits_count(queries: int) -> None:
 
 def test_splits_fill_the_device_and_leave_no_more_than_the_longest_sequence_needs() -> None:
     h100 = gpu_target("h100")
-    assert decode_splits(h100, kv_heads=8, max_model_len=131072, min_split=128) == 32
-    assert decode_splits(h100, kv_heads=1, max_model_len=131072, min_split=128) == 64
-    assert decode_splits(h100, kv_heads=8, max_model_len=300, min_split=128) == 4
+    assert decode_splits(h100, shares=8, max_model_len=131072, min_split=128) == 32
+    assert decode_splits(h100, shares=1, max_model_len=131072, min_split=128) == 64
+    assert decode_splits(h100, shares=8, max_model_len=300, min_split=128) == 4
     assert all(decode_splits(t, 1024, 4096, 128) == 1 for t in GPU_TARGETS)
 
 

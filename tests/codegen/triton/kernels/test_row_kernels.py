@@ -1,10 +1,11 @@
-"""The kernels that gather or combine rows: embedding, select_rows and gated_activation."""
+"""The kernels that gather, multiply or combine rows: embedding, select_rows, head_linear and gated_activation."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from llmc.codegen.triton.kernels.products.head_linear import head_linear
 from llmc.codegen.triton.kernels.rows.embedding import embedding
 from llmc.codegen.triton.kernels.rows.gated_activation import gated_activation
 from llmc.codegen.triton.kernels.rows.select_rows import select_rows
@@ -27,6 +28,14 @@ def test_embedding(device: str, tokens: int, channels: int, dtype: torch.dtype) 
 def test_select_rows(device: str, dtype: torch.dtype) -> None:
     rows = torch.tensor([6, 0, 3], dtype=torch.int32)
     check(select_rows, seeded_normal(0, 7, 100, deviation=2).to(dtype), rows, device=device, tolerance=0.0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("tokens", "heads", "out", "channels"), [(1, 3, 16, 40), (35, 2, 70, 16), (3, 1, 1, 97)])
+def test_head_linear(device: str, tokens: int, heads: int, out: int, channels: int, dtype: torch.dtype) -> None:
+    x = seeded_normal(0, tokens, heads, channels, deviation=2).to(dtype)
+    weight = seeded_normal(1, heads, out, channels).to(dtype)
+    check(head_linear, x, weight, device=device, tolerance=GPU_KERNELS[dtype])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

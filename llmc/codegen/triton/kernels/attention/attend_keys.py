@@ -26,6 +26,7 @@ def attend_keys(
     row_sum: tl.tensor,
     row_max: tl.tensor,
     q: tl.tensor,
+    q_values: tl.tensor,
     own_rows: tl.tensor,
     reach: tl.tensor,
     slopes: tl.tensor,
@@ -53,14 +54,15 @@ def attend_keys(
     """Attend to keys [start, end), KEY_TILE at a time; returns (weighted, row_sum, row_max) brought up to date.
 
     weighted: [rows, VALUE_TILE], row_sum and row_max (in units of log2): [rows], fp32. q: [rows, DIM_TILE], zero past
-    HEAD_DIM. own_rows: [rows], where the queries' own keys are. MASKED: keys below first_key, past the end, after a
-    query's own or out of its reach are left out, and those before first_key or past the end are not read; otherwise
-    every query sees every key. reach: [rows], how many keys a query sees, its own included, None for all. slopes:
-    [rows], what a key farther back takes off a score, None for nothing. hidden: [rows], int64, None for none: bit d
-    leaves out the key d before a query's own, and the others are as near as they are without it.
+    HEAD_DIM. q_values: [rows, VALUE_TILE], what of the queries multiplies values, which then are keys too; None for
+    values that are not. own_rows: [rows], where the queries' own keys are. MASKED: keys below first_key, past the end,
+    after a query's own or out of its reach are left out, and those before first_key or past the end are not read;
+    otherwise every query sees every key. reach: [rows], how many keys a query sees, its own included, None for all.
+    slopes: [rows], what a key farther back takes off a score, None for nothing. hidden: [rows], int64, None for none:
+    bit d leaves out the key d before a query's own, and the others are as near as they are without it.
     CACHE_FORMAT, CACHE_GROUP: of codes, which become numbers here (cache_codes.py); "none" for a cache of numbers.
     """
-    dims, value_dims = tl.arange(0, DIM_TILE), tl.arange(0, VALUE_TILE)
+    dims = tl.arange(0, DIM_TILE)
     exponent_scale = (SOFTCAP if SOFTCAP > 0 else scale) * LOG2E
     for tile in tl.range(start, end, KEY_TILE):
         keys = tile + tl.arange(0, KEY_TILE)
@@ -81,6 +83,12 @@ def attend_keys(
                 HEAD_DIM, BLOCK_SIZE, CACHE_FORMAT, CACHE_GROUP, KEY_TILE, DIM_TILE,
             )  # fmt: skip
         scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
+        if q_values is not None:
+            v = _read_values(
+                v_cache_ptr, block_and_head, keys, present,
+                VALUE_DIM, BLOCK_SIZE, VALUE_TILE, KEY_TILE, CACHE_FORMAT, CACHE_GROUP, MASKED,
+            )  # fmt: skip
+            scores = tl.dot(q_values, tl.trans(v.to(q.dtype)), scores, input_precision="ieee")
         if SOFTCAP > 0:
             # tanh(x) = 1 - 2 / (1 + exp(2x)), right at both infinities.
             scores = 1.0 - 2.0 / (1.0 + tl.exp2(scores * (scale * (2.0 * LOG2E / SOFTCAP))))
@@ -100,17 +108,65 @@ def attend_keys(
         shrink = tl.exp2(row_max - new_max)
         row_sum = row_sum * shrink + tl.sum(weights, 1)
         weighted = weighted * shrink[:, None]
-        if CACHE_FORMAT == "none":
-            v_ptrs = v_cache_ptr + slots[:, None] * VALUE_DIM + value_dims[None, :]
-            v = _load(v_ptrs, present[:, None], value_dims[None, :] < VALUE_DIM, MASKED, VALUE_TILE != VALUE_DIM)
-        else:
-            v = read_codes(
-                v_cache_ptr, block_and_head, keys % BLOCK_SIZE, present,
-                VALUE_DIM, BLOCK_SIZE, CACHE_FORMAT, CACHE_GROUP, KEY_TILE, VALUE_TILE,
+        if q_values is None:
+            v = _read_values(
+                v_cache_ptr, block_and_head, keys, present,
+                VALUE_DIM, BLOCK_SIZE, VALUE_TILE, KEY_TILE, CACHE_FORMAT, CACHE_GROUP, MASKED,
             )  # fmt: skip
         weighted = tl.dot(weights.to(q.dtype), v.to(q.dtype), weighted, input_precision="ieee")
         row_max = new_max
     return weighted, row_sum, row_max
+
+
+@triton.jit
+def _read_values(
+    v_cache_ptr: tl.tensor,
+    block_and_head: tl.tensor,
+    keys: tl.tensor,
+    present: tl.tensor,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    VALUE_TILE: tl.constexpr,
+    KEY_TILE: tl.constexpr,
+    CACHE_FORMAT: tl.constexpr,
+    CACHE_GROUP: tl.constexpr,
+    MASKED: tl.constexpr,
+) -> tl.tensor:
+    if CACHE_FORMAT == "none":
+        value_dims = tl.arange(0, VALUE_TILE)
+        slots = block_and_head * BLOCK_SIZE + keys % BLOCK_SIZE
+        v_ptrs = v_cache_ptr + slots[:, None] * VALUE_DIM + value_dims[None, :]
+        return _load(v_ptrs, present[:, None], value_dims[None, :] < VALUE_DIM, MASKED, VALUE_TILE != VALUE_DIM)
+    else:
+        return read_codes(
+            v_cache_ptr, block_and_head, keys % BLOCK_SIZE, present,
+            VALUE_DIM, BLOCK_SIZE, CACHE_FORMAT, CACHE_GROUP, KEY_TILE, VALUE_TILE,
+        )  # fmt: skip
+
+
+@triton.jit
+def read_queries(
+    q_ptr: tl.tensor,
+    present: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    DIM_TILE: tl.constexpr,
+    VALUE_TILE: tl.constexpr,
+    LATENT: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """(q, q_values) of attend_keys. q_ptr: [rows], where each row begins."""
+    dims = tl.arange(0, DIM_TILE)
+    q = tl.load(q_ptr[:, None] + dims[None, :], mask=present[:, None] & (dims[None, :] < HEAD_DIM), other=0.0)
+    q_values = None
+    if LATENT:
+        value_dims = tl.arange(0, VALUE_TILE)
+        inside = present[:, None] & (value_dims[None, :] < VALUE_DIM)
+        q_values = tl.load(q_ptr[:, None] + HEAD_DIM + value_dims[None, :], mask=inside, other=0.0)
+        if INTERPRETED:
+            q_values = q_values.to(tl.float32)
+    if INTERPRETED:
+        q = q.to(tl.float32)
+    return q, q_values
 
 
 @triton.jit

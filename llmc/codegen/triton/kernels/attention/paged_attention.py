@@ -11,14 +11,20 @@ fp32 partial sums a request at most. Matrix-bound in prefill: 2·A·heads·(D + 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 from torch import fx
 
 from llmc.codegen.call import Call, arguments_of
 from llmc.codegen.triton.kernel import Constant, DeviceLaunch, KernelTemplate, rows
+from llmc.codegen.triton.kernels.attention.attention_tiles import (
+    Tile,
+    decode_tile,
+    heads_together,
+    latent_tile,
+    prefill_tiles,
+    tree_tile,
+)
 from llmc.codegen.triton.kernels.attention.kv_write import cache_codes, refuse_format
 from llmc.codegen.triton.kernels.attention.paged_decode import combine_splits_kernel, paged_decode_kernel
 from llmc.codegen.triton.kernels.attention.paged_prefill import paged_prefill_kernel
@@ -28,6 +34,8 @@ from llmc.program.launch_arguments import Argument, Count
 from llmc.targets import GpuTarget
 
 _MAX_DIM = 256
+# Of values that are keys, too: fewer rows have room beside them.
+_MAX_LATENT_DIM = 512
 # Query rows times columns that a program can hold in registers on every target.
 _MAX_ROW_ELEMENTS = 128 * 128
 # Two programs a multiprocessor hide each other's latencies; more splits than this make joining them dear.
@@ -37,18 +45,8 @@ _MAX_SPLITS = 64
 _MAX_GRID = 65535
 
 
-@dataclass(frozen=True)
-class Tile:
-    """rows: query rows of a program. keys: cached positions a turn."""
-
-    rows: int
-    keys: int
-    num_warps: int
-    num_stages: int
-
-
 def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
-    """q and caches of float dtypes, the caches' no wider than q's; head and value dimension up to 256."""
+    """q and caches of float dtypes, the caches' no wider than q's; head and value dimension to 256, of latents 512."""
     given = arguments_of(node)
     is_coded = given["cache_format"] is not None
     found = refuse_dtypes(node, "q") or (None if is_coded else refuse_dtypes(node, "k_cache", "v_cache"))
@@ -56,7 +54,8 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
     if found is not None:
         return found
     q, k_cache, v_cache = (given[name].meta["val"] for name in ("q", "k_cache", "v_cache"))
-    head_dim, value_dim = (q.shape[2], given["value_dim"]) if is_coded else (k_cache.shape[3], v_cache.shape[3])
+    value_dim = given["value_dim"] if is_coded else v_cache.shape[3]
+    head_dim = q.shape[2] - (value_dim if given["latent"] else 0)
     if is_coded:
         found = refuse_format(node, given["cache_format"], head_dim, value_dim)
         if found is not None:
@@ -64,13 +63,14 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
     elif q.dtype is not k_cache.dtype and k_cache.dtype.itemsize >= q.dtype.itemsize:
         return Refusal(f"the cache is {k_cache.dtype} but q is {q.dtype}: the kernel multiplies in q's dtype", node)
     for name, dim in (("head_dim", head_dim), ("value_dim", value_dim)):
-        if dim > _MAX_DIM:
-            return Refusal(f"{name} is {dim}; the kernel holds rows of up to {_MAX_DIM}", node)
+        limit = _MAX_LATENT_DIM if given["latent"] and name == "value_dim" else _MAX_DIM
+        if dim > limit:
+            return Refusal(f"{name} is {dim}; the kernel holds rows of up to {limit}", node)
     heads, kv_heads = q.shape[1], k_cache.shape[1]
     if heads % kv_heads:
         return Refusal(f"{heads} query heads do not divide among {kv_heads} KV heads", node)
     most = _MAX_ROW_ELEMENTS // triton.next_power_of_2(max(16, head_dim, value_dim))
-    if heads // kv_heads > most:
+    if heads_together(heads // kv_heads, given["latent"]) > most:
         reason = f"{heads // kv_heads} query heads share a KV head; with these dimensions a program holds {most}"
         return Refusal(reason, node)
     if given["scale"] <= 0:
@@ -80,15 +80,18 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
 
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     """Prefill with each of the target's tiles, the predicted best first; decode is the same in all of them."""
-    heads, head_dim = call.shape("q")
-    kv_heads = call.shape("k_cache")[-3]
+    heads, query_dim = call.shape("q")
+    kv_heads, is_latent = call.shape("k_cache")[-3], bool(call.plain("latent"))
     is_coded = call.plain("cache_format") is not None
     value_dim = call.plain("value_dim") if is_coded else call.shape("v_cache")[-1]
-    group = heads // kv_heads
+    head_dim = query_dim - (value_dim if is_latent else 0)
+    group = heads_together(heads // kv_heads, is_latent)
     dim_tile, value_tile = (max(16, triton.next_power_of_2(dim)) for dim in (head_dim, value_dim))
     constants: dict[str, Constant] = {
         "KV_HEADS": kv_heads,
         "GROUP": group,
+        "SHARES": heads // kv_heads // group,
+        "LATENT": is_latent,
         "HEAD_DIM": head_dim,
         "VALUE_DIM": value_dim,
         "BLOCK_SIZE": call.block_size(),
@@ -111,7 +114,9 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
         "scale": float(call.plain("scale")),
     }
     is_fp32, widest = call.dtype("q") is torch.float32, max(dim_tile, value_tile)
-    decode = _decode(call, target, arguments, constants, decode_tile(target, is_fp32, widest, group, is_coded))
+    own = latent_tile(target, is_fp32) if is_latent else None
+    shortest = own or decode_tile(target, is_fp32, widest, group, is_coded)
+    decode = _decode(call, target, arguments, constants, shortest)
     masks, tokens = call.vector("tree_masks"), call.count("q")
     arguments |= {"tree_masks_ptr": masks, "sinks_ptr": call.vector("sinks"), **rows("y", call.result())}
 
@@ -123,25 +128,25 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
             paged_prefill_kernel,
             {**arguments, "requests": Count.REQUESTS},
             {**constants, "ROW_TILE": row_tile, "KEY_TILE": tile.keys, "TREES": trees},
-            (str(kv_heads), tiles),
+            (str(heads // group), tiles),
             tile.num_warps,
             tile.num_stages,
             then=then,
         )
 
-    trees = () if masks is None else (prefill(tree_tile(is_fp32, widest, group), True, ()),)
+    trees = () if masks is None else (prefill(own or tree_tile(is_fp32, widest, group), True, ()),)
     is_padded = (head_dim, value_dim) != (dim_tile, value_tile)
-    tiles = prefill_tiles(target, is_fp32, widest, is_padded=is_padded, is_coded=is_coded)
+    tiles = (own,) if own else prefill_tiles(target, is_fp32, widest, is_padded=is_padded, is_coded=is_coded)
     return tuple(prefill(tile, False, (*trees, *decode)) for tile in tiles)
 
 
 def _decode(
     call: Call, target: GpuTarget, arguments: dict[str, Argument], constants: dict[str, Constant], tile: Tile
 ) -> tuple[DeviceLaunch, ...]:
-    heads, kv_heads, value_tile = call.shape("q")[0], call.shape("k_cache")[-3], constants["VALUE_TILE"]
-    assert isinstance(value_tile, int)
+    heads, value_tile, group = call.shape("q")[0], constants["VALUE_TILE"], constants["GROUP"]
+    assert isinstance(value_tile, int) and isinstance(group, int)
     min_split = 2 * tile.keys
-    splits = decode_splits(target, kv_heads, call.limits().max_model_len, min_split)
+    splits = decode_splits(target, heads // group, call.limits().max_model_len, min_split)
     columns = call.limits().max_sequences * heads * splits * (value_tile + 4)
     partials = call.workspace("partials", 1, columns, torch.float32).pointer
     split: dict[str, Constant] = {"KEY_TILE": tile.keys, "SPLITS": splits, "MIN_SPLIT": min_split}
@@ -149,7 +154,7 @@ def _decode(
         paged_decode_kernel,
         {**arguments, "partials_ptr": partials},
         {**constants, **split, "ROW_TILE": tile.rows},
-        (str(splits), str(kv_heads), "R"),
+        (str(splits), str(heads // group), "R"),
         tile.num_warps,
         tile.num_stages,
     )
@@ -164,65 +169,22 @@ def _decode(
         },
         {"HEADS": heads, **{n: constants[n] for n in ("VALUE_DIM", "WINDOW", "CHUNK", "VALUE_TILE")}, **split},
         (str(heads), "R"),
-        num_warps=4,
+        num_warps=4 if value_tile <= _MAX_DIM else 8,
         num_stages=1,
     )
     return attend, combine
 
 
-def decode_splits(target: GpuTarget, kv_heads: int, max_model_len: int, min_split: int) -> int:
-    """How many programs share one KV head of one request: a power of two, enough for one request to fill the GPU.
+def decode_splits(target: GpuTarget, shares: int, max_model_len: int, min_split: int) -> int:
+    """How many programs have a part each of one request's keys, for each share of its heads: a power of two, enough for
+    one request to fill the GPU.
 
     It depends on neither the step nor its requests: a request's sums are always taken in the same order.
     """
-    wanted = max(1, _PROGRAMS_PER_MULTIPROCESSOR * target.sm_count // kv_heads)
+    wanted = max(1, _PROGRAMS_PER_MULTIPROCESSOR * target.sm_count // shares)
     useful = triton.next_power_of_2(triton.cdiv(max_model_len, min_split))
     floor: int = triton.next_power_of_2(wanted + 1) // 2
     return int(min(floor, useful, _MAX_SPLITS))
-
-
-def decode_tile(target: GpuTarget, is_fp32: bool, dim: int, group: int, is_coded: bool) -> Tile:
-    """The tile of a decode program: all query heads of a KV head, and at least what a matrix instruction takes."""
-    row_tile = max(16, triton.next_power_of_2(group))
-    if is_fp32:
-        return Tile(row_tile, 32, 8, 2)
-    # For sm_100, 64 keys of 128 channels as codes with groups take a few registers more than there are.
-    is_short = dim > 128 or row_tile > 32 or (is_coded and dim > 64 and target.arch == 100)
-    return Tile(row_tile, 32 if is_short else 64, 4 if row_tile <= 32 else 8, 3)
-
-
-def tree_tile(is_fp32: bool, dim: int, group: int) -> Tile:
-    """The tile of a program for queries of a tree, whose masks take registers."""
-    if is_fp32:
-        return Tile(16, 16, 4 if dim <= 128 else 8, 1)
-    return Tile(32 if dim <= 64 else 16, 32, 4 if triton.next_power_of_2(group) <= 32 else 8, 1)
-
-
-def prefill_tiles(target: GpuTarget, is_fp32: bool, dim: int, *, is_padded: bool, is_coded: bool) -> tuple[Tile, ...]:
-    """Tiles that hold dim columns without spilling on the target, the best first. dim: a power of two up to 256.
-
-    is_padded: some of the columns are masked out, which takes registers. is_coded: keys and values become numbers in
-    registers instead of going from the cache to shared memory, which takes more.
-    """
-    if is_fp32:
-        return (Tile(16, 32, 4, 1),) if dim <= 128 else (Tile(16, 16, 8, 1),)
-    if target.backend == "hip":
-        return (Tile(128, 32, 4, 2),) if dim <= 128 else (Tile(64, 16, 4, 1),)
-    if target.has_tma:
-        if dim <= 64:
-            return (Tile(128, 64, 8, 3),) if is_coded else (Tile(128, 64, 8, 3), Tile(128, 64, 4, 3))
-        if dim <= 128:
-            is_full = is_padded or is_coded
-            return (Tile(128, 64, 8, 3),) if is_full else (Tile(128, 64, 8, 3), Tile(128, 128, 8, 3))
-        is_full = is_coded or target.arch == 100
-        return (Tile(64, 32, 8, 2),) if is_full else (Tile(128, 32, 8, 2), Tile(64, 64, 8, 2))
-    if dim <= 64:
-        return (Tile(128, 64, 8, 3),)
-    if dim > 128 and is_coded:
-        return (Tile(32, 32, 8, 2),)
-    if dim > 128 or is_padded:
-        return (Tile(64, 32, 8, 2),)
-    return (Tile(128, 32, 8, 3),) if is_coded else (Tile(128, 32, 8, 3), Tile(64, 32, 4, 3))
 
 
 paged_attention = KernelTemplate(torch.ops.llmc.paged_attention.default, supports, candidates)

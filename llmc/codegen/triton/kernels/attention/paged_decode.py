@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from llmc.codegen.triton.kernels.attention.attend_keys import INTERPRETED, LOG2E, LOWEST, attend_keys, first_seen
+from llmc.codegen.triton.kernels.attention.attend_keys import LOG2E, LOWEST, attend_keys, first_seen, read_queries
 
 
 @triton.jit
@@ -28,6 +28,8 @@ def paged_decode_kernel(
     scale: float,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
+    SHARES: tl.constexpr,
+    LATENT: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -43,12 +45,14 @@ def paged_decode_kernel(
     SPLITS: tl.constexpr,
     MIN_SPLIT: tl.constexpr,
 ) -> None:
-    """Program (s, g, r): split s of request r's keys, for all GROUP query heads that read KV head g, as rows.
+    """Program (s, g, r): split s of request r's keys, for GROUP query heads from head g·GROUP on, as rows.
 
-    Grid: (SPLITS, KV_HEADS, R). Keys and values are read once, by position; a split without keys ends at once. Leaves
-    (Σ exp·v, maximum, Σ exp) in partials: [R, heads, SPLITS, VALUE_TILE + 4], fp32.
+    Grid: (SPLITS, KV_HEADS · SHARES, R): SHARES programs have the query heads that read one KV head. Keys and values
+    are read once, by position; a split without keys ends at once. Leaves (Σ exp·v, maximum, Σ exp) in partials:
+    [R, heads, SPLITS, VALUE_TILE + 4], fp32.
     """
-    split, kv_head, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    split, share, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    kv_head = share // SHARES
     row = tl.load(query_starts_ptr + request)
     if tl.load(query_starts_ptr + request + 1) - row != 1:
         return
@@ -61,12 +65,10 @@ def paged_decode_kernel(
 
     rows = tl.arange(0, ROW_TILE)
     present = rows < GROUP
-    head = kv_head * GROUP + rows
-    dims, value_dims = tl.arange(0, DIM_TILE), tl.arange(0, VALUE_TILE)
-    q_ptrs = q_ptr + row.to(tl.int64) * q_row_stride + head[:, None] * HEAD_DIM + dims[None, :]
-    q = tl.load(q_ptrs, mask=present[:, None] & (dims[None, :] < HEAD_DIM), other=0.0)
-    if INTERPRETED:
-        q = q.to(tl.float32)
+    head = share * GROUP + rows
+    value_dims = tl.arange(0, VALUE_TILE)
+    q_rows = q_ptr + row.to(tl.int64) * q_row_stride + head * (HEAD_DIM + VALUE_DIM if LATENT else HEAD_DIM)
+    q, q_values = read_queries(q_rows, present, HEAD_DIM, VALUE_DIM, DIM_TILE, VALUE_TILE, LATENT)
     weighted = tl.zeros([ROW_TILE, VALUE_TILE], tl.float32)
     row_sum = tl.zeros([ROW_TILE], tl.float32)
     row_max = tl.full([ROW_TILE], LOWEST, tl.float32)
@@ -77,19 +79,19 @@ def paged_decode_kernel(
     table_ptr = block_tables_ptr + request.to(tl.int64) * max_blocks
     whole_tiles_to = start + (end - start) // KEY_TILE * KEY_TILE
     weighted, row_sum, row_max = attend_keys(
-        weighted, row_sum, row_max, q, own_rows, None, slopes, None, start, whole_tiles_to, first_key,
+        weighted, row_sum, row_max, q, q_values, own_rows, None, slopes, None, start, whole_tiles_to, first_key,
         k_cache_ptr, v_cache_ptr, table_ptr, kv_head, scale,
         KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, DIM_TILE, VALUE_TILE, KEY_TILE,
         CACHE_FORMAT, CACHE_GROUP, False,
     )  # fmt: skip
     weighted, row_sum, row_max = attend_keys(
-        weighted, row_sum, row_max, q, own_rows, None, slopes, None, whole_tiles_to, end, first_key,
+        weighted, row_sum, row_max, q, q_values, own_rows, None, slopes, None, whole_tiles_to, end, first_key,
         k_cache_ptr, v_cache_ptr, table_ptr, kv_head, scale,
         KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, DIM_TILE, VALUE_TILE, KEY_TILE,
         CACHE_FORMAT, CACHE_GROUP, True,
     )  # fmt: skip
 
-    partial = ((request.to(tl.int64) * KV_HEADS * GROUP + head) * SPLITS + split) * (VALUE_TILE + 4)
+    partial = ((request.to(tl.int64) * KV_HEADS * SHARES * GROUP + head) * SPLITS + split) * (VALUE_TILE + 4)
     tl.store(partials_ptr + partial[:, None] + value_dims[None, :], weighted, mask=present[:, None])
     tl.store(partials_ptr + partial + VALUE_TILE, row_max, mask=present)
     tl.store(partials_ptr + partial + VALUE_TILE + 1, row_sum, mask=present)

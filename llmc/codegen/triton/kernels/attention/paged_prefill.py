@@ -9,13 +9,13 @@ import triton
 import triton.language as tl
 
 from llmc.codegen.triton.kernels.attention.attend_keys import (
-    INTERPRETED,
     LOG2E,
     LOWEST,
     attend_keys,
     bits_set,
     first_seen,
     reach_of,
+    read_queries,
 )
 
 
@@ -38,6 +38,8 @@ def paged_prefill_kernel(
     scale: float,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
+    SHARES: tl.constexpr,
+    LATENT: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -52,15 +54,17 @@ def paged_prefill_kernel(
     KEY_TILE: tl.constexpr,
     TREES: tl.constexpr,
 ) -> None:
-    """Program (g, i): QUERY_TILE queries of one request, with all GROUP query heads that read KV head g, as rows.
+    """Program (g, i): QUERY_TILE queries of one request, with GROUP query heads from head g·GROUP on, as rows.
 
-    Grid: (KV_HEADS, cdiv(T, QUERY_TILE) + R), QUERY_TILE = ROW_TILE // GROUP. Each program reads the keys and values
+    Grid: (KV_HEADS · SHARES, cdiv(T, QUERY_TILE) + R), QUERY_TILE = ROW_TILE // GROUP; SHARES programs have the query
+    heads that read one KV head. Each program reads the keys and values
     that its last query sees once for all its rows; the longest ranges start first. Tiles of keys that every row sees
     are computed without masks; those behind every row's window are not read. Requests with trees, which may hide any of
     the 63 keys before a query's own, are left to a launch with TREES, and the others to one without.
     """
     QUERY_TILE: tl.constexpr = ROW_TILE // GROUP
-    kv_head = tl.program_id(0)
+    share = tl.program_id(0)
+    kv_head = share // SHARES
     tile = tl.num_programs(1) - 1 - tl.program_id(1)
     request = _request_of(query_starts_ptr, tile, requests, QUERY_TILE)
     first_row = tl.load(query_starts_ptr + request)
@@ -77,14 +81,12 @@ def paged_prefill_kernel(
 
     rows = tl.arange(0, ROW_TILE)
     query = first_query + rows // GROUP
-    head = kv_head * GROUP + rows % GROUP
+    head = share * GROUP + rows % GROUP
     present = (rows < QUERY_TILE * GROUP) & (query < queries)
     token = (first_row + query).to(tl.int64)
-    dims, value_dims = tl.arange(0, DIM_TILE), tl.arange(0, VALUE_TILE)
-    q_ptrs = q_ptr + token[:, None] * q_row_stride + head[:, None] * HEAD_DIM + dims[None, :]
-    q = tl.load(q_ptrs, mask=present[:, None] & (dims[None, :] < HEAD_DIM), other=0.0)
-    if INTERPRETED:
-        q = q.to(tl.float32)
+    value_dims = tl.arange(0, VALUE_TILE)
+    q_rows = q_ptr + token * q_row_stride + head * (HEAD_DIM + VALUE_DIM if LATENT else HEAD_DIM)
+    q, q_values = read_queries(q_rows, present, HEAD_DIM, VALUE_DIM, DIM_TILE, VALUE_TILE, LATENT)
     if sinks_ptr is None:
         row_max = tl.full([ROW_TILE], LOWEST, tl.float32)
         row_sum = tl.zeros([ROW_TILE], tl.float32)
@@ -120,20 +122,20 @@ def paged_prefill_kernel(
         all_see_from = tl.cdiv(first_seen(end - 1, WINDOW, CHUNK), KEY_TILE) * KEY_TILE
         all_see_from = tl.minimum(tl.maximum(all_see_from, start), all_see_to)
         weighted, row_sum, row_max = attend_keys(
-            weighted, row_sum, row_max, q, own_rows, reach, slopes, None, start, all_see_from, first_key,
+            weighted, row_sum, row_max, q, q_values, own_rows, reach, slopes, None, start, all_see_from, first_key,
             k_cache_ptr, v_cache_ptr, table_ptr, kv_head, scale,
             KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, DIM_TILE, VALUE_TILE, KEY_TILE,
         CACHE_FORMAT, CACHE_GROUP, True,
         )  # fmt: skip
         start = all_see_from
     weighted, row_sum, row_max = attend_keys(
-        weighted, row_sum, row_max, q, own_rows, reach, slopes, None, start, all_see_to, first_key,
+        weighted, row_sum, row_max, q, q_values, own_rows, reach, slopes, None, start, all_see_to, first_key,
         k_cache_ptr, v_cache_ptr, table_ptr, kv_head, scale,
         KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, DIM_TILE, VALUE_TILE, KEY_TILE,
         CACHE_FORMAT, CACHE_GROUP, False,
     )  # fmt: skip
     weighted, row_sum, row_max = attend_keys(
-        weighted, row_sum, row_max, q, own_rows, reach, slopes, hidden, all_see_to, end, first_key,
+        weighted, row_sum, row_max, q, q_values, own_rows, reach, slopes, hidden, all_see_to, end, first_key,
         k_cache_ptr, v_cache_ptr, table_ptr, kv_head, scale,
         KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, DIM_TILE, VALUE_TILE, KEY_TILE,
         CACHE_FORMAT, CACHE_GROUP, True,
