@@ -94,7 +94,7 @@ def test_families(family: str, ranks: int, captured_family: FamilyCaptures) -> N
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_latent_attention(ranks: int, tmp_path: Path) -> None:
-    """Heads of 24 channels of queries and keys beside 16 of values; one rotated key that is repeated for all."""
+    """Heads are cut, with what each makes of the latent; the latent is every rank's, and so is the cache of it."""
     tiny_architecture("deepseek_v3").save_pretrained(tmp_path)
     captured = capture(tmp_path, BuildOptions())
     alone, together = (
@@ -104,7 +104,9 @@ def test_latent_attention(ranks: int, tmp_path: Path) -> None:
     shapes = {node.name: tuple(node.meta["val"].shape) for node in together.weight_nodes()}
     heads = -(-4 // ranks)
     assert shapes["model_layers_0_self_attn_q_b_proj_weight"] == (heads * 24, 16)
-    assert shapes["model_layers_0_self_attn_kv_b_proj_weight"] == (heads * 32, 16)
+    for part in ("keys", "values"):
+        assert shapes[f"model_layers_0_self_attn_kv_b_proj_weight_{part}"] == (heads, 16, 16)
+    assert all((cache.kv_heads, cache.head_dim, cache.value_dim) == (1, 8, 16) for cache in together.caches)
     assert shapes["model_layers_0_self_attn_o_proj_weight"] == (64, heads * 16)
 
 
