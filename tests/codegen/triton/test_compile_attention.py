@@ -10,12 +10,14 @@ from torch import Tensor
 
 from llmc.codegen.triton.compile import Workers
 from llmc.codegen.triton.kernels.attention.paged_attention import paged_attention
+from llmc.codegen.triton.kernels.products.head_linear import head_linear
 from llmc.codegen.triton.kernels.sampling.draw_rows import argmax_rows, draw_rows
 from llmc.codegen.triton.kernels.sampling.row_masses import row_masses
 from llmc.codegen.triton.kernels.sampling.sample_candidates import sample_candidates
 from llmc.codegen.triton.kernels.sampling.top_k_rows import top_k_rows
 from tests.codegen.triton.offline_compile import compile_checked, meta, node_kernels
 from tests.gpu_target import EACH_KIND_OF_GPU, each_kind_of_gpu, gpu_target, matrix_instruction
+from tests.quick_sample import quick_sample
 
 
 @pytest.mark.parametrize("name", each_kind_of_gpu("rtx4090", "h100", "b200", "mi300x"))
@@ -49,6 +51,21 @@ def test_other_heads(
     sinks = meta(heads, dtype=torch.float32)
     arguments = _with_trees(*_attention(heads, kv_heads, head_dim, dtype), 128, None, sinks)
     compile_checked(node_kernels(paged_attention, arguments, target), target, workers, tmp_path)
+
+
+@pytest.mark.parametrize("name", each_kind_of_gpu("rtx4090", "a100", "h100", "b200", "mi300x"))
+@pytest.mark.parametrize("dtype", quick_sample([torch.bfloat16, torch.float32], [torch.bfloat16]))
+def test_attention_of_deepseek_v3(name: str, dtype: torch.dtype, workers: Workers, tmp_path: Path) -> None:
+    """128 heads over latents of 512 channels, with trees, and what goes before and after it."""
+    target = gpu_target(name)
+    *_, starts, lengths, tables, scale = _attention(128, 1, 64, dtype)
+    caches = meta(64, 1, 16, 64, dtype=dtype), meta(64, 1, 16, 512, dtype=dtype)
+    arguments = _with_trees(meta(8, 128, 576, dtype=dtype), *caches, starts, lengths, tables, scale)
+    kernels = node_kernels(paged_attention, (*arguments, None, None, True), target)
+    for out, channels in ((512, 128), (128, 512)):
+        operands = meta(8, 128, channels, dtype=dtype), meta(128, out, channels, dtype=dtype)
+        kernels += node_kernels(head_linear, operands, target)
+    compile_checked(kernels, target, workers, tmp_path)
 
 
 @pytest.mark.parametrize("name", EACH_KIND_OF_GPU)

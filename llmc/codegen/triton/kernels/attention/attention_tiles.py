@@ -33,7 +33,9 @@ def latent_tile(target: GpuTarget, is_fp32: bool) -> Tile:
     """The tile of every program over values of up to 512 channels that are keys, too."""
     if is_fp32:
         return Tile(16, 16, 8, 1)
-    return Tile(16, 16, 4, 1) if target.backend == "hip" else Tile(16, 32, 8, 2)
+    if target.backend == "hip":
+        return Tile(16, 16, 4, 1)
+    return Tile(16, 32 if target.has_tma else 16, 8, 2)
 
 
 def decode_tile(target: GpuTarget, is_fp32: bool, dim: int, group: int, is_coded: bool) -> Tile:

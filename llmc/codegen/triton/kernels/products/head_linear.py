@@ -18,9 +18,6 @@ from llmc.graph.refusal import Refusal
 from llmc.program import Layout
 from llmc.targets import GpuTarget
 
-# Triton's interpreter gets products of bf16 operands wrong: there they are widened first.
-_INTERPRETED = triton.knobs.runtime.interpret
-
 
 @triton.jit
 def head_linear_kernel(
@@ -84,7 +81,7 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
                 "TOKEN_BLOCK": tokens,
                 "OUT_BLOCK": out_block,
                 "IN_BLOCK": in_block,
-                "UPCAST": _INTERPRETED,
+                "UPCAST": False,
             },
             (str(heads), str(triton.cdiv(out, out_block)), f"cdiv({call.count('x')}, {tokens})"),
             min_tokens=first,
