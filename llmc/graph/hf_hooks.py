@@ -15,8 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from llmc.errors import CaptureError
+from llmc.graph.trace import EXAMPLE_TOKENS
 
 IMPLEMENTATION = "llmc"
 # Of models that give a row for a whole text: their tokens may see those behind them, too.
@@ -106,10 +108,12 @@ def attention_hook(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    indices: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """query: [1, heads, T, head_dim], key and value: [1, kv_heads, T, head_dim]; returns [1, T, heads, head_dim].
 
+    indices: [1, T, chosen], of the keys that an indexer lets each query see: all of them, or it is refused.
     Masks that say more than a window or chunks are refused here, where they are used: some models make masks for
     encoders that they do not have.
     """
@@ -124,6 +128,8 @@ def attention_hook(
             f"{layer} passes {', '.join(unknown)} to the attention, which llmc::attention does not know",
             fix="report the model; attention with this option is not supported",
         )
+    if indices is not None:
+        _check_all_seen(module, indices, key.shape[2], layer)
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     bounds: _Bounds | None = getattr(attention_mask, _BOUNDS, None)
     if bounds is not None:
@@ -141,6 +147,20 @@ def attention_hook(
     q, k, v = (x.transpose(1, 2).squeeze(0) for x in (query, key, value))
     out = torch.ops.llmc.attention.default(q, k, v, scale, sliding_window, softcap, s_aux, chunk=chunk)
     return out.unsqueeze(0), None
+
+
+def _check_all_seen(module: Any, indices: Tensor, tokens: int | torch.SymInt, layer: str) -> None:
+    """That an indexer chooses all keys: up to as many tokens as it chooses, which then bounds the model's length."""
+    most = getattr(module.config, "index_topk", None)
+    chosen = indices.shape[-1]
+    if isinstance(most, int) and most > EXAMPLE_TOKENS and statically_known_true(chosen == torch.sym_min(most, tokens)):
+        torch._check(tokens <= most)
+    elif not statically_known_true(chosen == tokens):
+        raise CaptureError(
+            f"{layer} lets each query see {most} keys, which its indexer chooses",
+            fix="llmc::attention sees all keys: of such models those compile that choose more of them than "
+            f"{EXAMPLE_TOKENS}, for contexts of as many tokens as they choose",
+        )
 
 
 def both_ways_attention_hook(
@@ -187,7 +207,9 @@ def mask_hook(mask_function: Callable[..., Any], **sizes: Any) -> Tensor | None:
     note of what it says: some models tell their window to nobody else.
     """
     kinds = _kinds(mask_function)
-    if kinds <= _CAUSAL:
+    # An indexer chooses among the keys that the mask lets a query see: it reads the mask itself.
+    has_indexer = getattr(sizes.get("config"), "index_topk", None) is not None
+    if kinds <= _CAUSAL and not has_indexer:
         return None
     from transformers.masking_utils import eager_mask
 
