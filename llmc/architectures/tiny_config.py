@@ -34,11 +34,13 @@ _SIZES: Mapping[str, Any] = MappingProxyType(
         **dict.fromkeys(("q_lora_rank", "kv_lora_rank"), 16),
         **dict.fromkeys(("state_size", "ssm_state_size", "mamba_d_state", "mamba_d_head", "v_head_dim"), 16),
         **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "index_head_dim"), 16),
-        **dict.fromkeys(("mamba_n_heads", "num_mamba_heads", "chunk_size", "mamba_chunk_size", "index_topk"), 8),
+        **dict.fromkeys(("mamba_n_heads", "num_mamba_heads", "chunk_size", "mamba_chunk_size"), 8),
         **dict.fromkeys(("time_step_rank", "mamba_dt_rank", "linear_num_value_heads", "encoder_attention_heads"), 4),
         **dict.fromkeys(("num_key_value_heads", "linear_num_key_heads", "index_n_heads"), 2),
         # Shorter than the lengths that are compared, so that the window matters.
         **dict.fromkeys(("sliding_window", "attention_window", "attention_window_size", "attention_chunk_size"), 6),
+        # No shorter than any length that is compared: indexers that choose among keys compile so.
+        "index_topk": 320,
         "rotary_dim": 8,
         "qk_rope_head_dim": 8,
         "qk_nope_head_dim": 16,
