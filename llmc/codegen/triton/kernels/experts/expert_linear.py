@@ -37,7 +37,8 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
         return storage
     parts = unrounded_parts(node)
     if "x" in parts:
-        return Refusal(f"x is rounded to {arguments_of(parts['x'])['format']}: experts' kernels take it as it is", node)
+        rounded = f"x is rounded to {arguments_of(parts['x'])['format']}, and experts' kernels take it as it is"
+        return Refusal(f"{rounded}: give experts a scheme for weights alone, such as *experts*=int4:g32", node)
     if "weight" in parts and parts["weight"].target is not _llmc.dequantize.default:
         return Refusal("no kernel finds one expert's rows among weights without their zeros", node)
     x, result = arguments_of(node)["x"].meta["val"].dtype, node.meta["val"].dtype
