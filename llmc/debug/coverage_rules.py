@@ -250,7 +250,13 @@ def _shared_reads(graph: ModelGraph) -> list[fx.Node]:
 
 def _rotated_writes(graph: ModelGraph) -> list[fx.Node]:
     writes = all_of(ops.kv_write.default)(graph)
-    return [n for n in writes if _source(n.all_input_nodes[0]).target is ops.rope.default]
+    return [n for n in writes if _source(n.all_input_nodes[0]).target is ops.rope.default and not _is_of_latents(n)]
+
+
+def _is_of_latents(write: fx.Node) -> bool:
+    """Whether what is rotated is a part of each key alone, and queries are joined of parts, too."""
+    readers = call_arguments(write)["k_cache"].users
+    return any(u.target is ops.paged_attention.default and call_arguments(u)["latent"] for u in readers)
 
 
 def _selected(graph: ModelGraph) -> int:

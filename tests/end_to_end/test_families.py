@@ -34,10 +34,10 @@ QUICK = (
 )
 MIXTURES = ("gpt_oss", "mixtral")
 # Models whose code bounds the tokens, masks or biases scores in its own way, or repeats tables. BLOOM and MPT have
-# slopes, Llama 4 has chunks, Gemma 3n streams.
+# slopes, DeepSeek V3 and MiniCPM3 latents, Llama 4 has chunks, Gemma 3n streams.
 OWN_CODE = (
     *("bloom", "codegen", "gemma3n_text", "git", "gpt_neo", "gpt_neox_japanese", "llama4_text", "mpt", "openai-gpt"),
-    *("roformer", "xglm"),
+    *("deepseek_v3", "minicpm3", "roformer", "xglm"),
 )
 PLAIN: dict[str, Callable[[], nn.Module]] = {"plain SDPA": sdpa_decoder, "plain eager": eager_decoder}
 

@@ -87,6 +87,7 @@ def of_heads() -> Kernel:
             "tokens": call.count("x"),
             "in": channels,
             "out": out,
+            "slots": 1,
             "experts": heads,
             "x": call.rows("x"),
             "weight": call.weight("weight", Layout.PANELS),

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from llmc.architectures.tiny_config import tiny_architecture
+from llmc.codegen.cpp.lowering import lower
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.capture import capture
 from llmc.graph.execute import run_tokens
@@ -19,6 +20,7 @@ from llmc.options import BuildOptions
 from llmc.passes.attention.absorb_mla import absorb_mla
 from llmc.passes.pipeline import built_in, canonical, serving
 from llmc.passes.runner import run_pipeline
+from llmc.targets import CPU_TARGETS
 from tests.graph_builder import GraphBuilder, TensorSource
 from tests.passes.pass_checks import rewrites, same_logits
 from tests.quick_sample import quick_sample
@@ -143,6 +145,8 @@ def test_the_cache_holds_the_latent_and_what_is_rotated(family: str) -> None:
     for cache in after.caches:
         channels = cache.kv_heads * (cache.width("k") + cache.width("v"))
         assert channels == model.config.kv_lora_rank + model.config.qk_rope_head_dim
+    launches = lower(after, CPU_TARGETS[0], BuildOptions()).program.launches
+    assert sum(launch.family == "head_linear" for launch in launches) == 2 * len(after.caches)
     for length in (1, 7, 33, 70):
         tokens = tiny_tokens(length)
         expected = run_tokens(before, captured.source, tokens)
