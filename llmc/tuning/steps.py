@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from llmc.program import Limits, Program, RowCount, RowRange
@@ -40,4 +41,10 @@ def steps_of(program: Program) -> tuple[StepShape, ...]:
         StepShape(tokens, 1, 1, columns),
     )
     ranges = dict.fromkeys(launch.only for launch in program.launches)
-    return tuple(dict.fromkeys((*common, *(shape_of(only, limits) for only in ranges))))
+    found = dict.fromkeys((*common, *(shape_of(only, limits) for only in ranges)))
+    return tuple(with_inputs_of(program, shape) for shape in found)
+
+
+def with_inputs_of(program: Program, shape: StepShape) -> StepShape:
+    """The shape with what a program reads beside the usual: which adapter tokens have."""
+    return replace(shape, adapters=program.adapters is not None)

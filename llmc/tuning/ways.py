@@ -12,7 +12,7 @@ from llmc.codegen.triton.compile import Workers, processors
 from llmc.program import Alternative, Launch, Program
 from llmc.targets import GpuTarget
 from llmc.tuning.choice import Tuned, fastest
-from llmc.tuning.steps import shape_of
+from llmc.tuning.steps import shape_of, with_inputs_of
 from llmc.tuning.timing import LAUNCHES, ROUNDS, timed
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def choose_ways(
     kernels = {kernel.name: kernel for kernel in program.kernels}
     for (first, last), others in sites.items():
         own = program.launches[first : last + 1]
-        shape = shape_of(own[0].only, program.limits)
+        shape = with_inputs_of(program, shape_of(own[0].only, program.limits))
         measured = {"own": seconds(own, shape)} | {str(i): seconds(a.launches, shape) for i, a in enumerate(others)}
         best = fastest(measured, "own")
         launches = own if best == "own" else others[int(best)].launches
