@@ -131,6 +131,17 @@ def test_a_token_of_a_tree_does_not_see_what_its_mask_hides(window: int | None, 
     check(ops.paged_attention.default, numbers(5 + drafts, 4, 4), k, v, starts, lengths, tables, *options)
 
 
+def test_values_that_are_keys_too() -> None:
+    starts, lengths = torch.tensor([0, 4, 5], dtype=torch.int32), torch.tensor([7, 2], dtype=torch.int32)
+    tables = torch.tensor([[3, 0], [2, 0]], dtype=torch.int32)
+    k, v = numbers(4, 1, 4, 2, seed=1), numbers(4, 1, 4, 5, seed=2)
+    v[1] = torch.nan  # A block that nobody has.
+    check(ops.paged_attention.default, numbers(5, 3, 7), k, v, starts, lengths, tables, 0.5, latent=True)
+    sequence = numbers(6, 1, 2, seed=3), numbers(6, 1, 5, seed=4)
+    check(ops.attention.default, numbers(6, 3, 7), *sequence, 0.5, latent=True)
+    check(ops.head_linear.default, numbers(6, 3, 4), numbers(3, 5, 4, seed=5))
+
+
 def test_what_aten_does_to_integers_and_lookups() -> None:
     x, y = torch.tensor([-7, 7, 5]), torch.tensor([2, -2, 3])
     check(aten.floor_divide.default, x, y)
