@@ -43,7 +43,9 @@ def task_of_model(model: Any, asked: TaskChoice) -> Task | None:
         return None if asked == "generate" else Task(asked)
     if type(model).__name__.endswith(_CLASSIFIER):
         return Task.SCORE if model.config.num_labels == 1 else Task.CLASSIFY
-    return Task.EMBED if model.base_model is model else None
+    # Llama 4's class for text is its own base model, and has an output matrix.
+    is_bare = model.base_model is model and model.get_output_embeddings() is None
+    return Task.EMBED if is_bare else None
 
 
 def label_count(settings: Mapping[str, Any]) -> int:

@@ -4,6 +4,8 @@
     matmul(stack([a, b], -1), y)                  →  stack([a·y[0, 0] + b·y[1, 0], …], -1)
     op(expand(x, [2, …]), y), of pointwise ops    →  op(stack([x[0], x[0]], 0), y)
     mean(stack([a, b], d), [d])                   →  (a + b) · 1/2
+    mean(x, [1]), x [T, 2, …]                     →  (x[:, 0] + x[:, 1]) · 1/2
+    matmul(y, x), y [T, 2, 2], x [T, 2, …]        →  stack([x[:, 0]·y[:, 0, 0] + x[:, 1]·y[:, 0, 1], …], 1)
     slice_scatter(stack([a, b, c], d), x, d, 1)   →  stack([a, x[0], x[1]], d)
     transpose(stack(…)), slice(stack(…), d)       →  stack of what it takes, along the axis as it then is
     select(stack([a, b], d), d, 1)                →  b
@@ -208,18 +210,30 @@ def _unsqueeze(node: fx.Node) -> Call | None:
 
 
 def _matmul(node: fx.Node) -> Call | None:
-    """Streams mixed by a small matrix of each token."""
-    streams, mixing, value = _streams(node.args[0]), node.args[1], node.meta["val"]
-    matrix = tensor_of(mixing)
-    if streams is None or matrix is None or matrix.dim() != value.dim() or streams.dim != value.dim() - 1:
+    """Streams mixed by a small matrix of each token, which stands on either side."""
+    left, right = node.args[:2]
+    streams, mixing, value = _streams(left), tensor_of(right), node.meta["val"]
+    if streams is not None and mixing is not None and streams.dim == value.dim() - 1 and mixing.dim() == value.dim():
+        if not _is_few(value.shape[-1]):
+            return None
+        return streams.stacked([_mixed(streams.parts, right, -1, column) for column in range(value.shape[-1])])
+    mixing = tensor_of(left)
+    if mixing is None or mixing.dim() != value.dim() or not all(map(_is_few, mixing.shape[-2:])):
         return None
-    if not isinstance(value.shape[-1], int) or value.shape[-1] > _MOST_STREAMS:
+    parts = _beside(right, value.dim() - 2)
+    if parts is None:
         return None
-    return streams.stacked([_mixed(streams.parts, mixing, column) for column in range(value.shape[-1])])
+    mixed = [_mixed(parts, left, -2, row) for row in range(mixing.shape[-2])]
+    return Call(aten.stack.default, (mixed, value.dim() - 2))
 
 
-def _mixed(parts: Sequence[fx.Node], mixing: Any, column: int) -> fx.Node | Call:
-    weights = Call(aten.select.int, (mixing, -1, column))
+def _is_few(count: Any) -> bool:
+    return not isinstance(count, torch.SymInt) and 1 < count <= _MOST_STREAMS
+
+
+def _mixed(parts: Sequence[fx.Node | Call], mixing: Any, dim: int, index: int) -> fx.Node | Call:
+    """The sum of parts, each times one number of a row or a column of the matrix."""
+    weights = Call(aten.select.int, (mixing, dim, index))
     products = [
         Call(aten.mul.Tensor, (part, Call(aten.unsqueeze.default, (Call(aten.select.int, (weights, -1, i)), -1))))
         for i, part in enumerate(parts)
@@ -244,15 +258,31 @@ def _spread(node: fx.Node) -> Call | None:
     return Call(aten.stack.default, ([Call(aten.squeeze.dim, (source, 0))] * value.shape[0], 0))
 
 
-def _reduced(scale: bool) -> Rule:
+def _beside(node: Any, dim: int) -> list[fx.Node | Call] | None:
+    """Streams that lie beside each other in the channels of a token: what is taken of an axis before the last."""
+    value = tensor_of(node)
+    if value is None or dim == value.dim() - 1 or not _is_few(value.shape[dim]):
+        return None
+    if not any(isinstance(size, torch.SymInt) for size in value.shape[:dim]):
+        return None
+    return [Call(aten.select.int, (node, dim, i)) for i in range(value.shape[dim])]
+
+
+def _reduced(*, is_mean: bool) -> Rule:
     def rule(node: fx.Node) -> fx.Node | Call | None:
-        streams, arguments = _streams(node.args[0]), call_arguments(node)
-        if streams is None or arguments.get("keepdim") or arguments.get("dtype") is not None:
+        source, arguments = node.args[0], call_arguments(node)
+        value, streams = tensor_of(source), _streams(source)
+        if value is None or arguments.get("dtype") is not None or len(arguments["dim"]) != 1:
             return None
-        if [front_dim(d, node.meta["val"].dim() + 1) for d in arguments["dim"]] != [streams.dim]:
+        dim = front_dim(arguments["dim"][0], value.dim())
+        if streams is not None and streams.dim != dim:
             return None
-        total = _sum(streams.parts)
-        return Call(aten.mul.Tensor, (total, 1.0 / len(streams.parts))) if scale else total
+        parts = _beside(source, dim) if streams is None else streams.parts
+        if parts is None:
+            return None
+        total = _sum(parts)
+        result = Call(aten.mul.Tensor, (total, 1.0 / len(parts))) if is_mean else total
+        return Call(aten.unsqueeze.default, (result, dim)) if arguments.get("keepdim") else result
 
     return rule
 
@@ -267,11 +297,11 @@ def _sum(terms: Sequence[fx.Node | Call]) -> fx.Node | Call:
 _RULES: dict[Any, Rule] = {
     aten.expand.default: _spread,
     aten.matmul.default: _matmul,
-    aten.mean.dim: _reduced(scale=True),
+    aten.mean.dim: _reduced(is_mean=True),
     aten.select.int: _select,
     aten.slice.Tensor: _slice,
     aten.slice_scatter.default: _written,
-    aten.sum.dim_IntList: _reduced(scale=False),
+    aten.sum.dim_IntList: _reduced(is_mean=False),
     aten.transpose.int: _transpose,
     aten.unsqueeze.default: _unsqueeze,
 }

@@ -61,19 +61,38 @@ def _scaled_by_weight(x: Any, weight: Any) -> Any:
     return _joined(aten.mul.Tensor(aten.add.Tensor(each, aten.select.int(weight, 0, 0)), 0.5))
 
 
+def _beside(x: Any) -> Any:
+    """Streams in the channels of a token."""
+    apart = aten.tanh.default(aten.reshape.default(x, [-1, 2, WIDTH // 2]))
+    mean = aten.mean.dim(apart, [-2])
+    return aten.add.Tensor(x, aten.cat.default([mean, mean], -1))
+
+
+def _hyper_connected(x: Any, coefficients: Any) -> Any:
+    """Streams in the channels, mixed by a matrix of each token whose columns sum to 1."""
+    mixing = aten.sigmoid.default(aten.reshape.default(aten.linear.default(x, coefficients), [-1, 2, 2]))
+    mixing = aten.div.Tensor(mixing, aten.sum.dim_IntList(mixing, [-2], True))
+    mixed = aten.matmul.default(mixing, aten.reshape.default(x, [-1, 2, WIDTH // 2]))
+    return aten.reshape.default(mixed, [-1, WIDTH])
+
+
 @pytest.mark.parametrize(
     ("body", "weights"),
     [
         (_mixed, {"coefficients": (9, WIDTH)}),
         (_corrected, {"coefficients": (9, WIDTH)}),
         (_written, {}),
+        (_beside, {}),
+        (_hyper_connected, {"coefficients": (4, WIDTH)}),
         (_taken_of_each, {}),
         (_scaled_by_weight, {"weight": (3, WIDTH)}),
     ],
 )
 def test_streams_come_apart(body: Callable[..., Any], weights: dict[str, Any]) -> None:
     text = rewritten(PatternGraph(body, **weights), separate_streams)
-    assert not any(f"aten.{op}" in text for op in ("stack", "matmul", "slice_scatter", "expand", "mean", "sum"))
+    assert not any(f"aten.{op}" in text for op in ("matmul", "slice_scatter", "expand", "mean", "sum"))
+    # What reads the channels of all streams joins them again.
+    assert ("aten.stack" in text) is (body is _hyper_connected)
 
 
 def test_other_stacks_stay() -> None:
