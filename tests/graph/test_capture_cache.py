@@ -66,7 +66,7 @@ def test_what_the_grammar_lacks_is_not_written(captured_family: FamilyCaptures) 
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        (("version",), 2),
+        (("version",), 999),
         (("nodes", -2, "target"), "os.system.default"),
         (("nodes", -2, "target"), "aten.__class__.default"),
         (("nodes", -2, "args"), [{"node": "nowhere"}]),
