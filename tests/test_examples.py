@@ -10,6 +10,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SHOWS = {
+    "embed_texts.py": ["numbers a text, pooling last", "vectors: 4 of ", "1.0000  The king is dead, my lord."],
     "write_a_pass.py": ["split_norm_weight: 4 rewrites", "fold_norm_weight: 10 rewrites, 0 refused"],
     "find_a_wrong_pass.py": [
         "diff: wrong_norm is the first pass over its budget",
@@ -38,7 +39,7 @@ SHOWS = {
 # One compiles a whole engine for a GPU, two train drafts and build engines with them. The same of smaller ones is held
 # by tests/end_to_end/test_gpu_engine.py and tests/training.
 ARGUMENTS = {"train_eagle3.py": ("--sequences", "16", "--steps", "4")}
-SLOW = ("find_a_wrong_pass.py", "compile_for_a_gpu.py", "train_medusa_heads.py", "train_eagle3.py")
+SLOW = ("embed_texts.py", "find_a_wrong_pass.py", "compile_for_a_gpu.py", "train_medusa_heads.py", "train_eagle3.py")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in SHOWS])
