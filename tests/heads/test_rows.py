@@ -7,9 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import llmc
 from llmc.errors import CaptureError, OptionError, RequestError
+from llmc.graph.capture import capture
+from llmc.graph.step_inputs import is_of_logit_rows
+from llmc.options import BuildOptions
+from llmc.passes.pipeline import default
+from llmc.passes.runner import run_pipeline
 from llmc.program import Activation, Pooling, Task
 from llmc.runtime.engine import Engine
 from tests.heads.tiny_texts import MODELS, least_cosine, rows_of, texts, tiny_model
@@ -25,6 +31,14 @@ def test_rows_are_those_of_transformers(name: str) -> None:
         assert np.abs(rows - expected).max() <= 2e-5 * max(1.0, np.abs(expected).max())
         alone = [engine.completer.rows([text], False)[0] for text in texts()]
         assert all(np.array_equal(one, row) for one, row in zip(alone, rows, strict=True))
+
+
+@pytest.mark.parametrize("name", ["qwen3", "bert"])
+def test_heads_of_bf16_are_computed_for_wanted_rows_alone(name: str) -> None:
+    graph = capture(tiny_model(name), BuildOptions(dtype="bfloat16")).graph
+    served = run_pipeline(graph, default(), BuildOptions()).graph
+    (cast,) = served.graph.find_nodes(op="call_function", target=torch.ops.aten._to_copy.default)
+    assert served.logits() is cast and is_of_logit_rows(served, cast.all_input_nodes[0])
 
 
 @pytest.fixture(scope="module", params=["qwen3", "bert"])

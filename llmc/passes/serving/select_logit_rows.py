@@ -191,7 +191,8 @@ def _keeps_rows(node: fx.Node) -> bool:
     record = record_of(node)
     if record is not None:
         return bool(record.rows)
-    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
+    is_cast = node.target is torch.ops.aten._to_copy.default  # Which torch does not tag.
+    return is_cast or (isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags)
 
 
 def _other_user(results: tuple[fx.Node, ...], selections: dict[fx.Node, fx.Node]) -> Refusal | None:
