@@ -68,7 +68,7 @@ def heads_fit(call: OpCall) -> str | None:
     q, k, v = call.shape("q"), call.shape("k"), call.shape("v")
     if not len(q) == len(k) == len(v) == 3:
         return f"attention needs [tokens, heads, head_dim], got q {q}, k {k}, v {v}"
-    key = k[2] + v[2] if call.arguments["latent"] else k[2]
+    key = k[2] + v[2] if call.arguments.get("latent") else k[2]
     if q[1] % k[1] != 0 or k[1] != v[1] or q[2] != key:
         return f"the heads do not fit: q {q}, k {k}, v {v}"
     return None
