@@ -92,6 +92,8 @@ _OVERRIDES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         **{name: {"num_hidden_layers": 4} for name in ("llama4", "llama4_text")},
         "longcat_flash": {**_LATENT, "ffn_hidden_size": 112, "zero_expert_num": 2, "num_layers": 1},
         "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1},
+        # Blocks of the gates' matrices as wide as kernels take them.
+        "recurrent_gemma": {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32},
         "reformer": {"axial_pos_embds_dim": [32, 32], "axial_pos_shape": [16, 20], "is_decoder": True},
         "roc_bert": {"pronunciation_vocab_size": 20, "shape_vocab_size": 20},
         "xlm": {"emb_dim": 64, "n_words": 160},

@@ -99,6 +99,7 @@ _OF_STATES = (
     _llmc.causal_conv_with_state.default,
     _llmc.selective_scan_with_state.default,
     _llmc.linear_attention_with_state.default,
+    _llmc.linear_recurrence_with_state.default,
 )
 _WHOLE_TEXTS = (_llmc.ragged_attention.default, _llmc.pool_rows.default, _llmc.segments_of_texts.default)
 WITHOUT_KERNEL: Mapping[str, Mapping[OpOverload, str]] = MappingProxyType(

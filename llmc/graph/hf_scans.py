@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import MethodType
 from typing import Any
 
 import torch
@@ -18,23 +19,30 @@ from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
 
 from llmc.errors import CaptureError
+from llmc.graph.hf_recurrences import METHODS, rwkv_linear_attention
 
 _llmc = torch.ops.llmc
 
 
 @contextmanager
 def scans_as_ops(model: nn.Module) -> Iterator[None]:
-    """Put llmc's functions into the modules that the model's classes come from, and take them out again."""
+    """Put llmc's functions into the modules that the model's classes come from, and its methods into the model's own,
+    and take them out again."""
     modules = {sys.modules[type(part).__module__] for part in model.modules()}
     places = [(module, name) for module in modules for name in _FUNCTIONS if hasattr(module, name)]
     before = [getattr(module, name) for module, name in places]
+    methods = [(part, name) for part in model.modules() for kind, name in METHODS if type(part).__name__ == kind]
     try:
+        for part, name in methods:
+            setattr(part, name, MethodType(METHODS[type(part).__name__, name], part))
         for module, name in places:
             setattr(module, name, _FUNCTIONS[name])
         yield
     finally:
         for (module, name), function in zip(places, before, strict=True):
             setattr(module, name, function)
+        for part, name in methods:
+            vars(part).pop(name, None)
 
 
 def causal_conv1d_fn(
@@ -136,6 +144,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "mamba2_chunk_scan": mamba2_chunk_scan,
     "torch_chunk_gated_delta_rule": chunk_gated_delta_rule,
     "chunk_kimi_delta_attention": chunk_gated_delta_rule,
+    "rwkv_linear_attention": rwkv_linear_attention,
 }
 
 

@@ -19,17 +19,24 @@ Scan = Callable[[slice, Tensor], tuple[Tensor, Tensor]]
 
 
 def scan_step(
-    scan: Scan, y: Tensor, state: Tensor, query_starts: Tensor, context_lens: Tensor, state_slots: Tensor
+    scan: Scan,
+    y: Tensor,
+    state: Tensor,
+    query_starts: Tensor,
+    context_lens: Tensor,
+    state_slots: Tensor,
+    initial: float = 0.0,
 ) -> Tensor:
     """Fill y, token rows, request by request, and put each request's state back into its slot.
 
     state: [slots, …]; query_starts: [requests + 1], context_lens: [requests], as in paged_attention; state_slots:
-    [requests], int32. A request whose tokens are the first of its sequence begins from zero, whatever its slot holds.
+    [requests], int32. A request whose tokens are the first of its sequence begins from `initial`, whatever its slot
+    holds.
     """
     for r, slot in enumerate(state_slots.tolist()):
         tokens = slice(int(query_starts[r]), int(query_starts[r + 1]))
         has_state = int(context_lens[r]) > tokens.stop - tokens.start
-        before = state[slot] if has_state else torch.zeros_like(state[slot])
+        before = state[slot] if has_state else torch.full_like(state[slot], initial)
         y[tokens], state[slot] = scan(tokens, before)
     return y
 

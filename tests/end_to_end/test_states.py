@@ -23,6 +23,7 @@ LENGTHS = (1, 7, 33, 70)
 MODELS = [
     *("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "lfm2", "mamba", "mamba2"),
     *("kimi_linear", "olmo_hybrid", "qwen3_5_text", "qwen3_next"),
+    *("minimax", "recurrent_gemma", "rwkv", "xlstm"),
 ]
 HYBRID = "falcon_h1"
 
@@ -107,6 +108,18 @@ def test_what_a_step_that_failed_had_begun_is_computed_again(tmp_path: Path) -> 
         loop.step = step  # type: ignore[method-assign]
         assert engine.generate([prompt], params)[0].choices[0].token_ids == wanted
         assert loop.scheduler.preemptions > 0
+
+
+@pytest.mark.slow
+def test_rwkv_that_has_not_run_yet_is_captured_without_its_halving(tmp_path: Path) -> None:
+    model, tokens = tiny_architecture("rwkv"), tokens_of(9)
+    model.config.rescale_every = 1
+    with llmc.load(built(model, tmp_path / "engine.llmc", target="reference")) as engine:
+        found = engine.logits(tokens)
+    with torch.inference_mode():
+        expected = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].float().numpy()
+    assert model.rwkv.layers_are_rescaled
+    assert np.abs(found - expected).max() <= 1e-3 * expected.std()
 
 
 def test_drafts_are_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from llmc.codegen.cpp.cache_kernels import attended, caching
 from llmc.codegen.cpp.kernel import Kernel, by_name
 from llmc.codegen.cpp.products import lookup, of_heads, product, sent
 from llmc.codegen.cpp.rank_kernels import among_ranks, gathered
-from llmc.codegen.cpp.state_kernels import WIDEST_CONV, WIDEST_KEY, carrying, decays
+from llmc.codegen.cpp.state_kernels import WIDEST_CONV, WIDEST_KEY, carrying, decays, semiring
 from llmc.codegen.cpp.text_kernels import of_requests, of_texts, pooled
 
 _llmc = torch.ops.llmc
@@ -74,4 +74,5 @@ KERNELS: dict[Any, Kernel] = {
         more=decays,
         widest=("k", 2, WIDEST_KEY),
     ),
+    _llmc.linear_recurrence_with_state.default: carrying("linear_recurrence", {"x": ": channels"}, more=semiring),
 }

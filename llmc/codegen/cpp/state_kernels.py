@@ -43,6 +43,11 @@ def carrying(
     return replace(kernel, refusal=refusal)
 
 
+def semiring(call: Call) -> Arguments:
+    """Whether sums are maxima."""
+    return {"tropical": int(call.plain("tropical"))}
+
+
 def decays(call: Call) -> Arguments:
     """Of a head and token, how many there are."""
     shape = call.shape("decay")

@@ -43,6 +43,8 @@ WITHOUT_FUNCTION: Mapping[Any, str] = MappingProxyType(
                 llmc.selective_scan_with_state.default,
                 llmc.linear_attention.default,
                 llmc.linear_attention_with_state.default,
+                llmc.linear_recurrence.default,
+                llmc.linear_recurrence_with_state.default,
             ),
             "it walks over the tokens of a sequence, of which models of standard ops know no number",
         ),

@@ -7,7 +7,7 @@
     mm, bmm  →  matmul;  addmm, x·W, W·xᵀ, linear(x, Wᵀ)  →  linear(x, transpose(W));  baddbmm  →  add of a matmul
     min and max of two tensors, clamp between tensors  →  minimum, maximum;  __and__, __or__  →  bitwise_and, bitwise_or
     square  →  pow(x, 2);  std  →  square root of the mean of squares;  multiply  →  mul;  rsub  →  sub
-    masked_fill, where with a scalar  →  where;  _softmax  →  softmax
+    var.dim  →  var.correction;  masked_fill, where with a scalar  →  where;  _softmax  →  softmax
     add(expand(x), y)  →  add(x, y), and so for all pointwise ops, where y has the whole shape
     native_layer_norm, fused SDPA variants, of which only the first result is used  →  layer_norm, SDPA
 Must have: one symbolic size per reshape; otherwise the reshape keeps its shape arithmetic.
@@ -229,6 +229,12 @@ def _square(node: fx.Node) -> Call:
     return Call(aten.pow.Tensor_Scalar, (node.args[0], 2))
 
 
+def _var(node: fx.Node) -> Call:
+    arguments = call_arguments(node)
+    keywords = {"correction": int(arguments["unbiased"]), "keepdim": arguments["keepdim"]}
+    return Call(aten.var.correction, (arguments["self"], arguments["dim"]), keywords)
+
+
 def _rsub(node: fx.Node) -> Call | None:
     arguments = call_arguments(node)
     if arguments["alpha"] != 1:
@@ -346,6 +352,7 @@ _RULES: dict[Any, Rule] = {
     aten.transpose.int: _transpose,
     aten.unflatten.int: _reshape,
     aten.unsqueeze.default: _unsqueeze,
+    aten.var.dim: _var,
     aten.view.default: _reshape,
     aten.where.ScalarOther: _where_scalar,
     aten.where.ScalarSelf: _where_scalar,

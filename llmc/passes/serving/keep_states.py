@@ -2,10 +2,10 @@
 
     causal_conv(x, weight, bias)  ->  causal_conv_with_state(x, weight, bias, state_i, query_starts, context_lens,
                                                              state_slots)
-and selective_scan and linear_attention likewise: the same arguments, then the state and which requests go on from it.
-The first rewrite declares state_slots. Must have: operands of exactly the step's tokens, and no draft. Every
-such op must be rewritten, or the build fails, unless allow_fallback names states: such a graph is right for one whole
-sequence a step only.
+and selective_scan, linear_attention and linear_recurrence likewise: the same arguments, then the state and which
+requests go on from it. The first rewrite declares state_slots. Must have: operands of exactly the step's tokens, and no
+draft. Every such op must be rewritten, or the build fails, unless allow_fallback names states: such a graph is right
+for one whole sequence a step only.
 Numerics: exact, since both forms take tokens one by one, in fp32.
 """
 
@@ -42,6 +42,10 @@ _SHAPES: dict[Any, tuple[Any, Callable[[dict[str, Any]], tuple[int, ...]]]] = {
     _llmc.linear_attention.default: (
         _llmc.linear_attention_with_state.default,
         lambda a: (a["v"].shape[1], a["k"].shape[2], a["v"].shape[2]),
+    ),
+    _llmc.linear_recurrence.default: (
+        _llmc.linear_recurrence_with_state.default,
+        lambda a: tuple(a["x"].shape[1:]),
     ),
 }
 _OF_THE_STEP = ("query_starts", "context_lens", STATE_SLOTS)

@@ -36,14 +36,15 @@ def recurrent() -> tuple[ModelGraph, TensorSource]:
     heads = [b.call(torch.ops.aten.reshape.default, x, [-1, 2, 4]) for x in (h, convolved, scanned)]
     decay = b.call(torch.ops.aten.neg.default, b.call(torch.ops.aten.sigmoid.default, b.linear(h, "decay", 2)))
     attended = b.call(op.linear_attention.default, *heads, decay)
-    return b.finish(b.call(torch.ops.aten.reshape.default, attended, [-1, 8]))
+    joined = b.call(torch.ops.aten.reshape.default, attended, [-1, 8])
+    return b.finish(b.call(op.linear_recurrence.default, joined, dt))
 
 
 def test_keeps_every_state(golden: Callable[[str, str], None]) -> None:
     graph, source = recurrent()
     result = run_pipeline(graph, PASSES, BuildOptions())
     golden("passes/keep_states.txt", render(result.graph))
-    assert [state.shape for state in result.graph.states] == [(2, 8), (8, 5), (2, 4, 4)]
+    assert [state.shape for state in result.graph.states] == [(2, 8), (8, 5), (2, 4, 4), (8,)]
     whole = run_tokens(graph, source, TOKENS)
     assert torch.isfinite(whole).all()
     for sizes in ([7], [1, 3, 1, 2], [1] * 7):
@@ -62,7 +63,7 @@ def test_sequences_of_a_step_do_not_know_of_each_other() -> None:
     torch.testing.assert_close(torch.cat((second, end)), run_tokens(graph, source, other))
 
 
-@pytest.mark.parametrize("stop_after", [1, 2, 3, 4])
+@pytest.mark.parametrize("stop_after", [1, 2, 3, 4, 5])
 def test_runs_when_cut_half_way(stop_after: int) -> None:
     graph, source = recurrent()
     cut = run_pipeline(graph, PASSES, BuildOptions(stop_after=stop_after)).graph
@@ -73,14 +74,14 @@ def test_refuses_drafts() -> None:
     graph, _ = recurrent()
     draft, _ = recurrent()
     graph.draft = AttachedDraft(draft, "mtp", None)
-    with pytest.raises(PassError, match="3 of 3 states cannot be kept: a draft that does not come true"):
+    with pytest.raises(PassError, match="4 of 4 states cannot be kept: a draft that does not come true"):
         run_pipeline(graph, PASSES, BuildOptions())
 
 
 @pytest.mark.parametrize("option", ["tensor_parallel_size", "pipeline_parallel_size"])
 def test_several_ranks_are_refused(option: str) -> None:
     graph, _ = recurrent()
-    with pytest.raises(PassError, match="3 states, and states are not divided among ranks") as caught:
+    with pytest.raises(PassError, match="4 states, and states are not divided among ranks") as caught:
         run_pipeline(graph, parallel(), BuildOptions.model_validate({option: 2}))
     assert caught.value.at == f"{option}=2"
 

@@ -106,6 +106,31 @@ def test_selective_scan(target: CpuTarget, channels: int, n: int) -> None:
 
 
 @pytest.mark.parametrize("target", RUNNABLE)
+@pytest.mark.parametrize(("channels", "initial", "tropical"), [(37, 0.0, False), (1, -1e38, True), (64, 0.5, True)])
+def test_linear_recurrence(target: CpuTarget, channels: int, initial: float, tropical: bool) -> None:
+    x, decay = numbers(64, channels), -numbers(64, channels, seed=1).abs()
+
+    def kernel(state: Tensor, step: list[Tensor], tokens: Tensor) -> Tensor:
+        y = torch.empty(len(tokens), channels)
+        given = {"x": x[tokens], "decay": decay[tokens], "y": y}
+        values = {name: rows(each) for name, each in given.items()} | metadata(state, step)
+        call(
+            target,
+            "linear_recurrence",
+            [],
+            {**values, "channels": channels, "initial": initial, "tropical": int(tropical)},
+        )
+        return y
+
+    def reference(state: Tensor, step: list[Tensor], tokens: Tensor) -> Tensor:
+        given = (x[tokens], decay[tokens], initial, tropical)
+        y: Tensor = torch.ops.llmc.linear_recurrence_with_state(*given, state, *step)
+        return y
+
+    check(kernel, reference, (channels,))
+
+
+@pytest.mark.parametrize("target", RUNNABLE)
 @pytest.mark.parametrize("has_beta", [False, True])
 @pytest.mark.parametrize("by_channel", [False, True])
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 4, 16, 37), (3, 3, 5, 16)])

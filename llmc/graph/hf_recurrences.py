@@ -1,0 +1,126 @@
+"""Recurrences of transformers' older recurrent models, which stand in methods of their modules, as llmc:: ops.
+
+RWKV and the mLSTM keep sums of exponentials in range by the largest exponent so far: a tropical linear_recurrence. The
+rest of what they do is arithmetic on what each token finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import sigmoid, softplus
+
+_llmc = torch.ops.llmc
+
+
+def rwkv_linear_attention(
+    time_decay: Tensor,
+    time_first: Tensor,
+    key: Tensor,
+    value: Tensor,
+    state: None = None,
+    return_state: bool = False,
+) -> tuple[Tensor, None]:
+    """time_decay, time_first: [channels]; key, value: [1, T, channels]. Returns [1, T, channels] in key's dtype."""
+    k, v = key.squeeze(0).float(), value.squeeze(0).float()
+    decay = torch.zeros_like(k) - torch.exp(time_decay.float())
+    found = _llmc.linear_recurrence.default(k, decay, -1e38, True)
+    most = torch.maximum(found + decay, k)
+    kept, added = torch.exp(found + decay - most), torch.exp(k - most)
+    numerator = _llmc.linear_recurrence.default(added * v, kept)
+    denominator = _llmc.linear_recurrence.default(added, kept)
+    # A token counts more for itself than for those behind it.
+    own = k + time_first.float()
+    most = torch.maximum(found, own)
+    kept, added = torch.exp(found - most), torch.exp(own - most)
+    y = (kept * numerator + added * v) / (kept * denominator + added)
+    return y.to(key.dtype).unsqueeze(0), None
+
+
+def mlstm(
+    self: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    igate: Tensor,
+    fgate: Tensor,
+    c_initial: None = None,
+    n_initial: None = None,
+    m_initial: None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """query, key: [1, heads, T, key_dim]; value: [1, heads, T, value_dim]; igate, fgate: [1, heads, T]. Returns [1,
+    heads, T, value_dim]."""
+    q, k, v = (each.squeeze(0).transpose(0, 1).float() for each in (query, key, value))
+    added, kept = igate.squeeze(0).t().float(), -softplus(-fgate.squeeze(0).t().float())
+    found = _llmc.linear_recurrence.default(added, kept, 0.0, True)
+    most = torch.maximum(found + kept, added)
+    scaled = k * torch.exp(added - most).unsqueeze(-1)
+    # The normalizer is one more column of values, of ones.
+    values = torch.cat((v, torch.ones_like(v[..., :1])), -1)
+    y = _llmc.linear_attention.default(q * q.shape[-1] ** -0.5, scaled, values, found + kept - most)
+    norm = torch.maximum(y[..., -1:].abs(), torch.exp(-most).unsqueeze(-1)) + self.config.eps
+    return (y[..., :-1] / norm).to(query.dtype).transpose(0, 1).unsqueeze(0), None
+
+
+def rg_lru(
+    self: Any, hidden_states: Tensor, recurrent_gate: Tensor, reset: Tensor, recurrent_states: None, **options: Any
+) -> tuple[Tensor, None]:
+    """hidden_states, recurrent_gate: [1, T, channels]. A sequence begins at position 0, so `reset` says nothing new.
+    Returns [1, T, channels]."""
+    x, decay = hidden_states.squeeze(0).float(), recurrent_gate.squeeze(0).float()
+    y = decay * _llmc.linear_recurrence.default(x, decay) + x
+    return y.to(hidden_states.dtype).unsqueeze(0), None
+
+
+def lightning_attention(
+    self: Any, hidden_states: Tensor, position_embeddings: Any = None, attention_mask: Any = None, **options: Any
+) -> tuple[Tensor, None]:
+    """Of a MiniMax layer, whose heads decay at rates of their own. hidden_states: [1, T, hidden]; returns the same."""
+    qkv = self.act_fn(self.qkv_proj(hidden_states)).squeeze(0)
+    heads = qkv.reshape(-1, self.num_attention_heads, 3 * self.head_dim).float()
+    q, k, v = heads.split(self.head_dim, -1)
+    decay = torch.zeros_like(q[..., 0]) - self.slope_rate.float().reshape(-1)
+    y = _llmc.linear_attention.default(q, k, v, decay).to(hidden_states.dtype)
+    normed = self.norm(y.reshape(1, -1, self.num_attention_heads * self.head_dim))
+    gated: Tensor = sigmoid(self.output_gate(hidden_states)) * normed
+    return self.out_proj(gated), None
+
+
+def causal_conv(self: nn.Conv1d, x: Tensor) -> Tensor:
+    """A convolution of channels by themselves with what lies before them, and of nothing behind the last token, which
+    models cut off. x: [1, channels, T]; returns the same."""
+    is_causal = self.padding == (self.kernel_size[0] - 1,) and self.stride == self.dilation == (1,)
+    if not is_causal or self.groups != self.in_channels or self.groups != self.out_channels:
+        return nn.Conv1d.forward(self, x)
+    y: Tensor = _llmc.causal_conv.default(x.squeeze(0).t(), self.weight.squeeze(1).t(), self.bias)
+    return y.t().unsqueeze(0)
+
+
+def token_shift(self: nn.ZeroPad2d, x: Tensor) -> Tensor:
+    """What the token before had: a convolution with the taps 1 and 0. x: [1, T, channels]; returns the same."""
+    if tuple(self.padding) != (0, 0, 1, -1):
+        return nn.ZeroPad2d.forward(self, x)
+    ones = torch.ones(1, x.shape[-1])
+    y: Tensor = _llmc.causal_conv.default(x.squeeze(0), torch.cat((ones, torch.zeros_like(ones))), None)
+    return y.unsqueeze(0)
+
+
+def leave_scales(self: Any) -> None:
+    """RWKV halves its residual stream every few layers, and weights with it, for the range of fp16, which no engine
+    computes in; norms do not see it, but for their eps. A model whose weights are halved already says so and goes on to
+    halve the stream."""
+
+
+# By the class of a module and the method that they take the place of.
+METHODS: dict[tuple[str, str], Callable[..., Any]] = {
+    ("Conv1d", "forward"): causal_conv,
+    ("MiniMaxLightningAttention", "forward"): lightning_attention,
+    ("RecurrentGemmaRglru", "_rnn_scan"): rg_lru,
+    ("RwkvModel", "_rescale_layers"): leave_scales,
+    ("ZeroPad2d", "forward"): token_shift,
+    ("xLSTMBackend", "forward"): mlstm,
+}
