@@ -116,6 +116,7 @@ typedef struct {
   const int64_t* tree_masks;
   const float* slopes;
   int64_t chunk;
+  int64_t latent;
   LlmcRows k, v;
 
 } LlmcPagedAttention;
@@ -325,7 +326,7 @@ void llmc_engine_step(LlmcEngine* engine, const LlmcStep* step) {
        .q = {linear_default_, 96}, .k_cache = engine->caches[0], .v_cache = engine->caches[1],
        .query_starts = step->query_starts, .context_lens = step->context_lens, .block_tables = step->block_tables,
        .max_blocks = step->max_blocks, .scale = 0.28867513459481287f, .window = 6, .softcap = 5.0f,
-       .y = {paged_attention_default_, 48}, .tree_masks = step->tree_masks});
+       .y = {paged_attention_default_, 48}, .tree_masks = step->tree_masks, .latent = 0});
   mark(times, 7);
 
   // linear_default_1
