@@ -78,7 +78,7 @@ def load(
     count, is_temporary = thread_count(threads), owned is not None
     opened, blocks = open_or_explain(directory, executor, kv_cache_bytes, kv_memory, count, is_temporary, check, beside)
     started = asked.start(blocks, count, executor) if asked and not isinstance(opened, AbsentExecutor) else None
-    loop = StepLoop(opened, limits, blocks, max_step_tokens, started, program, whole_texts=whole)
+    loop = StepLoop(opened, limits, blocks, max_step_tokens, speculation=started, program=program, whole_texts=whole)
     return Engine(
         directory, opened, loop, owned, prefix_cache=prefix_cache, output_cache_bytes=output_cache_bytes, check=check
     )

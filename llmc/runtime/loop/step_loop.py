@@ -32,9 +32,9 @@ class StepLoop:
         limits: Limits,
         blocks: int,
         max_step_tokens: int | None = None,
+        *,
         speculation: Speculation | None = None,
         program: Program | None = None,
-        *,
         whole_texts: bool = False,
     ) -> None:
         self.speculation = speculation

@@ -20,7 +20,7 @@ from llmc.targets import host_target
 Arguments = dict[str, Argument]
 PRODUCT: Arguments = {"in": 64, "out": 32, "tokens": Count.TOKENS}
 CODES: Arguments = {"format": "int4", "x_format": "none", "has_zeros": True, "group": 32, "scale_type": "bf16"}
-ATTENTION: Arguments = {"heads": 8, "kv_heads": 2}
+ATTENTION: Arguments = {"heads": 8, "kv_heads": 2, "head_dim": 32, "latent": 0}
 
 
 def program(launches: dict[tuple[str, ...], Arguments], cache: CacheSlot) -> Program:

@@ -145,28 +145,13 @@ def _read_values(
 
 
 @triton.jit
-def read_queries(
-    q_ptr: tl.tensor,
-    present: tl.tensor,
-    HEAD_DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    DIM_TILE: tl.constexpr,
-    VALUE_TILE: tl.constexpr,
-    LATENT: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
-    """(q, q_values) of attend_keys. q_ptr: [rows], where each row begins."""
-    dims = tl.arange(0, DIM_TILE)
-    q = tl.load(q_ptr[:, None] + dims[None, :], mask=present[:, None] & (dims[None, :] < HEAD_DIM), other=0.0)
-    q_values = None
-    if LATENT:
-        value_dims = tl.arange(0, VALUE_TILE)
-        inside = present[:, None] & (value_dims[None, :] < VALUE_DIM)
-        q_values = tl.load(q_ptr[:, None] + HEAD_DIM + value_dims[None, :], mask=inside, other=0.0)
-        if INTERPRETED:
-            q_values = q_values.to(tl.float32)
+def read_queries(q_ptr: tl.tensor, present: tl.tensor, DIM: tl.constexpr, TILE: tl.constexpr) -> tl.tensor:
+    """[rows, TILE] of queries. q_ptr: [rows], where each row's DIM elements begin."""
+    dims = tl.arange(0, TILE)
+    q = tl.load(q_ptr[:, None] + dims[None, :], mask=present[:, None] & (dims[None, :] < DIM), other=0.0)
     if INTERPRETED:
         q = q.to(tl.float32)
-    return q, q_values
+    return q
 
 
 @triton.jit

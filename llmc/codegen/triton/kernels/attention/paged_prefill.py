@@ -86,7 +86,10 @@ def paged_prefill_kernel(
     token = (first_row + query).to(tl.int64)
     value_dims = tl.arange(0, VALUE_TILE)
     q_rows = q_ptr + token * q_row_stride + head * (HEAD_DIM + VALUE_DIM if LATENT else HEAD_DIM)
-    q, q_values = read_queries(q_rows, present, HEAD_DIM, VALUE_DIM, DIM_TILE, VALUE_TILE, LATENT)
+    q = read_queries(q_rows, present, HEAD_DIM, DIM_TILE)
+    q_values = None
+    if LATENT:
+        q_values = read_queries(q_rows + HEAD_DIM, present, VALUE_DIM, VALUE_TILE)
     if sinks_ptr is None:
         row_max = tl.full([ROW_TILE], LOWEST, tl.float32)
         row_sum = tl.zeros([ROW_TILE], tl.float32)
