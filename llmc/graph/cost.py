@@ -98,7 +98,15 @@ def _through_views(node: fx.Node, members: Mapping[fx.Node, None]) -> fx.Node:
 
 
 def _results(working: list[fx.Node], members: Mapping[fx.Node, None]) -> list[fx.Node]:
-    return [n for n in working if not n.users or any(u not in members for u in n.users)]
+    return [
+        n for n in working if not n.users or (any(u not in members for u in n.users) and not _is_read_here(n, members))
+    ]
+
+
+def _is_read_here(node: fx.Node, members: Mapping[fx.Node, None]) -> bool:
+    """Whether it is a weight's value that a member makes of what is stored: another kernel makes its own."""
+    record = record_of(node)
+    return record is not None and record.part is Part.STORAGE and any(u in members for u in node.users)
 
 
 def _moved(node: fx.Node, members: Mapping[fx.Node, None], symbols: Mapping[sympy.Symbol, sympy.Symbol]) -> sympy.Expr:

@@ -98,6 +98,18 @@ def test_a_group_keeps_what_passes_inside_in_registers() -> None:
     assert alone.subs({T: 1}) > cost.bytes_moved.subs({T: 1})
 
 
+def test_codes_that_two_products_read_are_read_as_codes_by_each() -> None:
+    """A table that is tied to the output: the value that the graph shows between is in no kernel's memory."""
+    b = GraphBuilder()
+    h = b.embedded()
+    codes, scales = b.weight("codes", 16, 8, dtype=torch.int8), b.weight("scales", 16, 1)
+    value = b.call(ops.dequantize.default, codes, scales, None, "int8", torch.float32)
+    products = [b.call(ops.linear.default, x, value, None) for x in (h, b.call(aten.tanh.default, h))]
+    b.finish(b.call(aten.add.Tensor, *products))
+    for product in products:
+        assert group_cost((value, product)).bytes_moved == 16 * 8 + 16 * 4 + (8 + 16) * 4 * T
+
+
 def test_fusion_never_moves_more() -> None:
     graph, _ = llama(layers=2)
     served = _run(graph, serving())
