@@ -88,7 +88,7 @@ def test_company_forks_and_preemption_change_no_bit(target: str, tmp_path: Path)
         assert bits(tight, prompts[:1], beams) == wanted
 
 
-def test_what_a_step_that_failed_had_begun_is_computed_again(tmp_path: Path) -> None:
+def test_what_a_step_that_failed_had_begun_is_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All give way at once, which a model without attention, whose blocks weigh nothing, never asks for by itself."""
     path = built(tiny_architecture("mamba"), tmp_path / "engine.llmc", target="reference")
     prompt, params = tokens_of(12), SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
@@ -105,7 +105,7 @@ def test_what_a_step_that_failed_had_begun_is_computed_again(tmp_path: Path) -> 
                 loop.scheduler.preempt_all()
             return before()
 
-        loop.step = step  # type: ignore[method-assign]
+        monkeypatch.setattr(loop, "step", step)
         assert engine.generate([prompt], params)[0].choices[0].token_ids == wanted
         assert loop.scheduler.preemptions > 0
 

@@ -89,7 +89,8 @@ def attention_layers(graph: ModelGraph) -> list[fx.Node]:
 def genai_config(graph: ModelGraph) -> str:
     """genai_config.json: names, sizes and what greedy search needs."""
     layers = attention_layers(graph)
-    q, k = (layers[0].args[i].meta["val"] for i in (0, 1))  # type: ignore[union-attr]
+    arguments = call_arguments(layers[0])
+    q, k = (arguments[name].meta["val"] for name in ("q", "k"))
     info = graph.info
     end = list(info.eos_token_ids) or [0]
     length = info.max_positions or 4096

@@ -94,11 +94,11 @@ def _pooling(file: Path) -> Pooling:
 def _dense(directory: Path) -> DenseModule:
     file = directory / "config.json"
     settings = read_json(file)
-    sizes = [settings.get("in_features"), settings.get("out_features")]
-    if not all(type(size) is int and size > 0 for size in sizes):
-        raise CheckpointError(f"a Dense module of {sizes[0]} by {sizes[1]}", at=file, fix="download the model again")
+    width, out = settings.get("in_features"), settings.get("out_features")
+    if type(width) is not int or type(out) is not int or min(width, out) < 1:
+        raise CheckpointError(f"a Dense module of {width} by {out}", at=file, fix="download the model again")
     activation = str(settings.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
-    return DenseModule(directory, sizes[0], sizes[1], settings.get("bias", True) is not False, activation)  # type: ignore[arg-type]
+    return DenseModule(directory, width, out, settings.get("bias", True) is not False, activation)
 
 
 def _max_length(file: Path) -> int | None:

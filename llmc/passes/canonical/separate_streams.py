@@ -247,11 +247,7 @@ def _spread(node: fx.Node) -> Call | None:
     before = tensor_of(source)
     if before is None or before.dim() != value.dim() or any(user.target not in POINTWISE for user in node.users):
         return None
-    if (
-        isinstance(value.shape[0], torch.SymInt)
-        or not 1 < value.shape[0] <= _MOST_STREAMS
-        or not is_one(before.shape[0])
-    ):
+    if not _is_few(value.shape[0]) or not is_one(before.shape[0]):
         return None
     if not same_shape(before.shape[1:], value.shape[1:]):
         return None

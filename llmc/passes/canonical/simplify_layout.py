@@ -18,7 +18,7 @@ from torch import fx
 
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.op_record import RECORDS
+from llmc.graph.op_record import RECORDS, record_of
 from llmc.graph.pointwise import POINTWISE
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
@@ -91,8 +91,9 @@ def _over_last_axis(node: fx.Node) -> Call | None:
 
 def _rows_of(node: fx.Node) -> list[fx.Node]:
     """The tensors that a call has a row of for each row of its result."""
-    record, arguments = RECORDS[node.target], call_arguments(node)  # type: ignore[index]
-    return [arguments[name] for name in record.rows if isinstance(arguments[name], fx.Node)]
+    record, arguments = record_of(node), call_arguments(node)
+    rows = () if record is None else record.rows
+    return [arguments[name] for name in rows if isinstance(arguments[name], fx.Node)]
 
 
 def _pointwise(node: fx.Node) -> Call | None:

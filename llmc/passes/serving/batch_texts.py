@@ -10,8 +10,11 @@ Numerics: reorder, since a mean is a sum over the text and not a difference of r
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from llmc.errors import PassError
 from llmc.graph.call_arguments import call_arguments
@@ -50,9 +53,9 @@ def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
         graph.graph.erase_node(node)
 
 
-def _replace(graph: fx.Graph, node: fx.Node, target: object, args: tuple[object, ...]) -> None:
+def _replace(graph: fx.Graph, node: fx.Node, target: OpOverload, args: tuple[Any, ...]) -> None:
     with graph.inserting_before(node):
-        made = graph.call_function(target, args)  # type: ignore[arg-type]
+        made = graph.call_function(target, args)
     node.replace_all_uses_with(made)
     graph.erase_node(node)
 

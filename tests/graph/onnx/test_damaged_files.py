@@ -52,7 +52,7 @@ def whole() -> bytes:
     constant = helper.make_node("Constant", [], ["f"], value_float=0.5)
     body = [constant, helper.make_node("Mul", ["a", "f"], ["b"])]
     halved = helper.make_function("own", "Halved", ["a"], ["b"], body, [helper.make_opsetid("", 21)])
-    return decoder(nodes, tensors, inputs=inputs, result="p", functions=[halved]).SerializeToString()  # type: ignore[no-any-return]
+    return bytes(decoder(nodes, tensors, inputs=inputs, result="p", functions=[halved]).SerializeToString())
 
 
 def _opened(content: bytes, folder: Path, *, whole: bool) -> None:
