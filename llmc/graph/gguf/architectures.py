@@ -1,7 +1,5 @@
 """The architectures that are read, by what files call them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 

@@ -4,8 +4,6 @@ The layouts are ggml's (ggml-common.h): 32 weights a block, the scale in fp16 fi
 16 apart. What has other blocks is decoded by the gguf package.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 

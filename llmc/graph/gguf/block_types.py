@@ -5,8 +5,6 @@ what no format says exactly is rounded again to `rounded`, which has about a bit
 about half of the error that is there already, or less.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """Read numbers and texts from a file that may be damaged: nothing is taken, or made room for, beyond its end."""
 
-from __future__ import annotations
-
 import struct
 from io import BufferedReader
 from pathlib import Path
@@ -25,7 +23,6 @@ class ByteReader:
         return self._size - self.position
 
     def take(self, count: int, what: str) -> bytes:
-        """The next bytes."""
         if count > self.left:
             raise self.error(f"truncated: {what} takes {count} bytes, of {self._size} there are {self.left} left")
         found = self._stream.read(count)
@@ -59,5 +56,4 @@ class ByteReader:
             raise self.error(f"{what} is no UTF-8: {error.reason} at byte {error.start}") from None
 
     def error(self, problem: str) -> CheckpointError:
-        """Of this file."""
         return CheckpointError(f"damaged GGUF file: {problem}", at=self._path, fix=DOWNLOAD_AGAIN)

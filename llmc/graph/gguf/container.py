@@ -5,8 +5,6 @@ bytes that are left, sizes are Python's integers, which do not overflow, and no 
 another one.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

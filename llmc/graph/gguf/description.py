@@ -1,7 +1,5 @@
 """What metadata say of any decoder, in the words of a transformers config.json."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -91,11 +89,6 @@ def decoder_config(model: GgufModel, sizes: Sizes, model_type: str, class_name: 
         "dtype": dtype_name(model),
         **_token_ids(model.metadata, sizes.vocabulary),
     }
-
-
-def rms_norm_eps(sizes: Sizes) -> dict[str, float]:
-    """Of a decoder with such norms."""
-    return {"rms_norm_eps": sizes.hyper.number("attention.layer_norm_rms_epsilon")}
 
 
 def has_tensor(model: GgufModel, part: str, suffix: str = "bias") -> bool:

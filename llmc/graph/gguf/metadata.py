@@ -28,7 +28,6 @@ class Metadata:
         return Metadata(self.values, self.at, prefix)
 
     def has(self, key: str) -> bool:
-        """Whether it is there."""
         return self.prefix + key in self.values
 
     def whole(self, key: str, default: int | None = None) -> int:

@@ -4,8 +4,6 @@ They are kept under LLMC_CACHE_DIR/gguf, named after the file's place, size and 
 read again. Weights stay where they are.
 """
 
-from __future__ import annotations
-
 import json
 from hashlib import sha256
 from pathlib import Path

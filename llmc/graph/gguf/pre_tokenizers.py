@@ -3,8 +3,6 @@
 Patterns are those of the models' own tokenizer.json; llama.cpp's are the same ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

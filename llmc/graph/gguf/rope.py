@@ -1,7 +1,5 @@
 """Rotary frequencies: what metadata, and the tensors of factors beside them, are as transformers' rope_parameters."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -10,7 +8,7 @@ import numpy.typing as npt
 
 from llmc.errors import CheckpointError
 from llmc.graph.gguf.container import GgufModel, read_bytes
-from llmc.graph.gguf.description import Sizes
+from llmc.graph.gguf.description import Sizes, decoder_config
 
 FACTORS = "rope_freqs.weight"
 _TYPES = ("none", "linear", "yarn")
@@ -46,6 +44,17 @@ def rope_parameters(model: GgufModel, sizes: Sizes, dimensions: int | None = Non
             if hyper.has(f"rope.scaling.{key}"):
                 found[name] = hyper.number(f"rope.scaling.{key}")
     return found
+
+
+def rotary_config(
+    model: GgufModel, sizes: Sizes, model_type: str, class_name: str, rotated: int | None = None
+) -> dict[str, Any]:
+    """What the configs of decoders with RMS norms and rotated positions have in common. rotated: of a head."""
+    return {
+        **decoder_config(model, sizes, model_type, class_name),
+        "rms_norm_eps": sizes.hyper.number("attention.layer_norm_rms_epsilon"),
+        "rope_parameters": rope_parameters(model, sizes, rotated),
+    }
 
 
 def _llama3(model: GgufModel, theta: float, rotated: int) -> dict[str, Any]:

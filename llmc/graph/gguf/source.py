@@ -1,7 +1,5 @@
 """The tensors of a GGUF file as a WeightSource: under the model's names, put back as they were before conversion."""
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import dataclass, replace

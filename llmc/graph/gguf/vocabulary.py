@@ -1,7 +1,5 @@
 """The tokens of a GGUF file, with what kind each is of, and which of them begin, end and separate texts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

@@ -1,20 +1,15 @@
 """Gemma 1 to 3, whose files hold the weights of norms with one added to them."""
 
-from __future__ import annotations
-
-from typing import Any
-
 from llmc.graph.gguf.container import GgufModel
-from llmc.graph.gguf.description import Described, Sizes, decoder_config, rms_norm_eps, sizes_of
-from llmc.graph.gguf.placement import ATTENTION, GATED, Names, placed
-from llmc.graph.gguf.rope import rope_parameters
+from llmc.graph.gguf.description import Described, Sizes, sizes_of
+from llmc.graph.gguf.placement import ATTENTION, GATED, HEAD_NORMS, Names, placed
+from llmc.graph.gguf.rope import rope_parameters, rotary_config
 
 _FOUR_NORMS = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-_HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 # Of the 27B models, whose scores are scaled by another number than the size of a head: files do not say it, and
 # llama.cpp knows them by their layers, too.
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
@@ -24,8 +19,7 @@ _LOCAL_THETA = 10000.0
 def gemma(model: GgufModel) -> Described:
     sizes = sizes_of(model)
     config = {
-        **_config(model, sizes, "gemma", "GemmaForCausalLM"),
-        "rope_parameters": rope_parameters(model, sizes),
+        **rotary_config(model, sizes, "gemma", "GemmaForCausalLM"),
         "hidden_act": "gelu_pytorch_tanh",
     }
     return Described(config, placed(model, Names({**ATTENTION, **GATED}, norms_less=1.0), sizes.layers))
@@ -35,8 +29,7 @@ def gemma2(model: GgufModel) -> Described:
     """Every second layer looks through a window, the first one too."""
     sizes = sizes_of(model)
     config = {
-        **_config(model, sizes, "gemma2", "Gemma2ForCausalLM"),
-        "rope_parameters": rope_parameters(model, sizes),
+        **rotary_config(model, sizes, "gemma2", "Gemma2ForCausalLM"),
         "hidden_activation": "gelu_pytorch_tanh",
         "attn_logit_softcapping": sizes.hyper.number("attn_logit_softcapping", default=50.0),
         "final_logit_softcapping": sizes.hyper.number("final_logit_softcapping", default=30.0),
@@ -54,7 +47,7 @@ def gemma3(model: GgufModel) -> Described:
     caps = "final_logit_softcapping"
     local = sizes.hyper.number("rope.freq_base_swa", default=_LOCAL_THETA)
     config = {
-        **_config(model, sizes, "gemma3_text", "Gemma3ForCausalLM"),
+        **rotary_config(model, sizes, "gemma3_text", "Gemma3ForCausalLM"),
         "rope_parameters": {
             "full_attention": rope_parameters(model, sizes),
             "sliding_attention": {"rope_theta": local, "rope_type": "default"},
@@ -65,12 +58,8 @@ def gemma3(model: GgufModel) -> Described:
         "layer_types": _layer_types(sizes, sizes.hyper.whole("attention.sliding_window_pattern", default=6)),
         "query_pre_attn_scalar": _scaled_by(sizes, "gemma3"),
     }
-    names = Names({**ATTENTION, **GATED, **_FOUR_NORMS, **_HEAD_NORMS}, norms_less=1.0)
+    names = Names({**ATTENTION, **GATED, **_FOUR_NORMS, **HEAD_NORMS}, norms_less=1.0)
     return Described(config, placed(model, names, sizes.layers))
-
-
-def _config(model: GgufModel, sizes: Sizes, model_type: str, class_name: str) -> dict[str, Any]:
-    return {**decoder_config(model, sizes, model_type, class_name), **rms_norm_eps(sizes)}
 
 
 def _layer_types(sizes: Sizes, period: int) -> list[str]:

@@ -3,13 +3,11 @@
 The model has the rows of an expert's gate and of what it lets through in turn, in one matrix; files have them in two.
 """
 
-from __future__ import annotations
-
 from llmc.errors import CheckpointError
 from llmc.graph.gguf.container import GgufModel, GgufTensor
-from llmc.graph.gguf.description import Described, decoder_config, rms_norm_eps, sizes_of
+from llmc.graph.gguf.description import Described, sizes_of
 from llmc.graph.gguf.placement import ATTENTION, Names, Place, placed
-from llmc.graph.gguf.rope import rope_parameters
+from llmc.graph.gguf.rope import rotary_config
 
 _LAYER = {
     **ATTENTION,
@@ -21,10 +19,9 @@ _LAYER = {
 def gpt_oss(model: GgufModel) -> Described:
     """As OpenAI's: yarn's bounds are not rounded to whole dimensions."""
     sizes = sizes_of(model)
-    rope = rope_parameters(model, sizes)
-    config = {
-        **decoder_config(model, sizes, "gpt_oss", "GptOssForCausalLM"),
-        **rms_norm_eps(sizes),
+    config = rotary_config(model, sizes, "gpt_oss", "GptOssForCausalLM")
+    rope = config["rope_parameters"]
+    config |= {
         "intermediate_size": sizes.hyper.whole("expert_feed_forward_length"),
         "rope_parameters": rope | ({"truncate": False} if rope["rope_type"] == "yarn" else {}),
         "hidden_act": "silu",

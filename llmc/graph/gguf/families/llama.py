@@ -1,11 +1,9 @@
 """Llama, and all that is converted as it: Mistral, and Mixtral, which is a Llama with experts."""
 
-from __future__ import annotations
-
 from llmc.graph.gguf.container import GgufModel
-from llmc.graph.gguf.description import Described, decoder_config, has_tensor, rms_norm_eps, sizes_of
+from llmc.graph.gguf.description import Described, has_tensor, sizes_of
 from llmc.graph.gguf.placement import ATTENTION, GATED, Names, placed
-from llmc.graph.gguf.rope import FACTORS, rope_parameters
+from llmc.graph.gguf.rope import FACTORS, rotary_config
 
 _MIXTRAL = {
     "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
@@ -19,12 +17,7 @@ def llama(model: GgufModel) -> Described:
     sizes = sizes_of(model)
     experts = sizes.hyper.whole("expert_count", default=0)
     kind = ("mixtral", "MixtralForCausalLM") if experts else ("llama", "LlamaForCausalLM")
-    config = {
-        **decoder_config(model, sizes, *kind),
-        **rms_norm_eps(sizes),
-        "rope_parameters": rope_parameters(model, sizes),
-        "hidden_act": "silu",
-    }
+    config = {**rotary_config(model, sizes, *kind), "hidden_act": "silu"}
     rotated = {"attn_q": sizes.heads, "attn_k": sizes.kv_heads}
     if experts:
         config |= {

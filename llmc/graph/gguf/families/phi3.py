@@ -1,12 +1,10 @@
 """Phi 3 and 4, with one matrix for Q, K and V, and one for the gate and what it lets through."""
 
-from __future__ import annotations
-
 from llmc.errors import CheckpointError
 from llmc.graph.gguf.container import GgufModel
-from llmc.graph.gguf.description import Described, decoder_config, rms_norm_eps, sizes_of
+from llmc.graph.gguf.description import Described, sizes_of
 from llmc.graph.gguf.placement import ATTENTION, GATED, Names, placed
-from llmc.graph.gguf.rope import rope_parameters
+from llmc.graph.gguf.rope import rotary_config
 
 _LAYER = {
     "attn_norm": ATTENTION["attn_norm"],
@@ -29,14 +27,11 @@ def phi3(model: GgufModel) -> Described:
             fix="use the model for short contexts, such as Phi-3-mini-4k",
         )
     rotated = sizes.hyper.whole("rope.dimension_count", default=sizes.head_dim)
-    config = {
-        **decoder_config(model, sizes, "phi3", "Phi3ForCausalLM"),
-        **rms_norm_eps(sizes),
-        "rope_parameters": {
-            **rope_parameters(model, sizes, rotated),
-            "partial_rotary_factor": rotated / sizes.head_dim,
-        },
-        "partial_rotary_factor": rotated / sizes.head_dim,
+    config = rotary_config(model, sizes, "phi3", "Phi3ForCausalLM", rotated)
+    share = {"partial_rotary_factor": rotated / sizes.head_dim}
+    config |= {
+        "rope_parameters": config["rope_parameters"] | share,
+        **share,
         "hidden_act": "silu",
         "original_max_position_embeddings": sizes.positions,
         "sliding_window": sizes.hyper.whole("attention.sliding_window", default=0) or None,

@@ -1,20 +1,12 @@
 """Qwen 2, 2.5 and 3, dense and with experts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from llmc.graph.gguf.container import GgufModel
-from llmc.graph.gguf.description import Described, Sizes, decoder_config, has_tensor, rms_norm_eps, sizes_of
-from llmc.graph.gguf.placement import ATTENTION, GATED, Names, placed
-from llmc.graph.gguf.rope import rope_parameters
+from llmc.graph.gguf.description import Described, Sizes, has_tensor, sizes_of
+from llmc.graph.gguf.placement import ATTENTION, EXPERTS, GATED, HEAD_NORMS, Names, placed
+from llmc.graph.gguf.rope import rotary_config
 
-_HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
-_EXPERTS = {
-    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-    "ffn_up_exps": "mlp.experts.{}.up_proj",
-    "ffn_down_exps": "mlp.experts.{}.down_proj",
-}
 _SHARED = {
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
@@ -38,7 +30,7 @@ def qwen3(model: GgufModel) -> Described:
         "use_sliding_window": False,
         "attention_bias": has_tensor(model, "attn_q"),
     }
-    return Described(config, placed(model, Names({**ATTENTION, **GATED, **_HEAD_NORMS}), sizes.layers))
+    return Described(config, placed(model, Names({**ATTENTION, **GATED, **HEAD_NORMS}), sizes.layers))
 
 
 def qwen2moe(model: GgufModel) -> Described:
@@ -52,7 +44,7 @@ def qwen2moe(model: GgufModel) -> Described:
         "use_sliding_window": False,
     }
     layer = {**ATTENTION, "ffn_norm": GATED["ffn_norm"], "ffn_gate_inp": "mlp.gate", **_SHARED}
-    names = Names(layer, experts=_EXPERTS, rows=("ffn_gate_inp_shexp",))
+    names = Names(layer, experts=EXPERTS, rows=("ffn_gate_inp_shexp",))
     return Described(config, placed(model, names, sizes.layers))
 
 
@@ -66,17 +58,12 @@ def qwen3moe(model: GgufModel) -> Described:
         "use_sliding_window": False,
         "attention_bias": has_tensor(model, "attn_q"),
     }
-    layer = {**ATTENTION, **_HEAD_NORMS, "ffn_norm": GATED["ffn_norm"], "ffn_gate_inp": "mlp.gate"}
-    return Described(config, placed(model, Names(layer, experts=_EXPERTS), sizes.layers))
+    layer = {**ATTENTION, **HEAD_NORMS, "ffn_norm": GATED["ffn_norm"], "ffn_gate_inp": "mlp.gate"}
+    return Described(config, placed(model, Names(layer, experts=EXPERTS), sizes.layers))
 
 
 def _config(model: GgufModel, sizes: Sizes, model_type: str, class_name: str) -> dict[str, Any]:
-    return {
-        **decoder_config(model, sizes, model_type, class_name),
-        **rms_norm_eps(sizes),
-        "rope_parameters": rope_parameters(model, sizes),
-        "hidden_act": "silu",
-    }
+    return {**rotary_config(model, sizes, model_type, class_name), "hidden_act": "silu"}
 
 
 def _expert_sizes(sizes: Sizes) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """StarCoder 2: layer norms, biases everywhere, and no gate."""
 
-from __future__ import annotations
-
 from llmc.graph.gguf.container import GgufModel
 from llmc.graph.gguf.description import Described, decoder_config, has_tensor, sizes_of
 from llmc.graph.gguf.placement import ATTENTION, Names, placed
