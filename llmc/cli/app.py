@@ -1,7 +1,5 @@
 """The `llmc` command: its verbs, and how errors reach the user."""
 
-from __future__ import annotations
-
 import atexit
 import importlib
 import os

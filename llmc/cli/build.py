@@ -19,13 +19,11 @@ from llmc.cli.completion import complete_targets
 from llmc.cli.model_argument import model_argument
 from llmc.cli.model_options import ModelOptions
 from llmc.cli.parallel_options import ParallelOptions
-from llmc.cli.pruning import pruning_table
-from llmc.cli.quantization import mean_bits, quantization_table
 from llmc.cli.shown_warnings import show_warning
-from llmc.cli.sparsity import sparsity_table
 from llmc.cli.stage_bars import StageBars
 from llmc.cli.table import Column, FittingTable, facts, standard_output
 from llmc.cli.units import in_bytes, in_seconds
+from llmc.cli.weight_tables import mean_bits, pruning_table, quantization_table, sparsity_table
 from llmc.errors import BuildWarning, OptionError
 from llmc.files.hub_model import model_name
 from llmc.options import BuildOptions, parse_options

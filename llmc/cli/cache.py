@@ -1,7 +1,5 @@
 """`llmc cache`: what is kept between runs, how big it is and when it was last used; `llmc cache clear` removes it."""
 
-from __future__ import annotations
-
 import json
 import time
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """What the shell offers as values of options: names that are known without reading a model."""
 
-from __future__ import annotations
-
 
 def complete_targets(incomplete: str) -> list[tuple[str, str]]:
     """Targets, and what each is; the last of several after a comma."""

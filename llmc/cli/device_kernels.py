@@ -1,7 +1,5 @@
 """What `llmc inspect` shows of a GPU engine: every kernel's resources, and what a step should take on each target."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 from llmc.cli.table import Column, FittingTable

@@ -1,7 +1,5 @@
 """What verbs that run an engine take of a model directory: its engine is built once and found again."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar

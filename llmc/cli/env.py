@@ -1,7 +1,5 @@
 """`llmc env`: what this machine and installation are, for bug reports and for predicting speed."""
 
-from __future__ import annotations
-
 import os
 import platform
 from importlib import metadata

@@ -1,7 +1,5 @@
 """The text of --help: options under their headings, and whole sentences; plain, so that no name is ever cut."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from typing import Any

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from rich.console import Console
 
-from llmc.cli.pruning import pruning_table
-from llmc.cli.quantization import quantization_table
-from llmc.cli.sparsity import sparsity_table
 from llmc.cli.table import Column, FittingTable, facts, standard_output
 from llmc.cli.units import in_bytes
+from llmc.cli.weight_tables import pruning_table, quantization_table, sparsity_table
 
 if TYPE_CHECKING:
     from llmc.engine_format import EngineDirectory
     from llmc.program import Launch
+
+T = TypeVar("T")
 
 
 def inspect(
@@ -36,6 +37,7 @@ def inspect(
 ) -> None:
     """Show an engine's model, limits, kernels, memory and costs. Checks the whole engine first."""
     from llmc.engine_format import read_engine
+    from llmc.engine_format.reader import read_pruning, read_quantization, read_sparsity
 
     directory = read_engine(engine, check_machine=False)
     if context is None:
@@ -51,35 +53,16 @@ def inspect(
     if weights:
         console.print(weight_list(directory))
     if quantization:
-        print_quantization(console, directory)
+        print_report(console, quantization_table, read_quantization(directory.files), "no weight is quantized")
     if sparsity:
-        print_sparsity(console, directory)
+        print_report(console, sparsity_table, read_sparsity(directory.files), "no weight is sparse")
     if pruning:
-        print_pruning(console, directory)
+        print_report(console, pruning_table, read_pruning(directory.files), "nothing was pruned")
 
 
-def print_quantization(console: Console, directory: EngineDirectory) -> None:
-    """What the build's report says of each quantized weight."""
-    from llmc.engine_format.reader import read_quantization
-
-    found = read_quantization(directory.files)
-    console.print(quantization_table(found) if found else "no weight is quantized")
-
-
-def print_sparsity(console: Console, directory: EngineDirectory) -> None:
-    """What the build's report says of each weight with zeros."""
-    from llmc.engine_format.reader import read_sparsity
-
-    found = read_sparsity(directory.files)
-    console.print(sparsity_table(found) if found else "no weight is sparse")
-
-
-def print_pruning(console: Console, directory: EngineDirectory) -> None:
-    """What the build's report says of each part that lost something."""
-    from llmc.engine_format.reader import read_pruning
-
-    found = read_pruning(directory.files)
-    console.print(pruning_table(found) if found else "nothing was pruned")
+def print_report(console: Console, of: Callable[[Sequence[T]], FittingTable], found: Sequence[T], none: str) -> None:
+    """What the build's report says of weights or parts; that there are none, where it says nothing."""
+    console.print(of(found) if found else none)
 
 
 def overview(directory: EngineDirectory) -> FittingTable:

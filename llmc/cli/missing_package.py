@@ -1,7 +1,5 @@
 """What to install when a verb needs a package that this installation was made without."""
 
-from __future__ import annotations
-
 import sys
 from importlib.util import find_spec
 

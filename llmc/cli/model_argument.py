@@ -1,7 +1,5 @@
 """The argument of the verbs that take a model: a path, or a name on the hub, which is fetched as the line is read."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Options that several verbs share: a parameter whose type is a dataclass stands for an option for each field."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import inspect

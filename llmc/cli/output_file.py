@@ -1,7 +1,5 @@
 """Files that verbs write: whether they can be is asked before the work, and answered with the place."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The tokens that a verb runs a model on, as options."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated

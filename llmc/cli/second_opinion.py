@@ -54,7 +54,6 @@ def opinion_on_stages(engine: Engine, model: Path, tokens: Sequence[int]) -> Log
 
 
 def opinions_table(opinions: Sequence[StageOpinion], tokens: int, allowed: float) -> FittingTable:
-    """A row a stage."""
     columns = (
         Column("stage"),
         Column("nodes", rank=1, right=True),

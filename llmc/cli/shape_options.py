@@ -1,7 +1,5 @@
 """What prompts a benchmark makes, as options."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated
 

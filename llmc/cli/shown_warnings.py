@@ -1,7 +1,5 @@
 """What builds and loads warn of, as the command line shows it: one line on standard error."""
 
-from __future__ import annotations
-
 import warnings
 from typing import TextIO
 

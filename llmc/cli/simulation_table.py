@@ -1,7 +1,5 @@
 """What a simulation says, as tables and as JSON."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from llmc.cli.table import Column, FittingTable

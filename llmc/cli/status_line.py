@@ -1,7 +1,5 @@
 """What a verb is doing and for how long, in a line on standard error that is gone when it is done."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Tables that fit: on a narrow terminal columns are left out, the least important first, and no word is broken."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """`llmc targets`: what can be built for, and what this machine can run."""
 
-from __future__ import annotations
-
 from llmc.cli.table import Column, FittingTable, standard_output
 from llmc.targets import device_target, host_target, known_targets, lacking_here
 

@@ -1,7 +1,5 @@
 """How quantities are written on the command line: bytes, rates and times in units that people read."""
 
-from __future__ import annotations
-
 
 def in_bytes(count: float) -> str:
     """1536 → "1.5 KiB"."""

@@ -10,7 +10,7 @@ import llmc
 from llmc import SamplingParams
 from llmc.compiler import build
 from llmc.debug.report.contents import read_contents
-from llmc.debug.report.pruning import pruning_data
+from llmc.debug.report.weights import pruning_data
 from llmc.engine_format import read_engine
 from llmc.engine_format.reader import read_pruning
 from tests.cli.command import llmc as llmc_verb

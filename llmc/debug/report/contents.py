@@ -1,7 +1,5 @@
 """What an engine directory holds that a report shows, read once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

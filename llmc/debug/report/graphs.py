@@ -1,7 +1,5 @@
 """The graphs as a report holds them: every line once, each graph a list of lines, with its layers marked."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

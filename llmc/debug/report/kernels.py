@@ -1,7 +1,5 @@
 """The launches of a step as a report holds them: cost expressions, origins, and the code that each one runs."""
 
-from __future__ import annotations
-
 import re
 from itertools import pairwise
 from typing import Any

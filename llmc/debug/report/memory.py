@@ -1,7 +1,5 @@
 """The memory of an engine as a report holds it: weights, KV cache, and the plan of the arena."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

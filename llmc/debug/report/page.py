@@ -1,7 +1,5 @@
 """Assemble the report: one HTML file with its style, its script and its data inside, that asks nothing of a network."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -14,9 +12,7 @@ from llmc.debug.report.contents import EngineContents
 from llmc.debug.report.graphs import graphs_data
 from llmc.debug.report.kernels import kernels_data
 from llmc.debug.report.memory import memory_data
-from llmc.debug.report.pruning import pruning_data
-from llmc.debug.report.quantization import quantization_data
-from llmc.debug.report.sparsity import sparsity_data
+from llmc.debug.report.weights import pruning_data, quantization_data, sparsity_data
 from llmc.files.typed_json import to_json
 from llmc.prediction.rates import KindRates, Rates, gpu_rates
 from llmc.targets import gpu_target

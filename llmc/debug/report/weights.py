@@ -1,8 +1,7 @@
-"""Quantization as a report holds it: what was done to each weight, and what it saves and costs in all."""
-
-from __future__ import annotations
+"""Weights as a report holds them: what quantization, zeros and pruning did to each, what they save and cost."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from llmc.debug.measured_perplexity import MeasuredPerplexity
@@ -51,3 +50,24 @@ def _cache(contents: EngineContents, itemsize: int) -> dict[str, Any] | None:
 def _plain_bytes(cache: CacheSlot, itemsize: int) -> int:
     """Of one position."""
     return cache.kv_heads * (cache.head_dim + cache.value_dim) * itemsize
+
+
+def sparsity_data(contents: EngineContents) -> list[dict[str, Any]]:
+    """Of each weight with zeros, as formats/sparse_weight.py has it, and its gain; empty for an engine without any."""
+    return [to_json(weight) | {"gain": weight.gain} for weight in contents.sparse]
+
+
+def pruning_data(contents: EngineContents) -> list[dict[str, Any]]:
+    """As formats/pruned_part.py has each part, and which went in runs; empty for a model of which nothing went."""
+    return [to_json(part) | {"runs": _runs(part.removed)} for part in contents.pruned]
+
+
+def _runs(numbers: Sequence[int]) -> str:
+    """1, 4–7, 9: of ascending numbers."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ", ".join("–".join(map(str, run)) for run in runs)

@@ -1,0 +1,85 @@
+"""The tables of what a build did to an engine's weights: codes, zeros, and what was taken out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from llmc.cli.table import Column, FittingTable
+
+if TYPE_CHECKING:
+    from llmc.formats.pruned_part import PrunedPart
+    from llmc.formats.quantized_weight import QuantizedWeight
+    from llmc.formats.sparse_weight import SparseWeight
+
+
+def quantization_table(weights: Sequence[QuantizedWeight]) -> FittingTable:
+    """Scheme, bits and error of each weight; reasons where mixed precision chose."""
+    on_output = any(weight.is_output_error for weight in weights)
+    has_reasons = any(weight.reason for weight in weights)
+    columns = (
+        Column("weight"),
+        Column("scheme", rank=2),
+        Column("bits", right=True),
+        Column("output error" if on_output else "weight error", rank=1, right=True),
+        *((Column("why", rank=3, wraps=True),) if has_reasons else ()),
+    )
+    table = FittingTable(f"quantized weights: {mean_bits(weights):.3f} bits on average", columns)
+    for weight in weights:
+        row = (weight.module, weight.scheme, f"{weight.bits:.3f}", _error(weight, on_output))
+        table.add_row(*row, *((weight.reason or "",) if has_reasons else ()))
+    return table
+
+
+def mean_bits(weights: Sequence[QuantizedWeight]) -> float:
+    """Bits a weight, scales included, over all that are quantized."""
+    elements = sum(weight.rows * weight.columns for weight in weights)
+    return sum(weight.bits * weight.rows * weight.columns for weight in weights) / elements
+
+
+def sparsity_table(weights: Sequence[SparseWeight]) -> FittingTable:
+    """Share of zeros, bits, error and predicted gain of each weight; why one is dense."""
+    on_output = any(weight.is_output_error for weight in weights)
+    has_reasons = any(weight.reason for weight in weights)
+    columns = (
+        Column("weight"),
+        Column("zeros by", rank=3),
+        Column("zeros", right=True),
+        Column("bits", right=True),
+        Column("gain", rank=2, right=True),
+        Column("output error" if on_output else "weight error", rank=1, right=True),
+        *((Column("why dense", rank=4, wraps=True),) if has_reasons else ()),
+    )
+    elements = sum(weight.rows * weight.columns for weight in weights)
+    zeros = sum(weight.zeros * weight.rows * weight.columns for weight in weights) / elements
+    table = FittingTable(f"sparse weights: {zeros:.1%} zeros on average; gain of decoding by its bytes", columns)
+    for weight in weights:
+        bits = "dense" if weight.bits is None else f"{weight.bits:.2f}"
+        gain = "" if weight.gain is None else f"{weight.gain:.2f}x"
+        row = (weight.module, weight.scheme, f"{weight.zeros:.1%}", bits, gain, _error(weight, on_output))
+        table.add_row(*row, *((weight.reason or "",) if has_reasons else ()))
+    return table
+
+
+def pruning_table(parts: Sequence[PrunedPart]) -> FittingTable:
+    """Of each part what went, what its output lost, and the parameters left."""
+    before, left = (sum(each) for each in zip(*((p.parameters, p.parameters_left) for p in parts), strict=True))
+    columns = (
+        Column("pruned"),
+        Column("taken out", right=True),
+        Column("output error", rank=1, right=True),
+        Column("parameters", rank=2, right=True),
+        Column("left", right=True),
+    )
+    table = FittingTable(f"pruned parts: {left / before:.1%} of {before / 1e6:.2f} M parameters left", columns)
+    for part in parts:
+        taken = "the layer" if part.kind == "layer" else f"{len(part.removed)} of {part.of} {part.kind}"
+        share = f"{part.parameters_left / part.parameters:.1%}" if part.parameters else ""
+        table.add_row(part.module, taken, f"{part.error:.2%}", f"{part.parameters:,}", share)
+    return table
+
+
+def _error(weight: QuantizedWeight | SparseWeight, on_output: bool) -> str:
+    """on_output: whether the column is of outputs' errors."""
+    kind = "" if weight.is_output_error == on_output else " (weight)"
+    return "as stored" if weight.error is None else f"{weight.error:.2%}{kind}"
