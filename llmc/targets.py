@@ -48,8 +48,8 @@ class CpuTarget:
 
 
 @dataclass(frozen=True)
-class ReferenceTarget:
-    """No code generation: the engine's graph runs eagerly in torch. Slow and right; needs no compiler."""
+class _GraphTarget:
+    """No code generation: others run the engine's graph."""
 
     name: str
     summary: str
@@ -59,16 +59,12 @@ class ReferenceTarget:
     links: Links = _OF_CPUS
 
 
-@dataclass(frozen=True)
-class OnnxTarget:
-    """No code generation: the engine's graph is an ONNX model, which onnxruntime runs by its own kernels."""
+class ReferenceTarget(_GraphTarget):
+    """torch runs the graph eagerly. Slow and right; needs no compiler."""
 
-    name: str
-    summary: str
-    machine: None = None
-    features: frozenset[str] = frozenset()
-    compiled: tuple[GpuTarget, ...] = ()
-    links: Links = _OF_CPUS
+
+class OnnxTarget(_GraphTarget):
+    """The graph is an ONNX model, which onnxruntime runs by its own kernels."""
 
 
 @dataclass(frozen=True)

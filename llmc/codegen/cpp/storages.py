@@ -3,8 +3,6 @@
 Each row's functions are instantiated in C++ for every product and for lookups.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -71,15 +69,19 @@ def _dense_refusal(node: fx.Node, parts: Mapping[str, fx.Node]) -> Refusal | Non
 
 
 def _code_panels(call: Call, gated: bool) -> dict[str, Argument]:
-    arrived = call.within("x")
-    rounding: dict[str, Argument] = {"x_format": "none"}
-    if arrived is not None:
-        rounding = {"x_scale": arrived.vector("scale"), "x_format": arrived.plain("format")}
-    return _codes(call, Layout.GATED_CODE_PANELS if gated else Layout.CODE_PANELS) | rounding
+    return _codes(call, Layout.GATED_CODE_PANELS if gated else Layout.CODE_PANELS) | _rounding(call)
 
 
 def _code_table(call: Call) -> tuple[str, dict[str, Argument]]:
     return "quantized_embedding", _codes(call, Layout.CODE_PANELS)
+
+
+def _rounding(call: Call) -> dict[str, Argument]:
+    """How x arrives."""
+    arrived = call.within("x")
+    if arrived is None:
+        return {"x_format": "none"}
+    return {"x_scale": arrived.vector("scale"), "x_format": arrived.plain("format")}
 
 
 def _codes(call: Call, layout: Layout) -> dict[str, Argument]:
@@ -131,11 +133,8 @@ def _sparse_refusal(node: fx.Node, parts: Mapping[str, fx.Node]) -> Refusal | No
 
 
 def _sparse_code_panels(call: Call, gated: bool) -> dict[str, Argument]:
-    arrived = call.within("x")
-    rounding: dict[str, Argument] = {"x_format": "none"}
-    if arrived is not None:
-        rounding = {"x_scale": arrived.vector("scale"), "x_format": arrived.plain("format")}
-    return _sparse_codes(call, Layout.GATED_SPARSE_CODE_PANELS if gated else Layout.SPARSE_CODE_PANELS) | rounding
+    layout = Layout.GATED_SPARSE_CODE_PANELS if gated else Layout.SPARSE_CODE_PANELS
+    return _sparse_codes(call, layout) | _rounding(call)
 
 
 def _sparse_code_table(call: Call) -> tuple[str, dict[str, Argument]]:
