@@ -11,8 +11,6 @@ Random numbers are those of the request's seed and its count of tokens, not thos
 tokens had drafts decides which of the two a token comes from, and load decides that.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol

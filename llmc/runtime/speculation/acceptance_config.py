@@ -1,7 +1,5 @@
 """How --speculative-config says which drafts count."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any

@@ -5,8 +5,6 @@ drafts is compared with what its tokens would have taken without; who has lost t
 What a drafter reads when it begins is lost, too, but pays only later: as long as drafts seem to pay it ends nothing.
 """
 
-from __future__ import annotations
-
 # Of all time, what drafts may lose.
 _ALLOWANCE = 0.01
 # In steps without drafts: what may be lost before drafts stop, what is remembered of gains, and of losses.

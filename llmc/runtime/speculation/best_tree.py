@@ -5,8 +5,6 @@ probabilities along the path. Children are never worth more than their parents: 
 was taken, again and again, gives the best tree (Cai et al. 2024, "Medusa", and Li et al. 2024, "EAGLE-2").
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 from collections.abc import Sequence

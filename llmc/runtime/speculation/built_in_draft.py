@@ -1,7 +1,5 @@
 """The engine inside an engine, of what drafts from its hidden states; and the one inside that, of its next layer."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """What may follow a token, by a draft's own logits: the one that a chain goes on with, or several for a tree."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -50,7 +48,6 @@ class ChainCandidates:
         self._says_from_what = says_from_what
 
     def after(self, executor: Executor, step: Step, places: Sequence[Place]) -> list[Following]:
-        """As Candidates."""
         guesses = [(request.sampler, drafts) for request, drafts in places]
         tokens, origins = choose_drafts(executor, step, guesses, says_from_what=self._says_from_what)
         return [Following([Candidate(token, 1.0)], origin) for token, origin in zip(tokens, origins, strict=True)]
@@ -70,11 +67,9 @@ class TreeCandidates:
 
     @property
     def width(self) -> int:
-        """As Candidates."""
         return self._width
 
     def after(self, executor: Executor, step: Step, places: Sequence[Place]) -> list[Following]:
-        """As Candidates."""
         guesses = [(request.sampler, drafts) for request, drafts in places]
         likely = likely_tokens(executor, step, guesses, CANDIDATES)
         return [self._following(*place, said) for place, said in zip(places, likely, strict=True)]

@@ -1,7 +1,5 @@
 """A step that has run and whose requests have got their tokens, as a drafter sees it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

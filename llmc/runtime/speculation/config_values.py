@@ -1,7 +1,5 @@
 """Values of --speculative-config: what a field takes, and reading them into a dataclass."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Mapping
 from dataclasses import Field, field, fields
@@ -49,7 +47,7 @@ def check_value(each: Field[Any], value: Any) -> None:
             raise OptionError(f"{each.name} cannot be {value!r:.80}", at=OPTION, fix="give a path")
         return
     low, high = each.metadata["low"], each.metadata["high"]
-    is_whole = each.type == "int"
+    is_whole = each.type in (int, "int")
     is_number = type(value) is int or (type(value) is float and not is_whole)
     if not is_number or not low <= value <= high:
         what = "a whole number" if is_whole else "a number"

@@ -5,8 +5,6 @@ drafts, or it may have read drafts that did not come true. So for each block it 
 to. That outlives the request, as the block's content in the prefix cache does, and ends when the block is given anew.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile

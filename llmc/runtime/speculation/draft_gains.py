@@ -1,7 +1,5 @@
 """How many tokens drafts bring, by how many are asked for: as seen in the last steps, for the others as these go on."""
 
-from __future__ import annotations
-
 import math
 
 from llmc.runtime.speculation.draft import Draft

@@ -5,8 +5,6 @@ prompt that is longer than a step; those that follow read a draft each. Its toke
 own, from the same noise: where both engines mean the same, they draw the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from llmc.program import Limits
@@ -14,7 +12,7 @@ from llmc.runtime.executors.executor import Executor
 from llmc.runtime.requests.request import SampledRequest
 from llmc.runtime.scheduling.block_pool import BlockPool
 from llmc.runtime.speculation.acceptance import Probabilities
-from llmc.runtime.speculation.draft import NO_DRAFT, Draft
+from llmc.runtime.speculation.draft import Draft
 from llmc.runtime.speculation.draft_cache import DraftCache
 from llmc.runtime.speculation.draft_step import Reading, draft_step
 from llmc.runtime.speculation.draft_tokens import choose_drafts
@@ -29,7 +27,7 @@ class DraftModel(CachingDrafter):
         self._executor = executor
         self._says_from_what = says_from_what
         self._limits = limits
-        self._seats = min(limits.max_sequences, limits.max_batch_tokens, limits.max_logit_rows)
+        self.seats = min(limits.max_sequences, limits.max_batch_tokens, limits.max_logit_rows)
         self._cache = DraftCache((executor,), limits.block_size)
 
     def watch(self, pool: BlockPool) -> None:
@@ -40,23 +38,12 @@ class DraftModel(CachingDrafter):
         """Free the engine."""
         self._executor.close()
 
-    def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> list[Draft]:
-        """As many drafts as are asked for, of requests that it has read."""
-        found = [NO_DRAFT] * len(requests)
-        wanting = [index for index, count in enumerate(most) if count]
-        for begin in range(0, len(wanting), self._seats):
-            group = wanting[begin : begin + self._seats]
-            drafts = self._write([(requests[index], most[index]) for index in group])
-            for index, draft in zip(group, drafts, strict=True):
-                found[index] = draft
-        return found
-
     def forget(self, request: SampledRequest) -> None:
         """What it has read may serve others."""
         self._cache.forget(request)
 
-    def _write(self, asked: Sequence[tuple[SampledRequest, int]]) -> list[Draft]:
-        """So many drafts for each of at most `_seats` requests; none for one that it has not read yet."""
+    def write(self, asked: Sequence[tuple[SampledRequest, int]]) -> list[Draft]:
+        """So many drafts for each of at most `seats` requests; none for one that it has not read yet."""
         drafts: list[list[int]] = [[] for _ in asked]
         origins: list[list[Probabilities | None]] = [[] for _ in asked]
         going, readings = self._catch_up([request for request, _ in asked])

@@ -1,7 +1,5 @@
 """A step of a second engine, whose requests have their blocks from the first one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

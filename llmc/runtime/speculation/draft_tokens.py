@@ -1,7 +1,5 @@
 """Choose drafts from a second engine's logits as their requests choose their own tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

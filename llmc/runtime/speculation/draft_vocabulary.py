@@ -1,7 +1,5 @@
 """A draft whose vocabulary is a part of the target's: logits of the tokens that it lacks are -inf."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,20 +26,16 @@ class WidenedExecutor:
         return self._widened(self._inner.step(step))
 
     def side_output(self, name: str) -> SideArray:
-        """Of the inner one."""
         assert isinstance(self._inner, SideOutputExecutor)
         return self._inner.side_output(name)
 
     def copy_blocks(self, copies: Mapping[int, int]) -> None:
-        """Of the inner one."""
         self._inner.copy_blocks(copies)
 
     def move_slots(self, sources: Ints, destinations: Ints) -> None:
-        """Of the inner one."""
         self._inner.move_slots(sources, destinations)
 
     def close(self) -> None:
-        """The inner one."""
         self._inner.close()
 
     def _widened(self, logits: Logits) -> Logits:

@@ -1,14 +1,12 @@
 """What guesses the next tokens of requests."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from llmc.runtime.requests.request import SampledRequest
 from llmc.runtime.scheduling.block_pool import BlockPool
 from llmc.runtime.speculation.computed_step import ComputedStep
-from llmc.runtime.speculation.draft import Draft
+from llmc.runtime.speculation.draft import NO_DRAFT, Draft
 
 
 class Drafter(Protocol):
@@ -33,10 +31,27 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class CachingDrafter(Drafter, Protocol):
-    """A drafter with an engine of its own, whose cache lies in blocks of the same numbers."""
+    """A drafter with an engine of its own, whose cache lies in blocks of the same numbers. seats: requests that one of
+    its steps can hold."""
+
+    seats: int
 
     def watch(self, pool: BlockPool) -> None:
         """These are the blocks; once, before anything else."""
 
     def close(self) -> None:
         """Free the engine; nothing may follow."""
+
+    def write(self, asked: Sequence[tuple[SampledRequest, int]]) -> list[Draft]:
+        """So many drafts for each of at most `seats` requests; none for one that it cannot go on from yet."""
+
+    def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> list[Draft]:
+        """As many drafts as are asked for, for so many requests at a time as it has seats."""
+        found = [NO_DRAFT] * len(requests)
+        wanting = [index for index, count in enumerate(most) if count]
+        for begin in range(0, len(wanting), self.seats):
+            group = wanting[begin : begin + self.seats]
+            drafts = self.write([(requests[index], most[index]) for index in group])
+            for index, draft in zip(group, drafts, strict=True):
+                found[index] = draft
+        return found

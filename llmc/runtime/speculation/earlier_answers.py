@@ -4,8 +4,6 @@ Nothing can be taken out of an automaton. So a tenant's answers go into batches 
 and the least recently used tenant's oldest batch goes as a whole.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ sizes that were not seen, times are the cost model's, corrected by those that we
 `Balance`.
 """
 
-from __future__ import annotations
-
 from llmc.runtime.speculation.balance import Balance
 from llmc.runtime.speculation.draft import Draft
 from llmc.runtime.speculation.draft_gains import DraftGains

@@ -6,8 +6,6 @@ have a place themselves. Where the draft is sure, it gets deep, and where it is 
 al. 2024, "EAGLE-2: faster inference of language models with dynamic draft trees").
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

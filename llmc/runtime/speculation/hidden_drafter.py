@@ -14,8 +14,6 @@ Hidden states are there once. Prompts are read as they are computed; what was co
 out, and the draft's cache then begins at the next block. Answers never depend on any of this.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -67,7 +65,7 @@ class HiddenDrafter(CachingDrafter):
         self._candidates: Candidates = (
             ChainCandidates(says_from_what=says_from_what) if is_chain else TreeCandidates(min(width, rows))
         )
-        self._seats = min(limits.max_sequences, rows // self._candidates.width)
+        self.seats = min(limits.max_sequences, rows // self._candidates.width)
         self._unread = UnreadRows(layers, limits.block_size)
         self._asked = False
 
@@ -105,19 +103,8 @@ class HiddenDrafter(CachingDrafter):
         self._unread.forget(request)
         self._candidates.forget(request)
 
-    def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> list[Draft]:
-        """As many drafts as are asked for, of requests whose last tokens' hidden states are there."""
-        found = [NO_DRAFT] * len(requests)
-        wanting = [index for index, count in enumerate(most) if count]
-        for begin in range(0, len(wanting), self._seats):
-            group = wanting[begin : begin + self._seats]
-            drafts = self._write([(requests[index], most[index]) for index in group])
-            for index, draft in zip(group, drafts, strict=True):
-                found[index] = draft
-        return found
-
-    def _write(self, wanted: Sequence[tuple[SampledRequest, int]]) -> list[Draft]:
-        """So many drafts for each of at most `_seats` requests."""
+    def write(self, wanted: Sequence[tuple[SampledRequest, int]]) -> list[Draft]:
+        """So many drafts for each of at most `seats` requests."""
         found = ((request, most, self._unread.to_the_last(request)) for request, most in wanted)
         asked = {
             request: _Asked(request, most, GrowingTree(most, self._candidates.width), rows)
@@ -194,7 +181,7 @@ class HiddenDrafter(CachingDrafter):
         left = list(requests)
         while left:
             room, rows, going = self._limits.max_batch_tokens, [], []
-            for request in left[: self._seats]:
+            for request in left[: self.seats]:
                 found = self._unread.of_prompt(request)
                 if found is None:
                     continue
@@ -203,7 +190,7 @@ class HiddenDrafter(CachingDrafter):
                     room -= len(rows[-1].hidden)
                     self._unread.read(rows[-1])
                 going.append(request)
-            left = [*going, *left[self._seats :]]
+            left = [*going, *left[self.seats :]]
             if rows:
                 self._read_through(rows)
 

@@ -6,8 +6,6 @@ the last hidden state of each block is kept beside it: with it a draft can go on
 one it has read. Of drafts of several layers, which read further tokens, the last ones are kept, as many as layers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """A step of a draft that reads hidden states beside tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple

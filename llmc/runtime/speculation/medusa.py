@@ -4,8 +4,6 @@ Head i of the row that gave a request its last token is about the token i places
 comes from its head's probability, set right by how often candidates of that head and rank have come true.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ tokens a step and 70% accepted, the first place 2.12 and 55%. Where the text end
 place, so that a text which repeats every token or two gets as many of them as others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from llmc.runtime.requests.request import SampledRequest

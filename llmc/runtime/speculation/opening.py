@@ -1,7 +1,5 @@
 """What --speculative-config asks for, beside an engine: checked before that is opened, started after."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """How often candidates come true, by depth and rank, beside what was said of them."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

@@ -1,7 +1,5 @@
 """A draft model's engine: whether it fits the engine that it drafts for."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path

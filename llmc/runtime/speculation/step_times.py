@@ -1,7 +1,5 @@
 """How long steps take by their size: as measured, and for the other sizes as predicted, corrected by what was."""
 
-from __future__ import annotations
-
 import bisect
 from collections.abc import Callable
 

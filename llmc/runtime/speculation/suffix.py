@@ -4,8 +4,6 @@ As in Arctic Inference there is one structure for the request's own prompt and o
 of the same tenant wrote (not for their prompts). The draft of which more tokens are expected to come true is taken.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ A state stands for substrings that end at the same places, so a text of n tokens
 `depth` tokens: adding a token costs that many steps at the most, however often a text repeats itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 

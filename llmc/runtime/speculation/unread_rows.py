@@ -38,12 +38,10 @@ class UnreadRows:
         self._rows = HiddenRows(block_size, kept=self._layers)
 
     def given(self, blocks: Sequence[int]) -> None:
-        """As a BlockWatcher."""
         self._cache.given(blocks)
         self._rows.given(blocks)
 
     def copied(self, block: int, source: int) -> None:
-        """As a BlockWatcher."""
         self._cache.copied(block, source)
         self._rows.copied(block, source)
 
