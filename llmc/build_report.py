@@ -1,7 +1,5 @@
 """What a build leaves behind: the manifest of the engine, and the report that the command line prints."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """How a build tells what it is doing, and how long each part took."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,8 +1,6 @@
 """Show `**options: Unpack[SomeTypedDict]` to inspect, help() and interactive completion as the keywords that it stands
 for. Type checkers read the TypedDict themselves."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from inspect import Parameter, Signature, signature
 from typing import Any, ForwardRef, ParamSpec, TypeVar

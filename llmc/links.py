@@ -8,8 +8,6 @@ This is the α–β model (Hockney 1994), with the constants that NCCL itself re
     shot   every rank reads what all others have, between two barriers: moved = (n − 1) · bytes
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

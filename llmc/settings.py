@@ -1,7 +1,5 @@
 """Every LLMC_* environment variable, typed, read once."""
 
-from __future__ import annotations
-
 import difflib
 import os
 import re

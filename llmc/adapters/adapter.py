@@ -1,7 +1,5 @@
 """A LoRA adapter: for each module that it changes, two thin matrices and a scale."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Names differ in what leads to the layers (model., transformer., model.language_m
 from the list of layers on. What is in no layer is known by its last word.
 """
 
-from __future__ import annotations
-
 
 def tail(module: str) -> str:
     """transformer.h.0.attn.c_attn -> h.0.attn.c_attn; model.embed_tokens -> embed_tokens."""

@@ -1,7 +1,5 @@
 """What adapter_config.json says of an adapter: its scales, and whether it is of a kind that llmc computes."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

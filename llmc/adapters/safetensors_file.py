@@ -1,7 +1,5 @@
 """A safetensors file as numpy arrays: checked strictly, mapped, and turned into float32 one tensor at a time."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """docs/models.md: what `llmc models --markdown` prints of a survey."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Sequence
 

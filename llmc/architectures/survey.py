@@ -1,7 +1,5 @@
 """Build a tiny model of an architecture and compare it with transformers: how far it gets, and why not farther."""
 
-from __future__ import annotations
-
 import tempfile
 from dataclasses import asdict, dataclass
 from enum import Enum

@@ -1,7 +1,5 @@
 """A tiny configuration of any causal architecture of transformers: its defaults, with every size made small."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any

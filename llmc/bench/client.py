@@ -1,7 +1,5 @@
 """One streamed completion over HTTP, with the time of every piece."""
 
-from __future__ import annotations
-
 import json
 import time
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Load on a server: requests at random times of a given rate, or from users who each wait for their answer."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

@@ -1,7 +1,5 @@
 """A run as a picture: tokens a second over time, and how the latencies are distributed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Prompts made from a seed: random token ids, with beginnings that groups of requests share."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What one request of a load saw."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 

@@ -1,7 +1,5 @@
 """How long a start takes: from a new process to the first token, and to a server's first answer."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """What a run says: throughput, latencies as mean, median and p99, goodput, prefix hits; also as JSON."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

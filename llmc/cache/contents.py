@@ -1,7 +1,5 @@
 """What is in the cache, how it is kept within its bound, and how what killed processes have left is removed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat

@@ -1,7 +1,5 @@
 """A digest of llmc's own sources, for caches of what they make."""
 
-from __future__ import annotations
-
 from functools import cache
 from hashlib import sha256
 from pathlib import Path

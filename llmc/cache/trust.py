@@ -1,7 +1,5 @@
 """What is taken from the cache, which holds code: nothing that another user owns, or that others may write."""
 
-from __future__ import annotations
-
 import os
 import stat
 from contextlib import suppress

@@ -6,8 +6,6 @@ with its parts is the backend's to say. More may be claimed besides, where the b
 the product after it, a sum over ranks by the norm after it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Which nodes compute something, what they read, and what must come before what."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import networkx as nx

@@ -4,8 +4,6 @@ sparse_bitmask(values, masks)        ->  the dense weight
 sparse_codes(values, masks, scales)  ->  dequantize(codes, scales)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -6,8 +6,6 @@ bytes that no longer move: a result that stays in registers, an operand that is 
 gain until none is left.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from itertools import combinations, pairwise

@@ -9,8 +9,6 @@ A statement's operands are indices of earlier statements. What depends on a redu
 sweep over them (a phase), which loads again what it needs; all stores run in the last one, so a store may be in place.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Launches, one after the other: loops, kernel calls and copies, with the buffers that they keep alive."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Hashable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The limits of an engine's steps and sequences, from the build options and the model's own."""
 
-from __future__ import annotations
-
 from llmc.errors import OptionError
 from llmc.graph.model_graph import ModelInfo
 from llmc.options import BuildOptions

@@ -1,7 +1,5 @@
 """What an engine has room for at its output: the logits of the rows asked for, not of every token."""
 
-from __future__ import annotations
-
 from llmc.errors import LoweringError
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.render import render_type

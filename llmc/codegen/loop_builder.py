@@ -1,7 +1,5 @@
 """Turn a group of nodes into a loop: loads of what it reads, the nodes' arithmetic, stores of what others need."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -109,7 +107,6 @@ class _LoopBuilder:
         return self._converted(self._append(Load(parameter, loaded)), kind)
 
     def number(self, value: float | int | bool, kind: Kind) -> int:
-        """A constant."""
         return self._append(Constant(value, kind))
 
     def apply(self, function: str, *operands: int, kind: Kind = Kind.FLOAT) -> int:

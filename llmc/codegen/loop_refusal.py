@@ -1,7 +1,5 @@
 """Why no loop can hold a node of the pointwise vocabulary with these arguments."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -4,8 +4,6 @@ A space is a shape such as (T, heads, head_dim): the row axis and the axes that 
 computed in a space has its shape, or 1 in place of the last axis: the results of reductions and what follows them.
 """
 
-from __future__ import annotations
-
 from torch import fx
 
 from llmc.codegen.views import Dim, Value, View, Views

@@ -4,8 +4,6 @@ cpp/lowering.py prints it as C++, triton/lowering.py makes GPU kernels of the sa
 `_units` (what is launched, and when) → launches.py (one launch after the other).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ number of rows. Placing the largest buffers first, each at the lowest free offse
 Pisarchyk and Lee 2020, "Efficient memory management for deep neural net inference".
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

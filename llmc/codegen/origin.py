@@ -1,7 +1,5 @@
 """Where a piece of generated code comes from, for its comments and for errors."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import fx

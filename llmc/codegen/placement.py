@@ -4,8 +4,6 @@ A launch may write where it reads if nobody reads the old contents afterwards, a
 the place where it writes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Layout ROWS, which every kind of target has: a weight's elements in order."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from llmc.graph.dtype_names import TORCH_DTYPES

@@ -1,7 +1,5 @@
 """Whether a backend has kernels for what quantization will ask of it, found out before any weight is read."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

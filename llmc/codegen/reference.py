@@ -4,8 +4,6 @@ An engine for the reference target holds nothing else. One for GPUs carries its 
 there is none: its weights are in the layouts of GPU kernels, from which they can be had back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -24,8 +24,6 @@ from llmc.targets import ReferenceTarget
 
 @dataclass(frozen=True)
 class ReferenceKind:
-    """As TargetKind."""
-
     target: ReferenceTarget
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
     has_stages: bool = False
@@ -57,8 +55,6 @@ class ReferenceKind:
 
 
 class ReferenceBuilder:
-    """As Builder."""
-
     def __init__(self, options: BuildOptions) -> None:
         self._options = options
         self._engine: ReferenceEngine | None = None

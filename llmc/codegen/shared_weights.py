@@ -1,7 +1,5 @@
 """What a draft's engine need not store, because the engine that it lies in holds the same."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ It says of any target what a step reads, computes and exchanges, and which memor
 before kernels exist: what explains a plan, and what simulates it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

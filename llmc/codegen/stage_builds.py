@@ -1,7 +1,5 @@
 """The pipeline stages of an engine while it is built: a program and its code for each, the first one's in the root."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ side outputs the first product is left out, and its result is copied from the se
 whose products treat each row alike.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -3,8 +3,6 @@
 A backend's rows say how its kernels read a weight, for every product, and through which arrivals x may come.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Protocol, TypeVar
 

@@ -3,8 +3,6 @@
 `kind_of` finds it; a new kind is a room of its own with such an object, and a line there.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager

@@ -1,7 +1,5 @@
 """Which weights the engine stores, and in which layout: one slot for each weight and layout that a launch reads."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any

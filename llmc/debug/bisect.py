@@ -4,8 +4,6 @@ A cut after rewrite n holds rewrites 1 to n. The check must hold for few rewrite
 takes log₂ of the passes and of the culprit's rewrites.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 

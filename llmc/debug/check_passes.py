@@ -1,7 +1,5 @@
 """Run the graph after every pass on real weights, and stop at the first pass that changes the logits too much."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """A profile as a trace in Chrome's format, which Perfetto opens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Compare an engine's logits with the original model's: the measure behind `llmc verify` and the tests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How much of a model each pass reached: "31 of 32 RMSNorms fused; 1 refused", with the refusals that explain it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

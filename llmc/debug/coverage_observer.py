@@ -1,7 +1,5 @@
 """Looks after every pass at what it reached and what it left."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 
 from torch import fx

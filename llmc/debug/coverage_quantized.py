@@ -1,7 +1,5 @@
 """What quantization should reach, where the options or the checkpoint ask for it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from torch import fx

@@ -3,8 +3,6 @@
 Everything is read off the graph. A rule names the passes whose refusals explain what it finds left over.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import getitem

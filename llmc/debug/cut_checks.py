@@ -1,7 +1,5 @@
 """What a bisection may ask of a cut pipeline: its logits, a command of the user's, or how long a decode step takes."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import statistics

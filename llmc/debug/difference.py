@@ -1,7 +1,5 @@
 """How far two sets of logits over the same tokens lie apart."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -3,8 +3,6 @@
 Nodes keep their names from pass to pass, so two neighbouring files differ only where that pass changed something.
 """
 
-from __future__ import annotations
-
 from itertools import count
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What sets two engines apart: options, passes, graphs, kernels, weights, sizes, and the logits that they give."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

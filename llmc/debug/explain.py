@@ -1,7 +1,5 @@
 """What the passes did to a model and what they left alone, as an engine's report says it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the passes do to a model, from a run of the pipeline."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from llmc.codegen.sketch import sketch

@@ -1,7 +1,5 @@
 """What `llmc explain` says, line by line: they are read with grep as often as by eye."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby

@@ -4,8 +4,6 @@ report/graphs/NN-pass.txt   after pass NN, if it changed anything; 00-captured.t
 report/nodes.json           for every node of these: the model's source line, and the rewrite that made it
 """
 
-from __future__ import annotations
-
 import json
 
 from llmc.engine_format.reader import GRAPHS

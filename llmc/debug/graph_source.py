@@ -1,7 +1,5 @@
 """A piece of a graph as a Python function that anyone can read, run and change."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

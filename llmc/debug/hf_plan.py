@@ -1,7 +1,5 @@
 """Hugging Face's own tensor-parallel plan of an architecture, beside what was derived from the graph."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """The perplexity that `llmc verify --perplexity TEXT --json FILE` measured, as the report shows it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Read back what one verb measured and wrote as JSON, for another to show."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, TypeVar

@@ -5,8 +5,6 @@ rewrite that gives the same bits costs its own nodes and nothing after them. Wei
 are read when a call needs them and dropped after it: memory holds one at a time, and the activations of one run.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

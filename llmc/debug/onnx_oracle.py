@@ -1,7 +1,5 @@
 """The second opinion: a graph of any stage, exported and run by onnxruntime, whose kernels nobody here has written."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

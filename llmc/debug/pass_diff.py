@@ -1,7 +1,5 @@
 """What each pass, and each single rewrite, does to the logits: the graph run before and after on the same tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 

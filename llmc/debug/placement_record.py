@@ -1,7 +1,5 @@
 """Which part of each weight a rank has, and what ranks tell each other, as reports keep it: read without torch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

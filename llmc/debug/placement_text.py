@@ -1,7 +1,5 @@
 """What `llmc explain` says of a model that is cut for several ranks, line by line."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 from llmc.debug.hf_plan import agreement, beside

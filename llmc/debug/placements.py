@@ -1,7 +1,5 @@
 """Which part of each weight a rank has and why, what ranks tell each other, and what all of them have whole."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

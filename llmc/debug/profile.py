@@ -1,7 +1,5 @@
 """What was measured of an engine's real steps, launch by launch, beside what the cost model predicts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The part of a graph that one rewrite changed, cut out before and after, with its immediate readers and its inputs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any

@@ -8,8 +8,6 @@ check.sh             the check again, on the whole model, with and without the r
 culprit.json         the finding as data
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 import stat

@@ -1,7 +1,5 @@
 """The tokens that graphs are compared on: the user's, a text's, or, without a tokenizer, random ones by seed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

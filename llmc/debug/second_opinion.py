@@ -1,7 +1,5 @@
 """What onnxruntime says of each stage of a model's pipeline, or of each cut: the graph there against the graph here."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What a target delivers, for predictions. Apart from the kinds of target: `llmc profile` asks, and needs no torch."""
 
-from __future__ import annotations
-
 from llmc.codegen.cpp.measured_rates import measured_rates
 from llmc.prediction.rates import Rates, gpu_rates
 from llmc.program import Program

@@ -5,8 +5,6 @@ damage that is no intent, at the speed of memory, and so in the time in which an
 a gigabyte on one core, XXH3 0.04 s (Zen 4).
 """
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Copy an engine to another place, whole or not at all."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

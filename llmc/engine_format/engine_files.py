@@ -1,7 +1,5 @@
 """The one door to an engine's files: regular files that the manifest lists, of the size and the hash that it says."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Paths that a caller of the API passes."""
 
-from __future__ import annotations
-
 from os import PathLike
 from pathlib import Path
 from typing import Any

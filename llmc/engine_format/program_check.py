@@ -4,8 +4,6 @@ What a CPU engine's library takes for granted is compared with the library itsel
 GPU's launches reach, where they are planned (runtime/device/launch_check.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path

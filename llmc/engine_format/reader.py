@@ -82,7 +82,6 @@ class EngineDirectory:
 
     @property
     def path(self) -> Path:
-        """The directory."""
         return self.files.path
 
     def weight_file(self, stored: StoredTensor) -> memoryview:

@@ -1,7 +1,5 @@
 """Compare an engine's files with their hashes: before it is used, or beside its start."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor

@@ -4,8 +4,6 @@ Every tensor starts at a multiple of 64 bytes in the file. safetensors allows no
 itself a tensor of bytes, named `padding.N`. Format: https://github.com/huggingface/safetensors#format
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Locks on files and directories (flock) that end with the process that holds them, however it ends."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 from contextlib import suppress

@@ -4,8 +4,6 @@ huggingface_hub fetches them into its own cache and shows how far it is; its set
 (HF_HOME, HF_TOKEN, HF_HUB_OFFLINE, HF_ENDPOINT). What is fetched is data, never code.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from os import PathLike

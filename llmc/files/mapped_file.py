@@ -1,7 +1,5 @@
 """A file's bytes as memory, in huge pages where the system has them."""
 
-from __future__ import annotations
-
 import mmap
 from contextlib import suppress
 

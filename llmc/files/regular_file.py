@@ -3,8 +3,6 @@
 A link is followed; it is what it leads to that must be a regular file.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 from io import BufferedReader

@@ -1,7 +1,5 @@
 """What to tell the user where a file cannot be written, or a disk is full."""
 
-from __future__ import annotations
-
 import errno
 import shutil
 from pathlib import Path

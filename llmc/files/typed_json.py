@@ -1,7 +1,5 @@
 """JSON to frozen dataclasses and back, strictly: an unknown, missing or mistyped field is an EngineFormatError."""
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import functools

@@ -1,7 +1,5 @@
 """How a quantized KV cache is spelled and how many bytes it takes; its byte layout is in ops/cache_codes.py."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from llmc.errors import OptionError

@@ -1,7 +1,5 @@
 """Formats of the codes that numbers are rounded to: one record each, read by schemes, ops, costs and all backends."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """Options that say something of each weight: `WHAT` for all, `PATTERN=WHAT` for some, by names in the checkpoint."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase

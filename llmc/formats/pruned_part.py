@@ -1,7 +1,5 @@
 """What was taken out of one part of a model: for the report of a build, and for `llmc inspect`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

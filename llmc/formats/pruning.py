@@ -1,7 +1,5 @@
 """Structured pruning as data: what `--prune` spells, and how much of each part of a model it takes out."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace

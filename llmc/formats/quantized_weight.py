@@ -1,7 +1,5 @@
 """What quantization did to one weight: for the report of a build, and for `llmc inspect`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -1,7 +1,5 @@
 """Quantization schemes as data: what `--quantize` spells, which weights it is for, and what each spelling means."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal

@@ -1,7 +1,5 @@
 """Sparsity as data: what `--sparsity` spells, which weights it is for, and what each spelling means."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """The linear layers of a captured graph that adapters may change while the engine runs, as adapters call them."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import torch

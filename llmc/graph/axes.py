@@ -11,8 +11,6 @@ an axis of g runs of h. `e:o`: an axis of e runs, each of which is o. `*`: any a
 result. Others have none.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The arguments of a call by their schema names, so that spelling does not matter."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Capture: any way of giving a decoder language model becomes one graph at stage captured, and a source of weights."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -9,8 +9,6 @@ Only a process that has not imported transformers uses the cache: in any other i
 LLMC_CAPTURE_CACHE=always says that they are not. LLMC_CAPTURE_CACHE=0 turns it off.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

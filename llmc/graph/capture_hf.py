@@ -1,7 +1,5 @@
 """Capture of transformers models: from a checkpoint directory without its weights, or from a model in memory."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any

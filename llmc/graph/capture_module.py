@@ -1,7 +1,5 @@
 """Capture of a plain nn.Module that maps token ids to logits, such as nanoGPT's model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """From an exported program to a ModelGraph: weights become named placeholders, after input_ids and positions."""
 
-from __future__ import annotations
-
 import operator
 import re
 from collections.abc import Mapping, Sequence

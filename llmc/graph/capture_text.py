@@ -5,8 +5,6 @@ graph/serialize.py the grammar is closed and nothing is evaluated. What it canno
 products of the token count, ops outside aten and llmc, large constants) is not written.
 """
 
-from __future__ import annotations
-
 import base64
 import functools
 import json

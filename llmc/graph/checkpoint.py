@@ -1,7 +1,5 @@
 """Safetensors checkpoints: strict header checks when opened, tensors read one at a time through a memory map."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How a checkpoint directory stores its weights, dense, as codes, without their zeros, or in a GGUF file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from llmc.graph.checkpoint import SafetensorsSource, read_json

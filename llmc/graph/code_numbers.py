@@ -1,7 +1,5 @@
 """Codes as tensors: their dtype, and the numbers that they stand for."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

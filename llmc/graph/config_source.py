@@ -1,7 +1,5 @@
 """The weights of a model directory that has none: what config.json says of them, for plans and predictions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -7,8 +7,6 @@ request or a query, which is exact when all contexts are on the same side of it.
 Each operand is read once, each result written once, and views are free; llmc/prediction makes seconds of it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

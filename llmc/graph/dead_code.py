@@ -1,7 +1,5 @@
 """Take out what nothing uses: ops without side effects, and weights."""
 
-from __future__ import annotations
-
 from torch import fx
 from torch._ops import OpOverload
 

@@ -3,8 +3,6 @@
 How many bytes an element takes is in llmc/program/program.py, for the parts that have no torch.
 """
 
-from __future__ import annotations
-
 import torch
 
 TORCH_DTYPES = {

@@ -1,7 +1,5 @@
 """Run a graph of any stage eagerly: every llmc:: op has a reference, so every graph in the pipeline runs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """A copy of a module that holds no weight data: what capture traces, so that the user's own module is never touched."""
 
-from __future__ import annotations
-
 import copy
 from typing import TypeVar
 

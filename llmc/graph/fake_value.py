@@ -1,7 +1,5 @@
 """Fake values (shape and dtype, no data) of new nodes, from the fake values of their inputs."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Notice NaN and Inf among the weights, and matrices of nothing but zeros, while they stream through a build."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ longer than the export itself. Most decoders need only the few replacements belo
 shipped 6-layer model: 0.02 s for 1.3 s); a program with anything else is still replayed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any

@@ -1,7 +1,5 @@
 """A tokenizer that comes beside the model: an object of transformers or tokenizers, or a directory."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Read back what graph/render.py writes: the nodes of a graph, without running or importing anything."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Reading a model directory's config.json and generation_config.json, and finding the transformers class for it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass

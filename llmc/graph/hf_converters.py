@@ -5,8 +5,6 @@ three, or rows in another order. transformers says so in converters, which are c
 without data, and what torch is asked to do becomes the recipe of what comes out.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

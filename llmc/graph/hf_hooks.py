@@ -6,8 +6,6 @@ model's own gate in between. They refuse what the ops do not say, since dropping
 must have been imported.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Which checkpoint tensor each parameter and saved buffer of a transformers model is loaded from."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path

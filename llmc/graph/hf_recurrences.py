@@ -4,8 +4,6 @@ RWKV and the mLSTM keep sums of exponentials in range by the largest exponent so
 rest of what they do is arithmetic on what each token finds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -6,8 +6,6 @@ this does the same. What a call asks of a function beside its arithmetic from ze
 imported.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

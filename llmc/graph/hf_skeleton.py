@@ -1,7 +1,5 @@
 """A transformers model without weights, and the text half of a multimodal one that is in memory."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

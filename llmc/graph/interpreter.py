@@ -1,7 +1,5 @@
 """Run a bare fx.Graph eagerly, with what its placeholders stand for given by name."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The tensors of two checkpoints: a model's by their own names, and those of what drafts for it after a prefix."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from llmc.graph.weights import WeightSource

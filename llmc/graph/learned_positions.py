@@ -1,7 +1,5 @@
 """How many positions a model has learned, from tables that it reads with arange or slices to the token count."""
 
-from __future__ import annotations
-
 from collections.abc import Container
 
 import torch

@@ -1,8 +1,6 @@
 """Where a model is on this machine: a directory or an ONNX file as it is, a hub name's snapshot, and what is made of a
 GGUF file."""
 
-from __future__ import annotations
-
 from os import PathLike
 from pathlib import Path
 

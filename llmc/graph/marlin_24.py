@@ -5,8 +5,6 @@ tensor cores; scale_packed [groups, out], shuffled likewise; meta int16: two bit
 among its 4, in the order of CUTLASS. Source: compressed-tensors 0.9 (marlin_24, permutations_24).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Weights that are already in memory: of a module or an exported program."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import Tensor, nn

@@ -5,8 +5,6 @@ A tied weight that only one of its readers is adapted in is untied, as it was in
 weights then, and says that merging them in place is not the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches

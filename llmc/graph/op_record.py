@@ -3,8 +3,6 @@
 Stands below llmc.ops and knows no op: importing llmc.ops fills `RECORDS`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What the pipeline did, as data: the records that passes.json holds and `llmc passes` prints."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any
 

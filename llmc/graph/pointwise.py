@@ -4,8 +4,6 @@ What stands here is legal in graphs (graph/verify.py), printed as loops (codegen
 (debug/prove/); a printer or an evaluator knows the elementary functions alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from enum import Enum
 from typing import Any, Protocol

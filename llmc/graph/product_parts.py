@@ -1,7 +1,5 @@
 """What stands right before a product and is its kernel's to compute: how the weight is stored, how x arrives."""
 
-from __future__ import annotations
-
 import torch
 from torch import fx
 

@@ -1,7 +1,5 @@
 """Fake values of nodes that rewrites added, and of new step inputs with symbolic sizes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """What config.json says of how a checkpoint's weights are quantized."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

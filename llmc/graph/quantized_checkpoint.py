@@ -4,8 +4,6 @@ A QuantizedSource shows each quantized weight under the name that the model know
 `NAME::codes`, `NAME::scales`, `NAME::zeros` and `NAME::order`, so that codes go into an engine as they are.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -100,7 +98,6 @@ class QuantizedSource:
         return self._files.shape(name) if weight is None else weight.model_shape
 
     def check(self, name: str, shape: tuple[int, ...], *, floating: bool) -> None:
-        """As SafetensorsSource.check."""
         weight = self._weights.get(name)
         if weight is None:
             self._files.check(name, shape, floating=floating)

@@ -3,8 +3,6 @@
 An op runs on each rank's operands in turn; a collective sees those of all, and gives all of them the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

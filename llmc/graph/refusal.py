@@ -1,7 +1,5 @@
 """Why a rewrite or a kernel does not apply to a candidate."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import fx

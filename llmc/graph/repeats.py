@@ -5,8 +5,6 @@ places: within the stretch, from the one before it, from weights of the same nam
 same node outside.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Container, Sequence

@@ -4,8 +4,6 @@ The grammar is closed: ops are looked up among those that are legal in an optimi
 are node references, numbers, strings, lists and the few torch values below. Nothing is evaluated.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import operator

@@ -1,7 +1,5 @@
 """The line of the user's model that a node stands for."""
 
-from __future__ import annotations
-
 import re
 from pathlib import PurePath
 

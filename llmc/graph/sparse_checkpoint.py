@@ -9,8 +9,6 @@ name, or its module's in newer files, are
 Source: compressed-tensors 0.9, the last versions that have these formats.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +78,6 @@ class SparseSource:
         return self._names
 
     def check(self, name: str, shape: tuple[int, ...], *, floating: bool) -> None:
-        """As SafetensorsSource.check."""
         weight = self._weights.get(name)
         if weight is None:
             self._files.check(name, shape, floating=floating)

@@ -1,7 +1,5 @@
 """The stages that a graph goes through; graph/verify.py says what is legal at each."""
 
-from __future__ import annotations
-
 from enum import Enum
 
 

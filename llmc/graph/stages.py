@@ -7,8 +7,6 @@ place of logits, one for each token: of several values, one after the other. Wha
 alone is computed in each stage that reads it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace

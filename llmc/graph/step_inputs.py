@@ -1,7 +1,5 @@
 """The inputs of a step: finding and adding them, and what their symbolic sizes are called."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import sympy

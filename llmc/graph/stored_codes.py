@@ -4,8 +4,6 @@ What comes out is what llmc/ops/weight_codes.py describes: codes [out, in], scal
 Sources: AutoGPTQ and GPTQModel (qlinear), AutoAWQ (packing_utils), compressed-tensors (compressors).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The dtype that a model is stored in, looked up before anything is captured."""
 
-from __future__ import annotations
-
 from os import PathLike
 from pathlib import Path
 

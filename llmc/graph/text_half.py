@@ -4,8 +4,6 @@ A config with a text_config (Gemma 3, Mistral 3, Llava) is built as what transfo
 decoder reads tokens alone. Everything else in the checkpoint (towers, projectors) is left out, and a line says so.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from typing import Any

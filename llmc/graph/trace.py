@@ -1,7 +1,5 @@
 """torch.export of a module with a symbolic token count, to a functional program in aten."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What to tell the user when torch.export fails: the line of the model's code, why, and what to change there."""
 
-from __future__ import annotations
-
 import re
 import traceback
 from collections.abc import Iterable, Iterator

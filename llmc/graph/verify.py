@@ -3,8 +3,6 @@
 Canonical graphs use aten.reshape, never aten.view: after the copies are gone a view need not exist.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Collection, Iterable
 from typing import Any

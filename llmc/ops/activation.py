@@ -1,7 +1,5 @@
 """The closed list of activations that kernels know."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

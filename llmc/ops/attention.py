@@ -4,8 +4,6 @@ Source of the softmax with sinks: Xiao et al. 2023 in the learned form of gpt-os
 Press et al. 2022, "Train Short, Test Long" (ALiBi); of chunks: Llama 4; of latents: DeepSeek-AI 2024, "DeepSeek-V2".
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import sympy

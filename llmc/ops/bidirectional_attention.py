@@ -4,8 +4,6 @@ No keys are kept: all of a text's tokens are in one step. Source: Devlin et al. 
 both sides: Warner et al. 2024, "ModernBERT".
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

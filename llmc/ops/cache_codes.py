@@ -14,8 +14,6 @@ bf16: code = nearest((x - minimum) / scale), ties to even, saturated; scale = ma
 (max - min) / 15; where that is 0 or less, the scale is 1. A NaN, which codes cannot say, makes its group's scale one.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

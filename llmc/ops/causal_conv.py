@@ -4,8 +4,6 @@ A convolution along tokens, of each channel by itself; what lies before the sequ
 `width - 1` rows of x. Named after ONNX's CausalConvWithState.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

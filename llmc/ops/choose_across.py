@@ -1,7 +1,5 @@
 """llmc::choose_across: a token of each row of logits of which each rank has a part; no rank needs all of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

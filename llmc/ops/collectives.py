@@ -3,8 +3,6 @@
 Each rank runs the same graph on its own part of the weights; `across` is what all of them get.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """llmc::embedding — y[t] = weight[ids[t]]."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@ The weights of all experts are one matrix [experts · out, in], expert after exp
 stores them. Which experts a token goes to is `index`, what each of them counts is for the sum.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import sympy

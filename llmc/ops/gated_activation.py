@@ -1,7 +1,5 @@
 """llmc::gated_activation — y = activation(gate)·up."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from llmc.ops.activation import apply_activation

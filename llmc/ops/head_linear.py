@@ -1,7 +1,5 @@
 """llmc::head_linear — y[t, h] = x[t, h]·weight[h]ᵀ: a product of its own for each head."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

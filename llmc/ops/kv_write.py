@@ -4,8 +4,6 @@ A cache is [blocks, kv_heads, block_size, head_dim], so that one head's keys of 
 row s mod block_size of block s // block_size. With a cache_format the cache holds codes: see cache_codes.py.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from llmc.ops.cache_codes import write_codes

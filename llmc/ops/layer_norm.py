@@ -3,8 +3,6 @@
 All arithmetic is in fp32, rounded once to x's dtype at the end.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

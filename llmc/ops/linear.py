@@ -5,8 +5,6 @@ that is None. How a weight is stored and how x arrives are ops of their own befo
 token_codes.py); where their values are not rounded, in fp32, a product's kernel computes them too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -9,8 +9,6 @@ key. Named after ONNX's LinearAttention, of which these are the update rules gat
 Katharopoulos et al. 2020; Dao and Gu 2024, "Transformers are SSMs"; Yang et al. 2024, "Gated Delta Networks".
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import sympy

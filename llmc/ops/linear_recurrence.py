@@ -8,8 +8,6 @@ to the arithmetic behind, since some models want it otherwise there. Sources: De
 2023, "RWKV"; Beck et al. 2024, "xLSTM".
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """llmc::lora — what adapters add to a product's sums: y[t] = (x[t]·A[s]ᵀ)·B[s], where s is the slot of t's adapter."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

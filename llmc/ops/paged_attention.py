@@ -1,7 +1,5 @@
 """llmc::paged_attention over a batch of cached sequences."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

@@ -5,8 +5,6 @@ What the text up to its last token is pooled to is the row of the text; the othe
 none of them. Pooling by the last token is x itself.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -3,8 +3,6 @@
 Registering with torch.library is the one side effect on import that this package has.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType, SimpleNamespace

@@ -3,8 +3,6 @@
 Source: Su et al. 2021, "RoFormer". `rotary` is the number of channels that turn: all of head_dim, or fewer.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

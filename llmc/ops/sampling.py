@@ -12,8 +12,6 @@ Random numbers are Philox 4x32 with ten rounds (Salmon, Moraes, Dror and Shaw 20
 1, 2, 3"): of each group, and of places whose four words are for four tokens that lie NOISE_RUN apart.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

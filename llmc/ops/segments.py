@@ -4,8 +4,6 @@
 BERT's `[CLS] a [SEP] b [SEP]` has the segments 0 0 0 1 1: what tokenizers say beside the ids follows from the ids.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """llmc::select_channels — y[t, c] = x[t, order[c]], for weights whose columns are stored in another order."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from llmc.ops.registry import FROM_CAPTURED, op, per_element

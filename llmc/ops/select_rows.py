@@ -1,7 +1,5 @@
 """llmc::select_rows — y[i] = x[rows[i]]: keeps only the tokens whose logits were asked for."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from llmc.ops.registry import FROM_SERVING, op, per_element

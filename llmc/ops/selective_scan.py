@@ -5,8 +5,6 @@
 Source: Gu and Dao 2023, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces".
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

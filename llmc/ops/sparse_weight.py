@@ -8,8 +8,6 @@ is left over is read by nobody. Codes of int8, symmetric, are stored likewise, w
 An element is zero if all its bits are: -0.0 is stored.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

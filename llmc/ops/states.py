@@ -5,8 +5,6 @@ many requests, whose states lie in slots and are brought up to date in place. Bo
 one, in order, so the bits of a result do not depend on how a sequence is cut into steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

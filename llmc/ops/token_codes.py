@@ -1,7 +1,5 @@
 """Quantized activations: each token's channels rounded to codes with one scale."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

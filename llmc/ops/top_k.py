@@ -1,8 +1,6 @@
 """llmc::top_k, llmc::take_channels, llmc::mark_channels — how routers choose: each token's largest channels, what other
 values are there, and which channels were chosen."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """llmc::top_tokens — the likeliest tokens of each row of logits, and the logarithms of their probabilities."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

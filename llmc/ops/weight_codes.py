@@ -14,8 +14,6 @@ tensor, per block) is repeated in each, so that rows stand alone and weights of 
     mxfp4    uint8, bits of e2m1         E2M1[code] · scale, the scale a power of two
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """What each pass says of itself, as a page: docs/passes.md is made of this, and so of the passes' own docstrings."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import groupby

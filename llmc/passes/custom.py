@@ -1,7 +1,5 @@
 """Passes that do not come with llmc: where they go in the order, and how they are found by name or by entry point."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys

@@ -3,8 +3,6 @@
 Masks and rotary angles are written in many ways; what they are is easier to see from their values than from their ops.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import sympy

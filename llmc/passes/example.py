@@ -1,7 +1,5 @@
 """Small graphs that show what a pass does: `llmc prove` makes one of each pattern; whole-graph passes have theirs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

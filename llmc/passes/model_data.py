@@ -1,7 +1,5 @@
 """What a pass may read beside the graph: weights, a tokenizer for calibration text, and someone to tell of progress."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

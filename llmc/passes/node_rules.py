@@ -1,7 +1,5 @@
 """Whole-graph passes made of rules that look at one node and say what takes its place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

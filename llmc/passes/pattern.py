@@ -1,7 +1,5 @@
 """Patterns as small graphs: a plain function traced once, its parameters the wildcards."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The order of the passes, read top to bottom."""
 
-from __future__ import annotations
-
 from llmc.passes.adapters.insert_adapters import insert_adapters
 from llmc.passes.attention.absorb_mla import absorb_mla
 from llmc.passes.canonical.check_canonical import check_canonical

@@ -1,7 +1,5 @@
 """Which weights an option is for: its rules against the products and lookups of a graph, before any work."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

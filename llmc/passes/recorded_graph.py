@@ -1,7 +1,5 @@
 """An fx.Graph whose new nodes know which rewrite made them, which source line they stand for, and their fake value."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,8 +1,6 @@
 """What a pass is: a Rewrite (patterns and a replacement), a GraphPass (a function over the graph), or a WeightPass
 (one that reads weights and may run the graph)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum

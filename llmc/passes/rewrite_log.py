@@ -1,7 +1,5 @@
 """The numbered record of rewrites and near-misses, kept while the pipeline runs."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import replace

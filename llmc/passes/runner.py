@@ -1,7 +1,5 @@
 """Runs passes over a graph: matching, replacement, dead code, verification, timing and numbering happen here alone."""
 
-from __future__ import annotations
-
 import time
 import traceback
 from collections.abc import Callable, Collection, Sequence

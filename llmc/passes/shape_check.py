@@ -6,8 +6,6 @@ that read a value that was exchanged; calls that are alike are propagated once (
 of a pattern pass is held to its root's shape where it is made (runner.py), so such passes are followed only.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import fx

@@ -1,7 +1,5 @@
 """Questions about fake values: equal shapes, dims counted from the front, sizes that do not depend on the step."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Who else reads a node, and what is known when the engine is built: questions that many passes ask."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from operator import getitem
 from typing import Any

@@ -1,7 +1,5 @@
 """How long a collective of a program takes, over what joins its ranks."""
 
-from __future__ import annotations
-
 from llmc.links import Link
 from llmc.prediction.cost_expression import evaluate_expression
 from llmc.prediction.step_shape import StepShape

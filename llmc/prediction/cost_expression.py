@@ -7,8 +7,6 @@
 This is what sympy prints for the expressions of graph/cost.py. The text is never handed to eval or to sympy.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache

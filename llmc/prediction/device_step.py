@@ -1,7 +1,5 @@
 """What a step of a GPU engine should take, from the target's table alone: the sum over its launches."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass

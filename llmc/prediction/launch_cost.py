@@ -1,7 +1,5 @@
 """What a launch costs, and which of a machine's rates apply to it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from llmc.program import Launch, Program

@@ -1,7 +1,5 @@
 """How long a launch should take on a GPU: what its choice predicted, or else the roofline of bytes and operations."""
 
-from __future__ import annotations
-
 from llmc.prediction.cost_expression import evaluate_expression
 from llmc.prediction.step_shape import StepShape
 from llmc.program import Launch, Limits, RowCount

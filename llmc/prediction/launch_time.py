@@ -13,8 +13,6 @@ for several numbers of rows. `packed`: elements of x that a CPU's matrix product
 multiplies. No number here is fitted to a model's measured steps.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

@@ -1,8 +1,6 @@
 """What steps of a program take, for thousands of steps of different shapes: what launches have in common is reckoned
 once."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

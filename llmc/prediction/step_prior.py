@@ -5,8 +5,6 @@ GPU that stands in its data sheet. Of CPUs it is taken to be about the same for 
 cores with AVX-512 a step of a model in four bits is bound by arithmetic from about ten tokens on, one in bf16 later.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from functools import cache

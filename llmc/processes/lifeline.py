@@ -4,8 +4,6 @@ The kernel tells the worker, so it also ends in the middle of a computation. A p
 would come already when the *thread* that started it ends, and workers outlive those of their callers.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import select

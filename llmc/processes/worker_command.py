@@ -1,7 +1,5 @@
 """How llmc starts other Python processes: what they import, and what they may know."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """A process that answers JSON questions, one a line, and can be killed: for other people's programs and grammars."""
 
-from __future__ import annotations
-
 import json
 import os
 import selectors

@@ -1,7 +1,5 @@
 """Where adapters lie beside an engine's weights: for each adapted product a pool of as many slots as may be in use."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 What their fields mean stands in codegen/cpp/kernels/api.h.
 """
 
-from __future__ import annotations
-
 from ctypes import CFUNCTYPE, POINTER, Structure, c_int32, c_int64, c_void_p, sizeof
 
 from llmc.program.step_outputs import ADAPTERS, CHOICE_INPUTS, HIDDEN, ROW_ADAPTERS, STATE_SLOTS

@@ -1,7 +1,5 @@
 """What an engine gives for a whole text, in the place of logits for a next token."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import Enum
 

@@ -1,7 +1,5 @@
 """All stages of an engine as one program: to be looked at, added up and predicted, not to be run."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -7,8 +7,6 @@
 cdiv(a, b) is a / b rounded up. The text is never handed to eval.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 

@@ -1,7 +1,5 @@
 """The parameter of a GPU kernel that an argument of a launch needs: codegen compiles for it, the runtime checks it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from llmc.program.launch_arguments import Argument, Operand

@@ -1,7 +1,5 @@
 """Every function of a library that a launch may name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 

@@ -3,8 +3,6 @@
 A step's tensors are matrices of rows: T tokens, L requested logit rows, or a constant number of them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -306,7 +304,6 @@ class DeviceKernel:
 
     @property
     def is_library(self) -> bool:
-        """Whether a library computes it."""
         return self.source == LIBRARY
 
 

@@ -4,8 +4,6 @@ A CPU engine's library and a reference engine's graph are made for one program. 
 out by another program would be read and written beyond its end.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 

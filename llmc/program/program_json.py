@@ -1,7 +1,5 @@
 """program.json: a Program as text, one buffer, weight or launch a line, and back."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

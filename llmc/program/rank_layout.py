@@ -1,7 +1,5 @@
 """Which ranks an engine has, and what each of them is: a stage of the model, and one of those that share it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -8,8 +8,6 @@
 A step's operand `engine:ranks` is on a GPU [1 + ranks], int64: this rank's number, then the address of each one's.
 """
 
-from __future__ import annotations
-
 FLAGS = 128
 MOST_PROGRAMS = 512
 # More than this the library moves faster: every rank reads all that the others have.

@@ -1,7 +1,5 @@
 """What an op carries from token to token of a sequence, as an executor keeps it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass

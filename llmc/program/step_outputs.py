@@ -1,7 +1,5 @@
 """What steps read and what they are to give: tokens or logits, and side outputs."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from enum import Enum
 

@@ -1,7 +1,5 @@
 """A request in flight, as the loop's thread of the asyncio engine knows it, and what its client is told."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from llmc.errors import UnavailableError

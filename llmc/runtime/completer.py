@@ -1,7 +1,5 @@
 """Serve callers that wait for their answers: prompts in, completions or the pieces of a stream out."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """From the rows that a model gives for texts to what is asked of it: vectors, scores, or how well labels fit."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

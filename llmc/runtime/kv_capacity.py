@@ -1,7 +1,5 @@
 """How many blocks the KV cache gets."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from llmc.errors import OptionError

@@ -1,7 +1,5 @@
 """Large page-aligned memory that costs nothing until it is touched."""
 
-from __future__ import annotations
-
 import mmap
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Answers to requests without chance, kept for when the same request comes again."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from dataclasses import dataclass, fields
 from hashlib import sha256

@@ -1,7 +1,5 @@
 """How far a long call has come: a bar in the terminal, or a function of the caller's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 

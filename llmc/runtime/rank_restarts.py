@@ -1,7 +1,5 @@
 """Start the ranks of a served engine again when one was lost, and count how often that was."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Mapping

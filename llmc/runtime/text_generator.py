@@ -1,7 +1,5 @@
 """What an Engine and an LLM both do: continue prompts and answer conversations, at once or piece by piece."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, Self, Unpack

@@ -1,7 +1,5 @@
 """What an Engine and an LLM give for whole texts: vectors, scores or labels, as the engine is built."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from llmc.errors import RequestError

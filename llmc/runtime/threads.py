@@ -1,7 +1,5 @@
 """How many threads a step uses: one for each physical core that this process may run on."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

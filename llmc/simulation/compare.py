@@ -1,7 +1,5 @@
 """Every way to divide the ranks, under one load, and which of them is best."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 

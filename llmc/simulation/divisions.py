@@ -1,7 +1,5 @@
 """The ways to divide ranks among replicas, and each replica's among stages and parts of weights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

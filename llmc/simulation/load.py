@@ -1,7 +1,5 @@
 """When requests arrive, how long their prompts are and how much they generate: from a file, or drawn from a seed."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,7 +1,5 @@
 """What to rent, as a picture: tokens a second, and how long users wait, for each way to divide the ranks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from llmc.bench.plot import require_plot_extra

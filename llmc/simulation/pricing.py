@@ -1,7 +1,5 @@
 """What a step of one replica takes, through all of its stages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The programs of a model for different layouts of ranks: what does not depend on the layout is done once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

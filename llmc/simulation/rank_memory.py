@@ -1,7 +1,5 @@
 """What a rank keeps in its memory, and how many tokens of KV cache are left room for."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 A machine is not as fast at all times, so that figures of two simulations differ by more than what they compare.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace

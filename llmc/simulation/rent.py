@@ -1,7 +1,5 @@
 """What to rent for a model or an engine: the machine as it is asked for, and every way to divide its ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One replica on a virtual clock: the scheduler that serves real requests, around steps whose seconds are predicted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

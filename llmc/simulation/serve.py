@@ -1,7 +1,5 @@
 """Serve a load with replicas of a program on a virtual clock."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ engine keeps as its kernels want it, follows from rows of hidden states and thei
 one solution as soon as there are more rows than channels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Heads as files: safetensors in the published layout (Medusa-1), and what their readers want to know beside it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Every layer of every head has weights of its own. (The reference implementation 
 head.) Heads start as the identity: a head then says what the model says of the next token, one token too early.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

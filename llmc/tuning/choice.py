@@ -1,7 +1,5 @@
 """What is chosen of several that were measured."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Seconds of launches, each behind a flushed cache."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 LAUNCHES, ROUNDS, WARM_UP = 20, 5, 5

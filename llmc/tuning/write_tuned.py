@@ -1,7 +1,5 @@
 """An engine with what was chosen in it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the kernel of llmc::lora takes beside what its op does."""
 
-from __future__ import annotations
-
 import torch
 
 from llmc.codegen.call import Call

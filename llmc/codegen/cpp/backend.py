@@ -1,7 +1,5 @@
 """The CPU's kernels, as lowering asks for them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

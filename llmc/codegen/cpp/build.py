@@ -4,8 +4,6 @@ The same source, compiler and kernels give the same bytes, which are kept in the
 go into the file. Only the engine's own interface is visible from outside.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import tempfile

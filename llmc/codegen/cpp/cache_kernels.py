@@ -1,7 +1,5 @@
 """Kernels that read or write the KV cache, whose elements are numbers or codes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 from torch import fx

@@ -32,8 +32,6 @@ from llmc.targets import CpuTarget
 
 @dataclass(frozen=True)
 class CppKind:
-    """As TargetKind."""
-
     target: CpuTarget
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
     has_stages: bool = True
@@ -87,8 +85,6 @@ class CppKind:
 
 
 class CppBuilder:
-    """As Builder."""
-
     def __init__(self, target: CpuTarget, options: BuildOptions, compiler: BackgroundCompiler) -> None:
         self._target, self._options, self._compiler = target, options, compiler
         self._lowered: Lowered | None = None

@@ -1,7 +1,5 @@
 """What compilers wrote into an entry of the cache, with its hashes: it runs only if it is still what they wrote."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

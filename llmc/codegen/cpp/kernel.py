@@ -4,8 +4,6 @@ Most take what their op takes. A field of a kernel's struct with the name of an 
 rows, a vector or a number, as the field's type says. Fields that are sizes are axes of arguments, which are named.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_void_p

@@ -5,8 +5,6 @@ and C++ prints them in the struct's order. How the compiler lays them out is ask
 (`layout_source`) and compared when one is opened, since a difference would corrupt memory.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import re

@@ -5,8 +5,6 @@ checked by their hashes whenever it is used. Builders take turns, for each keeps
 mostly finds what it wants.
 """
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Which C++ kernel computes an llmc:: op: one table."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

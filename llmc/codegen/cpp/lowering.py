@@ -1,7 +1,5 @@
 """Lower a graph for a CPU: the plan of a step, printed as C++."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from llmc.codegen.cpp.backend import CppBackend

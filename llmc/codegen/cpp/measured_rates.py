@@ -5,8 +5,6 @@ Then it reads its operands from memory, which shows how much of the shorter of t
 not hide.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

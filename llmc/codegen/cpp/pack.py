@@ -1,7 +1,5 @@
 """Put weights into the layouts that the CPU kernels read: panels of 32 output rows (kernels/api.h)."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import torch

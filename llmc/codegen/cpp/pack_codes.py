@@ -1,7 +1,5 @@
 """Put quantized weights into code panels (kernels/api.h): 32 output rows' scales, zeros and codes, group by group."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

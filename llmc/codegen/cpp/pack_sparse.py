@@ -1,7 +1,5 @@
 """Put weights into sparse panels (kernels/api.h): a bit for each element of a panel, and those that are not zero."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Print a loop as a C++ function that vectorizes over columns and runs rows in parallel."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

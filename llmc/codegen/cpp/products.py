@@ -4,8 +4,6 @@ How a weight is stored is the table's in storages.py, how x arrives a node of it
 the sums.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

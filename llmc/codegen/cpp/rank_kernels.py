@@ -5,8 +5,6 @@ choose_across where tokens are chosen of which no filter says anything. A step t
 row instead of the vocabulary.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from llmc.codegen.backend import KernelCall

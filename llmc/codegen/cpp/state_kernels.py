@@ -1,7 +1,5 @@
 """Kernels that read and write what recurrent layers carry from token to token."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 

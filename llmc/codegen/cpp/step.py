@@ -1,7 +1,5 @@
 """Print an engine's C++: the loops, then open, step and close over kernels/api.h. All choices are made before."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 

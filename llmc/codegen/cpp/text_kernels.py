@@ -1,7 +1,5 @@
 """Kernels that read the texts of a step as a whole."""
 
-from __future__ import annotations
-
 from llmc.codegen.call import Call
 from llmc.codegen.cpp.kernel import Arguments
 from llmc.program.launch_arguments import Count

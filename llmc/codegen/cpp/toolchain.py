@@ -1,7 +1,5 @@
 """Find the C++ compiler and archiver, and run them with errors that a user can act on."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shlex

@@ -7,8 +7,6 @@ None as text, and a list in which tensors stand as texts, a tensor's being the n
 and shapes follow from them, calls that differ in more than their tensors' data have overloads of one function.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator, Mapping
 from functools import cache

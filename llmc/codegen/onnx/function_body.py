@@ -1,7 +1,5 @@
 """The nodes of one function while it is written: ops in, names of values out."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

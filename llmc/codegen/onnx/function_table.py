@@ -1,7 +1,5 @@
 """Which ops have a function of standard ops, and why others have none. A test joins this with every op's record."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any

@@ -6,8 +6,6 @@ input_ids, attention_mask and position_ids [batch, tokens] and past_key_values.N
 head_dim]; the outputs logits [batch, tokens, vocabulary], and present.N.key and .value.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

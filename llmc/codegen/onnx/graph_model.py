@@ -3,8 +3,6 @@
 Memory that an op writes becomes a value: a cache is an input of the model, and what it is in the end an output.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Whether the packages are there that ONNX needs; without them nothing else of this room can be imported."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 from llmc.errors import ToolchainError

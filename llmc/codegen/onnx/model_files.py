@@ -1,7 +1,5 @@
 """A graph's model and weights as two files: weights are streamed, one in memory at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What tensors of torch are in ONNX. Floating-point numbers are fp32 there, in whatever a model computes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import onnx

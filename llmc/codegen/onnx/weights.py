@@ -1,7 +1,5 @@
 """How a graph's weights are stored for ONNX: numbers as fp32, codes as they are, those of four bits two in a byte."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The Triton kernels, as lowering asks for them; remembers how each was asked for, so that it can be specialized."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Sequence

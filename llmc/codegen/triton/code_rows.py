@@ -8,8 +8,6 @@ first, so that a thread's 16 bytes find theirs in one short run. Rows end at mul
 at one; what fills them up is multiplied by zeros.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -139,7 +139,6 @@ class Workers:
     def compile(
         self, kernel: DeviceKernel, target: GpuTarget, directory: Path, folder: str = "kernels"
     ) -> CompiledKernel:
-        """Compile one kernel for one target."""
         stem = f"{folder}/{kernel.name}.{target.arch_name}"
         source = directory / kernel.source
         request = {

@@ -5,8 +5,6 @@ may have) and output, a directory that appears whole: program.json, whose kernel
 beside the sources.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import replace

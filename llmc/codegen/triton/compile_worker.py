@@ -6,8 +6,6 @@ num_warps, num_stages, backend, arch, warp_size, output (a path without suffix).
 without `file`, with `assembly` (the path of the PTX or AMD assembly); or `error`.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """What lowering for a GPU gives. This file needs no Triton; the kernels and lowering.py do."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from llmc.codegen.weight_slots import SlotRecipe

@@ -1,7 +1,5 @@
 """Which Triton kernel computes an llmc:: op: the templates in the files of kernels/, by what they compute."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Put alternatives in the place of the launches that they can stand for, in every site that is alike."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Lower an optimized graph for GPUs: the plan of lowering.py with specialized Triton kernels, and their sources."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from collections.abc import Iterable, Mapping

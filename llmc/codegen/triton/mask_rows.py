@@ -4,8 +4,6 @@ Three weights of their own. MASK_ROWS: the bytes of each row's masks (llmc/ops/s
 row where its elements begin. The elements are as the op has them. So a weight takes 64 bits a row more than on paper.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Whether an engine fits its GPU's memory: weights, the KV cache that was asked for, the arena and the logits."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from llmc.errors import OptionError

@@ -13,8 +13,6 @@ Must have: the norm is the sum's only reader, and its rows are short enough for 
 Whether the product's kernel norms or a launch before it does is a choice of candidates (products/dense_ways.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any

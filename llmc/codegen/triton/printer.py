@@ -4,8 +4,6 @@ A program owns TILE places of the outer axes (row and all dims but the last, cou
 a reduction needs more columns than a block, the program sweeps over them, once for each phase of the loop.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

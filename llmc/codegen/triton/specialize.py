@@ -4,8 +4,6 @@ A parameter's type follows from what is passed. That a pointer's address, or a n
 compiler load 16 bytes at once: it holds for a pointer if it does for every T and L, and for a number known now.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace

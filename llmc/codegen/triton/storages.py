@@ -1,7 +1,5 @@
 """How GPU kernels read weights, by the op that yields them: the table to which a new storage adds a row."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -35,8 +35,6 @@ LOWERING_NAME = "report/lowering.json"
 
 @dataclass(frozen=True)
 class TritonKind:
-    """As TargetKind."""
-
     target: GpuTarget
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16)
     has_stages: bool = False
@@ -81,8 +79,6 @@ class TritonKind:
 
 
 class TritonBuilder:
-    """As Builder."""
-
     def __init__(self, target: GpuTarget, options: BuildOptions, workers: Workers) -> None:
         self._target, self._options, self._workers = target, options, workers
         self._lowered: DeviceLowered | None = None

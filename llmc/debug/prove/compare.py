@@ -1,7 +1,5 @@
 """Whether two expressions are equal over the reals: shown by sympy, else compared in 50-digit arithmetic."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

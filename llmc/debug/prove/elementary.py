@@ -3,8 +3,6 @@
 Rounding is left out: a cast between floating dtypes changes nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A small graph evaluated over symbols: inputs and stored weights are symbols, weights are made by their recipes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The forms of a pattern: one graph for each choice among its alternatives, and what its wildcards may be there."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """What can be said of a pass: each of its rewrites is made on a small graph, which is evaluated before and after it."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -55,7 +53,6 @@ class Verdict:
 
 
 def prove(each: Pass) -> Verdict:
-    """The verdict on one pass."""
     if each.numerics is Numerics.LOSSY:
         return Verdict(each.name, Outcome.SKIPPED, reason="lossy: it changes numbers on purpose")
     if isinstance(each, Rewrite):

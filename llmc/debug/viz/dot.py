@@ -1,7 +1,5 @@
 """A drawing as Graphviz text, and as SVG where Graphviz is installed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 

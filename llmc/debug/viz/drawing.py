@@ -1,7 +1,5 @@
 """What a picture of a graph shows: operations without weights, and identical layers once."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from llmc.debug.viz.stage_graph import StageGraph

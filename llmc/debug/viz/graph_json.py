@@ -1,7 +1,5 @@
 """A graph as JSON: every node with its type, inputs and origin."""
 
-from __future__ import annotations
-
 import json
 
 from llmc.debug.viz.stage_graph import NodeOrigin, StageGraph

@@ -1,7 +1,5 @@
 """A drawing as Mermaid text, which Markdown viewers such as GitHub's draw."""
 
-from __future__ import annotations
-
 import json
 
 from llmc.debug.viz.drawing import Drawing

@@ -1,7 +1,5 @@
 """What a checkpoint of drafting layers gives, whatever its layout, and what it has to fit."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol

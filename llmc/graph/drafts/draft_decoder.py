@@ -1,7 +1,5 @@
 """The decoder layers of a draft, as transformers makes them from a config, without weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

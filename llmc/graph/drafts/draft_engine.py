@@ -1,7 +1,5 @@
 """How the engine of what drafts is built: with the options of the engine that it becomes a part of."""
 
-from __future__ import annotations
-
 import numpy as np
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """The graph of a draft: its layers, traced like any other model's."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from llmc.graph.capture_program import graph_from_program

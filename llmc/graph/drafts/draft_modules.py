@@ -4,8 +4,6 @@ Row i of a sequence reads token i + 1 and what the target knew after token i, an
 hidden states take the target's place for tokens that are drafts themselves.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -33,7 +31,6 @@ class Eagle3FirstLayer(nn.Module):
             setattr(self.self_attn, name, wide)
 
     def forward(self, hidden_states: Tensor, **options: Any) -> Tensor:
-        """hidden_states: [1, T, 2 · width], the embeddings first; returns [1, T, width]."""
         embedding, hidden = hidden_states.chunk(2, dim=-1)
         normed = self.hidden_norm(hidden)
         both = torch.cat((self.input_layernorm(embedding), normed), dim=-1)
@@ -85,7 +82,6 @@ class MtpDraft(nn.Module):
         self.embedding_norm, self.hidden_norm, self.projection = embedding_norm, hidden_norm, projection
 
     def forward(self, input_ids: Tensor, positions: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """As Eagle3Draft."""
         embedding = self.embed_tokens(input_ids)
         normed = (self.embedding_norm(embedding), self.hidden_norm(hidden.to(embedding.dtype)))
         x = self.projection(torch.cat(normed, dim=-1))

@@ -1,7 +1,5 @@
 """What the option `speculative` names of a model: the checkpoint of what drafts for it."""
 
-from __future__ import annotations
-
 from os import PathLike
 from pathlib import Path
 

@@ -8,8 +8,6 @@ code and in vLLM, which reads `eagle_aux_hidden_state_layer_ids` at the top of c
 SGLang and SpecForge write, a list that begins with 1 counts the states *after* layers (SGLang #25454).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

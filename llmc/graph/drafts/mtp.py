@@ -7,8 +7,6 @@ own output after their norm, to the next of several layers and to further drafts
 state. The layers themselves are of the target's architecture.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass

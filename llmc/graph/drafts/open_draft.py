@@ -1,7 +1,5 @@
 """Which layout a directory of drafting layers has."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from llmc.errors import CheckpointError

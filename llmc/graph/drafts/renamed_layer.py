@@ -1,7 +1,5 @@
 """One decoder layer of a checkpoint, put as the only one of a model: by the names that such a model's tensors have."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -41,11 +39,9 @@ class RenamedLayer:
         return tuple(sorted(self._names))
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """As StoredShapes."""
         return self._source.shape(self._names[name])
 
     def check(self, name: str, shape: tuple[int, ...], *, floating: bool) -> None:
-        """As StoredShapes."""
         self._source.check(self._names[name], shape, floating=floating)
 
     def recipes(self, decoder: Any) -> dict[str, Recipe]:

@@ -4,8 +4,6 @@ config.json says `speculators_model_type`, has the decoder layers under `transfo
 there are. Layers are numbered as in vLLM: i is the hidden state before layer i, the number of layers after the last.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

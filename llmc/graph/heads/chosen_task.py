@@ -1,7 +1,5 @@
 """Which task a model directory is built for: as asked, or by the class that its config names."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The weights of Dense modules of sentence-transformers, which lie in directories of their own, beside the model's."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

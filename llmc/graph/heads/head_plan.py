@@ -1,7 +1,5 @@
 """How a model makes one row of a text: from its config, from what sentence-transformers says, or as the build asks."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ modules.json lists the modules by path and class; both spellings of classes and 
 flag for each way of pooling, and since version 5.3 the name of one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How a tokenizer tells the texts of a pair apart: by a token between them, behind which the next segment begins."""
 
-from __future__ import annotations
-
 from itertools import accumulate
 from pathlib import Path
 

@@ -4,8 +4,6 @@ The row after a token is what the head gives for the text up to it, so a graph o
 logits, and a step computes it for the rows that are asked for: the texts' last ones.
 """
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

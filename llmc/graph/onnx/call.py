@@ -1,7 +1,5 @@
 """One operator's call, as its translation sees it: inputs, attributes, and how to refuse it by name."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Capture of an ONNX file: its graph as a decoder over whole sequences, at stage captured, and its tensors' source."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace

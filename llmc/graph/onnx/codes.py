@@ -5,8 +5,6 @@ Codes are unsigned, packed low bits first along the rows [out, in / block, block
 llmc/ops/weight_codes.py describes, bit by bit. Source: onnxruntime's ContribOperators.md.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace

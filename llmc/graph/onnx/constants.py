@@ -1,7 +1,5 @@
 """Tensors of a file as values of a graph that is being traced: known numbers where there are few."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any

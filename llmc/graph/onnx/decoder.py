@@ -1,7 +1,5 @@
 """An ONNX graph as a module that torch.export traces: each node is its operator's translation, called in order."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

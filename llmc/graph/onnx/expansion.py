@@ -1,7 +1,5 @@
 """How many calls a model's functions and branches make, before any is made: files can say 10¹² in a few bytes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from llmc.errors import CaptureError

@@ -6,8 +6,6 @@ repository's files); and it has one name only, since a hard link looks like any 
 CVE-2026-34447 of the onnx package).
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from io import BufferedReader

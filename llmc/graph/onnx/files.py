@@ -1,7 +1,5 @@
 """Which ONNX file a model is, and where what describes it stands. Imports nothing of the onnx package."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -6,8 +6,6 @@ becomes
 so that tokens keep an axis of their own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """What a graph's inputs and outputs are to a decoder: token ids, positions, a mask, the cache before and after."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

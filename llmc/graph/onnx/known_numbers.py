@@ -4,8 +4,6 @@ It is done here, in numpy, so that no trace of it is left in the graph. What num
 is 7, is refused; that a size differs from -1 can be said.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """An ONNX file as plain data: graphs, nodes, functions and tensors, checked as far as goes without their meaning."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What of a graph the logits need: nodes in order, constants among the tensors, and which tensors say positions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The table of all operators that are read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 

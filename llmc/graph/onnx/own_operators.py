@@ -4,8 +4,6 @@ A function's inputs are called after the op's arguments (`tensors_0` for one of 
 arguments that are no tensors: numbers, names of dtypes, `None`, and in lists the names of inputs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

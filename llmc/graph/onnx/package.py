@@ -1,7 +1,5 @@
 """The onnx package, an extra, which reads the protobuf of a file and nothing else."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

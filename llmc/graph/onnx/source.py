@@ -1,7 +1,5 @@
 """The tensors of an ONNX file as a WeightSource: by the names of its initializers, read one at a time."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tensors of an ONNX file: checked when the file is opened, and read one at a time."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

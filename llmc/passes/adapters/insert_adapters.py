@@ -11,8 +11,6 @@ Must have: at most four modules a product, whose rows are all there (none pruned
 read. Numerics: exact, as long as no token has an adapter.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Which modules' rows a weight has, and in which order: read off its recipe, for a weight of numbers or of codes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import groupby

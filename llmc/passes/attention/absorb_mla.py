@@ -11,8 +11,6 @@ what it multiplies here is wider than what it was made for.
 Numerics: reorder. Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1.2.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

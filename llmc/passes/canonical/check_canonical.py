@@ -8,8 +8,6 @@ Changes nothing; raises PassError for what is left over, with the source line an
 contracts rope, linear and pointwise may be given up by that name in allow_fallback: the graph still runs, slower.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -6,8 +6,6 @@ Must have: no input of the step in it. Nothing is evaluated here: the recipe is,
 wider dtype and expanded axes stay in the graph for matrices, where folding would only make the file bigger.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

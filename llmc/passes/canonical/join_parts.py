@@ -6,8 +6,6 @@
 Must have: slices in steps of 1 along one axis of a known size, which cover it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

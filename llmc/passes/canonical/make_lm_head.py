@@ -5,8 +5,6 @@
 Must have: between the last linear and the logits only pointwise ops with constants.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

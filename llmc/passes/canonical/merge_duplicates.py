@@ -4,8 +4,6 @@
 Must have: an op without side effects and without randomness.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

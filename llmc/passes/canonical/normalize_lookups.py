@@ -8,8 +8,6 @@
 Must have: a table [rows, channels] that is known when the engine is built; indices that are known, along one axis.
 """
 
-from __future__ import annotations
-
 import operator
 from itertools import pairwise
 from typing import Any

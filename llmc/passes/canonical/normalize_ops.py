@@ -13,8 +13,6 @@
 Must have: one symbolic size per reshape; otherwise the reshape keeps its shape arithmetic.
 """
 
-from __future__ import annotations
-
 import operator
 from typing import Any, cast
 

@@ -9,8 +9,6 @@ Must have: the last axis, and the largest of it; scores [tokens, channels], or i
 there are as many in every step. A softmax over tokens is an attention's.
 """
 
-from __future__ import annotations
-
 import operator
 from typing import Any
 

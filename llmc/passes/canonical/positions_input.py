@@ -8,8 +8,6 @@ Must have: the count of this step's tokens as the end, from 0 in steps of 1; use
 comparison or a table lookup), not as indices of this step's rows, which are other numbers once requests are batched.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -6,8 +6,6 @@ Must have: an axis of size 1 in front. An op that is not in the table keeps its 
 unsqueeze(squeeze(y, 0), 0), so that what follows can still drop it.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable
 from typing import Any

@@ -8,8 +8,6 @@ Must have: the same shape and dtype for every token count. Packed-sequence detec
 the attention is known to be causal, falls to dead-code removal.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -6,8 +6,6 @@ where merged(x) is reshape(x [T, n, …], [T·n, …]).
 Must have: as many heads in all of them. What is left are reshapes of reshapes, which simplify_layout takes away.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

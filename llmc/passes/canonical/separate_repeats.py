@@ -7,8 +7,6 @@ where merged(x) is reshape(x [n, T, …], [n·T, …]).
 Must have: as many runs of all of them. What is left has the tokens on an axis that no other is merged with.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

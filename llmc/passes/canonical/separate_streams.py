@@ -12,8 +12,6 @@
 Must have: no more than eight streams. AltUp (Gemma 3n) and hyper-connections are written so.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

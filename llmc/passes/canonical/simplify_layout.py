@@ -9,8 +9,6 @@
 Must have: for several arguments, each of them transposed or broadcast along neither axis.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

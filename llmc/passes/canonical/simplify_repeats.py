@@ -9,8 +9,6 @@
 Must have: the last axis; a slice in steps of 1 whose ends are those of one part.
 """
 
-from __future__ import annotations
-
 from itertools import accumulate
 from typing import Any
 

@@ -5,8 +5,6 @@
 Must have: pairs of neighbouring channels; a second factor that is polar, perhaps scaled, of which only views are taken.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -8,8 +8,6 @@ Must have: x and r are matrices of one shape and dtype; w and b are there before
 Numerics: exact, since s is rounded as before. Saves reading s once.
 """
 
-from __future__ import annotations
-
 from operator import getitem
 from typing import Any
 

@@ -7,8 +7,6 @@ shape used nowhere else; halves of one product in the order gate, up.
 Numerics: reorder, since gate and up are not rounded in between. Saves writing and reading 2·n channels a token.
 """
 
-from __future__ import annotations
-
 from itertools import accumulate
 from operator import getitem
 from typing import Any

@@ -8,8 +8,6 @@ Numerics: reorder, since the product is not rounded before the activation. Saves
 Sources: Hendrycks and Gimpel 2016 (GELU and its approximations), So et al. 2021 (squared ReLU).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -11,8 +11,6 @@ writes what add_rms_norm reads back. A sum of two things that are no products is
 Numerics: reorder, since the product is not rounded before the sum, and the third form sums in another order.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -7,8 +7,6 @@ only; both turn by the same angles in the same order of channels, and q, k and v
 Numerics: exact, unless the cache is wider than k: then the rotated keys are rounded to k's dtype as before too.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

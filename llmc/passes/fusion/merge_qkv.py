@@ -7,8 +7,6 @@ stays apart). Runs after the fusions of gated and activated products, so that th
 Numerics: exact, since each output channel is summed as before. Saves reading x again, and one launch each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

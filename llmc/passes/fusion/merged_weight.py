@@ -3,8 +3,6 @@
 A weight that is not dense is stacked by what it is stored as, such as codes, scales and zeros: rows stand alone in all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

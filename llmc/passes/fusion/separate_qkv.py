@@ -9,8 +9,6 @@ or codes of one, that nothing else reads. With one head the parts lie in one pie
 Numerics: reorder, since a library matrix product may sum a row elsewhere in another order; the kernels here do not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -9,8 +9,6 @@ To begin a collective takes as long as a thousandth of the whole step, not a tim
 their memory, too, however small the model is, but not a collective for each small weight.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Equal pieces that an axis is sliced into, as gates and what they open are: cut, each rank has a part of each."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

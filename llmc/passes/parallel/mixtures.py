@@ -1,7 +1,5 @@
 """Products with the experts that tokens were sent to, those of one routing together."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import groupby
 

@@ -1,7 +1,5 @@
 """An RMS norm of channels that are cut into ranks: each normalizes its own, by the sum of squares of all of them."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, fx
 

@@ -15,8 +15,6 @@ Numerics: reorder, since sums over parts are added up in the order of ranks.
 Source: Shoeybi et al. 2019, "Megatron-LM"; Xu et al. 2021, "GSPMD".
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -10,8 +10,6 @@ itself, and all that comes out is summed.
 Numerics: reorder, since a token's experts are added up in the order of ranks.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, fx
 

@@ -5,8 +5,6 @@ and those that a reshape joins or parts. Together they are a class: the rows of 
 its result, the heads of an attention, the columns of the next product's weight. Nothing is known of layers or names.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Models with states run on one rank: nobody divides what they carry from token to token yet."""
 
-from __future__ import annotations
-
 from llmc.errors import PassError
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.op_record import record_of

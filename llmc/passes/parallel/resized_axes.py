@@ -1,7 +1,5 @@
 """Give all axes of a class other lengths: what values look like then, and the sizes that calls name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from typing import cast
 

@@ -1,7 +1,5 @@
 """What each node does with the classes of axes that it touches, and so what it costs to cut them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch

@@ -8,8 +8,6 @@ Must have: slices are all that reads the product; w and b are weights, or codes 
 Numerics: reorder, since a library matrix product may sum a row elsewhere in another order; the kernels here do not.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from operator import getitem
 from typing import Any

@@ -1,7 +1,5 @@
 """Why every rank has all of a weight: what needs it together, or what cutting it would cost."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import fx

@@ -1,7 +1,5 @@
 """Refuse a rule of the option `prune` that asks for a share and gets nothing, before anything is taken out."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -6,8 +6,6 @@ Sources: Sun et al. 2023, "A simple and effective pruning approach for large lan
 2024, "Fluctuation-based adaptive structured pruning for large language models", for whole channels and heads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 
 import torch

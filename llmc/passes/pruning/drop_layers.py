@@ -9,8 +9,6 @@ Numerics: lossy. Source: Men et al. 2024, "ShortGPT: layers in large language mo
 redundant than you expect".
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

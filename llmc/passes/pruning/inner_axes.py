@@ -6,8 +6,6 @@ A class will do if products alone make it and sum over it, and everything betwee
 channels of the residual stream, which lookups make, are none, and neither is the vocabulary.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ Must have: channels that products make and sum over, with nothing between that n
 Numerics: lossy. What is left is dense, and smaller. Source: Ma et al. 2023, "LLM-Pruner".
 """
 
-from __future__ import annotations
-
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData

@@ -1,7 +1,5 @@
 """Take the units of one kind that add least out of every class of axes: what prune_channels and prune_heads share."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

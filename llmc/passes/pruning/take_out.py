@@ -1,7 +1,5 @@
 """Leave some elements of a class of axes out of a graph: rows and columns of weights, heads and channels of values."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

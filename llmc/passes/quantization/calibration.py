@@ -1,7 +1,5 @@
 """Calibration data: sequences of token ids from a text or token file."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

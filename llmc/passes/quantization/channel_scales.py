@@ -7,8 +7,6 @@ Sources: Lin et al. 2024, "AWQ: activation-aware weight quantization for on-devi
 Xiao et al. 2023, "SmoothQuant: accurate and efficient post-training quantization for large language models".
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

@@ -6,8 +6,6 @@ or infinite, by its name in the checkpoint: calibration would spread them over a
 Changes nothing; raises OptionError and CheckpointError. Must have: names that are still the checkpoint's.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

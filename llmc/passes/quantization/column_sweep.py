@@ -7,8 +7,6 @@ Sources: Frantar et al. 2023, "GPTQ: accurate post-training quantization for gen
 et al. 2025, "The geometry of LLM quantization: GPTQ as Babai's nearest plane algorithm".
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Tensors whose pages lie in an unnamed file, so that a quantized model need not fit in memory until it is written."""
 
-from __future__ import annotations
-
 import math
 import mmap
 import os

@@ -5,8 +5,6 @@ the columns with the largest inputs first, costs nothing at run time.
 Source: Frantar et al. 2023, "GPTQ: accurate post-training quantization for generative pre-trained transformers".
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@ linear(x, w)  ->  linear(x, dequantize(w_codes, w_scales, w_zeros))
 linear(x, w)  ->  linear(round_tokens(x), w)
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -9,8 +9,6 @@ grid, and the schemes that are the same for all weights and fit. Each is carried
 diverges least, on text held apart, is taken.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -10,8 +10,6 @@ Must have: a weight that is quantized; every reader of codes' values is a produc
 Numerics: reorder, since neither weights nor tokens are rounded in between. In fp32 there is nothing to do.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import fx
 

@@ -1,7 +1,5 @@
 """Which weights are quantized and how: the option's rules against the products of a graph, checked before any work."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from llmc.errors import OptionError

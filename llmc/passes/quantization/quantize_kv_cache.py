@@ -7,8 +7,6 @@ no calibration is needed and an entry never changes; attention's kernels read co
 Must have: paged caches, whose heads the format's groups divide. Numerics: lossy.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -10,8 +10,6 @@ and of experts on the tokens that each was sent (round_experts.py).
 Numerics: lossy. Kernels decode where they multiply.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial

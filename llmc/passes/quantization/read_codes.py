@@ -8,8 +8,6 @@ Must have: a checkpoint whose format graph/quantized_checkpoint.py, graph/gguf/ 
 for codes that are taken; lossy where weights are rounded again, or activations.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

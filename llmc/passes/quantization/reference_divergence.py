@@ -1,7 +1,5 @@
 """How far a quantized graph's next-token distributions are from those of the graph as it was, on given text."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 

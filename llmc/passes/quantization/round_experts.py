@@ -4,8 +4,6 @@ What all tokens look like says little of an expert's: routers send it those that
 text sent no token to is rounded to the nearest, and the weight's record says so.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Rows of codes stand alone, so what puts rows together puts codes and scales toge
 the model has as [experts, in, out], codes are stored in rows already.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -8,8 +8,6 @@ Must have: everything that reads the channels is a product that is to be quantiz
 is used for nothing else. Numerics: reorder, since the function stays the same; scaled weights are kept in fp32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

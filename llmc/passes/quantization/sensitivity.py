@@ -8,8 +8,6 @@ such as smaller groups, more bits or fewer zeros, follows from the weights' erro
 of its input: the divergence grows with their square.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar

@@ -1,7 +1,5 @@
 """Give bits out among weights, or elements that are kept, so that what is expected to diverge is least: a knapsack."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

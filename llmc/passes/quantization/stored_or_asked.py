@@ -4,8 +4,6 @@ Of a GGUF file, what the option `quantize` says of a weight goes before, but cod
 they have, or more: they stay, and tokens are rounded as asked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -6,8 +6,6 @@ the way. So a weight can be quantized with what its input is after all weights b
 branch: from there on they are also run with another weight, beside those that are not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -8,8 +8,6 @@ that hold all tokens of each of their texts.
 Numerics: reorder, since a mean is a sum over the text and not a difference of running ones.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

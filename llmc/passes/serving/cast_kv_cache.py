@@ -5,8 +5,6 @@ Must have: paged caches. Writes round to the cache's dtype, attention reads it a
 Numerics: lossy where the cache gets narrower: bf16 keys and values have 8 bits; apart from page_kv_cache for that.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from llmc.graph.dtype_names import NAMED_DTYPES

@@ -9,8 +9,6 @@ for one whole sequence a step only.
 Numerics: exact, since both forms take tokens one by one, in fp32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

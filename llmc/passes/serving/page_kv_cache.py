@@ -10,8 +10,6 @@ Numerics: exact, since the caches have the activations' dtype (cast_kv_cache cha
 Source: Kwon et al. 2023, "Efficient memory management for LLM serving with PagedAttention".
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true

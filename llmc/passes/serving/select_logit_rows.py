@@ -11,8 +11,6 @@ select no others. Logits must be one row a token, or the build fails, unless all
 Numerics: reorder, since a library matrix product of fewer rows may sum in another order; the kernels here do not.
 """
 
-from __future__ import annotations
-
 from operator import getitem
 
 import torch

@@ -6,8 +6,6 @@ estimates only propose: the plans of each distance, and the same share for all, 
 whose output diverges least on text held apart is taken. So no model is worse than with one share for all on that text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 

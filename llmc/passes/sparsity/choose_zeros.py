@@ -1,7 +1,5 @@
 """Which elements of a weight are kept, given how much each matters: any of them, or so many of each few columns."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Put zeros into a weight: its recipe changes, no data is touched."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

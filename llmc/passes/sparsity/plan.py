@@ -1,7 +1,5 @@
 """Which weights are made sparse and how: the option's rules against the products of a graph, before any work."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

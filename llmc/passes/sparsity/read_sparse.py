@@ -7,8 +7,6 @@ store_sparse, the last but one of all passes, stores what is found without its z
 Must have: a weight of which a tenth is zero at least, and not all of the rows. Numerics: exact.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

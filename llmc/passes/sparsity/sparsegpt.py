@@ -7,8 +7,6 @@ they are corrected then.
 Source: Frantar and Alistarh 2023, "SparseGPT: massive language models can be accurately pruned in one-shot".
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -10,8 +10,6 @@ models"), of each row those with the largest |w|·‖x‖; SparseGPT (sparsegpt.
 calibration text, with the weights before already sparse. Numerics: lossy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial

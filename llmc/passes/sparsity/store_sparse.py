@@ -10,8 +10,6 @@ Must have: a weight that only products and lookups read; codes that are int8 wit
 masks than with zeros. Numerics: exact.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

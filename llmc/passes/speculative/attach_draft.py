@@ -8,8 +8,6 @@ Must have: `tap_hidden_states` before it, and a draft that was made for this mod
 Numerics: exact.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import fx
 

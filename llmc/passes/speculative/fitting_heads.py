@@ -1,7 +1,5 @@
 """Whether draft heads fit a model, and whether they go through its output matrix."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import torch

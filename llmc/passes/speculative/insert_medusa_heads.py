@@ -15,8 +15,6 @@ storage.
 Numerics: exact.
 """
 
-from __future__ import annotations
-
 from operator import getitem
 
 import torch

@@ -1,7 +1,5 @@
 """How a step's logits come from hidden states."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -6,8 +6,6 @@ through (the post-dominators of the attention) and that the next attention still
 how a layer is made do not matter: norms before or after, parallel branches, biases and casts all end there.
 """
 
-from __future__ import annotations
-
 import networkx as nx
 import torch
 from torch import fx

@@ -7,8 +7,6 @@ fails the build, since a draft of other states guesses wrong without anybody see
 Numerics: exact. Source: Li et al. 2025, "EAGLE-3"; DeepSeek-AI 2024, "DeepSeek-V3 technical report".
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

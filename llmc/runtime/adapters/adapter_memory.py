@@ -1,7 +1,5 @@
 """The pools of a CPU engine: room for adapters of the largest rank, of which only what is written takes memory."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

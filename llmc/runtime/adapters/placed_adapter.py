@@ -1,7 +1,5 @@
 """An adapter's matrices as an engine's pools have them, checked against the model that the engine was built from."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from difflib import get_close_matches
 

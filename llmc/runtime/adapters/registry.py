@@ -1,7 +1,5 @@
 """The adapters that an engine knows, by name: for requests of any thread to choose from."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from os import PathLike
 from threading import Lock

@@ -1,7 +1,5 @@
 """A launch's arguments as the driver takes them: an array of pointers to values of eight bytes each."""
 
-from __future__ import annotations
-
 import ctypes
 import struct
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Which of an engine's compiled kernels a device can run; if none, all of them compiled once from the sources in it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Find the GPU that runs an engine, or say why there is none and what to run instead."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

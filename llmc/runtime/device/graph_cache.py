@@ -1,7 +1,5 @@
 """A bounded set of captured steps: made at a shape's second use, the one used longest ago is dropped first."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar

@@ -1,7 +1,5 @@
 """A program of several GPUs that cannot read each other's memory: collectives by the library alone, for any rows."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from llmc.program import Launch, Program

@@ -1,7 +1,5 @@
 """What an engine takes of a GPU's memory, and how many blocks of KV cache that leaves."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

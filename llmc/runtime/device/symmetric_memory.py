@@ -4,8 +4,6 @@ which is alpha and may change.
 Used of it: empty(…, device=), rendezvous(tensor, group), and of what that gives buffer_ptrs and get_buffer.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Stands for the executor of an engine that this machine cannot run: everything but a step still works."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from llmc.errors import TargetError

@@ -303,7 +303,6 @@ class CudaExecutor:
         return self._limits
 
     def kernel(self, name: str) -> LoadedKernel:
-        """The loaded kernel of that name."""
         return self._kernels[name]
 
     def load_example(self, shape: StepShape) -> None:

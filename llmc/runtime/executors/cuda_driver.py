@@ -1,7 +1,5 @@
 """The few calls of the CUDA driver that load and launch compiled kernels, in the context that torch has made."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

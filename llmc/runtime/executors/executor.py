@@ -1,7 +1,5 @@
 """What runs a step: the one interface between the runtime and compiled or interpreted engines."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable

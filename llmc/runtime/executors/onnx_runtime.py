@@ -10,8 +10,6 @@ The caches are tensors that a session reads and writes in place: each is bound a
 ScatterND makes of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Which executor runs an engine: what it was built for, or what was asked for by name."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from typing import Literal, get_args

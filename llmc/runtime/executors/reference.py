@@ -7,8 +7,6 @@ bits then depend on nothing but the tokens before it. All ranks of a partitioned
 (llmc/graph/ranks.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np

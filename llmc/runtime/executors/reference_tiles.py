@@ -4,8 +4,6 @@ Of a model that reads texts as a whole a tile is a text.
 Tokens of a tree that have the same position, or skip some, come in tiles of their own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Where a step's side outputs lie in the arena, and how they are read from there."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

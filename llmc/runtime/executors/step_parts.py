@@ -3,8 +3,6 @@
 What pads requests to the longest of a step then pads nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 

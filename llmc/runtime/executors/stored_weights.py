@@ -1,7 +1,5 @@
 """An engine's weights as its graph reads them, from the layouts in which they are stored."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Which drafts of a step came true, and moving their keys and values to where a chain would have them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 

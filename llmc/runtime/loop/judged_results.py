@@ -1,7 +1,5 @@
 """A step's results where some drafts are judged otherwise than by what would have been drawn."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol

@@ -1,7 +1,5 @@
 """Run a step and give each request what it asked for: logits, or a token that was chosen where the logits are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

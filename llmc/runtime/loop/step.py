@@ -1,7 +1,5 @@
 """What a step reads: the same arrays, whatever the requests in it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 

@@ -1,7 +1,5 @@
 """The arrays that a step reads, allocated once and filled from the scheduler's plan."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

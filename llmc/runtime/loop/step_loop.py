@@ -72,7 +72,6 @@ class StepLoop:
         return self._executor
 
     def add(self, request: Request) -> None:
-        """Queue a request."""
         self.scheduler.add(request)
 
     def remove(self, request: Request) -> None:

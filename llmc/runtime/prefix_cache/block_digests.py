@@ -1,8 +1,6 @@
 """Names for the blocks of a token sequence: a block's digest is SHA-256 over the digest of the block before it and its
 own tokens, so it stands for the whole prefix. The chain starts from a salt, so tenants share no digests."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from hashlib import sha256
 from struct import Struct

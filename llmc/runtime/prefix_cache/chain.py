@@ -1,7 +1,5 @@
 """What the prefix cache knows of the blocks that a request has filled since it last looked."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 

@@ -9,8 +9,6 @@ Hashing would be the dearest part of scheduling, and most of it for nobody. So a
 its digest, and each is hashed when somebody's tokens have matched the block before it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from llmc.runtime.prefix_cache.block_digests import BlockDigests, root

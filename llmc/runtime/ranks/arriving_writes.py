@@ -5,8 +5,6 @@ settings of PCIe and IOMMU it is dropped, and a collective waits for ever, or ad
 (vllm#51513). So every rank writes into every other's memory and looks whether it came, before anything relies on it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Protocol
 

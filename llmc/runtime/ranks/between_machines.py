@@ -4,8 +4,6 @@ They meet in torch's store, where the first says at which port it listens. What 
 arrays of each step, and collectives go over gloo (gloo_exchange.py).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

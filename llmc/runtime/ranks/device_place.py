@@ -1,7 +1,5 @@
 """Where a rank of an engine for GPUs stands among the others, once they have met."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ them launch it; the first one chooses tokens. With executor="triton_interpreter"
 ranks' memory is shared memory, and gloo is the library.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial

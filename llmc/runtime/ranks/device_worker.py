@@ -1,7 +1,5 @@
 """A rank but the first of an engine for GPUs, in its own process."""
 
-from __future__ import annotations
-
 import os
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Collectives of ranks that share no memory: gloo brings the places of all others into this one's."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import socket

@@ -4,8 +4,6 @@ Whether memory can be relied on is found out before NCCL is asked for anything (
 whole, neither the kernels nor NCCL use it.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable
@@ -62,8 +60,6 @@ def _arrives(memory: SymmetricMemory, rank: int, ranks: int, host: distributed.P
 
 @dataclass(frozen=True)
 class _Stream:
-    """As Queue."""
-
     stream: torch.cuda.Stream
 
     def run(self, work: Callable[[], None]) -> None:

@@ -1,7 +1,5 @@
 """From a rank to the one that goes on with its rows: of the next stage, or the first rank, which gets the logits."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Ranks whose kernels are interpreted: their memory is a part of what all processes share, and gloo is the library."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch.distributed as distributed
 from torch.distributed.distributed_c10d import Store

@@ -1,7 +1,5 @@
 """Start the other ranks of an engine as processes of this machine, which share memory with this one."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What the first rank tells each other one when it has come up: who it is, and how much memory and threads it has."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any
 

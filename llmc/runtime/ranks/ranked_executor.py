@@ -5,8 +5,6 @@ all ranks run it at once, meeting in its collectives (codegen/cpp/kernels/ranks.
 socket: the others leave their collectives, and the step is an error that names it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """How ranks of several machines find those with which they exchange rows: by addresses in the store where all meet."""
 
-from __future__ import annotations
-
 import json
 import secrets
 import socket

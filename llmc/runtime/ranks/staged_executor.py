@@ -3,8 +3,6 @@
 A step passes through the stages one after the other: its rows go from rank to rank, and the logits come back here.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from llmc.engine_format import EngineDirectory

@@ -1,7 +1,5 @@
 """The other ranks as the first sees them: it tells them what to do, and notices when one is lost or stands still."""
 
-from __future__ import annotations
-
 import selectors
 import subprocess
 import threading

@@ -1,7 +1,5 @@
 """`python -m llmc.runtime.ranks.worker`: a rank but the first, which runs the steps that it is told of."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -104,7 +104,6 @@ class BeamSearch:
 
     @property
     def beams(self) -> tuple[Beam, ...]:
-        """The live beams."""
         return tuple(self._live)
 
     def stop(self, reason: FinishReason) -> None:

@@ -1,7 +1,5 @@
 """What generating gives: completions with their choices, or the pieces of a stream."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from llmc.runtime.requests.request_output import FinishReason, TokenLogprobs

@@ -1,7 +1,5 @@
 """One client's request in the loop: the sequences that it consists of, and what comes out when all have ended."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -76,7 +74,6 @@ class SampledJob:
 
     @property
     def sequences(self) -> Sequence[Generation]:
-        """All choices."""
         return self.choices
 
     @property
@@ -91,7 +88,6 @@ class SampledJob:
 
     @property
     def error(self) -> RequestError | None:
-        """The first choice's that has one."""
         return next((choice.error for choice in self.choices if choice.error is not None), None)
 
     @property
@@ -133,7 +129,6 @@ class BeamJob:
 
     @property
     def sequences(self) -> Sequence[Request]:
-        """The live beams."""
         return self.search.beams
 
     @property
@@ -148,7 +143,6 @@ class BeamJob:
 
     @property
     def error(self) -> RequestError | None:
-        """Of any beam."""
         return self.search.error
 
     @property

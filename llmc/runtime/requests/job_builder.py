@@ -1,7 +1,5 @@
 """Check a client's request against the engine, and make the sequences that will serve it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

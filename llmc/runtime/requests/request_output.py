@@ -1,7 +1,5 @@
 """What the engine gives back for a request: deltas of each choice, log-probabilities, token counts and times."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """What is noted on a request while it is served: three records, each of which only one file writes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from llmc.runtime.prefix_cache.chain import Chain

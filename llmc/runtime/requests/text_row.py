@@ -1,7 +1,5 @@
 """A sequence that reads a text and keeps the one row that the model gives for it, and the job of such a request."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -55,7 +53,6 @@ class RowJob:
 
     @property
     def sequences(self) -> Sequence[TextRow]:
-        """The one."""
         return (self.first,)
 
     @property
@@ -85,5 +82,4 @@ class RowJob:
         self.first.stop(reason)
 
     def results(self) -> list[ChoiceResult]:
-        """One, with the row."""
         return [ChoiceResult((), self.first.finish_reason, None, None, None, "", self.first.row)]

@@ -1,7 +1,5 @@
 """Sequences of tokens that may not be generated: the last token is banned where the output ends with the others."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import numpy as np

@@ -8,8 +8,6 @@ of its logit. No match goes across a breaker (a token such as a line's end), and
 "DRY: A modern repetition penalty that reliably prevents looping", text-generation-webui pull request 5677, 2024.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

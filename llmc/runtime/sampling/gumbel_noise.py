@@ -5,8 +5,6 @@ runs beside it and whoever draws, up to the rounding of its logits. Philox 4x32 
 and Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3").
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -5,8 +5,6 @@ undoes it. An edit keeps no state of its own: what it does follows from the toke
 in every fork, and in every beam.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Log-probabilities of tokens from a row of logits."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -5,8 +5,6 @@ length, grammar, temperature and filters (see token_filters), then one draw. Pre
 OpenAI's: they count the output only, while the repetition penalty (Keskar et al. 2019) counts the prompt too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 

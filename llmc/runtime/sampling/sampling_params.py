@@ -134,7 +134,6 @@ class SamplingParams:
         return self.beam_width or self.best_of or self.n
 
     def stop_strings(self) -> tuple[str, ...]:
-        """`stop` as a tuple."""
         return (self.stop,) if isinstance(self.stop, str) else self.stop
 
     def changes_logits(self) -> bool:

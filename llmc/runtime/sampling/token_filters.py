@@ -3,8 +3,6 @@
 top-p: Holtzman et al. 2020; min-p: Nguyen et al. 2024; typical-p: Meister et al. 2022.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

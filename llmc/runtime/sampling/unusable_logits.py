@@ -1,7 +1,5 @@
 """What to say when the largest of a row of logits is no number."""
 
-from __future__ import annotations
-
 import math
 
 from llmc.errors import ModelFailureError

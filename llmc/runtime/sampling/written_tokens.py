@@ -1,7 +1,5 @@
 """A sequence as those see it who look back at it: the tokens of its prompt and of its output so far."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

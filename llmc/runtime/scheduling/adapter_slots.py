@@ -1,7 +1,5 @@
 """Which adapter is in which slot of the engine's pools: held while requests run, the one idle longest goes first."""
 
-from __future__ import annotations
-
 from llmc.runtime.adapters.placed_adapter import PlacedAdapter
 
 

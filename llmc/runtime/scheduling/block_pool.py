@@ -1,7 +1,5 @@
 """The KV cache's blocks: who holds them, which are free, and which keep something that nobody uses now."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Protocol

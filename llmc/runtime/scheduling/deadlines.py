@@ -1,7 +1,5 @@
 """Which requests have run out of time. Those that are dropped before are not held."""
 
-from __future__ import annotations
-
 import heapq
 
 from llmc.runtime.requests.request import Request

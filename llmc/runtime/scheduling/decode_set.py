@@ -5,8 +5,6 @@ nothing needs to be counted for it: how far it is follows from its tokens, and i
 steps, always in a step of the same number modulo block_size. Those that do so together are a cohort.
 """
 
-from __future__ import annotations
-
 from llmc.runtime.requests.request import Request, SampledRequest
 
 

@@ -9,8 +9,6 @@ A step at hundreds of running requests must cost microseconds, so it costs what 
 that decodes within a block that it has, and those whose blocks are full in the same step get theirs together.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable
 

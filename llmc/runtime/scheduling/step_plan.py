@@ -1,7 +1,5 @@
 """What the scheduler asks of one step: which tokens of which requests, and what became of their blocks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple

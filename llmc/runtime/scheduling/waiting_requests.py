@@ -1,7 +1,5 @@
 """The requests that hold no blocks: by priority, and in order of arrival."""
 
-from __future__ import annotations
-
 from collections import deque
 
 from llmc.runtime.requests.generation_request import Priority

@@ -1,7 +1,5 @@
 """How a chat request's output is constrained and read: tools, then what the model thinks before its answer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """API keys on every route but /health, compared in time that does not depend on where they differ."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import hashlib

@@ -1,7 +1,5 @@
 """The server's ASGI application: routes, errors, and around them the limits that every request passes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """A bound on each request's body: its bytes, and how slowly a client may send it."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

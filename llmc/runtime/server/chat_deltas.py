@@ -1,7 +1,5 @@
 """A choice's text as chat deltas: thoughts, then content, or tool calls where the request has tools."""
 
-from __future__ import annotations
-
 import uuid
 from typing import Any, Protocol
 

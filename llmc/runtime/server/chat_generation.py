@@ -1,7 +1,5 @@
 """What the engine is asked for a chat request."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from llmc.runtime.requests.generation_request import GenerationRequest

@@ -1,7 +1,5 @@
 """Chat messages to a prompt, as the template expects them."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

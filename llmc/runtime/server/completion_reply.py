@@ -1,7 +1,5 @@
 """Answers of /v1/completions: choices with text, echo and log-probabilities, whole or as chunks of a stream."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

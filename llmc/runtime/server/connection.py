@@ -1,7 +1,5 @@
 """Work that is only worth doing while its client is there."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar

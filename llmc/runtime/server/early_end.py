@@ -1,7 +1,5 @@
 """SIGTERM before the server listens: an orderly end, as after it."""
 
-from __future__ import annotations
-
 import signal
 import sys
 from types import FrameType

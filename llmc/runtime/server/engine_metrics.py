@@ -1,7 +1,5 @@
 """The engine's gauges and counters for Prometheus, read when they are scraped; vLLM's names under `llmc:`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric

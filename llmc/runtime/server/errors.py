@@ -1,7 +1,5 @@
 """Errors in OpenAI's shape: {"error": {message, type, param, code}} with the status that its clients expect."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -62,7 +60,6 @@ class ApiError(Exception):
 
 
 def error_body(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """The JSON of an error."""
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code or str(status)}}
 

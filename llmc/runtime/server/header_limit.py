@@ -3,8 +3,6 @@
 The body has its own, in body_limit.py. This one is below ASGI, where a request exists only once its headers are there.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from http import HTTPStatus

@@ -4,8 +4,6 @@ A name that an attacker owns can be made to mean 127.0.0.1 (DNS rebinding): a pa
 the same origin as a server here, which asks for no key. What the browser cannot change is the Host header.
 """
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Sequence
 

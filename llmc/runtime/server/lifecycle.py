@@ -1,7 +1,5 @@
 """Starting, serving, draining: how many requests are in flight, and 503 for new ones once the server has to end."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager

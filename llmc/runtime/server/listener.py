@@ -1,7 +1,5 @@
 """The socket that a server listens on: a port, or a Unix socket that replaces one whose server is gone."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import socket

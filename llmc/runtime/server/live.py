@@ -1,7 +1,5 @@
 """What the page at / shows: gauges and counters of this moment, requests in flight, and the latest finished ones."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """How to serve an engine: frozen and validated; names as vLLM has them where the meaning is the same."""
 
-from __future__ import annotations
-
 import ipaddress
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every answer ends as its client expects, also where a route fails or the server has no time left."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import suppress
 

@@ -1,7 +1,5 @@
 """The engine's outputs for one HTTP request: of several prompts as they come, and only while the client is there."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Coroutine, Sequence
@@ -104,7 +102,6 @@ class EventStream(Response):
         self._events = events
 
     def encode(self, event: Event) -> bytes:
-        """An event as it is sent."""
         data = json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
         return b"data: " + data + b"\n\n"
 

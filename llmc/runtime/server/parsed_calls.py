@@ -1,7 +1,5 @@
 """Tool calls in JSON: whole ones, and one that an output broke off in."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Container

@@ -1,7 +1,5 @@
 """Prompts cut to a length: vLLM's truncate_prompt_tokens and truncation_side."""
 
-from __future__ import annotations
-
 from llmc.runtime.server.errors import bad_request
 from llmc.runtime.server.schemas.sampling_fields import SamplingFields
 from llmc.runtime.server.served_model import ServedModel

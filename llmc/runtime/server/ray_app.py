@@ -5,8 +5,6 @@
 Needs the extra `ray`. Every route of `llmc serve` is there but those of one process alone (/, /live).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any

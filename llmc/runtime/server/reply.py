@@ -1,7 +1,5 @@
 """What the answers of chat and of completions have in common: their frame, the chunks of a stream, token counts."""
 
-from __future__ import annotations
-
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence

@@ -1,7 +1,5 @@
 """A name for every HTTP request, in the header of its answer and in the log of its failure."""
 
-from __future__ import annotations
-
 import uuid
 
 from starlette.datastructures import Headers, MutableHeaders

@@ -1,7 +1,5 @@
 """What finished requests took, as Prometheus histograms with vLLM's names under `llmc:`."""
 
-from __future__ import annotations
-
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 

@@ -1,7 +1,5 @@
 """Serve an engine over HTTP until SIGTERM or Ctrl-C: load, listen, drain, close."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import socket

@@ -1,7 +1,5 @@
 """What the routes share: the engine with its names, defaults, chat template and the settings of the server."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

@@ -1,7 +1,5 @@
 """The rows that the engine gives for the texts of one HTTP request, and the frame of the answers."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 import uuid

@@ -1,7 +1,5 @@
 """What a model thinks before it answers: text between tags, split off while the output comes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum

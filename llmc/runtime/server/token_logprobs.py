@@ -1,7 +1,5 @@
 """A token's log-probabilities as chat and responses give them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

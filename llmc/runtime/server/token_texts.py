@@ -1,7 +1,5 @@
 """A token's text in log-probabilities, also where it is only part of a character."""
 
-from __future__ import annotations
-
 from llmc.runtime.text.tokenizer import Tokenizer
 
 

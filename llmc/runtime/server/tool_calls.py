@@ -6,8 +6,6 @@
 Names of the forms as vLLM's --tool-call-parser has them.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

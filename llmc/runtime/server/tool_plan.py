@@ -1,7 +1,5 @@
 """What a chat request's tools and tool_choice mean for its output."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Fields that no model knows: an error, or (`--unknown-fields warn`) left out with a warning in the answer."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any

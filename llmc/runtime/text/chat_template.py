@@ -4,8 +4,6 @@ A template is a program that came with somebody's checkpoint. It runs in Jinja's
 its memory and no files to write; one that does not answer in time is killed with its worker.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Conversations as prompts: messages rendered by the model's chat template, or by another, and tokenized."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property

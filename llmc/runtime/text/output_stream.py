@@ -1,7 +1,5 @@
 """From the loop's raw news of a request to outputs with text: runs in the client's event loop, beside the next step."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

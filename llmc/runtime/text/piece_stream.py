@@ -1,7 +1,5 @@
 """One sequence in the shared loop, read piece by piece while it grows."""
 
-from __future__ import annotations
-
 from collections.abc import Generator
 
 from llmc.runtime.loop.shared_loop import SharedLoop

@@ -1,7 +1,5 @@
 """What the user may give as prompts, turned into checked token ids."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict

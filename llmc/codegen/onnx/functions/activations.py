@@ -1,7 +1,5 @@
 """The activations of llmc.ops.activation in standard ops."""
 
-from __future__ import annotations
-
 from llmc.codegen.onnx.function_body import Body, Operand
 
 

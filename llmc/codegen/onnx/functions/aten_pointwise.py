@@ -1,7 +1,5 @@
 """aten's operations on elements: in the elementary functions of llmc/graph/pointwise.py, and these in standard ops."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

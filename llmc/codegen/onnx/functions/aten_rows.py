@@ -1,7 +1,5 @@
 """aten's ops that make new tensors, reduce axes or multiply: what is left of them in captured and canonical graphs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """aten's ops that move elements and make no new ones: shapes, joins, cuts and lookups."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Sequence
 from typing import Any

@@ -4,8 +4,6 @@ Caches are values: what writes one returns it anew, and the graph returns the la
 bound to the same memory writes in place. Caches that hold codes have no function: see function_table.py.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

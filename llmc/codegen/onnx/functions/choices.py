@@ -1,7 +1,5 @@
 """How routers and drafts choose: llmc::top_k, take_channels, mark_channels and top_tokens."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What codes of weights and tokens stand for: llmc::dequantize, sparse_bitmask, sparse_codes and round_tokens."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Matrix products: llmc::linear, its fused forms, llmc::lm_head, and products with experts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

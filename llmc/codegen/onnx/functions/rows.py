@@ -1,7 +1,5 @@
 """Norms, rotation and what else works on rows: llmc::rms_norm, layer_norm, rope, embedding, select_rows, …"""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The activations of llmc.ops.activation as device code: fp32 in, fp32 out."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -1,7 +1,5 @@
 """The functions of generated loops that Triton has no name for: fp32 (or int32) in and out, as the graph means them."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -1,7 +1,5 @@
 """What several kernels cannot do, told with the actual values: dtypes, ranks, rows."""
 
-from __future__ import annotations
-
 import torch
 from torch import fx
 

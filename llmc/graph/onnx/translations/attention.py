@@ -5,8 +5,6 @@ window of GroupQueryAttention counts the token itself, as in onnxruntime since 1
 onnxruntime#25927).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 

@@ -4,8 +4,6 @@ The weights of all experts stand here as one matrix [experts · out, in] of numb
 as codes (codes.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType

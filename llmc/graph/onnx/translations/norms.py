@@ -1,7 +1,5 @@
 """Norms, alone and with the residual sum before them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 

@@ -1,7 +1,5 @@
 """Operators on elements: arithmetic, comparisons, activations, casts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any

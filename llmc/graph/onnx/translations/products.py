@@ -3,8 +3,6 @@
 An initializer of codes stands here for the numbers that they are (codes.py): [out, in].
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 

@@ -1,7 +1,5 @@
 """Operators along axes: sums, means, softmax, the largest."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any

@@ -1,7 +1,5 @@
 """Rotary embedding from tables of cosines and sines: the operator, and as it is within attention."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 

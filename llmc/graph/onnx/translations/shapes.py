@@ -1,7 +1,5 @@
 """Operators that move elements: shapes, slices, lookups; and those that make tensors of nothing but numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any

@@ -1,7 +1,5 @@
 """The llmc.attention that takes the place of an attention over [heads, tokens, channels]."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -6,8 +6,6 @@ known when the engine is built, so that the whole chain is carried out for lines
 and key, one head after the other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any

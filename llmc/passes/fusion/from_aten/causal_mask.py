@@ -5,8 +5,6 @@ ones does not matter. It is computed for a short sequence and for one longer tha
 that a window of any such width shows. Source of the slopes: Press et al. 2022, "Train Short, Test Long" (ALiBi).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@
 Must have: a mask whose values are causal; a softmax over keys whose result only weighs the values; one factor.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import fx
 

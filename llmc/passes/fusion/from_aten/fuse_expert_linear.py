@@ -7,8 +7,6 @@ Must have: weights that are known when the engine is built. Llama 4's are comput
 those that a token was not sent to.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -6,8 +6,6 @@
 Must have: gate and up of one shape and dtype.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

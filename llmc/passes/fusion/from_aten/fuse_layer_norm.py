@@ -6,8 +6,6 @@
 Must have: the result in x's dtype; weight and bias of one axis, with the length of the normalized one; a constant eps.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

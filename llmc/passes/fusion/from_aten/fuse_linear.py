@@ -5,8 +5,6 @@
 Must have: a matrix as weight, whose last axis is x's; ids of one axis.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

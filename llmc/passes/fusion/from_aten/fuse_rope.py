@@ -10,8 +10,6 @@ Must have: x of three axes, tokens and heads in either order, as C's axis of siz
 the channels that turn. x of [heads, tokens, channels] is transposed around the op.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

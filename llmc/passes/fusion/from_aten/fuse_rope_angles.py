@@ -7,8 +7,6 @@ off the values, however they are computed. Angles that change with the sequence 
 refused: a cached key would have to be turned again.
 """
 
-from __future__ import annotations
-
 import operator
 from dataclasses import dataclass
 from typing import Any

@@ -6,8 +6,6 @@ Must have: causal, told or by the mask's values; no dropout; as many keys as que
 Key and value heads repeated in front of it, or by enable_gqa, are taken once.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """What the rewrites of all norms have in common: what must hold, and an example of their shapes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

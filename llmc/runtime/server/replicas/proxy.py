@@ -1,7 +1,5 @@
 """Passes requests on to replicas and their answers back, and merges what the replicas tell of themselves."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence

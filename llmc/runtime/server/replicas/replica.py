@@ -1,7 +1,5 @@
 """One replica: a process that serves an engine on a Unix socket, watched, and started again when it ends."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal

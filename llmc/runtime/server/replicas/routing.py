@@ -1,7 +1,5 @@
 """Which replica a request goes to: the least loaded one, or the one that has seen the longest part of its prompt."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import OrderedDict

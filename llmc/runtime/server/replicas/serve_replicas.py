@@ -1,7 +1,5 @@
 """Serve several replicas of an engine behind one port: `llmc serve --data-parallel-size N`."""
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 from collections.abc import Callable, Sequence

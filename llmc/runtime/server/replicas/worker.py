@@ -1,7 +1,5 @@
 """The process of a replica: options as JSON in the first line of its standard input, which closes with its router."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Items of /v1/responses as chat messages, and a request as the chat request that it stands for."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

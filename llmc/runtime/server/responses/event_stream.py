@@ -1,7 +1,5 @@
 """Server-sent events with a name each, as /v1/responses streams them; the last one says how it ended."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncGenerator, Callable
 

@@ -1,7 +1,5 @@
 """The prompt of a response's conversation; with truncation `auto` its oldest turns are left out until it fits."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from llmc.runtime.server.chat_prompt import chat_prompt, template_variables

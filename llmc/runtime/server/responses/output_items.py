@@ -1,7 +1,5 @@
 """A response's output items as they grow, and the typed events that tell of it."""
 
-from __future__ import annotations
-
 import copy
 import uuid
 from collections.abc import Iterator

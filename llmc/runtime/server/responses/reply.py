@@ -1,7 +1,5 @@
 """A response as OpenAI's API has it: the object, and the events of a stream around those of its items."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -80,7 +78,6 @@ class ResponseReply:
         return "completed" if self._reason in ("stop", "tool_calls") else "incomplete"
 
     def response(self, status: str) -> Json:
-        """The response object."""
         body, chat, ended = self._body, self._chat, status != "in_progress"
         incomplete = {"reason": _INCOMPLETE.get(self._reason or "", self._reason)} if status == "incomplete" else None
         defaults = self._model.defaults

@@ -1,7 +1,5 @@
 """Responses that later requests may go on from: in memory, bounded in bytes and in age."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections import OrderedDict

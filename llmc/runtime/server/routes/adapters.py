@@ -1,7 +1,5 @@
 """POST /v1/load_lora_adapter and POST /v1/unload_lora_adapter."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

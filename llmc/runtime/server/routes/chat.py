@@ -1,7 +1,5 @@
 """POST /v1/chat/completions."""
 
-from __future__ import annotations
-
 import uuid
 from typing import Any
 
@@ -25,7 +23,6 @@ ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
 
 
 def chat_routes(model: ServedModel) -> APIRouter:
-    """The route, for that model."""
     router = APIRouter(route_class=model.route_class)
 
     @router.post("/v1/chat/completions", response_model=None)

@@ -1,7 +1,5 @@
 """POST /v1/completions."""
 
-from __future__ import annotations
-
 import asyncio
 import uuid
 
@@ -24,7 +22,6 @@ DEFAULT_MAX_TOKENS = 16
 
 
 def completion_routes(model: ServedModel) -> APIRouter:
-    """The route, for that model."""
     router = APIRouter(route_class=model.route_class)
 
     @router.post("/v1/completions", response_model=None)

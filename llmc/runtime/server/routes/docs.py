@@ -1,7 +1,5 @@
 """GET /docs: the routes and the fields of their requests, from the same description as /openapi.json, in plain HTML."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
@@ -29,7 +27,6 @@ def docs_routes(app: FastAPI) -> APIRouter:
 
 
 def docs_page(description: Mapping[str, Any]) -> str:
-    """The page for an OpenAPI description."""
     parts = "".join(
         f"<details><summary><code>{method.upper()} {escape(path)}</code></summary>{_fields(description, operation)}"
         "</details>\n"

@@ -1,7 +1,5 @@
 """GET /: the live page, one file without any assets from elsewhere."""
 
-from __future__ import annotations
-
 from importlib import resources
 
 from fastapi import APIRouter
@@ -13,7 +11,6 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inli
 
 
 def page_routes() -> APIRouter:
-    """The route."""
     router = APIRouter()
     text = (resources.files("llmc.runtime.server") / PAGE).read_text(encoding="utf-8")
 

@@ -1,7 +1,5 @@
 """POST /v1/responses, and GET and DELETE of those that are stored."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
@@ -39,7 +37,6 @@ from llmc.runtime.server.unknown_fields import ignored_of
 
 
 def response_routes(model: ServedModel) -> APIRouter:
-    """The routes, for that model."""
     router = APIRouter(route_class=model.route_class)
 
     @router.post("/v1/responses", response_model=None)
@@ -193,7 +190,6 @@ def keep(model: ServedModel, asked: AskedResponse) -> None:
 
 
 async def events(model: ServedModel, asked: AskedResponse) -> AsyncGenerator[Event, None]:
-    """The events of a streamed response."""
     reply, begun = asked.reply, False
     async with aclosing(outputs_of(model, [asked.request])) as outputs:
         async for _, output in outputs:
@@ -211,7 +207,6 @@ async def events(model: ServedModel, asked: AskedResponse) -> AsyncGenerator[Eve
 
 
 async def whole(model: ServedModel, asked: AskedResponse) -> Event:
-    """The response in one piece."""
     reply = asked.reply
     async with aclosing(outputs_of(model, [asked.request])) as outputs:
         async for _, output in outputs:

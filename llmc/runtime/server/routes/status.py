@@ -1,7 +1,5 @@
 """GET /v1/models, /health, /version, /metrics and /live: what is served, and how it does."""
 
-from __future__ import annotations
-
 from importlib import metadata
 from typing import Any
 
@@ -15,7 +13,6 @@ from llmc.runtime.server.served_model import ServedModel
 
 
 def status_routes(model: ServedModel, registry: CollectorRegistry, view: LiveView) -> APIRouter:
-    """The routes, for that model."""
     router = APIRouter()
 
     def names() -> tuple[str, ...]:

@@ -1,7 +1,5 @@
 """POST /v1/embeddings, /v1/rerank, /v1/score and /v1/classify, the last three also under vLLM's other paths."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 from functools import partial

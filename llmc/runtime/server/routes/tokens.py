@@ -1,7 +1,5 @@
 """POST /tokenize and POST /detokenize."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -16,7 +14,6 @@ from llmc.runtime.server.unknown_fields import ignored_of
 
 
 def token_routes(model: ServedModel) -> APIRouter:
-    """The routes, for that model."""
     router = APIRouter(route_class=model.route_class)
 
     @router.post("/tokenize", response_model=None)

@@ -1,7 +1,5 @@
 """The bodies of POST /v1/load_lora_adapter and POST /v1/unload_lora_adapter, as vLLM has them."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import BaseModel, Field

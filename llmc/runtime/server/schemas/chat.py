@@ -1,7 +1,5 @@
 """The body of POST /v1/chat/completions: messages, tools, and how one is chosen."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field

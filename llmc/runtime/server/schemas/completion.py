@@ -1,7 +1,5 @@
 """The body of POST /v1/completions."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """Fields of OpenAI's and vLLM's APIs that are not honoured: ignored with a warning in the answer, or refused."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

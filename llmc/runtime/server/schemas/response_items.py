@@ -1,7 +1,5 @@
 """The items that POST /v1/responses takes as input: messages, function calls with their outputs, reasoning."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag

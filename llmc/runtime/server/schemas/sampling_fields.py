@@ -1,7 +1,5 @@
 """The fields that completions and chat share beside how tokens are chosen."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import BaseModel, Field

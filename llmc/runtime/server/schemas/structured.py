@@ -1,7 +1,5 @@
 """Which outputs are allowed: OpenAI's response_format, vLLM's structured_outputs and guided_* fields."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field

@@ -1,7 +1,5 @@
 """A message's content: text, whole or in parts. Images, audio and files are refused in plain words."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator
@@ -70,5 +68,4 @@ Content = Annotated[str | list[TextPart | RefusalPart], BeforeValidator(refuse_m
 
 
 def text_of(content: str | list[TextPart | RefusalPart]) -> str:
-    """Content as one text."""
     return content if isinstance(content, str) else "".join(part.text for part in content)

@@ -1,7 +1,5 @@
 """The bodies of POST /v1/embeddings (OpenAI's), /v1/rerank (Jina's, Cohere's), /v1/score and /v1/classify (vLLM's)."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field

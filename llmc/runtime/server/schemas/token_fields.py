@@ -1,7 +1,5 @@
 """The fields that every generating route takes: how tokens are chosen, and vLLM's additions to OpenAI's."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
@@ -66,5 +64,4 @@ class TokenFields(BaseModel, extra="forbid", populate_by_name=True):
     vllm_xargs: dict[str, Any] | None = None
 
     def stop_strings(self) -> tuple[str, ...]:
-        """`stop` as a tuple."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())

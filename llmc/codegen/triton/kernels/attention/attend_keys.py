@@ -6,8 +6,6 @@ in one pass over j: the running maximum grows, and what was summed before is sca
 with log2(e) folded into the scale, one multiply-add and one exp2 an element. Source: Dao 2023, "FlashAttention-2".
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -1,7 +1,5 @@
 """How many query rows and keys a program of paged attention works on at a time, by target and dimensions."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import triton

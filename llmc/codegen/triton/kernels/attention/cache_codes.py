@@ -4,8 +4,6 @@ Of one block and head the codes of all positions come first, then the scales and
 and position. Rounding to bf16 is done on the bits, to nearest even, so that the interpreter does the same.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -3,8 +3,6 @@
 Memory-bound: moves 2·T·KV·(D + Dv) elements. A program copies a few heads of one token, first keys then values.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl
@@ -83,7 +81,6 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
 
 
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
-    """One launch."""
     if call.plain("cache_format") is not None:
         arguments = {**cache_arguments(call), "cos_ptr": None, "sin_ptr": None}
         not_turned = {"HALF": 0, "INTERLEAVED": False}

@@ -3,8 +3,6 @@
 Memory-bound: moves T·KV·(D + Dv) elements and as many codes. A program takes a few heads of one token: keys, or values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import triton

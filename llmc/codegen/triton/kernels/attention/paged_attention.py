@@ -9,8 +9,6 @@ Memory-bound in decode: moves C·KV·(D + Dv) elements of the cache, C positions
 fp32 partial sums a request at most. Matrix-bound in prefill: 2·A·heads·(D + Dv) operations for A query-key pairs.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 from torch import fx

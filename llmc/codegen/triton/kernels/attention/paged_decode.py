@@ -5,8 +5,6 @@
 Source: Dao, Haziza, Massa and Sizov 2023, "Flash-Decoding for long-context inference".
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -3,8 +3,6 @@
 y[t, h] = Σ_j softmax_j(q[t, h]·k[j, h / GROUP]·scale) v[j, h / GROUP],   j ≤ row of t, and not hidden from it
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -5,8 +5,6 @@ write k twice more. A program takes a few heads of one token: queries, or keys, 
 turned in place: a program reads every pair before it writes it and touches no other program's heads.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl
@@ -102,7 +100,6 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
 
 
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
-    """One launch."""
     heads, head_dim = call.shape("q")
     (half,) = call.shape("cos")
     if call.plain("cache_format") is not None:

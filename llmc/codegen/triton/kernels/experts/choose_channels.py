@@ -3,8 +3,6 @@
 A row is a few hundred numbers at most, which stay in registers while the largest is looked for again and again.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

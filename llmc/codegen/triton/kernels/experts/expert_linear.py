@@ -1,7 +1,5 @@
 """llmc::expert_linear: the pairs of tokens and slots sorted by expert, then one product with all experts' weights."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -5,8 +5,6 @@ the left operand, as in coded_tile.py: its elements, or codes made numbers in re
 pairs. The tiles are the same for every number of tokens, so that a token's sums do not depend on its neighbours.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -5,8 +5,6 @@ atomics: the order is that of the pairs, whatever runs beside it. Moves 8·(E + 
 cache.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -3,8 +3,6 @@
 Memory-bound: moves (slots + 1)·T·C elements. A program computes one block of one token's columns.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl
@@ -49,7 +47,6 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
 
 
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
-    """One launch."""
     slots, columns = call.shape("x")
     block = min(triton.next_power_of_2(columns), _MOST_COLUMNS)
     arguments = {**rows("x", call.rows("x")), **rows("weights", call.rows("weights")), **rows("y", call.result())}

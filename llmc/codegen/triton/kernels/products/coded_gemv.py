@@ -5,8 +5,6 @@ become numbers in registers, exactly; x and the scales stay in the L1 cache. Wha
 products. x may be codes too, with a scale of each token's; W's codes may be stored without those that are zero.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -5,8 +5,6 @@ norm first. A few tokens are bound by reading the codes (code_gemv), more are mu
 (code_tile).
 """
 
-from __future__ import annotations
-
 from torch import Tensor, fx
 
 from llmc.codegen.call import Call, arguments_of

@@ -6,8 +6,6 @@ columns in turn, so that nothing is rounded before the fp32 sums. With int8 or f
 types. Where few programs would be busy, SPLITS of them share a tile as in dense_narrow.py.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

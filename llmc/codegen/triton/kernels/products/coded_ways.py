@@ -1,7 +1,5 @@
 """The ways to compute a product with a weight of codes on a target: coded_gemv.py and coded_tile.py, in which tiles."""
 
-from __future__ import annotations
-
 import torch
 import triton
 

@@ -6,8 +6,6 @@ nothing is exchanged before the end. With a norm, Σ x² is summed beside Σ W·
 be stored without its zeros.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

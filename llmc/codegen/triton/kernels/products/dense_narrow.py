@@ -7,8 +7,6 @@ a second launch adds them up in order, so that the result is the same in every r
 W stored without its zeros, which its tiles get back (sparse_tile.py).
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

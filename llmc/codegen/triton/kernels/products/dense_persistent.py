@@ -5,8 +5,6 @@ matrix units (wgmma on sm_90, tcgen05 on sm_100), zero-filled past the ends, so 
 program walks over tiles of y, PROGRAMS apart, so that the loads of the next tile run during the stores of the last.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

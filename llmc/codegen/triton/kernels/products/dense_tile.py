@@ -4,8 +4,6 @@ Bound by arithmetic, 2·T·IN·OUT operations. A program computes one tile of y.
 groups of GROUP tiles of tokens, so that they share what they read of W in the L2 cache.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

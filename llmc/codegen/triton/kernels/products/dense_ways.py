@@ -5,8 +5,6 @@ left idle by the last wave of programs or by too few of them, partial sums writt
 shares of bandwidth and peak that each way reaches are starting values, until `llmc tune` measures on a device.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import triton

@@ -3,8 +3,6 @@
 Memory-bound for few tokens: moves the weights once for each TOKEN_BLOCK of them; 2·T·H·IN·OUT operations.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

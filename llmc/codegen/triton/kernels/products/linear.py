@@ -6,8 +6,6 @@ with the sums. One to four rows are bound by reading W (product_gemv), a few doz
 product_choice picks. Weights in codes: coded_product.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -7,8 +7,6 @@ and what lies between the launches are fp32. What is said of tokens without an a
 Source: Chen et al. 2023, "Punica: multi-tenant LoRA serving".
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -5,8 +5,6 @@ logits would give. Instead of its tile a program leaves the tile's largest logit
 second launch of draw_rows joins them. Reads W once and writes 8·L bytes a program, where the logits would take 4·L·V.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

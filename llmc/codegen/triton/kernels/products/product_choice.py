@@ -1,7 +1,5 @@
 """Which way computes a product for how many rows: every way that fits the target, by predicted time."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

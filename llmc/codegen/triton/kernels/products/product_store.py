@@ -1,8 +1,6 @@
 """The end of every matrix product: bias, what adapters add, activation or gate, scale and residual in fp32, rounded
 once at the store."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

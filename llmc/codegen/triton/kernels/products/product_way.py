@@ -1,7 +1,5 @@
 """What says how a matrix product is computed: which kernel, and the sizes of its tiles."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import Enum
 

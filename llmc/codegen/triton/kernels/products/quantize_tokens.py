@@ -8,8 +8,6 @@ x may go through an RMS norm first, rounded to x's dtype as a norm of its own wo
 elements of x and as many codes; later readings come from the cache. A program takes a row.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -5,8 +5,6 @@ every epilogue, norm and split is theirs. With many tokens each of their tiles w
 writes the weight with its zeros, and whatever reads dense ones follows.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

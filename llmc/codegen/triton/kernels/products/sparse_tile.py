@@ -6,8 +6,6 @@ begin, and each bit moves on to the next. The tile is that of a dense weight, el
 summed of it has the same bits.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

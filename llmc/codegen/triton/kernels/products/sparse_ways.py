@@ -5,8 +5,6 @@ and sm_90. Multiprocessors start 128 of a lane in a cycle. How much of that rate
 until it is measured on a device.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 from torch import fx

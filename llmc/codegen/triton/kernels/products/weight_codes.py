@@ -6,8 +6,6 @@ exact numbers, and no slow conversion from bytes is needed. Formats are those of
 16·i + j, channel 32·i + 16 + j in its high half.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -4,8 +4,6 @@ Few rows come out of the ranks' memory (exchange.py), more out of what a library
 rows once in, and of all ranks once out.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

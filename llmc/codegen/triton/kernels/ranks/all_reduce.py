@@ -1,7 +1,5 @@
 """llmc::all_reduce: the sum of all ranks' x, where no norm has claimed it (rows/norm_templates.py)."""
 
-from __future__ import annotations
-
 import torch
 from torch import fx
 

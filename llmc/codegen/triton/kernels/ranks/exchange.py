@@ -10,8 +10,6 @@ and its loads after the acquire of all flags. Source: the PTX memory model, caus
 symmetric memory in torch.distributed are of the same kind.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -1,7 +1,5 @@
 """llmc::rank_rows: y[t] = ids[t] - first if that is a row of this rank's part of a table, and `rows` if not."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl
@@ -39,7 +37,6 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
 
 
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
-    """One launch."""
     count = call.count("ids")
     arguments = {"ids_ptr": call.vector("ids"), "first_ptr": call.vector("first"), **rows("y", call.result())}
     constants = {"ROWS": call.plain("rows"), "BLOCK": _BLOCK}

@@ -5,8 +5,6 @@ program first puts its own (reduce_rows_kernel, few rows), or out of what a libr
 token's bits do not depend on how many others a step has. A program owns one row where there is a norm, else a block.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -7,8 +7,6 @@ ranks      and where something follows, another launch: 2 · (ranks - 1) / ranks
 or shares  the same with whole rows, where a norm follows that each rank computes for its share (row_shares.py)
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

@@ -10,8 +10,6 @@ that takes less than its norms save.
 Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models".
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from llmc.codegen.call import Call

@@ -3,8 +3,6 @@
 Memory-bound: moves T·C elements and as many codes, only of the rows looked up. The table may be lm_head's.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

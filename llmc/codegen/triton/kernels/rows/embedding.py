@@ -4,8 +4,6 @@
 Memory-bound: only the rows that are looked up move.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import fx
 
@@ -30,7 +28,6 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
 
 
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
-    """One launch."""
     return (storage_of(STORAGES, call).lookup(call),)
 
 

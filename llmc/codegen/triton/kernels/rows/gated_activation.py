@@ -3,8 +3,6 @@
 Memory-bound: moves 3·T·C elements. A program computes one block of one row's columns.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -49,7 +47,6 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
 
 
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
-    """One launch."""
     columns = math.prod(call.shape("gate"))
     block = min(row_block(columns).columns, 1024)
     return (

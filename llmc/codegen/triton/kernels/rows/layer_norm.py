@@ -1,7 +1,5 @@
 """llmc::layer_norm and llmc::add_layer_norm. Source: Ba, Kiros and Hinton 2016."""
 
-from __future__ import annotations
-
 import torch
 
 from llmc.codegen.triton.kernels.rows.norm_templates import add_norm, norm

@@ -7,8 +7,6 @@ sum, from the L2 cache: the variance is that of the centred row, since the diffe
 digits.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -1,7 +1,5 @@
 """Which launches compute a norm: one of its own, or those of the sum over ranks that it has claimed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import fx
@@ -18,8 +16,6 @@ from llmc.targets import GpuTarget
 
 
 def norm(op: Any, *, centred: bool) -> KernelTemplate:
-    """The kernel of a norm."""
-
     def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
         reduced = call.within("x")
         if reduced is not None:

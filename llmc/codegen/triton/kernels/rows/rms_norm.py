@@ -1,7 +1,5 @@
 """llmc::rms_norm and llmc::add_rms_norm. Source: Zhang and Sennrich 2019."""
 
-from __future__ import annotations
-
 import torch
 
 from llmc.codegen.triton.kernels.rows.norm_templates import add_norm, norm

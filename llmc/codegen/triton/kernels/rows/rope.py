@@ -4,8 +4,6 @@ Memory-bound: moves 2·T·H·D elements and T·rotary fp32 angles. A program tur
 pair before it writes it and touches no other program's heads, so the result may lie where x lay.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl
@@ -84,7 +82,6 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
 
 
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
-    """One launch."""
     heads, head_dim = call.shape("x")
     (half,) = call.shape("cos")
     constants = rotation_constants(heads, head_dim, half, call.plain("interleaved"))

@@ -3,8 +3,6 @@
 Arithmetic on special functions, T·rotary of them; writes 8 bytes for each pair. Computed once a step, for all layers.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl
@@ -45,7 +43,6 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
 
 
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
-    """One launch."""
     (half,) = call.shape("inv_freq")
     arguments = {
         "positions_ptr": call.vector("positions"),

@@ -1,7 +1,5 @@
 """What a program of a memory-bound kernel handles at a time: a few short rows, or a part of a long one."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 _ELEMENTS_PER_PROGRAM = 1024

@@ -3,8 +3,6 @@
 Memory-bound: moves 2·T·C elements. A program computes one block of one row's columns.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl
@@ -43,7 +41,6 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
 
 
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
-    """One launch."""
     (columns,) = call.shape("order")
     block = min(row_block(columns, most_rows=1).columns, 1024)
     return (

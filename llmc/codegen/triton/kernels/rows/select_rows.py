@@ -3,8 +3,6 @@
 Memory-bound: moves 2·L·C elements. A program copies one block of one row's columns.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -47,7 +45,6 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
 
 
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
-    """One launch."""
     columns = math.prod(call.shape("x"))
     arguments = {**rows("x", call.rows("x")), "rows_ptr": call.vector("rows"), **rows("y", call.result())}
     return (gather_launch(arguments, columns, call.count("rows")),)

@@ -3,8 +3,6 @@
 Memory-bound: moves T·C elements, masks, and what is not zero of the rows looked up. The table may be lm_head's.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

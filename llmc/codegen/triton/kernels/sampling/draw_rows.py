@@ -6,8 +6,6 @@ Memory-bound: reads L·V fp32 logits once. A row is cut into chunks, so that the
 programs; the second launch reads one pair a chunk. Source of the draw: Gumbel 1954.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -3,8 +3,6 @@
 Memory-bound: reads L·V fp32 logits once. Chunks are summed apart and then in order: a row's sum is always the same.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl
@@ -62,7 +60,6 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
 
 
 def candidates(call: RowsCall, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
-    """One way."""
     (vocabulary,), count = call.shape("logits"), call.count("logits")
     chunk = min(_CHUNK, triton.next_power_of_2(vocabulary))
     chunks = triton.cdiv(vocabulary, chunk)

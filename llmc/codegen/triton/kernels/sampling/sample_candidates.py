@@ -6,8 +6,6 @@
 Reads K candidates and eight numbers a row, one program each: a launch's latency is all that it costs.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl
@@ -90,7 +88,6 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
 
 
 def candidates(call: RowsCall, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
-    """One launch."""
     (count,) = call.shape("values")
     return (
         DeviceLaunch(

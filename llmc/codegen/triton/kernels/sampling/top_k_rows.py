@@ -6,8 +6,6 @@ maximum finds both. A program takes the maximum of its keys k times over: k redu
 microsecond each, bound the time; that of the memory is less.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

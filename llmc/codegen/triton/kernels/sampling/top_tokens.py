@@ -5,8 +5,6 @@
 As top_k_rows, with each chunk's sum beside its largest ones: reads the logits once.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl
