@@ -95,12 +95,6 @@ class Backend(Protocol):
 # Ops of lowered graphs that a kind of target has no kernel for, and why. Every other op has one in each (tests/ops),
 # but for the parts of products, which products' kernels compute.
 _OF_STAGES = "it stands between two stages of a model, of which each is compiled by itself"
-_OF_STATES = (
-    _llmc.causal_conv_with_state.default,
-    _llmc.selective_scan_with_state.default,
-    _llmc.linear_attention_with_state.default,
-    _llmc.linear_recurrence_with_state.default,
-)
 _WHOLE_TEXTS = (_llmc.ragged_attention.default, _llmc.pool_rows.default, _llmc.segments_of_texts.default)
 WITHOUT_KERNEL: Mapping[str, Mapping[OpOverload, str]] = MappingProxyType(
     {
@@ -109,7 +103,6 @@ WITHOUT_KERNEL: Mapping[str, Mapping[OpOverload, str]] = MappingProxyType(
             {
                 _llmc.hand_over.default: _OF_STAGES,
                 **dict.fromkeys(_WHOLE_TEXTS, "models that read texts as a whole run on CPUs so far"),
-                **dict.fromkeys(_OF_STATES, "models with states run on CPUs so far"),
             }
         ),
     }

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from llmc.program.launch_arguments import Argument, Operand
 from llmc.program.program import ITEMSIZES, DeviceParameter, Program
-from llmc.program.step_outputs import ADAPTERS, CHOICE_INPUTS, CHOICE_OUTPUTS, ROW_ADAPTERS, STEP_INPUTS
+from llmc.program.step_outputs import ADAPTERS, CHOICE_INPUTS, CHOICE_OUTPUTS, ROW_ADAPTERS, STATE_SLOTS, STEP_INPUTS
 
 _ALIGNMENT = 16
 _POINTERS = {"F32": "*fp32", "BF16": "*bf16", "F16": "*fp16", "I32": "*i32", "I64": "*i64", "I8": "*i8", "U8": "*u8"}
@@ -44,6 +44,6 @@ def operand_dtypes(program: Program) -> OperandDtypes:
     found |= {("engine", "ranks"): "I64"}
     if program.adapters is not None:
         found |= {("adapter", name): dtype for name, dtype in program.adapters.dtypes().items()}
-    found |= {("input", name): "I32" for name in (ADAPTERS, ROW_ADAPTERS)}
+    found |= {("input", name): "I32" for name in (ADAPTERS, ROW_ADAPTERS, STATE_SLOTS)}
     found |= {("input", name): dtype for name, dtype in (STEP_INPUTS | CHOICE_INPUTS).items()}
     return found | {("output", name): dtype for name, dtype in CHOICE_OUTPUTS.items()}

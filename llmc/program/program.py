@@ -389,6 +389,10 @@ class Program:
         """What operands call the keys and the values of each layer, in the order in which engines are given them."""
         return {f"{layer}.{part}": slot for layer, slot in enumerate(self.caches) for part in "kv"}
 
+    def state_names(self) -> dict[str, StateSlot]:
+        """What operands call each state."""
+        return {str(index): slot for index, slot in enumerate(self.states)}
+
     def launched_kernels(self) -> tuple[DeviceKernel, ...]:
         """The kernels that steps launch from binaries: none of a library, none that only alternatives use."""
         used = {launch.kernel for launch in self.launches}

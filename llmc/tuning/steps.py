@@ -46,5 +46,5 @@ def steps_of(program: Program) -> tuple[StepShape, ...]:
 
 
 def with_inputs_of(program: Program, shape: StepShape) -> StepShape:
-    """The shape with what a program reads beside the usual: which adapter tokens have."""
-    return replace(shape, adapters=program.adapters is not None)
+    """The shape with what a program reads beside the usual: which adapter tokens have, where states are."""
+    return replace(shape, adapters=program.adapters is not None, states=bool(program.states))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from llmc.errors import OptionError
 from llmc.options import BuildOptions
-from llmc.program import Program
+from llmc.program import Program, state_bytes
 from llmc.targets import GpuTarget
 
 # What the driver and the runtime take for themselves.
@@ -21,11 +21,12 @@ class _Needs:
     arena: int
     logits: int
     adapters: int
+    states: int
 
     @property
     def fixed(self) -> int:
         """Without any KV cache."""
-        return self.weights + self.arena + self.logits + self.adapters + RESERVED_BYTES
+        return self.weights + self.arena + self.logits + self.adapters + self.states + RESERVED_BYTES
 
 
 def check_memory(program: Program, target: GpuTarget, options: BuildOptions) -> None:
@@ -45,6 +46,7 @@ def check_memory(program: Program, target: GpuTarget, options: BuildOptions) -> 
         lower = "max_sequences, " if count > 1 else ""
         lower += "max_loras, " if needs.adapters else ""
         pools = f"adapters {_gb(needs.adapters)} + " if needs.adapters else ""
+        pools += f"states {_gb(needs.states)} + " if needs.states else ""
         raise OptionError(
             f"the engine needs {_gb(needed)}, and {target.name} has {_gb(target.memory_bytes)}: "
             f"weights {_gb(needs.weights)} + KV cache of {sequences} of {limits.max_model_len} tokens {_gb(cache)} + "
@@ -107,6 +109,8 @@ def _needs(program: Program) -> _Needs:
         arena=program.arena.at(tokens=limits.max_batch_tokens, logit_rows=limits.max_logit_rows),
         logits=4 * limits.max_logit_rows * program.vocab_size,
         adapters=0 if program.adapters is None else sum(program.adapters.nbytes().values()),
+        # Of every sequence, however many fit, and a slot for padding.
+        states=(limits.max_sequences + 1) * state_bytes(program.states),
     )
 
 

@@ -2,7 +2,7 @@
 
 A bucket of decodes is a shape: as many requests as one of `request_buckets`, block tables of a power of two columns.
 The requests that fill it up are decodes of token 0 at position 0 in a scratch block that no real request has: they
-read and write that block only, and their logits come after those of the real ones.
+read and write that block only, likewise a scratch slot of states, and their logits come after those of the real ones.
 """
 
 from __future__ import annotations
@@ -15,7 +15,16 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from llmc.program import ADAPTERS, CHOICE_INPUTS, HIDDEN, ITEMSIZES, ROW_ADAPTERS, STEP_INPUTS, Limits
+from llmc.program import (
+    ADAPTERS,
+    CHOICE_INPUTS,
+    HIDDEN,
+    ITEMSIZES,
+    ROW_ADAPTERS,
+    STATE_SLOTS,
+    STEP_INPUTS,
+    Limits,
+)
 from llmc.runtime.loop.step import Ints, Step
 from llmc.runtime.sampling.row_choice import RowChoices
 
@@ -26,7 +35,7 @@ _LEAST_COLUMNS = 64
 @dataclass(frozen=True)
 class StepShape:
     """The counts of a step, which its grids, addresses and input layout follow from. hidden: columns of its hidden
-    states. adapters: whether it says which adapter tokens have."""
+    states. adapters: whether it says which adapter tokens have. states: whether it says where requests' states are."""
 
     tokens: int
     logit_rows: int
@@ -34,6 +43,7 @@ class StepShape:
     max_blocks: int
     hidden: int = 0
     adapters: bool = False
+    states: bool = False
 
     @staticmethod
     def of(step: Step) -> StepShape:
@@ -45,6 +55,7 @@ class StepShape:
             int(step.block_tables.shape[1]),
             0 if step.hidden is None else step.hidden.shape[1],
             step.adapter_of_token is not None,
+            step.state_slots is not None,
         )
 
     def counts(self) -> Mapping[str, int]:
@@ -71,19 +82,25 @@ def _input_offsets(shape: StepShape) -> Mapping[str, int]:
         HIDDEN: shape.tokens * shape.hidden,
         ADAPTERS: shape.tokens if shape.adapters else 0,
         ROW_ADAPTERS: shape.logit_rows if shape.adapters else 0,
+        STATE_SLOTS: shape.requests if shape.states else 0,
         **dict.fromkeys(CHOICE_INPUTS, shape.logit_rows),
     }
-    offsets, end, dtypes = {}, 0, {**STEP_INPUTS, **CHOICE_INPUTS, ADAPTERS: "I32", ROW_ADAPTERS: "I32"}
+    offsets, end, dtypes = (
+        {},
+        0,
+        {**STEP_INPUTS, **CHOICE_INPUTS, **dict.fromkeys((ADAPTERS, ROW_ADAPTERS, STATE_SLOTS), "I32")},
+    )
     for name, length in lengths.items():
         offsets[name] = end
         end += -(-length * ITEMSIZES[dtypes[name]] // ALIGNMENT) * ALIGNMENT
     return MappingProxyType({**offsets, "end": end})
 
 
-def largest_shape(limits: Limits, hidden: int = 0, *, adapters: bool = False) -> StepShape:
+def largest_shape(limits: Limits, hidden: int = 0, *, adapters: bool = False, states: bool = False) -> StepShape:
     """The shape of the largest step; columns of the block tables up to the next power of two."""
     columns = 1 << (_columns(limits) - 1).bit_length()
-    return StepShape(limits.max_batch_tokens, limits.max_logit_rows, limits.max_sequences, columns, hidden, adapters)
+    counts = limits.max_batch_tokens, limits.max_logit_rows, limits.max_sequences
+    return StepShape(*counts, columns, hidden, adapters, states)
 
 
 def pack_inputs(step: Step, shape: StepShape, into: npt.NDArray[np.uint8], choices: RowChoices | None = None) -> int:
@@ -119,11 +136,11 @@ def decode_bucket(step: Step, limits: Limits) -> StepShape | None:
         return None
     requests = next(size for size in request_buckets(limits) if size >= shape.requests)
     columns = max(_LEAST_COLUMNS, 1 << (shape.max_blocks - 1).bit_length())
-    return StepShape(requests, requests, requests, columns, shape.hidden, shape.adapters)
+    return StepShape(requests, requests, requests, columns, shape.hidden, shape.adapters, shape.states)
 
 
-def padded(step: Step, shape: StepShape, block_size: int, scratch_block: int) -> Step:
-    """A step of decodes filled up to a bucket's shape."""
+def padded(step: Step, shape: StepShape, block_size: int, scratch_block: int, scratch_slot: int = 0) -> Step:
+    """A step of decodes filled up to a bucket's shape. scratch_slot: of states, where the model has some."""
     count, extra = len(step.context_lens), shape.requests - len(step.context_lens)
     tables = np.full((shape.requests, shape.max_blocks), scratch_block, np.int32)
     tables[:count, : step.block_tables.shape[1]] = step.block_tables
@@ -143,6 +160,7 @@ def padded(step: Step, shape: StepShape, block_size: int, scratch_block: int) ->
         adapter_of_logit_row=(
             None if step.adapter_of_logit_row is None else _extended(step.adapter_of_logit_row, extra, 0)
         ),
+        state_slots=None if step.state_slots is None else _extended(step.state_slots, extra, scratch_slot),
     )
 
 
@@ -168,6 +186,7 @@ def example_step(shape: StepShape, limits: Limits, blocks: int) -> Step:
         hidden=np.zeros((shape.tokens, shape.hidden), np.float32) if shape.hidden else None,
         adapter_of_token=np.zeros(shape.tokens, np.int32) if shape.adapters else None,
         adapter_of_logit_row=np.zeros(shape.logit_rows, np.int32) if shape.adapters else None,
+        state_slots=np.arange(shape.requests, dtype=np.int32) if shape.states else None,
     )
 
 

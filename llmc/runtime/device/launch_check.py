@@ -71,6 +71,9 @@ class LaunchBounds:
         for index, cache in enumerate(program.caches):
             for part, nbytes in zip("kv", cache.key_and_value_bytes(limits.block_size), strict=True):
                 self.extents["cache", f"{index}.{part}"] = nbytes // ITEMSIZES[cache.dtype], None
+        for name, state in program.state_names().items():
+            # What a convolution of width 1 carries is empty.
+            self.extents["state", name] = max(1, self.counts["R"] * state.nbytes // ITEMSIZES["F32"]), None
         if program.adapters is not None:
             for name, nbytes in program.adapters.nbytes().items():
                 self.extents["adapter", name] = nbytes // ITEMSIZES[self.dtypes["adapter", name]], None

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llmc.errors import OptionError
-from llmc.program import Program
+from llmc.errors import OptionError, TargetError
+from llmc.program import Program, state_bytes
 from llmc.runtime.device.inputs import largest_shape
 from llmc.runtime.kv_capacity import bytes_per_block, wanted_blocks
 
@@ -15,7 +15,8 @@ RESERVED_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes by purpose. blocks: of the KV cache that requests use; one more is allocated for padding."""
+    """Bytes by purpose. blocks: of the KV cache that requests use; one more is allocated for padding. slots: of each
+    state, that requests and snapshots use; likewise."""
 
     weights: int
     arena: int
@@ -24,6 +25,8 @@ class DeviceMemory:
     adapters: int
     block: int
     blocks: int
+    state: int
+    slots: int
 
     @property
     def cache(self) -> int:
@@ -31,16 +34,22 @@ class DeviceMemory:
         return (self.blocks + 1) * self.block
 
     @property
+    def states(self) -> int:
+        """All slots, with that for padding."""
+        return (self.slots + 1) * self.state
+
+    @property
     def fixed(self) -> int:
         """All but the KV cache."""
-        return self.weights + self.arena + self.logits + self.inputs + self.adapters
+        return self.weights + self.arena + self.logits + self.inputs + self.adapters + self.states
 
     def arithmetic(self) -> str:
         """The sum in words, for errors."""
         adapters = f"adapters {_gb(self.adapters)} + " if self.adapters else ""
+        states = f"states {_gb(self.states)} + " if self.state else ""
         return (
             f"weights {_gb(self.weights)} + arena {_gb(self.arena)} + logits and inputs "
-            f"{_gb(self.logits + self.inputs)} + {adapters}KV cache {_gb(self.cache)} "
+            f"{_gb(self.logits + self.inputs)} + {adapters}{states}KV cache {_gb(self.cache)} "
             f"({self.blocks} blocks and one for padding) = {_gb(self.fixed + self.cache)}"
         )
 
@@ -80,14 +89,28 @@ def plan_device_memory(
 def memory_of_blocks(program: Program, blocks: int) -> DeviceMemory:
     """What an engine takes with so many blocks."""
     limits, pools = program.limits, program.adapters
+    largest = largest_shape(limits, program.hidden_width, adapters=pools is not None, states=bool(program.states))
     return DeviceMemory(
         weights=sum(-(-slot.nbytes // 512) * 512 for slot in program.weights),
         arena=program.arena.at(tokens=limits.max_batch_tokens, logit_rows=limits.max_logit_rows),
         logits=limits.max_logit_rows * program.vocab_size * 4,
-        inputs=largest_shape(limits, program.hidden_width, adapters=pools is not None).input_offsets()["end"],
+        inputs=largest.input_offsets()["end"],
         adapters=0 if pools is None else sum(pools.nbytes().values()),
         block=bytes_per_block(program),
         blocks=blocks,
+        state=state_bytes(program.states),
+        slots=limits.max_sequences,
+    )
+
+
+def out_of_memory(what: str, asked: str, free: int, total: int, arithmetic: str) -> TargetError:
+    """What to tell the user when the device has no room. asked: for how much, in words."""
+    return TargetError(
+        f"the GPU is out of memory: {what} {asked}, {free / 1e9:.3f} of {total / 1e9:.3f} GB are free; the engine "
+        f"needs {arithmetic}",
+        at="the GPU's memory",
+        fix="load with a smaller kv_cache_bytes, build with a smaller max_batch_tokens or max_model_len, or free the "
+        "GPU of other processes",
     )
 
 

@@ -37,8 +37,8 @@ RANKS = ("engine", "ranks")
 class Pointer:
     """An address: `offset` bytes into the memory that (space, name) stands for; its elements' dtype.
 
-    space: arena (of all buffers; name is empty), weight, cache (`3.k`), adapter (`lora_3_a`), input (a field of Step or
-    of CHOICE_INPUTS), output (logits, CHOICE_OUTPUTS) or engine (RANKS).
+    space: arena (of all buffers; name is empty), weight, cache (`3.k`), state (`2`), adapter (`lora_3_a`), input (a
+    field of Step or of CHOICE_INPUTS), output (logits, CHOICE_OUTPUTS) or engine (RANKS).
     """
 
     space: str
@@ -150,6 +150,7 @@ class _Memory:
         self._buffers = {buffer.name: buffer for buffer in program.buffers}
         self._weights = {slot.name: slot for slot in program.weights}
         self._caches = program.cache_names()
+        self._states = program.state_names()
         self._ranks = program.ranks
         self._pools = {} if program.adapters is None else program.adapters.dtypes()
 
@@ -163,6 +164,8 @@ class _Memory:
             return self._at(operand, self._weights[name].dtype)
         if space == "cache" and name in self._caches:
             return self._at(operand, self._caches[name].dtype)
+        if space == "state" and name in self._states:
+            return self._at(operand, "F32")
         if space == "adapter" and name in self._pools:
             return self._at(operand, self._pools[name])
         if space == "input":

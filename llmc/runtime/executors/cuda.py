@@ -28,12 +28,13 @@ from llmc.runtime.device.device import Device, check_device_count, open_device
 from llmc.runtime.device.graph_cache import GraphCache
 from llmc.runtime.device.inputs import StepShape, decode_bucket, example_step, pack_inputs, padded
 from llmc.runtime.device.library_only import library_only
-from llmc.runtime.device.memory import DeviceMemory, memory_of_blocks, plan_device_memory
+from llmc.runtime.device.memory import DeviceMemory, memory_of_blocks, out_of_memory, plan_device_memory
 from llmc.runtime.device.program import ARENA, RANKS, PlannedCall, Pointer, calls_of_step, plan_calls
 from llmc.runtime.executors.cuda_driver import LoadedKernel, load_kernel
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits, SideArray
 from llmc.runtime.executors.side_outputs import SideOutputs
 from llmc.runtime.executors.slot_views import move_slots, slot_views
+from llmc.runtime.executors.state_memory import copy_slot
 from llmc.runtime.kv_capacity import share_bytes
 from llmc.runtime.loop.step import Ints, Step
 from llmc.runtime.sampling.row_choice import RowChoices
@@ -114,6 +115,8 @@ class CudaExecutor:
             for part, nbytes in zip("kv", cache.key_and_value_bytes(self._limits.block_size), strict=True):
                 # Zeroed: what padding reads of the scratch block, and masked loads of a block's end, must be finite.
                 self._add(("cache", f"{i}.{part}"), (memory.blocks + 1) * nbytes, f"layer {i}'s KV cache").zero_()
+        for name, state in self._program.state_names().items():
+            self._add(("state", name), (memory.slots + 1) * state.nbytes, f"state {name}")
         self._pools = adapter_tensors(self._program, self._add_pool)
         self._inputs = self._allocate(memory.inputs, "step inputs")
         self._staged_inputs = torch.empty(memory.inputs, dtype=torch.uint8, pin_memory=True)
@@ -216,6 +219,11 @@ class CudaExecutor:
         indices = (torch.from_numpy(slots).long().to(self._device) for slots in (sources, destinations))
         move_slots(slot_views(self._program, caches), *indices)
 
+    def copy_states(self, source: int, destination: int) -> None:
+        """Copy a slot of every state, on the device and in order with the steps."""
+        states = (self._spaces["state", name][0] for name in self._program.state_names())
+        copy_slot(self._program, states, source, destination)
+
     def put_adapter(self, slot: int, adapter: PlacedAdapter) -> None:
         """Into a slot of the pools, in order with the steps."""
         assert self._pools is not None, "the engine takes no adapters"
@@ -237,7 +245,7 @@ class CudaExecutor:
         step = step if self._pools is None else with_adapters(step)
         bucket = decode_bucket(step, self._limits)
         if bucket is not None:
-            step = padded(step, bucket, self._limits.block_size, self.blocks)
+            step = padded(step, bucket, self._limits.block_size, self.blocks, self._memory_plan.slots)
             choices = None if choices is None else choices.padded(bucket.logit_rows)
         shape = bucket or StepShape.of(step)
         self._sides.note_step(shape.tokens, shape.logit_rows)
@@ -386,14 +394,3 @@ class CudaExecutor:
             begin, memory = bases[stored]
             self._spaces["weight", slot.name] = memory, stored.begin - begin
             self._addresses["weight", slot.name] = memory.data_ptr() + stored.begin - begin
-
-
-def out_of_memory(what: str, asked: str, free: int, total: int, arithmetic: str) -> TargetError:
-    """What to tell the user when the device has no room. asked: for how much, in words."""
-    return TargetError(
-        f"the GPU is out of memory: {what} {asked}, {free / 1e9:.3f} of {total / 1e9:.3f} GB are free; the engine "
-        f"needs {arithmetic}",
-        at="the GPU's memory",
-        fix="load with a smaller kv_cache_bytes, build with a smaller max_batch_tokens or max_model_len, or free the "
-        "GPU of other processes",
-    )

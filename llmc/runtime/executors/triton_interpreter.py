@@ -31,6 +31,7 @@ from llmc.runtime.device.program import ARENA, RANKS, PlannedCall, Pointer, plan
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits, SideArray
 from llmc.runtime.executors.side_outputs import SideOutputs
 from llmc.runtime.executors.slot_views import move_slots, slot_views
+from llmc.runtime.executors.state_memory import copy_slot
 from llmc.runtime.loop.step import Ints, Step
 from llmc.runtime.sampling.row_choice import RowChoices
 
@@ -88,6 +89,9 @@ class TritonInterpreterExecutor:
         for i, cache in enumerate(program.caches):
             for part, nbytes in zip("kv", cache.key_and_value_bytes(limits.block_size), strict=True):
                 self._memory["cache", f"{i}.{part}"] = torch.zeros(blocks * nbytes, dtype=torch.uint8)
+        for name, state in program.state_names().items():
+            # NaNs: of a slot nothing may be read that no step has written.
+            self._memory["state", name] = torch.full((limits.max_sequences * state.nbytes,), 0xFF, dtype=torch.uint8)
 
     def step(self, step: Step) -> Logits:
         """The wanted rows' logits."""
@@ -165,6 +169,11 @@ class TritonInterpreterExecutor:
         caches = [self._memory["cache", name] for name in self.program.cache_names()]
         indices = torch.from_numpy(sources).long(), torch.from_numpy(destinations).long()
         move_slots(slot_views(self.program, caches), *indices)
+
+    def copy_states(self, source: int, destination: int) -> None:
+        """Copy a slot of every state."""
+        states = (self._memory["state", name] for name in self.program.state_names())
+        copy_slot(self.program, states, source, destination)
 
     def close(self) -> None:
         """Drop the memory."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,10 @@ def interpret_steps(
     executor = interpreter(lowered, source, sequences * blocks, directory)
     results = []
     for step in steps:
-        logits = executor.step(step_arrays(step, lowered.program.limits.block_size, blocks))
+        arrays = step_arrays(step, lowered.program.limits.block_size, blocks)
+        if lowered.program.states:
+            arrays = replace(arrays, state_slots=_ints([chunk.sequence for chunk in step]))
+        logits = executor.step(arrays)
         parts = torch.from_numpy(logits.copy()).split([len(chunk.tokens) for chunk in step])
         results.append(list(parts))
     return results

@@ -27,7 +27,7 @@ from tests.gpu_target import gpu_target
 
 _GAP = 16
 # Arguments without a row for each token.
-_WHOLE = ("weight", "codes", "scales", "masks", "bias", "inv_freq", "order", "lora_a")
+_WHOLE = ("weight", "codes", "scales", "masks", "bias", "inv_freq", "order", "lora_a", "A")
 _MOST_ROWS = 8192
 
 
@@ -62,7 +62,8 @@ def check(
         for step in (launch, *launch.then):
             call.run(step)
         names = [template.op._schema.arguments[i].name for i in mutated]
-        got = [call.results[i] for i in range(len(expected))] + [call.memory["cache", n] for n in names]
+        carried = [call.memory["state" if n == "state" else "cache", n] for n in names]
+        got = [call.results[i] for i in range(len(expected))] + carried
         wanted = [*expected, *(expected_arguments[i] for i in mutated)]
         for g, w in zip(got, wanted, strict=True):
             error = relative_error(g, w)
@@ -214,6 +215,8 @@ class TensorCall:
         """Launch on the tensors."""
         rows = self._arguments.get("rows")
         counts = {"T": self.tokens, "L": len(rows) if isinstance(rows, Tensor) else self.tokens, "R": 1}
+        if "state_slots" in self._arguments:
+            counts["R"] = len(self._arguments["state_slots"])
         if "block_tables" in self._arguments:
             counts |= {"R": self.limits().max_sequences, "max_blocks": self._arguments["block_tables"].shape[1]}
         grid = tuple(evaluate_grid(text, counts) for text in launch.grid)

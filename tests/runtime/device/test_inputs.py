@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc.program import ADAPTERS, ROW_ADAPTERS, Limits
+from llmc.program import ADAPTERS, ROW_ADAPTERS, STATE_SLOTS, Limits
 from llmc.runtime.device.inputs import (
     ALIGNMENT,
     StepShape,
@@ -70,6 +70,19 @@ def test_padding_has_no_adapter() -> None:
     for name in (ADAPTERS, ROW_ADAPTERS):
         offset = shape.input_offsets()[name]
         assert memory[offset : offset + 16].view(np.int32).tolist() == [2, 0, 1, 0]
+
+
+def test_padding_has_a_slot_of_states_of_its_own() -> None:
+    step = replace(decodes([5, 40, 17]), state_slots=np.array([2, 0, 1], np.int32))
+    shape = decode_bucket(step, LIMITS)
+    assert shape is not None and shape.states and shape.requests == 4
+    full = padded(step, shape, 16, 9999, scratch_slot=8)
+    assert StepShape.of(full) == shape
+    memory = np.full(shape.input_offsets()["end"], 0xEE, np.uint8)
+    pack_inputs(full, shape, memory)
+    offset = shape.input_offsets()[STATE_SLOTS]
+    assert memory[offset : offset + 16].view(np.int32).tolist() == [2, 0, 1, 8]
+    assert full.context_lens[3] == 1  # The first of its sequence: nothing is read of the slot.
 
 
 def test_a_step_with_a_prompt_or_without_logits_has_no_bucket() -> None:

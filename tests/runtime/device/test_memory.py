@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from llmc.errors import OptionError
-from llmc.runtime.device.memory import RESERVED_BYTES, plan_device_memory
-from llmc.runtime.executors.cuda import out_of_memory
+from llmc.program import StateSlot
+from llmc.runtime.device.memory import RESERVED_BYTES, out_of_memory, plan_device_memory
 from tests.runtime.device.device_program import LIMITS, program
 
 GB = 10**9
@@ -39,6 +41,16 @@ def test_too_little_memory_is_refused_with_the_sum() -> None:
     assert "max_batch_tokens" in str(error.value.fix)
     with pytest.raises(OptionError, match="kv_cache_bytes=1"):
         plan_device_memory(program(), 80 * GB, 1)
+
+
+def test_states_have_a_slot_for_each_sequence_and_one_for_padding() -> None:
+    stateless = plan_device_memory(program(), 80 * GB, None)
+    states = StateSlot((4, 1000)), StateSlot((8, 2, 500))
+    memory = plan_device_memory(replace(program(), states=states), 80 * GB, None)
+    assert memory.states == (LIMITS.max_sequences + 1) * 4 * (4 * 1000 + 8 * 2 * 500)
+    # And 24 requests' slots among a step's inputs.
+    assert memory.fixed == stateless.fixed + memory.states + 128
+    assert " + states 1.20 MB + KV cache " in memory.arithmetic()
 
 
 def test_out_of_memory_names_who_asked_and_what_to_lower() -> None:

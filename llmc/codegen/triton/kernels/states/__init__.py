@@ -1,0 +1,1 @@
+"""Kernels that read and write what recurrent layers carry from token to token."""

@@ -1,0 +1,18 @@
+"""The states of a program as bytes: slots of one sequence each, one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from llmc.program import Program
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def copy_slot(program: Program, memories: Iterable[Tensor], source: int, destination: int) -> None:
+    """Let a slot of every state be as another is. memories: uint8, in the order of Program.state_names."""
+    for state, memory in zip(program.states, memories, strict=True):
+        there, here = destination * state.nbytes, source * state.nbytes
+        memory[there : there + state.nbytes] = memory[here : here + state.nbytes]
