@@ -27,8 +27,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for hours, kind in enumerate(CacheKind, start=1):
         folder = open_cache(kind)
         folder.write_text(f"{kind.value}-" + "0123456789abcdef" * 4, "x" * 1536)
-        # What an earlier test began to write may come to lie beside it.
-        (entry,) = folder.path.glob(f"{kind.value}-0123456789*")
+        (entry,) = folder.path.iterdir()
         os.utime(entry, (time.time() - 3600 * hours - 60,) * 2)
     yield tmp_path / "cache"
     settings.cache_clear()

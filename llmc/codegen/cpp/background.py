@@ -14,6 +14,7 @@ from llmc.codegen.cpp.build import compile_source
 from llmc.codegen.cpp.kernel_library import Part, kernel_archive
 from llmc.codegen.cpp.lowering import Lowered
 from llmc.options import BuildOptions
+from llmc.settings import settings
 from llmc.targets import CpuTarget
 
 
@@ -26,9 +27,11 @@ class BackgroundCompiler:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="llmc-compile")
         self._engine: Future[bytes] | None = None
         is_coded = bool(options.quantize) or options.kv_cache != "auto"
+        # Asked for now: a build that has failed may leave the thread behind, and its cache may not be the next one's.
+        cache = settings().cache_dir
         for part in (Part.PLAIN, Part.CODED) if is_coded else (Part.PLAIN,):
             # What goes wrong here goes wrong again, and is raised, when the engine is compiled.
-            self._thread.submit(kernel_archive, target, part=part)
+            self._thread.submit(kernel_archive, target, cache, part)
 
     def __enter__(self) -> BackgroundCompiler:
         return self
