@@ -15,6 +15,7 @@ import pytest
 
 from llmc.settings import settings
 from llmc.targets import host_target
+from tests.cache_beside import cache_beside
 from tests.cli.command import MODEL, assert_user_error, llmc
 
 SHORT = ("--max-model-len", "64", "--target", "reference")
@@ -23,7 +24,7 @@ SHORT = ("--max-model-len", "64", "--target", "reference")
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """An engine cache of this file's own."""
-    path = tmp_path_factory.mktemp("cache")
+    path = cache_beside(tmp_path_factory.mktemp("cache") / "llmc")
     before = os.environ.get("LLMC_CACHE_DIR")
     os.environ["LLMC_CACHE_DIR"] = str(path)
     settings.cache_clear()
