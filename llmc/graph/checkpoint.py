@@ -1,6 +1,7 @@
 """Safetensors checkpoints: strict header checks when opened, tensors read one at a time through a memory map."""
 
 import json
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,30 @@ class SafetensorsSource:
                 fix="use an unquantized checkpoint (F32, BF16 or F16)",
             )
         return max(elements, key=lambda dtype: elements[dtype])
+
+
+class HidingSource:
+    """A WeightSource over a checkpoint some of whose weights are stored as several tensors, which it shows as one.
+
+    shapes: of those weights, as the model knows them. hidden: what they are stored as.
+    """
+
+    def __init__(self, files: SafetensorsSource, shapes: Mapping[str, tuple[int, ...]], hidden: Set[str]) -> None:
+        self.directory = files.directory
+        self._files, self._shapes = files, shapes
+        self._names = tuple(sorted((set(files.names()) - hidden) | set(shapes)))
+
+    def names(self) -> tuple[str, ...]:
+        """The tensors as the model knows them, sorted."""
+        return self._names
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a tensor as the model knows it. Raises CheckpointError if there is none of that name."""
+        return self._shapes[name] if name in self._shapes else self._files.shape(name)
+
+    def dtype(self) -> torch.dtype:
+        """The floating-point dtype that most elements of whole tensors are stored in."""
+        return self._files.dtype()
 
 
 def check_shape(name: str, found: tuple[int, ...], expected: tuple[int, ...], file: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from llmc.errors import CheckpointError
-from llmc.graph.checkpoint import SafetensorsSource, TensorEntry, check_shape, read_json
+from llmc.graph.checkpoint import HidingSource, SafetensorsSource, TensorEntry, check_shape, read_json
 from llmc.graph.code_numbers import code_numbers
 from llmc.graph.marlin_24 import marlin_24_shape, unpack_marlin_24
 from llmc.graph.quantization_config import (
@@ -62,20 +62,19 @@ class StoredWeight:
         return values if self.experts is None else values.unflatten(0, (self.experts, -1)).transpose(1, 2)
 
 
-class QuantizedSource:
+class QuantizedSource(HidingSource):
     """The tensors of a quantized checkpoint; a WeightSource. Opening reads headers and config.json only.
 
     Raises CheckpointError for a format that is not known, and for quantized tensors that are not complete.
     """
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self._files = SafetensorsSource(directory)
+        files = SafetensorsSource(directory)
         groups = stored_schemes(read_json(directory / "config.json"), directory / "config.json")
-        self._weights = _find_weights(self._files, groups)
+        self._weights = _find_weights(files, groups)
         hidden = {name for weight in self._weights.values() for name in weight.tensors.values()}
         hidden |= {weight.input_scale for weight in self._weights.values() if weight.input_scale is not None}
-        self._names = tuple(sorted((set(self._files.names()) - hidden) | set(self._weights)))
+        super().__init__(files, {name: weight.model_shape for name, weight in self._weights.items()}, hidden)
         # Codes, scales and zeros of one weight are asked for one after the other.
         self._unpacked = functools.lru_cache(maxsize=1)(self._unpack)
 
@@ -84,18 +83,9 @@ class QuantizedSource:
         """Whether any weight is codes."""
         return bool(self._weights)
 
-    def names(self) -> tuple[str, ...]:
-        """The tensors as the model knows them, sorted."""
-        return self._names
-
     def weight(self, name: str) -> StoredWeight | None:
         """How the weight of that name is stored; None if it is not quantized."""
         return self._weights.get(name)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Of a tensor, of a quantized weight as the model knows it."""
-        weight = self.weight(name)
-        return self._files.shape(name) if weight is None else weight.model_shape
 
     def check(self, name: str, shape: tuple[int, ...], *, floating: bool) -> None:
         weight = self._weights.get(name)
@@ -129,20 +119,16 @@ class QuantizedSource:
         known = [each for each in weights if each is not None and each.experts is None and each.input_scale is None]
         if len(known) != len(weights) or any(map(self._has_order, known)):
             return False
-        return len({(each.scheme, each.shape, self._shapes(each), self._has_zeros(each)) for each in known}) == 1
+        return len({(each.scheme, each.shape, self._stored_shapes(each), self._has_zeros(each)) for each in known}) == 1
 
     def input_scale(self, weight: StoredWeight) -> Tensor | None:
         """The static scale of a weight's activations, [1] in fp32."""
         return None if weight.input_scale is None else self._files.load(weight.input_scale).float().reshape(1)
 
-    def dtype(self) -> torch.dtype:
-        """The floating-point dtype that most elements that are not codes are stored in."""
-        return self._files.dtype()
-
     def _entry(self, weight: StoredWeight) -> TensorEntry:
         return self._files.entry(next(iter(weight.tensors.values())))
 
-    def _shapes(self, weight: StoredWeight) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    def _stored_shapes(self, weight: StoredWeight) -> tuple[tuple[str, tuple[int, ...]], ...]:
         return tuple((suffix, self._files.shape(name)) for suffix, name in sorted(weight.tensors.items()))
 
     def _has_zeros(self, weight: StoredWeight) -> bool:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from llmc.errors import CheckpointError
-from llmc.graph.checkpoint import SafetensorsSource, check_shape, read_json
+from llmc.graph.checkpoint import HidingSource, SafetensorsSource, check_shape, read_json
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.graph.quantization_config import checked_object, compression
 
@@ -45,15 +45,14 @@ class MaskedWeight:
     tensors: dict[str, str]
 
 
-class SparseSource:
+class SparseSource(HidingSource):
     """The tensors of such a checkpoint; a WeightSource. Opening reads headers, config.json and shapes.
 
     Raises CheckpointError for a format that is not known, and for tensors that are not complete.
     """
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self._files = SafetensorsSource(directory)
+        files = SafetensorsSource(directory)
         config = directory / "config.json"
         settings = read_json(config)
         self._format = sparsity_format(settings, config)
@@ -69,13 +68,9 @@ class SparseSource:
                 at=config,
                 fix="use the checkpoint before it was quantized, and --quantize int8",
             )
-        self._weights = self._find()
+        self._weights = _find(files, self._format)
         hidden = {name for weight in self._weights.values() for name in weight.tensors.values()}
-        self._names = tuple(sorted((set(self._files.names()) - hidden) | set(self._weights)))
-
-    def names(self) -> tuple[str, ...]:
-        """The tensors as the model knows them, sorted."""
-        return self._names
+        super().__init__(files, {name: weight.shape for name, weight in self._weights.items()}, hidden)
 
     def check(self, name: str, shape: tuple[int, ...], *, floating: bool) -> None:
         weight = self._weights.get(name)
@@ -98,11 +93,6 @@ class SparseSource:
                     fix=_CHECK,
                 )
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Of a tensor as the model knows it. Raises CheckpointError if there is none of that name."""
-        weight = self._weights.get(name)
-        return self._files.shape(name) if weight is None else weight.shape
-
     def load(self, name: str) -> Tensor:
         """The tensor on the CPU, zeros and all. Raises CheckpointError for masks that do not fit."""
         weight = self._weights.get(name)
@@ -115,42 +105,40 @@ class SparseSource:
             file = self._files.entry(weight.tensors["bitmask"]).file
             raise CheckpointError(f"the masks of {name!r} do not fit: {error}", at=file, fix=_CHECK) from None
 
-    def dtype(self) -> torch.dtype:
-        """The floating-point dtype that most elements are stored in."""
-        return self._files.dtype()
 
-    def _find(self) -> dict[str, MaskedWeight]:
-        seen: dict[str, dict[str, str]] = {}
-        for name in self._files.names():
-            owner, _, suffix = name.rpartition(".")
-            if suffix in (*_REQUIRED, *_OPTIONAL):
-                weight = owner if owner.endswith(".weight") else f"{owner}.weight"
-                seen.setdefault(weight, {})[suffix] = name
-        for weight, tensors in seen.items():
-            missing = sorted(set(_REQUIRED) - set(tensors))
-            if missing:
-                raise CheckpointError(
-                    f"{weight} has {', '.join(sorted(tensors.values()))} but no {missing[0]}",
-                    at=self.directory,
-                    fix="download the whole checkpoint again",
-                )
-        if not seen:
+def _find(files: SafetensorsSource, format: str) -> dict[str, MaskedWeight]:
+    seen: dict[str, dict[str, str]] = {}
+    for name in files.names():
+        owner, _, suffix = name.rpartition(".")
+        if suffix in (*_REQUIRED, *_OPTIONAL):
+            weight = owner if owner.endswith(".weight") else f"{owner}.weight"
+            seen.setdefault(weight, {})[suffix] = name
+    for weight, tensors in seen.items():
+        missing = sorted(set(_REQUIRED) - set(tensors))
+        if missing:
             raise CheckpointError(
-                f"config.json says that the weights are {self._format}, but no tensor ends in .bitmask",
-                at=self.directory,
-                fix="check that config.json belongs to these weights",
+                f"{weight} has {', '.join(sorted(tensors.values()))} but no {missing[0]}",
+                at=files.directory,
+                fix="download the whole checkpoint again",
             )
-        return {weight: MaskedWeight(weight, self._shape(parts), parts) for weight, parts in seen.items()}
+    if not seen:
+        raise CheckpointError(
+            f"config.json says that the weights are {format}, but no tensor ends in .bitmask",
+            at=files.directory,
+            fix="check that config.json belongs to these weights",
+        )
+    return {weight: MaskedWeight(weight, _shape(files, parts), parts) for weight, parts in seen.items()}
 
-    def _shape(self, tensors: dict[str, str]) -> tuple[int, ...]:
-        stored = self._files.load(tensors["shape"])
-        is_integer = not stored.is_floating_point() and not stored.is_complex()
-        shape = tuple(stored.flatten().tolist()) if is_integer and stored.numel() <= 8 else ()
-        if len(shape) != 2 or min(shape) < 1 or math.prod(shape) >= 1 << 40:
-            entry = self._files.entry(tensors["shape"])
-            held = f"{list(shape)}" if shape else f"{stored.dtype} {list(stored.shape)}"
-            raise CheckpointError(f"{tensors['shape']} holds {held}, no matrix's sizes", at=entry.file, fix=_CHECK)
-        return shape
+
+def _shape(files: SafetensorsSource, tensors: dict[str, str]) -> tuple[int, ...]:
+    stored = files.load(tensors["shape"])
+    is_integer = not stored.is_floating_point() and not stored.is_complex()
+    shape = tuple(stored.flatten().tolist()) if is_integer and stored.numel() <= 8 else ()
+    if len(shape) != 2 or min(shape) < 1 or math.prod(shape) >= 1 << 40:
+        entry = files.entry(tensors["shape"])
+        held = f"{list(shape)}" if shape else f"{stored.dtype} {list(stored.shape)}"
+        raise CheckpointError(f"{tensors['shape']} holds {held}, no matrix's sizes", at=entry.file, fix=_CHECK)
+    return shape
 
 
 def unmasked(parts: dict[str, Tensor], shape: tuple[int, ...], *, is_24: bool) -> Tensor:
