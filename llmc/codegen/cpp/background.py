@@ -4,8 +4,6 @@ The kernels are compiled from the start, in case none has before, and the engine
 and the report is made.
 """
 
-from __future__ import annotations
-
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -33,7 +31,7 @@ class BackgroundCompiler:
             # What goes wrong here goes wrong again, and is raised, when the engine is compiled.
             self._thread.submit(kernel_archive, target, cache, part)
 
-    def __enter__(self) -> BackgroundCompiler:
+    def __enter__(self) -> "BackgroundCompiler":
         return self
 
     def __exit__(

@@ -1,7 +1,5 @@
 """The CPU targets: C++ that is compiled while weights are packed and the report is made."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,7 +53,7 @@ class CppKind:
         check_kernels(options, CppBackend(self.target), self.target.name)
 
     @contextmanager
-    def builder(self, options: BuildOptions) -> Iterator[CppBuilder]:
+    def builder(self, options: BuildOptions) -> "Iterator[CppBuilder]":
         """Begin to compile the kernels that every engine is linked with."""
         with BackgroundCompiler(self.target, options) as compiler:
             yield CppBuilder(self.target, options, compiler)

@@ -5,13 +5,12 @@ from typing import Any
 import torch
 
 import llmc.ops  # noqa: F401  (registers the ops that the table names)
-from llmc.codegen.cpp.adapter_kernels import adapted
 from llmc.codegen.cpp.cache_kernels import attended, caching
 from llmc.codegen.cpp.kernel import Kernel, by_name
+from llmc.codegen.cpp.more_arguments import adapted, of_requests, of_texts, pooled
 from llmc.codegen.cpp.products import lookup, of_heads, product, sent
 from llmc.codegen.cpp.rank_kernels import among_ranks, gathered
 from llmc.codegen.cpp.state_kernels import WIDEST_CONV, WIDEST_KEY, carrying, decays, semiring
-from llmc.codegen.cpp.text_kernels import of_requests, of_texts, pooled
 
 _llmc = torch.ops.llmc
 

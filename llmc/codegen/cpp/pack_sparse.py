@@ -37,7 +37,6 @@ class SparseShape:
 
     @property
     def masks(self) -> int:
-        """Of one panel."""
         return -(-self.elements // 64)
 
     @property

@@ -1,7 +1,5 @@
 """Made-up operands of an engine's products and attention, as the arguments that kernels/api.h wants."""
 
-from __future__ import annotations
-
 import ctypes
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +25,7 @@ class Product:
     group: int | None = None
 
     @staticmethod
-    def of(launch: Launch) -> Product:
+    def of(launch: Launch) -> "Product":
         """What a launch multiplies."""
         arguments = launch.arguments
         (x,) = launch.dtypes
@@ -77,7 +75,7 @@ class Lookup:
     itemsize: int
 
     @staticmethod
-    def of(launch: Launch) -> Lookup:
+    def of(launch: Launch) -> "Lookup":
         """What a launch looks up."""
         (dtype,) = launch.dtypes
         return Lookup(launch.kernel, launch.number("channels"), ITEMSIZES[dtype])
@@ -116,7 +114,7 @@ class Attention:
     latent: int
 
     @staticmethod
-    def of(launch: Launch, cache: CacheSlot, block_size: int) -> Attention:
+    def of(launch: Launch, cache: CacheSlot, block_size: int) -> "Attention":
         """What a launch computes over a cache."""
         k_width, v_width = cache.widths()
         group = None if cache.format is None else parse_cache_format(cache.format).group
@@ -140,7 +138,7 @@ class Attention:
         rows = self.kv_heads * self.block_size * self.itemsize
         return rows * self.k_width, rows * self.v_width
 
-    def arguments(self, batch: Batch, q: int, caches: tuple[int, int], y: int) -> ctypes.Structure:
+    def arguments(self, batch: "Batch", q: int, caches: tuple[int, int], y: int) -> ctypes.Structure:
         """The kernel's, of queries [tokens, heads · head_dim] and two caches at these addresses."""
         arrays = {name: getattr(batch, name) for name in ("query_starts", "context_lens", "block_tables")}
         values = {
@@ -172,7 +170,7 @@ class Batch:
     block_tables: Any
 
     @staticmethod
-    def of(requests: int, queries: int, context: int, blocks: list[int]) -> Batch:
+    def of(requests: int, queries: int, context: int, blocks: list[int]) -> "Batch":
         """With these blocks, as many for each request."""
         starts = (ctypes.c_int32 * (requests + 1))(*(i * queries for i in range(requests + 1)))
         lens = (ctypes.c_int32 * requests)(*([context] * requests))

@@ -1,7 +1,5 @@
 """Measure what this machine can deliver: bytes read, multiply-adds, loops shared among threads, whole products."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import random
@@ -52,7 +50,7 @@ def open_probes(
     *,
     part: Part = Part.PLAIN,
     attentions: Iterable[Attention] = (),
-) -> Iterator[Probes]:
+) -> "Iterator[Probes]":
     """The kernels of the target with `threads` running threads. Raises as read_bandwidth.
 
     part: CODED for kernels of codes, too. attentions: those that will be measured.
@@ -77,7 +75,7 @@ class Probes:
     def __init__(self, library: ctypes.CDLL, pool: int) -> None:
         self._library, self._pool = library, ctypes.c_void_p(pool)
 
-    def read_bandwidth(self, memory: Memory) -> float:
+    def read_bandwidth(self, memory: "Memory") -> float:
         """Bytes a second."""
         return memory.nbytes / _best(lambda: self._library.llmc_read_all(self._pool, memory.address, memory.nbytes))
 
@@ -92,7 +90,7 @@ class Probes:
         repeats = 500
         return _best(lambda: self._library.llmc_empty_regions(self._pool, repeats)) / repeats
 
-    def product_seconds(self, product: Product, weight: Memory, *, tokens: int, channels: int, rows: int) -> float:
+    def product_seconds(self, product: Product, weight: "Memory", *, tokens: int, channels: int, rows: int) -> float:
         """Seconds of one linear kernel, x [tokens, channels] by a weight [rows, channels] in that memory.
 
         tokens, channels: at most MAX_TOKENS, MAX_CHANNELS. rows: a multiple of 32.
@@ -102,7 +100,7 @@ class Probes:
             arguments = product.arguments(tokens, channels, rows, x.address, weight.address, y.address)
             return self._kernel_seconds(product.function, arguments)
 
-    def attention_seconds(self, attention: Attention, caches: Memory, batch: Batch) -> float:
+    def attention_seconds(self, attention: Attention, caches: "Memory", batch: Batch) -> float:
         """Seconds of one attention kernel over caches that share that memory."""
         keys, values = attention.block_bytes
         v_cache = caches.address + caches.nbytes // (keys + values) * keys // 64 * 64
@@ -114,7 +112,7 @@ class Probes:
             arguments = attention.arguments(batch, q.address, (caches.address, v_cache), y.address)
             return self._kernel_seconds(attention.function, arguments)
 
-    def lookup_seconds(self, lookup: Lookup, weight: Memory) -> float:
+    def lookup_seconds(self, lookup: Lookup, weight: "Memory") -> float:
         """Seconds to look up one token, whose panel is in no cache."""
         panels = weight.nbytes // lookup.panel_bytes
         token = ctypes.c_int32()
@@ -146,7 +144,7 @@ class Memory:
         self.address = ctypes.addressof(self._view)
         ctypes.memset(self._view, 0, nbytes)
 
-    def __enter__(self) -> Memory:
+    def __enter__(self) -> "Memory":
         return self
 
     def __exit__(self, *error: object) -> None:

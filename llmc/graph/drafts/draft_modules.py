@@ -31,6 +31,7 @@ class Eagle3FirstLayer(nn.Module):
             setattr(self.self_attn, name, wide)
 
     def forward(self, hidden_states: Tensor, **options: Any) -> Tensor:
+        """hidden_states: [1, T, 2 · width], the embeddings first; returns [1, T, width]."""
         embedding, hidden = hidden_states.chunk(2, dim=-1)
         normed = self.hidden_norm(hidden)
         both = torch.cat((self.input_layernorm(embedding), normed), dim=-1)

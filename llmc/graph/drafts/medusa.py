@@ -6,8 +6,6 @@
 Tensors are counted and configurations are not read: published ones say 2 heads and hold 5. Reading is of headers only.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -58,7 +56,7 @@ class MedusaCheckpoint:
     entries: Mapping[str, TensorEntry]
 
     @property
-    def source(self) -> HeadTensors:
+    def source(self) -> "HeadTensors":
         """The tensors, by their own names."""
         return HeadTensors(self.entries)
 
@@ -173,7 +171,6 @@ class HeadTensors:
         self._entries = entries
 
     def names(self) -> tuple[str, ...]:
-        """All tensor names, sorted."""
         return tuple(sorted(self._entries))
 
     def load(self, name: str) -> Tensor:

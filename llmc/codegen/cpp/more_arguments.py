@@ -1,10 +1,11 @@
-"""What the kernel of llmc::lora takes beside what its op does."""
+"""What kernels take beside what their ops do: of adapters, and of the texts of a step as a whole."""
 
 import torch
 
 from llmc.codegen.call import Call
 from llmc.codegen.cpp.kernel import Arguments
 from llmc.program.adapter_pools import MOST_PARTS
+from llmc.program.launch_arguments import Count
 
 
 def adapted(call: Call) -> Arguments:
@@ -23,3 +24,18 @@ def adapted(call: Call) -> Arguments:
         "order": call.workspace("order", tokens, 2, torch.int32).pointer,
         "shrunk": call.workspace("shrunk", tokens, parts * max_rank, torch.float32),
     }
+
+
+def of_requests(call: Call) -> Arguments:
+    """How many texts there are."""
+    return {"requests": Count.REQUESTS}
+
+
+def pooled(call: Call) -> Arguments:
+    """What pooling takes beside what its op does."""
+    return {"requests": Count.REQUESTS, "is_mean": int(call.plain("pooling") == "mean"), "pooling": None}
+
+
+def of_texts(call: Call) -> Arguments:
+    """What attention to both sides takes: keys and values lie one position a block."""
+    return {"requests": Count.REQUESTS, "block_size": 1}
