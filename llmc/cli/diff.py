@@ -211,7 +211,9 @@ def _diff_engines(first: Path, second: Path, sample: Sample, json: bool) -> None
     with Console(stderr=True).status("comparing the engines"):
         found = diff_engines(first, second, sample)
     if json:
-        print(json_text.dumps(engine_json(found), indent=1, ensure_ascii=False))
+        from llmc.files.typed_json import to_json
+
+        print(json_text.dumps(to_json(found), indent=1, ensure_ascii=False))
     else:
         print_engines(standard_output(), first, second, found)
 
@@ -237,11 +239,3 @@ def print_engines(console: Console, first: Path, second: Path, found: EngineDiff
         f"perplexity {d.reference_perplexity:.3f} → {d.perplexity:.3f}",
         soft_wrap=True,
     )
-
-
-def engine_json(found: EngineDifference) -> dict[str, Any]:
-    """Plain data."""
-    from llmc.files.typed_json import to_json
-
-    data: dict[str, Any] = to_json(found)
-    return data

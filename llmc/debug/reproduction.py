@@ -103,46 +103,35 @@ def write_reproduction(
         raise OptionError("the directory is not empty", at=directory, fix="name another with --output, or remove it")
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        return _write(directory, culprit, before, after, piece, check)
+        graphs = directory / "graphs"
+        graphs.mkdir()
+        (graphs / "before.txt").write_text(render(before), encoding="utf-8")
+        if after is not None:
+            (graphs / "after.txt").write_text(render(after), encoding="utf-8")
+        local, error = None, None
+        if piece is not None and after is not None:
+            for name, graph, region in (("before", before, piece.before), ("after", after, piece.after)):
+                (directory / f"{name}.txt").write_text(_region_text(graph, region), encoding="utf-8")
+            save_file(dict(_saved(piece)), directory / "inputs.safetensors")
+            allowed = BUDGETS[Numerics.EXACT, before.info.dtype]
+            (directory / "repro.py").write_text(_script(culprit, piece, allowed), encoding="utf-8")
+            try:
+                local = _local(piece)
+            except PassError as problem:
+                error = problem.problem
+        script = directory / "check.sh"
+        script.write_text(
+            f"#!/bin/sh\n# The check, with and without rewrite #{culprit.bad}.\n"
+            f"cd {shlex.quote(str(Path.cwd()))} && {shlex.join(check)}\n"
+        )
+        script.chmod(script.stat().st_mode | stat.S_IXUSR)
+        data = to_json(culprit) | {"local": None if local is None else to_json(local), "local_error": error}
+        (directory / "culprit.json").write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        found = Reproduction(directory, local, error)
+        (directory / "README.md").write_text(_readme(culprit, found, piece is not None), encoding="utf-8")
+        return found
     except OSError as error:
         raise storage_error(error, directory) from None
-
-
-def _write(
-    directory: Path,
-    culprit: Culprit,
-    before: ModelGraph,
-    after: ModelGraph | None,
-    piece: ChangedRegion | None,
-    check: Sequence[str],
-) -> Reproduction:
-    graphs = directory / "graphs"
-    graphs.mkdir()
-    (graphs / "before.txt").write_text(render(before), encoding="utf-8")
-    if after is not None:
-        (graphs / "after.txt").write_text(render(after), encoding="utf-8")
-    local, error = None, None
-    if piece is not None and after is not None:
-        for name, graph, region in (("before", before, piece.before), ("after", after, piece.after)):
-            (directory / f"{name}.txt").write_text(_region_text(graph, region), encoding="utf-8")
-        save_file(dict(_saved(piece)), directory / "inputs.safetensors")
-        allowed = BUDGETS[Numerics.EXACT, before.info.dtype]
-        (directory / "repro.py").write_text(_script(culprit, piece, allowed), encoding="utf-8")
-        try:
-            local = _local(piece)
-        except PassError as problem:
-            error = problem.problem
-    script = directory / "check.sh"
-    script.write_text(
-        f"#!/bin/sh\n# The check, with and without rewrite #{culprit.bad}.\n"
-        f"cd {shlex.quote(str(Path.cwd()))} && {shlex.join(check)}\n"
-    )
-    script.chmod(script.stat().st_mode | stat.S_IXUSR)
-    data = to_json(culprit) | {"local": None if local is None else to_json(local), "local_error": error}
-    (directory / "culprit.json").write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    found = Reproduction(directory, local, error)
-    (directory / "README.md").write_text(_readme(culprit, found, piece is not None), encoding="utf-8")
-    return found
 
 
 def title(culprit: Culprit) -> str:

@@ -12,7 +12,6 @@ Numerics: lossy. Kernels decode where they multiply.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor, fx
@@ -55,8 +54,17 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
     reasons: dict[str, str] = {}
     if quantization.budget is not None:
         sequences, apart = sequences_and_apart(graph, options, data)
-        measure = partial(_divergence, graph, quantization, sequences, Reference(graph, data.source, apart), data)
-        planned, reasons = choose_schemes(graph, planned, quantization.budget, sequences, data, measure)
+        reference = Reference(graph, data.source, apart)
+
+        def divergence(schemes: SchemeOf) -> float:
+            """How far a copy of the graph moves from the reference when its weights get these, by module."""
+            trial = graph.copy()
+            chosen = tuple(replace(p, scheme=schemes.get(p.module, p.scheme)) for p in plan(trial, quantization))
+            stream = Stream(trial, data.source, sequences) if sequences else None
+            Quantizer(trial, None, replace(data, progress=lambda *_: None), stream, {}).run(chosen)
+            return reference.divergence(trial)
+
+        planned, reasons = choose_schemes(graph, planned, quantization.budget, sequences, data, divergence)
     elif quantization.needs_calibration or options.calibration is not None:
         sequences = calibration_sequences(graph, options, data)
     for each in planned:
@@ -74,22 +82,6 @@ def _why_not(planned: Planned, quantization: Quantization, reasons: dict[str, st
     if planned.module in reasons:
         return f"{planned.module} keeps all its bits: {reasons[planned.module]}"
     return why_not(planned, quantization, "alone")
-
-
-def _divergence(
-    graph: ModelGraph,
-    quantization: Quantization,
-    sequences: tuple[Tensor, ...],
-    reference: Reference,
-    data: ModelData,
-    schemes: SchemeOf,
-) -> float:
-    """How far a copy of the graph moves from the reference when its weights get these schemes, by module."""
-    trial = graph.copy()
-    planned = tuple(replace(p, scheme=schemes.get(p.module, p.scheme)) for p in plan(trial, quantization))
-    stream = Stream(trial, data.source, sequences) if sequences else None
-    Quantizer(trial, None, replace(data, progress=lambda *_: None), stream, {}).run(planned)
-    return reference.divergence(trial)
 
 
 class Quantizer:

@@ -1,7 +1,5 @@
 """Round one weight to codes: scales that cover it, scales fitted to what its inputs are, and the nearest codes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,7 +30,7 @@ class RoundedWeight:
         """What the codes stand for, fp32."""
         return weight_values(self.codes, self.scales, self.zeros, self.format)
 
-    def rows(self, start: int, end: int) -> RoundedWeight:
+    def rows(self, start: int, end: int) -> "RoundedWeight":
         """Some of them."""
         zeros = None if self.zeros is None else self.zeros[start:end]
         return RoundedWeight(self.codes[start:end], self.scales[start:end], zeros, self.format)

@@ -12,13 +12,12 @@ calibration text, with the weights before already sparse. Numerics: lossy.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 
 from torch import Tensor, fx
 
 from llmc.errors import CheckpointError
 from llmc.formats.sparse_weight import SparseWeight
-from llmc.formats.sparsity import SparseScheme, Sparsity
+from llmc.formats.sparsity import SparseScheme
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refusal
@@ -53,9 +52,18 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
     reasons: dict[str, str] = {}
     if sparsity.budget is not None:
         sequences, apart = sequences_and_apart(graph, options, data)
-        measure = partial(_divergence, graph, sparsity, sequences, Reference(graph, data.source, apart), data)
+        reference = Reference(graph, data.source, apart)
+
+        def divergence(schemes: SchemeOf) -> float:
+            """How far a copy of the graph moves from the reference when its weights get these, by module."""
+            trial = graph.copy()
+            chosen = with_schemes([each for each in plan_zeros(trial, sparsity) if each.module not in done], schemes)
+            quiet = replace(data, progress=lambda *_: None)
+            _Sparsifier(trial, None, quiet, Stream(trial, data.source, sequences), {}).run(chosen)
+            return reference.divergence(trial)
+
         free = [each for each in planned if is_free(each)]
-        schemes, reasons = choose_ratios(graph, free, sparsity.budget, sequences, data, measure)
+        schemes, reasons = choose_ratios(graph, free, sparsity.budget, sequences, data, divergence)
         planned = with_schemes(planned, schemes)
     elif sparsity.needs_calibration or options.calibration is not None:
         sequences = calibration_sequences(graph, options, data)
@@ -68,23 +76,6 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
 # Single logits of a model with half of its weights move by most of the logits' spread.
 _BUDGET = 2.0
 sparsify = WeightPass("sparsify", run, Numerics.LOSSY, budget=_BUDGET)
-
-
-def _divergence(
-    graph: ModelGraph,
-    sparsity: Sparsity,
-    sequences: tuple[Tensor, ...],
-    reference: Reference,
-    data: ModelData,
-    schemes: SchemeOf,
-) -> float:
-    """How far a copy of the graph moves from the reference when its weights get these schemes, by module."""
-    trial = graph.copy()
-    done = {weight.module for weight in graph.sparse}
-    planned = with_schemes([each for each in plan_zeros(trial, sparsity) if each.module not in done], schemes)
-    quiet = replace(data, progress=lambda *_: None)
-    _Sparsifier(trial, None, quiet, Stream(trial, data.source, sequences), {}).run(planned)
-    return reference.divergence(trial)
 
 
 class _Sparsifier:

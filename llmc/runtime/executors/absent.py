@@ -14,15 +14,12 @@ class AbsentExecutor:
         self.error = error
 
     def step(self, step: Step) -> Logits:
-        """Raises TargetError."""
         raise self.error
 
     def copy_blocks(self, copies: Mapping[int, int]) -> None:
-        """Raises TargetError."""
         raise self.error
 
     def move_slots(self, sources: Ints, destinations: Ints) -> None:
-        """Raises TargetError."""
         raise self.error
 
     def close(self) -> None:

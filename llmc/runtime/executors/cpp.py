@@ -1,7 +1,5 @@
 """Run a compiled CPU engine: one shared library, called once a step through the C interface of kernels/api.h."""
 
-from __future__ import annotations
-
 import ctypes
 import weakref
 from collections.abc import Mapping, Sequence
@@ -28,7 +26,7 @@ from llmc.runtime.sampling.row_choice import RowChoices
 ENGINE_ABI = 4
 
 
-def open_cpp(engine: EngineDirectory, blocks: int, threads: int, check: WeightCheck | None = None) -> CppExecutor:
+def open_cpp(engine: EngineDirectory, blocks: int, threads: int, check: WeightCheck | None = None) -> "CppExecutor":
     """The executor for an engine's library, which may be one that cannot choose tokens."""
     layout = engine.program.layout
     if layout.ranks > 1:
@@ -139,7 +137,6 @@ class CppExecutor:
             self._check = None
 
     def side_output(self, name: str) -> SideArray:
-        """Of the last step."""
         return self._sides.array(name, self._arena[self._sides.place(name)])
 
     def step_timed(self, step: Step) -> tuple[LaunchTime, ...]:
@@ -165,23 +162,19 @@ class CppExecutor:
         return tuple(LaunchTime(i, float(starts[i]), float(starts[i + 1])) for i in range(self._launches))
 
     def put_adapter(self, slot: int, adapter: PlacedAdapter) -> None:
-        """Between two steps."""
         assert self._pools is not None, "the engine takes no adapters"
         self._pools.put(slot, adapter)
 
     def copy_blocks(self, copies: Mapping[int, int]) -> None:
-        """Copy blocks of every layer's keys and values."""
         to, source = list(copies), list(copies.values())
         for cache in self._caches:
             blocks = cache.reshape(self._blocks, -1)
             blocks[to] = blocks[source]
 
     def move_slots(self, sources: Ints, destinations: Ints) -> None:
-        """Copy rows of every layer's keys and values."""
         move_slots(self._slots, sources, destinations)
 
     def copy_states(self, source: int, destination: int) -> None:
-        """Copy a slot of every state."""
         for states in self._states:
             slots = states.reshape(self._max_sequences, -1)
             slots[destination] = slots[source]

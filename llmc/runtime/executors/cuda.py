@@ -155,7 +155,6 @@ class CudaExecutor:
         return Chosen(tokens, scores.view(np.float32), is_covered)
 
     def logits(self, first: int, count: int) -> Logits:
-        """Rows of the last step's logits."""
         if self._host_logits is None or len(self._host_logits) < count:
             self._host_logits = torch.empty(count, self._program.vocab_size, pin_memory=True)
         with torch.cuda.device(self._device):

@@ -110,15 +110,12 @@ class OnnxRuntimeExecutor:
         return [value.numpy() for value in binding.get_outputs()[: len(names)]]
 
     def side_output(self, name: str) -> SideArray:
-        """Of the last step."""
         return self._left[name]
 
     def copy_blocks(self, copies: Mapping[int, int]) -> None:
-        """Copy blocks of every layer's keys and values."""
         self._caches.copy_blocks(list(copies), list(copies.values()))
 
     def move_slots(self, sources: Ints, destinations: Ints) -> None:
-        """Copy rows of every layer's keys and values."""
         self._caches.move_slots(sources, destinations)
 
     def close(self) -> None:

@@ -81,23 +81,19 @@ class ReferenceExecutor:
         return np.concatenate(found)
 
     def side_output(self, name: str) -> SideArray:
-        """Of the last step."""
         return self._left[name]
 
     def copy_blocks(self, copies: Mapping[int, int]) -> None:
-        """Copy blocks of every layer's keys and values."""
         for tensors in self._ranks:
             for name, tensor in tensors.items():
                 if name.startswith("kv_cache_"):
                     tensor[list(copies)] = tensor[list(copies.values())]
 
     def move_slots(self, sources: Ints, destinations: Ints) -> None:
-        """Copy rows of every layer's keys and values."""
         for slots in self._slots:
             move_slots(slots, torch.from_numpy(sources).long(), torch.from_numpy(destinations).long())
 
     def copy_states(self, source: int, destination: int) -> None:
-        """Copy a slot of every state."""
         for tensors in self._ranks:
             for name in self._states:
                 tensors[name][destination] = tensors[name][source]

@@ -109,12 +109,10 @@ class TritonInterpreterExecutor:
         return Chosen(tokens, scores, covered.astype(np.bool_))
 
     def logits(self, first: int, count: int) -> Logits:
-        """Rows of the last step's logits."""
         logits: Logits = self._logits[first : first + count].numpy()
         return logits
 
     def side_output(self, name: str) -> SideArray:
-        """Of the last step."""
         return self._sides.array(name, self._memory[ARENA, ""].numpy()[self._sides.place(name)])
 
     def step_timed(self, step: Step) -> tuple[LaunchTime, ...]:
@@ -131,7 +129,6 @@ class TritonInterpreterExecutor:
         self._launch_all(step, StepOutput.LOGITS)
 
     def put_adapter(self, slot: int, adapter: PlacedAdapter) -> None:
-        """Into a slot of the pools."""
         assert self._pools is not None, "the engine takes no adapters"
         self._pools.put(slot, adapter)
 
@@ -158,14 +155,12 @@ class TritonInterpreterExecutor:
         return tuple(times)
 
     def copy_blocks(self, copies: Mapping[int, int]) -> None:
-        """Copy blocks of every layer's keys and values."""
         for (space, _), memory in self._memory.items():
             if space == "cache":
                 blocks = memory.view(self._blocks, -1)
                 blocks[list(copies)] = blocks[list(copies.values())]
 
     def move_slots(self, sources: Ints, destinations: Ints) -> None:
-        """Copy rows of every layer's keys and values."""
         caches = [self._memory["cache", name] for name in self.program.cache_names()]
         indices = torch.from_numpy(sources).long(), torch.from_numpy(destinations).long()
         move_slots(slot_views(self.program, caches), *indices)

@@ -1,7 +1,5 @@
 """What the first rank tells the others: JSON over a socket, and the arrays of steps through memory that all share."""
 
-from __future__ import annotations
-
 import json
 import mmap
 import os
@@ -73,7 +71,7 @@ class SharedMemory:
         self.bytes = np.frombuffer(self._mapped, np.uint8)
 
     @staticmethod
-    def create(nbytes: int) -> SharedMemory:
+    def create(nbytes: int) -> "SharedMemory":
         """Zeros, for this process and for those that are given the descriptor."""
         descriptor = os.memfd_create("llmc-ranks", os.MFD_CLOEXEC)
         os.truncate(descriptor, nbytes)

@@ -19,7 +19,7 @@ from torch.distributed.distributed_c10d import Store
 from llmc.engine_format import EngineDirectory
 from llmc.errors import RankError
 from llmc.program import StepOutput
-from llmc.runtime.executors.executor import Chosen, Logits, SideArray
+from llmc.runtime.executors.executor import ChoosingExecutor, Chosen, Logits, SideArray, SideOutputExecutor
 from llmc.runtime.loop.step import Ints, Step
 from llmc.runtime.ranks.channel import Channel, taken_step
 from llmc.runtime.ranks.device_place import DevicePlace
@@ -30,7 +30,7 @@ from llmc.runtime.sampling.row_choice import RowChoices
 from llmc.settings import settings
 
 
-class DeviceExecutor(Protocol):
+class DeviceExecutor(ChoosingExecutor, SideOutputExecutor, Protocol):
     """What each rank has: an executor that can be told where the others are."""
 
     def join(self, place: DevicePlace) -> None:
@@ -38,27 +38,6 @@ class DeviceExecutor(Protocol):
 
     def follow(self, step: Step) -> None:
         """Run a step for its collectives and its cache; nobody here wants its results."""
-
-    def step(self, step: Step) -> Logits:
-        """As Executor."""
-
-    def choose(self, step: Step, wanted: StepOutput, choices: RowChoices) -> Chosen:
-        """As ChoosingExecutor."""
-
-    def logits(self, first: int, count: int) -> Logits:
-        """As ChoosingExecutor."""
-
-    def side_output(self, name: str) -> SideArray:
-        """As SideOutputExecutor."""
-
-    def copy_blocks(self, copies: Mapping[int, int]) -> None:
-        """As Executor."""
-
-    def move_slots(self, sources: Ints, destinations: Ints) -> None:
-        """As Executor."""
-
-    def close(self) -> None:
-        """As Executor."""
 
 
 _Found = TypeVar("_Found")
@@ -104,7 +83,6 @@ class RankedDeviceExecutor:
         return self._own.logits(first, count)
 
     def side_output(self, name: str) -> SideArray:
-        """Of the first rank."""
         return self._own.side_output(name)
 
     def copy_blocks(self, copies: Mapping[int, int]) -> None:

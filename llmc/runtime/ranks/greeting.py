@@ -1,7 +1,5 @@
 """What a rank says first: which llmc it is, and which engine it has. All ranks must have the same."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -22,7 +20,7 @@ class Greeting:
     path: str
 
     @staticmethod
-    def of(engine: EngineDirectory) -> Greeting:
+    def of(engine: EngineDirectory) -> "Greeting":
         """This process's."""
         digest = hashlib.sha256(manifest_text(engine.manifest).encode()).hexdigest()
         return Greeting(VERSION, digest, str(engine.path))

@@ -5,8 +5,6 @@ each rank has ended; then for each step under way its arrays, the rows that each
 stage, and the logits. Steps have numbers, and there are as many places for them as stages: they take turns.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,7 +31,7 @@ class MemoryLayout:
     logits: tuple[int, int]
 
     @staticmethod
-    def of(engine: EngineDirectory, exchange: int) -> MemoryLayout:
+    def of(engine: EngineDirectory, exchange: int) -> "MemoryLayout":
         """For all stages of an engine."""
         stages = [stage.program for stage in engine.stages]
         first = stages[0]

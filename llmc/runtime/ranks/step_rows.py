@@ -1,7 +1,5 @@
 """A rank's part of a step in stages: take over the rows of the stage before, compute, and hand over one's own."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from llmc.runtime.executors.cpp import CppExecutor
@@ -24,7 +22,7 @@ class StepRows:
     @staticmethod
     def between(
         memory: RankMemory, rank: int, before: Channel | None, behind: Channel | None, *, is_shared: bool = True
-    ) -> StepRows:
+    ) -> "StepRows":
         """Of a rank with connections to its neighbours. is_shared: whether they see the same memory."""
 
         def place(number: int, nbytes: int) -> memoryview:
