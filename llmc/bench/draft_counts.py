@@ -1,7 +1,5 @@
 """What came of a server's drafts, from its /metrics: under vLLM's names, whoever serves."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 
@@ -28,7 +26,7 @@ class DraftCounts:
         """That a request got of a step with drafts."""
         return 1 + self.accepted_tokens / self.drafts if self.drafts else 1.0
 
-    def since(self, before: DraftCounts) -> DraftCounts:
+    def since(self, before: "DraftCounts") -> "DraftCounts":
         """What has come after another count."""
         return DraftCounts(
             self.drafts - before.drafts,

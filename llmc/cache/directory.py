@@ -4,8 +4,6 @@ Each entry has a name made from all that it was made from. What is being made ha
 process: what is hidden and not locked was left by one that was killed, and is removed by the next that makes something.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -29,7 +27,7 @@ from llmc.files.file_lock import is_at, wait_for_lock
 from llmc.settings import settings
 
 
-def open_cache(kind: CacheKind, root: Path | None = None) -> CacheDirectory:
+def open_cache(kind: CacheKind, root: Path | None = None) -> "CacheDirectory":
     """The folder of a kind, made if need be. root: settings().cache_dir unless given.
 
     Raises OptionError if it cannot be made, or if another user owns it or may write to it.

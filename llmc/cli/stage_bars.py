@@ -1,7 +1,5 @@
 """How a build goes on, for people: a progress bar a stage, on standard error."""
 
-from __future__ import annotations
-
 from types import TracebackType
 
 from rich import progress as bars
@@ -21,7 +19,7 @@ class StageBars:
         )
         self._task: bars.TaskID | None = None
 
-    def __enter__(self) -> StageBars:
+    def __enter__(self) -> "StageBars":
         return self
 
     def __exit__(

@@ -51,7 +51,6 @@ def viz(
 
 
 def rendered(stage: StageGraph, form: str, every_layer: bool) -> bytes:
-    """The graph in a format."""
     from llmc.debug.viz.dot import dot_text, svg_text
     from llmc.debug.viz.drawing import draw
     from llmc.debug.viz.graph_json import json_text

@@ -1,7 +1,5 @@
 """What lowering asks of a kind of target: which kernels it has, and how a launch of one is written down."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -38,7 +36,7 @@ class KernelCall:
     sides: tuple[str, ...] = ()
     moved: str | None = None
     seconds: float | None = None
-    others: tuple[tuple[KernelCall, ...], ...] = ()
+    others: "tuple[tuple[KernelCall, ...], ...]" = ()
 
 
 _llmc = torch.ops.llmc

@@ -1,7 +1,5 @@
 """How a kernel table sees the node that it is asked to launch: the node's arguments as operands, counts and numbers."""
 
-from __future__ import annotations
-
 from typing import Any, Protocol
 
 import torch
@@ -50,17 +48,17 @@ class Call(RowsCall, Protocol):
     def op(self) -> Any:
         """What is called."""
 
-    def within(self, name: str) -> Call | None:
+    def within(self, name: str) -> "Call | None":
         """The call that yields an argument, where the kernel computes that on the way: of a part of a product."""
 
     def names(self) -> tuple[str, ...]:
         """Of the arguments."""
 
-    def producer(self, name: str, index: int) -> Call | None:
+    def producer(self, name: str, index: int) -> "Call | None":
         """The call whose result of that index an argument is; None for what is no such result. Calls of one node are
         equal."""
 
-    def readers(self, index: int) -> tuple[Call, ...]:
+    def readers(self, index: int) -> "tuple[Call, ...]":
         """The calls that read a result, of an op with several."""
 
     def weight(self, name: str, layout: Layout) -> Operand:

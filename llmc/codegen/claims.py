@@ -35,7 +35,6 @@ class Claims:
 
 
 def find_claims(graph: ModelGraph, backend: Backend) -> Claims:
-    """The claims of every node of a graph."""
     wanted = {product: tuple(unrounded_parts(product).values()) for product in graph.graph.nodes}
     readers: dict[fx.Node, set[fx.Node]] = {}
     for product, parts in wanted.items():

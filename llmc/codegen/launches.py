@@ -80,7 +80,6 @@ class LaunchBuilder:
         self._side_outputs: list[SideOutput] = []
 
     def emit(self, unit: Unit) -> None:
-        """Append the unit's launches."""
         start, alternatives = len(self.launches), len(self.alternatives)
         self._emit(unit)
         sides = self._sides.of_nodes(unit_nodes(unit)) if self._sides.views else ()

@@ -1,7 +1,5 @@
 """How one node's arguments become those of a kernel call."""
 
-from __future__ import annotations
-
 import math
 import operator
 from dataclasses import replace
@@ -63,7 +61,7 @@ class NodeCall:
     def op(self) -> Any:
         return self._node.target
 
-    def within(self, name: str) -> NodeCall | None:
+    def within(self, name: str) -> "NodeCall | None":
         node = self._arguments[name]
         if node not in self._builder.claims.before.get(self._owner, ()):
             return None
@@ -72,14 +70,14 @@ class NodeCall:
     def names(self) -> tuple[str, ...]:
         return tuple(self._arguments)
 
-    def producer(self, name: str, index: int) -> NodeCall | None:
+    def producer(self, name: str, index: int) -> "NodeCall | None":
         item = self._arguments[name]
         if not isinstance(item, fx.Node) or item.target is not operator.getitem or item.args[1] != index:
             return None
         (node,) = item.all_input_nodes
         return NodeCall(self._builder, node)
 
-    def readers(self, index: int) -> tuple[NodeCall, ...]:
+    def readers(self, index: int) -> "tuple[NodeCall, ...]":
         items = (user for user in self._node.users if user.target is operator.getitem and user.args[1] == index)
         return tuple(NodeCall(self._builder, reader) for item in items for reader in item.users)
 

@@ -90,7 +90,6 @@ class _CallGraph:
     def refusal(
         self, op: OpOverload, args: tuple[object, ...], result: torch.Tensor | None, backend: Backend
     ) -> str | None:
-        """What the backend says of a call."""
         found = backend.refusal(self.call(op, args, result))
         return None if found is None else found.reason
 

@@ -1,7 +1,5 @@
 """The reference target: no code, the graph runs in torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,7 +32,7 @@ class ReferenceKind:
         refuse_adapters(options, self.target.name)
 
     @contextmanager
-    def builder(self, options: BuildOptions) -> Iterator[ReferenceBuilder]:
+    def builder(self, options: BuildOptions) -> "Iterator[ReferenceBuilder]":
         """Without workers."""
         yield ReferenceBuilder(options)
 

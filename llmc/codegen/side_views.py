@@ -3,8 +3,6 @@
 Launches for such nodes run only in steps that want one of their side outputs, so that others do not pay for them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -25,7 +23,7 @@ class SideViews:
     needed_by: Mapping[fx.Node, frozenset[str]]
 
     @staticmethod
-    def of(graph: ModelGraph, views: Views, output: View, edges: nx.DiGraph) -> SideViews:
+    def of(graph: ModelGraph, views: Views, output: View, edges: nx.DiGraph) -> "SideViews":
         """edges: from computing nodes to those that read their results."""
         found = {name: _view(name, node, views) for name, node in graph.sides().items()}
         if not found:

@@ -5,8 +5,6 @@ it; the other axes are contiguous in order. Torch itself works out what a view o
 which a large prime stands for T and another one for L, so every view op of torch is supported.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Collection, Mapping
@@ -54,7 +52,7 @@ class Value:
         """Elements in a row."""
         return math.prod(d for d in self.shape if isinstance(d, int))
 
-    def whole(self) -> View:
+    def whole(self) -> "View":
         """The view that sees all of it."""
         return View(self, 0, self.shape, _natural_strides(self.shape))
 
@@ -81,7 +79,7 @@ class View:
         reach = sum((d - 1) * s for d, s in zip(self.shape, self.strides, strict=True) if isinstance(d, int))
         return self.offset, self.offset + reach + 1
 
-    def overlaps(self, other: View) -> bool:
+    def overlaps(self, other: "View") -> bool:
         """Whether both may touch the same element."""
         (a, b), (c, d) = self.extent(), other.extent()
         return self.value == other.value and a < d and c < b
@@ -133,7 +131,6 @@ class _Finder:
             self._look_through(node)
 
     def read_by(self, node: fx.Node) -> tuple[View, ...]:
-        """The views of a node's operands."""
         found = (self.views.get(source, ()) for source in node.all_input_nodes)
         return tuple(view for views in found for view in ((views,) if isinstance(views, View) else views))
 

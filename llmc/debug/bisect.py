@@ -92,7 +92,6 @@ class Outline:
         )
 
     def at(self, number: int) -> tuple[str, RewriteRecord]:
-        """The rewrite of a number, and its pass."""
         return self.rewrites[number - 1]
 
 

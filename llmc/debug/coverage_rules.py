@@ -191,7 +191,6 @@ def _is_product(node: fx.Node) -> bool:
 
 
 def _gated_products(graph: ModelGraph) -> list[fx.Node]:
-    """Gated activations of products."""
     gates = all_of(ops.gated_activation.default)(graph)
     return [n for n in gates if all(_is_product(_source(a)) for a in n.all_input_nodes)]
 

@@ -1,7 +1,5 @@
 """Measure every launch of an engine's real steps."""
 
-from __future__ import annotations
-
 import os
 import statistics
 import time
@@ -81,11 +79,11 @@ def profile_engine(
     return Profile(PROFILE_VERSION, manifest.model.name, manifest.target.name, count, tuple(steps))
 
 
-def _prefill(profiler: Profiler, workload: Workload) -> PreparedStep:
+def _prefill(profiler: "Profiler", workload: Workload) -> PreparedStep:
     return profiler.prefill(workload.prefill)
 
 
-def _decode(profiler: Profiler, workload: Workload) -> PreparedStep:
+def _decode(profiler: "Profiler", workload: Workload) -> PreparedStep:
     return profiler.decode(workload.batch, workload.context)
 
 
@@ -197,7 +195,7 @@ class Profiler:
         assert rates is not None  # It has run a step.
         return rates
 
-    def _sequences(self, count: int, length: int) -> list[_Sequence]:
+    def _sequences(self, count: int, length: int) -> "list[_Sequence]":
         """Random tokens; all but the last are the same for all."""
         size, vocabulary = self._directory.program.limits.block_size, self._directory.manifest.model.vocab_size
         per_sequence = -(-length // size)

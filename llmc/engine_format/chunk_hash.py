@@ -17,8 +17,6 @@ CHUNK_BYTES = 64 << 20
 
 
 class ChunkDigest:
-    """Both digests of one chunk."""
-
     def __init__(self) -> None:
         self._sha256, self._xxh3 = hashlib.sha256(), xxhash.xxh3_64()
 

@@ -1,7 +1,5 @@
 """manifest.json: what an engine is, and the size and hashes of every file in it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import dataclass, field
@@ -54,8 +52,7 @@ class TargetRecord:
     features: tuple[str, ...]
 
     @staticmethod
-    def of(target: Target) -> TargetRecord:
-        """The record of a target of the hardware table."""
+    def of(target: Target) -> "TargetRecord":
         return TargetRecord(target.name, target.machine, tuple(sorted(target.features)))
 
 

@@ -1,7 +1,5 @@
 """Open an engine directory: check that it is whole, unchanged and made for this machine, before anything in it runs."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -67,8 +65,8 @@ class EngineDirectory:
     program: Program
     executable: Path
     tensors: tuple[StoredTensor, ...]
-    programs: tuple[TargetProgram, ...] = ()
-    stages: tuple[StageProgram, ...] = ()
+    programs: "tuple[TargetProgram, ...]" = ()
+    stages: "tuple[StageProgram, ...]" = ()
 
     @property
     def whole_program(self) -> Program:

@@ -96,7 +96,6 @@ class EngineWriter:
         self._files[self._folder + name] = file.record()
 
     def copy_file(self, name: str, source: Path) -> None:
-        """A copy of a file from elsewhere."""
         try:
             content = open_regular(source)
         except OSError as error:

@@ -4,8 +4,6 @@ The temporary directory is locked (flock) while its process lives, so that the n
 left behind and remove it. Nothing with the suffix TEMPORARY_SUFFIX is ever loaded.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os
@@ -46,7 +44,7 @@ class AtomicDirectory:
                 fix="choose an output in a directory that you may write to",
             ) from None
 
-    def __enter__(self) -> AtomicDirectory:
+    def __enter__(self) -> "AtomicDirectory":
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -66,7 +66,6 @@ def _has_usual_options(node: fx.Node) -> bool:
 
 
 def _value(node: fx.Node) -> FakeTensor:
-    """The fake value of the first input."""
     value: FakeTensor = node.all_input_nodes[0].meta["val"]
     return value
 

@@ -54,7 +54,6 @@ class StoredScheme:
 
     @property
     def label(self) -> str:
-        """For reports."""
         rounded = "" if self.activation == "none" else f", {self.activation} activations"
         return f"{self.method} {self.format}{rounded}"
 

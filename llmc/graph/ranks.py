@@ -41,7 +41,6 @@ def on_ranks(tensors: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor | OnRa
 
 
 def first_rank(value: Any) -> Any:
-    """What a value is on the first rank."""
     return value.values[0] if isinstance(value, OnRanks) else value
 
 

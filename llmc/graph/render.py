@@ -3,8 +3,6 @@
 %attention: float32[T, 4, 16] = llmc.attention(%q, %k, %v, 0.25)
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
@@ -33,7 +31,7 @@ def render_type(node: fx.Node) -> str:
     return _type(node.meta.get("val"), _Names(node.graph))
 
 
-def _line(node: fx.Node, graph: ModelGraph, names: _Names) -> str:
+def _line(node: fx.Node, graph: ModelGraph, names: "_Names") -> str:
     if node.op == "output":
         return f"return {_argument(node.args[0])}"
     typed = f"%{node.name}: {_type(node.meta.get('val'), names)}"
@@ -82,7 +80,7 @@ def _argument(value: Any) -> str:
     return repr(value)
 
 
-def _type(value: Any, names: _Names) -> str:
+def _type(value: Any, names: "_Names") -> str:
     if isinstance(value, torch.Tensor):
         return f"{torch_name(value.dtype)}[{', '.join(_size(s, names) for s in value.shape)}]"
     if isinstance(value, list | tuple):
@@ -92,7 +90,7 @@ def _type(value: Any, names: _Names) -> str:
     return "()" if value is None else type(value).__name__
 
 
-def _size(size: int | SymInt, names: _Names) -> str:
+def _size(size: int | SymInt, names: "_Names") -> str:
     return str(size) if isinstance(size, int) else names.text(size.node.expr)
 
 

@@ -4,8 +4,6 @@ Graphs hold no weight data. A pass that folds `1 + weight`, merges Q, K and V, o
 the recipe; the build evaluates it when that weight is written, so memory holds one weight at a time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -54,7 +52,7 @@ class Derived:
 class PerRank:
     """Another tensor of the same shape and dtype for each rank of a partitioned model."""
 
-    recipes: tuple[Recipe, ...]
+    recipes: "tuple[Recipe, ...]"
 
 
 Recipe = Stored | Constant | Derived | PerRank

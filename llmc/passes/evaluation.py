@@ -82,7 +82,6 @@ def _placeholder(node: fx.Node, graph: ModelGraph, positions: Tensor) -> Tensor 
 
 
 def _size(node: fx.Node, graph: ModelGraph, tokens: int) -> int:
-    """The value of a size for this many tokens."""
     symbol = token_count(graph).node.expr
     return int(node.meta["val"].node.expr.xreplace({symbol: sympy.Integer(tokens)}))
 

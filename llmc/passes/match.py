@@ -6,8 +6,6 @@ enough to say that the user's code meant this operation, not so little that ever
 matches but is refused (an extra user, the precondition) is always reported.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -116,10 +114,10 @@ class _State:
     nodes: dict[fx.Node, fx.Node] = field(default_factory=dict)
     chosen: dict[fx.Node, Any] = field(default_factory=dict)
 
-    def bind(self, name: str, value: Any) -> _State:
+    def bind(self, name: str, value: Any) -> "_State":
         return replace(self, bound={**self.bound, name: value})
 
-    def place(self, pattern: fx.Node, node: fx.Node) -> _State:
+    def place(self, pattern: fx.Node, node: fx.Node) -> "_State":
         return replace(self, nodes={**self.nodes, pattern: node})
 
 

@@ -30,7 +30,6 @@ class LaunchCost:
 
 
 def launch_costs(program: Program) -> tuple[LaunchCost, ...]:
-    """The cost of each of the program's launches."""
     return tuple(map(launch_cost, program.launches))
 
 

@@ -1,7 +1,5 @@
 """How fast a machine works: what was measured of it, or its data sheet's numbers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -44,7 +42,7 @@ class KindRates:
                 return rows / ((1 - part) * few.rows / few.share + part * many.rows / many.share)
         return last.share if rows > last.rows else first.share * rows / first.rows
 
-    def divided(self, ranks: int) -> KindRates:
+    def divided(self, ranks: int) -> "KindRates":
         """Of each of so many that have equal parts."""
         pack = None if self.pack is None else self.pack / ranks
         bandwidth = None if self.bandwidth is None else self.bandwidth / ranks
@@ -69,7 +67,7 @@ class Rates:
         known = self.kinds.get(kind)
         return KindRates(max(each.multiply for each in self.kinds.values())) if known is None else known
 
-    def of_a_rank(self, ranks: int, threads: int) -> Rates:
+    def of_a_rank(self, ranks: int, threads: int) -> "Rates":
         """Of each of so many ranks that work at the same time, if these are of all their threads together. One that
         has a single thread shares its work with nobody."""
         if ranks == 1:

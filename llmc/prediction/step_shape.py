@@ -1,7 +1,5 @@
 """How large a step is: what cost expressions are evaluated for. Needs no torch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 
@@ -16,12 +14,12 @@ class StepShape:
     pairs: int
 
     @staticmethod
-    def decode(requests: int, context: int) -> StepShape:
+    def decode(requests: int, context: int) -> "StepShape":
         """One token for each request, each with `context` cached positions."""
         return StepShape(requests, requests, requests, requests * context, requests * context)
 
     @staticmethod
-    def prefill(tokens: int) -> StepShape:
+    def prefill(tokens: int) -> "StepShape":
         """The whole prompt of one request, which wants the last token's logits."""
         return StepShape(tokens, 1, 1, tokens, tokens * (tokens + 1) // 2)
 

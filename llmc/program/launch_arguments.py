@@ -1,7 +1,5 @@
 """What a launch passes to its kernel: operands, counts of the step, numbers and names. They are text in JSON alone."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -24,7 +22,7 @@ class Operand:
     stride: int | None = None
 
     @property
-    def pointer(self) -> Operand:
+    def pointer(self) -> "Operand":
         """Where the first row begins, without a stride."""
         return replace(self, stride=None)
 
@@ -33,7 +31,7 @@ class Operand:
         return f"{self.space}:{self.name}{offset}" + ("" if self.stride is None else f"/{self.stride}")
 
     @staticmethod
-    def from_text(text: str) -> Operand | None:
+    def from_text(text: str) -> "Operand | None":
         """The operand of that text; None without the colon that every operand has. Raises ValueError."""
         if ":" not in text:
             return None
@@ -81,7 +79,7 @@ class Rows:
         return self.times * counts[self.count.value]
 
     @staticmethod
-    def from_text(text: str) -> Rows | None:
+    def from_text(text: str) -> "Rows | None":
         """The rows of that text; None for one of another kind."""
         match = _ROWS.fullmatch(text)
         return None if match is None else Rows(int(match[1]), Count(match[2]))

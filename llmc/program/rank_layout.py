@@ -19,7 +19,6 @@ class RankLayout:
         return self.tensor * self.pipeline
 
     def stage_of(self, rank: int) -> int:
-        """The stage that a rank runs."""
         return rank // self.tensor
 
     def tensor_rank_of(self, rank: int) -> int:

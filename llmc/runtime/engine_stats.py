@@ -28,7 +28,6 @@ class StepRecord:
 
     @staticmethod
     def of(plan: StepPlan, begin: float, ended: float, executor_seconds: float) -> StepRecord:
-        """Of the step of a plan."""
         return StepRecord(
             ended=ended,
             seconds=ended - begin,

@@ -1,7 +1,5 @@
 """Fit heads to the tokens that a model wrote, by its hidden states, and see how often they are right."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -38,7 +36,7 @@ class Samples:
     is_known: Tensor
 
     @staticmethod
-    def of(rows: Sequence[Rows], heads: int) -> Samples:
+    def of(rows: Sequence[Rows], heads: int) -> "Samples":
         """Head i of a row at one place is about the token i + 2 places on."""
         wanted, is_known = [], []
         for each in rows:

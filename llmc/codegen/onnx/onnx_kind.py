@@ -1,7 +1,5 @@
 """The target onnxruntime: no code, an engine holds the ONNX model of its graph, and onnxruntime runs it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -54,7 +52,7 @@ class OnnxKind:
             raise _refused("draft by nothing within them", f"speculative={options.speculative}", "speculative")
 
     @contextmanager
-    def builder(self, options: BuildOptions) -> Iterator[OnnxBuilder]:
+    def builder(self, options: BuildOptions) -> "Iterator[OnnxBuilder]":
         """Without workers."""
         yield OnnxBuilder(options)
 

@@ -1,7 +1,5 @@
 """Compile Triton kernels to cubin or hsaco without a GPU, in worker processes and with Triton's cache inside llmc's."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -47,7 +45,7 @@ def compile_kernels(
     targets: Sequence[GpuTarget],
     progress: Callable[[int], None] | None = None,
     folder: str = "kernels",
-    workers: Workers | None = None,
+    workers: "Workers | None" = None,
 ) -> tuple[DeviceKernel, ...]:
     """The kernels with a binary for each target's instruction set, in the folder.
 
@@ -76,7 +74,7 @@ def compile_program(
     target: GpuTarget,
     progress: Callable[[int], None] | None = None,
     folder: str = "kernels",
-    workers: Workers | None = None,
+    workers: "Workers | None" = None,
 ) -> Program:
     """The program with binaries for the kernels that its steps launch; otherwise as `compile_kernels`."""
     compiled = compile_kernels(program.launched_kernels(), directory, (target,), progress, folder, workers)
@@ -100,7 +98,7 @@ class Workers:
             self._idle.put(process)
         self._threads = ThreadPoolExecutor(count)
 
-    def __enter__(self) -> Workers:
+    def __enter__(self) -> "Workers":
         return self
 
     def __exit__(

@@ -1,7 +1,5 @@
 """What a Triton kernel says about itself: which op it computes, when it can, and the ways to launch it, as data."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +36,7 @@ class DeviceLaunch:
     num_stages: int = 3
     min_tokens: int = 1
     max_tokens: int | None = None
-    then: tuple[DeviceLaunch, ...] = ()
+    then: "tuple[DeviceLaunch, ...]" = ()
     sides: tuple[str, ...] = ()
     seconds: float | None = None
 

@@ -131,7 +131,6 @@ def needs_rows(loop: Loop) -> bool:
 
 
 def print_module(model: str, loops: Sequence[str]) -> str:
-    """A Python file of printed loops."""
     return MODULE_HEAD.replace("{model}", model.replace("\\", "/").replace('"', "'")) + "".join(
         f"\n\n{x}" for x in loops
     )

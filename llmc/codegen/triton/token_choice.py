@@ -6,8 +6,6 @@ DRAWN     the logits, then draw_rows
 FILTERED  the logits, draw_rows, top_k_rows, row_masses and sample_candidates
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -80,7 +78,7 @@ def add_token_choice(program: Program, backend: TritonBackend, target: GpuTarget
     )
 
 
-def _add_filtered(tail: _Tail, noise: dict[str, _Tensor], vocab_size: int) -> None:
+def _add_filtered(tail: "_Tail", noise: "dict[str, _Tensor]", vocab_size: int) -> None:
     wanted, count = (StepOutput.FILTERED,), min(CANDIDATES, vocab_size)
     drawn, masses = tail.buffer("drawn", 1, torch.int32), tail.buffer("masses", 1, torch.float32)
     values, indices = tail.buffer("values", count, torch.float32), tail.buffer("indices", count, torch.int32)
@@ -98,7 +96,7 @@ def _touches_logits(launch: Launch) -> bool:
     return any((a.space, a.name) == (_LOGITS.space, _LOGITS.name) for a in operands)
 
 
-def _best(launch: Launch, kernel: Unspecialized, tail: _Tail) -> DeviceLaunch | None:
+def _best(launch: Launch, kernel: Unspecialized, tail: "_Tail") -> DeviceLaunch | None:
     """The launch's product with argmax, if it is one that writes the logits and is not split; then the join."""
     constants = dict(kernel.constants)
     is_whole = kernel.function == gemv_kernel.fn.__name__ or (

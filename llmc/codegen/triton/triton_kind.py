@@ -1,7 +1,5 @@
 """The GPU targets: Triton kernels, compiled ahead of time by processes that start while the model is captured."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,7 +47,7 @@ class TritonKind:
         check_kernels(options, TritonBackend(self.target), self.target.name)
 
     @contextmanager
-    def builder(self, options: BuildOptions) -> Iterator[TritonBuilder]:
+    def builder(self, options: BuildOptions) -> "Iterator[TritonBuilder]":
         """Start processes that import torch and Triton while the model is captured."""
         with Workers(processors()) as workers:
             yield TritonBuilder(self.target, options, workers)

@@ -5,8 +5,6 @@ is, views and writes through them included; pointwise ops are graph/pointwise.py
 of matrices and softmax stand here.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -44,7 +42,7 @@ class Pool:
             self.expressions.append(expression)
         return found
 
-    def symbols(self, name: str, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> SymbolicTensor:
+    def symbols(self, name: str, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> "SymbolicTensor":
         """A tensor of symbols name[i, j]."""
         places = itertools.product(*(range(size) for size in shape))
         numbers = [self.number(sympy.Symbol(f"{name}{list(place)}", real=True)) for place in places]
@@ -70,7 +68,7 @@ class SymbolicTensor(Tensor):
     pool: Pool
 
     @staticmethod
-    def __new__(cls: type[SymbolicTensor], numbers: Tensor, pool: Pool, dtype: torch.dtype) -> SymbolicTensor:
+    def __new__(cls: "type[SymbolicTensor]", numbers: Tensor, pool: Pool, dtype: torch.dtype) -> "SymbolicTensor":
         make: Any = Tensor._make_wrapper_subclass
         made: SymbolicTensor = make(cls, numbers.shape, numbers.stride(), dtype=dtype)
         made.numbers, made.pool = numbers, pool
@@ -176,7 +174,6 @@ class _Element:
         return number if seen is kind else self.apply(f"to_{kind.value}", number, kind=kind)
 
     def number(self, value: float | int | bool, kind: Kind) -> int:
-        """A constant."""
         return self._pool.number(exact(bool(value) if kind is Kind.BOOL else value))
 
     def apply(self, function: str, *operands: int, kind: Kind = Kind.FLOAT) -> int:

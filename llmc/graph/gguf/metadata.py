@@ -1,7 +1,5 @@
 """GGUF metadata, asked for by key and kind: what is missing or of another kind is a CheckpointError that says so."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +21,7 @@ class Metadata:
     at: Path
     prefix: str = ""
 
-    def of(self, prefix: str) -> Metadata:
+    def of(self, prefix: str) -> "Metadata":
         """The same with keys after a prefix."""
         return Metadata(self.values, self.at, prefix)
 

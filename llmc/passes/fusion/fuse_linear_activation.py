@@ -53,7 +53,6 @@ def relu_squared(x: Any, weight: Any, bias: Any) -> Any:
 
 
 def relu_times_relu(x: Any, weight: Any, bias: Any) -> Any:
-    """relu(y)·relu(y)."""
     y = aten.relu.default(_linear(x, weight, bias))
     return aten.mul.Tensor(y, y)
 
@@ -80,7 +79,6 @@ def sigmoid(x: Any, weight: Any, bias: Any) -> Any:
 
 
 def tanh(x: Any, weight: Any, bias: Any) -> Any:
-    """tanh(y)."""
     return aten.tanh.default(_linear(x, weight, bias))
 
 

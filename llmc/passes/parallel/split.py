@@ -1,7 +1,5 @@
 """Where an axis is cut: which of its elements each rank has, and how many all of them have room for."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +19,7 @@ class Split:
     spans: tuple[tuple[int, int], ...]
     length: int
 
-    def of(self, scale: Scale) -> Split:
+    def of(self, scale: Scale) -> "Split":
         """The same of another axis of the class."""
         spans = tuple(scale.own(*span) for span in self.spans)
         return Split(spans, -(-self.length // scale.per) * scale.unit)

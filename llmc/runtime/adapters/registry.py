@@ -29,7 +29,6 @@ class AdapterRegistry:
         return tuple(self._adapters)
 
     def find(self, name: str) -> PlacedAdapter | None:
-        """The adapter of that name, if there is one."""
         return self._adapters.get(name)
 
     def get(self, name: str) -> PlacedAdapter:

@@ -1,7 +1,5 @@
 """The pools of adapters of an engine for GPUs, as tensors of its device's memory, and steps that say who has one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -15,7 +13,7 @@ from llmc.runtime.adapters.placed_adapter import Elements, PlacedAdapter
 from llmc.runtime.loop.step import Step
 
 
-def adapter_tensors(program: Program, allocate: Callable[[str, int], Tensor]) -> AdapterTensors | None:
+def adapter_tensors(program: Program, allocate: Callable[[str, int], Tensor]) -> "AdapterTensors | None":
     """The pools of an engine, or None for one that takes no adapters."""
     return None if program.adapters is None else AdapterTensors(program.adapters, allocate)
 

@@ -5,8 +5,6 @@ The requests that fill it up are decodes of token 0 at position 0 in a scratch b
 read and write that block only, likewise a scratch slot of states, and their logits come after those of the real ones.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -46,8 +44,7 @@ class StepShape:
     states: bool = False
 
     @staticmethod
-    def of(step: Step) -> StepShape:
-        """A step's shape."""
+    def of(step: Step) -> "StepShape":
         return StepShape(
             len(step.input_ids),
             len(step.logit_rows),

@@ -4,8 +4,6 @@ How far a kernel reads from where a row begins is the kernel's own; where rows b
 programs run and what they are passed stands in the program, and is checked for the largest step.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Iterator
@@ -42,7 +40,7 @@ def check_kernels(program: Program) -> None:
         raise EngineFormatError(problem, fix=REBUILD)
 
 
-def launch_problem(launch: Launch, kernel: DeviceKernel, bounds: LaunchBounds) -> str | None:
+def launch_problem(launch: Launch, kernel: DeviceKernel, bounds: "LaunchBounds") -> str | None:
     """What is wrong with a launch of that kernel, in words that follow its name; None if nothing is."""
     return next(_launch_problems(launch, kernel, bounds), None)
 

@@ -3,8 +3,6 @@
 Shared by the executors that launch binaries and that interpret the kernels' sources.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -119,7 +117,9 @@ def plan_calls(program: Program) -> tuple[PlannedCall, ...]:
     return tuple(_planned(launch, kernels, memory, bounds) for launch in program.launches)
 
 
-def _planned(launch: Launch, kernels: Mapping[str, DeviceKernel], memory: _Memory, bounds: LaunchBounds) -> PlannedCall:
+def _planned(
+    launch: Launch, kernels: Mapping[str, DeviceKernel], memory: "_Memory", bounds: LaunchBounds
+) -> PlannedCall:
     kernel = kernels.get(launch.kernel)
     if kernel is None:
         raise EngineFormatError(f"a launch names the kernel {launch.kernel!r}, which is not there", fix=REBUILD)

@@ -11,8 +11,6 @@ Ctrl-C may come at any moment too, in the leader's Python code as in its step. T
 otherwise another takes its place and all that is in flight ends with an error: no thread hangs or gets a wrong answer.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -137,7 +135,7 @@ class SharedLoop:
                 self._hand_over()
             self._inside.discard(get_ident())
 
-    def _lead(self, loop: StepLoop, ready: Ready, waiter: _Waiter | None) -> None:
+    def _lead(self, loop: StepLoop, ready: Ready, waiter: "_Waiter | None") -> None:
         self._leader = get_ident()
         self._check(loop)
         self._grant()
@@ -234,7 +232,7 @@ class SharedLoop:
             for request in leaving():
                 loop.remove(request)
 
-    def _forget(self, waiter: _Waiter) -> None:
+    def _forget(self, waiter: "_Waiter") -> None:
         if waiter in self._waiters:
             self._waiters.remove(waiter)
 

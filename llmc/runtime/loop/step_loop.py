@@ -1,7 +1,5 @@
 """The runtime's loop: schedule → execute → sample → publish, one step at a time."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 
@@ -127,7 +125,7 @@ class StepLoop:
             self.scheduler.preempt_all()
         return is_whole
 
-    def renewed(self) -> StepLoop:
+    def renewed(self) -> "StepLoop":
         """Another loop of the same executor, with no requests and no cached blocks."""
         speculation = None if self.speculation is None else self.speculation.renewed()
         return StepLoop(

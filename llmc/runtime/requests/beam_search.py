@@ -8,8 +8,6 @@ there, and not those that are given with the tokens. A stop string ends a beam a
 beginning share its blocks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,7 +31,7 @@ from llmc.runtime.text.output_text import OutputText
 class _Candidate:
     """A beam and a token after it. total: of the whole, what beams are ranked by."""
 
-    beam: Beam
+    beam: "Beam"
     token: TokenLogprobs
     total: float
 
@@ -103,7 +101,7 @@ class BeamSearch:
         self._reports: dict[Beam, list[_Candidate]] = {}
 
     @property
-    def beams(self) -> tuple[Beam, ...]:
+    def beams(self) -> "tuple[Beam, ...]":
         return tuple(self._live)
 
     def stop(self, reason: FinishReason) -> None:
@@ -112,7 +110,7 @@ class BeamSearch:
             self._complete(beam.logprobs, beam.total, reason, None, beam.text)
         self._end()
 
-    def report(self, beam: Beam, logits: npt.NDArray[np.float32]) -> None:
+    def report(self, beam: "Beam", logits: npt.NDArray[np.float32]) -> None:
         """Take the logits after a live beam: [vocabulary]. Raises RequestError."""
         normalizer = log_normalizer(logits)
         ranked = self._ranked_by(beam, logits - np.float32(normalizer)) if self._changes else logits
@@ -131,7 +129,7 @@ class BeamSearch:
             if np.isfinite(ranked[i]) and not (is_early and int(i) in self._ends)
         ]
 
-    def _ranked_by(self, beam: Beam, scores: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    def _ranked_by(self, beam: "Beam", scores: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Log-probabilities after penalties, bias and edits: [vocabulary]; `scores` is changed."""
         params = self._params
         if params.repetition_penalty != 1.0:
@@ -143,7 +141,7 @@ class BeamSearch:
             scores[token] += np.float32(bias)
         return edited(scores, self._edits, Written(np.array(beam.tokens, np.int64), self.prompt_tokens))
 
-    def advance(self, current: Beam, forks: Forks) -> None:
+    def advance(self, current: "Beam", forks: Forks) -> None:
         """When every live beam has reported, choose the next ones. `current` is the one that the loop is at."""
         if self.finished or len(self._reports) < len(self._live):
             return
@@ -170,14 +168,14 @@ class BeamSearch:
             self._end()
             self.leave(current, forks)
 
-    def leave(self, current: Beam, forks: Forks) -> None:
+    def leave(self, current: "Beam", forks: Forks) -> None:
         """Take the live beams out of the loop; it sees for itself that `current` has finished."""
         for beam in self._live:
             if beam is not current:
                 forks.remove(beam)
 
     def _replace_beams(
-        self, chosen: Sequence[tuple[_Candidate, OutputText | None]], current: Beam, forks: Forks
+        self, chosen: Sequence[tuple[_Candidate, OutputText | None]], current: "Beam", forks: Forks
     ) -> None:
         """A beam that goes on takes its first token in place; its other tokens go on in forks of it."""
         parents, live = self._live, []

@@ -1,7 +1,5 @@
 """Two kinds of sequence: Generation makes one choice of an answer, Scoring gives the logits of a text."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -48,7 +46,7 @@ class Generation(SampledRequest):
         text: OutputText | None = None,
         logprobs: int | None = None,
         prompt_logprobs: int | None = None,
-        siblings: Sequence[Generation] = (),
+        siblings: "Sequence[Generation]" = (),
     ) -> None:
         super().__init__(prompt, sampler, every_logit=prompt_logprobs is not None, origin=origin)
         self.is_steady = not siblings and prompt_logprobs is None and ending.max_length > len(prompt)

@@ -124,7 +124,6 @@ class BeamJob:
 
     @property
     def first(self) -> Request:
-        """The beam of the prompt."""
         return self.search.first
 
     @property

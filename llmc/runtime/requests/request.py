@@ -3,8 +3,6 @@
 One that is a SampledRequest gets its tokens chosen for it; others read the logits and see for themselves.
 """
 
-from __future__ import annotations
-
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -32,13 +30,13 @@ class LogitRows(Protocol):
 class Forks(Protocol):
     """What a request may do to sequences that share its prompt; see Scheduler."""
 
-    def fork(self, parent: Request, child: Request) -> None:
+    def fork(self, parent: "Request", child: "Request") -> None:
         """Start `child` on the parent's blocks."""
 
-    def resume(self, request: Request) -> None:
+    def resume(self, request: "Request") -> None:
         """It has tokens to compute again."""
 
-    def remove(self, request: Request) -> None:
+    def remove(self, request: "Request") -> None:
         """Drop it."""
 
 

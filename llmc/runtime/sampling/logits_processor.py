@@ -1,7 +1,5 @@
 """A user's function of the tokens so far and the next token's logits, called for every token of its request."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +25,7 @@ class CheckedProcessor:
     takes_prompt: bool
 
     @staticmethod
-    def of(function: LogitsProcessor, index: int) -> CheckedProcessor:
+    def of(function: LogitsProcessor, index: int) -> "CheckedProcessor":
         """For a function that SamplingParams has accepted."""
         return CheckedProcessor(function, index, argument_count(function) == 3)
 

@@ -1,7 +1,5 @@
 """How a request's token is chosen on the device: a few numbers for each logit row, instead of logits that travel."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -34,7 +32,7 @@ class RowChoice(NamedTuple):
         is_filtered = self.top_k != EVERY_TOKEN or self.top_p < 1 or self.min_p > 0
         return StepOutput.FILTERED if is_filtered else StepOutput.DRAWN
 
-    def later(self, count: int) -> RowChoice:
+    def later(self, count: int) -> "RowChoice":
         """For the token after the next `count`."""
         return self if self is BEST else self._replace(counters=self.counters + count)
 
@@ -58,7 +56,7 @@ class RowChoices:
     reads_logits: bool = False
 
     @staticmethod
-    def of(given: Sequence[RowChoice | None]) -> RowChoices:
+    def of(given: Sequence[RowChoice | None]) -> "RowChoices":
         """The arrays for those rows. None: of a row whose logits are read instead, as if it took the likeliest."""
         choices = [choice or BEST for choice in given]
         if all(choice is BEST for choice in choices):  # Most steps; the rest is slower by far.
@@ -87,7 +85,7 @@ class RowChoices:
         """By name."""
         return {name: getattr(self, name) for name in CHOICE_INPUTS}
 
-    def padded(self, rows: int) -> RowChoices:
+    def padded(self, rows: int) -> "RowChoices":
         """With rows that take the likeliest, up to that many."""
         more = RowChoices.of([BEST] * (rows - len(self.temperature))).arrays()
         arrays: dict[str, Any] = {name: np.concatenate([own, more[name]]) for name, own in self.arrays().items()}

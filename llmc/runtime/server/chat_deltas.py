@@ -159,7 +159,6 @@ def thought_json(text: str) -> Json:
 
 
 def joined_message(deltas: list[Json]) -> Json:
-    """The whole message that the deltas make."""
     content = "".join(delta["content"] for delta in deltas if "content" in delta)
     thoughts = "".join(delta["reasoning"] for delta in deltas if "reasoning" in delta)
     calls: dict[int, Json] = {}

@@ -24,7 +24,6 @@ async def chat_prompt(
     continue_final_message: bool,
     extra: dict[str, Any],
 ) -> str:
-    """The prompt that the template makes of messages and tools."""
     return await model.render(
         [template_message(model, message) for message in messages],
         template=template,
@@ -74,7 +73,6 @@ def _arguments(text: str) -> Any:
 
 
 def template_variables(body: ChatRequest) -> dict[str, Any]:
-    """The request's own variables of the template."""
     documents = {} if body.documents is None else {"documents": body.documents}
     reasoning: dict[str, Any] = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
     if body.reasoning_effort == "none":

@@ -1,7 +1,5 @@
 """Renders chat templates for asyncio, in threads of their own, with a bound on how many wait."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time
@@ -30,12 +28,12 @@ class RenderQueue:
         self._lock = threading.Lock()
 
     @staticmethod
-    def of_engine() -> RenderQueue:
+    def of_engine() -> "RenderQueue":
         """For the template that the engine came with, or that the server was started with."""
         return RenderQueue(TemplateRenderer(workers=_WORKERS), _WORKERS, most_waiting=4096)
 
     @staticmethod
-    def of_requests() -> RenderQueue:
+    def of_requests() -> "RenderQueue":
         """For templates that requests bring: they stand back behind all else, and a queue of them is short."""
         renderer = TemplateRenderer(workers=_WORKERS, patience_seconds=SECONDS, niceness=19)
         return RenderQueue(renderer, _WORKERS, most_waiting=16)

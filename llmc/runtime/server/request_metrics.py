@@ -53,7 +53,6 @@ class RequestMetrics:
         self._answers.labels(self._model, path, str(status)).inc()
 
     def finished(self, output: RequestOutput, choices: int) -> None:
-        """A request's last output."""
         self.latest.add(output)
         times, usage = output.times, output.usage
         self._prompt_tokens.observe(usage.prompt_tokens)

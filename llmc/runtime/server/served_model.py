@@ -64,7 +64,6 @@ class ServedModel:
 
     @property
     def name(self) -> str:
-        """The model's first name."""
         return self.names[0]
 
     @property

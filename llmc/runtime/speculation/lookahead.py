@@ -14,8 +14,6 @@ which is a tree, as the guesses are: a token of the window that comes true count
 levels move up by one, what came out is the last one, and the columns move on by the tokens that the request has got.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +29,7 @@ class _Window:
     """levels: [ngram - 1][columns]. read: up to which of the request's tokens its n-grams are in the pool."""
 
     levels: list[list[int]]
-    pool: NgramPool
+    pool: "NgramPool"
     read: int = 0
 
     def path(self, column: int) -> list[int]:

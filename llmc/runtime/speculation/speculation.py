@@ -1,7 +1,5 @@
 """Who drafts, how much, and what came of it. Answers never depend on it: see docs/speculation.md."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -69,7 +67,7 @@ class Speculation:
         if isinstance(self._drafter, CachingDrafter):
             self._drafter.close()
 
-    def renewed(self) -> Speculation:
+    def renewed(self) -> "Speculation":
         """The same for a loop without requests; nothing is known of what the old one's wrote."""
         return Speculation(self._new_drafter, self._gate.most, self._new_gate, self._acceptance, self._clock)
 

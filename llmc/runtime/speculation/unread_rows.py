@@ -5,8 +5,6 @@ if it has several, of what the first one made of row i and of token i + 2, and s
 layers' tokens, and known when it is right in all of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple, overload
 
@@ -24,7 +22,7 @@ class Unread(NamedTuple):
     start: int
     hidden: Hidden
 
-    def first(self, count: int) -> Unread:
+    def first(self, count: int) -> "Unread":
         """The first of them."""
         return self._replace(hidden=self.hidden[:count])
 

@@ -1,7 +1,5 @@
 """A request's output as text that grows: whole characters only, cut before the first stop string."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 
@@ -31,7 +29,7 @@ class OutputText:
         self._read = 0
         self.stopped = False
 
-    def fork(self) -> OutputText:
+    def fork(self) -> "OutputText":
         """Another output that begins like this one."""
         other = copy.copy(self)
         other._ids = self._ids.copy()

@@ -6,7 +6,6 @@ import triton.language as tl
 
 @triton.jit
 def activate(x: tl.tensor, NAME: tl.constexpr) -> tl.tensor:
-    """The activation of that name of an fp32 tensor."""
     if NAME == "silu":
         x = x * _sigmoid(x)
     elif NAME == "gelu":

@@ -55,7 +55,6 @@ def _recognise(softmax: fx.Node, graph: ModelGraph) -> tuple[fx.Node, Call] | Re
 
 
 def _weighted_values(softmax: fx.Node) -> fx.Node | Refusal:
-    """The product of the softmax with the values."""
     node = softmax
     while True:
         users = list(node.users)

@@ -37,7 +37,6 @@ _DROPPED = _HOP_BY_HOP | {"authorization", "content-length", HOLDER_HEADER, REQU
 
 
 def proxy_routes(replicas: Sequence[Replica], router: Router, lifecycle: Lifecycle) -> APIRouter:
-    """The routes of a server with replicas."""
     routes = APIRouter()
 
     async def passed_on(request: Request) -> Response:

@@ -27,7 +27,6 @@ def main() -> None:
 
 
 def read_options(line: str) -> ServeOptions:
-    """The options of one JSON line."""
     values: dict[str, Any] = json.loads(line)
     tuples = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
     paths = {name: Path(values[name]) for name in ("engine", "uds") if values[name] is not None}

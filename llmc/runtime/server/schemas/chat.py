@@ -43,7 +43,6 @@ class Message(BaseModel, extra="ignore"):
     tool_call_id: str | None = None
 
     def text(self) -> str | None:
-        """The content as one text."""
         return None if self.content is None else text_of(self.content)
 
 

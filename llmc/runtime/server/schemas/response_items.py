@@ -18,7 +18,6 @@ class MessageItem(BaseModel, extra="ignore"):
     content: Content
 
     def text(self) -> str:
-        """The content as one text."""
         return text_of(self.content)
 
 

@@ -1,7 +1,5 @@
 """A matrix product as its kernels see it: the arguments that they all share, and the sizes that decide between them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -108,7 +106,7 @@ class Product:
     sparse: Sparse | None = None
 
     @property
-    def with_zeros(self) -> Product:
+    def with_zeros(self) -> "Product":
         """After `sparse.expand`."""
         assert self.sparse is not None
         return replace(self, sparse=None, arguments={**self.arguments, **self.sparse.expanded})
