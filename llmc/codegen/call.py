@@ -91,6 +91,13 @@ class Call(RowsCall, Protocol):
         """Positions in a block of the cache."""
 
 
+def stored_weight(call: Call) -> Call:
+    """The call that yields the weight of a product or lookup whose weight is stored as something else."""
+    stored = call.within("weight")
+    assert stored is not None
+    return stored
+
+
 def arguments_of(node: fx.Node) -> dict[str, Any]:
     """The node's arguments by schema name; defaults filled in."""
     schema = getattr(node.target, "_schema", None)

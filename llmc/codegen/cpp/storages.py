@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from llmc.codegen.call import Call, arguments_of
+from llmc.codegen.call import Call, arguments_of, stored_weight
 from llmc.codegen.cpp.kernel import SCALES
 from llmc.codegen.cpp.panel import PANEL
 from llmc.formats.code_format import CODE_FORMATS
@@ -85,7 +85,7 @@ def _rounding(call: Call) -> dict[str, Argument]:
 
 
 def _codes(call: Call, layout: Layout) -> dict[str, Argument]:
-    stored = _stored(call)
+    stored = stored_weight(call)
     return {
         "group": stored.shape("codes")[1] // stored.shape("scales")[1],
         "weight": stored.code_panels(layout),
@@ -114,12 +114,12 @@ def _codes_refusal(node: fx.Node, parts: Mapping[str, fx.Node]) -> Refusal | Non
 
 def _sparse_panels(call: Call, gated: bool) -> dict[str, Argument]:
     layout = Layout.GATED_SPARSE_PANELS if gated else Layout.SPARSE_PANELS
-    return {"weight": _stored(call).sparse_panels(layout, (call.within("x") or call).dtype("x"))}
+    return {"weight": stored_weight(call).sparse_panels(layout, (call.within("x") or call).dtype("x"))}
 
 
 def _sparse_table(call: Call) -> tuple[str, dict[str, Argument]]:
     dtype = call.plain("dtype") or call.dtype("weight")
-    weight = _stored(call).sparse_panels(Layout.SPARSE_PANELS, dtype)
+    weight = stored_weight(call).sparse_panels(Layout.SPARSE_PANELS, dtype)
     return "sparse_embedding", {"weight": weight, "panels": _panel_count(call)}
 
 
@@ -143,7 +143,7 @@ def _sparse_code_table(call: Call) -> tuple[str, dict[str, Argument]]:
 
 
 def _sparse_codes(call: Call, layout: Layout) -> dict[str, Argument]:
-    stored = _stored(call)
+    stored = stored_weight(call)
     return {
         "group": stored.plain("columns") // stored.shape("scales")[1],
         "weight": stored.sparse_panels(layout, torch.int8),
@@ -158,12 +158,6 @@ def _panel_count(call: Call) -> int:
     return -(-call.shape("weight")[0] // PANEL)
 
 
-def _stored(call: Call) -> Call:
-    stored = call.within("weight")
-    assert stored is not None
-    return stored
-
-
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
@@ -172,7 +166,7 @@ def rows(reader: str, *parts: str) -> Storage:
     op, each stored in rows as it is."""
 
     def where(call: Call) -> dict[str, Argument]:
-        stored = _stored(call)
+        stored = stored_weight(call)
         found: dict[str, Argument] = {"read": reader}
         for index, name in enumerate(parts):
             operand = stored.weight(name, Layout.ROWS)

@@ -13,7 +13,7 @@ from llmc.runtime.requests.generation_request import GenerationRequest, Priority
 from llmc.runtime.sampling.sampling_params import SamplingParams
 from llmc.runtime.server.errors import bad_request
 from llmc.runtime.server.schemas.sampling_fields import SamplingFields
-from llmc.runtime.server.schemas.structured import JsonObjectFormat, JsonSchema, SchemaFormat, StructuredOutputs
+from llmc.runtime.server.schemas.structured import JsonObjectFormat, SchemaFormat, StructuredOutputs
 
 _LEAST_TEMPERATURE = 1e-3
 
@@ -154,38 +154,32 @@ def _of_format(fields: SamplingFields) -> list[tuple[str, Grammar]]:
 def _of_structured(outputs: StructuredOutputs | None) -> list[tuple[str, Grammar]]:
     if outputs is None:
         return []
-    param = "structured_outputs"
-    found = _of_fields(param, param + ".", outputs.json_schema, outputs.regex, outputs.choice, outputs.grammar)
+    found: list[tuple[str, Grammar]] = []
+    if outputs.json_schema is not None:
+        found.append(("structured_outputs.json", json_schema(outputs.json_schema, "structured_outputs")))
+    if outputs.regex is not None:
+        found.append(("structured_outputs.regex", Grammar(GrammarKind.REGEX, outputs.regex)))
+    if outputs.choice is not None:
+        found.append(("structured_outputs.choice", Grammar(GrammarKind.CHOICE, json.dumps(outputs.choice))))
+    if outputs.grammar is not None:
+        found.append(("structured_outputs.grammar", Grammar(GrammarKind.EBNF, outputs.grammar)))
     if outputs.json_object:
-        found.append((f"{param}.json_object", Grammar(GrammarKind.JSON_OBJECT)))
+        found.append(("structured_outputs.json_object", Grammar(GrammarKind.JSON_OBJECT)))
     if not found:
-        raise bad_request("structured_outputs is empty: give json, regex, choice or grammar", param)
+        raise bad_request("structured_outputs is empty: give json, regex, choice or grammar", "structured_outputs")
     return found
 
 
 def _of_guided(fields: SamplingFields) -> list[tuple[str, Grammar]]:
-    given = (fields.guided_json, fields.guided_regex, fields.guided_choice, fields.guided_grammar)
-    return _of_fields("guided_json", "guided_", *given)
-
-
-def _of_fields(
-    param: str,
-    prefix: str,
-    schema: JsonSchema | None,
-    regex: str | None,
-    choice: Sequence[str] | None,
-    grammar: str | None,
-) -> list[tuple[str, Grammar]]:
-    """By the names of those that are given. param: what errors of the schema name."""
     found: list[tuple[str, Grammar]] = []
-    if schema is not None:
-        found.append((f"{prefix}json", json_schema(schema, param)))
-    if regex is not None:
-        found.append((f"{prefix}regex", Grammar(GrammarKind.REGEX, regex)))
-    if choice is not None:
-        found.append((f"{prefix}choice", Grammar(GrammarKind.CHOICE, json.dumps(choice))))
-    if grammar is not None:
-        found.append((f"{prefix}grammar", Grammar(GrammarKind.EBNF, grammar)))
+    if fields.guided_json is not None:
+        found.append(("guided_json", json_schema(fields.guided_json, "guided_json")))
+    if fields.guided_regex is not None:
+        found.append(("guided_regex", Grammar(GrammarKind.REGEX, fields.guided_regex)))
+    if fields.guided_choice is not None:
+        found.append(("guided_choice", Grammar(GrammarKind.CHOICE, json.dumps(fields.guided_choice))))
+    if fields.guided_grammar is not None:
+        found.append(("guided_grammar", Grammar(GrammarKind.EBNF, fields.guided_grammar)))
     return found
 
 

@@ -77,24 +77,13 @@ def prefix_digests(prompt: str) -> list[bytes]:
 
 def previous_response_of(body: bytes) -> str | None:
     """The stored response that a request of /v1/responses goes on from, which one replica has; None for none."""
-    if b"previous_response_id" not in body:
-        return None
-    try:
-        content: Any = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    found = content.get("previous_response_id") if isinstance(content, dict) else None
+    found = _fields(body).get("previous_response_id") if b"previous_response_id" in body else None
     return found if isinstance(found, str) else None
 
 
 def prompt_of(body: bytes) -> str | None:
     """What the prefix of a request is judged by: its salt, then its prompt, messages or input; None without them."""
-    try:
-        content: Any = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(content, dict):
-        return None
+    content = _fields(body)
     prompt = content.get("prompt")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], list | str):
         prompt = prompt[0]
@@ -105,3 +94,12 @@ def prompt_of(body: bytes) -> str | None:
         return None
     text = prompt if isinstance(prompt, str) else json.dumps(prompt)
     return f"{content.get('cache_salt') or ''}\0{text}"
+
+
+def _fields(body: bytes) -> dict[str, Any]:
+    """Of a JSON object; none of what is no such thing, which the replica will say."""
+    try:
+        content = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}

@@ -7,7 +7,7 @@ norm first. A few tokens are bound by reading the codes (code_gemv), more are mu
 
 from torch import Tensor, fx
 
-from llmc.codegen.call import Call, arguments_of
+from llmc.codegen.call import Call, arguments_of, stored_weight
 from llmc.codegen.triton.code_rows import row_bytes
 from llmc.codegen.triton.kernel import rows
 from llmc.codegen.triton.kernels.products.product import Codes, Epilogue, Product, delta_arguments
@@ -63,8 +63,7 @@ def refuse_groups(node: fx.Node, scales: Tensor, columns: int) -> Refusal | None
 def coded_product(call: Call, epilogue: Epilogue) -> Product:
     """The product that a node asks for, as product.dense_product, of a weight in codes; and of x as it is, or rounded
     to codes."""
-    stored = call.within("weight")
-    assert stored is not None
+    stored = stored_weight(call)
     out, channels = stored.shape("codes")
     return codes_product(call, epilogue, stored, (out, channels), stored.code_rows())
 

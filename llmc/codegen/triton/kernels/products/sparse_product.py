@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import fx
 
-from llmc.codegen.call import Call, arguments_of
+from llmc.codegen.call import Call, arguments_of, stored_weight
 from llmc.codegen.triton.code_rows import row_bytes
 from llmc.codegen.triton.kernel import DeviceLaunch
 from llmc.codegen.triton.kernels.products.coded_product import codes_product, refuse_arrival, refuse_groups
@@ -48,7 +48,7 @@ def sparse_codes_refusal(node: fx.Node, target: GpuTarget) -> Refusal | None:
 
 def sparse_product(call: Call, epilogue: Epilogue) -> Product:
     """The product that a node asks for, of elements behind masks; and of x as it is, or after a norm."""
-    stored, dtype = _stored(call), (call.within("x") or call).dtype("x")
+    stored, dtype = stored_weight(call), (call.within("x") or call).dtype("x")
     values, sparse = _sparse(call, stored, dtype)
     shape = stored.shape("masks")[0], stored.plain("columns")
     return replace(rows_product(call, epilogue, shape, values), sparse=sparse)
@@ -56,16 +56,10 @@ def sparse_product(call: Call, epilogue: Epilogue) -> Product:
 
 def sparse_codes_product(call: Call, epilogue: Epilogue) -> Product:
     """The same of codes; and of x as it is, or rounded to codes."""
-    stored = _stored(call)
+    stored = stored_weight(call)
     codes, sparse = _sparse(call, stored, torch.int8)
     shape, scales = (stored.shape("masks")[0], stored.plain("columns")), stored.weight("scales", Layout.ROWS)
     return replace(codes_product(call, epilogue, stored, shape, (codes, scales, None)), sparse=sparse)
-
-
-def _stored(call: Call) -> Call:
-    stored = call.within("weight")
-    assert stored is not None
-    return stored
 
 
 def _sparse(call: Call, stored: Call, dtype: torch.dtype) -> tuple[Operand, Sparse]:

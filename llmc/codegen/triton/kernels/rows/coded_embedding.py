@@ -6,7 +6,7 @@ Memory-bound: moves T·C elements and as many codes, only of the rows looked up.
 import triton
 import triton.language as tl
 
-from llmc.codegen.call import Call
+from llmc.codegen.call import Call, stored_weight
 from llmc.codegen.triton.code_rows import row_bytes
 from llmc.codegen.triton.kernel import DeviceLaunch, rows
 from llmc.codegen.triton.kernels.products.weight_codes import code_values, load_above, low_codes
@@ -51,8 +51,7 @@ def code_embedding_kernel(
 
 def code_lookup(call: Call) -> DeviceLaunch:
     """The launch of an embedding whose table is in codes."""
-    stored = call.within("weight")
-    assert stored is not None
+    stored = stored_weight(call)
     columns, format = stored.shape("codes")[1], stored.plain("format")
     codes, scales, zeros = stored.code_rows()
     block = min(row_block(columns, most_rows=1).columns, 1024)

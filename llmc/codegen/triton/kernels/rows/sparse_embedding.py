@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from llmc.codegen.call import Call
+from llmc.codegen.call import Call, stored_weight
 from llmc.codegen.triton.kernel import DeviceLaunch, rows
 from llmc.codegen.triton.kernels.products.sparse_tile import first_elements, sparse_tile
 from llmc.codegen.triton.kernels.rows.row_block import row_block
@@ -47,8 +47,7 @@ def sparse_embedding_kernel(
 
 def sparse_lookup(call: Call) -> DeviceLaunch:
     """The launch of an embedding whose table is stored without its zeros."""
-    stored = call.within("weight")
-    assert stored is not None
+    stored = stored_weight(call)
     has_codes = stored.op is torch.ops.llmc.sparse_codes.default
     columns = stored.plain("columns")
     values, masks, starts = stored.sparse_rows(
