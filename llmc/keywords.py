@@ -14,7 +14,8 @@ def shows_keywords(keywords: type, defaults: Mapping[str, Any]) -> Callable[[Cal
     """A decorator for a function that takes `**name: Unpack[keywords]`; its signature lists them, with defaults."""
 
     def expand(function: Callable[P, R]) -> Callable[P, R]:
-        function.__signature__ = expanded(function, keywords, defaults)  # type: ignore[attr-defined]
+        shown: Any = function
+        shown.__signature__ = expanded(function, keywords, defaults)
         return function
 
     return expand
@@ -38,6 +39,6 @@ def expanded(function: Callable[..., Any], keywords: type, defaults: Mapping[str
 
 def shows_fields(cls: C) -> C:
     """A decorator for a dataclass whose `__new__` takes anything: its signature is that of its `__init__`."""
-    parameters = list(signature(cls.__init__).parameters.values())[1:]  # type: ignore[misc]
-    cls.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    shown: Any = cls
+    shown.__signature__ = Signature(list(signature(shown.__init__).parameters.values())[1:])
     return cls

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 class _Signature:
     """With the build options in place of `**`, made when somebody looks: their defaults take a while to import."""
 
-    def __get__(self, instance: object, owner: type) -> Signature:
+    def __get__(self, instance: object, owner: Any) -> Signature:
         from llmc.options import BuildKeywords, build_defaults
 
-        shown = expanded(owner.__init__, BuildKeywords, build_defaults())  # type: ignore[misc]
+        shown = expanded(owner.__init__, BuildKeywords, build_defaults())
         return shown.replace(parameters=list(shown.parameters.values())[1:])
 
 

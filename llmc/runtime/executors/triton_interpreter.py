@@ -211,14 +211,13 @@ def allow_computed_bounds() -> None:
     from triton.runtime import interpreter
 
     patch_tensor = interpreter._patch_lang_tensor
-    if getattr(patch_tensor, "squeezes", False):
+    if patch_tensor.__module__ == __name__:
         return
 
     def patch_and_squeeze(tensor: Any, *rest: Any) -> None:
         patch_tensor(tensor, *rest)
         tensor.__index__ = lambda self: int(self.handle.data.squeeze())
 
-    patch_and_squeeze.squeezes = True  # type: ignore[attr-defined]
     interpreter._patch_lang_tensor = patch_and_squeeze
 
 

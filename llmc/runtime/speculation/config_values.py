@@ -3,14 +3,17 @@
 import difflib
 from collections.abc import Mapping
 from dataclasses import Field, field, fields
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmc.errors import OptionError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 OPTION = "--speculative-config"
 # Of every method, beside its own.
 SHARED_KEYS = ("method", "rejection_sample_method", "draft_sample_method", "posterior_threshold", "posterior_alpha")
-Config = TypeVar("Config")
+Config = TypeVar("Config", bound="DataclassInstance")
 
 
 def number(low: int, high: int) -> Any:
@@ -25,7 +28,7 @@ def text() -> Any:
 
 def read_values(kind: type[Config], values: Mapping[str, Any], method: str) -> Config:
     """The dataclass of a method. Raises OptionError for values that are missing, unknown or out of range."""
-    known = {each.name: each for each in fields(kind) if each.metadata}  # type: ignore[arg-type]
+    known = {each.name: each for each in fields(kind) if each.metadata}
     for name in values:
         if name not in known:
             keys = (*known, *SHARED_KEYS)
