@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -11,6 +12,7 @@ from onnx import numpy_helper
 
 import llmc
 from llmc.engine_format.manifest import read_manifest
+from llmc.errors import CaptureError
 from llmc.graph.onnx.capture import read_decoder
 from llmc.options import BuildOptions
 from tests.onnx_files import (
@@ -35,10 +37,10 @@ def distance(found: object, expected: Array) -> float:
     return float(np.abs(np.asarray(found) - expected).max() / (expected.max() - expected.min()))
 
 
-def assert_same(place: Path, file: Path, head_dim: int = 16, engine_path: Path | None = None) -> None:
+def assert_same(place: Path, file: Path, head_dim: int = 16, engine_path: Path | None = None, **options: Any) -> None:
     """64 greedy tokens, and the logits of a prompt longer than any window."""
     model = OnnxruntimeModel(file, head_dim)
-    with llmc.compile(place, target="cpu", output=engine_path) as engine:
+    with llmc.compile(place, target="cpu", output=engine_path, **options) as engine:
         assert distance(engine.logits(_TOKENS), model.logits(_TOKENS)) <= _CLOSE
         found = engine.generate([_TOKENS], max_tokens=64, temperature=0.0, ignore_eos=True)[0]
         assert list(found.token_ids) == model.greedy(_TOKENS, 64)
@@ -86,6 +88,24 @@ def test_codes_of_onnxruntime_genai_are_kept(family: str, tmp_path: Path) -> Non
         assert np.array_equal(source.load(f"{name}::codes").numpy(), codes.astype(np.int16) - 8)
 
 
+@pytest.mark.slow
+def test_longrope_as_far_as_its_first_frequencies_hold(tmp_path: Path) -> None:
+    """onnxruntime-genai's graph branches on the number of tokens; within max_model_len it always goes one way."""
+    rope = {
+        "rope_type": "longrope",
+        "type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0 + 0.1 * i for i in range(8)],
+        "long_factor": [2.0 + 0.3 * i for i in range(8)],
+        "original_max_position_embeddings": 96,
+    }
+    place = genai_model("phi3", tmp_path, rope_parameters=rope, original_max_position_embeddings=96)
+    with pytest.raises(CaptureError, match="> 96 depends on the number of tokens"):
+        llmc.compile(place, target="cpu")
+    assert_same(place, place / "model.onnx", max_model_len=96)
+
+
+@pytest.mark.slow
 def test_a_named_file_and_what_stands_beside_it(tmp_path: Path) -> None:
     """onnxruntime-genai's graph, and its tokenizer; genai_config.json says of tokens and lengths."""
     place, built = genai_model("qwen3", tmp_path), tmp_path / "engine.llmc"

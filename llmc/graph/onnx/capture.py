@@ -17,7 +17,8 @@ from llmc.graph.fake_copy import make_parameters_fake
 from llmc.graph.hf_config import generation_defaults, model_info, resolve_dtype
 from llmc.graph.model_graph import ModelGraph, ModelInfo
 from llmc.graph.onnx.call import Known
-from llmc.graph.onnx.codes import CodedTensor, coded_tensors
+from llmc.graph.onnx.coded_tensor import CodedTensor
+from llmc.graph.onnx.codes import coded_tensors
 from llmc.graph.onnx.constants import constant, is_known
 from llmc.graph.onnx.decoder import OnnxDecoder
 from llmc.graph.onnx.expansion import check_expansion
@@ -70,7 +71,9 @@ def read_decoder(file: Path, options: BuildOptions) -> ReadDecoder:
     own = source.dtype()
     dtype = _dtype(options, own, file)
     kept = _Tensors(graph, coded, positional_tensors(graph, interface.ids), {own: dtype})
-    decoder = OnnxDecoder(model, graph, interface, kept.module, kept.names, kept.known, {own: dtype})
+    decoder = OnnxDecoder(
+        model, graph, interface, kept.module, kept.names, kept.known, {own: dtype}, options.max_model_len
+    )
     make_parameters_fake(decoder)
     info, notes = _info(file, settings, dtype)
     return ReadDecoder(decoder, kept.recipes, info, source, notes)

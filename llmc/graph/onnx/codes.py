@@ -1,44 +1,24 @@
 """Weights that are codes: which initializers are, and what MatMulNBits, GatherBlockQuantized and QMoE make of them.
 
-Codes are unsigned, packed low bits first along the rows [out, in / block, block], and stand for
-(code - zero) · scale, zero the middle of the range where none is given. Here they become what
-llmc/ops/weight_codes.py describes, bit by bit. Source: onnxruntime's ContribOperators.md.
+Their codes are unsigned, packed low bits first along the rows [out, in / block, block], and stand for
+(code - zero) · scale, zero the middle of the range where none is given; those of DequantizeLinear are in
+linear_codes.py. Here they become what llmc/ops/weight_codes.py describes, bit by bit. Source: onnxruntime's
+ContribOperators.md.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from llmc.errors import CheckpointError
+from llmc.graph.onnx.coded_tensor import FORMATS, CodedTensor, initializer, size, unfit
+from llmc.graph.onnx.linear_codes import LINEAR, linear_codes, linear_weight
 from llmc.graph.onnx.model import OnnxGraph, OnnxNode
 from llmc.graph.onnx.tensors import OnnxTensor
 from llmc.graph.stored_codes import UnpackedCodes
-
-_FORMATS: Mapping[int, str] = MappingProxyType({2: "int4", 4: "int4", 8: "int8"})
-
-
-@dataclass(frozen=True)
-class CodedTensor:
-    """op: whose codes they are. rows, columns: of the weight [out, in], of all experts one below the other. block:
-    columns that share a scale."""
-
-    op: str
-    codes: OnnxTensor
-    scales: OnnxTensor
-    zeros: OnnxTensor | None
-    bits: int
-    rows: int
-    columns: int
-    block: int
-
-    @property
-    def format(self) -> str:
-        """Of llmc's; two bits fit into four."""
-        return _FORMATS[self.bits]
 
 
 def coded_tensors(graph: OnnxGraph) -> dict[str, CodedTensor]:
@@ -52,23 +32,21 @@ def coded_tensors(graph: OnnxGraph) -> dict[str, CodedTensor]:
         finder = _FINDERS.get((node.domain, node.op_type))
         for name, coded in finder(node, graph, made_by) if finder is not None else ():
             if found.setdefault(name, coded) != coded and replace(found[name], op=coded.op) != coded:
-                raise _unfit(node, f"the codes {name!r:.80} are read in two ways")
+                raise unfit(node, f"the codes {name!r:.80} are read in two ways")
     return found
 
 
 def unpacked(coded: CodedTensor) -> UnpackedCodes:
     """All parts. Raises CheckpointError for a file that has changed, and for zeros that are no codes."""
+    if coded.op == LINEAR:
+        return linear_codes(coded)
     middle = 1 << (coded.bits - 1)
     packed = coded.codes.load().reshape(coded.rows, -1)
     codes = _unpacked(packed, coded.bits)[:, : coded.columns] - middle
-    groups = -(-coded.columns // coded.block)
-    scales = coded.scales.load().reshape(coded.rows, groups)
-    zeros = None if coded.zeros is None else _zeros(coded, coded.zeros, groups, middle)
-    # Groups are runs of equal length: where columns end within a block, of the longest that both are multiples of.
-    width = coded.block if coded.columns % coded.block == 0 else math.gcd(coded.block, coded.columns)
-    starts = torch.arange(0, coded.columns, width) // coded.block
-    zeros = None if zeros is None or not bool(zeros.any()) else zeros[:, starts].contiguous()
-    return UnpackedCodes(codes.to(torch.int8).contiguous(), scales[:, starts].contiguous(), zeros)
+    scales = coded.scales.load().reshape(coded.rows, coded.groups)
+    zeros = None if coded.zeros is None else _zeros(coded, coded.zeros, coded.groups, middle)
+    zeros = None if zeros is None or not bool(zeros.any()) else coded.of_equal_runs(zeros)
+    return UnpackedCodes(codes.to(torch.int8).contiguous(), coded.of_equal_runs(scales), zeros)
 
 
 def _unpacked(packed: Tensor, bits: int) -> Tensor:
@@ -94,12 +72,12 @@ def _zeros(coded: CodedTensor, tensor: OnnxTensor, groups: int, middle: int) -> 
 
 def _matmul(node: OnnxNode, graph: OnnxGraph, made_by: Mapping[str, OnnxNode]) -> Iterator[tuple[str, CodedTensor]]:
     if node.attributes.get("weight_prepacked", 0):
-        raise _unfit(node, "its codes are packed for one kind of GPU (weight_prepacked)")
+        raise unfit(node, "its codes are packed for one kind of GPU (weight_prepacked)")
     if len(node.inputs) > 4 and node.inputs[4]:
-        raise _unfit(node, "its columns are in another order (g_idx)")
-    rows, columns, block, bits = (_size(node, name) for name in ("N", "K", "block_size", "bits"))
-    parts = [_initializer(node, graph, index) for index in (1, 2)]
-    zeros = _initializer(node, graph, 3) if len(node.inputs) > 3 and node.inputs[3] else None
+        raise unfit(node, "its columns are in another order (g_idx)")
+    rows, columns, block, bits = (size(node, name) for name in ("N", "K", "block_size", "bits"))
+    parts = [initializer(node, graph, index) for index in (1, 2)]
+    zeros = initializer(node, graph, 3) if len(node.inputs) > 3 and node.inputs[3] else None
     yield node.inputs[1], _checked(node, parts[0], parts[1], zeros, bits, rows, columns, block)
 
 
@@ -108,36 +86,36 @@ def _lookup(node: OnnxNode, graph: OnnxGraph, made_by: Mapping[str, OnnxNode]) -
     while data not in graph.tensors and made_by.get(data) is not None and made_by[data].op == "Reshape":
         data = made_by[data].inputs[0]
     if data not in graph.tensors:
-        raise _unfit(node, f"its table {name!r:.80} is no initializer")
-    codes, scales = graph.tensors[data], _initializer(node, graph, 2)
-    zeros = _initializer(node, graph, 3) if len(node.inputs) > 3 and node.inputs[3] else None
-    bits, block = _size(node, "bits", 4), _size(node, "block_size", 128)
+        raise unfit(node, f"its table {name!r:.80} is no initializer")
+    codes, scales = graph.tensors[data], initializer(node, graph, 2)
+    zeros = initializer(node, graph, 3) if len(node.inputs) > 3 and node.inputs[3] else None
+    bits, block = size(node, "bits", 4), size(node, "block_size", 128)
     axis = node.attributes.get("quantize_axis", 1)
     if codes.packed is not None or codes.dtype is not torch.uint8 or axis not in (1, -1) or len(scales.shape) != 2:
-        raise _unfit(node, f"its table is of {codes.packed or codes.dtype}, quantized along axis {axis}")
+        raise unfit(node, f"its table is of {codes.packed or codes.dtype}, quantized along axis {axis}")
     rows = scales.shape[0]
-    columns = codes.numel * (8 // bits if bits in _FORMATS else 1) // max(rows, 1)
+    columns = codes.numel * (8 // bits if bits in FORMATS else 1) // max(rows, 1)
     yield name, _checked(node, codes, scales, zeros, bits, rows, columns, block)
 
 
 def _experts(node: OnnxNode, graph: OnnxGraph, made_by: Mapping[str, OnnxNode]) -> Iterator[tuple[str, CodedTensor]]:
     if node.attributes.get("quant_type", "int") != "int":
-        raise _unfit(node, f"its weights are {node.attributes['quant_type']!r:.40}")
+        raise unfit(node, f"its weights are {node.attributes['quant_type']!r:.40}")
     if node.attributes.get("weights_prepacked", -1) == 1:
-        raise _unfit(node, "its codes are packed for one kind of GPU (weights_prepacked)")
+        raise unfit(node, "its codes are packed for one kind of GPU (weights_prepacked)")
     for number, at in enumerate((2, 5, 8)):
         if len(node.inputs) <= at or not node.inputs[at]:
             continue
-        codes, scales = _initializer(node, graph, at), _initializer(node, graph, at + 1)
+        codes, scales = initializer(node, graph, at), initializer(node, graph, at + 1)
         has_zeros = len(node.inputs) > 11 + number and bool(node.inputs[11 + number])
-        zeros = _initializer(node, graph, 11 + number) if has_zeros else None
-        bits = _size(node, f"fc{number + 1}_expert_weight_bits", _size(node, "expert_weight_bits", 4))
-        if len(codes.shape) != 3 or bits not in _FORMATS:
-            raise _unfit(node, f"its weight {codes.name!r:.80} is {list(codes.shape)} of {bits} bits")
+        zeros = initializer(node, graph, 11 + number) if has_zeros else None
+        bits = size(node, f"fc{number + 1}_expert_weight_bits", size(node, "expert_weight_bits", 4))
+        if len(codes.shape) != 3 or bits not in FORMATS:
+            raise unfit(node, f"its weight {codes.name!r:.80} is {list(codes.shape)} of {bits} bits")
         rows, columns = codes.shape[0] * codes.shape[1], codes.shape[2] * (8 // bits)
         block = node.attributes.get("block_size", 0)
-        size = block if isinstance(block, int) and block > 0 else columns
-        yield node.inputs[at], _checked(node, codes, scales, zeros, bits, rows, columns, size)
+        width = block if isinstance(block, int) and block > 0 else columns
+        yield node.inputs[at], _checked(node, codes, scales, zeros, bits, rows, columns, width)
 
 
 def _checked(
@@ -150,8 +128,8 @@ def _checked(
     columns: int,
     block: int,
 ) -> CodedTensor:
-    if bits not in _FORMATS:
-        raise _unfit(node, f"its codes have {bits} bits, expected {', '.join(map(str, _FORMATS))}")
+    if bits not in FORMATS:
+        raise unfit(node, f"its codes have {bits} bits, expected {', '.join(map(str, FORMATS))}")
     groups = -(-columns // block)
     each = rows * groups
     expected = {
@@ -163,42 +141,20 @@ def _checked(
         expected[zeros.name] = (zeros.numel, each if zeros.dtype.is_floating_point else packed)
     for name, (found, wanted) in expected.items():
         if found != wanted:
-            raise _unfit(
+            raise unfit(
                 node,
                 f"{name!r:.80} has {found} elements, a weight {[rows, columns]} in blocks of {block} has {wanted}",
             )
     if codes.dtype is not torch.uint8 or not scales.dtype.is_floating_point or columns < 1 or rows < 1:
-        raise _unfit(node, f"its codes are {codes.dtype} and its scales {scales.dtype}")
+        raise unfit(node, f"its codes are {codes.dtype} and its scales {scales.dtype}")
     return CodedTensor(node.op_type, codes, scales, zeros, bits, rows, columns, block)
-
-
-def _size(node: OnnxNode, name: str, default: int | None = None) -> int:
-    found = node.attributes.get(name, default)
-    if not isinstance(found, int) or not 0 < found < 1 << 31:
-        raise _unfit(node, f"its attribute {name} is {found!r:.40}")
-    return found
-
-
-def _initializer(node: OnnxNode, graph: OnnxGraph, index: int) -> OnnxTensor:
-    name = node.inputs[index] if index < len(node.inputs) else ""
-    found = graph.tensors.get(name)
-    if found is None:
-        raise _unfit(node, f"its input {index}, {name!r:.80}, is no initializer")
-    return found
-
-
-def _unfit(node: OnnxNode, problem: str) -> CheckpointError:
-    return CheckpointError(
-        f"{node.label}: {problem}",
-        at=node.op,
-        fix="quantize the model again, for CPUs: codes of 2, 4 or 8 bits as the operator's documentation has them",
-    )
 
 
 _FINDERS: Mapping[
     tuple[str, str], Callable[[OnnxNode, OnnxGraph, Mapping[str, OnnxNode]], Iterator[tuple[str, CodedTensor]]]
 ] = MappingProxyType(
     {
+        ("", LINEAR): linear_weight,
         ("com.microsoft", "MatMulNBits"): _matmul,
         ("com.microsoft", "GatherBlockQuantized"): _lookup,
         ("com.microsoft", "QMoE"): _experts,

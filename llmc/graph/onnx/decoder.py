@@ -17,6 +17,7 @@ from llmc.graph.onnx.model import OnnxFunction, OnnxGraph, OnnxModel, OnnxNode, 
 from llmc.graph.onnx.operators import OPERATORS, unknown_operator
 from llmc.graph.onnx.own_operators import called, own_operator
 from llmc.graph.onnx.tensors import DTYPES, OnnxTensor
+from llmc.graph.trace import EXAMPLE_TOKENS
 
 # Elements of one value but for the tokens' axes; more is no model's.
 _MOST_ELEMENTS = 1 << 40
@@ -26,7 +27,7 @@ class OnnxDecoder(nn.Module):
     """forward(input_ids, positions) -> logits, of one whole sequence with nothing in the cache.
 
     tensors: parameters and buffers by the names in `names`, of the graph's values. known: values that are few
-    numbers. dtypes: what the graph's own become.
+    numbers. dtypes: what the graph's own become. longest: of sequences, by which branches are chosen.
     """
 
     def __init__(
@@ -38,16 +39,20 @@ class OnnxDecoder(nn.Module):
         names: Mapping[str, str],
         known: Mapping[str, Known],
         dtypes: Mapping[torch.dtype, torch.dtype],
+        longest: int | None,
     ) -> None:
         super().__init__()
         self.tensors = tensors
         self._model, self._graph, self._interface = model, graph, interface
         self._names, self._known, self._dtypes = dict(names), dict(known), dict(dtypes)
+        self._longest = longest if any(node.op == "If" for node in graph.nodes) else None
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """input_ids, positions: [1, T] int64; returns [1, T, vocabulary]."""
         if input_ids.shape[1] != positions.shape[1]:  # Lets the trace know that both have the one T.
             raise CaptureError("there are not as many positions as tokens", at=self._model.file)
+        if self._longest is not None:
+            torch._check(input_ids.shape[1] <= max(self._longest, EXAMPLE_TOKENS))
         values: dict[str, Value] = {**self._known}
         values |= {name: getattr(self.tensors, attribute) for name, attribute in self._names.items()}
         for each in self._graph.inputs:

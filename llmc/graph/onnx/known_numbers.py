@@ -72,7 +72,10 @@ def _truth(call: Call, condition: Any) -> bool:
         return True
     if statically_known_true(torch.sym_not(condition)):
         return False
-    raise call.refused(f"whether {condition} depends on the number of tokens")
+    raise call.refused(
+        f"whether {condition} depends on the number of tokens",
+        "build it for sequences that are all of one side, such as --max-model-len 4096 for those up to 4096 tokens",
+    )
 
 
 def _quotient(first: Any, second: Any) -> Any:

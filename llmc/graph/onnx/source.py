@@ -9,7 +9,8 @@ from torch import Tensor
 
 from llmc.errors import CheckpointError
 from llmc.graph.code_numbers import code_numbers
-from llmc.graph.onnx.codes import CodedTensor, unpacked
+from llmc.graph.onnx.coded_tensor import CodedTensor
+from llmc.graph.onnx.codes import unpacked
 from llmc.graph.onnx.model import read_model
 from llmc.graph.onnx.tensors import OnnxTensor
 from llmc.graph.quantization_config import StoredScheme

@@ -28,6 +28,8 @@ def onnxruntime_logits(file: Path, tokens: tuple[int, ...] = TOKENS) -> NDArray[
     """Of the file, with nothing in its cache."""
     quiet = onnxruntime.SessionOptions()
     quiet.log_severity_level = 3
+    # Else it rounds what it multiplies with codes to 8 bits.
+    quiet.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     session = onnxruntime.InferenceSession(str(file), quiet, providers=["CPUExecutionProvider"])
     feeds: dict[str, Any] = {}
     for each in session.get_inputs():

@@ -1,6 +1,6 @@
 """Matrix products, of weights that are numbers and of weights that are codes, and lookups in tables of codes.
 
-An initializer of codes stands here for the numbers that they are (codes.py): [out, in].
+An initializer of codes stands here for the numbers that they are (codes.py, linear_codes.py): [out, in].
 """
 
 from collections.abc import Callable, Mapping
@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from llmc.graph.onnx.call import Call, Translated
+from llmc.graph.onnx.linear_codes import LINEAR, has_columns_first
 
 
 def _matmul(call: Call) -> Translated:
@@ -48,10 +49,16 @@ def _coded_lookup(call: Call) -> Translated:
     return functional.embedding(call.tensor(1), table)
 
 
+def _linear_codes(call: Call) -> Translated:
+    weight = call.tensor(0)
+    return weight.t() if has_columns_first(call.node) else weight
+
+
 PRODUCTS: Mapping[tuple[str, str], Callable[[Call], Translated]] = MappingProxyType(
     {
         ("", "MatMul"): _matmul,
         ("", "Gemm"): _gemm,
+        ("", LINEAR): _linear_codes,
         ("com.microsoft", "FusedMatMul"): _fused_matmul,
         ("com.microsoft", "MatMulNBits"): _coded_matmul,
         ("com.microsoft", "GatherBlockQuantized"): _coded_lookup,
