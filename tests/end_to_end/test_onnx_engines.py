@@ -14,12 +14,14 @@ import pytest
 import torch
 
 import llmc
+from llmc.architectures.tiny_config import tiny_architecture
 from llmc.engine_format.reader import read_engine
 from llmc.errors import EngineFormatError, OptionError, TargetError
 from llmc.runtime.engine import Engine
 from llmc.runtime.executors.onnx_runtime import OnnxRuntimeExecutor
 from tests.cli.command import assert_user_error
 from tests.cli.command import llmc as command
+from tests.quick_sample import quick_sample
 from tests.runtime.server.conftest import serving
 from tests.tiny_models import tiny_checkpoint, tiny_tokens
 from tests.tree_steps import TABLE, check_trees
@@ -69,6 +71,35 @@ def test_bits_do_not_depend_on_threads_and_neighbours(path: Path, engine: Engine
     with llmc.load(path, threads=2, prefix_cache=False, max_step_tokens=13) as other:
         assert [bits(each) for each in other.generate(company[::-1], params)] == alone[::-1]
         assert np.array_equal(other.logits(tokens), engine.logits(tokens))
+
+
+# Experts, latents and states of each kind; weights of codes are computed while a step runs.
+BESIDE = ("falcon_h1", "mamba", "rwkv", "xlstm", "qwen3_next", "kimi_linear", "mixtral", "deepseek_v3")
+CASES = [*((family, "none") for family in BESIDE), ("llama", "int8"), ("llama", "int4"), ("llama", "w8a8")]
+
+
+@pytest.mark.parametrize(("family", "quantize"), quick_sample(CASES, [("qwen3_next", "none")]))
+def test_bits_do_not_depend_on_company_in_experts_and_states(family: str, quantize: str, tmp_path: Path) -> None:
+    shape: dict[str, Any] = {"max_model_len": 96, "max_sequences": 8, "max_batch_tokens": 48}
+    given = tiny_architecture(family)
+    llmc.build(given, tmp_path / "e.llmc", target="onnxruntime", quantize=quantize, **shape)
+    prompts = [tiny_tokens(count, 150) for count in (1, 6, 14)]
+    params = llmc.SamplingParams(max_tokens=4, temperature=0.9, seed=5, logprobs=1, n=2, ignore_eos=True)
+
+    def bits(engine: Engine, prompts: list[list[int]]) -> list[Any]:
+        found = engine.generate(prompts, params)
+        return [[[p.logprob.hex() for p in c.logprobs or ()] for c in each.choices] for each in found]
+
+    with llmc.load(tmp_path / "e.llmc", threads=1) as engine:
+        alone = [bits(engine, [each])[0] for each in prompts]
+        assert bits(engine, prompts) == alone
+        with llmc.load(tmp_path / "e.llmc", threads=2, max_step_tokens=5, prefix_cache=False) as cut:
+            assert bits(cut, prompts[::-1]) == alone[::-1]
+        expected = engine.logits(prompts[-1])
+    with torch.inference_mode():
+        theirs = given(input_ids=torch.tensor([prompts[-1]]), use_cache=False).logits[0].float().numpy()
+    if quantize == "none":
+        np.testing.assert_allclose(expected, theirs, rtol=0, atol=1e-4 * float(theirs.std()))
 
 
 @pytest.mark.slow

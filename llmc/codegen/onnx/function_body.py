@@ -1,6 +1,6 @@
 """The nodes of one function while it is written: ops in, names of values out."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,9 @@ import torch
 from onnx import helper, numpy_helper
 
 from llmc.codegen.onnx.types import onnx_type
+
+# Of a slice: whatever is left.
+END = np.iinfo(np.int64).max
 
 
 class NotInOnnx(Exception):
@@ -124,6 +127,26 @@ class Body:
     def _name(self) -> str:
         self._count += 1
         return f"t{self._count}"
+
+
+class InnerBody(Body):
+    """The nodes of a loop's body, which may read the values of the function around it: no names are those of both."""
+
+    def graph(
+        self, name: str, inputs: Mapping[str, int], outputs: Mapping[str, int], scalars: Collection[str] = ()
+    ) -> onnx.GraphProto:
+        """inputs, outputs: element types by name, in order. scalars: the names among them whose shape is known."""
+
+        def infos(values: Mapping[str, int]) -> list[onnx.ValueInfoProto]:
+            return [
+                helper.make_tensor_value_info(value, kind, [] if value in scalars else None)
+                for value, kind in values.items()
+            ]
+
+        return helper.make_graph(self.nodes, name, infos(inputs), infos(outputs))
+
+    def _name(self) -> str:
+        return f"inner_{super()._name()}"
 
 
 def _input(operand: Operand) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from llmc.codegen.onnx.functions import aten_rows, aten_shapes, attention, choices, codes, products, rows
+from llmc.codegen.onnx.functions import aten_rows, aten_shapes, attention, choices, codes, products, rows, states
 
 llmc = torch.ops.llmc
 
@@ -22,6 +22,7 @@ FUNCTIONS: Mapping[Any, Function] = MappingProxyType(
         **attention.FUNCTIONS,
         **codes.FUNCTIONS,
         **choices.FUNCTIONS,
+        **states.FUNCTIONS,
         **aten_shapes.FUNCTIONS,
         **aten_shapes.ON_SIZES,
         **aten_rows.FUNCTIONS,
@@ -33,19 +34,6 @@ WITHOUT_FUNCTION: Mapping[Any, str] = MappingProxyType(
         llmc.lora.default: "adapters lie beside the weights of CPU engines: export the model with one merged into it",
         llmc.all_reduce.default: _RANKS,
         llmc.all_gather.default: _RANKS,
-        **dict.fromkeys(
-            (
-                llmc.causal_conv.default,
-                llmc.causal_conv_with_state.default,
-                llmc.selective_scan.default,
-                llmc.selective_scan_with_state.default,
-                llmc.linear_attention.default,
-                llmc.linear_attention_with_state.default,
-                llmc.linear_recurrence.default,
-                llmc.linear_recurrence_with_state.default,
-            ),
-            "it walks over the tokens of a sequence, of which models of standard ops know no number",
-        ),
         **dict.fromkeys(
             (
                 llmc.pool.default,

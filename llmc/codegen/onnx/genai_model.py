@@ -1,7 +1,8 @@
 """A canonical graph's model as onnxruntime-genai runs it: rows of a batch, and a cache that attention itself keeps.
 
     llmc.attention(q, k, v)   ->   llmc.genai.attention(q, k, v, past key, past value, lengths, …), GroupQueryAttention
-All else is as in the standard model: it works on tokens, which a batch's rows are, one after the other. The inputs are
+Products with codes and norms of sums are onnxruntime's own (contrib_ops.py). All else is as in the standard model: it
+works on tokens, which a batch's rows are, one after the other. The inputs are
 input_ids, attention_mask and position_ids [batch, tokens] and past_key_values.N.key and .value [batch, kv_heads, past,
 head_dim]; the outputs logits [batch, tokens, vocabulary], and present.N.key and .value.
 """
@@ -15,6 +16,7 @@ import torch
 from onnx import TensorProto, helper
 from torch import fx
 
+from llmc.codegen.onnx.contrib_ops import CONTRIB, use_contrib_ops
 from llmc.codegen.onnx.function_body import Body, Value
 from llmc.codegen.onnx.types import OPSET
 from llmc.codegen.origin import unsupported
@@ -22,11 +24,12 @@ from llmc.errors import LoweringError
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.stage import Stage
+from llmc.graph.verify import fallback_ops
 from llmc.program import LOGITS
 
 CONFIG_NAME = "genai_config.json"
 _ATTENTION = torch.ops.llmc.attention.default
-_DOMAIN, _CONTRIB = "llmc.genai", "com.microsoft"
+_DOMAIN = "llmc.genai"
 # What the standard model's own inputs and output are called within.
 _RENAMED = {"input_ids": "tokens", "positions": "token_positions", LOGITS: "token_logits"}
 
@@ -40,6 +43,7 @@ def make_genai_model(model: onnx.ModelProto, graph: ModelGraph) -> None:
             fix="export stage canonical",
         )
     layers = attention_layers(graph)
+    use_contrib_ops(model, graph)
     nodes = [*_prologue(), *(_renamed(node) for node in model.graph.node)]
     for layer, node in enumerate(layers):
         place = next(i for i, each in enumerate(nodes) if each.name == node.name)
@@ -67,7 +71,7 @@ def make_genai_model(model: onnx.ModelProto, graph: ModelGraph) -> None:
         del field[:]
         field.extend(values)
     del model.graph.value_info[:]
-    for domain in (_DOMAIN, _CONTRIB):
+    for domain in (_DOMAIN, CONTRIB):
         model.opset_import.append(helper.make_opsetid(domain, 1))
 
 
@@ -79,6 +83,9 @@ def attention_layers(graph: ModelGraph) -> list[fx.Node]:
         if k != v or q[1] != k[1] or [q, k, v] != shapes[0]:
             heads = f"query, key and value heads are {list(q)}, {list(k)}, {list(v)}"
             raise unsupported(node, f"{heads}: GroupQueryAttention has one size", "export the standard model")
+    states = next((node for node in graph.graph.nodes if node.target in fallback_ops(("states",))), None)
+    if states is not None:
+        raise unsupported(states, "onnxruntime-genai keeps no state for it", "export the standard model")
     if not layers:
         raise LoweringError("the graph has no llmc::attention", at=graph.info.name, fix="export the standard model")
     return layers
@@ -144,12 +151,12 @@ def _attention(node: fx.Node) -> onnx.FunctionProto:
         "past_value",
         *lengths,
         *([None] * 4 + [sinks] if sinks else []),
-        domain=_CONTRIB,
+        domain=CONTRIB,
         **wanted,
     )
     names = ["q", "k", "v", *([sinks] if sinks else []), "past_key", "past_value", *lengths, "rows"]
     results = [b.reshape(out, -1, q.size(1), q.size(2)), *present]
-    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(_CONTRIB, 1)]
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIB, 1)]
     return helper.make_function(_DOMAIN, "attention", names, results, b.nodes, opsets)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import onnx
+import torch
 from onnx import TensorProto, helper
 from torch import fx
 from torch._ops import OpOverload
@@ -110,11 +111,11 @@ class _Writer:
         results = [] if value is None else [f"{node.name}.{i}" for i in range(len(value))] if several else [node.name]
         for name, each in zip(results, value if several else [value], strict=False):
             self._infos[name] = value_info(name, each, self._sizes)
-        written = _written(node)
-        outputs = [*results, *(f"{each.name}{WRITTEN}" for each in written)]
+        changed = written(node)
+        outputs = [*results, *(f"{each.name}{WRITTEN}" for each in changed)]
         self._nodes.append(self._calls.node(node, self._names, outputs))
         self._names[node] = node.name
-        for each in written:
+        for each in changed:
             self._names[each] = f"{each.name}{WRITTEN}"
             self._infos[self._names[each]] = value_info(self._names[each], each.meta["val"], self._sizes)
 
@@ -129,13 +130,17 @@ class _Writer:
         return found + [self._infos[self._names[node]] for node in caches]
 
 
-def _written(node: fx.Node) -> list[fx.Node]:
+def written(node: fx.Node) -> list[fx.Node]:
     """The arguments that an op writes, in order."""
     if not isinstance(node.target, OpOverload):
         return []
     arguments = call_arguments(node)
-    schema = node.target._schema.arguments
-    return [arguments[a.name] for a in schema if a.alias_info is not None and a.alias_info.is_write]
+    return [arguments[each.name] for each in node.target._schema.arguments if is_written(each)]
+
+
+def is_written(argument: torch.Argument) -> bool:
+    """Of a schema."""
+    return argument.alias_info is not None and argument.alias_info.is_write
 
 
 def _initializer(graph: ModelGraph, weight: OnnxWeight) -> onnx.TensorProto:

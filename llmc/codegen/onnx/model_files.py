@@ -7,6 +7,7 @@ from pathlib import Path
 import onnx
 import torch
 
+from llmc.codegen.onnx.contrib_ops import coded_products, packed_codes, packed_weight
 from llmc.codegen.onnx.genai_model import CONFIG_NAME, genai_config, make_genai_model
 from llmc.codegen.onnx.graph_model import Place, graph_model, place_weights
 from llmc.codegen.onnx.weights import onnx_weights, stored_elements
@@ -48,14 +49,20 @@ def write_model_files(
     Raises LoweringError for an op that standard ops cannot say, before anything is written, and EngineFormatError for a
     disk that fills up.
     """
-    weights = onnx_weights(graph)
+    products = coded_products(graph) if for_genai else ()
+    bits = {part.name: each.bits for each in products for part in each.packed}
+    weights = [
+        packed_weight(weight, bits[weight.slot.name]) if weight.slot.name in bits else weight
+        for weight in onnx_weights(graph)
+    ]
     model = graph_model(graph, weights)
     if for_genai:
         make_genai_model(model, graph)
 
     def elements(slot: WeightSlot) -> memoryview:
-        stored = stored_elements(evaluate(graph.weights[slot.name], source), slot)
-        return stored.view(torch.uint8).numpy().data
+        weight = evaluate(graph.weights[slot.name], source)
+        weight = packed_codes(weight, bits[slot.name]) if slot.name in bits else weight
+        return stored_elements(weight, slot).view(torch.uint8).numpy().data
 
     written = _write(model, [weight.slot for weight in weights], elements, directory, advance)
     if for_genai:

@@ -39,6 +39,12 @@ class OnnxRuntimeExecutor:
 
     def __init__(self, engine: EngineDirectory, blocks: int, threads: int, *, on_device: bool) -> None:
         program = engine.program
+        if on_device and program.states:
+            raise TargetError(
+                "models with states run in onnxruntime on CPUs so far",
+                at="executor=onnxruntime_cuda",
+                fix="leave it out, or run it by executor=onnxruntime",
+            )
         self._session = _session(engine, threads, _CUDA if on_device else _CPU)
         self._in_tiles = on_device
         self._caches = _Caches(program, blocks, "cuda" if on_device else "cpu")
@@ -118,6 +124,10 @@ class OnnxRuntimeExecutor:
     def move_slots(self, sources: Ints, destinations: Ints) -> None:
         self._caches.move_slots(sources, destinations)
 
+    def copy_states(self, source: int, destination: int) -> None:
+        """Copy a slot of every state."""
+        self._caches.copy_states(source, destination)
+
     def close(self) -> None:
         """Drop the session and the cache."""
         self._binding = self._session = None
@@ -125,7 +135,7 @@ class OnnxRuntimeExecutor:
 
 
 class _Caches:
-    """Keys and values of all layers. values: as a session binds them, by the names of its inputs.
+    """Keys and values of all layers, and states. values: as a session binds them, by the names of its inputs.
 
     On a CPU their memory is that of NumPy's arrays; from a device they are fetched to be changed, and put back.
     """
@@ -141,8 +151,13 @@ class _Caches:
             for layer, cache in enumerate(program.caches)
             for part, width in zip("kv", cache.widths(), strict=True)
         }
+        self._states = {
+            f"state_{index}": np.zeros((program.limits.max_sequences, *state.shape), np.float32)
+            for index, state in enumerate(program.states)
+        }
         self.values: dict[str, Any] = {
-            name: OrtValue.ortvalue_from_numpy(array, device, 0) for name, array in self._arrays.items()
+            name: OrtValue.ortvalue_from_numpy(array, device, 0)
+            for name, array in (self._arrays | self._states).items()
         }
         if not self._is_host:
             self._arrays.clear()
@@ -161,6 +176,11 @@ class _Caches:
             slot_views(self._program, [array.view(np.uint8) for array in arrays.values()]), sources, destinations
         )
         self._put_back(arrays)
+
+    def copy_states(self, source: int, destination: int) -> None:
+        """Of one slot to another."""
+        for array in self._states.values():
+            array[destination] = array[source]
 
     def _fetched(self) -> dict[str, npt.NDArray[np.float32]]:
         return self._arrays if self._is_host else {name: value.numpy() for name, value in self.values.items()}

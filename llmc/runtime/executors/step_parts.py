@@ -43,5 +43,6 @@ def _part(step: Step, requests: np.ndarray[tuple[int], np.dtype[np.intp]], count
         logit_rows=np.searchsorted(tokens, step.logit_rows[wanted]).astype(np.int32),
         tree_masks=step.tree_masks[tokens],
         hidden=None if step.hidden is None else step.hidden[tokens],
+        state_slots=None if step.state_slots is None else step.state_slots[requests],
     )
     return StepPart(part, tokens.astype(np.int32), wanted.astype(np.int32))

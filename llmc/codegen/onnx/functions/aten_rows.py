@@ -81,6 +81,11 @@ def variance(b: Body, self: Value, dim: Sequence[int], correction: float | None,
     return b("Div", total, b.number(count - (1 if correction is None else correction)))
 
 
+def variance_of_sample(b: Body, self: Value, dim: Sequence[int], unbiased: bool, keepdim: bool, result: Value) -> str:
+    """The same, of the count less one where unbiased."""
+    return variance(b, self, dim, float(unbiased), keepdim, result)
+
+
 def linear(b: Body, input: Value, weight: Value, bias: Value | None) -> str:
     """x·weightᵀ + bias."""
     y = b("MatMul", input, b.transpose(weight, 1, 0))
@@ -90,6 +95,13 @@ def linear(b: Body, input: Value, weight: Value, bias: Value | None) -> str:
 def addmm(b: Body, self: Value, mat1: Value, mat2: Value, beta: float, alpha: float) -> str:
     """Gemm."""
     return b("Gemm", mat1, mat2, self, alpha=float(alpha), beta=float(beta))
+
+
+def baddbmm(b: Body, self: Value, batch1: Value, batch2: Value, beta: float, alpha: float) -> str:
+    """beta·self + alpha·batch1·batch2."""
+    product = b("MatMul", batch1, batch2)
+    scaled = product if alpha == 1 else b("Mul", product, b.number(alpha))
+    return b("Add", self if beta == 1 else b("Mul", self, b.number(beta)), scaled)
 
 
 def matmul(b: Body, self: Value, other: Value) -> str:
@@ -204,8 +216,10 @@ FUNCTIONS: dict[Any, Any] = {
     aten.topk.default: topk,
     aten.erfc.default: erfc,
     aten.var.correction: variance,
+    aten.var.dim: variance_of_sample,
     aten.linear.default: linear,
     aten.addmm.default: addmm,
+    aten.baddbmm.default: baddbmm,
     aten.matmul.default: matmul,
     aten.mm.default: matrix_product,
     aten.bmm.default: matrix_product,

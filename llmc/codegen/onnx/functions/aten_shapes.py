@@ -202,8 +202,14 @@ def arithmetic(op: str) -> Any:
     return build
 
 
+def negative(b: Body, operand_0: Value) -> str:
+    """A size below zero."""
+    return b("Neg", operand_0)
+
+
 ON_SIZES: dict[Any, Any] = {
     operator.add: arithmetic("Add"),
     operator.sub: arithmetic("Sub"),
     operator.mul: arithmetic("Mul"),
+    operator.neg: negative,
 }

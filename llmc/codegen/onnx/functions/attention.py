@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from llmc.codegen.onnx.function_body import Body, NotInOnnx, Operand, Value
+from llmc.codegen.onnx.function_body import END, Body, NotInOnnx, Operand, Value
+from llmc.codegen.onnx.functions.requests import padded, places
 from llmc.codegen.onnx.functions.rows import rotate
 
 llmc = torch.ops.llmc
@@ -78,7 +79,7 @@ def _attend(
     ones = b("Expand", b.number(1.0), b("Concat", b("Shape", values, end=3), b.integers([1]), axis=0))
     sums = b("MatMul", weights, b("Concat", values, ones, axis=3))
     sums = b("Reshape", sums, b("Concat", b.length(queries, 0), b.integers([0, group, -1]), b.length(sums, 3), axis=0))
-    total = b.slice(sums, 4, -1, _END)
+    total = b.slice(sums, 4, -1, END)
     if logits is not None:
         total = b("Add", total, b("Exp", b("Sub", logits, largest)))
     return b("Div", b.slice(sums, 4, 0, -1), total)
@@ -150,7 +151,8 @@ def paged_attention(
     its last."""
     _check_plain(cache_format)
     heads, kv_heads = q.size(1), k_cache.size(1)
-    starts, counts, rows = _padded(b, query_starts)
+    # Of a single row some libraries make another product, with other bits.
+    starts, counts, rows = padded(b, query_starts, least=2)
     lengths = b.unsqueeze(b.cast(context_lens, torch.int64), 1)
     own = b.unsqueeze(b("Add", b("Sub", lengths, counts), rows), 2)
     index = b("Add", starts, rows)
@@ -169,21 +171,7 @@ def paged_attention(
     keys = b("Concat", keys, values, axis=3) if latent else keys
     out = _attend(b, queries, keys, values, visible, heads // kv_heads, q.size(2), scale, softcap, sinks)
     in_order = b.reshape(b.transpose(out, 0, 3, 1, 2, 4), -1, heads, v_cache.size(3))
-    return b("Gather", in_order, _places(b, q, query_starts, starts, rows), axis=0)
-
-
-def _padded(b: Body, query_starts: Value) -> tuple[str, str, str]:
-    """(starts, counts, rows): [requests, 1] twice, and which of a request's queries stands in each of the rows that all
-    requests have, [requests, most]; int64."""
-    bounds = b.cast(query_starts, torch.int64)
-    starts = b("Slice", bounds, b.integers([0]), b.integers([-1]))
-    ends = b("Slice", bounds, b.integers([1]), b.integers([_END]))
-    counts = b.unsqueeze(b("Sub", ends, starts), 1)
-    # Of a single row some libraries make another product, with other bits.
-    most = b("Max", b("ReduceMax", counts, keepdims=0), b.integer(2))
-    steps = b.unsqueeze(b("Range", b.integer(0), most, b.integer(1)), 0)
-    rows = b("Max", b("Min", steps, b("Sub", counts, b.integer(1))), b.integer(0))
-    return b.unsqueeze(starts, 1), counts, rows
+    return b("Gather", in_order, places(b, q, query_starts, starts, rows), axis=0)
 
 
 def _key_rows(b: Body, block_tables: Value, block_size: int) -> str:
@@ -212,22 +200,7 @@ def _unhidden(b: Body, visible: str, masks: str, own: str, key_rows: str, window
     return b("And", left, b("LessOrEqual", from_here, b.integer(window)))
 
 
-def _places(b: Body, q: Value, query_starts: Value, starts: str, rows: str) -> str:
-    """Where each token stands among the rows of all requests, [tokens]; anywhere for tokens of no request."""
-    tokens = b("Range", b.integer(0), b.squeeze(b.length(q, 0), 0), b.integer(1))
-    ends = b("Slice", b.cast(query_starts, torch.int64), b.integers([1]), b.integers([_END]))
-    is_behind = b("LessOrEqual", b.unsqueeze(ends, 0), b.unsqueeze(tokens, 1))
-    request = b("ReduceSum", b("Cast", is_behind, to=_INT64), b.integers([1]), keepdims=0)
-    last = b("Sub", b.squeeze(b.length(starts, 0), 0), b.integer(1))
-    request = b("Min", request, last)
-    row = b("Sub", tokens, b("Gather", b.squeeze(starts, 1), request, axis=0))
-    most = b.squeeze(b.length(rows, 1), 0)
-    row = b("Max", b("Min", row, b("Sub", most, b.integer(1))), b.integer(0))
-    return b("Add", b("Mul", request, most), row)
-
-
 _BOOL, _INT64, _UINT64 = 9, 7, 13
-_END = np.iinfo(np.int64).max
 
 FUNCTIONS: dict[Any, Any] = {
     llmc.attention.default: attention,

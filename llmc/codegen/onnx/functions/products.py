@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import numpy as np
+import onnx
 import torch
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
-from llmc.codegen.onnx.function_body import Body, Operand, Value
+from llmc.codegen.onnx.function_body import Body, InnerBody, Value
 from llmc.codegen.onnx.functions.activations import activation as activated
 
 llmc = torch.ops.llmc
@@ -25,8 +27,14 @@ def linear(b: Body, x: Value, weight: Value, bias: Value | None, dtype: Any) -> 
 
 
 def head_linear(b: Body, x: Value, weight: Value) -> str:
-    """One product for each head, of all tokens."""
-    return b.transpose(b("MatMul", b.transpose(x, 1, 0, 2), b.transpose(weight, 0, 2, 1)), 1, 0, 2)
+    """One product for each head, of all tokens and one more: that of a single row would have other bits."""
+    rows = b.transpose(_with_a_row_of_zeros(b, x), 1, 0, 2)
+    return b.slice(b.transpose(b("MatMul", rows, b.transpose(weight, 0, 2, 1)), 1, 0, 2), 0, 0, -1)
+
+
+def _with_a_row_of_zeros(b: Body, x: Value) -> str:
+    shape = [1, *(x.size(axis) for axis in range(1, len(x.shape)))]
+    return b("Concat", x, b.constant(np.zeros(shape, np.float32)), axis=0)
 
 
 def lm_head(b: Body, x: Value, weight: Value, bias: Value | None) -> str:
@@ -59,25 +67,26 @@ def gated_linear(b: Body, x: Value, weight: Value, bias: Value | None, activatio
 
 def expert_linear(b: Body, x: Value, weight: Value, bias: Value | None, index: Value, experts: int, dtype: Any) -> str:
     """A loop over the experts that any token is sent to. Each multiplies all rows and keeps its own: a row's bits then
-    do not depend on where its neighbours go."""
+    do not depend on where its neighbours go. One token more is sent nowhere, so that no product is of a single row,
+    which would have other bits."""
     channels, slots = weight.size(0) // experts, index.size(1)
-    ids = b.cast(index, torch.int64)
+    ids = b("Concat", b.cast(index, torch.int64), b.constant(np.full((1, slots), -1)), axis=0)
     (used,) = b.several("Unique", 1, ids)
     is_expert = b("And", b("GreaterOrEqual", used, b.integer(0)), b("Less", used, b.integer(experts)))
     used = b("Compress", used, is_expert, axis=0)
     weights = b.reshape(weight, experts, channels, -1)
     biases = None if bias is None else b.reshape(bias, experts, channels)
-    shape = b("Concat", b.length(index, 0), b.integers([slots, channels]), axis=0)
+    shape = b("Concat", b.length(ids, 0), b.integers([slots, channels]), axis=0)
     zeros = b("Expand", b.number(0.0), shape)
-    rows = b.reshape(x, -1, x.size(-1))
+    rows = b.reshape(_with_a_row_of_zeros(b, x), -1, x.size(-1))
     # A token has one row for all its slots, or one for each.
     loop = _expert_loop(rows, 1 if len(x.shape) == 2 else slots, ids, used, weights, biases)
-    return b("Loop", b.squeeze(b.length(used, 0), 0), None, zeros, body=loop)
+    return b.slice(b("Loop", b.squeeze(b.length(used, 0), 0), None, zeros, body=loop), 0, 0, -1)
 
 
-def _expert_loop(rows: str, slots: int, ids: str, used: str, weights: str, biases: str | None) -> Any:
+def _expert_loop(rows: str, slots: int, ids: str, used: str, weights: str, biases: str | None) -> onnx.GraphProto:
     """y = where(ids == expert, rows·weightᵀ + bias, y), for each expert that is used."""
-    inner = _Inner()
+    inner = InnerBody()
     expert = inner("Gather", used, "round", axis=0)
     bias = None if biases is None else inner("Gather", biases, expert, axis=0)
     flat = inner("Gemm", rows, inner("Gather", weights, expert, axis=0), bias, transB=1)
@@ -85,33 +94,13 @@ def _expert_loop(rows: str, slots: int, ids: str, used: str, weights: str, biase
     shape = inner("Concat", inner.integers([-1, slots]), inner("Shape", flat, start=1), axis=0)
     y = inner("Reshape", flat, shape)
     sent = inner("Unsqueeze", inner("Equal", ids, expert), inner.integers([2]))
-    inner("Where", sent, y, "y_before", result="y_after")
-    inner("Identity", "go_before", result="go_after")
-    information = helper.make_tensor_value_info
-    return helper.make_graph(
-        inner.nodes,
+    after, go_after = inner("Where", sent, y, "y_before"), inner("Identity", "go_before")
+    return inner.graph(
         "expert",
-        [
-            information("round", TensorProto.INT64, []),
-            information("go_before", TensorProto.BOOL, []),
-            information("y_before", TensorProto.FLOAT, None),
-        ],
-        [information("go_after", TensorProto.BOOL, []), information("y_after", TensorProto.FLOAT, None)],
+        {"round": TensorProto.INT64, "go_before": TensorProto.BOOL, "y_before": TensorProto.FLOAT},
+        {go_after: TensorProto.BOOL, after: TensorProto.FLOAT},
+        scalars=("round", "go_before", go_after),
     )
-
-
-class _Inner(Body):
-    """The nodes of a loop, whose names are not those of the function around it."""
-
-    def __call__(self, op: str, *inputs: Operand, result: str | None = None, **attributes: Any) -> str:
-        """result: what it is called, where that is asked for."""
-        name = super().__call__(op, *inputs, **attributes)
-        if result is not None:
-            self.nodes[-1].output[0] = result
-        return result or name
-
-    def _name(self) -> str:
-        return f"inner_{super()._name()}"
 
 
 def sum_experts(b: Body, x: Value, weights: Value) -> str:

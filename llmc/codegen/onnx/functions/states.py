@@ -1,0 +1,172 @@
+"""Ops that carry a state from token to token: causal_conv, selective_scan, linear_attention, linear_recurrence."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from llmc.codegen.onnx.function_body import END, Body, Value
+from llmc.codegen.onnx.functions.sequences import OneSequence, Sequences, StepSequences, behind, scan
+
+llmc = torch.ops.llmc
+
+
+def causal_conv(b: Body, x: Value, weight: Value, bias: Value | None) -> tuple[str, ...]:
+    """Of one sequence."""
+    return _convolve(b, x, weight, bias, OneSequence(b, x, (weight.size(0) - 1, weight.size(1))))
+
+
+def causal_conv_with_state(
+    b: Body,
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    state: Value,
+    query_starts: Value,
+    context_lens: Value,
+    state_slots: Value,
+) -> tuple[str, ...]:
+    """Of a step."""
+    return _convolve(b, x, weight, bias, StepSequences(b, x, state, query_starts, context_lens, state_slots))
+
+
+def _convolve(b: Body, x: Value, weight: Value, bias: Value | None, of: Sequences) -> tuple[str, ...]:
+    """All tokens at once: a sum of rows, each `width - 1 - j` places back."""
+    width = weight.size(0)
+    rows = b("Concat", of.before, of.rows(x), axis=1)
+    y = None if bias is None else bias.name
+    for j in range(width):
+        end = END if j == width - 1 else j + 1 - width
+        term = b("Mul", b("Gather", weight, b.integer(j), axis=0), b.slice(rows, 1, j, end))
+        y = term if y is None else b("Add", y, term)
+    assert y is not None
+    return of.results(y, behind(b, of, rows, width - 1))
+
+
+def selective_scan(b: Body, x: Value, dt: Value, A: Value, B: Value, C: Value) -> tuple[str, ...]:
+    """Of one sequence."""
+    return _selective(b, x, dt, A, B, C, OneSequence(b, x, (A.size(0), A.size(1))))
+
+
+def selective_scan_with_state(
+    b: Body,
+    x: Value,
+    dt: Value,
+    A: Value,
+    B: Value,
+    C: Value,
+    state: Value,
+    query_starts: Value,
+    context_lens: Value,
+    state_slots: Value,
+) -> tuple[str, ...]:
+    """Of a step."""
+    return _selective(b, x, dt, A, B, C, StepSequences(b, x, state, query_starts, context_lens, state_slots))
+
+
+def _selective(b: Body, x: Value, dt: Value, A: Value, B: Value, C: Value, of: Sequences) -> tuple[str, ...]:
+    def rule(inner: Body, before: str, rows: Sequence[str]) -> tuple[str, str]:
+        times, added, b_row, c_column = rows
+        kept = inner("Exp", inner("Mul", times, A))
+        after = inner("Add", inner("Mul", kept, before), inner("Mul", added, b_row))
+        return after, inner.squeeze(inner("MatMul", after, c_column), 2)
+
+    steps = of.rows(dt)
+    times, added = b.unsqueeze(steps, 3), b.unsqueeze(b("Mul", steps, of.rows(x)), 3)
+    return scan(b, of, rule, [times, added, b.unsqueeze(of.rows(B), 2), b.unsqueeze(of.rows(C), 3)], 3)
+
+
+def linear_attention(b: Body, q: Value, k: Value, v: Value, decay: Value, beta: Value | None) -> tuple[str, ...]:
+    """Of one sequence."""
+    return _attend(b, q, k, v, decay, beta, OneSequence(b, q, (v.size(1), k.size(2), v.size(2))))
+
+
+def linear_attention_with_state(
+    b: Body,
+    q: Value,
+    k: Value,
+    v: Value,
+    decay: Value,
+    beta: Value | None,
+    state: Value,
+    query_starts: Value,
+    context_lens: Value,
+    state_slots: Value,
+) -> tuple[str, ...]:
+    """Of a step."""
+    return _attend(b, q, k, v, decay, beta, StepSequences(b, q, state, query_starts, context_lens, state_slots))
+
+
+def _attend(b: Body, q: Value, k: Value, v: Value, decay: Value, beta: Value | None, of: Sequences) -> tuple[str, ...]:
+    """Rows of q, k and v are matrices of one row, and those of decay columns."""
+
+    def rule(inner: Body, before: str, rows: Sequence[str]) -> tuple[str, str]:
+        q_row, k_row, added, kept, *betas = rows
+        state = inner("Mul", kept, before)
+        for each in betas:
+            added = inner("Mul", each, inner("Sub", added, inner("MatMul", k_row, state)))
+        after = inner("Add", state, inner("Mul", inner.transpose(k_row, 0, 1, 3, 2), added))
+        return after, inner.squeeze(inner("MatMul", q_row, after), 2)
+
+    heads = v.size(1)
+    inputs = [b.unsqueeze(of.rows(_repeated(b, each, heads)), 3) for each in (q, k)]
+    inputs.append(b.unsqueeze(of.rows(v), 3))
+    kept = b("Exp", of.rows(decay))
+    inputs.append(b.unsqueeze(kept, *((3, 4) if len(decay.shape) == 2 else (4,))))
+    if beta is not None:
+        inputs.append(b.unsqueeze(of.rows(beta), 3, 4))
+    return scan(b, of, rule, inputs, 4)
+
+
+def _repeated(b: Body, x: Value, heads: int) -> str:
+    """[tokens, groups, …] as [tokens, heads, …]: each group stands for as many heads, one after the other."""
+    groups, width = x.size(1), x.size(2)
+    if heads == groups:
+        return x.name
+    wide = b("Expand", b.unsqueeze(x, 2), b.integers([1, 1, heads // groups, 1]))
+    return b.reshape(wide, -1, heads, width)
+
+
+def linear_recurrence(b: Body, x: Value, decay: Value, initial: float, tropical: bool) -> tuple[str, ...]:
+    """Of one sequence."""
+    return _recur(b, x, decay, tropical, OneSequence(b, x, (x.size(1),), initial))
+
+
+def linear_recurrence_with_state(
+    b: Body,
+    x: Value,
+    decay: Value,
+    initial: float,
+    tropical: bool,
+    state: Value,
+    query_starts: Value,
+    context_lens: Value,
+    state_slots: Value,
+) -> tuple[str, ...]:
+    """Of a step."""
+    of = StepSequences(b, x, state, query_starts, context_lens, state_slots, initial)
+    return _recur(b, x, decay, tropical, of)
+
+
+def _recur(b: Body, x: Value, decay: Value, tropical: bool, of: Sequences) -> tuple[str, ...]:
+    rule = partial(_channel_rule, *(("Add", "Max") if tropical else ("Mul", "Add")))
+    return scan(b, of, rule, [of.rows(x), of.rows(decay)], 2)
+
+
+def _channel_rule(times: str, plus: str, inner: Body, before: str, rows: Sequence[str]) -> tuple[str, str]:
+    """In the semiring of these two; y is the state before."""
+    x, decay = rows
+    return inner(plus, inner(times, decay, before), x), before
+
+
+FUNCTIONS: dict[Any, Any] = {
+    llmc.causal_conv.default: causal_conv,
+    llmc.causal_conv_with_state.default: causal_conv_with_state,
+    llmc.selective_scan.default: selective_scan,
+    llmc.selective_scan_with_state.default: selective_scan_with_state,
+    llmc.linear_attention.default: linear_attention,
+    llmc.linear_attention_with_state.default: linear_attention_with_state,
+    llmc.linear_recurrence.default: linear_recurrence,
+    llmc.linear_recurrence_with_state.default: linear_recurrence_with_state,
+}

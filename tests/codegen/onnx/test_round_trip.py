@@ -1,0 +1,47 @@
+"""What is exported and read again is the same canonical graph: the same calls, whatever their results are called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import fx
+
+from llmc.build_stages import Stages
+from llmc.codegen.onnx.model_files import write_model_files
+from llmc.debug.onnx_oracle import nothing
+from llmc.exporter import graph_at
+from llmc.graph.call_arguments import call_arguments
+from llmc.graph.capture import Captured, capture
+from llmc.graph.render import op_name
+from llmc.graph.stage import Stage
+from llmc.options import BuildOptions
+from llmc.passes.pipeline import default
+from tests.codegen.onnx.test_stages import FAMILIES, RECURRENT, captured
+from tests.quick_sample import quick_sample
+
+OPTIONS = BuildOptions(dtype="float32")
+
+
+def calls(model: Captured) -> list[str]:
+    """Of the canonical graph, with all arguments; values by the order in which they are first named."""
+    graph = graph_at(model, Stage.CANONICAL, OPTIONS, default(), Stages(None)).graph
+    numbers: dict[fx.Node, str] = {}
+    found = []
+    for node in graph.find_nodes(op="placeholder")[:2]:
+        numbers[node] = node.name
+    for node in graph.nodes:
+        if node.op == "call_function":
+            given = fx.map_arg(call_arguments(node), lambda each: numbers.setdefault(each, f"%{len(numbers)}"))
+            shape = node.meta["val"].shape if isinstance(node.meta["val"], torch.Tensor) else ""
+            found.append(f"{numbers.setdefault(node, f'%{len(numbers)}')}: {shape} = {op_name(node.target)}({given})")
+    return found
+
+
+@pytest.mark.parametrize("stage", [Stage.CANONICAL, pytest.param(Stage.CAPTURED, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", quick_sample((*FAMILIES, *RECURRENT), ("falcon_h1",)))
+def test_the_canonical_graph_is_the_same(family: str, stage: Stage, tmp_path: Path) -> None:
+    model = captured(family)
+    write_model_files(graph_at(model, stage, OPTIONS, default(), Stages(None)), model.source, tmp_path, nothing)
+    assert calls(capture(tmp_path / "model.onnx", OPTIONS)) == calls(model)
