@@ -22,13 +22,19 @@ import numpy.typing as npt
 BLOCK, CODE_BYTES = 32, 16
 # Of codes from -8 to 7 that are equally likely.
 CODE_SPREAD = 4.61
+# What else Mamba-2's files have beside vectors (benchmarks/states_gguf.py).
+SCANS = ("ssm_conv1d", "ssm_a", "ssm_d", "ssm_norm")
 
 
 def write_mixture(config: dict[str, Any], path: Path, seed: int = 0) -> None:
     """The file has no vocabulary: benchmarks use token ids."""
     writer = gguf.GGUFWriter(path, "olmoe")
     add_metadata(writer, config)
-    shapes = tensor_shapes(config)
+    write_tensors(writer, tensor_shapes(config), seed)
+
+
+def write_tensors(writer: gguf.GGUFWriter, shapes: dict[str, tuple[int, ...]], seed: int = 0) -> None:
+    """All of the file that follows the metadata."""
     for name, shape in shapes.items():
         is_coded = is_matrix(name, shape)
         stored = (*shape[:-1], shape[-1] // BLOCK * (2 + CODE_BYTES)) if is_coded else shape
@@ -40,7 +46,8 @@ def write_mixture(config: dict[str, Any], path: Path, seed: int = 0) -> None:
     writer.write_ti_data_to_file()
     generator = np.random.default_rng(seed)
     for name, shape in shapes.items():
-        writer.write_tensor_data(blocks(shape, generator) if is_matrix(name, shape) else numbers(shape, generator))
+        made = blocks(shape, generator) if is_matrix(name, shape) else numbers(name, shape, generator)
+        writer.write_tensor_data(made)
     writer.close()
 
 
@@ -94,8 +101,8 @@ def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor is in blocks of codes."""
-    return len(shape) > 1 and "ffn_gate_inp" not in name
+    """Whether a tensor is in blocks of codes. Routers, and what belongs to a scan, are numbers."""
+    return len(shape) > 1 and not any(part in name for part in ("ffn_gate_inp", *SCANS))
 
 
 def blocks(shape: tuple[int, ...], generator: np.random.Generator) -> npt.NDArray[np.uint8]:
@@ -107,9 +114,11 @@ def blocks(shape: tuple[int, ...], generator: np.random.Generator) -> npt.NDArra
     return found.reshape(*shape[:-1], -1)
 
 
-def numbers(shape: tuple[int, ...], generator: np.random.Generator) -> npt.NDArray[np.float32]:
-    """Ones of a norm, or a router's rows."""
-    if len(shape) == 1:
+def numbers(name: str, shape: tuple[int, ...], generator: np.random.Generator) -> npt.NDArray[np.float32]:
+    """Ones of a norm, how fast each head forgets, or the rows of a router or a convolution."""
+    if "ssm_a" in name:
+        return -np.arange(1, 1 + shape[0], dtype=np.float32).reshape(shape)
+    if len(shape) == 1 or 1 in shape or "norm" in name:
         return np.ones(shape, np.float32)
     found: npt.NDArray[np.float32] = (generator.standard_normal(shape) * shape[-1] ** -0.5).astype(np.float32)
     return found

@@ -79,16 +79,21 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_arguments(parser)
+    parser.add_argument("--layers", type=int, default=OLMOE["num_hidden_layers"])
+    return parser.parse_args()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of all benchmarks against llama.cpp with a shape of their own."""
     parser.add_argument("--directory", type=Path, default=Path("examples/out"), help="for the file and the engine")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--layers", type=int, default=OLMOE["num_hidden_layers"])
     parser.add_argument("--workloads", nargs="+", choices=MEASURED, default=MEASURED, metavar="NAME")
     parser.add_argument("--engine", type=Path, help="a built engine to measure instead of building one")
     parser.add_argument("--earlier", nargs=2, metavar=("TREE", "ENGINE"), help="another commit, its engine")
     parser.add_argument("--llama-cpp-python", required=True, help="a Python with llama-cpp-python and gguf")
     parser.add_argument("--json", type=Path)
-    return parser.parse_args()
 
 
 def gguf_file(python: str, config: dict[str, Any], directory: Path) -> Path:

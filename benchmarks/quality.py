@@ -3,6 +3,7 @@
     python -m benchmarks.quality --json results.json
     python -m benchmarks.quality --schemes auto:4.5 int4-gptq:g32,lm_head=int4-gptq:g32
     python -m benchmarks.quality --schemes auto:4.5 --text examples/data/heldout.txt examples/data/calibration.txt
+    python -m benchmarks.quality --model examples/models/bard-mixture --schemes int8 w4a8 --zeros sparsegpt:2:4
 
 Each scheme is built into an engine for this CPU (or for the reference target, where the CPU has no kernel; the table
 says so) and read over the whole text in windows. KL is the mean Kullback-Leibler divergence of its next-token
@@ -129,11 +130,13 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=512, help="tokens of a window")
     parser.add_argument("--windows", type=int, help="use no more than this many")
     parser.add_argument("--promised", action="store_true", help="only trials with a promise, and what they must beat")
-    parser.add_argument("--schemes", nargs="+", metavar="SCHEME", help="try these instead, and no outliers")
+    parser.add_argument("--schemes", nargs="+", default=[], metavar="SCHEME", help="try these instead, and no outliers")
+    parser.add_argument("--zeros", nargs="+", default=[], metavar="SPARSITY", help="and these, as of --sparsity")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    if arguments.schemes:
-        trials = (Trial({}), *(Trial({"quantize": scheme}) for scheme in arguments.schemes))
+    if arguments.schemes or arguments.zeros:
+        rounded = (Trial({"quantize": scheme}) for scheme in arguments.schemes)
+        trials = (Trial({}), *rounded, *(Trial({"sparsity": zeros}) for zeros in arguments.zeros))
         tables = measure("model", arguments.model, trials, arguments)
     else:
         tables = measure("model", arguments.model, TRIALS, arguments)
