@@ -23,6 +23,7 @@ SHOWS = {
         "logits: Tensor = self.head(y + torch.tanh(normalized))",
     ],
     "train_medusa_heads.py": ["head 2: top-1 0.", "the same answers, to the last token", "drafts came true"],
+    "train_small_models.py": ["perplexity of held-out text: ", "My lord, "],
     "train_eagle3.py": ["drafts that are the model's likeliest token: 0.", "the same answers, to the last token"],
     "compile_for_a_gpu.py": [
         "decode, batch 1, context 256 on h100, predicted and not measured: ",
@@ -38,8 +39,14 @@ SHOWS = {
 
 # One compiles a whole engine for a GPU, two train drafts and build engines with them. The same of smaller ones is held
 # by tests/end_to_end/test_gpu_engine.py and tests/training.
-ARGUMENTS = {"train_eagle3.py": ("--sequences", "16", "--steps", "4")}
-SLOW = ("embed_texts.py", "find_a_wrong_pass.py", "compile_for_a_gpu.py", "train_medusa_heads.py", "train_eagle3.py")
+ARGUMENTS = {
+    "train_eagle3.py": ("--sequences", "16", "--steps", "4"),
+    "train_small_models.py": ("hybrid", "--written", "2048", "--steps", "1"),
+}
+SLOW = (
+    *("embed_texts.py", "find_a_wrong_pass.py", "compile_for_a_gpu.py"),
+    *("train_medusa_heads.py", "train_eagle3.py", "train_small_models.py"),
+)
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in SHOWS])
