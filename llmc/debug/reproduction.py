@@ -130,8 +130,8 @@ def write_reproduction(
         found = Reproduction(directory, local, error)
         (directory / "README.md").write_text(_readme(culprit, found, piece is not None), encoding="utf-8")
         return found
-    except OSError as error:
-        raise storage_error(error, directory) from None
+    except OSError as failure:
+        raise storage_error(failure, directory) from None
 
 
 def title(culprit: Culprit) -> str:

@@ -10,9 +10,8 @@ Must have: a weight that only products and lookups read; codes that are int8 wit
 masks than with zeros. Numerics: exact.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -71,7 +70,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
             refusal = _store(graph, each, log, data)
         if refusal is not None:
             log.refuse(refusal)
-            _note(graph, each, partial(replace, reason=refusal.reason))
+            _note(graph, each, reason=refusal.reason)
     data.progress("store sparse", len(found), len(found))
 
 
@@ -132,10 +131,10 @@ def _store(graph: ModelGraph, each: _Candidate, log: RewriteLog, data: ModelData
             arguments = (*parts, codes["scales"], columns, codes["format"], codes["dtype"])
             made = graph.graph.create_node("call_function", _llmc.sparse_codes.default, arguments)
     each.weight.replace_all_uses_with(made)
-    _note(graph, each, partial(replace, bits=stored, dense_bits=dense))
+    _note(graph, each, bits=stored, dense_bits=dense)
     return None
 
 
-def _note(graph: ModelGraph, each: _Candidate, noted: Callable[[SparseWeight], SparseWeight]) -> None:
+def _note(graph: ModelGraph, each: _Candidate, **what: Any) -> None:
     modules = {weight.module for weight in each.noted}
-    graph.sparse = tuple(noted(weight) if weight.module in modules else weight for weight in graph.sparse)
+    graph.sparse = tuple(replace(weight, **what) if weight.module in modules else weight for weight in graph.sparse)
