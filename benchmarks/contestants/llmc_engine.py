@@ -25,7 +25,8 @@ class LlmcEngine:
         blocks = block_count(directory.program, 2 << 30)
         self._limits = directory.program.limits
         self._vocab_size = directory.program.vocab_size
-        self._loop = StepLoop(open_cpp(directory, blocks, threads), self._limits, blocks)
+        executor = open_cpp(directory, blocks, threads)
+        self._loop = StepLoop(executor, self._limits, blocks, program=directory.program)
         self._generator = np.random.default_rng(0)
 
     def prefill(self, tokens: int) -> float:
