@@ -92,19 +92,8 @@ class Backend(Protocol):
 
 # Ops of lowered graphs that a kind of target has no kernel for, and why. Every other op has one in each (tests/ops),
 # but for the parts of products, which products' kernels compute.
-_OF_STAGES = "it stands between two stages of a model, of which each is compiled by itself"
-_WHOLE_TEXTS = (_llmc.ragged_attention.default, _llmc.pool_rows.default, _llmc.segments_of_texts.default)
-WITHOUT_KERNEL: Mapping[str, Mapping[OpOverload, str]] = MappingProxyType(
-    {
-        "cpp": MappingProxyType({_llmc.hand_over.default: _OF_STAGES}),
-        "triton": MappingProxyType(
-            {
-                _llmc.hand_over.default: _OF_STAGES,
-                **dict.fromkeys(_WHOLE_TEXTS, "models that read texts as a whole run on CPUs so far"),
-            }
-        ),
-    }
-)
+_OF_STAGES = {_llmc.hand_over.default: "it stands between two stages of a model, of which each is compiled by itself"}
+WITHOUT_KERNEL: Mapping[str, Mapping[OpOverload, str]] = MappingProxyType({"cpp": _OF_STAGES, "triton": _OF_STAGES})
 _WITHIN_A_PRODUCT = "it is computed within the product that it stands before, and multiply_unrounded has left it alone"
 
 

@@ -43,7 +43,7 @@ def test_an_engine_says_what_transformers_says_however_a_prompt_is_cut(family: s
 def test_company_forks_and_preemption_change_no_token(tmp_path: Path) -> None:
     path = built(tiny_architecture("falcon_h1"), tmp_path / "gpu.llmc", target="h100", max_batch_tokens=32)
     prompts = [tokens_of(4 + 9 * i, seed=i) for i in range(3)]
-    params = SamplingParams(max_tokens=12, temperature=0.9, seed=3, n=2, ignore_eos=True)
+    params = SamplingParams(max_tokens=24, temperature=0.9, seed=3, n=2, ignore_eos=True)
 
     def answers(engine: Engine, prompts: list[list[int]]) -> list[list[tuple[int, ...]]]:
         return [[tuple(c.token_ids) for c in each.choices] for each in engine.generate(prompts, params)]

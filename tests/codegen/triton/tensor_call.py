@@ -215,8 +215,8 @@ class TensorCall:
         """Launch on the tensors."""
         rows = self._arguments.get("rows")
         counts = {"T": self.tokens, "L": len(rows) if isinstance(rows, Tensor) else self.tokens, "R": 1}
-        if "state_slots" in self._arguments:
-            counts["R"] = len(self._arguments["state_slots"])
+        if "query_starts" in self._arguments:
+            counts["R"] = len(self._arguments["query_starts"]) - 1
         if "block_tables" in self._arguments:
             counts |= {"R": self.limits().max_sequences, "max_blocks": self._arguments["block_tables"].shape[1]}
         grid = tuple(evaluate_grid(text, counts) for text in launch.grid)

@@ -64,7 +64,7 @@ def paged_prefill_kernel(
     share = tl.program_id(0)
     kv_head = share // SHARES
     tile = tl.num_programs(1) - 1 - tl.program_id(1)
-    request = _request_of(query_starts_ptr, tile, requests, QUERY_TILE)
+    request = request_of(query_starts_ptr, tile, requests, QUERY_TILE)
     first_row = tl.load(query_starts_ptr + request)
     queries = tl.load(query_starts_ptr + request + 1) - first_row
     first_query = (tile - first_row // QUERY_TILE - request) * QUERY_TILE
@@ -148,7 +148,7 @@ def paged_prefill_kernel(
 
 
 @triton.jit
-def _request_of(query_starts_ptr: tl.tensor, tile: tl.tensor, requests: int, QUERY_TILE: tl.constexpr) -> tl.tensor:
+def request_of(query_starts_ptr: tl.tensor, tile: tl.tensor, requests: int, QUERY_TILE: tl.constexpr) -> tl.tensor:
     """The last request whose tiles start at or before `tile`.
 
     Request r's tiles start at query_starts[r] // QUERY_TILE + r: at least as many as it needs lie before the next
