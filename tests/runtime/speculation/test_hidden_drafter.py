@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -68,18 +68,20 @@ class Built:
 
 
 def _model_states(model: Path) -> Callable[[Tensor], tuple[list[Tensor], Tensor]]:
-    """The hidden state before each layer and after the last, and the one after the last norm."""
+    """The hidden state before each layer and after the last, and the one after the last norm. Each draft after the same
+    tokens asks for them."""
     auto: Any = AutoModelForCausalLM
     loaded = auto.from_pretrained(model, dtype=torch.float32)
     last: list[Tensor] = []
     loaded.model.norm.register_forward_pre_hook(lambda module, inputs: last.append(inputs[0][0]))
 
-    def states(ids: Tensor) -> tuple[list[Tensor], Tensor]:
+    @cache
+    def states(ids: tuple[int, ...]) -> tuple[list[Tensor], Tensor]:
         with torch.no_grad():
-            found = loaded(ids[None], output_hidden_states=True, use_cache=False).hidden_states
+            found = loaded(torch.tensor([ids]), output_hidden_states=True, use_cache=False).hidden_states
         return [*(each[0] for each in found[:-1]), last.pop()], found[-1][0]
 
-    return states
+    return lambda ids: states(tuple(ids.tolist()))
 
 
 def _limits() -> dict[str, Any]:
