@@ -19,9 +19,9 @@ from llmc.prediction.launch_time import predict_launch
 from llmc.prediction.rates import Rates
 from llmc.prediction.step_shape import StepShape
 from llmc.program import Limits
-from llmc.runtime.executors.executor import Executor, TimedExecutor
+from llmc.runtime.executors.executor import Executor, StateExecutor, TimedExecutor
 from llmc.runtime.executors.opening import open_executor
-from llmc.runtime.loop.step_inputs import StepInputs
+from llmc.runtime.loop.step_inputs import StatefulStepInputs, StepInputs
 from llmc.runtime.requests.request import Origin, Request
 from llmc.runtime.requests.request_state import Standing
 from llmc.runtime.scheduling.step_plan import Chunk, StepPlan
@@ -140,7 +140,8 @@ class Profiler:
         self._typical = typical
         self._taken = 0
         self._costs = launch_costs(directory.program)
-        self._inputs = StepInputs(directory.program.limits)
+        inputs = StatefulStepInputs if directory.program.states else StepInputs
+        self._inputs = inputs(directory.program.limits)
 
     def prefill(self, tokens: int) -> PreparedStep:
         """A step that reads one prompt, whose last token's logits are wanted."""
@@ -157,6 +158,8 @@ class Profiler:
             self._executor.step(self._inputs.fill(_plan(chunk)))
         for other in others:
             self._executor.copy_blocks(dict(zip(other.standing.blocks, first.standing.blocks, strict=True)))
+            if self._directory.program.states and isinstance(self._executor, StateExecutor):
+                self._executor.copy_states(first.seat, other.seat)
         plan = _plan(*(Chunk(sequence, context, 1, 1) for sequence in (first, *others)))
         name = f"decode, {batch} request{'s' if batch > 1 else ''} at context {context}"
         return PreparedStep(name, plan, StepShape.decode(batch, context + 1))
@@ -210,17 +213,18 @@ class Profiler:
         tokens: list[int] = np.random.default_rng(0).integers(0, vocabulary, length + count).tolist()
         shared, last = tokens[: length - 1], tokens[length:]
         return [
-            _Sequence([*shared, own], range(start, start + per_sequence))
-            for own, start in zip(last, starts, strict=True)
+            _Sequence([*shared, own], range(start, start + per_sequence), seat)
+            for seat, (own, start) in enumerate(zip(last, starts, strict=True))
         ]
 
 
 class _Sequence(Request):
-    """Tokens with blocks, as the scheduler would give them; nobody reads the logits."""
+    """Tokens with blocks and a seat, as the scheduler would give them; nobody reads the logits."""
 
-    def __init__(self, tokens: Sequence[int], blocks: range) -> None:
+    def __init__(self, tokens: Sequence[int], blocks: range, seat: int) -> None:
         super().__init__(tokens, every_logit=False, origin=Origin())
-        self.standing = Standing(blocks=list(blocks))
+        self.seat = seat
+        self.standing = Standing(blocks=list(blocks), seat=seat)
 
     def receive(self, start: int, logits: Any) -> None:
         """Do nothing: steps are run for their times, and what follows random tokens tells nobody anything."""

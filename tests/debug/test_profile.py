@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import llmc
+from llmc.architectures.tiny_config import tiny_architecture
 from llmc.debug.profile import Profile, check_profile, kernel_class, read_profile
 from llmc.debug.profiler import Workload, profile_engine
 from llmc.engine_format import read_engine
@@ -38,6 +40,13 @@ def test_every_launch_is_measured_and_predicted(profile: Profile, draft_engine: 
         assert step.rates.measured
     head = max(decode.launches, key=lambda each: each.predicted)
     assert launches[head.launch].family == "lm_head"
+
+
+@pytest.mark.slow
+def test_steps_of_an_engine_with_states(tmp_path: Path) -> None:
+    llmc.build(tiny_architecture("falcon_h1"), tmp_path / "engine.llmc", max_model_len=64)
+    profile = profile_engine(tmp_path / "engine.llmc", WORKLOAD, threads=1)
+    assert any("linear_attention" in launch.kernel for launch in profile.steps[1].launches)
 
 
 def test_a_profile_is_read_back(profile: Profile, draft_engine: Path, tmp_path: Path) -> None:
