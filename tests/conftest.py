@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
-import llmc.ops  # noqa: F401  (registers the ops that graphs are made of)
 from llmc.cache.source_digest import source_digest
 from llmc.settings import settings
 from tests.cache_beside import cache_beside
@@ -43,6 +41,11 @@ def pytest_configure(config: pytest.Config) -> None:
         if "triton" in sys.modules:
             raise pytest.UsageError("a conftest.py imports Triton, before anything has said that it is interpreted")
         os.environ["TRITON_INTERPRET"] = "1"
+    if config.getoption("dist", "no") != "no":
+        return  # The process that hands tests to others runs none: they need not wait until it has imported torch.
+    import llmc.ops  # noqa: F401  (registers the ops that graphs are made of)
+
+    if config.getoption("markexpr") != "gpu":
         keep_language_patched()
 
 
@@ -67,6 +70,8 @@ def pytest_sessionfinish() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def one_torch_thread() -> None:
     """A spinning OpenMP pool next to a busy process is ten times slower than one thread."""
+    import torch  # Not above: it takes seconds, and not all processes need it.
+
     torch.set_num_threads(1)
 
 

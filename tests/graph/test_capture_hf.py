@@ -102,7 +102,7 @@ def test_sinks_are_passed_on() -> None:
 
 
 def test_weights_are_named_by_the_checkpoint_and_computed_buffers_are_constants(tmp_path: Path) -> None:
-    graph = capture(tiny_checkpoint("llama", tmp_path), BuildOptions(dtype="bfloat16")).graph
+    graph = capture(tiny_checkpoint("llama", tmp_path, num_hidden_layers=1), BuildOptions(dtype="bfloat16")).graph
     q = "model.layers.0.self_attn.q_proj.weight"
     assert graph.weights["model_layers_0_self_attn_q_proj_weight"] == Stored(q, torch.bfloat16)
     frequencies = graph.weights["model_rotary_emb_inv_freq"]
@@ -121,7 +121,7 @@ def test_nodes_know_the_models_own_lines(captured_family: FamilyCaptures) -> Non
 
 
 def test_token_ids_come_from_the_generation_config_first(tmp_path: Path) -> None:
-    tiny_checkpoint("llama", tmp_path)
+    tiny_checkpoint("llama", tmp_path, num_hidden_layers=1)
     edit_json(tmp_path / "generation_config.json", lambda c: c.update(bos_token_id=5, eos_token_id=[6, 7]))
     info = capture(tmp_path, BuildOptions()).graph.info
     assert (info.bos_token_id, info.eos_token_ids) == (5, (6, 7))
@@ -152,9 +152,9 @@ def test_checkpoints_with_other_names_or_shards(tmp_path: Path) -> None:
 
 def test_float16_is_kept_and_float64_needs_a_choice(tmp_path: Path) -> None:
     half, double = tmp_path / "half", tmp_path / "double"
-    tiny_checkpoint("llama", half, torch.float16)
+    tiny_checkpoint("llama", half, torch.float16, num_hidden_layers=1)
     assert capture(half, BuildOptions()).graph.info.dtype == torch.float16
-    tiny_checkpoint("llama", double, torch.float64)
+    tiny_checkpoint("llama", double, torch.float64, num_hidden_layers=1)
     with pytest.raises(CheckpointError, match="float64, which engines do not compute in unasked"):
         capture(double, BuildOptions())
     assert capture(double, BuildOptions(dtype="float32")).graph.info.dtype == torch.float32
