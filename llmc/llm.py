@@ -35,9 +35,9 @@ class LLM(TextGenerator):
 
     model: an engine directory, an Engine, or a Hugging Face directory or hub name, which is compiled when it is first
     used and found in the engine cache from then on. target and build_options: for that, as in llmc.compile; an engine
-    that was not built so is refused. threads, kv_cache_bytes, kv_memory, prefix_cache, output_cache_bytes, speculation:
-    as in llmc.load, so not for an Engine, which is loaded. chat_template: a template's text, a Jinja file, or the name
-    of a built-in template; default is the model's own. Raises LlmcError.
+    that was not built so is refused. threads, kv_cache_bytes, kv_memory, prefix_cache, state_cache_bytes,
+    output_cache_bytes, speculation: as in llmc.load, so not for an Engine, which is loaded. chat_template: a template's
+    text, a Jinja file, or the name of a built-in template; default is the model's own. Raises LlmcError.
     """
 
     __signature__ = _Signature()
@@ -51,6 +51,7 @@ class LLM(TextGenerator):
         kv_cache_bytes: int | None = None,
         kv_memory: float | None = None,
         prefix_cache: bool = True,
+        state_cache_bytes: int | None = None,
         output_cache_bytes: int = 0,
         speculation: str | Mapping[str, object] | None = None,
         chat_template: str | None = None,
@@ -61,6 +62,7 @@ class LLM(TextGenerator):
             "kv_cache_bytes": kv_cache_bytes,
             "kv_memory": kv_memory,
             "prefix_cache": prefix_cache,
+            "state_cache_bytes": state_cache_bytes,
             "output_cache_bytes": output_cache_bytes,
             "speculation": speculation,
         }

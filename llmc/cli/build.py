@@ -205,7 +205,7 @@ def summary_table(report: BuildReport) -> FittingTable:
         table.add_row("bits a quantized weight", f"{mean_bits(report.quantized):.3f}, scales included")
     table.add_row("KV cache", f"{in_bytes(report.kv_bytes)} a token")
     if report.program.states:
-        table.add_row("states", f"{in_bytes(state_bytes(report.program.states))} a sequence")
+        table.add_row("states", f"{in_bytes(state_bytes(report.program.states))} a sequence, and a snapshot")
     if report.program.launches:
         table.add_row("decode step, predicted", predicted_decode(report))
     for name, seconds in report.seconds.items():

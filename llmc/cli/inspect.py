@@ -84,7 +84,7 @@ def overview(directory: EngineDirectory) -> FittingTable:
     per_token = manifest.memory["kv_per_token"]
     table.add_row("KV cache", f"{in_bytes(per_token)} a token, {in_bytes(per_token * limits.max_model_len)} a sequence")
     if states := manifest.memory.get("states_per_sequence", 0):
-        table.add_row("states", f"{in_bytes(states)} a sequence")
+        table.add_row("states", f"{in_bytes(states)} a sequence, and a snapshot")
     rewrites, refusals = sum(p.rewrites for p in manifest.passes), sum(p.refusals for p in manifest.passes)
     table.add_row("passes", f"{rewrites} rewrites, {refusals} near-misses (report/passes.json)")
     return table

@@ -85,6 +85,9 @@ class CapacityOptions:
     enable_prefix_caching: Annotated[
         bool, Option("--enable-prefix-caching/--no-enable-prefix-caching", help="reuse common beginnings")
     ] = True
+    state_cache_bytes: Annotated[
+        int | None, Option(help="of snapshots of a recurrent model's states, for common beginnings; 0 keeps none")
+    ] = None
     speculative_config: SpeculativeConfig = None
     output_cache_bytes: Annotated[int, Option(help="keep finished deterministic outputs; 0 keeps none")] = 0
     response_store_bytes: Annotated[

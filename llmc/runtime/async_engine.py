@@ -185,6 +185,7 @@ class AsyncEngine:
             blocks_free=pool.free,
             prefix_cache_queries=scheduler.prefix_cache.queries,
             prefix_cache_hits=scheduler.prefix_cache.hits,
+            snapshots=scheduler.prefix_cache.snapshot_stats,
             preemptions=scheduler.preemptions,
             prompt_tokens=self._prompt_tokens,
             generation_tokens=self._generation_tokens,

@@ -64,8 +64,7 @@ class Engine(TextGenerator):
         self._shared = SharedLoop(loop, executor.error if isinstance(executor, AbsentExecutor) else None)
         self._owned = owned
         self._tokenizer = Tokenizer(directory.files)
-        # Blocks alone do not bring a request to where they end: what its states were there is nowhere.
-        finds_prefixes = prefix_cache and not directory.program.states
+        finds_prefixes = prefix_cache and loop.finds_prefixes
         self._job_builder = JobBuilder(
             directory.manifest.model, directory.program.limits, self._tokenizer, prefix_cache=finds_prefixes
         )

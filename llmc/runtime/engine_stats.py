@@ -64,6 +64,14 @@ class CacheStats:
 
 
 @dataclass(frozen=True)
+class SnapshotStats:
+    """Of recurrent states, beside the prefix cache's blocks: how many there may be, and are."""
+
+    total: int
+    used: int
+
+
+@dataclass(frozen=True)
 class SpeculationStats:
     """drafts: proposals, of one or more tokens; accepted_at: tokens that came true, by place, from the first on.
     acceptance: the rejection_sample_method."""
@@ -90,7 +98,8 @@ class EngineStats:
 
     running, waiting: sequences (a request with n choices has n). blocks_used + blocks_cached + blocks_free =
     blocks_total; cached blocks hold a prefix that nobody uses now and are given away when needed.
-    prefix_cache_queries and prefix_cache_hits: in tokens, as vLLM counts them. finished: requests by finish reason,
+    prefix_cache_queries and prefix_cache_hits: in tokens, as vLLM counts them; of a model with states, too, a hit is
+    what has not to be computed again. snapshots: None for other models. finished: requests by finish reason,
     "error" among them. recent_steps: the latest steps, oldest first. rank_restarts: how often each rank but the first
     was lost and started again.
     """
@@ -112,3 +121,4 @@ class EngineStats:
     output_cache: CacheStats | None = None
     speculation: SpeculationStats | None = None
     rank_restarts: Mapping[int, int] = field(default_factory=dict)
+    snapshots: SnapshotStats | None = None

@@ -13,16 +13,21 @@ _MAX_SLOTS = 2**31 - 1
 
 
 def block_count(
-    program: Program, kv_cache_bytes: int | None, kv_memory: float | None = None, beside: Sequence[Program] = ()
+    program: Program,
+    kv_cache_bytes: int | None,
+    kv_memory: float | None = None,
+    beside: Sequence[Program] = (),
+    snapshots: int = 0,
 ) -> int:
     """Blocks for every sequence at full length, or as many as kv_cache_bytes, or the share kv_memory of the free
-    memory beside states, holds. beside: of engines that have as many blocks, and their part of the memory.
+    memory beside states and snapshots of them, holds. beside: of engines that have as many blocks, and their part of
+    the memory.
 
     The default is 0.4 of the free memory, or more if a single sequence of max_model_len needs it and the free memory
     holds it. Raises OptionError if there is not even room for that.
     """
     limits = program.limits
-    available = available_bytes() - limits.max_sequences * state_bytes(program.states)
+    available = available_bytes() - (limits.max_sequences + snapshots) * state_bytes(program.states)
     if kv_memory is not None:
         kv_cache_bytes = share_bytes(available, kv_memory, kv_cache_bytes)
     wanted, per_sequence = wanted_blocks(program, kv_cache_bytes)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmc.engine_format.path_argument import path_argument
-from llmc.engine_format.reader import read_engine, start_engine
+from llmc.engine_format.reader import EngineDirectory, read_engine, start_engine
 from llmc.errors import OptionError
 from llmc.program import Head, Limits
 from llmc.runtime.ranks.launch import work_for_first_rank
@@ -31,6 +31,7 @@ def load(
     max_step_tokens: int | None = None,
     max_sequences: int | None = None,
     prefix_cache: bool = True,
+    state_cache_bytes: int | None = None,
     output_cache_bytes: int = 0,
     speculation: str | Mapping[str, object] | None = None,
     check_weights: bool = True,
@@ -44,25 +45,23 @@ def load(
     error at once. "reference" runs a GPU engine's graph in torch, "triton_interpreter" its kernels, on the CPU.
     threads: of a step; default LLMC_THREADS, else the physical cores available. kv_cache_bytes: default as in
     kv_capacity.block_count; untouched parts of it cost nothing. kv_memory: the same as a share of the free memory (a
-    GPU's on a GPU). max_step_tokens, max_sequences: lower limits of a step than the engine was built for.
-    prefix_cache: keep the blocks of finished requests for those that begin alike.
-    output_cache_bytes: keep the answers to requests without chance (greedy, seeded, beam search). speculation: what
-    drafts tokens that may come next, in a dict or JSON, as vLLM's --speculative-config. check_weights: compare the
-    weights' hashes, beside the start: if they are corrupt, EngineFormatError is raised before the first
-    token or logit leaves. owned: a temporary directory to delete when the engine is closed. In a process that torchrun
-    started as a rank but the first, this ends with it. Raises EngineFormatError, TargetError, OptionError, RankError.
+    GPU's on a GPU). max_step_tokens, max_sequences: lower limits of a step than the engine was built for. prefix_cache:
+    keep the blocks of finished requests for those that begin alike. state_cache_bytes: of a recurrent model's states
+    where those end; default as in snapshot_count. output_cache_bytes: keep the answers to requests without chance
+    (greedy, seeded, beam search). speculation: what drafts tokens that may come next, in a dict or JSON, as vLLM's
+    --speculative-config. check_weights: compare the weights' hashes, beside the start: if they are corrupt,
+    EngineFormatError comes before the first token or logit. owned: a directory to delete with the engine. In a process
+    that torchrun started as a rank but the first, this ends with it. Raises EngineFormatError, TargetError,
+    OptionError, RankError.
     """
     drafts = None if speculation is None else _speculative_config(speculation, output_cache_bytes)
-    place, check = path_argument("path", path), None
+    place = path_argument("path", path)
     work_for_first_rank(place, threads, executor)
-    if check_weights:
-        directory, check = start_engine(place)
-    else:
-        directory = read_engine(place, check_weights=False, check_machine=False)
+    directory, check = start_engine(place) if check_weights else (_read_unchecked(place), None)
     # Not before, because importing the runtime takes as long as comparing the weights does meanwhile.
     from llmc.runtime.engine import Engine
     from llmc.runtime.executors.absent import AbsentExecutor
-    from llmc.runtime.executors.opening import open_or_explain
+    from llmc.runtime.executors.opening import CacheRoom, open_or_explain
     from llmc.runtime.loop.step_loop import StepLoop
     from llmc.runtime.speculation.opening import plan_speculation
     from llmc.runtime.threads import thread_count
@@ -74,14 +73,18 @@ def load(
     whole = _reads_whole_texts(directory.manifest.model.head, limits, max_step_tokens, speculation)
     wish = directory, limits, max_step_tokens
     asked = None if drafts is None else plan_speculation(drafts, *wish, check_weights=check_weights)
-    beside = () if asked is None else asked.programs
-    count, is_temporary = thread_count(threads), owned is not None
-    opened, blocks = open_or_explain(directory, executor, kv_cache_bytes, kv_memory, count, is_temporary, check, beside)
+    beside, count = () if asked is None else asked.programs, thread_count(threads)
+    room = CacheRoom(kv_cache_bytes, kv_memory, state_cache_bytes if prefix_cache and not whole else 0)
+    opened, blocks = open_or_explain(directory, executor, room, count, owned is not None, check, beside)
     started = asked.start(blocks, count, executor) if asked and not isinstance(opened, AbsentExecutor) else None
     loop = StepLoop(opened, limits, blocks, max_step_tokens, speculation=started, program=program, whole_texts=whole)
     return Engine(
         directory, opened, loop, owned, prefix_cache=prefix_cache, output_cache_bytes=output_cache_bytes, check=check
     )
+
+
+def _read_unchecked(place: Path) -> EngineDirectory:
+    return read_engine(place, check_weights=False, check_machine=False)
 
 
 def given_or_loaded(engine: Engine | str | Path, speculation: str | Mapping[str, object] | None) -> Engine:

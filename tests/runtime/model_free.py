@@ -2,6 +2,9 @@
 
 A request's next token is a checksum of all cells before it, so a block that is shared wrongly, copied wrongly or
 written by two changes what it says. One that breaks at a position writes NaN there, and gets NaN from then on.
+
+With states a slot of them holds what a sequence has read, and a step that finds there another's, or the same sequence's
+at another place, is an error.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from llmc.runtime.loop.publish import publish
 from llmc.runtime.loop.step import Ints, Step
 from llmc.runtime.loop.step_inputs import StepInputs
 from llmc.runtime.prefix_cache.chain import Chain
+from llmc.runtime.prefix_cache.state_snapshots import StateSnapshots
 from llmc.runtime.requests.generation_request import Priority
 from llmc.runtime.requests.request import Forks, LogitRows, Origin, Request, SampledRequest
 from llmc.runtime.sampling.sampler import Sampler
@@ -153,7 +157,7 @@ class Run:
     """A scheduler with a pool and a pretended cache, stepped and checked.
 
     requests: all that ever were. breaks_at: the position whose token makes NaN when that request computes it.
-    speculation: what drafts, if anything.
+    speculation: what drafts, if anything. snapshots: how many of states, of a model that has some; spacing: theirs.
     """
 
     def __init__(
@@ -163,6 +167,8 @@ class Run:
         max_step_tokens: int | None = None,
         clock: Callable[[], float] = time.monotonic,
         speculation: Speculation | None = None,
+        snapshots: int | None = None,
+        spacing: int = 1,
     ) -> None:
         self.speculation = speculation
         self.limits = limits
@@ -170,7 +176,14 @@ class Run:
         if speculation is not None:
             speculation.watch(self.pool)
         self.inputs = StepInputs(limits)
-        self.scheduler = Scheduler(limits, self.pool, max_step_tokens, clock=clock, speculation=speculation)
+        self.states: dict[int, list[int]] = {}
+        self.snapshots: StateSnapshots | None = None
+        if snapshots is not None:
+            slots = range(limits.max_sequences, limits.max_sequences + snapshots)
+            self.snapshots = StateSnapshots(slots, self._copy_states, limits.block_size, spacing)
+        self.scheduler = Scheduler(
+            limits, self.pool, max_step_tokens, clock=clock, speculation=speculation, snapshots=self.snapshots
+        )
         self.cells = np.full((blocks, limits.block_size), -1, np.int64)
         self.requests: list[Request] = []
         self.breaks_at: dict[Request, int] = {}
@@ -198,6 +211,7 @@ class Run:
             self._check_inputs(step, chunks)
             self.cells.reshape(-1)[step.slot_mapping] = step.input_ids
             self._break(chunks)
+            self._carry(chunks)
             rows = [logit_after(tokens) for tokens in self._seen(step, chunks)]
             results = Checksums(np.array(rows, np.float32).reshape(-1, 1))
             self.inputs.advance(publish(plan, results, self.scheduler, self._move_slots))
@@ -227,6 +241,32 @@ class Run:
         assert all(self.pool.holders(block) <= 1 for block in folded), "a block that is not hashed was found"
         kept = [block for block in range(self.pool.count) if self.pool.content(block) is not None]
         assert not (self.cells[kept] == NAN).any(), "others may find a block that holds NaN"
+        if self.snapshots is not None:
+            self._check_snapshots(self.snapshots, set(held), set(kept))
+
+    def _check_snapshots(self, snapshots: StateSnapshots, held: set[int], kept: set[int]) -> None:
+        """Of blocks that may be found only, or that are under way; and no slot is lost, or has two owners."""
+        owned = snapshots._slots
+        assert owned.keys() <= held | kept, "a block that nobody can find has a snapshot"
+        slots = sorted([*owned.values(), *snapshots._free])
+        assert slots == list(range(self.limits.max_sequences, self.limits.max_sequences + snapshots.count))
+        for block, slot in owned.items():
+            read = self.states[slot]
+            assert not len(read) % self.limits.block_size
+            assert read[-self.limits.block_size :] == self.cells[block].tolist(), "the snapshot is another block's"
+
+    def _carry(self, chunks: tuple[Chunk, ...]) -> None:
+        """What the step does to the states of its seats."""
+        for request, start, tokens, *_ in chunks if self.snapshots is not None else ():
+            seat, size = request.standing.seat, self.limits.block_size
+            assert seat is not None
+            cells = self.cells[request.standing.blocks].reshape(-1).tolist()
+            before = self.states.get(seat, []) if start else []
+            assert before == cells[:start], f"the states at {start} are others (blocks of {size})"
+            self.states[seat] = cells[: start + tokens]
+
+    def _copy_states(self, source: int, destination: int) -> None:
+        self.states[destination] = list(self.states[source])
 
     def _break(self, chunks: tuple[Chunk, ...]) -> None:
         size = self.limits.block_size

@@ -26,7 +26,9 @@ from llmc.runtime.sampling.row_choice import RowChoices
 ENGINE_ABI = 4
 
 
-def open_cpp(engine: EngineDirectory, blocks: int, threads: int, check: WeightCheck | None = None) -> "CppExecutor":
+def open_cpp(
+    engine: EngineDirectory, blocks: int, threads: int, check: WeightCheck | None = None, snapshots: int = 0
+) -> "CppExecutor":
     """The executor for an engine's library, which may be one that cannot choose tokens."""
     layout = engine.program.layout
     if layout.ranks > 1:
@@ -35,14 +37,14 @@ def open_cpp(engine: EngineDirectory, blocks: int, threads: int, check: WeightCh
 
         return (StagedCppExecutor if layout.pipeline > 1 else RankedCppExecutor)(engine, blocks, threads, check)
     can_choose = hasattr(open_library(engine), "llmc_engine_choose")
-    return (ChoosingCppExecutor if can_choose else CppExecutor)(engine, blocks, threads, check)
+    return (ChoosingCppExecutor if can_choose else CppExecutor)(engine, blocks, threads, check, snapshots=snapshots)
 
 
 class CppExecutor:
     """The library with its weights (mapped from their files), KV cache of `blocks` blocks, arena and threads.
 
     check: of the weights, under way; no step's results leave before it has ended. also: what else steps leave in the
-    arena, for `side_output`. ranks: its place among others.
+    arena, for `side_output`. ranks: its place among others. snapshots: how many of states there may be.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class CppExecutor:
         check: WeightCheck | None = None,
         also: Sequence[SideOutput] = (),
         ranks: LlmcRanks | None = None,
+        snapshots: int = 0,
     ) -> None:
         program = engine.program
         limits = program.limits
@@ -60,12 +63,13 @@ class CppExecutor:
         self._library = open_library(engine)
         self._check = check
         self._files = {t.path: np.frombuffer(engine.weight_file(t), np.uint8) for t in engine.tensors}
-        self._blocks, self._max_sequences = blocks, limits.max_sequences
+        self._blocks, self._state_slots = blocks, limits.max_sequences + snapshots
+        self.snapshots = snapshots
         self._caches: list[Bytes] = []
         for cache in program.caches:
             key_bytes, value_bytes = cache.key_and_value_bytes(limits.block_size)
             self._caches += [zeros(blocks * key_bytes), zeros(blocks * value_bytes)]
-        self._states = [zeros(limits.max_sequences * state.nbytes) for state in program.states]
+        self._states = [zeros(self._state_slots * state.nbytes) for state in program.states]
         self._slots = slot_views(program, self._caches)
         self._arena = zeros(program.arena.at(tokens=limits.max_batch_tokens, logit_rows=limits.max_logit_rows))
         self._sides = SideOutputs(program, also)
@@ -176,7 +180,7 @@ class CppExecutor:
 
     def copy_states(self, source: int, destination: int) -> None:
         for states in self._states:
-            slots = states.reshape(self._max_sequences, -1)
+            slots = states.reshape(self._state_slots, -1)
             slots[destination] = slots[source]
 
     def close(self) -> None:
@@ -196,8 +200,9 @@ class ChoosingCppExecutor(CppExecutor):
         threads: int,
         check: WeightCheck | None = None,
         ranks: LlmcRanks | None = None,
+        snapshots: int = 0,
     ) -> None:
-        super().__init__(engine, blocks, threads, check, ranks=ranks)
+        super().__init__(engine, blocks, threads, check, ranks=ranks, snapshots=snapshots)
         rows = engine.program.limits.max_logit_rows
         self._tokens, self._scores = np.zeros(rows, np.int32), np.zeros(rows, np.float32)
         self._covered = np.ones(rows, np.bool_)

@@ -104,6 +104,15 @@ class StateExecutor(Executor, Protocol):
 
 
 @runtime_checkable
+class SnapshotExecutor(StateExecutor, Protocol):
+    """An executor with further slots of states, behind those of max_sequences, which no step reads."""
+
+    @property
+    def snapshots(self) -> int:
+        """How many."""
+
+
+@runtime_checkable
 class ReopeningExecutor(Executor, Protocol):
     """An executor of several processes, which can be started again when one of them is lost."""
 

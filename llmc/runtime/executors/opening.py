@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from llmc.engine_format import EngineDirectory
 from llmc.engine_format.reader import GRAPH_NAME, MODEL_NAME, REFERENCE_TARGET, check_target
@@ -12,16 +12,24 @@ from llmc.program import Program
 from llmc.runtime.executors.absent import AbsentExecutor
 from llmc.runtime.executors.executor import Executor
 from llmc.runtime.kv_capacity import block_count
+from llmc.runtime.prefix_cache.snapshot_capacity import snapshot_count
 
 ExecutorName = Literal["cpp", "cuda", "onnxruntime", "onnxruntime_cuda", "reference", "triton_interpreter"]
 EXECUTOR_NAMES: tuple[ExecutorName, ...] = get_args(ExecutorName)
 
 
+class CacheRoom(NamedTuple):
+    """What llmc.load is asked to give the caches; None for the default."""
+
+    kv_cache_bytes: int | None
+    kv_memory: float | None
+    state_cache_bytes: int | None
+
+
 def open_or_explain(
     directory: EngineDirectory,
     name: ExecutorName | None,
-    kv_cache_bytes: int | None,
-    kv_memory: float | None,
+    room: CacheRoom,
     threads: int,
     is_temporary: bool,
     check: WeightCheck | None = None,
@@ -32,7 +40,8 @@ def open_or_explain(
     is_temporary: the engine goes when it is closed, and has to be saved first.
     """
     try:
-        return open_executor(directory, kv_cache_bytes, kv_memory, threads, name, check, beside)
+        kv_cache_bytes, kv_memory, state_cache_bytes = room
+        return open_executor(directory, kv_cache_bytes, kv_memory, threads, name, check, beside, state_cache_bytes)
     except TargetError as error:
         if name is not None:
             raise
@@ -47,10 +56,11 @@ def open_executor(
     name: ExecutorName | None = None,
     check: WeightCheck | None = None,
     beside: Sequence[Program] = (),
+    state_cache_bytes: int | None = 0,
 ) -> tuple[Executor, int]:
     """The executor, and how many blocks its KV cache has. name: None for what the engine was built for. check: of the
     weights, under way; the executor gives nothing away before it has ended well. beside: of engines that will be
-    opened with as many blocks.
+    opened with as many blocks. state_cache_bytes: of snapshots of states; None as in snapshot_count.
 
     Raises TargetError if this machine has not what it needs, OptionError for a name that the engine is not made for.
     """
@@ -64,8 +74,9 @@ def open_executor(
         return executor, executor.blocks
     if chosen == "cpp":
         check_target(directory.path, directory.manifest.target)
-    blocks = block_count(directory.whole_program, kv_cache_bytes, kv_memory, beside)
-    return _opened(directory, blocks, threads, chosen, check), blocks
+    snapshots = snapshot_count(directory.program, state_cache_bytes)
+    blocks = block_count(directory.whole_program, kv_cache_bytes, kv_memory, beside, snapshots)
+    return _opened(directory, blocks, threads, chosen, check, snapshots), blocks
 
 
 def chosen_executor(directory: EngineDirectory, name: ExecutorName | None) -> ExecutorName:
@@ -87,12 +98,17 @@ def open_second(
 
 
 def _opened(
-    directory: EngineDirectory, blocks: int, threads: int, chosen: ExecutorName, check: WeightCheck | None
+    directory: EngineDirectory,
+    blocks: int,
+    threads: int,
+    chosen: ExecutorName,
+    check: WeightCheck | None,
+    snapshots: int = 0,
 ) -> Executor:
     if chosen == "cpp":
         from llmc.runtime.executors.cpp import open_cpp
 
-        return open_cpp(directory, blocks, threads, check)
+        return open_cpp(directory, blocks, threads, check, snapshots)
     if check is not None:
         check.wait()  # These copy the weights first, which takes longer.
     if chosen == "cuda":
@@ -109,7 +125,7 @@ def _opened(
         return interpret_engine(directory, blocks)
     from llmc.runtime.executors.reference import ReferenceExecutor
 
-    return ReferenceExecutor(directory, blocks)
+    return ReferenceExecutor(directory, blocks, snapshots)
 
 
 def check_executor_name(name: object) -> ExecutorName:

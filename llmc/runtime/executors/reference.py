@@ -31,9 +31,10 @@ from llmc.runtime.loop.step import STEP_ARRAYS, Ints, Step
 
 
 class ReferenceExecutor:
-    """The graph of graph.json with its weights and a KV cache of `blocks` blocks, on each rank its own."""
+    """The graph of graph.json with its weights and a KV cache of `blocks` blocks, on each rank its own. snapshots: how
+    many of states there may be."""
 
-    def __init__(self, engine: EngineDirectory, blocks: int) -> None:
+    def __init__(self, engine: EngineDirectory, blocks: int, snapshots: int = 0) -> None:
         program = engine.program
         path = engine.path / GRAPH_NAME
         text = engine.files.text(GRAPH_NAME)
@@ -45,12 +46,13 @@ class ReferenceExecutor:
         )
         table = read_weight_table(text, path)
         self._ranks = [
-            graph_weights(of_rank(engine, rank), table) | _caches(program, blocks) | _states(program)
+            graph_weights(of_rank(engine, rank), table) | _caches(program, blocks) | _states(program, snapshots)
             for rank in range(program.ranks)
         ]
         # One block more than there are, for what the rows without a token write.
         self._spare_slot = blocks * program.limits.block_size
-        self._tensors, self._states = on_ranks(self._ranks), tuple(_states(program))
+        self._tensors, self._states = on_ranks(self._ranks), tuple(_states(program, 0))
+        self.snapshots = snapshots
         self._slots = [slot_views(program, _cache_bytes(program, tensors)) for tensors in self._ranks]
         self._interpreter = GraphInterpreter(graph)
         self._sides, self._left = program.side_outputs, dict[str, SideArray]()
@@ -116,9 +118,9 @@ def _caches(program: Program, blocks: int) -> dict[str, Tensor]:
     }
 
 
-def _states(program: Program) -> dict[str, Tensor]:
-    """By placeholder, a slot for each sequence."""
-    slots = program.limits.max_sequences
+def _states(program: Program, snapshots: int) -> dict[str, Tensor]:
+    """By placeholder, a slot for each sequence and for each snapshot."""
+    slots = program.limits.max_sequences + snapshots
     return {f"state_{index}": torch.zeros((slots, *state.shape)) for index, state in enumerate(program.states)}
 
 

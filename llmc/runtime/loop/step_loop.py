@@ -4,9 +4,10 @@ import time
 from collections.abc import Sequence
 
 from llmc.program import Limits, Program
-from llmc.runtime.executors.executor import AdaptedExecutor, ChoosingExecutor, Executor, StateExecutor
+from llmc.runtime.executors.executor import AdaptedExecutor, ChoosingExecutor, Executor, SnapshotExecutor, StateExecutor
 from llmc.runtime.loop.publish import compute, compute_choosing, publish
 from llmc.runtime.loop.step_inputs import StatefulStepInputs, StepInputs
+from llmc.runtime.prefix_cache.state_snapshots import StateSnapshots
 from llmc.runtime.requests.request import Request
 from llmc.runtime.scheduling.adapter_slots import AdapterSlots
 from llmc.runtime.scheduling.block_pool import BlockPool
@@ -51,7 +52,6 @@ class StepLoop:
         self.pool = BlockPool(blocks)
         if speculation is not None:
             speculation.watch(self.pool)
-        copying = executor.copy_states if has_states and isinstance(executor, StateExecutor) else None
         self._whole_texts = whole_texts
         self.scheduler = Scheduler(
             limits,
@@ -59,10 +59,16 @@ class StepLoop:
             max_step_tokens,
             speculation=speculation,
             adapters=slots,
-            copy_states=copying,
+            snapshots=self._state_snapshots(),
             whole_texts=whole_texts,
         )
         self.executor_seconds = 0.0
+
+    @property
+    def finds_prefixes(self) -> bool:
+        """Whether a request can begin where another has left blocks: with states, only where these were kept, too."""
+        snapshots = self.scheduler.prefix_cache.snapshots
+        return snapshots is None or snapshots.count > 0
 
     @property
     def executor(self) -> Executor:
@@ -137,3 +143,12 @@ class StepLoop:
             program=self._program,
             whole_texts=self._whole_texts,
         )
+
+    def _state_snapshots(self) -> StateSnapshots | None:
+        """None for a model without states, and where an engine cannot run."""
+        program, executor = self._program, self._executor
+        if program is None or not program.states or not isinstance(executor, StateExecutor):
+            return None
+        seats = program.limits.max_sequences
+        count = executor.snapshots if isinstance(executor, SnapshotExecutor) else 0
+        return StateSnapshots(range(seats, seats + count), executor.copy_states, self._limits.block_size)

@@ -2,7 +2,8 @@
 
 Blocks are found by their digests (block_digests.py), which start from the request's salt, so tenants cannot tell what
 others have sent by how fast they are answered. Only full blocks are kept (as in vLLM's automatic prefix caching),
-generated tokens' blocks among them: the next turn of a conversation finds the answer of the last one.
+generated tokens' blocks among them: the next turn of a conversation finds the answer of the last one. Of a model with
+states a prefix is found as far as it has a snapshot of them (state_snapshots.py).
 
 Hashing would be the dearest part of scheduling, and most of it for nobody. So a prompt is hashed before it comes here
 (requests/job_builder.py), and of the blocks that a request fills in a row only the first; the others stay folded under
@@ -11,21 +12,26 @@ its digest, and each is hashed when somebody's tokens have matched the block bef
 
 from collections.abc import Sequence
 
+from llmc.runtime.engine_stats import SnapshotStats
 from llmc.runtime.prefix_cache.block_digests import BlockDigests, root
 from llmc.runtime.prefix_cache.chain import Chain
+from llmc.runtime.prefix_cache.state_snapshots import StateSnapshots
 from llmc.runtime.requests.request import Request
 from llmc.runtime.scheduling.block_pool import BlockPool
 
 
 class PrefixCache:
-    """Blocks of `block_size` tokens by digest, kept in `pool`. queries, hits: tokens looked up and found.
+    """Blocks of `block_size` tokens by digest, kept in `pool`. queries, hits: tokens looked up and begun behind.
+
+    snapshots: of the states at their ends, of a model that has some.
 
     The content of a block in the pool is its digest, or the chain that it is folded in. A folded block has no holder
     but the request that filled it, which lets go of the end first: so the pool takes a chain's blocks from its end.
     """
 
-    def __init__(self, pool: BlockPool, block_size: int) -> None:
+    def __init__(self, pool: BlockPool, block_size: int, snapshots: StateSnapshots | None = None) -> None:
         self._pool = pool
+        self.snapshots = snapshots
         self._block_size = block_size
         self._digests = BlockDigests(block_size)
         self._blocks: dict[bytes, int] = {}
@@ -33,6 +39,11 @@ class PrefixCache:
         self.queries = 0
         self.hits = 0
         pool.tell_losses(self._lose)
+
+    @property
+    def snapshot_stats(self) -> SnapshotStats | None:
+        """None for a model without states."""
+        return None if self.snapshots is None else SnapshotStats(self.snapshots.count, self.snapshots.used)
 
     def match(self, request: Request) -> list[int]:
         """The longest run of blocks that holds the request's beginning: not yet shared, and never all its tokens.
@@ -54,19 +65,24 @@ class PrefixCache:
             found.append(block)
             for chain in self._folded.pop(parent, ()):
                 self._hash_first(chain)
-        return found
+        return found if self.snapshots is None else self.snapshots.usable(request, found)
 
     def start(self, request: Request, blocks: int) -> None:
-        """The request begins on so many blocks that it has found. The first time it is put into the statistics."""
+        """The request begins, seated, on so many blocks that it has found. The first time it is put into the
+        statistics."""
         request.prefix.registered = blocks
+        if blocks and self.snapshots is not None:
+            self.snapshots.restore(request)
         if request.salt is not None and request.standing.started is None:
             self.queries += len(request.tokens)
             self.hits += blocks * self._block_size
 
     def leave(self, request: Request) -> None:
-        """The request holds no blocks any more."""
-        request.prefix.registered = 0
-        request.prefix.chain = None
+        """The request lets go of its blocks. Those without content will never be found."""
+        own = request.prefix
+        if self.snapshots is not None:
+            self.snapshots.leave(request, [b for b in request.standing.blocks if self._pool.content(b) is None])
+        own.registered, own.chain = 0, None
 
     def register(self, request: Request) -> None:
         """Remember the blocks that the request has filled. Call it only once logits after them were finite."""
@@ -111,6 +127,8 @@ class PrefixCache:
         chain.begin += 1
         chain.parent = digest
         if digest in self._blocks:
+            if self.snapshots is not None:
+                self.snapshots.move(block, self._blocks[digest])
             self._pool.forget(block)
         else:
             self._blocks[digest] = block
@@ -126,6 +144,8 @@ class PrefixCache:
 
     def _lose(self, blocks: Sequence[int], contents: Sequence[object]) -> None:
         """The pool needs the blocks for something else. A request lets go of its chain at once: they come in runs."""
+        if self.snapshots is not None:
+            self.snapshots.drop(blocks)
         begin, count = 0, len(blocks)
         while begin < count:
             content = contents[begin]

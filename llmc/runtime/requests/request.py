@@ -15,7 +15,7 @@ import numpy.typing as npt
 from llmc.errors import RequestError
 from llmc.runtime.adapters.placed_adapter import PlacedAdapter
 from llmc.runtime.requests.generation_request import Priority
-from llmc.runtime.requests.request_state import Decoding, KnownPrefix, Standing
+from llmc.runtime.requests.request_state import Decoding, KnownPrefix, KnownStates, Standing
 from llmc.runtime.sampling.row_choice import RowChoice
 from llmc.runtime.sampling.sampler import Sampler
 
@@ -63,7 +63,7 @@ class Request(ABC):
     tokens: the prompt and what was generated so far. finished: no step may follow. scored, scored_end: logits are
     wanted after each token from position `scored` to before `scored_end`, and always after the last one. error: why it
     cannot go on. priority, salt, arrived, deadline, adapter: see Origin; one that has failed loses its salt. standing,
-    decoding, prefix: what others note; see request_state.py.
+    decoding, prefix, states: what others note; see request_state.py.
     """
 
     def __init__(self, prompt: Sequence[int], *, every_logit: bool, origin: Origin) -> None:
@@ -80,6 +80,7 @@ class Request(ABC):
         self.standing = Standing()
         self.decoding = Decoding()
         self.prefix = KnownPrefix()
+        self.states = KnownStates()
 
     @property
     def computed(self) -> int:
@@ -135,7 +136,8 @@ class Request(ABC):
 
     def fitting(self, tokens: int, rows: int) -> int:
         """How many of the pending tokens fit into a step with room for so many tokens and rows of logits."""
-        count = min(self.pending, tokens)
+        stops = self.states.stops
+        count = min(self.pending, tokens, stops[0] - self.computed) if stops else min(self.pending, tokens)
         if rows and self.scored >= self.scored_end:
             return count
         if self.logit_rows(count) <= rows:

@@ -1,4 +1,4 @@
-"""What is noted on a request while it is served: three records, each of which only one file writes."""
+"""What is noted on a request while it is served: four records, each of which only one file writes."""
 
 from dataclasses import dataclass, field
 
@@ -45,3 +45,13 @@ class KnownPrefix:
     digests: list[bytes] = field(default_factory=list)
     registered: int = 0
     chain: Chain | None = None
+
+
+@dataclass(eq=False, slots=True)
+class KnownStates:
+    """Written by state_snapshots.py. stops: where its next chunks have to end, to be kept there. kept: the position of
+    the last snapshot that it has taken or begun from; latest: the block of the last one in its answer."""
+
+    stops: list[int] = field(default_factory=list)
+    kept: int = 0
+    latest: int | None = None

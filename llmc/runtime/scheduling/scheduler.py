@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 
 from llmc.program import Limits
 from llmc.runtime.prefix_cache.prefix_cache import PrefixCache
+from llmc.runtime.prefix_cache.state_snapshots import StateSnapshots
 from llmc.runtime.requests.request import Request, SampledRequest
 from llmc.runtime.scheduling.adapter_slots import AdapterSlots
 from llmc.runtime.scheduling.block_pool import BlockPool
@@ -32,8 +33,8 @@ class Scheduler:
     max_step_tokens: a lower budget of tokens a step than the engine's limit. ageing_seconds: how long a FREE request
     waits until it is as urgent as a PREMIUM one. clock: seconds, as Request.arrived counts them. speculation: what
     drafts tokens that may come next; a request that has drafts is a chunk of its last token and of those. adapters:
-    slots of the engine's pools; a request whose adapter has none, and gets none, waits. copy_states: from seat to
-    seat, of a model that has states. whole_texts: all tokens of a request come in one step.
+    slots of the engine's pools; a request whose adapter has none, and gets none, waits. snapshots: of the states of a
+    model that has some. whole_texts: all tokens of a request come in one step.
     """
 
     def __init__(
@@ -46,15 +47,15 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         speculation: Speculation | None = None,
         adapters: AdapterSlots | None = None,
-        copy_states: Callable[[int, int], None] | None = None,
+        snapshots: StateSnapshots | None = None,
         whole_texts: bool = False,
     ) -> None:
         self._pool = pool
         self._whole_texts = whole_texts
         self._adapters = adapters
         self._speculation = speculation
-        self._copy_states = copy_states
-        self.prefix_cache = PrefixCache(pool, limits.block_size)
+        self._snapshots = snapshots
+        self.prefix_cache = PrefixCache(pool, limits.block_size, snapshots)
         self.preemptions = 0
         self.block_size = limits.block_size
         self._budget = min(limits.max_batch_tokens, max_step_tokens or limits.max_batch_tokens)
@@ -109,8 +110,8 @@ class Scheduler:
             self._waiting.put_back(child)
             return
         self._take_seat(child)
-        if self._copy_states is not None and first.seat is not None and own.seat is not None:
-            self._copy_states(first.seat, own.seat)
+        if self._snapshots is not None:
+            self._snapshots.fork(parent, child)
         own.computed = parent.computed
         own.blocks = first.blocks[: self._blocks_for(own.computed)]
         self.prefix_cache.fork(parent, child)
@@ -147,6 +148,8 @@ class Scheduler:
     def advance(self, chunk: Chunk, tokens: int) -> None:
         """So many of the chunk's tokens have been computed: all, but of those with drafts what came true."""
         chunk.request.standing.computed += tokens
+        if self._snapshots is not None:
+            self._snapshots.reach(chunk.request)
 
     def settle(self, request: Request) -> None:
         """Put a request where it belongs after a step in which it was not a plain decode; remove it if finished.
@@ -214,6 +217,8 @@ class Scheduler:
     def _grow_decodes(self, outline: StepOutline) -> None:
         """Give the decoding requests the blocks that they write next."""
         cohort = self._decoding.cohort(self._number)
+        if self._snapshots is not None:
+            self._snapshots.pass_ends(cohort)
         if len(cohort) <= self._pool.available:
             if cohort:
                 for request, block in zip(cohort, self._pool.allocate(len(cohort)), strict=True):
@@ -359,11 +364,11 @@ class Scheduler:
             own.seat = None
             if request.adapter is not None and self._adapters is not None:
                 self._adapters.release(request.adapter)
+        self.prefix_cache.leave(request)
         if own.blocks:
             self._pool.release(own.blocks)
             own.blocks = []
         own.computed = 0
-        self.prefix_cache.leave(request)
 
     def _take_seat(self, request: Request) -> None:
         request.standing.seat = self._free_seats.pop()

@@ -79,6 +79,9 @@ def gauges(stats: EngineStats) -> list[tuple[str, str, float]]:
         ("kv_cache_blocks", "KV blocks.", stats.blocks_total),
         ("kv_cache_blocks_cached", "KV blocks that only the prefix cache holds.", stats.blocks_cached),
     ]
+    if stats.snapshots is not None:
+        found.append(("state_snapshots", "Snapshots of states that there is room for.", stats.snapshots.total))
+        found.append(("state_snapshots_used", "Snapshots of states that prefixes have.", stats.snapshots.used))
     if stats.output_cache is not None:
         found.append(("output_cache_bytes", "Bytes that the cache of outputs holds.", stats.output_cache.bytes))
         found.append(("output_cache_entries", "Outputs in the cache of outputs.", stats.output_cache.entries))

@@ -101,6 +101,7 @@ class LiveView:
                 "free": stats.blocks_free,
             },
             "prefix_cache": {"queries": stats.prefix_cache_queries, "hits": stats.prefix_cache_hits},
+            "snapshots": {} if stats.snapshots is None else asdict(stats.snapshots),
             "drafts": {} if drafts is None else {"tokens": drafts.draft_tokens, "accepted": drafts.accepted_tokens},
             "preemptions": stats.preemptions,
             "prompt_tokens": stats.prompt_tokens,

@@ -18,10 +18,11 @@ class ServeOptions:
     served_model_name: what requests call the model; default the directory's name. max_model_len, max_num_seqs,
     max_num_batched_tokens: lower limits than the engine was built with. gpu_memory_utilization: the KV cache's share of
     the free memory, of the GPU or of this machine; kv_cache_memory_bytes: its size instead. enable_prefix_caching:
-    reuse the keys and values of prompts with a common beginning. speculative_config: what drafts tokens, as JSON.
-    output_cache_bytes: of the cache of finished
-    deterministic outputs, 0 for none. response_store_bytes: of what /v1/responses keeps, 0 for nothing;
-    response_store_seconds: how long. chat_template: a file, or a name of BUILT_IN; default the model's.
+    reuse the keys and values of prompts with a common beginning. state_cache_bytes: of a model with states, for what
+    they were where such beginnings end; 0 for none. speculative_config: what drafts tokens, as JSON.
+    output_cache_bytes: of the cache of finished deterministic outputs, 0 for none. response_store_bytes: of what
+    /v1/responses keeps, 0 for nothing; response_store_seconds: how long.
+    chat_template: a file, or a name of BUILT_IN; default the model's.
     tool_call_parser: how the model writes tool calls; default what its template says. reasoning_parser: the tags of
     what it thinks: `auto` by its template, `none`, a name or both tags. generation_config: `auto` takes the model's
     sampling defaults, `llmc` OpenAI's. unknown_fields: of requests: `error`, or `warn`, which serves them without and
@@ -50,6 +51,7 @@ class ServeOptions:
     gpu_memory_utilization: float | None = None
     kv_cache_memory_bytes: int | None = None
     enable_prefix_caching: bool = True
+    state_cache_bytes: int | None = None
     speculative_config: str | None = None
     output_cache_bytes: int = 0
     response_store_bytes: int = 64 << 20
@@ -80,6 +82,7 @@ class ServeOptions:
         self._check("max_body_bytes", self.max_body_bytes >= 1024, "at least 1024")
         self._check("drain_seconds", self.drain_seconds >= 0, "0 or more")
         self._check("stall_seconds", self.stall_seconds > 0, "more than 0")
+        self._check("state_cache_bytes", self.state_cache_bytes is None or self.state_cache_bytes >= 0, "0 or more")
         self._check("output_cache_bytes", self.output_cache_bytes >= 0, "0 or more")
         self._check("response_store_bytes", self.response_store_bytes >= 0, "0 or more")
         self._check("response_store_seconds", self.response_store_seconds > 0, "more than 0")

@@ -135,6 +135,7 @@ def _load(options: ServeOptions) -> Engine:
         max_sequences=options.max_num_seqs,
         max_step_tokens=options.max_num_batched_tokens,
         prefix_cache=options.enable_prefix_caching,
+        state_cache_bytes=options.state_cache_bytes,
         speculation=options.speculative_config,
         output_cache_bytes=options.output_cache_bytes,
     )

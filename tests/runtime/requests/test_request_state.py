@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import llmc
-from llmc.runtime.requests.request_state import Decoding, KnownPrefix, Standing
+from llmc.runtime.requests.request_state import Decoding, KnownPrefix, KnownStates, Standing
 
 PACKAGE = Path(llmc.__file__).parent
 OWNERS = {"standing": ("scheduler.py", Standing), "decoding": ("decode_set.py", Decoding)}
-OWNERS["prefix"] = ("prefix_cache.py", KnownPrefix)
+OWNERS |= {"prefix": ("prefix_cache.py", KnownPrefix), "states": ("state_snapshots.py", KnownStates)}
 # Who keeps the queues says what is in them.
 OTHER_OWNERS = {"is_waiting": "waiting_requests.py"}
 MUTATORS = {"append", "extend", "pop", "clear", "insert", "remove", "sort"}

@@ -38,8 +38,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         blocks=st.integers(8, 20),
         drafts=st.sampled_from((None, None, 1, 5)),
         drafter=st.sampled_from(("chains", "trees", "second engine")),
+        snapshots=st.integers(0, 8),
+        spacing=st.sampled_from((1, 5, 8)),
     )
-    def start(self, budget: int, sequences: int, rows: int, blocks: int, drafts: int | None, drafter: str) -> None:
+    def start(
+        self,
+        budget: int,
+        sequences: int,
+        rows: int,
+        blocks: int,
+        drafts: int | None,
+        drafter: str,
+        snapshots: int,
+        spacing: int,
+    ) -> None:
+        """States exclude drafts."""
         self.now = 0.0
         limits = Limits(budget, sequences, rows, max_model_len=32, block_size=4)
 
@@ -49,7 +62,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             return Trees(next_token, 97) if drafter == "trees" else Guesses(next_token, 97)
 
         speculation = None if drafts is None else Speculation(new_drafter, drafts, Wavering)
-        self.run = Run(limits, blocks, clock=lambda: self.now, speculation=speculation)
+        self.run = Run(
+            limits,
+            blocks,
+            clock=lambda: self.now,
+            speculation=speculation,
+            snapshots=snapshots if drafts is None else None,
+            spacing=spacing,
+        )
         self.dropped: set[Request] = set()
         self.groups: list[Lockstep] = []
 

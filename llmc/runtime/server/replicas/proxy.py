@@ -228,7 +228,7 @@ def merged_view(views: Sequence[tuple[Replica, dict[str, Any]]], replicas: Seque
         "requests_not_shown",
     ):
         merged[name] = first[name] + sum(view[name] for view in rest)
-    for name in ("blocks", "prefix_cache", "drafts", "finished"):
+    for name in ("blocks", "prefix_cache", "snapshots", "drafts", "finished"):
         keys = {key: None for _, view in views for key in view[name]}
         merged[name] = {key: sum(view[name].get(key, 0) for _, view in views) for key in keys}
     for name in ("requests", "latest", "step_seconds", "step_tokens"):

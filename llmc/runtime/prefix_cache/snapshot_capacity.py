@@ -1,0 +1,27 @@
+"""How many snapshots of states the prefix cache gets."""
+
+from llmc.errors import OptionError
+from llmc.program import Program, state_bytes
+from llmc.runtime.memory import available_bytes
+
+# A conversation needs one of its prompt and one of its answer; others wait while these run.
+PER_SEQUENCE = 4
+# Snapshots are touched as they are taken, so this is a ceiling, as the KV cache's size is one.
+MEMORY_FRACTION = 0.1
+
+
+def snapshot_count(program: Program, state_cache_bytes: int | None) -> int:
+    """As many as state_cache_bytes holds; by default four for each sequence of a step, and not more than a tenth of the
+    free memory holds. None for a model without states. Raises OptionError."""
+    if state_cache_bytes is not None and (type(state_cache_bytes) is not int or state_cache_bytes < 0):
+        raise OptionError(
+            f"state_cache_bytes cannot be {state_cache_bytes!r}",
+            at=f"state_cache_bytes={state_cache_bytes!r}",
+            fix="give a whole number of bytes, 0 for no snapshots, or None for a share of the free memory",
+        )
+    each = state_bytes(program.states)
+    if not each:
+        return 0
+    if state_cache_bytes is not None:
+        return state_cache_bytes // each
+    return min(PER_SEQUENCE * program.limits.max_sequences, int(MEMORY_FRACTION * available_bytes()) // each)

@@ -1,0 +1,120 @@
+"""What a sequence's states were at the ends of some blocks, so that a prefix that is found can be gone on from there.
+
+Keys and values of a prefix do not bring a model with states to its end: the states there do. They are as large after
+sixteen tokens as after thousands, so few ends of blocks have them, and a prefix counts as far as the last that has:
+
+- the last one in a prompt that leaves it a token to compute: who sends the prompt again begins there;
+- where a prompt parts from what was computed before (Marconi, Pan et al. 2024): the next one that parts there finds it;
+- the latest in an answer, in the place of the one before: the next turn of the conversation begins there.
+
+Chunks of a prompt end where a snapshot is taken, which is a step more. That, and the copy, are worth it only where a
+later request saves `spacing` tokens or more.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+
+from llmc.runtime.requests.request import Request
+
+# A prompt's rest behind its snapshot is a step of its own, which reads all weights once more.
+SPACING = 64
+
+
+class StateSnapshots:
+    """Slots of states, numbered as those of seats are, for snapshots at the ends of blocks.
+
+    copy_states: from slot to slot, at once. When no slot is left the snapshot that was taken or read longest ago goes.
+    A block that is given away, or was never registered, takes its snapshot with it: PrefixCache tells.
+    """
+
+    def __init__(
+        self, slots: range, copy_states: Callable[[int, int], None], block_size: int, spacing: int = SPACING
+    ) -> None:
+        self.count = len(slots)
+        self._free = list(reversed(slots))
+        self._copy_states = copy_states
+        self._block_size = block_size
+        self._spacing = spacing
+        # Slot by block, the one used last at the end.
+        self._slots: OrderedDict[int, int] = OrderedDict()
+
+    @property
+    def used(self) -> int:
+        """How many snapshots there are."""
+        return len(self._slots)
+
+    def usable(self, request: Request, found: Sequence[int]) -> list[int]:
+        """The first of the blocks that were found, to the last one with a snapshot; plans where to take others."""
+        end = len(found)
+        while end and found[end - 1] not in self._slots:
+            end -= 1
+        known, last = request.states, end * self._block_size
+        known.kept, known.stops = last, []
+        for blocks in (len(found), (len(request.tokens) - 1) // self._block_size):
+            position = blocks * self._block_size
+            if self.count and position - last >= self._spacing:
+                known.stops.append(position)
+                last = position
+        return list(found[:end])
+
+    def restore(self, request: Request) -> None:
+        """Let the states of the request's seat be what they were at the end of the last of its blocks, all found."""
+        own = request.standing
+        assert own.seat is not None
+        block = own.blocks[own.computed // self._block_size - 1]
+        self._slots.move_to_end(block)
+        self._copy_states(self._slots[block], own.seat)
+
+    def fork(self, parent: Request, child: Request) -> None:
+        """Let the states of the child's seat be those of the parent's."""
+        first, own = parent.standing.seat, child.standing.seat
+        assert first is not None and own is not None
+        self._copy_states(first, own)
+        child.states.kept = parent.states.kept
+
+    def reach(self, request: Request) -> None:
+        """After a chunk: take the snapshot that was planned at its end, if one was."""
+        stops = request.states.stops
+        if stops and stops[0] == request.computed:
+            del stops[0]
+            self._take(request)
+
+    def pass_ends(self, requests: Iterable[Request]) -> None:
+        """Decoding requests are at the end of a block: take their snapshots, in the place of those before."""
+        for request in requests if self.count else ():
+            known = request.states
+            if request.salt is not None and request.computed - known.kept >= self._spacing:
+                if known.latest is not None:
+                    self.drop((known.latest,))
+                known.latest = self._take(request)
+
+    def leave(self, request: Request, lost: Iterable[int]) -> None:
+        """The request lets go of its blocks, of which these will not be found."""
+        self.drop(lost)
+        known = request.states
+        known.stops, known.kept, known.latest = [], 0, None
+
+    def move(self, block: int, other: int) -> None:
+        """The two hold the same tokens, and only the other one will be found."""
+        slot = self._slots.pop(block, None)
+        if slot is not None and self._slots.setdefault(other, slot) != slot:
+            self._free.append(slot)
+
+    def drop(self, blocks: Iterable[int]) -> None:
+        """The blocks will not be found, or hold something else soon."""
+        for block in blocks:
+            slot = self._slots.pop(block, None)
+            if slot is not None:
+                self._free.append(slot)
+
+    def _take(self, request: Request) -> int:
+        """The states at the end of what the request has computed, which is the end of a block: returns that block."""
+        own, position = request.standing, request.computed
+        assert own.seat is not None and not position % self._block_size
+        block = own.blocks[position // self._block_size - 1]
+        self.drop((block,))
+        slot = self._free.pop() if self._free else self._slots.popitem(last=False)[1]
+        self._copy_states(own.seat, slot)
+        self._slots[block] = slot
+        request.states.kept = position
+        return block
