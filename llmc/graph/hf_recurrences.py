@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import sigmoid, softplus
+from torch.nn.functional import sigmoid, silu, softplus
 
 _llmc = torch.ops.llmc
 
@@ -88,6 +88,29 @@ def lightning_attention(
     return self.out_proj(gated), None
 
 
+def zamba_mixer(
+    self: Any, hidden_states: Tensor, cache_params: None = None, attention_mask: Any = None, **options: Any
+) -> Tensor:
+    """Mamba of several heads, whose projections are experts that every token goes to, each head's channels to its own.
+    hidden_states: [1, T, hidden]; returns the same."""
+    heads, width, n = self.n_mamba_heads, self.mamba_head_dim, self.ssm_state_size
+    x, gate = self.in_proj(hidden_states).squeeze(0).reshape(-1, heads * width, 2).unbind(-1)
+    x = self.act(_llmc.causal_conv.default(x, self.conv1d.weight.squeeze(1).t(), self.conv1d.bias))
+    every = torch.zeros_like(x[:, :1], dtype=torch.int64) + torch.arange(heads)
+    rows, steps = self.x_proj_weight.flatten(0, 1), self.dt_proj_weight.flatten(0, 1)
+    of_head = _llmc.expert_linear.default(x.reshape(-1, heads, width), rows, None, every, heads)
+    dt, B, C = of_head.split([self.time_step_rank, n, n], -1)
+    dt = softplus(_llmc.expert_linear.default(dt, steps, None, every, heads).float() + self.dt_proj_bias.float())
+    A, channels = -torch.exp(self.A_log.float()), x.float().reshape(-1, heads, width)
+    scans = [
+        _llmc.selective_scan.default(channels[:, i], dt[:, i], A[i], B[:, i].float(), C[:, i].float())
+        for i in range(heads)
+    ]
+    y = torch.cat(scans, -1) + x * self.D.float().flatten()
+    scanned: Tensor = self.out_proj((y * silu(gate)).to(hidden_states.dtype).unsqueeze(0))
+    return scanned
+
+
 def causal_conv(self: nn.Conv1d, x: Tensor) -> Tensor:
     """A convolution of channels by themselves with what lies before them, and of nothing behind the last token, which
     models cut off. x: [1, channels, T]; returns the same."""
@@ -119,6 +142,7 @@ METHODS: dict[tuple[str, str], Callable[..., Any]] = {
     ("MiniMaxLightningAttention", "forward"): lightning_attention,
     ("RecurrentGemmaRglru", "_rnn_scan"): rg_lru,
     ("RwkvModel", "_rescale_layers"): leave_scales,
+    ("ZambaMambaMixer", "forward"): zamba_mixer,
     ("ZeroPad2d", "forward"): token_shift,
     ("xLSTMBackend", "forward"): mlstm,
 }

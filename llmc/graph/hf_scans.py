@@ -1,4 +1,5 @@
-"""Convolutions and scans of transformers' recurrent models as llmc:: ops, while such a model is captured.
+"""Convolutions and scans of transformers' recurrent models as llmc:: ops, while such a model is captured, and mixtures
+of experts that call no hook.
 
 Their own code for a whole sequence splits it into chunks or walks over its tokens, which fixes the number of tokens.
 transformers calls it by the names of functions in a model's module, so that libraries of kernels can take its place;
@@ -17,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
 
 from llmc.errors import CaptureError
-from llmc.graph.hf_recurrences import METHODS, rwkv_linear_attention
+from llmc.graph import hf_experts, hf_recurrences
+from llmc.graph.hf_recurrences import rwkv_linear_attention
 
 _llmc = torch.ops.llmc
 
@@ -29,10 +31,10 @@ def scans_as_ops(model: nn.Module) -> Iterator[None]:
     modules = {sys.modules[type(part).__module__] for part in model.modules()}
     places = [(module, name) for module in modules for name in _FUNCTIONS if hasattr(module, name)]
     before = [getattr(module, name) for module, name in places]
-    methods = [(part, name) for part in model.modules() for kind, name in METHODS if type(part).__name__ == kind]
+    methods = [(part, name) for part in model.modules() for kind, name in _METHODS if type(part).__name__ == kind]
     try:
         for part, name in methods:
-            setattr(part, name, MethodType(METHODS[type(part).__name__, name], part))
+            setattr(part, name, MethodType(_METHODS[type(part).__name__, name], part))
         for module, name in places:
             setattr(module, name, _FUNCTIONS[name])
         yield
@@ -144,6 +146,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "chunk_kimi_delta_attention": chunk_gated_delta_rule,
     "rwkv_linear_attention": rwkv_linear_attention,
 }
+_METHODS = {**hf_recurrences.METHODS, **hf_experts.METHODS}
 
 
 def _positive(dt: Tensor, bias: Tensor | None, is_softplus: bool) -> Tensor:
@@ -152,7 +155,12 @@ def _positive(dt: Tensor, bias: Tensor | None, is_softplus: bool) -> Tensor:
 
 
 # What models pass along that says nothing of the arithmetic.
-_INERT = frozenset({"position_ids", "cache_position", "use_cache", "output_hidden_states", "output_attentions", "z"})
+_INERT = frozenset(
+    {
+        *("position_ids", "position_embeddings", "cache_position", "use_cache"),
+        *("output_hidden_states", "output_attentions", "z"),
+    }
+)
 
 
 def _refuse(function: str, options: dict[str, Any]) -> None:

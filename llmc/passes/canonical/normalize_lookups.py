@@ -1,6 +1,7 @@
 """Give lookups in tables, and choices of channels that are known when the engine is built, one spelling.
 
     table[ids], index_select(table, 0, ids)                      →  embedding(table, ids)
+    numbers[ids [T, n]], of one number a channel                 →  gather(numbers of every token, -1, ids)
     gather(table, 0, ids[:, None] repeated along the channels)    →  embedding(table, ids)
     a lookup in a table that holds one number everywhere          →  full_like(ids, number)
     x[:, :, [4, 5]], index_select(x, 2, [4, 5])                  →  a slice of x for each run of channels
@@ -70,6 +71,9 @@ def _chosen(source: fx.Node, dim: int, index: fx.Node, graph: ModelGraph) -> Cal
         return _slices(source, dim, [front_dim(int(n), int(value.shape[dim])) for n in numbers])
     if dim == 0 and value.dim() == 2 and is_weight(source, graph):
         return Call(aten.embedding.default, (source, index))
+    if dim == 0 and value.dim() == 1 and ids.dim() == 2 and is_weight(source, graph):
+        nothing = Call(aten.full_like.default, (Call(aten.slice.Tensor, (index, 1, 0, 1)), 0), {"dtype": value.dtype})
+        return Call(aten.gather.default, (Call(aten.add.Tensor, (nothing, source)), -1, index))
     return None
 
 

@@ -7,6 +7,7 @@
     mm, bmm  →  matmul;  addmm, x·W, W·xᵀ, linear(x, Wᵀ)  →  linear(x, transpose(W));  baddbmm  →  add of a matmul
     min and max of two tensors, clamp between tensors  →  minimum, maximum;  __and__, __or__  →  bitwise_and, bitwise_or
     square  →  pow(x, 2);  std  →  square root of the mean of squares;  multiply  →  mul;  rsub  →  sub
+    linalg_vector_norm of 1 or 2  →  sum of absolutes, or square root of the sum of squares
     var.dim  →  var.correction;  masked_fill, where with a scalar  →  where;  _softmax  →  softmax
     add(expand(x), y)  →  add(x, y), and so for all pointwise ops, where y has the whole shape
     native_layer_norm, fused SDPA variants, of which only the first result is used  →  layer_norm, SDPA
@@ -276,6 +277,17 @@ def _std(node: fx.Node) -> Call | None:
     return Call(aten.sqrt.default, (Call(aten.mean.dim, (Call(aten.pow.Tensor_Scalar, (apart, 2)), dims, True)),))
 
 
+def _vector_norm(node: fx.Node) -> Call | None:
+    arguments = call_arguments(node)
+    x, dims, keepdim = arguments["self"], arguments["dim"], arguments["keepdim"]
+    if dims is None or arguments["dtype"] is not None or arguments["ord"] not in (1, 2):
+        return None
+    if arguments["ord"] == 1:
+        return Call(aten.sum.dim_IntList, (Call(aten.abs.default, (x,)), dims, keepdim))
+    squares = Call(aten.pow.Tensor_Scalar, (x, 2))
+    return Call(aten.sqrt.default, (Call(aten.sum.dim_IntList, (squares, dims, keepdim)),))
+
+
 def _squeeze_last(node: fx.Node) -> Call | None:
     """squeeze of several dims, one after the other."""
     dims: Any = call_arguments(node)["dim"]
@@ -327,9 +339,10 @@ _RULES: dict[Any, Rule] = {
     aten.baddbmm.default: _baddbmm,
     aten.bmm.default: _to_matmul,
     aten.clamp.Tensor: _clamp,
-    aten.concat.default: _concat,
+    **dict.fromkeys((aten.concat.default, aten.concatenate.default), _concat),
     aten.div.Scalar: _to_tensor_overload(aten.div.Tensor),
     aten.flatten.using_ints: _reshape,
+    aten.linalg_vector_norm.default: _vector_norm,
     aten.linear.default: _linear,
     aten.mT.default: _swap_last,
     aten.masked_fill.Scalar: _masked_fill,

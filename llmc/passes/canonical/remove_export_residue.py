@@ -3,7 +3,7 @@
     aten.clone(x), aten.alias(x), x.to(x.dtype), x[:], x.expand(x.shape), dropout in eval mode, x · 1  →  x
     aten.view(aten.clone(x), sizes)  →  aten.reshape(x, sizes), since x need not lie as its copy does
     aten.type_as(x, y), aten.to.*(x, dtype)  →  aten._to_copy(x, dtype=dtype)
-    aten.cat([x, empty])  →  x
+    aten.cat([x, empty])  →  x;  x.expand(x.shape[0], n)  →  x.expand(-1, n), without arithmetic on sizes
 Must have: the same shape and dtype for every token count. Packed-sequence detection, whose result nothing uses once
 the attention is known to be causal, falls to dead-code removal.
 """
@@ -21,7 +21,7 @@ from llmc.passes.example import Example
 from llmc.passes.node_rules import Call, Rule, apply_rules
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
-from llmc.passes.shapes import front_dim, same_value, tensor_of
+from llmc.passes.shapes import front_dim, same_size, same_value, tensor_of
 
 aten = torch.ops.aten
 
@@ -100,6 +100,16 @@ def _permute(node: fx.Node) -> fx.Node | None:
     return _first_argument(node) if [d % len(dims) for d in dims] == [*range(len(dims))] else None
 
 
+def _expand(node: fx.Node) -> fx.Node | Call | None:
+    same = _same_as_input(node)
+    source, value, sizes = tensor_of(node.args[0]), tensor_of(node), call_arguments(node)["size"]
+    if same is not None or source is None or value is None or source.dim() != value.dim():
+        return same
+    kept = [-1 if same_size(*each) else size for size, *each in zip(sizes, source.shape, value.shape, strict=True)]
+    counted = any(isinstance(size, fx.Node) and new == -1 for size, new in zip(sizes, kept, strict=True))
+    return Call(aten.expand.default, (node.args[0], kept)) if counted else None
+
+
 def _cat(node: fx.Node) -> fx.Node | Call | None:
     tensors: Any = node.args[0]
     value = tensor_of(node)
@@ -133,7 +143,7 @@ _RULES: dict[Any, Rule] = {
     aten.detach_.default: _same_as_input,
     aten.div.Tensor: _neutral(1),
     aten.dropout.default: _dropout,
-    aten.expand.default: _same_as_input,
+    aten.expand.default: _expand,
     aten.lift_fresh.default: _same_as_input,
     aten.lift_fresh_copy.default: _same_as_input,
     aten.mul.Tensor: _neutral(1),

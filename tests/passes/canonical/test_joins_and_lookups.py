@@ -40,6 +40,16 @@ def test_tables_are_looked_up() -> None:
     assert not any(f"aten.{op}" in text for op in ("index", "gather"))
 
 
+def test_numbers_of_chosen_channels_are_gathered() -> None:
+    def body(x: Any, scale: Any) -> Any:
+        largest = aten.topk.default(x, 2)
+        scaled = aten.mul.Tensor(largest[0], aten.index.Tensor(scale, [largest[1]]))
+        return aten.add.Tensor(x, aten.sum.dim_IntList(scaled, [1], True))
+
+    text = rewritten(PatternGraph(body, scale=(WIDTH,)), normalize_lookups)
+    assert "aten.gather" in text and "aten.index" not in text
+
+
 def test_complex_rotations_of_something_else_are_refused() -> None:
     def body(x: Any, angles: Any) -> Any:
         pairs = aten.view_as_complex.default(aten.reshape.default(x, [-1, WIDTH // 2, 2]))

@@ -50,6 +50,24 @@ def test_scalars_transposes_norms_and_softmax(golden: Golden) -> None:
     golden("passes/normalize_more.txt", rewritten(PatternGraph(body, weight=(WIDTH,)), normalize_ops))
 
 
+def test_vector_norms_are_sums() -> None:
+    def body(x: Any) -> Any:
+        first, second = (aten.slice.Tensor(x, 1, start, start + 4) for start in (0, 4))
+        one, two = (aten.linalg_vector_norm.default(x, order, [-1], True) for order in (1.0, 2.0))
+        return aten.concatenate.default([aten.mul.Tensor(first, one), aten.mul.Tensor(second, two)], 1)
+
+    text = rewritten(PatternGraph(body), normalize_ops)
+    assert "linalg_vector_norm" not in text and "concatenate" not in text
+    assert all(f"aten.{op}(" in text for op in ("abs", "sqrt", "cat"))
+
+
+def test_other_norms_stay() -> None:
+    def body(x: Any) -> Any:
+        return aten.div.Tensor(x, aten.linalg_vector_norm.default(x, 3.0, [-1], True))
+
+    assert refusals(PatternGraph(body), normalize_ops) == []
+
+
 def test_flash_attention_becomes_sdpa() -> None:
     def body(x: Any) -> Any:
         heads = aten.unsqueeze.default(aten.transpose.int(aten.reshape.default(x, [-1, 2, 4]), 0, 1), 0)

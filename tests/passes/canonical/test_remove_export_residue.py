@@ -43,6 +43,16 @@ def test_spells_casts_one_way() -> None:
     assert "type_as" not in text and "aten.to" not in text
 
 
+def test_axes_that_stay_are_not_counted() -> None:
+    def body(x: Any) -> Any:
+        heads = aten.reshape.default(x, [-1, 2, 4])
+        spread = aten.expand.default(aten.slice.Tensor(heads, 1, 0, 1), [aten.sym_size.int(heads, 0), 2, 4])
+        return aten.reshape.default(spread, [-1, WIDTH])
+
+    text = rewritten(PatternGraph(body), remove_export_residue)
+    assert "[-1, 2, -1]" in text and "sym_size" not in text
+
+
 @pytest.mark.parametrize(
     "body",
     [
