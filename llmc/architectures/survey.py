@@ -1,6 +1,7 @@
 """Build a tiny model of an architecture and compare it with transformers: how far it gets, and why not farther."""
 
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from llmc.architectures.tiny_config import tiny_architecture
 from llmc.compiler import build
@@ -33,13 +35,26 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """difference: max |Δlogit| over the spread, of an engine that was built. reason: why there is none."""
+    """difference: max |Δlogit| over the spread, of an engine that was built. reason: why there is none.
+
+    kv_bytes: of its KV cache, a token; state_bytes: of its states, a sequence; of the tiny model in fp32.
+    """
 
     model_type: str
     class_name: str
     verdict: Verdict
     difference: float | None = None
     reason: str | None = None
+    kv_bytes: int | None = None
+    state_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class _Built:
+    """What an engine says. memory: of its manifest."""
+
+    logits: NDArray[np.float32]
+    memory: Mapping[str, int]
 
 
 def survey(model_type: str, class_name: str, target: str) -> Outcome:
@@ -48,24 +63,34 @@ def survey(model_type: str, class_name: str, target: str) -> Outcome:
     Of a multimodal model the text half is built, and compared with what the whole model says of tokens alone.
     """
 
-    def outcome(verdict: Verdict, reason: str | None = None, difference: float | None = None) -> Outcome:
-        return Outcome(model_type, class_name, verdict, difference, reason)
+    def outcome(verdict: Verdict, reason: str) -> Outcome:
+        return Outcome(model_type, class_name, verdict, reason=reason)
 
     tokens = [(7 + 37 * i + i * i) % 150 + 3 for i in range(LENGTH)]
     try:
         model = tiny_architecture(model_type)
-        with torch.inference_mode():
-            expected = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].float().numpy()
     except Exception as error:  # transformers raises whatever its own code meets.
         return outcome(Verdict.NO_MODEL, _one_line(error))
     try:
-        found = _logits(model, tokens, target)
+        found = _built(model, tokens, target)
     except LlmcError as error:
         return outcome(Verdict.REFUSED, error.problem if error.at is None else f"{error.problem} ({error.at})")
     except Exception as error:  # Said to be a fault, so that it is seen.
         return outcome(Verdict.FAILED, _one_line(error))
-    difference = float(np.abs(found - expected).max() / expected.std())
-    return outcome(Verdict.MATCHES if difference <= TOLERANCE else Verdict.DIFFERS, difference=difference)
+    try:
+        with torch.inference_mode():
+            expected = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].float().numpy()
+    except Exception as error:
+        return outcome(Verdict.NO_MODEL, _one_line(error))
+    difference = float(np.abs(found.logits - expected).max() / expected.std())
+    return Outcome(
+        model_type,
+        class_name,
+        Verdict.MATCHES if difference <= TOLERANCE else Verdict.DIFFERS,
+        difference,
+        kv_bytes=found.memory["kv_per_token"],
+        state_bytes=found.memory["states_per_sequence"],
+    )
 
 
 def outcome_json(outcome: Outcome) -> dict[str, Any]:
@@ -73,12 +98,12 @@ def outcome_json(outcome: Outcome) -> dict[str, Any]:
     return {**asdict(outcome), "verdict": outcome.verdict.value}
 
 
-def _logits(model: Any, tokens: list[int], target: str) -> Any:
+def _built(model: Any, tokens: list[int], target: str) -> _Built:
     with tempfile.TemporaryDirectory(prefix="llmc-models-") as directory:
         path = Path(directory) / "engine.llmc"
         build(model, path, target=target, dtype="float32", max_model_len=64)
         with load(path) as engine:
-            return engine.logits(tokens)
+            return _Built(engine.logits(tokens), engine.manifest.memory)
 
 
 def _one_line(error: Exception) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from llmc.architectures.variants import VARIANTS
 from llmc.errors import CaptureError
 from llmc.graph.hf_config import import_transformers
 
@@ -52,23 +53,33 @@ _SIZES: Mapping[str, Any] = MappingProxyType(
         "pad_token_id": 2,
     }
 )
+_LAYER_KINDS = ("layer_types", "layers_block_type", "mlp_layer_types")
 _LATENT = {"head_dim": 8, "num_key_value_heads": 4}
+_INDEXER = {
+    **{"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16},
+    **{"indexer_budget": 320, "indexer_compress_ratio": 4},
+}
+_LLAMA4 = {"num_hidden_layers": 4, "layer_types": [*["chunked_attention"] * 3, "full_attention"]}
+_ZAMBA = {"layers_block_type": ["mamba", "hybrid"] * 2, "num_hidden_layers": 4, "attention_hidden_size": None}
 
 # Where settings depend on each other, by model type; None removes a setting from the small ones.
 _OVERRIDES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         **dict.fromkeys(("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32"), _LATENT),
         **dict.fromkeys(("glm4_moe_lite", "glm_moe_dsa", "minicpm3", "youtu", "kimi_linear"), _LATENT),
-        "bailing_hybrid": {**_LATENT, "head_dim": None, "qk_head_dim": 24},
+        "bamba": {"attn_layer_indices": [1]},
+        "bailing_hybrid": {**_LATENT, "n_group": 1, "qk_head_dim": None, "num_mtp_layers": 0},
+        "blt": {"encoder_hash_byte_group_vocab": 500, "vocab_size": 260},
+        **{f"blt_local_{part}": {"hidden_size_global": 64, "vocab_size": 260} for part in ("encoder", "decoder")},
         "cohere_compass_text": {
             "rope_parameters": {
                 kind: {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
                 for kind in ("full_attention", "sliding_attention")
             }
         },
-        "cpmant": {"prompt_length": 8, "prompt_types": 2},
+        "cpmant": {"prompt_length": 8, "prompt_types": 3},
         "dbrx": {
-            "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0},
+            "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8},
             "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 112, "moe_num_experts": 4, "moe_top_k": 2},
             "max_seq_len": 320,
         },
@@ -84,20 +95,29 @@ _OVERRIDES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "activation_sparsity_pattern": [0.9, 0.9, 0.0, 0.0],
         },
         "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2, "window_size": 6},
+        "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
+        "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
         "lfm2": {"layer_types": ["conv", "full_attention"]},
-        "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+        "lfm2_moe": {"num_dense_layers": 1, "layer_types": ["conv", "full_attention"]},
         # The fourth layer has neither chunks nor rotations.
-        **{name: {"num_hidden_layers": 4} for name in ("llama4", "llama4_text")},
+        **dict.fromkeys(("llama4", "llama4_text"), _LLAMA4),
         "longcat_flash": {**_LATENT, "ffn_hidden_size": 112, "zero_expert_num": 2, "num_layers": 1},
         "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1},
+        "phi4_multimodal_audio": {
+            "num_blocks": 1,
+            **dict.fromkeys(("ext_pw_out_channel", "depthwise_separable_out_channel", "nemo_conv_channels"), 64),
+        },
+        "phi4_multimodal_vision": {"crop_size": 32},
+        **dict.fromkeys(("qwen4_exp", "qwen4_exp_text"), _INDEXER),
         # Blocks of the gates' matrices as wide as kernels take them.
-        "recurrent_gemma": {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32},
+        "recurrent_gemma": {"num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32},
         "reformer": {"axial_pos_embds_dim": [32, 32], "axial_pos_shape": [16, 20], "is_decoder": True},
         "roc_bert": {"pronunciation_vocab_size": 20, "shape_vocab_size": 20},
         "xlm": {"emb_dim": 64, "n_words": 160},
         "xmod": {"default_language": "en_XX", "languages": ["en_XX"]},
-        "zamba": {"layers_block_type": ["mamba", "hybrid"], "num_hidden_layers": 2},
-        "zamba2": {"layers_block_type": ["mamba", "hybrid"], "num_hidden_layers": 2, "num_mem_blocks": 1},
+        # The second hybrid layer has the attention of the first.
+        "zamba": {**_ZAMBA, "attention_head_dim": 32, "num_key_value_heads": 4},
+        "zamba2": {**_ZAMBA, "attention_head_dim": None, "kv_channels": None, "mamba_headdim": None},
         "zaya": {"num_experts_per_tok": 1},
     }
 )
@@ -111,51 +131,75 @@ def causal_architectures() -> Iterator[tuple[str, str]]:
     yield from sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items())
 
 
-def tiny_config(model_type: str) -> Any:
-    """The configuration of about 100,000 parameters. Raises CaptureError for a type that has none."""
+def architectures() -> Iterator[tuple[str, str]]:
+    """The same, each with its variants behind it."""
+    for model_type, name in causal_architectures():
+        yield model_type, name
+        yield from ((variant, name) for variant in VARIANTS if variant.partition("+")[0] == model_type)
+
+
+def tiny_config(name: str) -> Any:
+    """The configuration of about 100,000 parameters. name: a model type or a variant of one.
+
+    Raises CaptureError for a name that is neither.
+    """
     transformers = import_transformers()
-    name = dict(causal_architectures()).get(model_type)
-    if name is None:
+    class_name = dict(architectures()).get(name)
+    if class_name is None:
         raise CaptureError(
-            f"transformers {transformers.__version__} has no causal architecture {model_type!r}",
-            at=f"model type {model_type!r}",
+            f"transformers {transformers.__version__} has no causal architecture {name!r}",
+            at=f"model type {name!r}",
             fix="llmc models lists those that it has",
         )
-    config_class = getattr(transformers, name).config_class
-    config = config_class(**_settings(model_type, config_class))
+    config_class = getattr(transformers, class_name).config_class
+    config = config_class(**_settings(name.partition("+")[0], config_class, VARIANTS.get(name, {})))
     if getattr(config, "is_decoder", None) is False:
         config.is_decoder = True
     return config
 
 
-def _settings(model_type: str, config_class: Any) -> dict[str, Any]:
-    """What a configuration is made of, the parts of a multimodal one too."""
+def _settings(model_type: str, config_class: Any, variant: Mapping[str, Any]) -> dict[str, Any]:
+    """What a configuration is made of, the parts of a multimodal one too. variant: what is different in it."""
     from transformers import CONFIG_MAPPING
 
     known = config_class().to_dict()
-    settings: dict[str, Any] = {key: value for key, value in _SIZES.items() if key in known}
-    settings |= _OVERRIDES.get(model_type, {})
+    small = {key: value for key, value in _SIZES.items() if key in known}
+    settings = {**small, **_each_kind_of_layer(known), **_OVERRIDES.get(model_type, {}), **variant}
     for part in config_class.sub_configs:
         part_type = (known.get(part) or {}).get("model_type")
         if part_type and part not in settings:
-            settings[part] = _settings(part_type, CONFIG_MAPPING[part_type])
+            settings[part] = _settings(part_type, CONFIG_MAPPING[part_type], {})
     return {key: value for key, value in settings.items() if value is not None}
 
 
-def tiny_architecture(model_type: str) -> Any:
+def _each_kind_of_layer(known: Mapping[str, Any]) -> dict[str, Any]:
+    """One layer of each kind that the default configuration has, since its first two may be of the same."""
+    kinds = {key: list(dict.fromkeys(known.get(key) or ())) for key in _LAYER_KINDS}
+    kinds = {key: found for key, found in kinds.items() if len(found) > 1}
+    if not kinds:
+        return {}
+    layers = max(map(len, kinds.values()))
+    return {"num_hidden_layers": layers, **{key: (found * layers)[:layers] for key, found in kinds.items()}}
+
+
+def tiny_architecture(name: str) -> Any:
     """A model of `tiny_config` in fp32 with seeded weights, wide enough that its logits differ clearly.
 
-    Raises CaptureError for a type that has no tiny configuration.
+    Raises CaptureError for a name that has no tiny configuration.
     """
     transformers = import_transformers()
-    config = tiny_config(model_type)
-    model_class = getattr(transformers, dict(causal_architectures())[model_type])
-    with torch.device("meta"):
-        count = sum(parameter.numel() for parameter in model_class._from_config(config).parameters())
+    config = tiny_config(name)
+    model_class = getattr(transformers, dict(architectures())[name])
+    try:
+        count = _parameters(model_class, config)
+    except ImportError:  # A tower of a package that is not here: the text half is what llmc builds.
+        config = config.get_text_config(decoder=True)
+        model_class = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        count = _parameters(model_class, config)
     if count > _PARAMETERS:
         raise CaptureError(
-            f"the small configuration of {model_type!r} has {count:,} parameters: some of its sizes are not known here",
-            at=f"model type {model_type!r}",
+            f"the small configuration of {name!r} has {count:,} parameters: some of its sizes are not known here",
+            at=f"model type {name!r}",
             fix="pass a model of it: llmc explain MODEL",
         )
     # As `llmc verify` does: sdpa, the choice of some versions of transformers for Gemma 2, leaves its soft cap out.
@@ -168,3 +212,8 @@ def tiny_architecture(model_type: str) -> Any:
             scale = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.1
             parameter.copy_(scale * noise + (0 if parameter.dim() > 1 else parameter))
     return model.eval()
+
+
+def _parameters(model_class: Any, config: Any) -> int:
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in model_class._from_config(config).parameters())

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 def models(
-    names: Annotated[list[str] | None, typer.Argument(help="model types, such as llama; default: all")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="types, such as llama or falcon+alibi; default: all"),
+    ] = None,
     *,
     target: Annotated[
         str, typer.Option(help="what the tiny engines are built for: cpu compiles each, too")
@@ -31,7 +34,7 @@ def models(
     """Build a tiny random model of each architecture and compare it with transformers: minutes for all."""
     from llmc.architectures.page import models_page
     from llmc.architectures.survey import LENGTH, outcome_json, survey
-    from llmc.architectures.tiny_config import causal_architectures
+    from llmc.architectures.tiny_config import architectures
     from llmc.graph.hf_config import import_transformers
 
     if resolve_target(target).compiled:
@@ -41,7 +44,7 @@ def models(
             fix="choose reference, cpu, or another that `llmc targets` says runs here",
         )
     transformers = import_transformers()
-    known = dict(causal_architectures())
+    known = dict(architectures())
     wanted = names or list(known)
     for name in wanted:
         if name not in known:
