@@ -1,0 +1,14 @@
+"""What docs/models.md says of each architecture."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+
+
+def listed(title: str) -> list[str]:
+    """The names in a section of the page."""
+    section = _PAGE.read_text(encoding="utf-8").partition(f"## {title}\n")[2].partition("\n## ")[0]
+    return re.findall(r"^\| `([\w+-]+)` \|", section, re.MULTILINE)

@@ -1,0 +1,92 @@
+"""One of each family in bf16 and with int8 weights: as near to fp32 as the numbers allow."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+import llmc
+from llmc.architectures.tiny_config import tiny_architecture
+
+EXPERTS = ("mixtral", "gpt_oss", "qwen3_moe", "llama4_text", "deepseek_v3+groups", "granitemoe", "dbrx", "nemotron_h")
+LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "deepseek_v32")
+STATES = (
+    *("mamba", "falcon_mamba", "jamba", "zamba", "mamba2", "bamba", "falcon_h1", "zamba2", "lfm2", "recurrent_gemma"),
+    *("qwen3_next", "olmo_hybrid", "kimi_linear", "bailing_hybrid", "minimax", "rwkv", "xlstm"),
+)
+WINDOWS = (
+    "mistral",
+    "gemma2",
+    "gemma3_text",
+    "gpt_neo",
+    "llama4_text",
+    "cohere2",
+    "modernbert-decoder",
+    "gemma3n_text",
+)
+OTHERS = ("bloom", "mpt", "falcon+alibi", "opt", "bart", "whisper", "bert", "roformer", "gemma4_text")
+FAMILIES = tuple(dict.fromkeys((*EXPERTS, *LATENTS, *STATES, *WINDOWS, *OTHERS)))
+LENGTHS = (70, 33, 7)
+
+# How many times as far off fp32 an engine in bf16 may be as torch in bf16 is.
+BF16 = 1.25
+# Root mean squares of Δlogit over the spread. A code of int8 with a scale a row is off by 2⁻⁸ of its largest at most.
+INT8 = 0.05
+# A compiled int8 engine against its reference, which reads the same codes: sums in another order.
+SAME_CODES = 1e-3
+
+Logits = npt.NDArray[np.float32]
+
+
+def prompts() -> list[list[int]]:
+    chance = random.Random(0)
+    return [[chance.randrange(3, 150) for _ in range(length)] for length in LENGTHS]
+
+
+def torch_logits(model: Any) -> Logits:
+    with torch.inference_mode():
+        found = [model(input_ids=torch.tensor([p]), use_cache=False).logits[0].float().numpy() for p in prompts()]
+    return np.concatenate(found)
+
+
+def engine_logits(model: Any, path: Path, **options: Any) -> Logits:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", llmc.errors.BuildWarning)
+        llmc.build(model, path, max_model_len=128, **options)
+    with llmc.load(path) as engine:
+        return np.concatenate(engine.logits(prompts()))
+
+
+def deviation(ours: Logits, theirs: Logits) -> float:
+    """The root mean square difference over the spread."""
+    return float(np.sqrt(np.square(ours - theirs).mean()) / theirs.std())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_bf16(name: str, tmp_path: Path) -> None:
+    model = tiny_architecture(name).to(torch.bfloat16)
+    ours, theirs = engine_logits(model, tmp_path / "engine.llmc", dtype="bfloat16"), torch_logits(model)
+    # The same weights, rounded once, in fp32 arithmetic.
+    exact = torch_logits(model.float())
+    error, torchs = deviation(ours, exact), deviation(theirs, exact)
+    assert error <= BF16 * torchs, f"{error:.4f} of the spread off fp32, torch in bf16 {torchs:.4f}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_int8_weights(name: str, tmp_path: Path) -> None:
+    model = tiny_architecture(name)
+    expected = torch_logits(model)
+    options = {"dtype": "float32", "quantize": "int8"}
+    compiled = engine_logits(model, tmp_path / "cpu.llmc", target="cpu", **options)
+    reference = engine_logits(model, tmp_path / "reference.llmc", target="reference", **options)
+    assert deviation(compiled, reference) <= SAME_CODES
+    assert 0 < deviation(compiled, expected) <= INT8
