@@ -17,10 +17,10 @@ from tests.codegen.triton.device_harness import interpret_steps
 from tests.end_to_end.logits import assert_close
 from tests.gpu_target import gpu_target
 from tests.heads.tiny_texts import MODELS, rows_of, texts, tiny_model
-from tests.quick_sample import quick_sample
 
 
-@pytest.mark.parametrize("name", quick_sample(MODELS, {"modernbert"}))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
 def test_rows_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     """Three texts in one step, whose last tokens' rows are theirs. In fp32."""
     options = BuildOptions(max_batch_tokens=64, max_logit_rows=64)
