@@ -80,7 +80,7 @@ _OVERRIDES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "cpmant": {"prompt_length": 8, "prompt_types": 3},
         "dbrx": {
             "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8},
-            "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 112, "moe_num_experts": 4, "moe_top_k": 2},
+            "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
             "max_seq_len": 320,
         },
         "dots1": {"n_shared_experts": 1},
