@@ -93,7 +93,13 @@ class Backend(Protocol):
 # Ops of lowered graphs that a kind of target has no kernel for, and why. Every other op has one in each (tests/ops),
 # but for the parts of products, which products' kernels compute.
 _OF_STAGES = {_llmc.hand_over.default: "it stands between two stages of a model, of which each is compiled by itself"}
-WITHOUT_KERNEL: Mapping[str, Mapping[OpOverload, str]] = MappingProxyType({"cpp": _OF_STAGES, "triton": _OF_STAGES})
+_OF_CHOICES = {
+    _llmc.paged_choose_keys.default: "keys are chosen on CPUs so far; sequences as long as what is chosen "
+    "(--max-model-len) need no choice"
+}
+WITHOUT_KERNEL: Mapping[str, Mapping[OpOverload, str]] = MappingProxyType(
+    {"cpp": _OF_STAGES, "triton": _OF_STAGES | _OF_CHOICES}
+)
 _WITHIN_A_PRODUCT = "it is computed within the product that it stands before, and multiply_unrounded has left it alone"
 
 

@@ -21,7 +21,8 @@ from llmc.program import Layout, Limits, RowCount
 from llmc.program.launch_arguments import Count, Operand, Rows
 
 # Their kernels know rows only, and take a tensor [rows, several, channels] as so many rows more.
-_OF_MATRICES = frozenset({torch.ops.llmc.lm_head.default, torch.ops.llmc.top_tokens.default})
+_llmc = torch.ops.llmc
+_OF_MATRICES = frozenset({_llmc.linear.default, _llmc.lm_head.default, _llmc.top_tokens.default})
 _FOLD = "compute it from weights alone, outside of what depends on the tokens, so that it can be folded at build time"
 
 
@@ -149,6 +150,8 @@ class NodeCall:
         dtype = node.meta["val"].dtype
         if x is not None and dtype.is_floating_point:
             dtype = x.meta["val"].dtype
+        if dtype is torch.int64:  # As computed integers, which are ids and indices, lie in memory.
+            dtype = torch.int32
         return Operand("weight", self._builder.weights.request(node, layout, dtype).name)
 
     def code_panels(self, layout: Layout) -> Operand:

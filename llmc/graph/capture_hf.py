@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from llmc.errors import CaptureError
 from llmc.files.hub_model import model_name
-from llmc.graph import hf_hooks
+from llmc.graph import hf_experts, hf_hooks
 from llmc.graph.capture_cache import capture_entry, find_capture, keep_capture
 from llmc.graph.capture_program import graph_from_program
 from llmc.graph.checkpoint_kind import ModelSource, open_checkpoint
@@ -146,7 +146,7 @@ def capture_pretrained(model: Any, options: BuildOptions) -> HFCapture:
     fake = fake_copy(model, dtype, cast_buffers=False)
     # Set on the copy, whose layers all refer to this one config.
     fake.config._attn_implementation = hf_hooks.implementation_for(type(model), both_ways=task is not None)
-    hf_hooks.use_experts_hook(fake.config)
+    hf_experts.use_experts_hook(fake.config)
     name = getattr(model.config, "_name_or_path", "") or type(model).__name__
     said = {} if getattr(model, "generation_config", None) is None else model.generation_config.to_dict()
     outer = {} if text is None else _token_ids(whole)

@@ -1,9 +1,8 @@
-"""The attention, mask and experts functions "llmc" that transformers models call while they are captured.
+"""The attention and mask functions "llmc" that transformers models call while they are captured.
 
 The attention hook emits one llmc::attention, which is causal by itself; the mask hook returns no mask where that is
-all it says, so that no mask arithmetic remains in the graph. The experts hook emits two llmc::expert_linear with the
-model's own gate in between. They refuse what the ops do not say, since dropping it would change the results. llmc.ops
-must have been imported.
+all it says, so that no mask arithmetic remains in the graph. They refuse what the ops do not say, since dropping it
+would change the results. llmc.ops must have been imported.
 """
 
 import sys
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from llmc.errors import CaptureError
+from llmc.graph.hf_indexers import CHOSEN
 from llmc.graph.trace import EXAMPLE_TOKENS
 
 IMPLEMENTATION = "llmc"
@@ -60,41 +60,6 @@ def implementation_for(model_class: type, *, both_ways: bool = False) -> str:
     return BOTH_WAYS if both_ways else IMPLEMENTATION
 
 
-def use_experts_hook(config: Any) -> None:
-    """Let mixtures of experts of a model, or of one that is made of this config, call the hook; others do not ask."""
-    try:
-        from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
-    except ImportError:  # before transformers 5
-        return
-    ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, experts_hook)
-    config._experts_implementation = IMPLEMENTATION
-
-
-def experts_hook(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """hidden_states: [T, hidden], top_k_index and top_k_weights: [T, slots]; returns [T, hidden].
-
-    The weights of a module of transformers' experts interface are [experts, out, in], or [experts, in, out].
-    """
-    first = "gate_up_proj" if module.has_gate else "up_proj"
-    y = _expert_linear(module, first, hidden_states, top_k_index)
-    y = module._apply_gate(y) if module.has_gate else module.act_fn(y)
-    y = _expert_linear(module, "down_proj", y, top_k_index)
-    if getattr(module, "has_post_expert_norm", False):  # The first versions of transformers 5 have none.
-        y = module.post_expert_norm(y)
-    summed: Tensor = torch.ops.llmc.sum_experts.default(y, top_k_weights)
-    return summed.to(hidden_states.dtype)
-
-
-def _expert_linear(module: Any, name: str, x: Tensor, index: Tensor) -> Tensor:
-    weight: Tensor = getattr(module, name)
-    experts, bias = weight.shape[0], getattr(module, f"{name}_bias") if module.has_bias else None
-    rows = (weight.transpose(1, 2) if module.is_transposed else weight).flatten(0, 1)
-    found: Tensor = torch.ops.llmc.expert_linear.default(
-        x, rows, None if bias is None else bias.flatten(), index, experts
-    )
-    return found
-
-
 def attention_hook(
     module: nn.Module,
     query: Tensor,
@@ -106,12 +71,15 @@ def attention_hook(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    sinks: Tensor | None = None,
+    position_bias: Tensor | None = None,
     indices: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """query: [1, heads, T, head_dim], key and value: [1, kv_heads, T, head_dim]; returns [1, T, heads, head_dim].
 
-    indices: [1, T, chosen], of the keys that an indexer lets each query see: all of them, or it is refused.
+    s_aux: [heads]; sinks: [1, heads, T, 1]. position_bias: [1, heads, T, extent], of the keys 0, 1, … positions back.
+    indices: [1, T, chosen], of the keys that an indexer lets each query see: llmc's own, or all keys, or it is refused.
     Masks that say more than a window or chunks are refused here, where they are used: some models make masks for
     encoders that they do not have.
     """
@@ -126,7 +94,7 @@ def attention_hook(
             f"{layer} passes {', '.join(unknown)} to the attention, which llmc::attention does not know",
             fix="report the model; attention with this option is not supported",
         )
-    if indices is not None:
+    if indices is not None and not hasattr(indices, CHOSEN):
         _check_all_seen(module, indices, key.shape[2], layer)
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     bounds: _Bounds | None = getattr(attention_mask, _BOUNDS, None)
@@ -135,16 +103,36 @@ def attention_hook(
         sliding_window = bounds.window or sliding_window
     chunk = None if bounds is None else bounds.chunk
     if attention_mask is not None:
-        unknown = sorted(getattr(attention_mask, _KINDS, ()))
-        raise CaptureError(
-            f"{layer} masks its attention by {', '.join(unknown)}, which llmc::attention cannot express"
-            if unknown
-            else f"{layer} passes its own mask to the attention, which llmc cannot express",
-            fix="only causal attention, with or without a sliding window or chunks, is supported",
-        )
+        raise _mask_of_its_own(attention_mask, layer)
     q, k, v = (x.transpose(1, 2).squeeze(0) for x in (query, key, value))
-    out = torch.ops.llmc.attention.default(q, k, v, scale, sliding_window, softcap, s_aux, chunk=chunk)
+    bias = None if position_bias is None else _by_distance(position_bias, layer)
+    if sinks is not None:
+        s_aux = sinks.squeeze(-1).squeeze(0).t()
+    chosen = indices.squeeze(0) if indices is not None and hasattr(indices, CHOSEN) else None
+    out = torch.ops.llmc.attention.default(
+        q, k, v, scale, sliding_window, softcap, s_aux, chunk=chunk, bias=bias, chosen=chosen
+    )
     return out.unsqueeze(0), None
+
+
+def _mask_of_its_own(mask: Tensor, layer: str) -> CaptureError:
+    unknown = sorted(getattr(mask, _KINDS, ()))
+    return CaptureError(
+        f"{layer} masks its attention by {', '.join(unknown)}, which llmc::attention cannot express"
+        if unknown
+        else f"{layer} passes its own mask to the attention, which llmc cannot express",
+        fix="only causal attention, with or without a sliding window or chunks, is supported",
+    )
+
+
+def _by_distance(position_bias: Tensor, layer: str) -> Tensor:
+    """[T, heads, extent], of a bias that has as many entries for each query as it says, and none for each key."""
+    if not isinstance(position_bias.shape[-1], int):
+        raise CaptureError(
+            f"{layer} adds a bias of each query and key to its scores, which llmc::attention does not know",
+            fix="report the model; biases by distance that follow from the query are supported, and ALiBi",
+        )
+    return position_bias.squeeze(0).transpose(0, 1)
 
 
 def _check_all_seen(module: Any, indices: Tensor, tokens: int | torch.SymInt, layer: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import sigmoid, silu, softplus
+from torch.nn.functional import linear, sigmoid, silu, softplus
 
 _llmc = torch.ops.llmc
 
@@ -121,13 +121,52 @@ def causal_conv(self: nn.Conv1d, x: Tensor) -> Tensor:
     return y.t().unsqueeze(0)
 
 
+def convolved_heads(
+    self: Any, hidden_states: Tensor, past_key_values: None = None, conv_mask: None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Zaya's queries, keys and values, [1, T, heads, head_dim] each: a convolution of channels by themselves, one of
+    heads, and values half of which are the token's before. hidden_states: [1, T, hidden].
+
+    The model pads its input, not what the first convolution makes of it: before the first token that is its bias.
+    """
+    x = hidden_states.squeeze(0)
+    both = torch.cat((self.q_proj(x), self.k_proj(x)), -1).unflatten(-1, (-1, self.head_dim))
+    q, k = both.split((self.num_attention_heads, self.num_key_value_heads), 1)
+    by_group = q.unflatten(1, (self.num_key_value_heads, self.num_key_value_groups))
+    mean = (by_group + k.unsqueeze(2)) * 0.5
+    first, second = self.conv_qk_depthwise, self.conv_qk_grouped
+    mixed = _llmc.causal_conv.default(both.flatten(1), first.weight.squeeze(1).t(), None)
+    weights = second.weight.unflatten(0, (second.groups, -1))
+    y = torch.zeros_like(both)
+    for tap, weight in enumerate(weights.unbind(-1)):
+        shifted = _shifted(mixed, second.kernel_size[0] - 1 - tap) + first.bias
+        y = y + _llmc.head_linear.default(shifted.unflatten(-1, (second.groups, -1)), weight)
+    y = y + second.bias.unflatten(0, (second.groups, -1))
+    delayed = _shifted(linear(x, self.v_proj_delayed.weight), 1)
+    if self.v_proj_delayed.bias is not None:
+        delayed = delayed + self.v_proj_delayed.bias
+    v = torch.cat((self.v_proj_current(x), delayed), -1).unflatten(-1, (-1, self.head_dim))
+    q, k = (
+        a + b for a, b in zip(y.split((q.shape[1], k.shape[1]), 1), (mean.flatten(1, 2), mean.mean(2)), strict=True)
+    )
+    return q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
+
+
+def _shifted(x: Tensor, tokens: int) -> Tensor:
+    """What so many tokens before had: a convolution with the taps 1, 0, … x: [T, channels]."""
+    if tokens == 0:
+        return x
+    ones = torch.ones(1, x.shape[-1])
+    taps = torch.cat((ones, torch.zeros(tokens, x.shape[-1])))
+    found: Tensor = _llmc.causal_conv.default(x, taps, None)
+    return found
+
+
 def token_shift(self: nn.ZeroPad2d, x: Tensor) -> Tensor:
     """What the token before had: a convolution with the taps 1 and 0. x: [1, T, channels]; returns the same."""
     if tuple(self.padding) != (0, 0, 1, -1):
         return nn.ZeroPad2d.forward(self, x)
-    ones = torch.ones(1, x.shape[-1])
-    y: Tensor = _llmc.causal_conv.default(x.squeeze(0), torch.cat((ones, torch.zeros_like(ones))), None)
-    return y.unsqueeze(0)
+    return _shifted(x.squeeze(0), 1).unsqueeze(0)
 
 
 def leave_scales(self: Any) -> None:
@@ -143,6 +182,7 @@ METHODS: dict[tuple[str, str], Callable[..., Any]] = {
     ("RecurrentGemmaRglru", "_rnn_scan"): rg_lru,
     ("RwkvModel", "_rescale_layers"): leave_scales,
     ("ZambaMambaMixer", "forward"): zamba_mixer,
+    ("ZayaCCAProjection", "forward"): convolved_heads,
     ("ZeroPad2d", "forward"): token_shift,
     ("xLSTMBackend", "forward"): mlstm,
 }

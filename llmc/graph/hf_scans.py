@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
 
 from llmc.errors import CaptureError
-from llmc.graph import hf_experts, hf_recurrences
+from llmc.graph import hf_biases, hf_experts, hf_indexers, hf_recurrences
 from llmc.graph.hf_recurrences import rwkv_linear_attention
 
 _llmc = torch.ops.llmc
@@ -146,7 +146,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "chunk_kimi_delta_attention": chunk_gated_delta_rule,
     "rwkv_linear_attention": rwkv_linear_attention,
 }
-_METHODS = {**hf_recurrences.METHODS, **hf_experts.METHODS}
+_METHODS = {**hf_recurrences.METHODS, **hf_biases.METHODS, **hf_experts.METHODS, **hf_indexers.METHODS}
 
 
 def _positive(dt: Tensor, bias: Tensor | None, is_softplus: bool) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from llmc.errors import CaptureError, CheckpointError
-from llmc.graph import hf_hooks
+from llmc.graph import hf_experts, hf_hooks
 from llmc.graph.text_half import text_names
 from llmc.program import Task
 
@@ -18,7 +18,7 @@ def skeleton(model_class: Any, config: Any, dtype: torch.dtype, *, task: Task | 
     task: of a model that gives a row for a text, which need not be causal.
     """
     config._attn_implementation = hf_hooks.implementation_for(model_class, both_ways=task is not None)
-    hf_hooks.use_experts_hook(config)
+    hf_experts.use_experts_hook(config)
     with torch.device("meta"):
         model = model_class._from_config(config, dtype=dtype)
     for module in model.modules():

@@ -58,8 +58,8 @@ def product(sizes: Any) -> sympy.Expr:
 
 
 def most_seen(arguments: Mapping[str, Any]) -> int | None:
-    """How many keys a query of an attention sees at most; None for all."""
-    bounds = [arguments[name] for name in ("window", "chunk") if arguments[name] is not None]
+    """How many keys a query of what reads a cache sees at most; None for all."""
+    bounds = [bound for name in ("window", "chunk") if (bound := arguments.get(name)) is not None]
     return min(bounds, default=None)
 
 

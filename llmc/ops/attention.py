@@ -1,7 +1,8 @@
 """llmc::attention over one whole sequence, and the arithmetic that llmc::paged_attention shares with it.
 
 Source of the softmax with sinks: Xiao et al. 2023 in the learned form of gpt-oss; of softcap: Gemma 2; of slopes:
-Press et al. 2022, "Train Short, Test Long" (ALiBi); of chunks: Llama 4; of latents: DeepSeek-AI 2024, "DeepSeek-V2".
+Press et al. 2022, "Train Short, Test Long" (ALiBi); of chunks: Llama 4; of a bias by distance
+that follows from the query: Shaw et al. 2018 in the form of Inkling; of latents: DeepSeek-AI 2024, "DeepSeek-V2".
 """
 
 from typing import Any
@@ -26,16 +27,20 @@ def attend(
     slopes: Tensor | None = None,
     chunk: int | None = None,
     latent: bool = False,
+    bias: Tensor | None = None,
+    chosen: Tensor | None = None,
 ) -> Tensor:
     """Causal attention in fp32 of queries at positions first_position…, over keys from position 0.
 
     q: [queries, heads, head_dim]; k, v: [keys, kv_heads, head_dim].
 
     Query head h reads KV head h // (heads / kv_heads). window: a query sees the last `window` positions, itself
-    included. softcap: scores become softcap·tanh(score / softcap). sinks: [heads], one extra logit a head that
-    takes probability and adds nothing. slopes: [heads], what each position farther back takes off a score, after the
-    cap. chunk: a query sees no key before the multiple of `chunk` at or before its own position. latent: values are
-    read as keys, too: a key is its row of k and then its row of v, and q has as many channels. Returns
+    included. softcap: scores become softcap·tanh(score / softcap). sinks: [heads] or [queries, heads], one extra logit
+    a head that takes probability and adds nothing. slopes: [heads], what each position farther back takes off a score,
+    after the cap. chunk: a query sees no key before the multiple of `chunk` at or before its own position. latent:
+    values are read as keys, too: a key is its row of k and then its row of v, and q has as many channels. bias:
+    [queries, heads, extent], what is added to the score of the key 0, 1, … extent - 1 positions back, after the cap.
+    chosen: [queries, count], int32, the places of all keys that a query may see, in order (llmc::choose_keys). Returns
     [queries, heads, value_dim], fp32.
     """
     group = q.shape[1] // k.shape[1]
@@ -48,14 +53,22 @@ def attend(
     key_positions = torch.arange(k.shape[0], device=q.device)[None, :]
     if slopes is not None:
         scores = scores + slopes.float()[:, None, None] * (key_positions - query_positions)
+    if bias is not None:
+        back = (query_positions - key_positions).clamp(0, bias.shape[2])
+        nothing = bias.new_zeros((*bias.shape[:2], 1))
+        by_distance = torch.cat((bias, nothing), dim=-1).float().transpose(0, 1)
+        scores = scores + by_distance.gather(-1, back.expand(by_distance.shape[0], -1, -1))
     visible = key_positions <= query_positions
     if window is not None:
         visible = visible & (key_positions > query_positions - window)
     if chunk is not None:
         visible = visible & (key_positions >= query_positions - query_positions % chunk)
+    if chosen is not None:
+        marked = visible.new_zeros((q.shape[0], k.shape[0] + 1))
+        visible = visible & marked.scatter_(1, chosen.long().clamp(max=k.shape[0]), True)[:, :-1]
     scores = scores.masked_fill(~visible, float("-inf"))
     if sinks is not None:
-        sink = sinks.float()[:, None, None].expand(-1, q.shape[0], 1)
+        sink = sinks.float().expand(q.shape[0], -1).t()[..., None]
         probabilities = torch.cat((scores, sink), dim=-1).softmax(-1)[..., :-1]
     else:
         probabilities = scores.softmax(-1)
@@ -69,6 +82,8 @@ def heads_fit(call: OpCall) -> str | None:
     key = k[2] + v[2] if call.arguments.get("latent") else k[2]
     if q[1] % k[1] != 0 or k[1] != v[1] or q[2] != key:
         return f"the heads do not fit: q {q}, k {k}, v {v}"
+    if call.arguments.get("bias") is not None and (len(bias := call.shape("bias")) != 3 or bias[1] != q[1]):
+        return f"a bias {bias} is not [tokens, {q[1]} heads, extent]"
     return None
 
 
@@ -89,7 +104,7 @@ def attention_flops(call: OpCall) -> sympy.Expr:
     flops=attention_flops,
     check=heads_fit,
     fallback="paged_attention",
-    axes="q[t g*h d!] k[t g d!] v[t g e!] sinks[g*h] slopes[g*h] -> [t g*h e!]",
+    axes="q[t g*h d!] k[t g d!] v[t g e!] sinks[g*h] slopes[g*h] bias[t g*h n!] -> [t g*h e!]",
 )
 def attention(
     q: Tensor,
@@ -102,9 +117,13 @@ def attention(
     slopes: Tensor | None = None,
     chunk: int | None = None,
     latent: bool = False,
+    bias: Tensor | None = None,
+    chosen: Tensor | None = None,
 ) -> Tensor:
     """Causal self-attention of one sequence. q: [tokens, heads, head_dim]; k, v: [tokens, kv_heads, head_dim].
 
     Options as in `attend`; returns [tokens, heads, value_dim] in q's dtype.
     """
-    return attend(q, k, v, 0, scale, window, softcap, sinks, slopes, chunk, latent).to(q.dtype).contiguous()
+    return (
+        attend(q, k, v, 0, scale, window, softcap, sinks, slopes, chunk, latent, bias, chosen).to(q.dtype).contiguous()
+    )

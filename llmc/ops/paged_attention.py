@@ -31,6 +31,8 @@ def paged_attention(
     slopes: Tensor | None = None,
     chunk: int | None = None,
     latent: bool = False,
+    bias: Tensor | None = None,
+    chosen: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of a ragged batch over the paged cache; prefill chunks and decodes mix freely.
 
@@ -52,13 +54,15 @@ def paged_attention(
             _cached(cache[blocks], channels, cache_format).transpose(1, 2).flatten(0, 1)[:length]
             for cache, channels in ((k_cache, key_dim), (v_cache, out.shape[2]))
         )
-        options = scale, window, softcap, sinks, slopes, chunk, latent
-        if not any(masks[start:end]):
-            out[start:end] = attend(q[start:end], k, v, length - (end - start), *options).to(q.dtype)
-            continue
-        for i in range(start, end):
-            rows = visible_rows(length - (end - i), masks[i])
-            out[i : i + 1] = attend(q[i : i + 1], k[rows], v[rows], len(rows) - 1, *options).to(q.dtype)
+        spans: list[tuple[int, int, list[int]]] = [(start, end, list(range(length)))]
+        if any(masks[start:end]):
+            spans = [(i, i + 1, visible_rows(length - (end - i), masks[i])) for i in range(start, end)]
+        for first, last, rows in spans:
+            own, place = slice(first, last), len(rows) - (last - first)
+            sink = sinks[own] if sinks is not None and sinks.dim() == 2 else sinks
+            added, seen = (None if each is None else each[own] for each in (bias, chosen))
+            options = scale, window, softcap, sink, slopes, chunk, latent, added, seen
+            out[own] = attend(q[own], k[rows], v[rows], place, *options).to(q.dtype)
     return out
 
 

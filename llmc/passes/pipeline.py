@@ -63,6 +63,7 @@ from llmc.passes.rewrite import Pass
 from llmc.passes.serving.batch_texts import batch_texts
 from llmc.passes.serving.cast_kv_cache import cast_kv_cache
 from llmc.passes.serving.keep_states import keep_states
+from llmc.passes.serving.leave_out_choices import leave_out_choices
 from llmc.passes.serving.page_kv_cache import page_kv_cache
 from llmc.passes.serving.select_logit_rows import select_logit_rows
 from llmc.passes.sparsity.read_sparse import read_sparse
@@ -157,7 +158,15 @@ def parallel() -> tuple[Pass, ...]:
 
 def serving() -> tuple[Pass, ...]:
     """From one whole sequence to a step of many requests."""
-    return (page_kv_cache, keep_states, cast_kv_cache, quantize_kv_cache, select_logit_rows, batch_texts)
+    return (
+        leave_out_choices,
+        page_kv_cache,
+        keep_states,
+        cast_kv_cache,
+        quantize_kv_cache,
+        select_logit_rows,
+        batch_texts,
+    )
 
 
 def draft_heads() -> tuple[Pass, ...]:

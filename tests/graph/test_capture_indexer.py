@@ -1,34 +1,17 @@
-"""Models whose indexer chooses keys are captured for contexts of which it chooses all."""
+"""Indexers are captured as llmc::choose_keys, one for each layer that has one."""
 
-from __future__ import annotations
-
-from typing import Any
-
-import pytest
 import torch
 
-from llmc.architectures.tiny_config import tiny_config
-from llmc.errors import CaptureError
+from llmc.graph.call_arguments import call_arguments
 from llmc.graph.capture import capture
 from llmc.options import BuildOptions
+from tests.end_to_end.test_indexers import CHOSEN, sparse_model
 
 
-def deepseek_v32(index_topk: int) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    config = tiny_config("deepseek_v32")
-    config.index_topk, config.num_hidden_layers = index_topk, 1
-    made: Any = AutoModelForCausalLM
-    return made.from_config(config)
-
-
-def test_the_context_is_bounded_by_what_is_chosen() -> None:
-    graph = capture(deepseek_v32(40), BuildOptions()).graph
-    assert graph.info.max_positions is not None and graph.info.max_positions <= 40
-    (attention,) = graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.attention.default)
-    assert len(attention.args) == 4
-
-
-def test_one_that_chooses_fewer_than_any_step_may_have_is_refused() -> None:
-    with pytest.raises(CaptureError, match="of layer 0 lets each query see 5 keys, which its indexer chooses"):
-        capture(deepseek_v32(5), BuildOptions())
+def test_attention_sees_what_is_chosen() -> None:
+    graph = capture(sparse_model("deepseek_v32"), BuildOptions()).graph
+    found = graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.attention.default)
+    choices = graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.choose_keys.default)
+    assert len(found) == len(choices) == 2
+    assert [call_arguments(node)["count"] for node in choices] == [CHOSEN] * 2
+    assert all(call_arguments(node)["chosen"] is not None for node in found)

@@ -51,7 +51,16 @@ def attended(call: Call) -> Arguments:
     """What paged attention takes beside what its op does."""
     value_dim = call.plain("value_dim") or call.shape("v_cache")[2]
     latent = value_dim if call.plain("latent") else 0
-    return {"requests": Count.REQUESTS, "max_blocks": Count.MAX_BLOCKS, "value_dim": value_dim, "latent": latent}
+    own_sinks = call.plain("sinks") is not None and call.count("sinks") is Count.TOKENS
+    return {
+        "requests": Count.REQUESTS,
+        "max_blocks": Count.MAX_BLOCKS,
+        "value_dim": value_dim,
+        "latent": latent,
+        "sink_stride": call.shape("q")[0] if own_sinks else 0,
+        "chosen_count": 0 if call.plain("chosen") is None else call.shape("chosen")[0],
+        "extent": 0 if call.plain("bias") is None else call.shape("bias")[1],
+    }
 
 
 def _of_caches(call: Call) -> Arguments:

@@ -21,9 +21,11 @@ from llmc.targets import CpuTarget
 
 _LM_HEAD = torch.ops.llmc.lm_head.default
 EXPERT_LINEAR = torch.ops.llmc.expert_linear.default
-_OF_SEVERAL_ROWS = frozenset({_LM_HEAD, EXPERT_LINEAR})
+_OF_SEVERAL_ROWS = frozenset({torch.ops.llmc.linear.default, _LM_HEAD, EXPERT_LINEAR})
 NO_SPARSE_EXPERTS = "no kernel finds one expert's rows among weights without their zeros"
 MOST_EXPERTS = 1024  # kMostExperts in kernels/experts.h
+# Of what is looked up: a table may hold ids, too.
+_TABLES = DTYPES | dict.fromkeys((torch.int32, torch.int64), "I32")
 
 
 def product(name: str, *, gated: bool = False, more: Callable[[Call], Arguments] = no_more) -> Kernel:
@@ -114,7 +116,7 @@ def lookup() -> Kernel:
 
     return Kernel(
         family=lambda call: storage_of(STORAGES, call).lookup(call)[0],
-        element_types=lambda call: (DTYPES[call.plain("dtype") or call.dtype("weight")],),
+        element_types=lambda call: (_TABLES[call.plain("dtype") or call.dtype("weight")],),
         arguments=arguments,
         refusal=refusal,
     )
@@ -129,7 +131,7 @@ def refusal(node: fx.Node, target: CpuTarget) -> Refusal | None:
     is_lookup = "x" not in given
     x = node if is_lookup else x_of(node)
     what, dtype = "the result" if is_lookup else "x", x.meta["val"].dtype
-    if dtype not in DTYPES:
+    if dtype not in (_TABLES if is_lookup else DTYPES):
         return Refusal(f"{what} is {dtype}; kernels know float32 and bfloat16", node)
     if result not in (dtype, torch.float32) or (result is not dtype and node.target is not _LM_HEAD):
         return Refusal(f"the result is {result} but x is {dtype}; kernels know one type for both", node)

@@ -32,6 +32,10 @@ _RANKS = "ranks talk to each other in it, and a session is alone"
 WITHOUT_FUNCTION: Mapping[Any, str] = MappingProxyType(
     {
         llmc.lora.default: "adapters lie beside the weights of CPU engines: export the model with one merged into it",
+        **dict.fromkeys(
+            (llmc.choose_keys.default, llmc.paged_choose_keys.default),
+            "keys are chosen on CPUs so far: sequences as long as what is chosen (--max-model-len) need no choice",
+        ),
         llmc.all_reduce.default: _RANKS,
         llmc.all_gather.default: _RANKS,
         **dict.fromkeys(

@@ -184,7 +184,9 @@ def _absorb(graph: ModelGraph, node: fx.Node, found: _Latent) -> None:
         query = call(aten.cat.default, ([_channels(graph, q, *rest), absorbed], 2))
         values = call(aten.unsqueeze.default, (latent, 1))
         scoring = [arguments[name] for name in ("scale", "window", "softcap", "sinks", "slopes", "chunk")]
-        attended = call(_ATTENTION, (query, found.shared, values, *scoring, True))
+        attended = call(
+            _ATTENTION, (query, found.shared, values, *scoring, True, arguments["bias"], arguments["chosen"])
+        )
         output = call(_llmc.head_linear.default, (attended, down))
     node.replace_all_uses_with(output)
     graph.graph.erase_node(node)

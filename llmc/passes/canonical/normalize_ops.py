@@ -6,6 +6,7 @@
     t, mT  →  transpose;  permute  →  transposes
     mm, bmm  →  matmul;  addmm, x·W, W·xᵀ, linear(x, Wᵀ)  →  linear(x, transpose(W));  baddbmm  →  add of a matmul
     min and max of two tensors, clamp between tensors  →  minimum, maximum;  __and__, __or__  →  bitwise_and, bitwise_or
+    what stands for several others, such as logsumexp  →  these (in_simpler_ones.py)
     square  →  pow(x, 2);  std  →  square root of the mean of squares;  multiply  →  mul;  rsub  →  sub
     linalg_vector_norm of 1 or 2  →  sum of absolutes, or square root of the sum of squares
     var.dim  →  var.correction;  masked_fill, where with a scalar  →  where;  _softmax  →  softmax
@@ -25,6 +26,7 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.graph.pointwise import POINTWISE
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
+from llmc.passes.canonical.in_simpler_ones import IN_SIMPLER_ONES
 from llmc.passes.example import Example
 from llmc.passes.node_rules import Call, Rule, apply_rules
 from llmc.passes.rewrite import GraphPass, Numerics
@@ -190,27 +192,6 @@ def _linear(node: fx.Node) -> Call | None:
     return None
 
 
-def _baddbmm(node: fx.Node) -> Call:
-    arguments = call_arguments(node)
-    product: Any = Call(aten.matmul.default, (arguments["batch1"], arguments["batch2"]))
-    if arguments["alpha"] != 1:
-        product = Call(aten.mul.Tensor, (product, arguments["alpha"]))
-    added: Any = arguments["self"]
-    if arguments["beta"] != 1:
-        added = Call(aten.mul.Tensor, (added, arguments["beta"]))
-    return Call(aten.add.Tensor, (product, added))
-
-
-def _clamp(node: fx.Node) -> Call | None:
-    arguments = call_arguments(node)
-    value: Any = arguments["self"]
-    if arguments["min"] is not None:
-        value = Call(aten.maximum.default, (value, arguments["min"]))
-    if arguments["max"] is not None:
-        value = Call(aten.minimum.default, (value, arguments["max"]))
-    return value if isinstance(value, Call) else None
-
-
 def _renamed(target: Any) -> Rule:
     return lambda node: Call(target, tuple(node.args))
 
@@ -224,22 +205,10 @@ def _to_matmul(node: fx.Node) -> Call:
     return Call(aten.matmul.default, tuple(node.args))
 
 
-def _square(node: fx.Node) -> Call:
-    return Call(aten.pow.Tensor_Scalar, (node.args[0], 2))
-
-
 def _var(node: fx.Node) -> Call:
     arguments = call_arguments(node)
     keywords = {"correction": int(arguments["unbiased"]), "keepdim": arguments["keepdim"]}
     return Call(aten.var.correction, (arguments["self"], arguments["dim"]), keywords)
-
-
-def _rsub(node: fx.Node) -> Call | None:
-    arguments = call_arguments(node)
-    if arguments["alpha"] != 1:
-        return None
-    negative = Call(aten.neg.default, (arguments["self"],))
-    return Call(aten.add.Tensor, (negative, arguments["other"]))
 
 
 def _masked_fill(node: fx.Node) -> Call | None:
@@ -266,26 +235,6 @@ def _scalar(value: Any, dtype: torch.dtype) -> Call:
 def _softmax(node: fx.Node) -> Call | None:
     arguments = call_arguments(node)
     return None if arguments["half_to_float"] else Call(aten.softmax.int, (arguments["self"], arguments["dim"]))
-
-
-def _std(node: fx.Node) -> Call | None:
-    arguments = call_arguments(node)
-    if arguments["unbiased"] or not arguments["keepdim"] or arguments["dim"] is None:
-        return None
-    x, dims = arguments["self"], arguments["dim"]
-    apart = Call(aten.sub.Tensor, (x, Call(aten.mean.dim, (x, dims, True))))
-    return Call(aten.sqrt.default, (Call(aten.mean.dim, (Call(aten.pow.Tensor_Scalar, (apart, 2)), dims, True)),))
-
-
-def _vector_norm(node: fx.Node) -> Call | None:
-    arguments = call_arguments(node)
-    x, dims, keepdim = arguments["self"], arguments["dim"], arguments["keepdim"]
-    if dims is None or arguments["dtype"] is not None or arguments["ord"] not in (1, 2):
-        return None
-    if arguments["ord"] == 1:
-        return Call(aten.sum.dim_IntList, (Call(aten.abs.default, (x,)), dims, keepdim))
-    squares = Call(aten.pow.Tensor_Scalar, (x, 2))
-    return Call(aten.sqrt.default, (Call(aten.sum.dim_IntList, (squares, dims, keepdim)),))
 
 
 def _squeeze_last(node: fx.Node) -> Call | None:
@@ -329,6 +278,7 @@ _SPLITS = frozenset(
 _FUSED_ATTENTIONS = frozenset({aten._scaled_dot_product_flash_attention_for_cpu.default})
 _RULES: dict[Any, Rule] = {
     **dict.fromkeys(POINTWISE, _broadcast),
+    **IN_SIMPLER_ONES,
     operator.getitem: _part,
     aten._softmax.default: _softmax,
     aten._unsafe_view.default: _reshape,
@@ -336,13 +286,10 @@ _RULES: dict[Any, Rule] = {
     aten.__or__.Tensor: _renamed(aten.bitwise_or.Tensor),
     aten.add.Scalar: _to_tensor_overload(aten.add.Tensor),
     aten.addmm.default: _addmm,
-    aten.baddbmm.default: _baddbmm,
     aten.bmm.default: _to_matmul,
-    aten.clamp.Tensor: _clamp,
     **dict.fromkeys((aten.concat.default, aten.concatenate.default), _concat),
     aten.div.Scalar: _to_tensor_overload(aten.div.Tensor),
     aten.flatten.using_ints: _reshape,
-    aten.linalg_vector_norm.default: _vector_norm,
     aten.linear.default: _linear,
     aten.mT.default: _swap_last,
     aten.masked_fill.Scalar: _masked_fill,
@@ -353,11 +300,8 @@ _RULES: dict[Any, Rule] = {
     aten.multiply.Tensor: _renamed(aten.mul.Tensor),
     aten.permute.default: _permute,
     aten.reshape.default: _reshape,
-    aten.rsub.Scalar: _rsub,
     aten.slice.Tensor: _slice,
-    aten.square.default: _square,
     aten.squeeze.dims: _squeeze_last,
-    aten.std.dim: _std,
     aten.sub.Scalar: _to_tensor_overload(aten.sub.Tensor),
     aten.t.default: _swap_last,
     aten.transpose.int: _transpose,

@@ -60,6 +60,8 @@ def _unbatch(graph: fx.Graph, node: fx.Node, log: RewriteLog) -> None:
         new = rule(node) if rule is not None else None
     elif node.target in (aten.reshape.default, aten.expand.default):
         new = _added_axis(node)
+    elif node.target is operator.getitem:
+        new = _chosen(node)
     else:
         return
     if new is not None:
@@ -83,6 +85,26 @@ def _unbatch(graph: fx.Graph, node: fx.Node, log: RewriteLog) -> None:
         joined = build(graph, Call(aten.unsqueeze.default, (split, 0)))
     for user in users:
         user.replace_input_with(node, joined)
+
+
+def _chosen(node: fx.Node) -> Call | None:
+    """One of the results of a topk."""
+    source, index = node.args
+    if not isinstance(source, fx.Node) or source.target is not aten.topk.default:
+        return None
+    arguments = call_arguments(source)
+    x, dim = _unbatched(arguments["self"]), front_dim(arguments["dim"], node.meta["val"].dim())
+    if x is None or dim == 0:
+        return None
+    options = arguments["largest"], arguments["sorted"]
+    return _batched(Call(operator.getitem, (Call(aten.topk.default, (x, arguments["k"], dim - 1, *options)), index)))
+
+
+def _gather(node: fx.Node) -> Call | None:
+    arguments = call_arguments(node)
+    x, index = _unbatched(arguments["self"]), _unbatched(arguments["index"])
+    dim = front_dim(arguments["dim"], node.meta["val"].dim())
+    return None if x is None or index is None or dim == 0 else _batched(Call(node.target, (x, dim - 1, index)))
 
 
 def _replace_by_number(node: fx.Node, number: int) -> None:
@@ -304,6 +326,7 @@ _RULES: dict[Any, Callable[[fx.Node], Call | fx.Node | int | None]] = {
     aten.embedding.default: _embedding,
     aten.expand.default: _expand,
     aten.full_like.default: _first_tensor,
+    aten.gather.default: _gather,
     aten.layer_norm.default: _layer_norm,
     aten.leaky_relu.default: _broadcast,
     aten.linear.default: _first_tensor,

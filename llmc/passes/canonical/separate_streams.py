@@ -6,6 +6,7 @@
     mean(stack([a, b], d), [d])                   →  (a + b) · 1/2
     mean(x, [1]), x [T, 2, …]                     →  (x[:, 0] + x[:, 1]) · 1/2
     matmul(y, x), y [T, 2, 2], x [T, 2, …]        →  stack([x[:, 0]·y[:, 0, 0] + x[:, 1]·y[:, 0, 1], …], 1)
+    SDPA(q, x, y), x and y [T, 2, …], no mask     →  matmul(softmax(sum(q·x, -1)·scale), y)
     slice_scatter(stack([a, b, c], d), x, d, 1)   →  stack([a, x[0], x[1]], d)
     transpose(stack(…)), slice(stack(…), d)       →  stack of what it takes, along the axis as it then is
     select(stack([a, b], d), d, 1)                →  b
@@ -216,7 +217,7 @@ def _matmul(node: fx.Node) -> Call | None:
             return None
         return streams.stacked([_mixed(streams.parts, right, -1, column) for column in range(value.shape[-1])])
     mixing = tensor_of(left)
-    if mixing is None or mixing.dim() != value.dim() or not all(map(_is_few, mixing.shape[-2:])):
+    if mixing is None or mixing.dim() != value.dim() or not (_is_few(mixing.shape[-1]) and _is_row(mixing.shape[-2])):
         return None
     parts = _beside(right, value.dim() - 2)
     if parts is None:
@@ -226,7 +227,27 @@ def _matmul(node: fx.Node) -> Call | None:
 
 
 def _is_few(count: Any) -> bool:
-    return not isinstance(count, torch.SymInt) and 1 < count <= _MOST_STREAMS
+    return _is_row(count) and count > 1
+
+
+def _is_row(count: Any) -> bool:
+    return not isinstance(count, torch.SymInt) and count <= _MOST_STREAMS
+
+
+def _attention(node: fx.Node) -> Call | None:
+    """Of each token over its own streams."""
+    given = call_arguments(node)
+    q, keys = given["query"], tensor_of(given["key"])
+    if keys is None or given["attn_mask"] is not None or given["is_causal"] or not _is_few(keys.shape[-2]):
+        return None
+    if not any(isinstance(size, torch.SymInt) for size in keys.shape[:-2]) or not _is_row(node.meta["val"].shape[-2]):
+        return None
+    if q.target is aten.expand.default and q.args[0].meta["val"].shape[-2:] == q.meta["val"].shape[-2:]:
+        q = q.args[0]  # The same queries for every token, whose streams say how many there are.
+    scale = keys.shape[-1] ** -0.5 if given["scale"] is None else given["scale"]
+    pairs = Call(aten.unsqueeze.default, (q, -2)), Call(aten.unsqueeze.default, (given["key"], -3))
+    scores = Call(aten.mul.Tensor, (Call(aten.sum.dim_IntList, (Call(aten.mul.Tensor, pairs), [-1])), scale))
+    return Call(aten.matmul.default, (Call(aten.softmax.int, (scores, -1)), given["value"]))
 
 
 def _mixed(parts: Sequence[fx.Node | Call], mixing: Any, dim: int, index: int) -> fx.Node | Call:
@@ -292,6 +313,7 @@ _RULES: dict[Any, Rule] = {
     aten.expand.default: _spread,
     aten.matmul.default: _matmul,
     aten.mean.dim: _reduced(is_mean=True),
+    aten.scaled_dot_product_attention.default: _attention,
     aten.select.int: _select,
     aten.slice.Tensor: _slice,
     aten.slice_scatter.default: _written,

@@ -82,9 +82,13 @@ def _over_last_axis(node: fx.Node) -> Call | None:
         return None
     if source is not None and source.meta["val"].dim() > 2:
         return _transposed(Call(node.target, (source, *rest), dict(node.kwargs)))
-    if first.target is aten.unsqueeze.default and first.meta["val"].dim() == 3 and first.args[1] == 1:
-        return Call(aten.unsqueeze.default, (Call(node.target, (first.args[0], *rest), dict(node.kwargs)), 1))
-    return None
+    if first.meta["val"].dim() != 3 or not is_one(first.meta["val"].shape[1]):
+        return None
+    is_added = first.target is aten.unsqueeze.default and first.args[1] == 1
+    if not is_added and node.target is not torch.ops.llmc.linear.default:
+        return None
+    row = first.args[0] if is_added else Call(aten.squeeze.dim, (first, 1))
+    return Call(aten.unsqueeze.default, (Call(node.target, (row, *rest), dict(node.kwargs)), 1))
 
 
 def _rows_of(node: fx.Node) -> list[fx.Node]:

@@ -3,6 +3,8 @@
     attention(q, k, v, scale, …)  ->  kv_write(k, v, kv_cache_i_k, kv_cache_i_v, slot_mapping)
                                       paged_attention(q, kv_cache_i_k, kv_cache_i_v, query_starts, context_lens,
                                                       block_tables, scale, …, tree_masks)
+    choose_keys(q, k, weights, n)  ->  kv_write of both halves of k's channels to a cache of their own
+                                       paged_choose_keys(q, weights, kv_cache_i_k, kv_cache_i_v, …, n, tree_masks)
 The first rewrite declares the step's inputs and narrows ids and positions to int32; each attention is one more.
 Must have: keys and values of exactly the step's tokens. Every attention must be paged, or the build fails, unless
 allow_fallback names paged_attention: such a graph is right for one whole sequence a step only.
@@ -28,6 +30,7 @@ from llmc.passes.rewrite_log import RewriteLog
 from llmc.program import STEP_INPUTS
 
 CONTRACT = "paged_attention"
+_SLICE, _UNSQUEEZE = torch.ops.aten.slice.Tensor, torch.ops.aten.unsqueeze.default
 # logit_rows is read by select_logit_rows only, but the inputs of a step come before the caches.
 _STEP_INPUTS: dict[str, tuple[str | int, ...]] = {
     "slot_mapping": ("T",),
@@ -44,6 +47,9 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     if step_input(graph, "slot_mapping") is None:
         log.step("declare the inputs of a serving step", *graph.inputs())
         _declare_step_inputs(graph)
+    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.choose_keys.default):
+        log.step(f"page the keys of {node.name}", node)
+        _page_choice(graph, node, options)
     refused: list[Refusal] = []
     for node in graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.attention.default):
         refusal = _refusal(graph, node)
@@ -79,32 +85,46 @@ def _refusal(graph: ModelGraph, node: fx.Node) -> Refusal | None:
 def _page(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> None:
     arguments = call_arguments(node)
     k, v = arguments["k"], arguments["v"]
-    spec = CacheSpec(
-        layer=len(graph.caches),
-        kv_heads=int(k.meta["val"].shape[1]),
-        head_dim=int(k.meta["val"].shape[2]),
-        value_dim=int(v.meta["val"].shape[2]),
-        dtype=graph.info.dtype,
-    )
-    caches = _add_caches(graph, spec, options.block_size)
-    slots, starts, lengths, tables, masks = (
-        step_input(graph, n) for n in ("slot_mapping", "query_starts", "context_lens", "block_tables", "tree_masks")
-    )
+    kv_heads, head_dim = (int(size) for size in k.meta["val"].shape[1:])
+    caches = _add_caches(graph, (kv_heads, head_dim, int(v.meta["val"].shape[2])), options.block_size)
+    slots, *places, masks = _step(graph)
     scoring = [arguments[n] for n in ("scale", "window", "softcap", "sinks")]
-    named = {name: arguments[name] for name in ("slopes", "chunk", "latent") if arguments[name] not in (None, False)}
+    others = ("slopes", "chunk", "latent", "bias", "chosen")
+    named = {name: arguments[name] for name in others if arguments[name] not in (None, False)}
     with graph.graph.inserting_before(node):
         graph.graph.call_function(torch.ops.llmc.kv_write.default, (k, v, *caches, slots))
         paged = graph.graph.call_function(
             torch.ops.llmc.paged_attention.default,
-            (arguments["q"], *caches, starts, lengths, tables, *scoring),
+            (arguments["q"], *caches, *places, *scoring),
             {"tree_masks": masks, **named},
         )
     node.replace_all_uses_with(paged)
     graph.graph.erase_node(node)
 
 
-def _add_caches(graph: ModelGraph, spec: CacheSpec, block_size: int) -> tuple[fx.Node, fx.Node]:
-    """The layer's two cache inputs; all layers share one pool of N blocks."""
+def _page_choice(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> None:
+    q, k, weights, count = call_arguments(node).values()
+    width = int(k.meta["val"].shape[1])
+    slots, *places, masks = _step(graph)
+    call = graph.graph.call_function
+    caches = _add_caches(graph, (1, width // 2, width - width // 2), options.block_size)
+    with graph.graph.inserting_before(node):
+        halves = (call(_SLICE, (k, 1, start, end)) for start, end in ((0, width // 2), (width // 2, width)))
+        call(torch.ops.llmc.kv_write.default, (*(call(_UNSQUEEZE, (half, 1)) for half in halves), *caches, slots))
+        chosen = call(torch.ops.llmc.paged_choose_keys.default, (q, weights, *caches, *places, count, masks))
+    node.replace_all_uses_with(chosen)
+    graph.graph.erase_node(node)
+
+
+def _step(graph: ModelGraph) -> tuple[fx.Node | None, ...]:
+    """The step's inputs that say where keys go and where a request's are, and what trees hide."""
+    names = ("slot_mapping", "query_starts", "context_lens", "block_tables", "tree_masks")
+    return tuple(step_input(graph, name) for name in names)
+
+
+def _add_caches(graph: ModelGraph, sizes: tuple[int, int, int], block_size: int) -> tuple[fx.Node, fx.Node]:
+    """A layer's two cache inputs; all layers share one pool of N blocks. sizes: heads, channels of keys, of values."""
+    spec = CacheSpec(len(graph.caches), *sizes, graph.info.dtype)
     k, v = (
         add_step_input(graph, f"kv_cache_{spec.layer}_{part}", ("N", spec.kv_heads, block_size, dim), spec.dtype)
         for part, dim in (("k", spec.head_dim), ("v", spec.value_dim))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from llmc.formats.cache_format import CacheFormat
 from llmc.ops.cache_codes import write_codes
+from llmc.ops.choose_keys import NO_PLACE
 from llmc.ops.paged_attention import paged_attention
 from llmc.targets import CpuTarget
 from tests.codegen.cpp.kernel_calls import call, kernels, pointer, rows
@@ -36,6 +37,8 @@ class PagedBatch:
     slopes: Tensor | None = None
     chunk: int | None = None
     latent: bool = False
+    bias: Tensor | None = None
+    chosen: Tensor | None = None
 
     def coded(self, format: CacheFormat) -> PagedBatch:
         """The same over caches of codes; what no request may read becomes huge."""
@@ -67,6 +70,8 @@ class PagedBatch:
             self.slopes,
             self.chunk,
             self.latent,
+            self.bias,
+            self.chosen,
         )
 
     def run(self, target: CpuTarget, threads: int = 2) -> Tensor:
@@ -116,15 +121,24 @@ class PagedBatch:
             "slopes": pointer(self.slopes),
             "chunk": self.chunk or 0,
             "latent": (self.value_dim or self.v_cache.shape[3]) if self.latent else 0,
+            "sink_stride": 0 if self.sinks is None or self.sinks.dim() == 1 else self.sinks.shape[1],
+            "bias": pointer(self.bias),
+            "extent": 0 if self.bias is None else self.bias.shape[2],
+            "chosen_count": 0 if self.chosen is None else self.chosen.shape[1],
+            **({} if self.chosen is None else {"chosen": rows(self.chosen)}),
         }
 
     def part(self, request: int, first: int, last: int) -> PagedBatch:
         """Tokens [first, last) of one request, as a batch of their own that comes when no later token is there."""
         start, end = self.query_starts[request].item(), self.query_starts[request + 1].item()
         context = int(self.context_lens[request].item() - (end - start) + last)
+        own = slice(int(start) + first, int(start) + last)
         return replace(
             self,
-            q=self.q[int(start) + first : int(start) + last],
+            q=self.q[own],
+            sinks=self.sinks[own] if self.sinks is not None and self.sinks.dim() == 2 else self.sinks,
+            bias=None if self.bias is None else self.bias[own],
+            chosen=None if self.chosen is None else self.chosen[own],
             query_starts=torch.tensor([0, last - first], dtype=torch.int32),
             context_lens=torch.tensor([context], dtype=torch.int32),
             block_tables=self.block_tables[request : request + 1].contiguous(),
@@ -144,6 +158,9 @@ def paged_batch(
     window: int | None = None,
     softcap: float | None = None,
     sinks: bool = False,
+    token_sinks: bool = False,
+    extent: int | None = None,
+    chosen: int | None = None,
     slopes: bool = False,
     chunk: int | None = None,
     latent: bool = False,
@@ -185,8 +202,22 @@ def paged_batch(
         scale=query_dim**-0.5,
         window=window,
         softcap=softcap,
-        sinks=torch.randn(heads, generator=generator) if sinks else None,
+        sinks=torch.randn(*([sum(tokens)] if token_sinks else []), heads, generator=generator)
+        if sinks or token_sinks
+        else None,
+        bias=None if extent is None else torch.randn(sum(tokens), heads, extent, generator=generator),
         slopes=2.0 ** -torch.arange(1.0, heads + 1) if slopes else None,
         chunk=chunk,
         latent=latent,
+        chosen=None if chosen is None else _random_places(requests, chosen, generator),
     )
+
+
+def _random_places(requests: Sequence[tuple[int, int]], count: int, generator: torch.Generator) -> Tensor:
+    """Of each token some of the keys up to its own, as llmc::choose_keys gives them."""
+    found = torch.full((sum(tokens for _, tokens in requests), count), NO_PLACE, dtype=torch.int32)
+    places = [context - tokens + i for context, tokens in requests for i in range(tokens)]
+    for token, place in enumerate(places):
+        some = torch.randperm(place + 1, generator=generator)[:count].sort().values
+        found[token, : len(some)] = some.int()
+    return found

@@ -119,6 +119,11 @@ typedef struct {
   int64_t latent;
   LlmcRows k, v;
 
+  int64_t sink_stride;
+  const float* bias;
+  int64_t extent;
+  LlmcRows chosen;
+  int64_t chosen_count;
 } LlmcPagedAttention;
 typedef struct {
   int64_t tokens, half;
@@ -326,7 +331,8 @@ void llmc_engine_step(LlmcEngine* engine, const LlmcStep* step) {
        .q = {linear_default_, 96}, .k_cache = engine->caches[0], .v_cache = engine->caches[1],
        .query_starts = step->query_starts, .context_lens = step->context_lens, .block_tables = step->block_tables,
        .max_blocks = step->max_blocks, .scale = 0.28867513459481287f, .window = 6, .softcap = 5.0f,
-       .y = {paged_attention_default_, 48}, .tree_masks = step->tree_masks, .latent = 0});
+       .y = {paged_attention_default_, 48}, .tree_masks = step->tree_masks, .latent = 0, .sink_stride = 0,
+       .extent = 0, .chosen_count = 0});
   mark(times, 7);
 
   // linear_default_1

@@ -68,6 +68,15 @@ def test_other_norms_stay() -> None:
     assert refusals(PatternGraph(body), normalize_ops) == []
 
 
+def test_what_stands_for_several_ops() -> None:
+    def body(x: Any) -> Any:
+        y = aten.sub.Tensor(aten.log_sigmoid.default(x), aten.logsumexp.default(x, [-1], True))
+        return aten.div.Tensor(y, aten.linalg_vector_norm.default(x, 2, [-1], True))
+
+    text = rewritten(PatternGraph(body), normalize_ops)
+    assert not any(name in text for name in ("log_sigmoid", "logsumexp", "vector_norm"))
+
+
 def test_flash_attention_becomes_sdpa() -> None:
     def body(x: Any) -> Any:
         heads = aten.unsqueeze.default(aten.transpose.int(aten.reshape.default(x, [-1, 2, 4]), 0, 1), 0)

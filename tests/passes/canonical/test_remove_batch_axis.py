@@ -96,3 +96,12 @@ def test_what_follows_an_op_without_a_rule_still_loses_the_axis() -> None:
     text = render(graph)
     assert "aten.flip(%unsqueeze" in text
     assert "float32[T, 8] = aten.exp" in text
+
+
+def test_what_routers_choose() -> None:
+    def body(x: Tensor) -> Tensor:
+        values, index = x.topk(3, dim=-1)
+        taken = torch.gather(x, 2, index)
+        return torch.cat([values, taken, index[..., :2].to(x.dtype)], dim=-1)
+
+    assert not _has_batch_axis(_unbatched(_captured(body)))

@@ -95,6 +95,18 @@ def test_streams_come_apart(body: Callable[..., Any], weights: dict[str, Any]) -
     assert ("aten.stack" in text) is (body is _hyper_connected)
 
 
+@pytest.mark.parametrize("queries", [1, 2])
+def test_attention_of_a_token_over_its_streams(queries: int) -> None:
+    def body(x: Any, q: Any) -> Any:
+        streams = aten.reshape.default(aten.tanh.default(x), [-1, 4, WIDTH // 4])
+        asked = aten.expand.default(aten.unsqueeze.default(q, 0), [aten.sym_size.int(x, 0), -1, -1])
+        y = aten.scaled_dot_product_attention.default(asked, streams, streams, scale=0.5)
+        return aten.reshape.default(aten.cat.default([y] * (4 // queries), 1), [-1, WIDTH])
+
+    text = rewritten(PatternGraph(body, q=(queries, WIDTH // 4)), separate_streams)
+    assert not any(f"aten.{op}" in text for op in ("scaled_dot_product_attention", "matmul", "expand"))
+
+
 def test_other_stacks_stay() -> None:
     def many(x: Any) -> Any:
         return _joined(aten.tanh.default(_stacked(x, 9)))

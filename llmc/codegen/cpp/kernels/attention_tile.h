@@ -28,7 +28,7 @@ typedef struct {
   float scale;
   int64_t window;      // positions seen, itself included; 0: all
   float softcap;       // 0: none
-  const float* sinks;  // [heads] or null
+  const float* sinks;  // [heads], or [tokens, heads], or null
   LlmcRows y;          // [tokens, heads * value_dim]
   int64_t cache_group;  // as in LlmcKvWrite
   const int64_t* tree_masks;  // [tokens], bit d: the row d before a token's own is hidden from it; null: none is
@@ -37,6 +37,11 @@ typedef struct {
   int64_t latent;       // channels at the end of a key that are its value's, and in no other cache: value_dim or 0
   LlmcRows k, v;        // where there is no cache: of the step's tokens, [tokens, kv_heads * head_dim or value_dim]; then
                         // each token sees all of its request, or those nearer than the window
+  int64_t sink_stride;  // from one token's sinks to the next one's; 0: all have the same
+  const float* bias;    // [tokens, heads, extent], added to the score of the key so many places back; null: nothing
+  int64_t extent;
+  LlmcRows chosen;      // [tokens, chosen_count] int32, in order: places of the keys that a token sees; null: all
+  int64_t chosen_count;
 } LlmcPagedAttention;
 
 namespace llmc {
@@ -159,7 +164,7 @@ class TileAttention {
 
   void write(const SoftmaxPart& total) const {
     for (int64_t row = 0; row < rows(); row++) {
-      const float* sink = a_.sinks == nullptr ? nullptr : a_.sinks + head(row);
+      const float* sink = a_.sinks == nullptr ? nullptr : a_.sinks + token(row) * a_.sink_stride + head(row);
       const float factor = softmax_factor(total.maximum[row], total.sum[row], sink);
       const float* values = total.values + row * total.stride;
       Q* y = row_of<Q>(a_.y, token(row)) + head(row) * a_.value_dim;
@@ -216,6 +221,17 @@ class TileAttention {
   Keys visible(int64_t row) const {
     const int64_t place = rows_of(token_of_request(row)).count() - 1;
     return {first_seen(a_, place), end_seen(a_, place, all_rows_)};
+  }
+
+  // Bit i: the token sees the key in place base + i, as far as an indexer says.
+  uint64_t chosen_from(int64_t token, int64_t base) const {
+    if (a_.chosen.data == nullptr) return ~uint64_t{0};
+    const int32_t* places = row_of<const int32_t>(a_.chosen, token);
+    const int32_t* end = places + a_.chosen_count;
+    uint64_t bits = 0;
+    for (const int32_t* at = std::lower_bound(places, end, base); at != end && *at < base + kAttentionKeys; at++)
+      bits |= uint64_t{1} << (*at - base);
+    return bits;
   }
 
   static Keys within(Keys keys, int64_t base) {
@@ -313,8 +329,10 @@ class TileAttention {
                 const SoftmaxPart& to) const {
     Keys seen_by[ROWS], by_any{INT64_MAX, 0};
     float slopes[ROWS];
+    const float* bias[ROWS];
     for (int r = 0; r < ROWS; r++) {
       slopes[r] = a_.slopes == nullptr ? 0.0f : a_.slopes[head(row + r)];
+      bias[r] = a_.bias == nullptr ? nullptr : a_.bias + (token(row + r) * a_.heads + head(row + r)) * a_.extent;
       const Keys keys = visible(row + r);
       by_any = {std::min(by_any.first, keys.first), std::max(by_any.last, keys.last)};
       seen_by[r] = {keys.first - base, keys.last - base};
@@ -322,12 +340,18 @@ class TileAttention {
     const int64_t first = std::max(by_any.first, seen.first) - base;
     const int64_t last = std::min(by_any.last, seen.last) - base;
     if (first >= last) return;
+    uint64_t chosen[ROWS], by_some = 0;
+    for (int r = 0; r < ROWS; r++) by_some |= chosen[r] = chosen_from(token(row + r), base);
+    if (by_some == 0) return;
     float* scores = memory_.scores + row * kAttentionKeys;
     for (int64_t key = first / kBlockKeys * kBlockKeys; key < last; key += kBlockKeys)
       score_block<Steps, ROWS>(memory_.q + row * q_stride_, q_stride_, memory_.keys + key, steps_of<Steps>(a_.head_dim),
                                fetch, scores + key);
     float decay[ROWS];
-    add_scores<Steps>({a_.scale, a_.softcap, a_.slopes == nullptr ? nullptr : slopes}, seen_by, fetch, scores, to.maximum + row, to.sum + row, decay);
+    const ScoreScale by{a_.scale, a_.softcap, a_.slopes == nullptr ? nullptr : slopes,
+                        a_.bias == nullptr ? nullptr : bias, a_.extent,
+                        a_.chosen.data == nullptr ? nullptr : chosen};
+    add_scores<Steps>(by, seen_by, fetch, scores, to.maximum + row, to.sum + row, decay);
     add_values<Steps, ROWS>(scores, first, last, values, fetch, decay, to.values + row * to.stride, to.stride);
   }
 

@@ -41,5 +41,6 @@ void embedding_panels(LlmcPool* pool, const LlmcEmbedding& a) {
 }  // namespace llmc
 
 LLMC_KERNELS(LlmcEmbedding, embedding, llmc::embedding_rows)
+LLMC_KERNEL(LlmcEmbedding, embedding_i32, llmc::embedding_rows<int32_t>)
 LLMC_KERNEL(LlmcEmbedding, embedding_panels_f32, llmc::embedding_panels<float, 1>)
 LLMC_KERNEL(LlmcEmbedding, embedding_panels_bf16, llmc::embedding_panels<llmc::bf16, 2>)

@@ -41,6 +41,12 @@ struct ScoreScale {
   float scale;
   float softcap;        // 0: none
   const float* slopes;  // of each row, what a key farther back loses; null: nothing
+  const float* const* bias;  // of each row, what the keys 0, 1, … extent - 1 places back get; null: nothing
+  int64_t extent;
+  const uint64_t* chosen;  // of each row, bit i: it sees the tile's key i; null: it sees all that its place allows
+
+  // Whether scores are nothing but multiplied, and so in the same order before.
+  bool is_factor() const { return softcap == 0.0f && slopes == nullptr && bias == nullptr && scale > 0.0f; }
 };
 
 // Positions [first, last).
@@ -63,11 +69,32 @@ inline Vec masked(Vec x, int index, Keys seen) {
   return visible ? x : broadcast(kMinusInfinity);
 }
 
-// Scales, caps, slopes and masks one row's scores of a tile and returns the greatest. Where nothing but a positive
+static_assert(kAttentionKeys == 64, "a word has a bit for each key of a tile");
+
+// Lanes whose key is not among those chosen become -inf.
+inline Vec masked_by(Vec x, int index, uint64_t chosen) {
+  float seen[kLanes];
+  store(seen, x);
+  for (int lane = 0; lane < kLanes; lane++)
+    if ((chosen >> (index + lane) & 1) == 0) seen[lane] = kMinusInfinity;
+  return load(seen);
+}
+
+// What the lanes from `index` on get, the row's own key being `own`.
+inline Vec bias_of(const float* bias, int64_t extent, int64_t own, int64_t index) {
+  float added[kLanes];
+  for (int64_t lane = 0; lane < kLanes; lane++) {
+    const int64_t back = own - index - lane;
+    added[lane] = back >= 0 && back < extent ? bias[back] : 0.0f;
+  }
+  return load(added);
+}
+
+// Scales, caps, biases and masks one row's scores of a tile and returns the greatest. Where nothing but a positive
 // factor is asked for, the scores stay as they are, and the factor is left for later. A row's own key is the last seen.
 inline float prepare_scores(const ScoreScale& by, bool scaled_later, int row, Keys seen, float* scores) {
   Vec greatest = broadcast(kMinusInfinity);
-  const bool all = seen.first <= 0 && seen.last >= kAttentionKeys;
+  const bool all = seen.first <= 0 && seen.last >= kAttentionKeys && by.chosen == nullptr;
   for (int i = 0; i < kAttentionKeys; i += kLanes) {
     Vec x = load(scores + i);
     if (!scaled_later) {
@@ -77,8 +104,10 @@ inline float prepare_scores(const ScoreScale& by, bool scaled_later, int row, Ke
         const VecInt back = counted(i - static_cast<int>(seen.last - 1));
         x = fma(__builtin_convertvector(back, Vec), broadcast(by.slopes[row]), x);
       }
+      if (by.bias != nullptr) x += bias_of(by.bias[row], by.extent, seen.last - 1, i);
     }
     if (!all) x = masked(x, i, seen);
+    if (by.chosen != nullptr) x = masked_by(x, i, by.chosen[row]);
     if (!all || !scaled_later) store(scores + i, x);
     greatest = llmc::maximum(greatest, x);
   }
@@ -90,7 +119,7 @@ inline float prepare_scores(const ScoreScale& by, bool scaled_later, int row, Ke
 template <class Steps, int ROWS, class T>
 inline void add_scores(const ScoreScale& by, const Keys (&seen)[ROWS], const FetchNext<T>& fetch, float* scores,
                        float* maximum, float* sum, float (&decay)[ROWS]) {
-  const bool scaled_later = by.softcap == 0.0f && by.slopes == nullptr && by.scale > 0.0f;
+  const bool scaled_later = by.is_factor();
   const float scale = scaled_later ? by.scale : 1.0f;
   float origin[ROWS];
   for (int r = 0; r < ROWS; r++) {

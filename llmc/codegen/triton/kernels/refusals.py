@@ -8,6 +8,8 @@ from llmc.graph.product_parts import unrounded_parts, x_of
 from llmc.graph.refusal import Refusal
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+# What tables of them hold; they lie in memory as int32.
+IDS = (torch.int32, torch.int64)
 
 
 def refuse_dtypes(node: fx.Node, *names: str) -> Refusal | None:

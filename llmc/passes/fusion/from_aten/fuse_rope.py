@@ -27,9 +27,11 @@ aten = torch.ops.aten
 
 
 def rotate_half(x: Any, cos: Any, sin: Any, axis: Any, dtype: Any, wide: Any, start: Any, middle: Any, end: Any) -> Any:
-    """transformers' rotate_half."""
-    back = aten.neg.default(aten.slice.Tensor(x, -1, middle, end))
-    turned = aten.cat.default([back, aten.slice.Tensor(x, -1, start, middle)], -1)
+    """transformers' rotate_half; ModernBERT widens x before."""
+    first, second = (
+        aten._to_copy.default(aten.slice.Tensor(x, -1, *ends), dtype=wide) for ends in ((start, middle), (middle, end))
+    )
+    turned = aten.cat.default([aten.neg.default(second), first], -1)
     return _with_turned(x, turned, cos, sin, axis, dtype, wide)
 
 

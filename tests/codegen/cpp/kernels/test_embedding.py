@@ -24,3 +24,12 @@ def test_embedding_is_exact(target: CpuTarget, dtype: torch.dtype, tokens: int, 
     for kernel, layout in (("embedding", Layout.ROWS), ("embedding_panels", Layout.PANELS)):
         y = torch.empty(tokens, channels + 3, dtype=dtype)[:, :channels]
         assert torch.equal(call_embedding(target, kernel, ids, pack(table, layout, dtype), y), embedding(ids, table))
+
+
+@pytest.mark.parametrize("target", RUNNABLE)
+def test_a_table_of_ids(target: CpuTarget) -> None:
+    table = torch.randint(2**30, (97, 3), dtype=torch.int64)
+    ids = torch.tensor([96, 0, 41], dtype=torch.int32)
+    y = torch.empty(3, 3, dtype=torch.int32)
+    packed = pack(table, Layout.ROWS, torch.int32)
+    assert torch.equal(call_embedding(target, "embedding", ids, packed, y).long(), embedding(ids, table))

@@ -20,6 +20,23 @@ MIXED = [(1, 1), (37, 37), (150, 20), (64, 1), (90, 0), (129, 2), (65, 1)]
 
 @pytest.mark.parametrize("target", RUNNABLE)
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("extent", "window", "softcap"), [(1, None, None), (70, None, 2.0), (300, 30, None)])
+def test_biases_and_sinks_of_each_token(
+    target: CpuTarget, dtype: torch.dtype, extent: int, window: int | None, softcap: float | None
+) -> None:
+    batch = paged_batch(MIXED, dtype=dtype, extent=extent, token_sinks=True, window=window, softcap=softcap)
+    _assert_equals_reference(batch, target)
+
+
+@pytest.mark.parametrize("target", RUNNABLE)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("chosen", [1, 5, 90])
+def test_chosen_keys(target: CpuTarget, dtype: torch.dtype, chosen: int) -> None:
+    _assert_equals_reference(paged_batch(MIXED, dtype=dtype, chosen=chosen), target)
+
+
+@pytest.mark.parametrize("target", RUNNABLE)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("cache_dtype", DTYPES)
 @pytest.mark.parametrize(("head_dim", "value_dim"), [(1, 1), (7, 5), (16, 33), (64, 64), (80, 80), (97, 128)])
 def test_dtypes_and_dimensions(
@@ -96,8 +113,15 @@ def test_blocks_behind_the_window_are_not_read(target: CpuTarget) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "options",
-    [{}, {"window": 100}, {"chunk": 70, "slopes": True}, {"latent": True, "heads": 70, "kv_heads": 1}],
-    ids=["plain", "window", "chunk", "latent"],
+    [
+        {},
+        {"window": 100},
+        {"chunk": 70, "slopes": True},
+        {"latent": True, "heads": 70, "kv_heads": 1},
+        {"extent": 90, "token_sinks": True},
+        {"chosen": 200, "latent": True, "heads": 70, "kv_heads": 1},
+    ],
+    ids=["plain", "window", "chunk", "latent", "bias", "chosen"],
 )
 def test_bits_do_not_depend_on_neighbours_chunks_or_threads(
     target: CpuTarget, dtype: torch.dtype, options: dict[str, Any]

@@ -24,6 +24,11 @@ def test_embedding(device: str, tokens: int, channels: int, dtype: torch.dtype) 
     check(embedding, ids, seeded_normal(0, 11, channels, deviation=2).to(dtype), device=device, tolerance=0.0)
 
 
+def test_a_table_of_ids(device: str) -> None:
+    table = torch.randint(2**30, (11, 6), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
+    check(embedding, torch.tensor([7, 0, 10], dtype=torch.int32), table, device=device, tolerance=0.0)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_select_rows(device: str, dtype: torch.dtype) -> None:
     rows = torch.tensor([6, 0, 3], dtype=torch.int32)

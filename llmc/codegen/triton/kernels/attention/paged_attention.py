@@ -71,6 +71,10 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
     if heads_together(heads // kv_heads, given["latent"]) > most:
         reason = f"{heads // kv_heads} query heads share a KV head; with these dimensions a program holds {most}"
         return Refusal(reason, node)
+    if given["bias"] is not None or (given["sinks"] is not None and given["sinks"].meta["val"].dim() == 2):
+        return Refusal("each token has a bias or sinks of its own, which GPU kernels do not know so far", node)
+    if given["chosen"] is not None:
+        return Refusal("each token sees chosen keys alone, which GPU kernels do not know so far", node)
     if given["scale"] <= 0:
         return Refusal(f"scale is {given['scale']}: the running maximum needs a positive one", node)
     return None

@@ -8,7 +8,7 @@ from torch import fx
 
 from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import Constant, DeviceLaunch, rows
-from llmc.codegen.triton.kernels.refusals import refuse_dtypes, tensors_of
+from llmc.codegen.triton.kernels.refusals import IDS, refuse_dtypes, tensors_of
 from llmc.codegen.triton.kernels.rows.norm_rows import norm_launch
 from llmc.formats.code_format import CODE_FORMATS
 from llmc.graph.refusal import Refusal
@@ -144,14 +144,14 @@ class Epilogue:
 
 
 def dense_refusal(node: fx.Node, target: GpuTarget) -> Refusal | None:
-    """A weight of a float dtype, of a product not wider than x's, since it is stored as that."""
+    """A weight of a float dtype, or a table of ids; of a product not wider than x's, since it is stored as that."""
     tensors = tensors_of(node)
     x, weight = tensors.get("x"), tensors["weight"]
     if x is not None and weight.dtype.itemsize > x.dtype.itemsize:
         return Refusal(f"the weight is {weight.dtype} but x is {x.dtype}: storing it as that would lose digits", node)
     if x is None and weight.dtype is not node.meta["val"].dtype:
         return Refusal(f"the table is {weight.dtype} but the result {node.meta['val'].dtype}", node)
-    return refuse_dtypes(node, "weight")
+    return None if x is None and weight.dtype in IDS else refuse_dtypes(node, "weight")
 
 
 def dense_product(call: Call, epilogue: Epilogue) -> Product:

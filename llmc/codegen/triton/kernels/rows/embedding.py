@@ -10,20 +10,20 @@ from torch import fx
 from llmc.codegen.call import Call
 from llmc.codegen.storage import storage_for, storage_of
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate
-from llmc.codegen.triton.kernels.refusals import FLOATS, refuse_ranks
+from llmc.codegen.triton.kernels.refusals import FLOATS, IDS, refuse_ranks
 from llmc.codegen.triton.storages import STORAGES
 from llmc.graph.refusal import Refusal
 from llmc.targets import GpuTarget
 
 
 def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
-    """One id a token; a result of a float dtype; and what the table's storage asks for."""
+    """One id a token; a result of a float dtype, or of ids; and what the table's storage asks for."""
     storage = storage_for(STORAGES, node, target.name)
     if isinstance(storage, Refusal):
         return storage
     dtype = node.meta["val"].dtype
-    if dtype not in FLOATS:
-        return Refusal(f"the result is {dtype}; GPU kernels know float16, bfloat16 and float32", node)
+    if dtype not in (*FLOATS, *IDS):
+        return Refusal(f"the result is {dtype}; GPU kernels know float16, bfloat16, float32 and ids", node)
     return refuse_ranks(node, ids=(1,)) or storage.refusal(node, target)
 
 

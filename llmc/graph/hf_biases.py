@@ -1,0 +1,20 @@
+"""Position biases that transformers' models give to their attention for each query and key, by distance alone."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.nn.functional import linear
+
+
+def relative_logits(self: Any, relative_states: Tensor, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+    """Of each query what the keys 0, 1, … positions back get, which llmc::attention takes as it is; the model's own
+    code looks it up for each key. relative_states: [1, T, heads, channels]; returns [1, heads, T, extent]."""
+    return linear(relative_states, self.proj.t()).transpose(1, 2)
+
+
+# By the class of a module and the method that they take the place of.
+METHODS: dict[tuple[str, str], Callable[..., Any]] = {
+    ("Inkling2RelativeLogits", "forward"): relative_logits,
+    ("InklingRelativeLogits", "forward"): relative_logits,
+}

@@ -1,0 +1,34 @@
+"""Let attention see all keys where an indexer would choose them all: up to as many tokens as it chooses.
+
+    attention(q, k, v, …, chosen=choose_keys(q', k', weights, n))  ->  attention(q, k, v, …)
+Must have: n is no less than the longest sequence of the engine. The indexer is dead code then.
+Source: DeepSeek-AI 2025, "DeepSeek-V3.2" (DSA).
+"""
+
+import torch
+
+from llmc.graph.call_arguments import call_arguments
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.refusal import Refusal
+from llmc.graph.stage import Stage
+from llmc.options import BuildOptions
+from llmc.passes.rewrite import GraphPass, Numerics
+from llmc.passes.rewrite_log import RewriteLog
+
+
+def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
+    """Every choice by itself; several layers may read one."""
+    longest = options.max_model_len or graph.info.max_positions
+    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.choose_keys.default):
+        count = call_arguments(node)["count"]
+        if longest is None or count < longest:
+            log.refuse(
+                Refusal(f"{count} keys are chosen, of sequences of up to {longest or 'any number of'} tokens", node)
+            )
+            continue
+        for reader in list(node.users):
+            log.step(f"{reader.name} sees all keys", reader)
+            reader.args, reader.kwargs = tuple((call_arguments(reader) | {"chosen": None}).values()), {}
+
+
+leave_out_choices = GraphPass("leave_out_choices", run, Numerics.EXACT, Stage.CANONICAL)

@@ -1,0 +1,52 @@
+"""Models whose indexers choose among keys equal transformers in contexts of more keys than are chosen."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from llmc.architectures.survey import TOLERANCE
+from llmc.architectures.tiny_config import tiny_config
+from llmc.compiler import build
+from llmc.graph.capture import capture
+from llmc.options import BuildOptions
+from llmc.passes.pipeline import default
+from llmc.passes.runner import run_pipeline
+from llmc.runtime.loading import load
+
+TOKENS = [(7 + 37 * i + i * i) % 150 + 3 for i in range(40)]
+CHOSEN = 12
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("axk2", "dots3_note_text", "glm_moe_dsa", "hy_v4")]
+
+
+def sparse_model(model_type: str) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    config = tiny_config(model_type)
+    # So many heads that hardly any key scores zero for all of them: transformers may choose any of equal ones.
+    config.index_topk, config.index_n_heads = CHOSEN, 8
+    torch.manual_seed(0)
+    made: Any = AutoModelForCausalLM
+    return made.from_config(config, attn_implementation="eager").eval()
+
+
+@pytest.mark.parametrize("target", ["cpu", pytest.param("reference", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("model_type", ["deepseek_v32", *SLOW])
+def test_logits_equal_in_longer_contexts(model_type: str, target: str, tmp_path: Path) -> None:
+    model = sparse_model(model_type)
+    with torch.inference_mode():
+        expected = model(input_ids=torch.tensor([TOKENS]), use_cache=False).logits[0].numpy()
+    build(model, tmp_path / "engine.llmc", target=target, dtype="float32", max_model_len=64)
+    with load(tmp_path / "engine.llmc") as engine:
+        found = engine.logits(TOKENS)
+    assert np.abs(found - expected).max() <= TOLERANCE * expected.std()
+
+
+def test_shorter_engines_choose_nothing() -> None:
+    graph = capture(sparse_model("deepseek_v32"), BuildOptions()).graph
+    options = BuildOptions(max_model_len=CHOSEN)
+    short = run_pipeline(graph, default(), options).graph
+    assert not short.graph.find_nodes(op="call_function", target=torch.ops.llmc.paged_choose_keys.default)
+    assert len(short.caches) == 2
