@@ -146,9 +146,8 @@ def convolved_heads(
     if self.v_proj_delayed.bias is not None:
         delayed = delayed + self.v_proj_delayed.bias
     v = torch.cat((self.v_proj_current(x), delayed), -1).unflatten(-1, (-1, self.head_dim))
-    q, k = (
-        a + b for a, b in zip(y.split((q.shape[1], k.shape[1]), 1), (mean.flatten(1, 2), mean.mean(2)), strict=True)
-    )
+    mixed_q, mixed_k = y.split((self.num_attention_heads, self.num_key_value_heads), 1)
+    q, k = mixed_q + mean.flatten(1, 2), mixed_k + mean.mean(2)
     return q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
 
 

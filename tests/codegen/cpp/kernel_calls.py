@@ -15,7 +15,7 @@ from llmc.codegen.cpp.kernel_api import kernel_api
 from llmc.codegen.cpp.kernel_library import Part, function_name, load_kernels, part_of
 from llmc.targets import CpuTarget
 
-DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}
+DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.int32: "I32"}
 # Of a kernel: the dtypes of what it reads; a string names a cache's codes.
 Dtypes = Sequence[torch.dtype | str]
 
