@@ -33,7 +33,7 @@ def test_rows_are_those_of_transformers(name: str) -> None:
         assert all(np.array_equal(one, row) for one, row in zip(alone, rows, strict=True))
 
 
-@pytest.mark.parametrize("name", ["qwen3", "bert"])
+@pytest.mark.parametrize("name", ["qwen3", "bert", "modernbert"])
 def test_heads_of_bf16_are_computed_for_wanted_rows_alone(name: str) -> None:
     graph = capture(tiny_model(name), BuildOptions(dtype="bfloat16")).graph
     served = run_pipeline(graph, default(), BuildOptions()).graph
