@@ -59,7 +59,7 @@ def jetmoe(self: Any, layer_input: Tensor) -> Tensor:
     index, weights = _jetmoe_routes(self.router, x)
     gate, up = _product(self.input_linear.weight, x, index).chunk(2, dim=-1)
     y = _product(self.output_linear.weight, self.activation(gate) * up, index)
-    return (_sum_experts(y, weights) + self.bias).unsqueeze(0)
+    return _with_bias(_sum_experts(y, weights), self.bias)
 
 
 def jetmoe_queries(self: Any, layer_input: Tensor) -> tuple[Tensor, None, tuple[Tensor, Tensor]]:
@@ -73,7 +73,11 @@ def jetmoe_outputs(self: Any, layer_input: Tensor, routes: tuple[Tensor, Tensor]
     """What its experts make of the attention. layer_input: [1, T, slots, channels]; returns [1, T, hidden]."""
     index, weights = routes
     y = _product(self.output_linear.weight, layer_input.squeeze(0), index)
-    return (_sum_experts(y, weights) + self.bias).unsqueeze(0)
+    return _with_bias(_sum_experts(y, weights), self.bias)
+
+
+def _with_bias(y: Tensor, bias: Tensor) -> Tensor:
+    return (y + bias).unsqueeze(0)
 
 
 def _jetmoe_routes(router: Any, x: Tensor) -> tuple[Tensor, Tensor]:
