@@ -14,8 +14,8 @@ from torch import Tensor
 CHOSEN = "llmc_chosen"
 
 
-def _indexer(rotation: str = "apply_rotary_pos_emb", *, rotated_first: bool = True) -> Callable[..., Tensor]:
-    """rotation: the function of the model's module. rotated_first: whether a head's rotated channels come first."""
+def _indexer(rotation: str) -> Callable[..., Tensor]:
+    """rotation: the function of the model's module that turns the first channels of each head."""
 
     def choose(
         self: Any,
@@ -28,32 +28,27 @@ def _indexer(rotation: str = "apply_rotary_pos_emb", *, rotated_first: bool = Tr
     ) -> Tensor:
         """hidden_states, q_resid: [1, T, …]; returns [1, T, chosen]."""
         q = self.wq_b(q_resid).unflatten(-1, (self.n_heads, self.head_dim))
-        normed = self.k_norm(self.wk(hidden_states).to(self.k_norm.weight.dtype))
-        k = normed.to(hidden_states.dtype).unflatten(-1, (1, self.head_dim))
-        rotated, plain = self.qk_rope_head_dim, self.head_dim - self.qk_rope_head_dim
-        sizes = (rotated, plain) if rotated_first else (plain, rotated)
-        parts = [each.split(sizes, -1) for each in (q, k)]
-        if not rotated_first:
-            parts = [(b, a) for a, b in parts]
+        k = self.k_norm(self.wk(hidden_states)).unflatten(-1, (1, self.head_dim))
+        sizes = (self.qk_rope_head_dim, self.head_dim - self.qk_rope_head_dim)
+        (q_turning, q_rest), (k_turning, k_rest) = (each.split(sizes, -1) for each in (q, k))
         rotate = getattr(sys.modules[type(self).__module__], rotation)
-        turned = rotate(parts[0][0], parts[1][0], *position_embeddings, unsqueeze_dim=2)
-        pairs = [(a, b) if rotated_first else (b, a) for a, (_, b) in zip(turned, parts, strict=True)]
-        q, k = (torch.cat(pair, -1).squeeze(0) for pair in pairs)
+        q_turned, k_turned = rotate(q_turning, k_turning, *position_embeddings, unsqueeze_dim=2)
+        queries = torch.cat((q_turned, q_rest), -1).squeeze(0)
+        keys = torch.cat((k_turned, k_rest), -1).squeeze(0).squeeze(1)
         scale = self.n_heads**-0.5 * self.head_dim**-0.5
         weights = self.weights_proj(hidden_states.to(self.weights_proj.weight.dtype)).squeeze(0).float() * scale
-        found: Tensor = torch.ops.llmc.choose_keys.default(q, k.squeeze(1), weights, self.index_topk).unsqueeze(0)
+        found: Tensor = torch.ops.llmc.choose_keys.default(queries, keys, weights, self.index_topk).unsqueeze(0)
         setattr(found, CHOSEN, True)
         return found
 
     return choose
 
 
-_INTERLEAVED = "apply_rotary_pos_emb_interleave"
+_HALVES, _PAIRS = "apply_rotary_pos_emb", "apply_rotary_pos_emb_interleave"
 # By the class of a module and the method that they take the place of.
 METHODS: dict[tuple[str, str], Callable[..., Any]] = {
-    ("AXK2Indexer", "forward"): _indexer(),
-    ("DeepseekV32Indexer", "forward"): _indexer(),
-    ("Dots3NoteTextIndexer", "forward"): _indexer(_INTERLEAVED),
-    ("GlmMoeDsaIndexer", "forward"): _indexer(_INTERLEAVED),
-    ("HYV4Indexer", "forward"): _indexer(rotated_first=False),
+    ("AXK2Indexer", "forward"): _indexer(_HALVES),
+    ("DeepseekV32Indexer", "forward"): _indexer(_HALVES),
+    ("Dots3NoteTextIndexer", "forward"): _indexer(_PAIRS),
+    ("GlmMoeDsaIndexer", "forward"): _indexer(_PAIRS),
 }
