@@ -249,8 +249,8 @@ def test_attention_options_that_change_the_result_are_refused() -> None:
     q = torch.zeros(1, 2, 3, 4)
     module = torch.nn.Module()
     attention_hook(module, q, q, q, None, dropout=0.0, position_ids=torch.arange(3), unused=None)
-    with pytest.raises(CaptureError, match="passes position_bias to the attention"):
-        attention_hook(module, q, q, q, None, position_bias=q)
+    with pytest.raises(CaptureError, match="passes alibi to the attention"):
+        attention_hook(module, q, q, q, None, alibi=q)
     with pytest.raises(CaptureError, match="is not causal"):
         attention_hook(module, q, q, q, None, is_causal=False)
 

@@ -184,9 +184,8 @@ def _absorb(graph: ModelGraph, node: fx.Node, found: _Latent) -> None:
         query = call(aten.cat.default, ([_channels(graph, q, *rest), absorbed], 2))
         values = call(aten.unsqueeze.default, (latent, 1))
         scoring = [arguments[name] for name in ("scale", "window", "softcap", "sinks", "slopes", "chunk")]
-        attended = call(
-            _ATTENTION, (query, found.shared, values, *scoring, True, arguments["bias"], arguments["chosen"])
-        )
+        of_tokens = {name: arguments[name] for name in ("bias", "chosen") if arguments[name] is not None}
+        attended = call(_ATTENTION, (query, found.shared, values, *scoring, True), of_tokens)
         output = call(_llmc.head_linear.default, (attended, down))
     node.replace_all_uses_with(output)
     graph.graph.erase_node(node)
