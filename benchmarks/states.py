@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from transformers import AutoModelForCausalLM, Mamba2Config
+from transformers import Mamba2Config, Mamba2ForCausalLM
 
 from benchmarks.llama_1b import PROBE, WORKLOADS, build_engine, build_table, machine, workload_table, write
 from benchmarks.measure import alternate
@@ -82,7 +82,8 @@ def checkpoint(config: dict[str, Any], directory: Path) -> Path:
     """Of transformers' class as it begins, unless it is there."""
     if not (directory / "config.json").exists():
         torch.manual_seed(0)
-        AutoModelForCausalLM.from_config(Mamba2Config(**config), dtype=torch.bfloat16).save_pretrained(directory)
+        model = Mamba2ForCausalLM(Mamba2Config(**config)).to(torch.bfloat16)
+        model.save_pretrained(directory)
     return directory
 
 

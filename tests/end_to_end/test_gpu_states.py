@@ -17,11 +17,12 @@ import llmc
 from llmc import SamplingParams
 from llmc.architectures.tiny_config import tiny_architecture
 from llmc.runtime.engine import Engine
+from llmc.runtime.executors.opening import ExecutorName
 from tests.end_to_end.test_states import built, tokens_of
 
 # Of each op, and of each rule and form of decay, one model alone, and a hybrid with attention.
 FAMILIES = ["mamba", "mamba2", "qwen3_next", "kimi_linear", "recurrent_gemma", "rwkv", "xlstm", "minimax", "falcon_h1"]
-INTERPRETED = "triton_interpreter"
+INTERPRETED: ExecutorName = "triton_interpreter"
 
 
 @pytest.mark.slow
