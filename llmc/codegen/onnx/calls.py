@@ -100,7 +100,7 @@ def _attributes(node: fx.Node, tensors: Mapping[str, fx.Node]) -> Iterator[tuple
     arguments = _named(node)
     given = {*list(arguments)[: len(node.args)], *node.kwargs}
     for name, value in arguments.items():
-        if name not in given or name in tensors:
+        if name not in given or name in tensors or isinstance(value, torch.memory_format):
             continue
         if isinstance(value, list | tuple) and (not value or not all(isinstance(each, int) for each in value)):
             yield name, [f"{name}_{i}" if isinstance(e, fx.Node) else _text(e) for i, e in enumerate(value)]
