@@ -82,7 +82,7 @@ def checkpoint(config: dict[str, Any], directory: Path) -> Path:
     """Of transformers' class as it begins, unless it is there."""
     if not (directory / "config.json").exists():
         torch.manual_seed(0)
-        model = Mamba2ForCausalLM(Mamba2Config(**config)).to(torch.bfloat16)
+        model = Mamba2ForCausalLM(Mamba2Config(**config)).bfloat16()
         model.save_pretrained(directory)
     return directory
 
