@@ -75,7 +75,7 @@ def test_bits_do_not_depend_on_threads_and_neighbours(path: Path, engine: Engine
 
 # Experts, latents and states of each kind; weights of codes are computed while a step runs.
 BESIDE = ("falcon_h1", "mamba", "rwkv", "xlstm", "qwen3_next", "kimi_linear", "mixtral", "deepseek_v3")
-CASES = [*((family, "none") for family in BESIDE), ("llama", "int8"), ("llama", "int4"), ("llama", "w8a8")]
+CASES = [*((family, "none") for family in BESIDE), ("llama", "int8"), ("llama", "int4:channel"), ("llama", "w8a8")]
 
 
 @pytest.mark.parametrize(("family", "quantize"), quick_sample(CASES, [("qwen3_next", "none")]))

@@ -21,6 +21,7 @@ from torch._ops import OpOverload
 from llmc.codegen.onnx.function_body import Body, NotInOnnx, Value
 from llmc.codegen.onnx.function_table import FUNCTIONS, WITHOUT_FUNCTION, Function
 from llmc.codegen.onnx.functions.aten_pointwise import pointwise
+from llmc.codegen.onnx.functions.codes import FUNCTIONS as DECODED
 from llmc.codegen.onnx.types import OPSET
 from llmc.codegen.origin import unsupported
 from llmc.errors import LoweringError
@@ -126,7 +127,7 @@ def _text(value: Any) -> str:
 
 def _function(node: fx.Node, tensors: Mapping[str, fx.Node], attributes: list[str], results: int) -> onnx.FunctionProto:
     body = Body()
-    values = {name: Value(name, each.meta["val"]) for name, each in tensors.items()}
+    values = {name: Value(name, each.meta["val"], each.target in DECODED) for name, each in tensors.items()}
     try:
         outputs = _filled(body, node, values)
     except NotInOnnx as problem:

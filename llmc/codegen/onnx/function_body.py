@@ -23,10 +23,11 @@ class NotInOnnx(Exception):
 @dataclass(frozen=True)
 class Value:
     """A tensor argument of an op, or its result: what the function calls it, and the fake value, which has its shape
-    and dtype; a size (SymInt) is a scalar."""
+    and dtype; a size (SymInt) is a scalar. is_decoded: whether codes are made numbers while the model runs."""
 
     name: str
     fake: Any
+    is_decoded: bool = False
 
     @property
     def shape(self) -> list[Any]:

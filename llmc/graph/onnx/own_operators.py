@@ -51,7 +51,11 @@ def own_operator(node: OnnxNode) -> OpOverload | None:
 
 def called(op: OpOverload, call: Call, inputs: Sequence[str]) -> Translated:
     """inputs: the names of the function's."""
-    given = {name: _value(call, index) for index, name in enumerate(inputs)}
+    tensors = {argument.name for argument in op._schema.arguments if "Tensor" in str(argument.type)}
+    given = {
+        name: call.tensor(index) if name in tensors or _list_of(name) in tensors else _number(call, index)
+        for index, name in enumerate(inputs)
+    }
     keywords: dict[str, Any] = {}
     for argument in op._schema.arguments:
         if argument.name in given:
@@ -64,7 +68,12 @@ def called(op: OpOverload, call: Call, inputs: Sequence[str]) -> Translated:
     return tuple(result) if isinstance(result, tuple | list) else result
 
 
-def _value(call: Call, index: int) -> Any:
+def _list_of(name: str) -> str:
+    """The argument in whose list an input stands."""
+    return name.rpartition("_")[0]
+
+
+def _number(call: Call, index: int) -> Any:
     found = call.value(index)
     return found if isinstance(found, torch.Tensor) else found.reshape(-1)[0]
 

@@ -14,7 +14,10 @@ llmc = torch.ops.llmc
 
 
 def product(b: Body, x: Value, weight: Value, bias: Value | None) -> str:
-    """x·weightᵀ + bias: Gemm for a matrix, MatMul for more axes."""
+    """x·weightᵀ + bias: Gemm for a matrix, MatMul for more axes. Where weights are computed, that of a single row would
+    have other bits: one more is multiplied."""
+    if len(x.shape) == 2 and weight.is_decoded:
+        return b.slice(b("Gemm", _with_a_row_of_zeros(b, x), weight, bias, transB=1), 0, 0, -1)
     if len(x.shape) == 2:
         return b("Gemm", x, weight, bias, transB=1)
     y = b("MatMul", x, b.transpose(weight, 1, 0))
