@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from llmc.errors import CaptureError
+
 # The attribute of what llmc chose, for the attention hook.
 CHOSEN = "llmc_chosen"
 
@@ -44,6 +46,20 @@ def _indexer(rotation: str) -> Callable[..., Tensor]:
     return choose
 
 
+def _of_blocks(
+    self: Any,
+    hidden_states: Tensor,
+    position_embeddings: tuple[Tensor, Tensor],
+    attention_mask: Tensor | None,
+    past_key_values: None,
+) -> Tensor:
+    raise CaptureError(
+        f"{type(self).__name__} of layer {self.layer_idx} chooses among blocks of {self.compress_ratio} keys, for "
+        "which llmc has no op",
+        fix="only indexers that choose among the keys themselves are supported",
+    )
+
+
 _HALVES, _PAIRS = "apply_rotary_pos_emb", "apply_rotary_pos_emb_interleave"
 # By the class of a module and the method that they take the place of.
 METHODS: dict[tuple[str, str], Callable[..., Any]] = {
@@ -51,4 +67,5 @@ METHODS: dict[tuple[str, str], Callable[..., Any]] = {
     ("DeepseekV32Indexer", "forward"): _indexer(_HALVES),
     ("Dots3NoteTextIndexer", "forward"): _indexer(_PAIRS),
     ("GlmMoeDsaIndexer", "forward"): _indexer(_PAIRS),
+    ("Qwen4ExpTextQSAIndexer", "forward"): _of_blocks,
 }

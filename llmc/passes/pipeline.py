@@ -13,6 +13,7 @@ from llmc.passes.canonical.normalize_routing import normalize_routing
 from llmc.passes.canonical.positions_input import positions_input
 from llmc.passes.canonical.remove_batch_axis import remove_batch_axis
 from llmc.passes.canonical.remove_export_residue import remove_export_residue
+from llmc.passes.canonical.repeat_last import repeat_last
 from llmc.passes.canonical.separate_heads import separate_heads
 from llmc.passes.canonical.separate_repeats import separate_repeats
 from llmc.passes.canonical.separate_streams import separate_streams
@@ -101,6 +102,7 @@ def canonical() -> tuple[Pass, ...]:
         remove_export_residue,
         normalize_ops,
         join_parts,
+        repeat_last,
         separate_streams,
         unfold_complex,
         positions_input,
