@@ -26,10 +26,13 @@ from llmc.passes.shapes import same_shape
 aten = torch.ops.aten
 
 
-def rotate_half(x: Any, cos: Any, sin: Any, axis: Any, dtype: Any, wide: Any, start: Any, middle: Any, end: Any) -> Any:
-    """transformers' rotate_half; ModernBERT widens x before."""
+def rotate_half(
+    x: Any, cos: Any, sin: Any, axis: Any, dtype: Any, wide: Any, before: Any, start: Any, middle: Any, end: Any
+) -> Any:
+    """transformers' rotate_half; ModernBERT widens x before, ERNIE 4.5 after."""
     first, second = (
-        aten._to_copy.default(aten.slice.Tensor(x, -1, *ends), dtype=wide) for ends in ((start, middle), (middle, end))
+        aten._to_copy.default(aten.slice.Tensor(x, -1, *ends), dtype=before)
+        for ends in ((start, middle), (middle, end))
     )
     turned = aten.cat.default([aten.neg.default(second), first], -1)
     return _with_turned(x, turned, cos, sin, axis, dtype, wide)
