@@ -37,9 +37,9 @@ LENGTHS = (70, 33, 7)
 
 # How many times as far off fp32 an engine in bf16 may be as torch in bf16 is.
 BF16 = 1.25
-# Deviations of logits. A code of int8 with a scale a row is off by 2⁻⁸ of its largest at most; but
-# routers of random weights have near ties, and a token that goes to another expert is off by more. Seen: up to 0.112.
-INT8 = 0.15
+# A code of int8 with a scale a row is off by 2⁻⁸ of its largest at most. This is for the token in the middle: routers
+# of random weights have near ties, and a token that goes to another expert is off by what the expert says.
+INT8 = 0.05
 # A compiled int8 engine against its reference, which reads the same codes: sums in another order.
 SAME_CODES = 1e-3
 
@@ -70,6 +70,11 @@ def deviation(ours: Logits, theirs: Logits) -> float:
     return float(np.sqrt(np.square(ours - theirs).mean()) / theirs.std())
 
 
+def deviation_in_the_middle(ours: Logits, theirs: Logits) -> float:
+    """As `deviation`, of the token that half of all others exceed."""
+    return float(np.median(np.sqrt(np.square(ours - theirs).mean(axis=-1))) / theirs.std())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_bf16(name: str, tmp_path: Path) -> None:
@@ -90,4 +95,4 @@ def test_int8_weights(name: str, tmp_path: Path) -> None:
     compiled = engine_logits(model, tmp_path / "cpu.llmc", target="cpu", **options)
     reference = engine_logits(model, tmp_path / "reference.llmc", target="reference", **options)
     assert deviation(compiled, reference) <= SAME_CODES
-    assert 0 < deviation(compiled, expected) <= INT8
+    assert 0 < deviation_in_the_middle(compiled, expected) <= INT8

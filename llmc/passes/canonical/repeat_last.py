@@ -56,12 +56,13 @@ def _repeated(x: fx.Node | Call, like: torch.Tensor) -> Call:
 
 def _pointwise(node: fx.Node) -> Call | None:
     value = tensor_of(node)
-    if value is None:
+    if value is None or value.dim() == 0:
         return None
-    along = [a for a in node.args if isinstance(a, fx.Node) and a.meta["val"].dim() == value.dim()]
+    tensors = {a: tensor for a in node.args if isinstance(a, fx.Node) and (tensor := tensor_of(a)) is not None}
+    along = [a for a, tensor in tensors.items() if tensor.dim() == value.dim()]
     once = {a: x for a in along if (x := _once(a)) is not None}
     ones = {a: _without_front(a) for a in along if is_one(a.meta["val"].shape[0])}
-    if not once or len(once | ones) < len(set(along)):
+    if not once or len(once | ones) < len(along):
         return None
     args = tuple((once | ones).get(a, a) if isinstance(a, fx.Node) else a for a in node.args)
     return _repeated(Call(node.target, args, dict(node.kwargs)), value)

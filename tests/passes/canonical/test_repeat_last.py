@@ -63,3 +63,10 @@ def test_what_differs_along_the_axis_stays() -> None:
 
     assert refusals(PatternGraph(scaled, weight=(3, 1, WIDTH)), repeat_last) == []
     assert refusals(PatternGraph(moved), repeat_last) == []
+
+
+def test_a_number_has_no_axis_to_repeat() -> None:
+    def body(x: Any, scale: Any) -> Any:
+        return aten.mul.Tensor(x, aten.exp.default(scale))
+
+    assert refusals(PatternGraph(body, scale=torch.tensor(0.5)), repeat_last) == []
