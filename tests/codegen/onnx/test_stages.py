@@ -66,7 +66,11 @@ def check(family: str, stage: Stage, options: BuildOptions) -> None:
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.value)
 @pytest.mark.parametrize("family", quick_sample((*FAMILIES, *RECURRENT), ("falcon_h1",)))
-def test_a_stage_in_onnxruntime_computes_what_its_graph_does(family: str, stage: Stage) -> None:
+def test_a_stage_in_onnxruntime_computes_what_its_graph_does(
+    family: str, stage: Stage, request: pytest.FixtureRequest
+) -> None:
+    if (family, stage) == ("kimi_linear", Stage.CAPTURED):
+        request.applymarker(pytest.mark.xfail(strict=True, reason="it writes into an empty tensor"))
     check(family, stage, BuildOptions(dtype="float32"))
 
 
