@@ -103,7 +103,14 @@ def environment(copy: Path) -> dict[str, str]:
     cache.mkdir(parents=True, mode=0o700)
     for kind in ("kernels", "triton"):
         shutil.copytree(open_cache(CacheKind(kind)).path, cache / kind, copy_function=os.link, dirs_exist_ok=True)
-    return {**os.environ, "PYTHONPATH": str(copy), "LLMC_CACHE_DIR": str(cache), "PYTHONDONTWRITEBYTECODE": "1"}
+    return {**os.environ, "PYTHONPATH": str(copy), "LLMC_CACHE_DIR": str(cache)}
+
+
+def write(copy: Path, file: Path, source: str) -> None:
+    """A file of the copy, compiled anew: by its time, what is of the same second and size would pass for it."""
+    (copy / file).write_text(source, encoding="utf-8")
+    for compiled in (copy / file).parent.glob(f"__pycache__/{file.stem}.*.pyc"):
+        compiled.unlink()
 
 
 def killer(copy: Path, stages: Iterable[list[Path]], seconds: int, without: Iterable[str] = ()) -> str:
@@ -146,11 +153,11 @@ def tried(file: Path, mutant: Mutant, key: str, copy: Path, seconds: int) -> Tri
     rest = [path for path in room_tests(file, ROOT) if path not in first]
     broken: list[str] = []
     while True:
-        (copy / file).write_text(changed, encoding="utf-8")
+        write(copy, file, changed)
         try:
             killed_by = killer(copy, (first, rest), seconds, broken)
         finally:
-            (copy / file).write_text(source, encoding="utf-8")
+            write(copy, file, source)
         if "::" not in killed_by or not failure(copy, [killed_by], seconds):
             break
         broken.append(killed_by)
