@@ -80,7 +80,7 @@ def survey(model_type: str, class_name: str, target: str) -> Outcome:
     try:
         with torch.inference_mode():
             expected = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].float().numpy()
-    except Exception as error:
+    except Exception as error:  # As above: its forward is its own code, too.
         return outcome(Verdict.NO_MODEL, _one_line(error))
     difference = float(np.abs(found.logits - expected).max() / expected.std())
     return Outcome(

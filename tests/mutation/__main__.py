@@ -99,11 +99,30 @@ def environment(copy: Path) -> dict[str, str]:
     from llmc.cache import CacheKind, open_cache
 
     cache = copy / "build" / "cache"
-    shutil.rmtree(cache, ignore_errors=True)
-    cache.mkdir(parents=True, mode=0o700)
-    for kind in ("kernels", "triton"):
-        shutil.copytree(open_cache(CacheKind(kind)).path, cache / kind, copy_function=os.link, dirs_exist_ok=True)
+    cache.mkdir(parents=True, mode=0o700, exist_ok=True)
+    kept = ("kernels", "triton")
+    for made in cache.iterdir():
+        if made.is_dir() and made.name not in kept:
+            shutil.rmtree(made)
+    for kind in kept:
+        link_again(open_cache(CacheKind(kind)).path, cache / kind)
     return {**os.environ, "PYTHONPATH": str(copy), "LLMC_CACHE_DIR": str(cache)}
+
+
+def link_again(source: Path, linked: Path) -> None:
+    """Make a folder of links that of the source's files again, without what was added to it or replaced in it."""
+    before, now = inodes(source), inodes(linked)
+    for name, _ in now.items() - before.items():
+        (linked / name).unlink()
+    for name, _ in before.items() - now.items():
+        (linked / name).parent.mkdir(parents=True, exist_ok=True)
+        os.link(source / name, linked / name)
+
+
+def inodes(folder: Path) -> dict[str, int]:
+    """The files below a folder, and which they are; none where there is no folder."""
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.stat().st_ino for path in paths}
 
 
 def write(copy: Path, file: Path, source: str) -> None:
