@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,13 @@ def pytest_configure(config: pytest.Config) -> None:
         return  # The process that hands tests to others runs none: they need not wait until it has imported torch.
     import llmc.ops  # noqa: F401  (registers the ops that graphs are made of)
 
+    if find_spec("hypothesis"):  # Not where the tests of GPUs run.
+        from hypothesis import HealthCheck
+        from hypothesis import settings as examples
+
+        # No test depends on how fast the machine is.
+        examples.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        examples.load_profile("untimed")
     if config.getoption("markexpr") != "gpu":
         keep_language_patched()
 

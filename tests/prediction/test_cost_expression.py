@@ -57,7 +57,7 @@ _terms = st.tuples(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(_terms, max_size=6), st.integers(-99, 99))
 def test_agrees_with_sympy(terms: list[tuple[int, sympy.Expr]], constant: int) -> None:
     expression = sympy.expand(sum((factor * term for factor, term in terms), sympy.Integer(constant)))

@@ -201,7 +201,7 @@ class Run:
     def step(self) -> tuple[Chunk, ...]:
         """One step; checks everything that must hold before and after it."""
         plan = self.scheduler.schedule()
-        chunks = tuple(plan.all_chunks())
+        chunks = (*(Chunk(request, request.computed, 1, 1) for request in plan.decodes), *plan.chunks)
         self._check_plan(plan, chunks)
         self.check_accounts()
         if plan.copies:

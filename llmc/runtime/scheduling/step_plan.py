@@ -1,6 +1,5 @@
 """What the scheduler asks of one step: which tokens of which requests, and what became of their blocks."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -43,11 +42,6 @@ class StepPlan(NamedTuple):
 
     def __bool__(self) -> bool:
         return bool(self.decodes or self.chunks)
-
-    def all_chunks(self) -> Iterator[Chunk]:
-        """The decodes as chunks, then the chunks. Before the step is published."""
-        yield from (Chunk(request, request.computed, 1, 1) for request in self.decodes)
-        yield from self.chunks
 
 
 @dataclass(slots=True)

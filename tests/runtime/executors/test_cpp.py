@@ -38,7 +38,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 prompts = st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=24), min_size=1, max_size=8)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(prompts, st.integers(1, 12), st.integers(1, 3), st.integers(1, 12))
 def test_every_token_was_read_from_its_place(
     path: Path, batch: list[list[int]], step_tokens: int, pool: int, count: int
@@ -50,7 +50,7 @@ def test_every_token_was_read_from_its_place(
         assert rows.argmax(-1).tolist() == [next_token(batch[0][: i + 1]) for i in range(len(batch[0]))]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(prompts, st.integers(1, 3), st.integers(2, 12), st.booleans())
 def test_forks_read_their_own_copies(path: Path, batch: list[list[int]], pool: int, count: int, beams: bool) -> None:
     """What the engine finds likeliest tells what it has read, whatever token was drawn."""

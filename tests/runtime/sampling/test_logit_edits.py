@@ -95,7 +95,7 @@ options = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(st.integers(0, 10_000), options, st.booleans())
 def test_every_combination_is_the_definitions(seed: int, values: dict[str, Any], with_function: bool) -> None:
     rng = np.random.default_rng(seed)

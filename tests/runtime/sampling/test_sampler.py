@@ -60,7 +60,7 @@ def our_probabilities(logits: Row, params: SamplingParams) -> npt.NDArray[np.flo
     return full
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.integers(0, 10_000),
     st.floats(0.1, 5),

@@ -300,7 +300,7 @@ def test_deadlines_pass_in_order_whoever_is_dropped() -> None:
     assert not deadlines
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 20), st.integers(1, 6), st.integers(1, 16))
 def test_rows_bound_the_chunks_of_scoring_requests(prompt: int, rows: int, budget: int) -> None:
     run = Run(Limits(budget, 2, rows, 32, 4), 8)

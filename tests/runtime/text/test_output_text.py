@@ -33,7 +33,7 @@ def streamed(ids: Sequence[int], stop: tuple[str, ...] = ()) -> tuple[list[str],
     return pieces, text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(min_size=1, max_size=40))
 def test_pieces_are_whole_characters_and_sum_to_the_text(content: str) -> None:
     pieces, text = streamed(bard.encode(content).ids)
@@ -42,14 +42,14 @@ def test_pieces_are_whole_characters_and_sum_to_the_text(content: str) -> None:
         assert not any("�" in piece for piece in pieces)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.integers(0, 4095), min_size=1, max_size=60))
 def test_any_tokens_sum_to_the_text(ids: list[int]) -> None:
     pieces, text = streamed(ids)
     assert "".join(pieces) == text.text() == decode(ids)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.sampled_from([*bard.encode("the end. Two\nlines: ende").ids]), min_size=1, max_size=30), st.data())
 def test_text_ends_before_the_first_stop_string(ids: list[int], data: st.DataObject) -> None:
     whole = decode(ids)

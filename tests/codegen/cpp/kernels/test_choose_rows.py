@@ -105,7 +105,7 @@ def test_draws_follow_the_samplers_distribution(target: CpuTarget, params: Sampl
     assert ((found - wanted) ** 2 / np.maximum(wanted, 1)).sum() < 50
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     vocabulary=st.sampled_from((1, 3, 600, 2048)),
     seed=st.integers(0, 999),
