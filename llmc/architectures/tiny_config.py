@@ -59,6 +59,15 @@ _INDEXER = {
     **{"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16},
     **{"indexer_budget": 320, "indexer_compress_ratio": 4},
 }
+# Layers with a window have sizes of their own.
+_DOTS3_WINDOWS = {
+    **{"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32, "q_lora_rank": 24, "kv_lora_rank": 24},
+    **{"qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 24},
+}
+_DOTS3 = {
+    **{"num_key_value_heads": 4, "shared_experts_intermediate_size": 32},
+    "per_layer_config": {"1": _DOTS3_WINDOWS},
+}
 _LLAMA4 = {"num_hidden_layers": 4, "layer_types": [*["chunked_attention"] * 3, "full_attention"]}
 _ZAMBA = {"layers_block_type": ["mamba", "hybrid"] * 2, "num_hidden_layers": 4, "attention_hidden_size": None}
 
@@ -84,8 +93,7 @@ _OVERRIDES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "max_seq_len": 320,
         },
         "dots1": {"n_shared_experts": 1},
-        "dots3_note": {"num_key_value_heads": 4},
-        "dots3_note_text": {"num_key_value_heads": 4},
+        **dict.fromkeys(("dots3_note", "dots3_note_text"), _DOTS3),
         "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16},
         "gemma3n_text": {
             "num_hidden_layers": 4,
@@ -152,13 +160,13 @@ def tiny_config(name: str) -> Any:
             fix="llmc models lists those that it has",
         )
     config_class = getattr(transformers, class_name).config_class
-    config = config_class(**_settings(name.partition("+")[0], config_class, VARIANTS.get(name, {})))
+    config = config_class(**tiny_settings(name.partition("+")[0], config_class, VARIANTS.get(name, {})))
     if getattr(config, "is_decoder", None) is False:
         config.is_decoder = True
     return config
 
 
-def _settings(model_type: str, config_class: Any, variant: Mapping[str, Any]) -> dict[str, Any]:
+def tiny_settings(model_type: str, config_class: Any, variant: Mapping[str, Any]) -> dict[str, Any]:
     """What a configuration is made of, the parts of a multimodal one too. variant: what is different in it."""
     from transformers import CONFIG_MAPPING
 
@@ -168,7 +176,7 @@ def _settings(model_type: str, config_class: Any, variant: Mapping[str, Any]) ->
     for part in config_class.sub_configs:
         part_type = (known.get(part) or {}).get("model_type")
         if part_type and part not in settings:
-            settings[part] = _settings(part_type, CONFIG_MAPPING[part_type], {})
+            settings[part] = tiny_settings(part_type, CONFIG_MAPPING[part_type], {})
     return {key: value for key, value in settings.items() if value is not None}
 
 

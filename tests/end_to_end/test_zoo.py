@@ -3,6 +3,7 @@ beside them; and what the page calls refused is."""
 
 from __future__ import annotations
 
+import itertools
 import random
 import warnings
 from collections.abc import Callable, Iterator
@@ -93,11 +94,11 @@ def test_neighbours_chunks_and_preemption_change_no_bit(case: Case) -> None:
 
 
 def interrupted(engine: Engine, chance: random.Random) -> Callable[[], Any]:
-    """Its step, before every sixth of which on average all requests give way, as if the memory had run out."""
-    step = engine.loop.step
+    """Its step, before the fourth and every sixth on average all requests give way, as if the memory had run out."""
+    step, steps = engine.loop.step, itertools.count(1)
 
     def preempting() -> Any:
-        if chance.random() < 1 / 6:
+        if next(steps) == 4 or chance.random() < 1 / 6:
             engine.loop.scheduler.preempt_all()
         return step()
 
