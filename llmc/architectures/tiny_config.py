@@ -95,6 +95,7 @@ _OVERRIDES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "dots1": {"n_shared_experts": 1},
         **dict.fromkeys(("dots3_note", "dots3_note_text"), _DOTS3),
         "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16},
+        "flint": {"mlp_only_layers": [0]},
         "gemma3n_text": {
             "num_hidden_layers": 4,
             "num_kv_shared_layers": 2,
