@@ -1,6 +1,7 @@
 """Capture of transformers models: from a checkpoint directory without its weights, or from a model in memory."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from llmc.graph.hf_config import (
 )
 from llmc.graph.hf_names import stored_recipes
 from llmc.graph.hf_scans import scans_as_ops
-from llmc.graph.hf_skeleton import skeleton, text_half
+from llmc.graph.hf_skeleton import skeleton, text_half, whole_skeleton
 from llmc.graph.memory_source import MemorySource, tied_names
 from llmc.graph.model_graph import ModelGraph, ModelInfo
 from llmc.graph.text_half import left_out, text_config, text_names
@@ -114,12 +115,13 @@ def read_directory(directory: Path, options: BuildOptions) -> ReadModel:
         check_rope(config, file)
     source = open_checkpoint(directory)
     dtype = resolve_dtype(options, getattr(config, "dtype", None) or source.dtype(), directory)
-    if whole is not None and whole.tie_word_embeddings and "lm_head.weight" not in text_names(source.names()):
+    if getattr(whole, "tie_word_embeddings", False) and "lm_head.weight" not in text_names(source.names()):
         config.tie_word_embeddings = True  # The outer config decides, and files without a head agree.
     with valid_values(config.model_type, file):
         model = skeleton(loaded.model_class, config, dtype, task=loaded.task)
     drafting = mtp_tensors(source) if options.speculative == OWN_LAYERS else frozenset()
-    recipes, unread = stored_recipes(model, source, text_half=whole is not None, read_elsewhere=drafting)
+    outer = None if whole is None else partial(whole_skeleton, whole, dtype, file)
+    recipes, unread = stored_recipes(model, source, whole=outer, read_elsewhere=drafting)
     with valid_values(config.model_type, file):
         make_parameters_fake(model)
         generation = {**({} if whole is None else _token_ids(whole)), **generation_defaults(directory)}

@@ -1,6 +1,7 @@
 """A transformers model without weights, and the text half of a multimodal one that is in memory."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from llmc.errors import CaptureError, CheckpointError
 from llmc.graph import hf_experts, hf_hooks
+from llmc.graph.hf_config import check_sizes, valid_values
 from llmc.graph.text_half import text_names
 from llmc.program import Task
 
@@ -29,6 +31,25 @@ def skeleton(model_class: Any, config: Any, dtype: torch.dtype, *, task: Task | 
     if task is Task.EMBED and hasattr(model, "pooler"):
         model.pooler = None  # A product behind the first token, which embeddings do not go through.
     return model.eval()
+
+
+def whole_skeleton(config: Any, dtype: torch.dtype, at: Path) -> Any | None:
+    """The multimodal model that a checkpoint says it is of, for the names and shapes of its tensors; None for one that
+    cannot be made here: of an unknown class, or with a part that needs another package. at: its config.json.
+
+    Raises CheckpointError for values that make no model."""
+    import transformers
+
+    model_class = getattr(transformers, next(iter(config.architectures or ()), ""), None)
+    if model_class is None:
+        return None
+    for part in config.sub_configs:
+        check_sizes(getattr(config, part), at)
+    try:
+        with valid_values(config.model_type, at), torch.device("meta"):
+            return model_class._from_config(copy.deepcopy(config), dtype=dtype)
+    except ImportError:
+        return None
 
 
 def text_half(model: Any, config: Any) -> Any:
