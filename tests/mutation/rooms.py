@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 # What compiles and runs whole models is held by the tests that do.
@@ -17,20 +18,26 @@ def room_of(module: Path) -> str:
 
 
 def own_tests(module: Path, root: Path) -> list[Path]:
-    """The test files that have the file's name or import it, or what tests share that does; those with its name first,
-    shorter ones first."""
+    """The test files that have the file's name, that import it, or what tests share that does, and that speak of it:
+    of what has its name, or of an op of its own. In this order, shorter ones first."""
     tests = _files(root / "tests")
     shared = [path for path in sorted((root / "tests").rglob("*.py")) if path not in tests]
     wanted = [module, *(path.relative_to(root) for path in shared if _imports(path, [module]))]
-    named, importing = [], []
+    named, importing, speaking = [], [], []
+    spoken = _spoken(root / module)
     for path in tests:
         if module.stem in path.stem and module.stem != "__init__":
             named.append(path)
         elif _imports(path, wanted):
             importing.append(path)
-    near = "/".join(module.parts[1:-1])
-    named.sort(key=lambda path: (path.parent != root / "tests" / near, path.stat().st_size))
-    return [*named, *sorted(importing, key=lambda path: path.stat().st_size)]
+        elif spoken.search(path.read_text(encoding="utf-8")):
+            speaking.append(path)
+    rooms = [root / "tests" / part for part in ("/".join(module.parts[1:-1]), module.parts[1])]
+
+    def nearness(path: Path) -> tuple[int, int]:
+        return sum(room not in path.parents for room in rooms), path.stat().st_size
+
+    return [path for found in (named, importing, speaking) for path in sorted(found, key=nearness)]
 
 
 def room_tests(module: Path, root: Path) -> list[Path]:
@@ -44,6 +51,13 @@ def room_tests(module: Path, root: Path) -> list[Path]:
     found += [path for path in tests.glob("test_*.py") if parts[0].rstrip("s") in path.stem]
     found += [tests / PROOFS[parts[0]]] if parts[0] in PROOFS else []
     return found or _files(tests / WHOLE)
+
+
+def _spoken(module: Path) -> re.Pattern[str]:
+    """What a test that uses a file without importing it says: a name of two words or more, or an op's."""
+    ops = re.findall(r"^@op\(.*?^def (\w+)", module.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    names = [*ops, *([module.stem] if "_" in module.stem.strip("_") else [])]
+    return re.compile(rf"\b({'|'.join(names)})\b" if names else "(?!)")
 
 
 def _imports(path: Path, modules: list[Path]) -> bool:
