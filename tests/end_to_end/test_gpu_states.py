@@ -58,3 +58,19 @@ def test_company_forks_and_preemption_change_no_token(tmp_path: Path) -> None:
     with llmc.load(path, executor=INTERPRETED, kv_cache_bytes=needed, max_step_tokens=9) as tight:
         assert answers(tight, prompts) == alone
         assert tight.loop.scheduler.preemptions > 0
+
+
+@pytest.mark.slow
+def test_a_prefix_is_gone_on_from_its_snapshot(tmp_path: Path) -> None:
+    path = built(tiny_architecture("falcon_h1"), tmp_path / "gpu.llmc", target="h100", max_batch_tokens=32)
+    params = SamplingParams(max_tokens=3, temperature=0.9, seed=3, ignore_eos=True)
+    talk, other = tokens_of(81), tokens_of(70, seed=5)
+    with (
+        llmc.load(path, executor=INTERPRETED, prefix_cache=False) as cold,
+        llmc.load(path, executor=INTERPRETED) as warm,
+    ):
+        for prompts, hits in (([talk], [0]), ([[*talk, 7, 9], other], [80, 0]), ([other], [64])):
+            found = warm.generate(prompts, params)
+            assert [each.cached_tokens for each in found] == hits
+            expected = cold.generate(prompts, params)
+            assert [each.choices[0].token_ids for each in found] == [each.choices[0].token_ids for each in expected]

@@ -7,6 +7,7 @@ from llmc.errors import OptionError, TargetError
 from llmc.program import Program, state_bytes
 from llmc.runtime.device.inputs import largest_shape
 from llmc.runtime.kv_capacity import bytes_per_block, wanted_blocks
+from llmc.runtime.prefix_cache.snapshot_capacity import snapshot_count
 
 # For graphs, the library's own workspaces and fragmentation: of the free memory, and at least.
 RESERVED_FRACTION = 0.05
@@ -15,8 +16,8 @@ RESERVED_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes by purpose. blocks: of the KV cache that requests use; one more is allocated for padding. slots: of each
-    state, that requests and snapshots use; likewise."""
+    """Bytes by purpose. blocks: of the KV cache that requests use; one more is allocated for padding. seats, snapshots:
+    slots of each state, and one more likewise."""
 
     weights: int
     arena: int
@@ -26,12 +27,18 @@ class DeviceMemory:
     block: int
     blocks: int
     state: int
-    slots: int
+    seats: int
+    snapshots: int
 
     @property
     def cache(self) -> int:
         """The KV cache with its scratch block."""
         return (self.blocks + 1) * self.block
+
+    @property
+    def slots(self) -> int:
+        """Of each state, that requests and snapshots use: behind them is that for padding."""
+        return self.seats + self.snapshots
 
     @property
     def states(self) -> int:
@@ -46,7 +53,8 @@ class DeviceMemory:
     def arithmetic(self) -> str:
         """The sum in words, for errors."""
         adapters = f"adapters {_gb(self.adapters)} + " if self.adapters else ""
-        states = f"states {_gb(self.states)} + " if self.state else ""
+        kept = f" ({self.snapshots} snapshots among them)" if self.snapshots else ""
+        states = f"states {_gb(self.states)}{kept} + " if self.state else ""
         return (
             f"weights {_gb(self.weights)} + arena {_gb(self.arena)} + logits and inputs "
             f"{_gb(self.logits + self.inputs)} + {adapters}{states}KV cache {_gb(self.cache)} "
@@ -55,11 +63,16 @@ class DeviceMemory:
 
 
 def plan_device_memory(
-    program: Program, free: int, kv_cache_bytes: int | None, beside: Sequence[Program] = ()
+    program: Program,
+    free: int,
+    kv_cache_bytes: int | None,
+    beside: Sequence[Program] = (),
+    state_cache_bytes: int | None = None,
 ) -> DeviceMemory:
     """How a device's `free` bytes are used: the KV cache gets kv_cache_bytes, or what is left after the rest.
 
-    beside: of engines that will be opened there with as many blocks.
+    beside: of engines that will be opened there with as many blocks. state_cache_bytes: of snapshots, as in
+    snapshot_count, of what one sequence leaves.
 
     Never more than every sequence at full length needs. Raises OptionError with the arithmetic if one sequence of
     max_model_len does not fit.
@@ -71,23 +84,26 @@ def plan_device_memory(
     reserved = max(RESERVED_BYTES, int(RESERVED_FRACTION * free))
     block = least.block + sum(each.block for each in others)
     left = free - least.fixed - sum(each.fixed for each in others) - reserved - block
+    snapshots = snapshot_count(program, state_cache_bytes, max(0, left - per_sequence * block))
+    left -= snapshots * least.state
     room = left if kv_cache_bytes is None else min(left, kv_cache_bytes)
     blocks = min(wanted, max(0, room) // block) if block else wanted
     if blocks < per_sequence or left < 0:
         given = "" if kv_cache_bytes is None else f" and kv_cache_bytes={kv_cache_bytes}"
         drafting = "".join(f", and of what drafts {each.arithmetic()}" for each in others)
+        needed = memory_of_blocks(program, per_sequence, snapshots).arithmetic()
         raise OptionError(
-            f"one sequence of max_model_len={limits.max_model_len} tokens does not fit: {least.arithmetic()}{drafting}"
+            f"one sequence of max_model_len={limits.max_model_len} tokens does not fit: {needed}{drafting}"
             f", with {_gb(reserved)} kept for graphs; the GPU has {_gb(free)} free{given}",
             at="the GPU's memory",
             fix="free the GPU of other processes, or build with a smaller max_model_len or max_batch_tokens, or for a "
-            "larger GPU",
+            f"larger GPU{', or load with a smaller state_cache_bytes' if snapshots else ''}",
         )
-    return memory_of_blocks(program, blocks)
+    return memory_of_blocks(program, blocks, snapshots)
 
 
-def memory_of_blocks(program: Program, blocks: int) -> DeviceMemory:
-    """What an engine takes with so many blocks."""
+def memory_of_blocks(program: Program, blocks: int, snapshots: int = 0) -> DeviceMemory:
+    """What an engine takes with so many blocks, and snapshots of states."""
     limits, pools = program.limits, program.adapters
     largest = largest_shape(limits, program.hidden_width, adapters=pools is not None, states=bool(program.states))
     return DeviceMemory(
@@ -99,7 +115,8 @@ def memory_of_blocks(program: Program, blocks: int) -> DeviceMemory:
         block=bytes_per_block(program),
         blocks=blocks,
         state=state_bytes(program.states),
-        slots=limits.max_sequences,
+        seats=limits.max_sequences,
+        snapshots=snapshots,
     )
 
 

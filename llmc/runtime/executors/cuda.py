@@ -59,6 +59,7 @@ def open_cuda(
     engine: EngineDirectory,
     kv_cache_bytes: int | None,
     kv_memory: float | None = None,
+    state_cache_bytes: int | None = None,
     *,
     beside: Sequence[Program] = (),
     blocks: int | None = None,
@@ -66,7 +67,8 @@ def open_cuda(
     """The engine on torch's current device, one of several ranks on as many. Raises TargetError, ToolchainError,
     OptionError or RankError if it cannot run.
 
-    beside: of engines that will be opened there with as many blocks. blocks: of the cache, instead of what fits.
+    state_cache_bytes: of snapshots of states; None as in snapshot_count. beside: of engines that will be opened there
+    with as many blocks. blocks: of the cache, instead of what fits.
     """
     device = open_device(engine.path)
     ranks = engine.program.ranks
@@ -76,7 +78,7 @@ def open_cuda(
     if kv_memory is not None:
         kv_cache_bytes = share_bytes(free, kv_memory, kv_cache_bytes)
     if blocks is None:
-        memory = plan_device_memory(binaries.program, free, kv_cache_bytes, beside)
+        memory = plan_device_memory(binaries.program, free, kv_cache_bytes, beside, state_cache_bytes)
     else:
         memory = memory_of_blocks(binaries.program, blocks)
     own = CudaExecutor(engine, device, binaries, memory)
@@ -97,11 +99,13 @@ def open_cuda_rank(engine: EngineDirectory, rank: int, blocks: int) -> CudaExecu
 
 
 class CudaExecutor:
-    """Binaries, weights, KV cache, arena and graphs on one device. blocks: of the cache that requests may use."""
+    """Binaries, weights, KV cache, arena and graphs on one device. blocks: of the cache that requests may use.
+    snapshots: how many of states there may be."""
 
     def __init__(self, engine: EngineDirectory, device: Device, binaries: DeviceBinaries, memory: DeviceMemory) -> None:
         self.blocks = memory.blocks
         self._program, self._limits = binaries.program, binaries.program.limits
+        self.snapshots = memory.snapshots
         self._device, self._memory_plan = torch.device("cuda", device.index), memory
         self._kernels: dict[str, LoadedKernel] = {}
         # The memory that each space is in, and at which byte it starts.

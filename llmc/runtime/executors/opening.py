@@ -12,6 +12,7 @@ from llmc.program import Program
 from llmc.runtime.executors.absent import AbsentExecutor
 from llmc.runtime.executors.executor import Executor
 from llmc.runtime.kv_capacity import block_count
+from llmc.runtime.memory import available_bytes
 from llmc.runtime.prefix_cache.snapshot_capacity import snapshot_count
 
 ExecutorName = Literal["cpp", "cuda", "onnxruntime", "onnxruntime_cuda", "reference", "triton_interpreter"]
@@ -70,11 +71,11 @@ def open_executor(
 
         if check is not None:
             check.wait()
-        executor = open_cuda(directory, kv_cache_bytes, kv_memory, beside=beside)
+        executor = open_cuda(directory, kv_cache_bytes, kv_memory, state_cache_bytes, beside=beside)
         return executor, executor.blocks
     if chosen == "cpp":
         check_target(directory.path, directory.manifest.target)
-    snapshots = snapshot_count(directory.program, state_cache_bytes)
+    snapshots = snapshot_count(directory.program, state_cache_bytes, available_bytes())
     blocks = block_count(directory.whole_program, kv_cache_bytes, kv_memory, beside, snapshots)
     return _opened(directory, blocks, threads, chosen, check, snapshots), blocks
 
@@ -122,7 +123,7 @@ def _opened(
     if chosen == "triton_interpreter":
         from llmc.runtime.executors.triton_interpreter import interpret_engine
 
-        return interpret_engine(directory, blocks)
+        return interpret_engine(directory, blocks, snapshots)
     from llmc.runtime.executors.reference import ReferenceExecutor
 
     return ReferenceExecutor(directory, blocks, snapshots)

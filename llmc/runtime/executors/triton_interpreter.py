@@ -40,9 +40,11 @@ if TYPE_CHECKING:
     from llmc.runtime.ranks.device_ranks import RankedDeviceExecutor
 
 
-def interpret_engine(engine: EngineDirectory, blocks: int) -> TritonInterpreterExecutor | RankedDeviceExecutor:
+def interpret_engine(
+    engine: EngineDirectory, blocks: int, snapshots: int = 0
+) -> TritonInterpreterExecutor | RankedDeviceExecutor:
     """The executor of an engine directory; of one of several ranks, with a process for each other one."""
-    own = interpret_rank(engine, blocks)
+    own = interpret_rank(engine, blocks, snapshots)
     if engine.program.ranks == 1:
         return own
     from llmc.runtime.ranks.device_ranks import RankedDeviceExecutor
@@ -51,25 +53,28 @@ def interpret_engine(engine: EngineDirectory, blocks: int) -> TritonInterpreterE
     return RankedDeviceExecutor(engine, own, blocks, meet_interpreted, shared_bytes(engine.program.ranks))
 
 
-def interpret_rank(engine: EngineDirectory, blocks: int) -> TritonInterpreterExecutor:
+def interpret_rank(engine: EngineDirectory, blocks: int, snapshots: int = 0) -> TritonInterpreterExecutor:
     """One rank's executor; `engine` has its weights."""
     slots = zip(engine.program.weights, engine.tensors, strict=True)
     weights = {slot.name: _tensor(engine.weight_file(stored), stored) for slot, stored in slots}
-    return TritonInterpreterExecutor(engine.program, engine.path, weights, blocks)
+    return TritonInterpreterExecutor(engine.program, engine.path, weights, blocks, snapshots)
 
 
 class TritonInterpreterExecutor:
     """The program's kernels with weights and a KV cache of `blocks` blocks, in the CPU's memory.
 
     directory: the engine's, or any that has the kernels' sources. weights: by slot name, as the program lays them out.
+    snapshots: how many of states there may be.
     """
 
-    def __init__(self, program: Program, directory: Path, weights: Mapping[str, Tensor], blocks: int) -> None:
+    def __init__(
+        self, program: Program, directory: Path, weights: Mapping[str, Tensor], blocks: int, snapshots: int = 0
+    ) -> None:
         switch_on()
         allow_computed_bounds()
         self.program, self.limits = program, program.limits
         limits = program.limits
-        self._blocks = blocks
+        self._blocks, self.snapshots = blocks, snapshots
         self._calls = plan_calls(program)
         self._sides = SideOutputs(program)
         sources = {kernel.source for kernel in program.kernels if not kernel.is_library}
@@ -91,7 +96,8 @@ class TritonInterpreterExecutor:
                 self._memory["cache", f"{i}.{part}"] = torch.zeros(blocks * nbytes, dtype=torch.uint8)
         for name, state in program.state_names().items():
             # NaNs: of a slot nothing may be read that no step has written.
-            self._memory["state", name] = torch.full((limits.max_sequences * state.nbytes,), 0xFF, dtype=torch.uint8)
+            nbytes = (limits.max_sequences + snapshots) * state.nbytes
+            self._memory["state", name] = torch.full((nbytes,), 0xFF, dtype=torch.uint8)
 
     def step(self, step: Step) -> Logits:
         """The wanted rows' logits."""

@@ -2,7 +2,6 @@
 
 from llmc.errors import OptionError
 from llmc.program import Program, state_bytes
-from llmc.runtime.memory import available_bytes
 
 # A conversation needs one of its prompt and one of its answer; others wait while these run.
 PER_SEQUENCE = 4
@@ -10,9 +9,9 @@ PER_SEQUENCE = 4
 MEMORY_FRACTION = 0.1
 
 
-def snapshot_count(program: Program, state_cache_bytes: int | None) -> int:
+def snapshot_count(program: Program, state_cache_bytes: int | None, free: int) -> int:
     """As many as state_cache_bytes holds; by default four for each sequence of a step, and not more than a tenth of the
-    free memory holds. None for a model without states. Raises OptionError."""
+    `free` bytes holds. None for a model without states. Raises OptionError."""
     if state_cache_bytes is not None and (type(state_cache_bytes) is not int or state_cache_bytes < 0):
         raise OptionError(
             f"state_cache_bytes cannot be {state_cache_bytes!r}",
@@ -24,4 +23,4 @@ def snapshot_count(program: Program, state_cache_bytes: int | None) -> int:
         return 0
     if state_cache_bytes is not None:
         return state_cache_bytes // each
-    return min(PER_SEQUENCE * program.limits.max_sequences, int(MEMORY_FRACTION * available_bytes()) // each)
+    return min(PER_SEQUENCE * program.limits.max_sequences, int(MEMORY_FRACTION * free) // each)

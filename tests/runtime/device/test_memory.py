@@ -46,11 +46,26 @@ def test_too_little_memory_is_refused_with_the_sum() -> None:
 def test_states_have_a_slot_for_each_sequence_and_one_for_padding() -> None:
     stateless = plan_device_memory(program(), 80 * GB, None)
     states = StateSlot((4, 1000)), StateSlot((8, 2, 500))
-    memory = plan_device_memory(replace(program(), states=states), 80 * GB, None)
+    memory = plan_device_memory(replace(program(), states=states), 80 * GB, None, state_cache_bytes=0)
     assert memory.states == (LIMITS.max_sequences + 1) * 4 * (4 * 1000 + 8 * 2 * 500)
     # And 24 requests' slots among a step's inputs.
     assert memory.fixed == stateless.fixed + memory.states + 128
     assert " + states 1.20 MB + KV cache " in memory.arithmetic()
+
+
+def test_snapshots_of_states_have_slots_before_that_for_padding() -> None:
+    recurrent = replace(program(), states=(StateSlot((4, 1000)),))
+    memory = plan_device_memory(recurrent, 80 * GB, None)
+    assert memory.snapshots == 4 * LIMITS.max_sequences and memory.slots == 5 * LIMITS.max_sequences
+    assert memory.states == (memory.slots + 1) * memory.state
+    assert plan_device_memory(recurrent, 80 * GB, None, state_cache_bytes=7 * 16_000 + 1).snapshots == 7
+    # Where little is left they take a tenth of it, and the cache of keys and values still holds a sequence.
+    one = replace(plan_device_memory(recurrent, 80 * GB, None, state_cache_bytes=0), blocks=PER_SEQUENCE)
+    tight = plan_device_memory(recurrent, RESERVED_BYTES + one.fixed + one.cache + 30 * 16_000, None)
+    assert (tight.snapshots, tight.blocks >= PER_SEQUENCE) == (3, True)
+    with pytest.raises(OptionError, match=r"states 80\.\d+ GB \(5000000 snapshots among them\)") as error:
+        plan_device_memory(recurrent, 80 * GB, None, state_cache_bytes=80 * GB)
+    assert "state_cache_bytes" in str(error.value.fix)
 
 
 def test_out_of_memory_names_who_asked_and_what_to_lower() -> None:
