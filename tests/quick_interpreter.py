@@ -2,8 +2,10 @@
 
 Before a launch, and before each call of one kernel by another, it puts its own functions in the places of the
 language's, and takes them away afterwards: here they stay. The types of blocks, and the shapes of values, are made once
-for each shape instead of some hundred times a program. Two values of one type are not asked what both are to become.
-And what finds overflow in whole numbers is left out: three times the work of the sum, of which nothing is said.
+for each shape instead of some hundred times a program. Two values of one type, and a value and a number of its kind, are
+not asked what both are to become, and the smaller of two is not copied to the size of the larger one: numpy's own
+operations do without. And what finds overflow in whole numbers is left out: three times the work of the sum, of which
+nothing is said.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ import functools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+
+import numpy as np
 
 
 def keep_language_patched() -> None:
@@ -29,8 +33,22 @@ def keep_language_patched() -> None:
     interpreter._patch_attr = _patch_with_few_calls
     interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     interpreter._patch_lang = lambda function: interpreter._LangPatchScope()
+    tl.core._unwrap_if_constexpr = _unwrapped_values_first(tl)
     interpreter._get_np_dtype = _cached_by_element(interpreter._get_np_dtype)
     _make_shapes_once(tl)
+
+
+def _unwrapped_values_first(tl: Any) -> Callable[[Any], Any]:
+    """Most of what is asked whether it is a constant, or holds such, is a value or a constant."""
+    unwrap = tl.core._unwrap_if_constexpr
+
+    def unwrapped(given: Any) -> Any:
+        kind = type(given)
+        if kind is tl.tensor:
+            return given
+        return given.value if kind is tl.constexpr else unwrap(given)
+
+    return unwrapped
 
 
 def _cached_by_element(numpy_dtype: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -60,8 +78,10 @@ def _quick_semantic(tl: Any) -> type[Any]:
     """The language's rules, after a look whether there is anything to do."""
     from triton.language.semantic import TritonSemantic
 
+    whole = {id(kind) for kind in (tl.int8, tl.int16, tl.int32, tl.int64, tl.uint8, tl.uint32, tl.uint64)}
     # Of two values that are both of one of these, the sum and the quotient are so too.
-    plain = {id(kind) for kind in (tl.int8, tl.int16, tl.int32, tl.int64, tl.uint8, tl.uint32, tl.uint64, tl.float32)}
+    plain = whole | {id(tl.int1), id(tl.float32)}
+    numbers = {id(tl.int32): int, id(tl.int64): int, id(tl.float32): float}
 
     class QuickSemantic(TritonSemantic):  # type: ignore[misc]
         def cast(self, input: Any, dst_ty: Any, *rounding: Any, **keywords: Any) -> Any:
@@ -75,11 +95,39 @@ def _quick_semantic(tl: Any) -> type[Any]:
             return super().broadcast_impl_value(lhs, rhs)
 
         def binary_op_type_checking_impl(self, lhs: Any, rhs: Any, *rules: Any, **more_rules: Any) -> Any:
-            if type(lhs) is type(rhs) is tl.tensor and lhs.dtype is rhs.dtype and id(lhs.dtype) in plain:
-                return self.broadcast_impl_value(lhs, rhs)
+            if type(lhs) is tl.tensor:
+                kind = id(lhs.dtype)
+                if type(rhs) is not tl.tensor:
+                    if type(rhs) is numbers.get(kind) and (type(rhs) is int or rhs) and abs(rhs) < 1 << 31:
+                        return self._alike(lhs, self._number(rhs, lhs.dtype))
+                elif lhs.dtype is rhs.dtype and kind in plain:
+                    return self._alike(lhs, rhs)
+                elif id(rhs.dtype) in whole and rules[:1] == (True,) and lhs.dtype.is_ptr():
+                    return self._alike(lhs, rhs)
             return super().binary_op_type_checking_impl(lhs, rhs, *rules, **more_rules)
 
+        @functools.cache  # noqa: B019  (there is one for the process)
+        def _number(self, value: int | float, kind: Any) -> Any:
+            return self.scalar_constant(value, dtype=kind)
+
+        def _alike(self, lhs: Any, rhs: Any) -> Any:
+            """Both of the shape that they have together, as an operation on each pair of elements takes them."""
+            if lhs.shape is rhs.shape:
+                return lhs, rhs
+            own, others = (each.type.__dict__.get("sizes", ()) for each in (lhs, rhs))
+            sizes = _shape_of_both(own, others)
+            return (
+                lhs if own == sizes else tl.tensor(lhs.handle, tl.block_type(lhs.dtype, list(sizes))),
+                rhs if others == sizes else tl.tensor(rhs.handle, tl.block_type(rhs.dtype, list(sizes))),
+            )
+
     return QuickSemantic
+
+
+@functools.cache
+def _shape_of_both(sizes: tuple[int, ...], others: tuple[int, ...]) -> tuple[int, ...]:
+    """Raises ValueError if they have none, as the language does."""
+    return np.broadcast_shapes(sizes, others)
 
 
 def _make_shapes_once(tl: Any) -> None:

@@ -2,9 +2,10 @@
 
 What `ExportedProgram.run_decompositions({})` gives, which replays the whole graph under functionalization and takes
 longer than the export itself. Most decoders need only the few replacements below, made on the graph as it is (of the
-shipped 6-layer model: 0.02 s for 1.3 s); a program with anything else is still replayed.
+shipped 6-layer model: 0.02 s for 1.3 s), those with a router among them; a program with anything else is still replayed.
 """
 
+import operator
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -26,6 +27,9 @@ def functionalize(program: ExportedProgram) -> ExportedProgram:
         functional: ExportedProgram = program.run_decompositions({})
         return functional
     graph = program.graph
+    for node in list(graph.nodes):
+        if _is_mutable(node):
+            _replace_in_place(graph, node)
     graph.eliminate_dead_code()
     for node in list(graph.nodes):
         rule = _RULES.get(node.target) if node.op == "call_function" else None
@@ -44,14 +48,71 @@ def _is_simple(node: fx.Node) -> bool:
         return False
     if not isinstance(node.target, OpOverload):
         return node.target.__module__ in ("_operator", "math")
+    if node.target is aten.flatten.using_ints:
+        return sum(not isinstance(size, int) for size in node.meta["val"].shape) <= 1
     if node.target in _RULES:
         return _has_usual_options(node)
+    if _is_mutable(node):
+        return _can_replace(node)
     schema = node.target._schema
-    if schema.is_mutable:
-        return False
     # What functionalization takes apart: composite ops that may return their input.
     aliases = any(result.alias_info is not None for result in schema.returns)
     return not (aliases and node.target.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
+
+
+def _is_mutable(node: fx.Node) -> bool:
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+
+
+def _can_replace(node: fx.Node) -> bool:
+    """Whether an in-place op writes what is nobody else's memory, and its plain form gives the same type."""
+    plain, written = _plain_form(node), node.args[0]
+    if plain is None or not isinstance(written, fx.Node) or not _is_fresh(written):
+        return False
+    if any(user < node and _is_view(user) for user in written.users):
+        return False
+    values: Any = fx.map_arg((node.args, dict(node.kwargs)), lambda each: each.meta["val"])
+    with written.meta["val"].fake_mode:
+        found: FakeTensor = plain(*values[0], **values[1])
+    return found.dtype == written.meta["val"].dtype
+
+
+def _plain_form(node: fx.Node) -> OpOverload | None:
+    """aten.div.Tensor of aten.div_.Tensor."""
+    namespace, name, overload = str(node.target).split(".")
+    packet = getattr(aten, name.removesuffix("_"), None)
+    if namespace != "aten" or not name.endswith("_") or packet is None or overload not in packet.overloads():
+        return None
+    plain: OpOverload = getattr(packet, overload)
+    return plain
+
+
+def _is_fresh(node: fx.Node) -> bool:
+    """Whether the node's value is new memory, and not said to be so by a composite op that may give its input."""
+    if node.target is operator.getitem:
+        return _is_fresh(node.all_input_nodes[0])
+    if not isinstance(node.target, OpOverload) or _is_view(node):
+        return False
+    composite = node.target.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+    return not composite or node.target in (aten.linear.default, aten.matmul.default)
+
+
+def _is_view(node: fx.Node) -> bool:
+    """Or written in place."""
+    if not isinstance(node.target, OpOverload):
+        return node.target is operator.getitem
+    return node.target in _RULES or any(each.alias_info is not None for each in node.target._schema.returns)
+
+
+def _replace_in_place(graph: fx.Graph, node: fx.Node) -> None:
+    """Who reads what was written after it was, reads the plain op's value."""
+    plain, written = _plain_form(node), node.args[0]
+    assert plain is not None and isinstance(written, fx.Node)
+    with graph.inserting_before(node):
+        value = _insert(graph, node, plain, node.args, **node.kwargs)
+    written.replace_all_uses_with(value, lambda user: node < user)
+    node.replace_all_uses_with(value)
+    graph.erase_node(node)
 
 
 def _has_usual_options(node: fx.Node) -> bool:
@@ -113,6 +174,12 @@ def _reshape(graph: fx.Graph, node: fx.Node) -> fx.Node:
     return _insert(graph, node, aten.view.default, (x, node.args[1]))
 
 
+def _flatten(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    shape = [size if isinstance(size, int) else -1 for size in node.meta["val"].shape]
+    viewed = _can_view(_value(node), node.meta["val"])
+    return _insert(graph, node, aten.view.default, (node.args[0] if viewed else _contiguous_copy(graph, node), shape))
+
+
 def _can_view(x: FakeTensor, result: FakeTensor) -> bool:
     if x.is_contiguous():
         return True
@@ -139,5 +206,6 @@ _RULES: Mapping[OpOverload, Callable[[fx.Graph, fx.Node], fx.Node]] = MappingPro
         aten.contiguous.default: _contiguous,
         aten.reshape.default: _reshape,
         aten.chunk.default: _chunk,
+        aten.flatten.using_ints: _flatten,
     }
 )
