@@ -2,10 +2,9 @@
 
 Before a launch, and before each call of one kernel by another, it puts its own functions in the places of the
 language's, and takes them away afterwards: here they stay. The types of blocks, and the shapes of values, are made once
-for each shape instead of some hundred times a program. Two values of one type, and a value and a number of its kind, are
-not asked what both are to become, and the smaller of two is not copied to the size of the larger one: numpy's own
-operations do without. And what finds overflow in whole numbers is left out: three times the work of the sum, of which
-nothing is said.
+for each shape instead of some hundred times a program. Two values of one type, or a value and a number of its kind, are
+not asked what both are to become, and the smaller of them is not copied to the size of the larger: numpy does without.
+And what finds overflow in whole numbers is left out: three times the work of the sum, of which nothing is said.
 """
 
 from __future__ import annotations
@@ -100,10 +99,10 @@ def _quick_semantic(tl: Any) -> type[Any]:
                 if type(rhs) is not tl.tensor:
                     if type(rhs) is numbers.get(kind) and (type(rhs) is int or rhs) and abs(rhs) < 1 << 31:
                         return self._alike(lhs, self._number(rhs, lhs.dtype))
-                elif lhs.dtype is rhs.dtype and kind in plain:
-                    return self._alike(lhs, rhs)
-                elif id(rhs.dtype) in whole and rules[:1] == (True,) and lhs.dtype.is_ptr():
-                    return self._alike(lhs, rhs)
+                else:
+                    is_offset = id(rhs.dtype) in whole and rules[:1] == (True,) and lhs.dtype.is_ptr()
+                    if is_offset or (lhs.dtype is rhs.dtype and kind in plain):
+                        return self._alike(lhs, rhs)
             return super().binary_op_type_checking_impl(lhs, rhs, *rules, **more_rules)
 
         @functools.cache  # noqa: B019  (there is one for the process)

@@ -1,9 +1,9 @@
 """Captures of model directories, kept under LLMC_CACHE_DIR/captures and found again by what they were made from.
 
 Importing transformers and tracing the model takes half of a small model's build. The key covers the config, the names,
-types and shapes of the tensors, the dtype asked for, llmc's sources, and the installed packages; an entry also names
-the files of transformers that it came from, which must not have changed. An entry is one text, the SHA-256 of the rest
-in its first line, renamed into place; one that is damaged in any way is made again.
+types and shapes of the tensors (those of codes and masks, too), the dtype asked for, llmc's sources, and the installed
+packages; an entry also names the files of transformers that it came from, which must not have changed. An entry is one
+text, the SHA-256 of the rest in its first line, renamed into place; one that is damaged in any way is made again.
 
 Only a process that has not imported transformers uses the cache: in any other its classes may have been patched, unless
 LLMC_CAPTURE_CACHE=always says that they are not. LLMC_CAPTURE_CACHE=0 turns it off.
@@ -25,8 +25,8 @@ from llmc.cache import CacheKind, open_cache
 from llmc.cache.source_digest import source_digest
 from llmc.errors import CheckpointError, EngineFormatError
 from llmc.graph.capture_text import captured_graph, captured_text
-from llmc.graph.checkpoint import SafetensorsSource
-from llmc.graph.checkpoint_kind import open_checkpoint
+from llmc.graph.checkpoint import HidingSource
+from llmc.graph.checkpoint_kind import ModelSource, open_checkpoint
 from llmc.graph.gguf.source import GgufSource
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import OWN_LAYERS, BuildOptions
@@ -49,8 +49,6 @@ def capture_entry(directory: Path, options: BuildOptions, *, has_weights: bool =
         return None
     try:
         source = open_checkpoint(directory) if has_weights else None
-        if source is not None and not isinstance(source, SafetensorsSource | GgufSource):
-            return None
     except CheckpointError:
         return None  # The capture will say what is wrong.
     parts = {
@@ -58,7 +56,7 @@ def capture_entry(directory: Path, options: BuildOptions, *, has_weights: bool =
         "modules": {file.parent.name: _text(file) for file in sorted(directory.glob(_MODULE_CONFIGS))},
         "task": [options.task, options.pooling],
         "tokenizer": _tokenizer(directory) if options.task in ("auto", "score") else None,
-        "tensors": None if source is None else [(name, *_type(source, name)) for name in source.names()],
+        "tensors": None if source is None else _tensors(source),
         "dtype": options.dtype,
         "own_layers": options.speculative == OWN_LAYERS,
         "llmc": source_digest(OWN_ROOMS),
@@ -104,9 +102,14 @@ def keep_capture(entry: str, graph: ModelGraph, notes: Sequence[str] = ()) -> No
         open_cache(CacheKind.CAPTURES).write_text(entry, sha256(rest.encode()).hexdigest() + "\n" + rest)
 
 
-def _type(source: SafetensorsSource | GgufSource, name: str) -> tuple[str, tuple[int, ...]]:
-    kind = source.stored_type(name) if isinstance(source, GgufSource) else source.entry(name).dtype
-    return kind, source.shape(name)
+def _tensors(source: ModelSource) -> list[tuple[object, ...]]:
+    """What the files hold, and of weights that are several of these, what the model knows."""
+    if isinstance(source, HidingSource):
+        shown = [(name, source.shape(name)) for name in source.names()]
+        return [*_tensors(source.files), *shown]
+    if isinstance(source, GgufSource):
+        return [(name, source.stored_type(name), source.shape(name)) for name in source.names()]
+    return [(name, source.entry(name).dtype, source.shape(name)) for name in source.names()]
 
 
 def _tokenizer(directory: Path) -> str | None:

@@ -97,7 +97,7 @@ class HidingSource:
 
     def __init__(self, files: SafetensorsSource, shapes: Mapping[str, tuple[int, ...]], hidden: Set[str]) -> None:
         self.directory = files.directory
-        self._files, self._shapes = files, shapes
+        self.files, self._shapes = files, shapes
         self._names = tuple(sorted((set(files.names()) - hidden) | set(shapes)))
 
     def names(self) -> tuple[str, ...]:
@@ -106,11 +106,11 @@ class HidingSource:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of a tensor as the model knows it. Raises CheckpointError if there is none of that name."""
-        return self._shapes[name] if name in self._shapes else self._files.shape(name)
+        return self._shapes[name] if name in self._shapes else self.files.shape(name)
 
     def dtype(self) -> torch.dtype:
         """The floating-point dtype that most elements of whole tensors are stored in."""
-        return self._files.dtype()
+        return self.files.dtype()
 
 
 def check_shape(name: str, found: tuple[int, ...], expected: tuple[int, ...], file: Path) -> None:

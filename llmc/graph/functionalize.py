@@ -2,7 +2,7 @@
 
 What `ExportedProgram.run_decompositions({})` gives, which replays the whole graph under functionalization and takes
 longer than the export itself. Most decoders need only the few replacements below, made on the graph as it is (of the
-shipped 6-layer model: 0.02 s for 1.3 s), those with a router among them; a program with anything else is still replayed.
+shipped 6-layer model: 0.02 s for 1.3 s), those with routers among them; a program with anything else is still replayed.
 """
 
 import operator

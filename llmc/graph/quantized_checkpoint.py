@@ -90,7 +90,7 @@ class QuantizedSource(HidingSource):
     def check(self, name: str, shape: tuple[int, ...], *, floating: bool) -> None:
         weight = self._weights.get(name)
         if weight is None:
-            self._files.check(name, shape, floating=floating)
+            self.files.check(name, shape, floating=floating)
         else:
             check_shape(name, weight.model_shape, shape, self._entry(weight).file)
 
@@ -98,7 +98,7 @@ class QuantizedSource(HidingSource):
         """The tensor on the CPU: dequantized to fp32 if it is a quantized weight, or the part of one that is named."""
         base, _, part = name.partition("::")
         if base not in self._weights:
-            return self._files.load(name)
+            return self.files.load(name)
         unpacked = self._unpacked(base)
         if not part:
             weight = self._weights[base]
@@ -123,28 +123,28 @@ class QuantizedSource(HidingSource):
 
     def input_scale(self, weight: StoredWeight) -> Tensor | None:
         """The static scale of a weight's activations, [1] in fp32."""
-        return None if weight.input_scale is None else self._files.load(weight.input_scale).float().reshape(1)
+        return None if weight.input_scale is None else self.files.load(weight.input_scale).float().reshape(1)
 
     def _entry(self, weight: StoredWeight) -> TensorEntry:
-        return self._files.entry(next(iter(weight.tensors.values())))
+        return self.files.entry(next(iter(weight.tensors.values())))
 
     def _stored_shapes(self, weight: StoredWeight) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        return tuple((suffix, self._files.shape(name)) for suffix, name in sorted(weight.tensors.items()))
+        return tuple((suffix, self.files.shape(name)) for suffix, name in sorted(weight.tensors.items()))
 
     def _has_zeros(self, weight: StoredWeight) -> bool:
         suffix = next((each for each in ("qzeros", "weight_zero_point") if each in weight.tensors), None)
         if suffix is None:
             return False
-        stored, bits = self._files.load(weight.tensors[suffix]), weight.scheme.bits
+        stored, bits = self.files.load(weight.tensors[suffix]), weight.scheme.bits
         return not are_middle(stored, bits if stored.dtype is torch.int32 else None, weight.scheme.zero_offset)
 
     def _has_order(self, weight: StoredWeight) -> bool:
         suffix = next((each for each in ("g_idx", "weight_g_idx") if each in weight.tensors), None)
-        return suffix is not None and bool((self._files.load(weight.tensors[suffix]).diff() < 0).any())
+        return suffix is not None and bool((self.files.load(weight.tensors[suffix]).diff() < 0).any())
 
     def _unpack(self, name: str) -> UnpackedCodes:
         weight = self._weights[name]
-        part = {suffix: self._files.load(stored) for suffix, stored in weight.tensors.items()}
+        part = {suffix: self.files.load(stored) for suffix, stored in weight.tensors.items()}
         scheme = weight.scheme
         try:
             if scheme.method == "gptq":

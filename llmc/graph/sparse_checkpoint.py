@@ -75,10 +75,10 @@ class SparseSource(HidingSource):
     def check(self, name: str, shape: tuple[int, ...], *, floating: bool) -> None:
         weight = self._weights.get(name)
         if weight is None:
-            self._files.check(name, shape, floating=floating)
+            self.files.check(name, shape, floating=floating)
         else:
-            check_shape(name, weight.shape, shape, self._files.entry(weight.tensors["shape"]).file)
-            values = self._files.entry(weight.tensors["compressed"])
+            check_shape(name, weight.shape, shape, self.files.entry(weight.tensors["shape"]).file)
+            values = self.files.entry(weight.tensors["compressed"])
             if floating and TORCH_DTYPES.get(values.dtype) not in _VALUES:
                 raise CheckpointError(
                     f"tensor {weight.tensors['compressed']!r} is stored as {values.dtype}: codes behind masks, "
@@ -97,12 +97,12 @@ class SparseSource(HidingSource):
         """The tensor on the CPU, zeros and all. Raises CheckpointError for masks that do not fit."""
         weight = self._weights.get(name)
         if weight is None:
-            return self._files.load(name)
-        parts = {suffix: self._files.load(stored) for suffix, stored in weight.tensors.items()}
+            return self.files.load(name)
+        parts = {suffix: self.files.load(stored) for suffix, stored in weight.tensors.items()}
         try:
             return unmasked(parts, weight.shape, is_24=self._format == BITMASK_24)
         except ValueError as error:
-            file = self._files.entry(weight.tensors["bitmask"]).file
+            file = self.files.entry(weight.tensors["bitmask"]).file
             raise CheckpointError(f"the masks of {name!r} do not fit: {error}", at=file, fix=_CHECK) from None
 
 

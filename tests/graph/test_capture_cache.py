@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from llmc.cache import directory
 from llmc.errors import EngineFormatError
+from llmc.graph import capture_cache
 from llmc.graph.capture_cache import capture_entry, find_capture, keep_capture
 from llmc.graph.capture_text import captured_graph, captured_text
 from llmc.graph.model_graph import ModelGraph
@@ -27,7 +29,9 @@ from llmc.passes.pipeline import default
 from llmc.passes.runner import run_pipeline
 from llmc.settings import read_settings
 from tests.family_captures import FamilyCaptures
-from tests.tiny_models import tiny_checkpoint
+from tests.quantized_checkpoints import write_quantized
+from tests.sparse_checkpoints import bitmask_writer, sparsity_config
+from tests.tiny_models import tiny_checkpoint, tiny_model
 
 AT = Path("capture.txt")
 
@@ -90,6 +94,20 @@ def test_a_process_with_transformers_leaves_the_cache_alone(tmp_path: Path) -> N
     """Its classes may have been patched."""
     importlib.import_module("transformers")
     assert capture_entry(tiny_checkpoint("llama", tmp_path), BuildOptions()) is None
+
+
+def test_an_entry_is_of_what_the_files_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of weights without their zeros the model knows the shape alone."""
+    monkeypatch.setattr(capture_cache, "settings", lambda: read_settings({"LLMC_CAPTURE_CACHE": "always"}))
+    model = tiny_model("llama", num_hidden_layers=1)
+    write_quantized(tmp_path, model, sparsity_config("sparse-bitmask"), bitmask_writer(of_four=False))
+    file, entries = tmp_path / "model.safetensors", [capture_entry(tmp_path, BuildOptions())]
+    tensors = load_file(file)
+    name = next(name for name in tensors if name.endswith(".compressed"))
+    for change in (tensors[name] + 1, tensors[name].half()):
+        save_file(tensors | {name: change}, file, metadata={"format": "pt"})
+        entries.append(capture_entry(tmp_path, BuildOptions()))
+    assert entries[0] is not None and entries[1] == entries[0] != entries[2]
 
 
 def test_a_damaged_or_outdated_entry_is_not_found(

@@ -1,6 +1,6 @@
 """Where a kernel's cases run: interpreted on the CPU, and the same ones on a device with `pytest -m gpu`.
 
-Processes that compile are started once for all modules: each takes seconds to import torch and Triton.
+The process that compiles is started once for all modules: it takes seconds to import torch and Triton.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from llmc.codegen.triton.compile import Workers
 
 @pytest.fixture(scope="package")
 def workers() -> Iterator[Workers]:
-    with Workers(2) as found:
+    with Workers(1) as found:
         yield found
 
 

@@ -25,7 +25,7 @@ from tests import draft_checkpoints as drafts
 from tests.family_captures import FamilyCaptures
 from tests.plain_modules import sdpa_decoder
 from tests.quick_sample import quick_sample
-from tests.tiny_models import FAMILIES, tiny_checkpoint, tiny_model, tiny_tokens
+from tests.tiny_models import FAMILIES, tiny_checkpoint, tiny_tokens
 
 IDS = tiny_tokens(11)
 
@@ -55,14 +55,16 @@ def test_states_are_those_of_transformers(family: str, captured_family: FamilyCa
 
 
 @pytest.mark.parametrize("family", quick_sample(["llama", "gpt2", "olmo2"], ["olmo2"]))
-def test_the_last_state_is_before_the_last_norm_and_none_is_after_it(family: str) -> None:
-    model = tiny_model(family)
-    captured = capture(model, BuildOptions())
+def test_the_last_state_is_before_the_last_norm_and_none_is_after_it(
+    family: str, captured_family: FamilyCaptures
+) -> None:
+    model, captured = captured_family(family).model, captured_family(family).captured
     seen: list[Tensor] = []
     norm = next(m for name, m in model.named_modules() if name in ("model.norm", "transformer.ln_f"))
-    norm.register_forward_hook(lambda module, inputs, output: seen.extend((inputs[0], output)))
+    handle = norm.register_forward_hook(lambda module, inputs, output: seen.extend((inputs[0], output)))
     with torch.no_grad():
         model(torch.tensor([IDS]), use_cache=False)
+    handle.remove()
     for layers, expected in (((2,), seen[0]), (None, seen[1])):
         graph = tapped(captured.graph, (*canonical(), tap_hidden_states(layers)))
         torch.testing.assert_close(hidden(graph, captured.source), expected[0], rtol=1e-4, atol=1e-4)
@@ -83,10 +85,9 @@ def test_a_plain_module_has_hidden_states_too() -> None:
     torch.testing.assert_close(found, seen[0][0], rtol=1e-4, atol=1e-4)
 
 
-def test_all_passes_keep_the_states() -> None:
+def test_all_passes_keep_the_states(captured_family: FamilyCaptures) -> None:
     """Of every token, though logits are computed for some."""
-    model = tiny_model("llama")
-    captured = capture(model, BuildOptions())
+    captured = captured_family("llama").captured
     first = tapped(captured.graph, (*canonical(), tap_hidden_states((1, 2))))
     passes = (*canonical(), tap_hidden_states((1, 2)), *default()[len(canonical()) :])
     last = tapped(captured.graph, passes)
@@ -94,15 +95,15 @@ def test_all_passes_keep_the_states() -> None:
     assert last.sides()["hidden"].meta["val"].shape[1] == 128
 
 
-def test_tapping_twice_changes_nothing() -> None:
-    captured = capture(tiny_model("llama"), BuildOptions())
+def test_tapping_twice_changes_nothing(captured_family: FamilyCaptures) -> None:
+    captured = captured_family("llama").captured
     tap = tap_hidden_states((1,))
     record = run_pipeline(captured.graph, (*canonical(), tap, tap), BuildOptions()).records[-1]
     assert not record.rewrites
 
 
-def test_a_layer_that_is_not_there_is_an_error() -> None:
-    captured = capture(tiny_model("llama"), BuildOptions())
+def test_a_layer_that_is_not_there_is_an_error(captured_family: FamilyCaptures) -> None:
+    captured = captured_family("llama").captured
     with pytest.raises(PassError, match="no hidden state before layer 7 of 2"):
         tapped(captured.graph, (*canonical(), tap_hidden_states((1, 7))))
 

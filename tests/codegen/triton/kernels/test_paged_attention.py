@@ -54,12 +54,13 @@ def test_head_groups_and_block_sizes(device: str, heads: int, kv_heads: int, blo
     _check(batch, device)
 
 
-LATENTS = [(64, 512, 5), (8, 16, 40), (32, 100, 1)]
+LATENTS = [(*each, dtype) for each in [(64, 512, 5), (8, 16, 40), (32, 100, 1)] for dtype in DTYPES]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("head_dim", "value_dim", "heads"), quick_sample(LATENTS, [(8, 16, 40)]))
-def test_values_that_are_keys_too(device: str, dtype: torch.dtype, head_dim: int, value_dim: int, heads: int) -> None:
+@pytest.mark.parametrize(
+    ("head_dim", "value_dim", "heads", "dtype"), quick_sample(LATENTS, [(8, 16, 40, torch.float16)])
+)
+def test_values_that_are_keys_too(device: str, head_dim: int, value_dim: int, heads: int, dtype: torch.dtype) -> None:
     shape = partial(paged_batch, heads=heads, kv_heads=1, head_dim=head_dim, value_dim=value_dim)
     _check(shape(MIXED, dtype=dtype, latent=True), device)
 
