@@ -16,6 +16,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 aten = torch.ops.aten
 
@@ -66,6 +67,8 @@ def _is_mutable(node: fx.Node) -> bool:
 
 def _can_replace(node: fx.Node) -> bool:
     """Whether an in-place op writes what is nobody else's memory, and its plain form gives the same type."""
+    if node.target is aten.copy_.default:
+        return _fills_slice(node)
     plain, written = _plain_form(node), node.args[0]
     if plain is None or not isinstance(written, fx.Node) or not _is_fresh(written):
         return False
@@ -75,6 +78,26 @@ def _can_replace(node: fx.Node) -> bool:
     with written.meta["val"].fake_mode:
         found: FakeTensor = plain(*values[0], **values[1])
     return found.dtype == written.meta["val"].dtype
+
+
+def _fills_slice(node: fx.Node) -> bool:
+    """Whether it writes all of a slice of memory that nothing else has seen, as code does that puts halves of heads
+    together."""
+    part, given = node.args[:2]
+    if not isinstance(part, fx.Node) or part.target is not aten.slice.Tensor or not isinstance(given, fx.Node):
+        return False
+    base, values = part.all_input_nodes[0], (part.meta["val"], given.meta["val"])
+    if node.users or not _is_fresh(base) or values[0].dtype != values[1].dtype or values[0].dim() != values[1].dim():
+        return False
+    seen = [user for user in base.users if user < node and _is_view(user)]
+    return all(
+        user.target is aten.slice.Tensor and all(_writes(each, user) and each <= node for each in user.users)
+        for user in seen
+    ) and all(statically_known_true(a == b) for a, b in zip(*(each.shape for each in values), strict=True))
+
+
+def _writes(node: fx.Node, part: fx.Node) -> bool:
+    return node.target is aten.copy_.default and node.args[0] is part and node.args[1] is not part
 
 
 def _plain_form(node: fx.Node) -> OpOverload | None:
@@ -106,10 +129,15 @@ def _is_view(node: fx.Node) -> bool:
 
 def _replace_in_place(graph: fx.Graph, node: fx.Node) -> None:
     """Who reads what was written after it was, reads the plain op's value."""
-    plain, written = _plain_form(node), node.args[0]
-    assert plain is not None and isinstance(written, fx.Node)
+    written = node.all_input_nodes[0]
     with graph.inserting_before(node):
-        value = _insert(graph, node, plain, node.args, **node.kwargs)
+        if node.target is aten.copy_.default:
+            part, written = written, written.all_input_nodes[0]
+            value = _insert(graph, written, aten.slice_scatter.default, (written, node.args[1], *part.args[1:]))
+        else:
+            plain = _plain_form(node)
+            assert plain is not None
+            value = _insert(graph, node, plain, node.args, **node.kwargs)
     written.replace_all_uses_with(value, lambda user: node < user)
     node.replace_all_uses_with(value)
     graph.erase_node(node)
