@@ -47,7 +47,7 @@ from llmc.engine_format.reader import (
     SPARSITY_NAME,
 )
 from llmc.engine_format.writer import EngineWriter
-from llmc.errors import BuildWarning, OptionError, PassError
+from llmc.errors import BuildWarning, LoweringError, OptionError, PassError
 from llmc.files.typed_json import to_json
 from llmc.formats.pruned_part import PrunedPart
 from llmc.formats.quantized_weight import QuantizedWeight
@@ -349,7 +349,23 @@ def packed(
             at=", ".join(stored_names(recipe)),
             fix="the pass that made its recipe has to give its placeholder that shape",
         )
+    check_ids(tensor, slot, stored_names(recipe))
     return filled(kind.pack(tensor, slot), slot)
+
+
+def check_ids(weight: Tensor, slot: WeightSlot, names: Sequence[str]) -> None:
+    """Raise LoweringError for whole numbers that 32 bits, which engines keep of them, do not hold. names: of the
+    checkpoint's tensors."""
+    if slot.dtype != "I32" or weight.dtype is not torch.int64 or not weight.numel():
+        return
+    held = torch.iinfo(torch.int32)
+    least, most = (int(found) for found in weight.aminmax())
+    if least < held.min or most > held.max:
+        raise LoweringError(
+            f"{slot.name} holds numbers from {least} to {most}, and engines keep ids in 32 bits",
+            at=", ".join(names) or "a buffer that the model computes",
+            fix=f"make the table's numbers at most {held.max}: the values of ids that a model looks up",
+        )
 
 
 def filled(packed: Tensor, slot: WeightSlot) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from llmc.codegen.target_kind import kind_of
 from llmc.compiler import packed
 from llmc.debug.check_passes import PassChecker
-from llmc.errors import PassError
+from llmc.errors import LoweringError, PassError
 from llmc.graph.finite_weights import FiniteWeights
 from llmc.graph.memory_source import MemorySource
 from llmc.graph.model_graph import ModelGraph
@@ -21,7 +21,7 @@ from llmc.passes.rewrite import GraphPass
 from llmc.passes.rewrite_log import RewriteLog
 from llmc.passes.runner import run_pipeline
 from llmc.program import Layout, WeightSlot
-from llmc.targets import REFERENCE
+from llmc.targets import REFERENCE, resolve_target
 from tests.graph_builder import llama
 
 aten, ops = torch.ops.aten, torch.ops.llmc
@@ -99,3 +99,12 @@ def test_a_recipe_makes_what_its_placeholder_says() -> None:
     source = MemorySource({"w": torch.ones(4, 2)})
     with pytest.raises(PassError, match=r"weight w is \[4, 2\], where the graph has \[4, 3\]"):
         packed(slot, Stored("w", torch.float32), source, FiniteWeights(), kind_of(REFERENCE))
+
+
+@pytest.mark.parametrize("number", [2**31, -(2**31) - 1])
+def test_ids_that_32_bits_do_not_hold_are_named(number: int) -> None:
+    slot = WeightSlot("table", "I32", (2,), Layout.ROWS, 8)
+    source = MemorySource({"ids": torch.tensor([5, number])})
+    with pytest.raises(LoweringError, match=rf"table holds numbers from .*{number}.* 32 bits") as caught:
+        packed(slot, Stored("ids", torch.int64), source, FiniteWeights(), kind_of(resolve_target("cpu")))
+    assert caught.value.at == "ids"
