@@ -1,4 +1,5 @@
-"""One of each family in bf16 and with int8 weights: as near to fp32 as the numbers allow."""
+"""One of each family, and models that give a row for a text, in bf16 and with int8 weights: as near to fp32 as the
+numbers allow."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ import torch
 
 import llmc
 from llmc.architectures.tiny_config import tiny_architecture
+from tests.heads.tiny_texts import MODELS, rows_of, texts, tiny_model
 
 EXPERTS = ("mixtral", "gpt_oss", "qwen3_moe", "llama4_text", "deepseek_v3+groups", "granitemoe", "dbrx", "nemotron_h")
 LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "deepseek_v32")
@@ -34,6 +36,7 @@ WINDOWS = (
 OTHERS = ("bloom", "mpt", "falcon+alibi", "opt", "bart", "whisper", "bert", "roformer", "gemma4_text")
 FAMILIES = tuple(dict.fromkeys((*EXPERTS, *LATENTS, *STATES, *WINDOWS, *OTHERS)))
 LENGTHS = (70, 33, 7)
+TEXTS = range(2, 90, 6)
 
 # How many times as far off fp32 an engine in bf16 may be as torch in bf16 is.
 BF16 = 1.25
@@ -96,3 +99,32 @@ def test_int8_weights(name: str, tmp_path: Path) -> None:
     reference = engine_logits(model, tmp_path / "reference.llmc", target="reference", **options)
     assert deviation(compiled, reference) <= SAME_CODES
     assert 0 < deviation_in_the_middle(compiled, expected) <= INT8
+
+
+def engine_rows(model: Any, target: str = "cpu", **options: Any) -> Logits:
+    with llmc.compile(model, target=target, max_batch_tokens=96, **options) as engine:
+        return np.stack(engine.completer.rows(texts(TEXTS), False))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_in_bf16(name: str) -> None:
+    model = tiny_model(name).to(torch.bfloat16)
+    ours, theirs = engine_rows(model, dtype="bfloat16"), rows_of(model, texts(TEXTS))
+    exact = rows_of(model.float(), texts(TEXTS))
+    error, torchs = deviation(ours, exact), deviation(theirs, exact)
+    assert error <= BF16 * torchs, f"{error:.4f} of the spread off fp32, torch in bf16 {torchs:.4f}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_with_int8_weights(name: str) -> None:
+    model = tiny_model(name)
+    compiled, reference = (
+        engine_rows(model, target, dtype="float32", quantize="int8") for target in ("cpu", "reference")
+    )
+    expected = rows_of(model, texts(TEXTS))
+    # Over their size: the scores of a model of noise are nearly those of any other text.
+    size = float(np.sqrt(np.square(expected).mean()))
+    assert np.abs(compiled - reference).max() <= SAME_CODES * size
+    assert 0 < np.abs(compiled - expected).mean() <= INT8 * size

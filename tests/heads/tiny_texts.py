@@ -33,6 +33,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "DistilBertModel",
         {"vocab_size": 160, "dim": 32, "hidden_dim": 64, "n_layers": 2, "n_heads": 4, "max_position_embeddings": 96},
     ),
+    "gte": ("GteModel", _LONG),
+    "nomic_bert": ("NomicBertModel", _LONG),
+    "jina_embeddings_v3": ("JinaEmbeddingsV3Model", _LONG),
     "electra": ("ElectraModel", {**_LONG, "embedding_size": 16}),
     "modernbert": (
         "ModernBertModel",
@@ -87,7 +90,7 @@ def rows_of(model: Any, sequences: Sequence[Sequence[int]]) -> npt.NDArray[np.fl
         else:
             states = output.last_hidden_state[0]
             found.append(states[-1] if model.config.model_type == "qwen3" else states.mean(0))
-    return torch.stack(found).numpy()
+    return torch.stack(found).float().numpy()
 
 
 def least_cosine(ours: npt.NDArray[np.float32], theirs: npt.NDArray[np.float32]) -> float:
