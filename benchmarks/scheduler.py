@@ -108,7 +108,7 @@ def measure(requests: int, vocab_size: int, params: SamplingParams) -> dict[str,
     """Microseconds a step: medians but for scheduler_mean and scheduler_p99."""
     limits = Limits(2048, requests, requests, 1024, 16)
     executor = StillExecutor(limits, vocab_size)
-    loop = StepLoop(executor, limits, requests * BLOCKS_PER_REQUEST)
+    loop = StepLoop(executor, limits, requests * BLOCKS_PER_REQUEST, program=None)
     digests = BlockDigests(limits.block_size)
     watches = {name: Stopwatch() for name in ("scheduler", "inputs", "executor")}
     watched: tuple[tuple[object, str, str], ...] = (

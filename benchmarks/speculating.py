@@ -16,7 +16,7 @@ import numpy as np
 
 from llmc.engine_format import EngineDirectory, read_engine
 from llmc.prediction.step_prior import step_prior
-from llmc.program import Limits
+from llmc.program import Program
 from llmc.runtime.executors.executor import Executor
 from llmc.runtime.executors.opening import open_executor
 from llmc.runtime.loop.step_loop import StepLoop
@@ -101,11 +101,11 @@ class Speculating:
 
     def prepared(self, batch: int) -> Prepared:
         """Requests of that number, and what they will say."""
-        limits, vocabulary = self.directory.program.limits, self.directory.program.vocab_size
-        prior = step_prior(self.directory.program, self.directory.manifest.target.name)
+        program = self.directory.program
+        prior = step_prior(program, self.directory.manifest.target.name)
         generator = np.random.default_rng(batch)
-        prompts = [tuple(generator.integers(0, vocabulary, CONTEXT).tolist()) for _ in range(batch)]
-        prepared = Prepared(self.executor, limits, self.blocks, vocabulary, prior, prompts)
+        prompts = [tuple(generator.integers(0, program.vocab_size, CONTEXT).tolist()) for _ in range(batch)]
+        prepared = Prepared(self.executor, program, self.blocks, prior, prompts)
         prepared.answer()
         return prepared
 
@@ -123,9 +123,8 @@ class Prepared:
     """Requests with prompts of CONTEXT tokens. What a run gives is seconds by tokens of all requests together."""
 
     executor: Executor
-    limits: Limits
+    program: Program
     blocks: int
-    vocabulary: int
     prior: Any
     prompts: list[tuple[int, ...]]
     answers: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
@@ -156,7 +155,7 @@ class Prepared:
 
     def closed(self) -> float:
         """With speculation that never drafts."""
-        speculation = Speculation(partial(Spoiled, self.answers, self.vocabulary, 1.0), DRAFTS, Closed)
+        speculation = Speculation(partial(Spoiled, self.answers, self.program.vocab_size, 1.0), DRAFTS, Closed)
         seconds, times = self._measure(speculation)
         self._closed += times
         return seconds
@@ -164,7 +163,7 @@ class Prepared:
     def drafting(self, right: float) -> float:
         """With drafts of that acceptance, as many as the gate lets through."""
         gate = self._gates[right] = Watched(DRAFTS, self.prior)
-        drafter = partial(Spoiled, self.answers, self.vocabulary, right)
+        drafter = partial(Spoiled, self.answers, self.program.vocab_size, right)
         speculation = Speculation(drafter, DRAFTS, lambda most: gate)
         seconds, times = self._measure(speculation)
         if not right:
@@ -217,7 +216,7 @@ class Prepared:
 
     def _started(self, speculation: Speculation | None) -> tuple[list[Generation], StepLoop]:
         """Requests that have their first token."""
-        loop = StepLoop(self.executor, self.limits, self.blocks, speculation=speculation)
+        loop = StepLoop(self.executor, self.program.limits, self.blocks, program=self.program, speculation=speculation)
         requests = [self._request(prompt) for prompt in self.prompts]
         for request in requests:
             loop.add(request)
@@ -226,8 +225,8 @@ class Prepared:
         return requests, loop
 
     def _request(self, prompt: tuple[int, ...]) -> Generation:
-        sampler = Sampler(SamplingParams(), np.array(prompt), self.vocabulary, np.zeros(0, np.int64))
-        ending = Ending(frozenset(), frozenset(), self.limits.max_model_len)
+        sampler = Sampler(SamplingParams(), np.array(prompt), self.program.vocab_size, np.zeros(0, np.int64))
+        ending = Ending(frozenset(), frozenset(), self.program.limits.max_model_len)
         return Generation(prompt, sampler, ending, origin=Origin(salt=None))
 
     def _written(self, requests: Sequence[Generation]) -> int:

@@ -36,7 +36,7 @@ class LlmcModel:
         directory = read_engine(path, check_weights=False)
         self._limits, self._vocab_size = directory.program.limits, directory.program.vocab_size
         executor = open_cuda(directory, None)
-        self._loop = StepLoop(executor, self._limits, executor.blocks)
+        self._loop = StepLoop(executor, self._limits, executor.blocks, program=directory.program)
         self._random = np.random.default_rng(0)
 
     def prefill(self, work: Prefill) -> tuple[float, ...]:

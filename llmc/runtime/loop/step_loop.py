@@ -21,8 +21,8 @@ class StepLoop:
 
     blocks: of the executor's KV cache. max_step_tokens: a lower budget of tokens a step than the engine's limit.
     executor_seconds: of the last step, spent in the executor. speculation: what drafts tokens, if anything does.
-    program: what the executor runs, for the adapters that it takes and its states; None: it has neither. whole_texts:
-    a request's tokens come in one step.
+    program: what the executor runs, for the adapters that it takes and its states; None only if it has neither.
+    whole_texts: a request's tokens come in one step.
     """
 
     def __init__(
@@ -32,8 +32,8 @@ class StepLoop:
         blocks: int,
         max_step_tokens: int | None = None,
         *,
+        program: Program | None,
         speculation: Speculation | None = None,
-        program: Program | None = None,
         whole_texts: bool = False,
     ) -> None:
         self.speculation = speculation

@@ -94,7 +94,7 @@ def generation(prompt: list[int], params: SamplingParams) -> Generation:
 def outputs(executor: Recorded, requests: list[Generation]) -> list[tuple[int, ...]]:
     """What the requests generate together."""
     executor.asked.clear()
-    loop = StepLoop(executor, executor.limits, BLOCKS)
+    loop = StepLoop(executor, executor.limits, BLOCKS, program=None)
     for request in requests:
         loop.add(request)
     loop.run(requests)
@@ -134,7 +134,7 @@ def test_requests_that_need_logits_get_them_beside_ones_that_do_not(executor: Re
     assert set(executor.asked) == {"drawn", "logits"}
     scoring = Scoring(prompts[0], VOCABULARY)
     together: list[Request] = [scoring, generation(prompts[1], greedy(2))]
-    loop = StepLoop(executor, executor.limits, BLOCKS)
+    loop = StepLoop(executor, executor.limits, BLOCKS, program=None)
     for request in together:
         loop.add(request)
     loop.run(together)
@@ -165,7 +165,7 @@ def test_filters_keep_what_the_host_keeps(executor: Recorded) -> None:
     requests = [generation(PROMPTS[3], params) for params in FILTERS]
     outputs(executor, requests)
     scorings = [Scoring(request.tokens, VOCABULARY) for request in requests]
-    loop = StepLoop(executor, executor.limits, BLOCKS)
+    loop = StepLoop(executor, executor.limits, BLOCKS, program=None)
     for scoring in scorings:
         loop.add(scoring)
     loop.run(scorings)
