@@ -33,7 +33,7 @@ def group_names(graph: ModelGraph) -> list[list[str]]:
     return [[str(n.target).split(".")[1] for n in group.nodes] for group in groups_of(graph)]
 
 
-@settings(max_examples=20, derandomize=True)
+@settings(max_examples=12, derandomize=True)
 @given(seed=st.integers(0, 10**6), nodes=st.integers(1, 30))
 def test_groups_are_convex_and_complete(seed: int, nodes: int) -> None:
     graph, _ = random_graph(seed, nodes)

@@ -16,6 +16,7 @@ from llmc.options import BuildOptions
 from llmc.passes.pipeline import default
 from tests.family_captures import FamilyCapture, FamilyCaptures
 from tests.passes.pruning.pruned_models import calibration, pruned, without
+from tests.quick_sample import quick_sample
 from tests.tiny_models import tiny_model, tiny_tokens
 
 # Heads of a plain, a grouped and a joint attention; MLPs that are gated, plain, and of one product for both halves.
@@ -35,7 +36,7 @@ def hf_logits(model: object, tokens: list[int]) -> Tensor:
         return model(torch.tensor([tokens]), use_cache=False).logits[0].float()  # type: ignore[operator,no-any-return]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", quick_sample(MODELS, ("llama", "gpt2", "gemma3_text", "phi3")))
 def test_logits_are_those_of_the_torch_model_without_the_same_parts(
     name: str, captured_family: FamilyCaptures, tmp_path: Path
 ) -> None:
