@@ -128,7 +128,8 @@ inline void store(bf16* to, Vec x) {
   std::memcpy(to, &halves, sizeof halves);
 }
 
-// The first `count` lanes, 0 <= count <= kLanes; the others read as zero and are not written.
+// The first `count` lanes, 0 <= count <= kLanes; the others read as zero and are not written. By a mask where there are
+// some: a memcpy is a call, which at the end of each panel of a product takes a fifth of its time in cache.
 inline Vec load(const float* from, int64_t count) {
 #if defined(__AVX512F__)
   return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1u), from);
@@ -140,9 +141,13 @@ inline Vec load(const float* from, int64_t count) {
 }
 
 inline Vec load(const bf16* from, int64_t count) {
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+  return widen(reinterpret_cast<VecHalves>(_mm256_maskz_loadu_epi16(static_cast<__mmask16>((1u << count) - 1u), from)));
+#else
   VecHalves x = {};
   std::memcpy(&x, from, static_cast<size_t>(count) * 2);
   return widen(x);
+#endif
 }
 
 inline void store(float* to, Vec x, int64_t count) {
@@ -155,7 +160,11 @@ inline void store(float* to, Vec x, int64_t count) {
 
 inline void store(bf16* to, Vec x, int64_t count) {
   const VecHalves halves = narrow(x);
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+  _mm256_mask_storeu_epi16(to, static_cast<__mmask16>((1u << count) - 1u), reinterpret_cast<__m256i>(halves));
+#else
   std::memcpy(to, &halves, static_cast<size_t>(count) * 2);
+#endif
 }
 
 }  // namespace llmc
