@@ -1,24 +1,21 @@
-"""Write a GGUF file of a Mamba-2's shape with random codes, for llama.cpp; runs in the peer's environment.
+"""Write a GGUF file of a recurrent model's shape with random codes, for llama.cpp; runs in the peer's environment.
 
     PEER_PYTHON -m benchmarks.states_gguf mamba2/config.json /tmp/mamba2-q4_0.gguf
 
-The first argument is a config.json of transformers'. Every matrix is Q4_0, the convolutions are F32 as llama-quantize
-leaves them, and the output matrix is the embedding.
+The first argument is a config.json of Mamba-2's or Qwen3.5's. The output matrix is the embedding.
 """
 
-import argparse
-import json
-from pathlib import Path
+from __future__ import annotations
+
 from typing import Any
 
 import gguf
 
-from benchmarks.mixture_gguf import write_tensors
+from benchmarks.random_gguf import Family, Shapes, command
 
 
-def write_states(config: dict[str, Any], path: Path) -> None:
-    """The file has no vocabulary: benchmarks use token ids."""
-    writer = gguf.GGUFWriter(path, "mamba2")
+def add_mamba2_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """Heads are counted as time steps' ranks."""
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(1 << 20)
     writer.add_embedding_length(config["hidden_size"])
@@ -31,20 +28,18 @@ def write_states(config: dict[str, Any], path: Path) -> None:
     writer.add_ssm_state_size(config["state_size"])
     writer.add_ssm_time_step_rank(config["num_heads"])
     writer.add_ssm_group_count(config["n_groups"])
-    writer.add_tokenizer_model("no_vocab")
-    write_tensors(writer, tensor_shapes(config))
 
 
-def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """By name, of all tensors, in their order in the file."""
+def mamba2_shapes(config: dict[str, Any]) -> Shapes:
+    """Of all tensors, by name."""
     hidden, heads, groups = config["hidden_size"], config["num_heads"], config["n_groups"]
     inner = heads * config["head_dim"]
     convolved = inner + 2 * groups * config["state_size"]
-    shapes: dict[str, tuple[int, ...]] = {
+    shapes: Shapes = {
         "token_embd.weight": (config["vocab_size"], hidden),
         "output_norm.weight": (hidden,),
     }
-    of_layer: dict[str, tuple[int, ...]] = {
+    of_layer: Shapes = {
         "attn_norm.weight": (hidden,),
         "ssm_in.weight": (inner + convolved + heads, hidden),
         "ssm_conv1d.weight": (convolved, config["conv_kernel"]),
@@ -60,13 +55,73 @@ def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", type=Path)
-    parser.add_argument("output", type=Path)
-    arguments = parser.parse_args()
-    write_states(json.loads(arguments.config.read_text()), arguments.output)
+def add_qwen35_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """Of a delta net the value heads are counted as time steps' ranks, the key heads as groups."""
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+    turned = config["head_dim"] // 4
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    writer.add_rope_dimension_count(turned)
+    writer.add_rope_dimension_sections([turned // 2, 0, 0, 0])
+    writer.add_full_attention_interval(config["layer_types"].index("full_attention") + 1)
+    writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+    writer.add_ssm_inner_size(config["linear_num_value_heads"] * config["linear_value_head_dim"])
+    writer.add_ssm_state_size(config["linear_key_head_dim"])
+    writer.add_ssm_time_step_rank(config["linear_num_value_heads"])
+    writer.add_ssm_group_count(config["linear_num_key_heads"])
+
+
+def qwen35_shapes(config: dict[str, Any]) -> Shapes:
+    """Of all tensors, by name: three layers of a delta net, then one of attention with a gate."""
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    head, kv = config["head_dim"], config["num_key_value_heads"] * config["head_dim"]
+    queries, heads = config["num_attention_heads"] * head, config["linear_num_value_heads"]
+    keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    values = heads * config["linear_value_head_dim"]
+    both: Shapes = {
+        "attn_norm.weight": (hidden,),
+        "post_attention_norm.weight": (hidden,),
+        "ffn_gate.weight": (inner, hidden),
+        "ffn_up.weight": (inner, hidden),
+        "ffn_down.weight": (hidden, inner),
+    }
+    attention: Shapes = {
+        "attn_q.weight": (2 * queries, hidden),
+        "attn_k.weight": (kv, hidden),
+        "attn_v.weight": (kv, hidden),
+        "attn_output.weight": (hidden, queries),
+        "attn_q_norm.weight": (head,),
+        "attn_k_norm.weight": (head,),
+    }
+    delta_net: Shapes = {
+        "attn_qkv.weight": (2 * keys + values, hidden),
+        "attn_gate.weight": (values, hidden),
+        "ssm_conv1d.weight": (2 * keys + values, config["linear_conv_kernel_dim"]),
+        "ssm_dt.bias": (heads,),
+        "ssm_a": (heads,),
+        "ssm_beta.weight": (heads, hidden),
+        "ssm_alpha.weight": (heads, hidden),
+        "ssm_norm.weight": (config["linear_value_head_dim"],),
+        "ssm_out.weight": (hidden, values),
+    }
+    shapes: Shapes = {"token_embd.weight": (config["vocab_size"], hidden), "output_norm.weight": (hidden,)}
+    for layer, kind in enumerate(config["layer_types"]):
+        of_layer = both | (attention if kind == "full_attention" else delta_net)
+        shapes |= {f"blk.{layer}.{name}": shape for name, shape in of_layer.items()}
+    return shapes
 
 
 if __name__ == "__main__":
-    main()
+    families = {
+        "mamba2": Family("mamba2", add_mamba2_metadata, mamba2_shapes),
+        "qwen3_5_text": Family("qwen35", add_qwen35_metadata, qwen35_shapes),
+    }
+    command(__doc__, families)
