@@ -17,19 +17,12 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    OlmoeConfig,
-    OlmoeForCausalLM,
-    PreTrainedModel,
-    Qwen3NextConfig,
-    Qwen3NextForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import llmc
 
@@ -37,47 +30,44 @@ EXAMPLES = Path(__file__).parent
 TEACHER = EXAMPLES / "models" / "bard-6m"
 LENGTH, BATCH, RATE = 256, 8, 3e-3
 
+# Each token goes to 4 of 16 experts in each of three layers.
+MIXTURE: dict[str, Any] = {
+    "model_type": "olmoe",
+    "num_hidden_layers": 3,
+    "intermediate_size": 64,
+    "num_experts": 16,
+    "num_experts_per_tok": 4,
+    "output_router_logits": True,
+    "router_aux_loss_coef": 0.01,
+}
+# Three layers of a gated delta net, and one of attention.
+HYBRID: dict[str, Any] = {
+    "model_type": "qwen3_next",
+    "num_hidden_layers": 4,
+    "head_dim": 64,
+    "intermediate_size": 512,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 64,
+    "mlp_only_layers": [0, 1, 2, 3],
+    "num_experts": 0,
+}
+KINDS = {"mixture": MIXTURE, "hybrid": HYBRID}
 
-def mixture(teacher: PreTrainedModel) -> PreTrainedModel:
-    """Each token goes to 4 of 16 experts in each of three layers."""
-    config = OlmoeConfig(
-        **shared(teacher),
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=64,
-        num_experts=16,
-        num_experts_per_tok=4,
-        output_router_logits=True,
-        router_aux_loss_coef=0.01,
+
+def untrained(kind: str, teacher: PreTrainedModel) -> PreTrainedModel:
+    """As wide and as many heads as the model that it learns from, and with its embeddings."""
+    same = (
+        *("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads"),
+        *("bos_token_id", "eos_token_id", "pad_token_id"),
     )
-    return OlmoeForCausalLM(config)
-
-
-def hybrid(teacher: PreTrainedModel) -> PreTrainedModel:
-    """Three layers of a gated delta net and one of attention."""
-    config = Qwen3NextConfig(
-        **shared(teacher),
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        intermediate_size=512,
-        linear_num_key_heads=4,
-        linear_num_value_heads=4,
-        linear_key_head_dim=32,
-        linear_value_head_dim=64,
-        mlp_only_layers=[0, 1, 2, 3],
-        num_experts=0,
-    )
-    return Qwen3NextForCausalLM(config)
-
-
-def shared(teacher: PreTrainedModel) -> dict[str, object]:
-    """What both have as the model that they learn from."""
-    same = ("vocab_size", "hidden_size", "bos_token_id", "eos_token_id", "pad_token_id")
     values = {name: getattr(teacher.config, name) for name in same}
-    return {**values, "max_position_embeddings": 1024, "rms_norm_eps": 1e-6, "tie_word_embeddings": True}
+    of_both = {"max_position_embeddings": 1024, "rms_norm_eps": 1e-6, "tie_word_embeddings": True}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**values, **of_both, **KINDS[kind]))
+    with torch.no_grad():
+        model.get_input_embeddings().weight.copy_(teacher.get_input_embeddings().weight)
+    return model
 
 
 def written(tokens: int, vocabulary: int) -> Tensor:
@@ -144,16 +134,14 @@ def save(model: PreTrainedModel, training: dict[str, object], output: Path) -> N
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=("mixture", "hybrid"))
+    parser.add_argument("kind", choices=tuple(KINDS))
     parser.add_argument("output", type=Path, nargs="?", help="a directory; default: a temporary one")
     parser.add_argument("--written", type=int, default=2**18, help="tokens that the shipped model writes")
     parser.add_argument("--steps", type=int, default=450, help=f"of {BATCH} windows of {LENGTH} tokens")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     teacher = AutoModelForCausalLM.from_pretrained(TEACHER, dtype=torch.bfloat16).eval()
-    student = {"mixture": mixture, "hybrid": hybrid}[arguments.kind](teacher)
-    with torch.no_grad():
-        student.get_input_embeddings().weight.copy_(teacher.get_input_embeddings().weight)
+    student = untrained(arguments.kind, teacher)
     windows = written(arguments.written, teacher.config.vocab_size)
     train(student.train(), teacher, windows, arguments.steps)
     found = heldout_loss(student.eval())
@@ -162,6 +150,8 @@ def main() -> None:
         "steps": arguments.steps,
         "tokens_written": windows.numel(),
         "tokens_seen": arguments.steps * BATCH * LENGTH,
+        "heldout_loss": found,
+        "heldout_ppl": math.exp(found),
     }
     with tempfile.TemporaryDirectory() as folder:
         output = arguments.output or Path(folder) / arguments.kind
