@@ -13,13 +13,14 @@ from tests.end_to_end.logits import GENERATED, assert_close, assert_greedy
 from tests.tolerances import ENGINES
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
-MODELS = ("bard-6m", "bard-draft", pytest.param("bard-mixture", marks=pytest.mark.slow))
+LEARNED = ("bard-mixture", "bard-hybrid")
+MODELS = ("bard-6m", "bard-draft", *(pytest.param(name, marks=pytest.mark.slow) for name in LEARNED))
 WINDOW = 256
 WINDOWS = 12
 
 
 # Its bf16 engine's quality takes 12 seconds of Hugging Face's bf16, which the smaller model's says as well.
-QUALITY = [*(pytest.param(name, marks=pytest.mark.slow) for name in ("bard-6m", "bard-mixture")), "bard-draft"]
+QUALITY = [*(pytest.param(name, marks=pytest.mark.slow) for name in ("bard-6m", *LEARNED)), "bard-draft"]
 
 
 @pytest.fixture(scope="module", params=MODELS)
