@@ -5,13 +5,21 @@ import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import sympy
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, GuardOnDataDependentSymNode, ShapeEnv
 
 from llmc.errors import CaptureError
 
-_NOT_THE_MODEL = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), str(Path(re.__file__).parents[1]))
+# With sympy, in which torch counts sizes.
+_ROOMS = (
+    Path(torch.__file__).parent,
+    Path(sympy.__file__).parent,
+    Path(__file__).parents[1],
+    Path(re.__file__).parents[1],
+)
+_NOT_THE_MODEL = tuple(map(str, _ROOMS))
 
 _TRANSFORMERS = "/transformers/"
 
