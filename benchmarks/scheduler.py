@@ -63,10 +63,10 @@ class StillExecutor:
     def logits(self, first: int, count: int) -> Logits:
         return np.repeat(self._logits, count, axis=0)
 
-    def copy_blocks(self, copies: Mapping[int, int]) -> None:
+    def copy_blocks(self, copies: Mapping[int, int], group: int = 0) -> None:
         """Nothing forks here, and no block holds anything."""
 
-    def move_slots(self, sources: Ints, destinations: Ints) -> None:
+    def move_slots(self, sources: Ints, destinations: Ints, group: int = 0) -> None:
         """No block holds anything."""
 
     def close(self) -> None:

@@ -90,6 +90,7 @@ def plan_step(graph: ModelGraph, backend: Backend, options: BuildOptions) -> Ste
         stage=graph.pipeline_stage or 0,
         hands_over=math.prod(dims_of(output.shape)) if graph.hands_over else 0,
         adapters=graph.adapters,
+        reaches=graph.reaches,
     )
     return StepPlan(program, builder.loops, builder.weights.recipes(), claims.refusals)
 
@@ -128,10 +129,11 @@ def _caches(graph: ModelGraph, backend: Backend) -> tuple[CacheSlot, ...]:
     slots = []
     for cache in graph.caches:
         if cache.format is not None:
-            slots.append(CacheSlot(cache.kv_heads, cache.head_dim, cache.value_dim, "U8", str(cache.format)))
+            format = str(cache.format)
+            slots.append(CacheSlot(cache.kv_heads, cache.head_dim, cache.value_dim, "U8", format, cache.group))
             continue
         dtype = dtype_name(cache.dtype)
         if dtype is None or cache.dtype not in backend.float_dtypes:
             raise LoweringError(f"the KV cache cannot be {cache.dtype}", fix="build with kv_dtype float32 or bfloat16")
-        slots.append(CacheSlot(cache.kv_heads, cache.head_dim, cache.value_dim, dtype))
+        slots.append(CacheSlot(cache.kv_heads, cache.head_dim, cache.value_dim, dtype, group=cache.group))
     return tuple(slots)

@@ -60,7 +60,12 @@ def graph_program(graph: ModelGraph, options: BuildOptions, weights: tuple[Weigh
         weights=weights,
         caches=tuple(
             CacheSlot(
-                c.kv_heads, c.head_dim, c.value_dim, DTYPE_NAMES[c.dtype], None if c.format is None else str(c.format)
+                c.kv_heads,
+                c.head_dim,
+                c.value_dim,
+                DTYPE_NAMES[c.dtype],
+                None if c.format is None else str(c.format),
+                c.group,
             )
             for c in graph.caches
         ),
@@ -68,6 +73,7 @@ def graph_program(graph: ModelGraph, options: BuildOptions, weights: tuple[Weigh
         side_outputs=tuple(_side_output(graph, name, node) for name, node in graph.sides().items()),
         hidden_width=hidden_width(graph),
         layout=RankLayout(tensor=graph.ranks),
+        reaches=graph.reaches,
     )
 
 

@@ -97,7 +97,7 @@ def _open(directory: EngineDirectory, threads: int) -> tuple[Executor, int]:
             fix=f"profile on a machine with the GPU, without this variable; {expected}",
         )
     try:
-        return open_executor(directory, None, None, threads)
+        return open_executor(directory.with_one_table(), None, None, threads)
     except TargetError as error:
         if not directory.program.kernels:
             raise
@@ -231,4 +231,4 @@ class _Sequence(Request):
 
 
 def _plan(*chunks: Chunk) -> StepPlan:
-    return StepPlan([], list(chunks), {}, [], [])
+    return StepPlan([], list(chunks), {}, [], [], {})

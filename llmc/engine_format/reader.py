@@ -78,6 +78,15 @@ class EngineDirectory:
         """Of each stage, in order."""
         return tuple(stage.program for stage in self.stages) or (self.program,)
 
+    def with_one_table(self) -> "EngineDirectory":
+        """To be opened with as many blocks for every group of caches, so that one table leads to all."""
+        return replace(
+            self,
+            program=self.program.with_one_table(),
+            programs=tuple(replace(each, program=each.program.with_one_table()) for each in self.programs),
+            stages=tuple(replace(each, program=each.program.with_one_table()) for each in self.stages),
+        )
+
     @property
     def path(self) -> Path:
         return self.files.path

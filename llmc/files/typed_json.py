@@ -13,6 +13,8 @@ from llmc.errors import EngineFormatError
 T = TypeVar("T")
 
 _SCALARS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
+# Metadata of a dataclass' field with a default: it is written only where its value is another.
+LEFT_OUT = {"left_out": True}
 REBUILD = "the file is damaged or was edited: rebuild the engine with `llmc build`"
 _ANOTHER_WROTE_IT = "another llmc has written the file, or it was edited: rebuild the engine with `llmc build`"
 
@@ -22,7 +24,8 @@ def to_json(value: Any) -> Any:
     if hasattr(value, "from_text"):
         return str(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        fields = [(field, getattr(value, field.name)) for field in dataclasses.fields(value)]
+        return {f.name: to_json(own) for f, own in fields if f.metadata != LEFT_OUT or own != f.default}
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, tuple | list):
@@ -168,13 +171,16 @@ def _fields_decoder(kind: type) -> _Decoder:
     def fields() -> dict[str, _Decoder]:
         return {name: _decoder(hint) for name, hint in typing.get_type_hints(kind).items()}
 
+    optional = {field.name for field in dataclasses.fields(kind) if field.metadata == LEFT_OUT}
+
     def decode(value: Any) -> Any:
         _expect(isinstance(value, dict), "an object", value)
         known = fields()
-        if value.keys() != known.keys():
-            unknown, missing = sorted(value.keys() - known.keys()), sorted(known.keys() - value.keys())
+        unknown, missing = sorted(value.keys() - known.keys()), sorted(known.keys() - value.keys() - optional)
+        if unknown or missing:
             raise _MismatchError(f"unknown field {unknown[0]!r}" if unknown else f"the field {missing[0]!r} is missing")
-        return kind(**_items(value, known))
+        given = known if len(value) == len(known) else {name: known[name] for name in value}
+        return kind(**_items(value, given))
 
     return decode
 

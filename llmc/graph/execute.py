@@ -12,7 +12,7 @@ from llmc.errors import RequestError
 from llmc.graph.interpreter import GraphInterpreter
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.ranks import OnRanks, weight_value
-from llmc.graph.step_inputs import step_input
+from llmc.graph.step_inputs import group_inputs, step_input
 from llmc.graph.weights import WeightSource
 from llmc.program import ADAPTERS, HIDDEN, ROW_ADAPTERS, STATE_SLOTS
 
@@ -161,6 +161,7 @@ def _step_inputs(graph: ModelGraph, caches: _Caches, step: Sequence[Chunk]) -> d
     }
     inputs = {name: torch.tensor(value, dtype=torch.int32) for name, value in values.items()}
     inputs |= {name: torch.zeros(len(positions), dtype=torch.int32) for name in (ADAPTERS, ROW_ADAPTERS)}
+    inputs |= {name: inputs[of_first] for name, of_first in group_inputs(graph).items()}
     inputs["tree_masks"] = torch.zeros(len(positions), dtype=torch.int64)
     hidden = _hidden(graph, torch.tensor(positions))
     return hidden | {n.name: inputs[n.name] for n in graph.inputs() if n.name in inputs}

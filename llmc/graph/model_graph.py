@@ -15,7 +15,7 @@ from llmc.formats.sparse_weight import SparseWeight
 from llmc.graph.fake_value import FakeValues
 from llmc.graph.stage import Stage
 from llmc.graph.weights import Recipe
-from llmc.program import AdapterPools, Head
+from llmc.program import AdapterPools, Head, Reach
 
 if TYPE_CHECKING:
     from llmc.graph.drafts.draft_checkpoint import DraftCheckpoint
@@ -48,7 +48,7 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """The paged KV cache of one attention layer. format: of codes, in a cache of dtype uint8."""
+    """The paged KV cache of one attention layer. format: of codes, in a cache of dtype uint8. group: see CacheSlot."""
 
     layer: int
     kv_heads: int
@@ -56,6 +56,7 @@ class CacheSpec:
     value_dim: int
     dtype: torch.dtype
     format: CacheFormat | None = None
+    group: int = 0
 
     def width(self, part: str) -> int:
         """Elements of one head at one position. part: "k" or "v"."""
@@ -97,7 +98,8 @@ class ModelGraph:
     Placeholders come in two kinds, told apart by `weights`: one whose node name is a key there is a weight, made by
     its recipe; every other one is a step input, in order. Input names at the stages captured and canonical:
     input_ids, positions; at serving and later also slot_mapping, query_starts, context_lens, block_tables,
-    logit_rows, and for each entry i of `caches` kv_cache_{i}_k and kv_cache_{i}_v; where there are `states` also
+    logit_rows, tree_masks, for each of `reaches` a slot_mapping and block_tables of its own (group_input), and for each
+    entry i of `caches` kv_cache_{i}_k and kv_cache_{i}_v; where there are `states` also
     state_slots and, for each entry i of them, state_{i}; after insert_adapters also adapter_of_token and the pools of
     `adapters`.
     ranks: how many processes run the graph at once, each with its own weights and caches, talking in collectives;
@@ -105,6 +107,7 @@ class ModelGraph:
     pipeline_stages: how many run one after the other on ranks of their own, cut at llmc::hand_over. pipeline_stage:
     which of them the graph is; None for all in one.
     Every node's meta["val"] is a FakeTensor (or SymInt) with the symbolic token count T.
+    reaches: of the layers that do not see everything; their caches are of groups of their own.
     quantized, sparse: what became of each weight that has codes, or zeros. pruned: what each part lost.
     side_outputs: the names of what the graph returns after its logits, in order. speculative: the checkpoint of what is
     to draft for the model, if anything is; draft: what attach_draft made of it.
@@ -117,6 +120,7 @@ class ModelGraph:
     weights: dict[str, Recipe]
     info: ModelInfo
     caches: tuple[CacheSpec, ...] = ()
+    reaches: tuple[Reach, ...] = ()
     states: tuple[StateSpec, ...] = ()
     quantized: tuple[QuantizedWeight, ...] = ()
     sparse: tuple[SparseWeight, ...] = ()

@@ -9,7 +9,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.propagate import symbolic_input
-from llmc.program import HIDDEN
+from llmc.program import GROUP_INPUTS, HIDDEN, group_input
 
 # One axis that shows each symbol. T: tokens. L: logit rows. R: requests. B: blocks a request. N: blocks of the pool. S:
 # slots of states.
@@ -38,6 +38,12 @@ def symbol_names(graph: fx.Graph) -> dict[sympy.Symbol, str]:
 def step_input(graph: ModelGraph, name: str) -> fx.Node | None:
     """The step input of that name, None if the graph has none."""
     return next((n for n in graph.inputs() if n.name == name), None)
+
+
+def group_inputs(graph: ModelGraph) -> dict[str, str]:
+    """What the inputs of the groups behind the first are called, and of the first, in order."""
+    groups = range(1, len(graph.reaches) + 1)
+    return {group_input(name, group): name for group in groups for name in GROUP_INPUTS}
 
 
 def hidden_width(graph: ModelGraph) -> int:

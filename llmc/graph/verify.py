@@ -19,6 +19,7 @@ from llmc.graph.op_record import RECORDS, op_call, ops_at, record_of
 from llmc.graph.pointwise import ELEMENTARY
 from llmc.graph.source_line import source_line
 from llmc.graph.stage import Stage
+from llmc.graph.step_inputs import group_inputs
 from llmc.program import ADAPTERS, HIDDEN, ROW_ADAPTERS, STATE_SLOTS
 
 aten = torch.ops.aten
@@ -130,7 +131,8 @@ def _check_inputs(graph: ModelGraph, stages: tuple[Stage, ...]) -> None:
         hidden = [HIDDEN] if HIDDEN in seen else []
         first, second, *others = STAGE_INPUTS[stage]
         states = [STATE_SLOTS, *(f"state_{i}" for i in range(len(graph.states)))] if STATE_SLOTS in seen else []
-        expected.append([first, second, *hidden, *others, *([*caches, *states] if is_paged else []), *pools])
+        paged = [*group_inputs(graph), *caches, *states] if is_paged else []
+        expected.append([first, second, *hidden, *others, *paged, *pools])
     in_order = any(seen == names for names in expected)
     # A pass that is cut while it adds inputs leaves some of the later stage's.
     if not in_order and not (len(stages) > 1 and any(set(seen) <= set(names) for names in expected)):
@@ -153,7 +155,7 @@ def _check_inputs(graph: ModelGraph, stages: tuple[Stage, ...]) -> None:
 def _rank(graph: ModelGraph, name: str, stage: Stage) -> int:
     """Of a step input."""
     own = {HIDDEN: 2, STATE_SLOTS: 1, **{f"state_{spec.index}": 1 + len(spec.shape) for spec in graph.states}}
-    return own.get(name, STAGE_INPUTS[stage].get(name, 4))
+    return own.get(name, STAGE_INPUTS[stage].get(group_inputs(graph).get(name, name), 4))
 
 
 def _check_output(graph: ModelGraph, stages: tuple[Stage, ...]) -> None:

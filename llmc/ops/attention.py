@@ -67,6 +67,8 @@ def attend(
         marked = visible.new_zeros((q.shape[0], k.shape[0] + 1))
         visible = visible & marked.scatter_(1, chosen.long().clamp(max=k.shape[0]), True)[:, :-1]
     scores = scores.masked_fill(~visible, float("-inf"))
+    # Behind a window may be what another sequence has left there, and zero times what is not finite is not zero.
+    values = values.masked_fill(~visible.any(0)[:, None, None], 0.0)
     if sinks is not None:
         sink = sinks.float().expand(q.shape[0], -1).t()[..., None]
         probabilities = torch.cat((scores, sink), dim=-1).softmax(-1)[..., :-1]

@@ -1,21 +1,18 @@
 """The lowered step as data: what code generation writes into an engine and what the runtime runs."""
 
 from llmc.program.adapter_pools import AdapterPools
+from llmc.program.device_kernel import LIBRARY, DeviceBinary, DeviceKernel, DeviceParameter
 from llmc.program.head import Activation, Head, Pooling, Task
+from llmc.program.limits import Limits
 from llmc.program.program import (
     ITEMSIZES,
-    LIBRARY,
     LOOP,
     Affine,
     Alternative,
     Buffer,
     CacheSlot,
-    DeviceBinary,
-    DeviceKernel,
-    DeviceParameter,
     Launch,
     Layout,
-    Limits,
     Origin,
     Program,
     RowCount,
@@ -25,6 +22,7 @@ from llmc.program.program import (
     code_rows_layout,
 )
 from llmc.program.rank_layout import RankLayout
+from llmc.program.reach import TREE_REACH, Reach
 from llmc.program.state_slot import StateSlot, state_bytes
 from llmc.program.step_outputs import (
     ADAPTERS,
@@ -33,6 +31,7 @@ from llmc.program.step_outputs import (
     CHOICE_OUTPUTS,
     DRAFT_IDS,
     DRAFT_LOGPROBS,
+    GROUP_INPUTS,
     HIDDEN,
     LOGITS,
     ROW_ADAPTERS,
@@ -40,6 +39,7 @@ from llmc.program.step_outputs import (
     STEP_INPUTS,
     WRITTEN,
     StepOutput,
+    group_input,
     is_for,
 )
 
@@ -50,6 +50,7 @@ __all__ = [
     "CHOICE_OUTPUTS",
     "DRAFT_IDS",
     "DRAFT_LOGPROBS",
+    "GROUP_INPUTS",
     "HIDDEN",
     "ITEMSIZES",
     "LIBRARY",
@@ -58,6 +59,7 @@ __all__ = [
     "ROW_ADAPTERS",
     "STATE_SLOTS",
     "STEP_INPUTS",
+    "TREE_REACH",
     "WRITTEN",
     "Activation",
     "AdapterPools",
@@ -76,6 +78,7 @@ __all__ = [
     "Pooling",
     "Program",
     "RankLayout",
+    "Reach",
     "RowCount",
     "RowRange",
     "SideOutput",
@@ -84,6 +87,7 @@ __all__ = [
     "Task",
     "WeightSlot",
     "code_rows_layout",
+    "group_input",
     "is_for",
     "state_bytes",
 ]

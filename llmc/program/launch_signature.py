@@ -2,9 +2,19 @@
 
 from collections.abc import Mapping
 
+from llmc.program.device_kernel import DeviceParameter
 from llmc.program.launch_arguments import Argument, Operand
-from llmc.program.program import ITEMSIZES, DeviceParameter, Program
-from llmc.program.step_outputs import ADAPTERS, CHOICE_INPUTS, CHOICE_OUTPUTS, ROW_ADAPTERS, STATE_SLOTS, STEP_INPUTS
+from llmc.program.program import ITEMSIZES, Program
+from llmc.program.step_outputs import (
+    ADAPTERS,
+    CHOICE_INPUTS,
+    CHOICE_OUTPUTS,
+    GROUP_INPUTS,
+    ROW_ADAPTERS,
+    STATE_SLOTS,
+    STEP_INPUTS,
+    group_input,
+)
 
 _ALIGNMENT = 16
 _POINTERS = {"F32": "*fp32", "BF16": "*bf16", "F16": "*fp16", "I32": "*i32", "I64": "*i64", "I8": "*i8", "U8": "*u8"}
@@ -45,5 +55,6 @@ def operand_dtypes(program: Program) -> OperandDtypes:
     if program.adapters is not None:
         found |= {("adapter", name): dtype for name, dtype in program.adapters.dtypes().items()}
     found |= {("input", name): "I32" for name in (ADAPTERS, ROW_ADAPTERS, STATE_SLOTS)}
+    found |= {("input", group_input(n, 1 + g)): "I32" for g in range(len(program.reaches)) for n in GROUP_INPUTS}
     found |= {("input", name): dtype for name, dtype in (STEP_INPUTS | CHOICE_INPUTS).items()}
     return found | {("output", name): dtype for name, dtype in CHOICE_OUTPUTS.items()}

@@ -5,15 +5,19 @@ A step's tensors are matrices of rows: T tokens, L requested logit rows, or a co
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from llmc.errors import EngineFormatError
+from llmc.files.typed_json import LEFT_OUT
 from llmc.formats.cache_format import parse_cache_format
 from llmc.formats.code_format import CODE_FORMATS
 from llmc.program.adapter_pools import AdapterPools
+from llmc.program.device_kernel import DeviceKernel
 from llmc.program.launch_arguments import Argument, Count
+from llmc.program.limits import Limits
 from llmc.program.rank_layout import RankLayout
+from llmc.program.reach import UNBOUNDED, Reach
 from llmc.program.state_slot import StateSlot
 from llmc.program.step_outputs import StepOutput, is_for
 
@@ -145,6 +149,8 @@ class CacheSlot:
     """One layer's pair of cache pointers: each [blocks, kv_heads, block_size, head_dim or value_dim].
 
     format: of codes (formats/cache_format.py), which with their scales take the place of numbers; the dtype is then U8.
+    group: of which blocks it has some, and which tables lead to them: 0 for a layer that sees everything, else one more
+    than the place of its reach in Program.reaches.
     """
 
     kv_heads: int
@@ -152,6 +158,7 @@ class CacheSlot:
     value_dim: int
     dtype: str
     format: str | None = None
+    group: int = field(default=0, metadata=LEFT_OUT)
 
     def widths(self) -> tuple[int, int]:
         """Elements of one head at one position, of keys and of values."""
@@ -180,8 +187,6 @@ class Origin:
     source: str | None
 
 
-# In place of a source file: the kernel is a library's.
-LIBRARY = "library"
 # The family of kernels that are generated from a graph's pointwise work.
 LOOP = "loop"
 
@@ -252,62 +257,6 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class DeviceParameter:
-    """A run-time parameter of a GPU kernel, in order. type: as Triton writes it (*bf16, *i32, i32, fp32).
-
-    divisible: the kernel was compiled for multiples of 16 only: of a pointer, the address in bytes.
-    """
-
-    name: str
-    type: str
-    divisible: bool
-
-
-@dataclass(frozen=True)
-class DeviceBinary:
-    """A kernel compiled for one instruction set. file: in the engine. entry: the function's name in it.
-
-    threads: of a block. shared_bytes: dynamic shared memory of a block. registers, spill_bytes: of a thread.
-    extra_pointers: trailing pointer parameters that Triton added; the first is to global scratch memory of
-    scratch_bytes a block, the others may be null.
-    """
-
-    file: str
-    entry: str
-    threads: int
-    blocks_per_cluster: int
-    shared_bytes: int
-    registers: int
-    spill_bytes: int
-    extra_pointers: int
-    scratch_bytes: int
-    scratch_alignment: int
-
-
-@dataclass(frozen=True)
-class DeviceKernel:
-    """One specialization of a Triton function. source: the Python file in the engine that defines `function`.
-
-    constants: the values of its tl.constexpr parameters, and None for pointers that are absent. binaries: by
-    instruction set (sm_90, gfx942); none for a kernel that only alternatives use. With source LIBRARY it is a call of
-    llmc/program/library_functions.py instead, which has no binaries.
-    """
-
-    name: str
-    source: str
-    function: str
-    parameters: tuple[DeviceParameter, ...]
-    constants: dict[str, int | float | bool | str | None]
-    num_warps: int
-    num_stages: int
-    binaries: dict[str, DeviceBinary] = field(default_factory=dict)
-
-    @property
-    def is_library(self) -> bool:
-        return self.source == LIBRARY
-
-
-@dataclass(frozen=True)
 class Alternative:
     """Launches that do what launches[first] to launches[last], both included, do, in the same steps; predicted slower.
 
@@ -318,17 +267,6 @@ class Alternative:
     last: int
     launches: tuple[Launch, ...]
     buffers: tuple[Buffer, ...]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What the static buffers allow: tokens, requests and logit rows a step, tokens a sequence, positions a block."""
-
-    max_batch_tokens: int
-    max_sequences: int
-    max_logit_rows: int
-    max_model_len: int
-    block_size: int
 
 
 @dataclass(frozen=True)
@@ -359,7 +297,7 @@ class Program:
     program that reads none. layout: of the engine's ranks; those of one stage run the program together, each with its
     own weights and caches. stage: which one it is. hands_over: columns of the rows in fp32, one for each token, that a
     step gives for the next stage in the place of logits; 0 where it gives logits. adapters: where they go; None for an
-    engine that takes none. states: what its ops carry from token to token.
+    engine that takes none. states: what its ops carry from token to token. reaches: of layers that do not see all.
     """
 
     limits: Limits
@@ -379,11 +317,34 @@ class Program:
     hands_over: int = 0
     adapters: AdapterPools | None = None
     states: tuple[StateSlot, ...] = ()
+    reaches: tuple[Reach, ...] = field(default=(), metadata=LEFT_OUT)
 
     @property
     def ranks(self) -> int:
         """Processes that run the program together."""
         return self.layout.tensor
+
+    def group_blocks(self, blocks: int) -> tuple[int, ...]:
+        """How many blocks each group of caches has where the first has `blocks`."""
+        return blocks, *(reach.blocks_beside(self.limits, blocks) for reach in self.reaches)
+
+    def memories(self, blocks: int, spare: int = 0) -> dict[str, int]:
+        """Bytes of each of cache_names with group_blocks(blocks). spare: how many more each group has."""
+        counts, size = self.group_blocks(blocks), self.limits.block_size
+        return {
+            f"{layer}.{part}": (counts[cache.group] + spare) * nbytes
+            for layer, cache in enumerate(self.caches)
+            for part, nbytes in zip("kv", cache.key_and_value_bytes(size), strict=True)
+        }
+
+    def caches_of(self, group: int) -> dict[str, CacheSlot]:
+        """Of cache_names, those whose blocks the group's tables name."""
+        has_one_table = all(reach == UNBOUNDED for reach in self.reaches)
+        return {name: slot for name, slot in self.cache_names().items() if has_one_table or slot.group == group}
+
+    def with_one_table(self) -> "Program":
+        """With as many blocks in each group: the tables of the first lead to all."""
+        return replace(self, reaches=(UNBOUNDED,) * len(self.reaches))
 
     def cache_names(self) -> dict[str, CacheSlot]:
         """What operands call the keys and the values of each layer, in the order in which engines are given them."""

@@ -27,7 +27,8 @@ def memory_text(program: Program) -> str:
     for index, w in enumerate(program.weights):
         lines.append(f"weight {index} {w.name} {w.dtype} {list(w.shape)} {w.layout.value} {w.nbytes}")
     for index, c in enumerate(program.caches):
-        lines.append(f"cache {index} {c.kv_heads} heads of {c.head_dim} and {c.value_dim} {c.dtype} {c.format}")
+        group = f" group {c.group}" if c.group else ""
+        lines.append(f"cache {index} {c.kv_heads} heads of {c.head_dim} and {c.value_dim} {c.dtype} {c.format}{group}")
     if program.adapters is not None:
         pools = program.adapters
         for index in range(len(pools.products)):

@@ -37,6 +37,8 @@ STEP_INPUTS = {
     "tree_masks": "I64",
     HIDDEN: "F32",
 }
+# Of the step's inputs those that each group of caches has (CacheSlot.group).
+GROUP_INPUTS = ("slot_mapping", "block_tables")
 # Where each request's states are, [R] in I32: a step input of models that have states.
 STATE_SLOTS = "state_slots"
 # What choosing reads for each logit row beside the step's inputs, and what a step can leave for it: dtypes by name.
@@ -53,6 +55,11 @@ CHOICE_OUTPUTS = {"tokens": "I32", "scores": "F32", "covered": "I32"}
 DRAFT_IDS, DRAFT_LOGPROBS = "draft_ids", "draft_logprobs"
 # The likeliest tokens of each head that leave the device.
 CANDIDATES = 10
+
+
+def group_input(name: str, group: int) -> str:
+    """What one of GROUP_INPUTS is called that belongs to a group of caches."""
+    return f"{name}_{group}" if group else name
 
 
 def is_for(sides: tuple[str, ...], unless: tuple[str, ...], wanted: Collection[str]) -> bool:

@@ -1,6 +1,7 @@
 """How many blocks the KV cache gets."""
 
-from collections.abc import Sequence
+import bisect
+from collections.abc import Callable, Sequence
 
 from llmc.errors import OptionError
 from llmc.program import Program, state_bytes
@@ -31,10 +32,9 @@ def block_count(
     if kv_memory is not None:
         kv_cache_bytes = share_bytes(available, kv_memory, kv_cache_bytes)
     wanted, per_sequence = wanted_blocks(program, kv_cache_bytes)
-    block_bytes = sum(bytes_per_block(each) for each in (program, *beside))
-    needed = per_sequence * block_bytes
+    needed = cache_bytes(per_sequence, program, beside)
     room = default_bytes(available, needed) if kv_cache_bytes is None else kv_cache_bytes
-    blocks = min(wanted, room // block_bytes) if block_bytes else wanted
+    blocks = fitting_blocks(wanted, room, lambda count: cache_bytes(count, program, beside))
     if blocks < per_sequence:
         source = "all free memory" if kv_cache_bytes is None else "kv_cache_bytes"
         raise OptionError(
@@ -46,9 +46,16 @@ def block_count(
     return blocks
 
 
-def bytes_per_block(program: Program) -> int:
-    """Of keys and values of all its layers, on all ranks that run it."""
-    return program.ranks * sum(cache.bytes_per_block(program.limits.block_size) for cache in program.caches)
+def cache_bytes(blocks: int, program: Program, beside: Sequence[Program] = ()) -> int:
+    """Of keys and values on all ranks, where the first group of caches has so many blocks: those of engines beside,
+    too, whose layers all have as many."""
+    programs = (program, *(each.with_one_table() for each in beside))
+    return sum(each.ranks * sum(each.memories(blocks).values()) for each in programs)
+
+
+def fitting_blocks(wanted: int, room: int, nbytes: Callable[[int], int]) -> int:
+    """The most blocks, at most `wanted`, that take no more bytes than there is room for."""
+    return bisect.bisect_right(range(wanted + 1), max(0, room), key=nbytes) - 1
 
 
 def wanted_blocks(program: Program, kv_cache_bytes: int | None) -> tuple[int, int]:

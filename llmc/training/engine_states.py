@@ -43,7 +43,8 @@ class StateReader:
         limits = program.limits
         self._limits = limits
         blocks = -(-limits.max_model_len // limits.block_size)
-        self._executor = CppExecutor(directory, blocks, threads, also=(_states_of(program, directory),))
+        states = _states_of(program, directory)
+        self._executor = CppExecutor(directory.with_one_table(), blocks, threads, also=(states,))
 
     def read(self, tokens: Sequence[int]) -> Rows:
         """One sequence of at least two tokens, at most as long as the engine takes."""

@@ -34,11 +34,11 @@ class HeldExecutor:
         self.tokens.append(len(step.context_lens))
         return self.inner.step(step)
 
-    def copy_blocks(self, copies: Mapping[int, int]) -> None:
-        self.inner.copy_blocks(copies)
+    def copy_blocks(self, copies: Mapping[int, int], group: int = 0) -> None:
+        self.inner.copy_blocks(copies, group)
 
-    def move_slots(self, sources: Ints, destinations: Ints) -> None:
-        self.inner.move_slots(sources, destinations)
+    def move_slots(self, sources: Ints, destinations: Ints, group: int = 0) -> None:
+        self.inner.move_slots(sources, destinations, group)
 
     def close(self) -> None:
         self.inner.close()

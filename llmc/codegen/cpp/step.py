@@ -8,7 +8,7 @@ from llmc.codegen.cpp.kernel_library import PAGED_ATTENTION, RAGGED_ATTENTION
 from llmc.codegen.cpp.printer import pointer, print_loop, wrapped
 from llmc.codegen.kernel_ir import Loop
 from llmc.codegen.origin import describe, one_line
-from llmc.program import LOOP, Affine, Launch, Origin, Program, StepOutput
+from llmc.program import LOOP, Affine, Launch, Origin, Program, StepOutput, group_input
 from llmc.program.engine_structs import ENGINE_STRUCTS
 from llmc.program.launch_arguments import Argument, Count, Operand, Rows
 from llmc.program.program_interface import interface_text
@@ -188,6 +188,7 @@ class _LaunchPrinter:
     def __init__(self, program: Program) -> None:
         self._weights = {slot.name: i for i, slot in enumerate(program.weights)}
         self._caches = {name: i for i, name in enumerate(program.cache_names())}
+        self._inputs = _INPUTS | _group_inputs(len(program.reaches))
         pools = () if program.adapters is None else program.adapters.names()
         self._pools = {name: i for i, name in enumerate(pools)}
         self._sides = [side.name for side in program.side_outputs]
@@ -251,7 +252,17 @@ class _LaunchPrinter:
             return f"engine->caches[{self._caches[operand.name]}]"
         if operand.space == "state":
             return f"(float*)engine->caches[{len(self._caches) + int(operand.name)}]"
-        return _INPUTS.get(operand.name, f"step->{operand.name}")
+        return self._inputs.get(operand.name, f"step->{operand.name}")
+
+
+def _group_inputs(reaches: int) -> dict[str, str]:
+    """Of each group of caches, which lie behind those of the first."""
+    lengths = {"slot_mapping": "T", "block_tables": "R * step->max_blocks"}
+    return {
+        group_input(name, group): f"step->{name} + {group} * {length}"
+        for group in range(1, 1 + reaches)
+        for name, length in lengths.items()
+    }
 
 
 def _affine(offset: Affine) -> str:

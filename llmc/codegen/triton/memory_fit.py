@@ -105,7 +105,7 @@ def _needs(program: Program) -> _Needs:
     return _Needs(
         weights=sum(slot.nbytes for slot in program.weights),
         block=block,
-        sequence=blocks * block,
+        sequence=sum(program.memories(blocks).values()),
         arena=program.arena.at(tokens=limits.max_batch_tokens, logit_rows=limits.max_logit_rows),
         logits=4 * limits.max_logit_rows * program.vocab_size,
         adapters=0 if program.adapters is None else sum(program.adapters.nbytes().values()),

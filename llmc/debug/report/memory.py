@@ -20,7 +20,7 @@ def memory_data(program: Program) -> dict[str, Any]:
             "kinds": _cache_kinds(program),
             "token_bytes": per_block // limits.block_size,
             "block_bytes": per_block,
-            "sequence_bytes": per_block * -(-limits.max_model_len // limits.block_size),
+            "sequence_bytes": sum(program.memories(limits.blocks_for(limits.max_model_len)).values()),
         },
         "buffers": [
             {

@@ -3,6 +3,7 @@
     attention(q, k, v, scale, …)  ->  kv_write(k, v, kv_cache_i_k, kv_cache_i_v, slot_mapping)
                                       paged_attention(q, kv_cache_i_k, kv_cache_i_v, query_starts, context_lens,
                                                       block_tables, scale, …, tree_masks)
+    where a window or chunks keep layers from seeing all of a sequence, slot_mapping_g and block_tables_g in their place
     choose_keys(q, k, weights, n)  ->  kv_write of both halves of k's channels to a cache of their own
                                        paged_choose_keys(q, weights, kv_cache_i_k, kv_cache_i_v, …, n, tree_masks)
 The first rewrite declares the step's inputs and narrows ids and positions to int32; each attention is one more.
@@ -23,11 +24,11 @@ from llmc.graph.model_graph import CacheSpec, ModelGraph
 from llmc.graph.refusal import Refusal
 from llmc.graph.render import render_type
 from llmc.graph.stage import Stage
-from llmc.graph.step_inputs import add_step_input, step_input
+from llmc.graph.step_inputs import add_step_input, group_inputs, step_input
 from llmc.options import BuildOptions
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
-from llmc.program import STEP_INPUTS
+from llmc.program import STEP_INPUTS, Reach, group_input
 
 CONTRACT = "paged_attention"
 _SLICE, _UNSQUEEZE = torch.ops.aten.slice.Tensor, torch.ops.aten.unsqueeze.default
@@ -46,6 +47,9 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     """Declare the step's inputs, then page every attention in order."""
     if step_input(graph, "slot_mapping") is None:
         log.step("declare the inputs of a serving step", *graph.inputs())
+        attentions = graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.attention.default)
+        found = (_reach(graph, node, options) for node in attentions)
+        graph.reaches = tuple(dict.fromkeys(reach for reach in found if reach is not None))
         _declare_step_inputs(graph)
     for node in graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.choose_keys.default):
         log.step(f"page the keys of {node.name}", node)
@@ -86,8 +90,10 @@ def _page(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> None:
     arguments = call_arguments(node)
     k, v = arguments["k"], arguments["v"]
     kv_heads, head_dim = (int(size) for size in k.meta["val"].shape[1:])
-    caches = _add_caches(graph, (kv_heads, head_dim, int(v.meta["val"].shape[2])), options.block_size)
-    slots, *places, masks = _step(graph)
+    reach = _reach(graph, node, options)
+    group = 0 if reach is None else 1 + graph.reaches.index(reach)
+    caches = _add_caches(graph, (kv_heads, head_dim, int(v.meta["val"].shape[2])), options.block_size, group)
+    slots, *places, masks = _step(graph, group)
     scoring = [arguments[n] for n in ("scale", "window", "softcap", "sinks")]
     others = ("slopes", "chunk", "latent", "bias", "chosen")
     named = {name: arguments[name] for name in others if arguments[name] not in (None, False)}
@@ -105,9 +111,9 @@ def _page(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> None:
 def _page_choice(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> None:
     q, k, weights, count = call_arguments(node).values()
     width = int(k.meta["val"].shape[1])
-    slots, *places, masks = _step(graph)
+    slots, *places, masks = _step(graph, 0)
     call = graph.graph.call_function
-    caches = _add_caches(graph, (1, width // 2, width - width // 2), options.block_size)
+    caches = _add_caches(graph, (1, width // 2, width - width // 2), options.block_size, 0)
     with graph.graph.inserting_before(node):
         halves = (call(_SLICE, (k, 1, start, end)) for start, end in ((0, width // 2), (width // 2, width)))
         call(torch.ops.llmc.kv_write.default, (*(call(_UNSQUEEZE, (half, 1)) for half in halves), *caches, slots))
@@ -116,17 +122,28 @@ def _page_choice(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> Non
     graph.graph.erase_node(node)
 
 
-def _step(graph: ModelGraph) -> tuple[fx.Node | None, ...]:
+def _reach(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> Reach | None:
+    """None for an attention that sees all of the longest sequence."""
+    longest, arguments = options.max_model_len or graph.info.max_positions, call_arguments(node)
+    sizes = (arguments["window"], arguments["chunk"])
+    window, chunk = (None if size is None or (longest and size >= longest) else int(size) for size in sizes)
+    return None if window is None and chunk is None else Reach(window, chunk)
+
+
+def _step(graph: ModelGraph, group: int) -> tuple[fx.Node | None, ...]:
     """The step's inputs that say where keys go and where a request's are, and what trees hide."""
-    names = ("slot_mapping", "query_starts", "context_lens", "block_tables", "tree_masks")
+    slots, tables = (group_input(name, group) for name in ("slot_mapping", "block_tables"))
+    names = (slots, "query_starts", "context_lens", tables, "tree_masks")
     return tuple(step_input(graph, name) for name in names)
 
 
-def _add_caches(graph: ModelGraph, sizes: tuple[int, int, int], block_size: int) -> tuple[fx.Node, fx.Node]:
-    """A layer's two cache inputs; all layers share one pool of N blocks. sizes: heads, channels of keys, of values."""
-    spec = CacheSpec(len(graph.caches), *sizes, graph.info.dtype)
+def _add_caches(graph: ModelGraph, sizes: tuple[int, int, int], block_size: int, group: int) -> tuple[fx.Node, fx.Node]:
+    """A layer's two cache inputs; all layers of a group share one pool of N blocks. sizes: heads, channels of keys, of
+    values."""
+    spec = CacheSpec(len(graph.caches), *sizes, graph.info.dtype, group=group)
+    blocks = group_input("N", group)
     k, v = (
-        add_step_input(graph, f"kv_cache_{spec.layer}_{part}", ("N", spec.kv_heads, block_size, dim), spec.dtype)
+        add_step_input(graph, f"kv_cache_{spec.layer}_{part}", (blocks, spec.kv_heads, block_size, dim), spec.dtype)
         for part, dim in (("k", spec.head_dim), ("v", spec.value_dim))
     )
     k.meta["cache"], v.meta["cache"] = f"{spec.layer}.k", f"{spec.layer}.v"
@@ -138,6 +155,8 @@ def _declare_step_inputs(graph: ModelGraph) -> None:
     _narrow_indices(graph)
     for name, shape in _STEP_INPUTS.items():
         add_step_input(graph, name, shape, TORCH_DTYPES[STEP_INPUTS[name]])
+    for name, of_first in group_inputs(graph).items():
+        add_step_input(graph, name, _STEP_INPUTS[of_first], TORCH_DTYPES[STEP_INPUTS[of_first]])
 
 
 def _narrow_indices(graph: ModelGraph) -> None:

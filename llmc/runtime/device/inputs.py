@@ -6,8 +6,8 @@ read and write that block only, likewise a scratch slot of states, and their log
 """
 
 import functools
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -22,6 +22,7 @@ from llmc.program import (
     STATE_SLOTS,
     STEP_INPUTS,
     Limits,
+    group_input,
 )
 from llmc.runtime.loop.step import Ints, Step
 from llmc.runtime.sampling.row_choice import RowChoices
@@ -33,7 +34,8 @@ _LEAST_COLUMNS = 64
 @dataclass(frozen=True)
 class StepShape:
     """The counts of a step, which its grids, addresses and input layout follow from. hidden: columns of its hidden
-    states. adapters: whether it says which adapter tokens have. states: whether it says where requests' states are."""
+    states. adapters: whether it says which adapter tokens have. states: whether it says where requests' states are.
+    windows: groups of caches behind the first."""
 
     tokens: int
     logit_rows: int
@@ -42,6 +44,7 @@ class StepShape:
     hidden: int = 0
     adapters: bool = False
     states: bool = False
+    windows: int = 0
 
     @staticmethod
     def of(step: Step) -> "StepShape":
@@ -53,6 +56,7 @@ class StepShape:
             0 if step.hidden is None else step.hidden.shape[1],
             step.adapter_of_token is not None,
             step.state_slots is not None,
+            0 if step.window_tables is None else len(step.window_tables),
         )
 
     def counts(self) -> Mapping[str, int]:
@@ -80,24 +84,24 @@ def _input_offsets(shape: StepShape) -> Mapping[str, int]:
         ADAPTERS: shape.tokens if shape.adapters else 0,
         ROW_ADAPTERS: shape.logit_rows if shape.adapters else 0,
         STATE_SLOTS: shape.requests if shape.states else 0,
+        **{group_input("slot_mapping", 1 + group): shape.tokens for group in range(shape.windows)},
+        **{group_input("block_tables", 1 + group): shape.requests * shape.max_blocks for group in range(shape.windows)},
         **dict.fromkeys(CHOICE_INPUTS, shape.logit_rows),
     }
-    offsets, end, dtypes = (
-        {},
-        0,
-        {**STEP_INPUTS, **CHOICE_INPUTS, **dict.fromkeys((ADAPTERS, ROW_ADAPTERS, STATE_SLOTS), "I32")},
-    )
+    offsets, end, dtypes = {}, 0, STEP_INPUTS | CHOICE_INPUTS
     for name, length in lengths.items():
         offsets[name] = end
-        end += -(-length * ITEMSIZES[dtypes[name]] // ALIGNMENT) * ALIGNMENT
+        end += -(-length * ITEMSIZES[dtypes.get(name, "I32")] // ALIGNMENT) * ALIGNMENT
     return MappingProxyType({**offsets, "end": end})
 
 
-def largest_shape(limits: Limits, hidden: int = 0, *, adapters: bool = False, states: bool = False) -> StepShape:
+def largest_shape(
+    limits: Limits, hidden: int = 0, *, adapters: bool = False, states: bool = False, windows: int = 0
+) -> StepShape:
     """The shape of the largest step; columns of the block tables up to the next power of two."""
     columns = 1 << (_columns(limits) - 1).bit_length()
     counts = limits.max_batch_tokens, limits.max_logit_rows, limits.max_sequences
-    return StepShape(*counts, columns, hidden, adapters, states)
+    return StepShape(*counts, columns, hidden, adapters, states, windows)
 
 
 def pack_inputs(step: Step, shape: StepShape, into: npt.NDArray[np.uint8], choices: RowChoices | None = None) -> int:
@@ -106,7 +110,7 @@ def pack_inputs(step: Step, shape: StepShape, into: npt.NDArray[np.uint8], choic
     choices: for a step that is to choose; they come last, so that others leave their bytes as they are.
     """
     offsets = shape.input_offsets()
-    given: dict[str, npt.NDArray[np.generic]] = dict(step.arrays())
+    given: dict[str, npt.NDArray[np.generic]] = dict(step.inputs())
     if choices is not None:
         given |= {name: getattr(choices, name) for name in CHOICE_INPUTS}
     for name, values in given.items():
@@ -133,22 +137,30 @@ def decode_bucket(step: Step, limits: Limits) -> StepShape | None:
         return None
     requests = next(size for size in request_buckets(limits) if size >= shape.requests)
     columns = max(_LEAST_COLUMNS, 1 << (shape.max_blocks - 1).bit_length())
-    return StepShape(requests, requests, requests, columns, shape.hidden, shape.adapters, shape.states)
+    return replace(shape, tokens=requests, logit_rows=requests, requests=requests, max_blocks=columns)
 
 
-def padded(step: Step, shape: StepShape, block_size: int, scratch_block: int, scratch_slot: int = 0) -> Step:
-    """A step of decodes filled up to a bucket's shape. scratch_slot: of states, where the model has some."""
+def padded(step: Step, shape: StepShape, block_size: int, scratch_blocks: Sequence[int], scratch_slot: int = 0) -> Step:
+    """A step of decodes filled up to a bucket's shape. scratch_blocks: of each group of caches. scratch_slot: of
+    states, where the model has some."""
     count, extra = len(step.context_lens), shape.requests - len(step.context_lens)
-    tables = np.full((shape.requests, shape.max_blocks), scratch_block, np.int32)
-    tables[:count, : step.block_tables.shape[1]] = step.block_tables
+
+    def table(known: Ints, group: int) -> Ints:
+        whole = np.full((shape.requests, shape.max_blocks), scratch_blocks[group], np.int32)
+        whole[:count, : known.shape[1]] = known
+        return whole
+
+    def slots(known: Ints, group: int) -> Ints:
+        return _extended(known, extra, scratch_blocks[group] * block_size)
+
     every = np.arange(shape.requests + 1, dtype=np.int32)
     return Step(
         input_ids=_extended(step.input_ids, extra, 0),
         positions=_extended(step.positions, extra, 0),
-        slot_mapping=_extended(step.slot_mapping, extra, scratch_block * block_size),
+        slot_mapping=slots(step.slot_mapping, 0),
         query_starts=every,
         context_lens=_extended(step.context_lens, extra, 1),
-        block_tables=tables,
+        block_tables=table(step.block_tables, 0),
         logit_rows=np.concatenate([step.logit_rows, every[count : shape.requests]]),
         tree_masks=np.zeros(shape.requests, np.int64),
         sides=step.sides,
@@ -158,6 +170,8 @@ def padded(step: Step, shape: StepShape, block_size: int, scratch_block: int, sc
             None if step.adapter_of_logit_row is None else _extended(step.adapter_of_logit_row, extra, 0)
         ),
         state_slots=None if step.state_slots is None else _extended(step.state_slots, extra, scratch_slot),
+        window_slots=_each(step.window_slots, slots),
+        window_tables=_each(step.window_tables, table),
     )
 
 
@@ -184,7 +198,12 @@ def example_step(shape: StepShape, limits: Limits, blocks: int) -> Step:
         adapter_of_token=np.zeros(shape.tokens, np.int32) if shape.adapters else None,
         adapter_of_logit_row=np.zeros(shape.logit_rows, np.int32) if shape.adapters else None,
         state_slots=np.arange(shape.requests, dtype=np.int32) if shape.states else None,
-    )
+    ).for_groups([blocks] * shape.windows)
+
+
+def _each(known: Ints | None, padded: Callable[[Ints, int], Ints]) -> Ints | None:
+    """Of the groups behind the first."""
+    return None if known is None else np.stack([padded(own, group) for group, own in enumerate(known, 1)])
 
 
 def _extended(values: Ints, extra: int, fill: int) -> Ints:

@@ -26,7 +26,7 @@ from llmc.program import (
 from llmc.program.launch_arguments import Argument, Count, Operand, Rows
 from llmc.program.launch_grid import evaluate_grid
 from llmc.program.launch_signature import operand_dtypes, parameter_of
-from llmc.runtime.loop.step import STEP_ARRAYS
+from llmc.runtime.loop.step import input_names
 
 # What CUDA allows in each direction.
 _MOST_PROGRAMS = (2**31 - 1, 65535, 65535)
@@ -76,7 +76,7 @@ class LaunchBounds:
             for name, nbytes in program.adapters.nbytes().items():
                 self.extents["adapter", name] = nbytes // ITEMSIZES[self.dtypes["adapter", name]], None
         # Nobody starts in the middle of an input: its place depends on the step's shape.
-        for name in (*STEP_ARRAYS, *CHOICE_INPUTS):
+        for name in (*input_names(len(program.reaches)), *CHOICE_INPUTS):
             self.extents["input", name] = 1, None
         if program.ranks > 1:
             self.extents["engine", "ranks"] = 1 + program.ranks, None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from llmc.errors import OptionError, TargetError
 from llmc.program import Program, state_bytes
 from llmc.runtime.device.inputs import largest_shape
-from llmc.runtime.kv_capacity import bytes_per_block, wanted_blocks
+from llmc.runtime.kv_capacity import cache_bytes, fitting_blocks, wanted_blocks
 from llmc.runtime.prefix_cache.snapshot_capacity import snapshot_count
 
 # For graphs, the library's own workspaces and fragmentation: of the free memory, and at least.
@@ -16,24 +16,19 @@ RESERVED_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes by purpose. blocks: of the KV cache that requests use; one more is allocated for padding. seats, snapshots:
-    slots of each state, and one more likewise."""
+    """Bytes by purpose. blocks: of the first group of caches, that requests use; one more of each is allocated for
+    padding and counts in `cache`. seats, snapshots: slots of each state, and one more likewise."""
 
     weights: int
     arena: int
     logits: int
     inputs: int
     adapters: int
-    block: int
+    cache: int
     blocks: int
     state: int
     seats: int
     snapshots: int
-
-    @property
-    def cache(self) -> int:
-        """The KV cache with its scratch block."""
-        return (self.blocks + 1) * self.block
 
     @property
     def slots(self) -> int:
@@ -80,14 +75,15 @@ def plan_device_memory(
     limits = program.limits
     wanted, per_sequence = wanted_blocks(program, kv_cache_bytes)
     least = memory_of_blocks(program, per_sequence)
-    others = [memory_of_blocks(each, per_sequence) for each in beside]
+    programs = (program, *(each.with_one_table() for each in beside))
+    others = [memory_of_blocks(each, per_sequence) for each in programs[1:]]
     reserved = max(RESERVED_BYTES, int(RESERVED_FRACTION * free))
-    block = least.block + sum(each.block for each in others)
-    left = free - least.fixed - sum(each.fixed for each in others) - reserved - block
-    snapshots = snapshot_count(program, state_cache_bytes, max(0, left - per_sequence * block))
+    padding = sum(memory_of_blocks(each, 0).cache for each in programs)
+    left = free - least.fixed - sum(each.fixed for each in others) - reserved - padding
+    snapshots = snapshot_count(program, state_cache_bytes, max(0, left - cache_bytes(per_sequence, program, beside)))
     left -= snapshots * least.state
     room = left if kv_cache_bytes is None else min(left, kv_cache_bytes)
-    blocks = min(wanted, max(0, room) // block) if block else wanted
+    blocks = fitting_blocks(wanted, room, lambda count: cache_bytes(count, program, beside))
     if blocks < per_sequence or left < 0:
         given = "" if kv_cache_bytes is None else f" and kv_cache_bytes={kv_cache_bytes}"
         drafting = "".join(f", and of what drafts {each.arithmetic()}" for each in others)
@@ -105,14 +101,20 @@ def plan_device_memory(
 def memory_of_blocks(program: Program, blocks: int, snapshots: int = 0) -> DeviceMemory:
     """What an engine takes with so many blocks, and snapshots of states."""
     limits, pools = program.limits, program.adapters
-    largest = largest_shape(limits, program.hidden_width, adapters=pools is not None, states=bool(program.states))
+    largest = largest_shape(
+        limits,
+        program.hidden_width,
+        adapters=pools is not None,
+        states=bool(program.states),
+        windows=len(program.reaches),
+    )
     return DeviceMemory(
         weights=sum(-(-slot.nbytes // 512) * 512 for slot in program.weights),
         arena=program.arena.at(tokens=limits.max_batch_tokens, logit_rows=limits.max_logit_rows),
         logits=limits.max_logit_rows * program.vocab_size * 4,
         inputs=largest.input_offsets()["end"],
         adapters=0 if pools is None else sum(pools.nbytes().values()),
-        block=bytes_per_block(program),
+        cache=program.ranks * sum(program.memories(blocks, spare=1).values()),
         blocks=blocks,
         state=state_bytes(program.states),
         seats=limits.max_sequences,

@@ -16,10 +16,10 @@ class AbsentExecutor:
     def step(self, step: Step) -> Logits:
         raise self.error
 
-    def copy_blocks(self, copies: Mapping[int, int]) -> None:
+    def copy_blocks(self, copies: Mapping[int, int], group: int = 0) -> None:
         raise self.error
 
-    def move_slots(self, sources: Ints, destinations: Ints) -> None:
+    def move_slots(self, sources: Ints, destinations: Ints, group: int = 0) -> None:
         raise self.error
 
     def close(self) -> None:

@@ -63,20 +63,17 @@ class CppExecutor:
         self._library = open_library(engine)
         self._check = check
         self._files = {t.path: np.frombuffer(engine.weight_file(t), np.uint8) for t in engine.tensors}
-        self._blocks, self._state_slots = blocks, limits.max_sequences + snapshots
+        self._blocks, self._state_slots = program.group_blocks(blocks), limits.max_sequences + snapshots
         self.snapshots = snapshots
-        self._caches: list[Bytes] = []
-        for cache in program.caches:
-            key_bytes, value_bytes = cache.key_and_value_bytes(limits.block_size)
-            self._caches += [zeros(blocks * key_bytes), zeros(blocks * value_bytes)]
+        self._program = program
+        self._caches: dict[str, Bytes] = {name: zeros(nbytes) for name, nbytes in program.memories(blocks).items()}
         self._states = [zeros(self._state_slots * state.nbytes) for state in program.states]
-        self._slots = slot_views(program, self._caches)
         self._arena = zeros(program.arena.at(tokens=limits.max_batch_tokens, logit_rows=limits.max_logit_rows))
         self._sides = SideOutputs(program, also)
         self._logits: Logits = np.empty((limits.max_logit_rows, program.vocab_size), np.float32)
         # The engine keeps these two arrays of pointers, not a copy of them.
         self._weight_pointers = _pointers([_address(self._files[t.path]) + t.begin for t in engine.tensors])
-        self._cache_pointers = _pointers([_address(cache) for cache in (*self._caches, *self._states)])
+        self._cache_pointers = _pointers([_address(cache) for cache in (*self._caches.values(), *self._states)])
         self._ranks = ranks
         place = None if ranks is None else ctypes.pointer(ranks)
         self._pools = None if program.adapters is None else AdapterMemory(program.adapters)
@@ -108,7 +105,12 @@ class CppExecutor:
     def run(self, step: Step, output: Logits, choices: LlmcChooseRows | None = None) -> None:
         """A step. output: room for the logits of its rows, or for what each of its tokens hands to the next stage.
         choices: of an engine of several ranks, to have tokens instead of logits."""
-        rows = len(step.logit_rows)
+        rows, step = len(step.logit_rows), step.for_groups(self._blocks[1:])
+        slots, tables = step.slot_mapping, step.block_tables
+        if step.window_slots is not None and step.window_tables is not None:
+            # One after the other, as codegen/cpp/step.py says.
+            slots = np.concatenate((slots[None], step.window_slots))
+            tables = np.concatenate((tables[None], step.window_tables))
         arguments = LlmcStep(
             len(step.input_ids),
             len(step.context_lens),
@@ -116,10 +118,10 @@ class CppExecutor:
             step.block_tables.shape[1],
             step.input_ids.ctypes.data,
             step.positions.ctypes.data,
-            step.slot_mapping.ctypes.data,
+            slots.ctypes.data,
             step.query_starts.ctypes.data,
             step.context_lens.ctypes.data,
-            step.block_tables.ctypes.data,
+            tables.ctypes.data,
             step.logit_rows.ctypes.data,
             step.tree_masks.ctypes.data,
             output.ctypes.data,
@@ -169,14 +171,15 @@ class CppExecutor:
         assert self._pools is not None, "the engine takes no adapters"
         self._pools.put(slot, adapter)
 
-    def copy_blocks(self, copies: Mapping[int, int]) -> None:
+    def copy_blocks(self, copies: Mapping[int, int], group: int = 0) -> None:
         to, source = list(copies), list(copies.values())
-        for cache in self._caches:
-            blocks = cache.reshape(self._blocks, -1)
+        for name in self._program.caches_of(group):
+            blocks = self._caches[name].reshape(self._blocks[group], -1)
             blocks[to] = blocks[source]
 
-    def move_slots(self, sources: Ints, destinations: Ints) -> None:
-        move_slots(self._slots, sources, destinations)
+    def move_slots(self, sources: Ints, destinations: Ints, group: int = 0) -> None:
+        memories = (self._caches[name] for name in self._program.caches_of(group))
+        move_slots(slot_views(self._program, memories, group), sources, destinations)
 
     def copy_states(self, source: int, destination: int) -> None:
         for states in self._states:

@@ -115,10 +115,10 @@ class CudaExecutor:
         self._copy_weights(engine)
         self._add((ARENA, ""), memory.arena, "the arena of activations")
         self._logits = self._add(("output", "logits"), memory.logits, "logits").view(torch.float32).view(rows, -1)
-        for i, cache in enumerate(self._program.caches):
-            for part, nbytes in zip("kv", cache.key_and_value_bytes(self._limits.block_size), strict=True):
-                # Zeroed: what padding reads of the scratch block, and masked loads of a block's end, must be finite.
-                self._add(("cache", f"{i}.{part}"), (memory.blocks + 1) * nbytes, f"layer {i}'s KV cache").zero_()
+        self._group_blocks = self._program.group_blocks(memory.blocks)
+        for name, nbytes in self._program.memories(memory.blocks, spare=1).items():
+            # Zeroed: what padding reads of the scratch block, and masked loads of a block's end, must be finite.
+            self._add(("cache", name), nbytes, f"layer {name.partition('.')[0]}'s KV cache").zero_()
         for name, state in self._program.state_names().items():
             self._add(("state", name), (memory.slots + 1) * state.nbytes, f"state {name}")
         self._pools = adapter_tensors(self._program, self._add_pool)
@@ -207,20 +207,19 @@ class CudaExecutor:
             self._run(step, StepOutput.LOGITS, None)
             torch.cuda.current_stream().synchronize()
 
-    def copy_blocks(self, copies: Mapping[int, int]) -> None:
-        """Copy blocks of every layer's keys and values, on the device and in order with the steps."""
+    def copy_blocks(self, copies: Mapping[int, int], group: int = 0) -> None:
+        """Copy blocks of a group's keys and values, on the device and in order with the steps."""
         to = torch.tensor(list(copies), device=self._device)
         source = torch.tensor(list(copies.values()), device=self._device)
-        for (space, _), (memory, _) in self._spaces.items():
-            if space == "cache":
-                blocks = memory.view(self.blocks + 1, -1)
-                blocks.index_copy_(0, to, blocks.index_select(0, source))
+        for name in self._program.caches_of(group):
+            blocks = self._spaces["cache", name][0].view(self._group_blocks[group] + 1, -1)
+            blocks.index_copy_(0, to, blocks.index_select(0, source))
 
-    def move_slots(self, sources: Ints, destinations: Ints) -> None:
-        """Copy rows of every layer's keys and values, on the device and in order with the steps."""
-        caches = [self._spaces["cache", name][0] for name in self._program.cache_names()]
+    def move_slots(self, sources: Ints, destinations: Ints, group: int = 0) -> None:
+        """Copy rows of a group's keys and values, on the device and in order with the steps."""
+        caches = [self._spaces["cache", name][0] for name in self._program.caches_of(group)]
         indices = (torch.from_numpy(slots).long().to(self._device) for slots in (sources, destinations))
-        move_slots(slot_views(self._program, caches), *indices)
+        move_slots(slot_views(self._program, caches, group), *indices)
 
     def copy_states(self, source: int, destination: int) -> None:
         """Copy a slot of every state, on the device and in order with the steps."""
@@ -245,10 +244,10 @@ class CudaExecutor:
         torch.cuda.empty_cache()
 
     def _run(self, step: Step, wanted: StepOutput, choices: RowChoices | None) -> None:
-        step = step if self._pools is None else with_adapters(step)
+        step = (step if self._pools is None else with_adapters(step)).for_groups(self._group_blocks[1:])
         bucket = decode_bucket(step, self._limits)
         if bucket is not None:
-            step = padded(step, bucket, self._limits.block_size, self.blocks, self._memory_plan.slots)
+            step = padded(step, bucket, self._limits.block_size, self._group_blocks, self._memory_plan.slots)
             choices = None if choices is None else choices.padded(bucket.logit_rows)
         shape = bucket or StepShape.of(step)
         self._sides.note_step(shape.tokens, shape.logit_rows)
@@ -318,7 +317,7 @@ class CudaExecutor:
 
     def load_example(self, shape: StepShape) -> None:
         """Put the inputs of a step of that shape on the device, whose requests are at their longest, for measuring."""
-        example = example_step(shape, self._limits, self.blocks)
+        example = example_step(shape, self._limits, min(self._group_blocks))
         nbytes = pack_inputs(example, shape, self._staged_inputs.numpy())
         self._inputs[:nbytes].copy_(self._staged_inputs[:nbytes])
 

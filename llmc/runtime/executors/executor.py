@@ -53,11 +53,12 @@ class Executor(Protocol):
         The array may be overwritten by the next step.
         """
 
-    def copy_blocks(self, copies: Mapping[int, int]) -> None:
-        """Copy blocks of the KV cache, {destination: source}, before the next step; sources are read first."""
+    def copy_blocks(self, copies: Mapping[int, int], group: int = 0) -> None:
+        """Copy blocks of a group of caches, {destination: source}, before the next step; sources are read first."""
 
-    def move_slots(self, sources: Ints, destinations: Ints) -> None:
-        """Copy rows of the KV cache in every layer, exactly, before the next step; [n] slots as in Step.slot_mapping.
+    def move_slots(self, sources: Ints, destinations: Ints, group: int = 0) -> None:
+        """Copy rows of a group of caches in its every layer, exactly, before the next step; [n] slots as in
+        Step.slot_mapping.
 
         All sources are read first.
         """

@@ -26,7 +26,7 @@ from llmc.runtime.executors.executor import Logits, SideArray
 from llmc.runtime.executors.reference_tiles import TILE, tiles_of
 from llmc.runtime.executors.slot_views import move_slots, slot_views
 from llmc.runtime.executors.step_parts import parts_of
-from llmc.runtime.loop.step import STEP_ARRAYS, Ints, Step
+from llmc.runtime.loop.step import Ints, Step, input_names
 
 _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
@@ -49,12 +49,12 @@ class OnnxRuntimeExecutor:
         self._in_tiles = on_device
         self._caches = _Caches(program, blocks, "cuda" if on_device else "cpu")
         # One block more than there are, for what the rows without a token write.
-        self._spare_block, self._block_size = blocks, program.limits.block_size
+        self._blocks, self._block_size = program.group_blocks(blocks), program.limits.block_size
         self._vocabulary = program.vocab_size
         self._sides, self._left = program.side_outputs, dict[str, SideArray]()
         inputs = [each.name for each in self._session.get_inputs()]
         self._step_inputs = [name for name in inputs if name not in self._caches.values]
-        unknown = sorted(set(self._step_inputs) - set(STEP_ARRAYS))
+        unknown = sorted(set(self._step_inputs) - input_names(len(program.reaches)))
         if unknown:
             raise EngineFormatError(
                 f"the model wants the input {unknown[0]!r}, which is no step input",
@@ -67,6 +67,7 @@ class OnnxRuntimeExecutor:
 
     def step(self, step: Step) -> Logits:
         """Part by part, or tile by tile."""
+        step = step.for_groups(self._blocks[1:])
         return self._step_in_tiles(step) if self._in_tiles else self._step_in_parts(step)
 
     def _step_in_parts(self, step: Step) -> Logits:
@@ -84,7 +85,7 @@ class OnnxRuntimeExecutor:
     def _step_in_tiles(self, step: Step) -> Logits:
         found: list[Logits] = []
         sides: list[list[SideArray]] = [[] for _ in self._sides]
-        for tile in tiles_of(step, self._spare_block * self._block_size):
+        for tile in tiles_of(step, [count * self._block_size for count in self._blocks]):
             logits, *others = self._run(self._with_own_blocks(tile.step, int(tile.tokens[0])))
             found.append(logits[tile.wanted])
             for side, rows, value in zip(self._sides, sides, others, strict=True):
@@ -97,15 +98,21 @@ class OnnxRuntimeExecutor:
         token in its tile."""
         rows = max(int(tile.context_lens[-1]), int(tile.context_lens[0]) - 1 - place + TILE)
         count = -(-rows // self._block_size)
-        known = tile.block_tables[:, :count]
-        table = np.pad(known, ((0, 0), (0, count - known.shape[1])), constant_values=self._spare_block)
-        return replace(tile, block_tables=np.ascontiguousarray(table))
+
+        def padded(table: Ints, group: int) -> Ints:
+            known = table[:, :count]
+            return np.pad(known, ((0, 0), (0, count - known.shape[1])), constant_values=self._blocks[group])
+
+        windows = None
+        if tile.window_tables is not None:
+            windows = np.stack([padded(table, group) for group, table in enumerate(tile.window_tables, 1)])
+        return replace(tile, block_tables=padded(tile.block_tables, 0), window_tables=windows)
 
     def _run(self, step: Step) -> list[npt.NDArray[Any]]:
         """Logits and side outputs, in order."""
-        arrays, binding = dict(step.arrays()), self._binding
+        arrays, binding = dict(step.inputs()), self._binding
         for name in self._step_inputs:
-            binding.bind_cpu_input(name, arrays[name])
+            binding.bind_cpu_input(name, np.ascontiguousarray(arrays[name]))
         binding.clear_binding_outputs()
         names = [LOGITS, *(side.name for side in self._sides)]
         for name in names:
@@ -118,11 +125,11 @@ class OnnxRuntimeExecutor:
     def side_output(self, name: str) -> SideArray:
         return self._left[name]
 
-    def copy_blocks(self, copies: Mapping[int, int]) -> None:
-        self._caches.copy_blocks(list(copies), list(copies.values()))
+    def copy_blocks(self, copies: Mapping[int, int], group: int = 0) -> None:
+        self._caches.copy_blocks(list(copies), list(copies.values()), group)
 
-    def move_slots(self, sources: Ints, destinations: Ints) -> None:
-        self._caches.move_slots(sources, destinations)
+    def move_slots(self, sources: Ints, destinations: Ints, group: int = 0) -> None:
+        self._caches.move_slots(sources, destinations, group)
 
     def copy_states(self, source: int, destination: int) -> None:
         """Copy a slot of every state."""
@@ -144,9 +151,10 @@ class _Caches:
         from onnxruntime import OrtValue
 
         self._program, self._is_host = program, device == "cpu"
+        counts = program.group_blocks(blocks)
         self._arrays = {
             f"kv_cache_{layer}_{part}": np.zeros(
-                (blocks + 1, cache.kv_heads, program.limits.block_size, width), np.float32
+                (counts[cache.group] + 1, cache.kv_heads, program.limits.block_size, width), np.float32
             )
             for layer, cache in enumerate(program.caches)
             for part, width in zip("kv", cache.widths(), strict=True)
@@ -162,19 +170,18 @@ class _Caches:
         if not self._is_host:
             self._arrays.clear()
 
-    def copy_blocks(self, destinations: list[int], sources: list[int]) -> None:
+    def copy_blocks(self, destinations: list[int], sources: list[int], group: int) -> None:
         """Sources are read first."""
-        arrays = self._fetched()
+        arrays = self._fetched(group)
         for array in arrays.values():
             array[destinations] = array[sources]
         self._put_back(arrays)
 
-    def move_slots(self, sources: Ints, destinations: Ints) -> None:
+    def move_slots(self, sources: Ints, destinations: Ints, group: int) -> None:
         """Sources are read first."""
-        arrays = self._fetched()
-        move_slots(
-            slot_views(self._program, [array.view(np.uint8) for array in arrays.values()]), sources, destinations
-        )
+        arrays = self._fetched(group)
+        memories = [array.view(np.uint8) for array in arrays.values()]
+        move_slots(slot_views(self._program, memories, group), sources, destinations)
         self._put_back(arrays)
 
     def copy_states(self, source: int, destination: int) -> None:
@@ -182,8 +189,9 @@ class _Caches:
         for array in self._states.values():
             array[destination] = array[source]
 
-    def _fetched(self) -> dict[str, npt.NDArray[np.float32]]:
-        return self._arrays if self._is_host else {name: value.numpy() for name, value in self.values.items()}
+    def _fetched(self, group: int) -> dict[str, npt.NDArray[np.float32]]:
+        names = [f"kv_cache_{name.replace('.', '_')}" for name in self._program.caches_of(group)]
+        return {name: self._arrays[name] if self._is_host else self.values[name].numpy() for name in names}
 
     def _put_back(self, arrays: Mapping[str, npt.NDArray[np.float32]]) -> None:
         if not self._is_host:

@@ -90,9 +90,9 @@ def chosen_executor(directory: EngineDirectory, name: ExecutorName | None) -> Ex
 def open_second(
     directory: EngineDirectory, blocks: int, threads: int, name: ExecutorName | None, check: WeightCheck | None
 ) -> Executor:
-    """The executor of an engine that runs beside another, with so many blocks. name: of the other's; its own is what
-    it was built for where it cannot be run so. Raises TargetError."""
-    chosen = name if name in _runners(directory) else _default(directory)
+    """The executor of an engine that runs beside another, with so many blocks in each group of caches. name: of the
+    other's; its own is what it was built for where it cannot be run so. Raises TargetError."""
+    chosen, directory = name if name in _runners(directory) else _default(directory), directory.with_one_table()
     if chosen == "cpp":
         check_target(directory.path, directory.manifest.target)
     return _opened(directory, blocks, threads, chosen, check)

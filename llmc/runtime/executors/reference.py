@@ -27,7 +27,7 @@ from llmc.runtime.executors.executor import Logits, SideArray
 from llmc.runtime.executors.reference_tiles import Tile, texts_of, tiles_of
 from llmc.runtime.executors.slot_views import move_slots, slot_views
 from llmc.runtime.executors.stored_weights import graph_weights
-from llmc.runtime.loop.step import STEP_ARRAYS, Ints, Step
+from llmc.runtime.loop.step import Ints, Step, input_names
 
 
 class ReferenceExecutor:
@@ -42,22 +42,22 @@ class ReferenceExecutor:
         check_interface(memory_text(program), read_memory_text(text), path)
         head = engine.manifest.model.head
         self._tiles: Callable[[Step], Iterator[Tile]] = (
-            texts_of if head is not None and head.whole_texts else lambda step: tiles_of(step, self._spare_slot)
+            texts_of if head is not None and head.whole_texts else lambda step: tiles_of(step, self._spare_slots)
         )
         table = read_weight_table(text, path)
         self._ranks = [
             graph_weights(of_rank(engine, rank), table) | _caches(program, blocks) | _states(program, snapshots)
             for rank in range(program.ranks)
         ]
+        self._program, self._blocks = program, program.group_blocks(blocks)
         # One block more than there are, for what the rows without a token write.
-        self._spare_slot = blocks * program.limits.block_size
+        self._spare_slots = tuple(count * program.limits.block_size for count in self._blocks)
         self._tensors, self._states = on_ranks(self._ranks), tuple(_states(program, 0))
         self.snapshots = snapshots
-        self._slots = [slot_views(program, _cache_bytes(program, tensors)) for tensors in self._ranks]
         self._interpreter = GraphInterpreter(graph)
         self._sides, self._left = program.side_outputs, dict[str, SideArray]()
         self._step_inputs = [n.name for n in graph.find_nodes(op="placeholder") if n.name not in self._tensors]
-        unknown = sorted(set(self._step_inputs) - set(STEP_ARRAYS))
+        unknown = sorted(set(self._step_inputs) - input_names(len(program.reaches)))
         if unknown:
             raise EngineFormatError(
                 f"the graph wants the input {unknown[0]!r}, which is neither a weight nor a step input",
@@ -69,8 +69,8 @@ class ReferenceExecutor:
         """Tile by tile, every node in turn, in inference mode."""
         found: list[Logits] = []
         sides: list[list[SideArray]] = [[] for _ in self._sides]
-        for tile in self._tiles(step):
-            arrays = dict(tile.step.arrays())
+        for tile in self._tiles(step.for_groups(self._blocks[1:])):
+            arrays = dict(tile.step.inputs())
             inputs = {name: torch.from_numpy(arrays[name]) for name in self._step_inputs}
             # Side outputs are computed whether they are wanted or not, so that a step has the same products.
             logits, *others = self._interpreter.outputs(self._tensors | inputs)
@@ -85,15 +85,19 @@ class ReferenceExecutor:
     def side_output(self, name: str) -> SideArray:
         return self._left[name]
 
-    def copy_blocks(self, copies: Mapping[int, int]) -> None:
+    def copy_blocks(self, copies: Mapping[int, int], group: int = 0) -> None:
         for tensors in self._ranks:
-            for name, tensor in tensors.items():
-                if name.startswith("kv_cache_"):
-                    tensor[list(copies)] = tensor[list(copies.values())]
+            for tensor in self._caches_of(tensors, group):
+                tensor[list(copies)] = tensor[list(copies.values())]
 
-    def move_slots(self, sources: Ints, destinations: Ints) -> None:
-        for slots in self._slots:
+    def move_slots(self, sources: Ints, destinations: Ints, group: int = 0) -> None:
+        for tensors in self._ranks:
+            memories = [tensor.view(torch.uint8) for tensor in self._caches_of(tensors, group)]
+            slots = slot_views(self._program, memories, group)
             move_slots(slots, torch.from_numpy(sources).long(), torch.from_numpy(destinations).long())
+
+    def _caches_of(self, tensors: Mapping[str, Tensor], group: int) -> list[Tensor]:
+        return [tensors[f"kv_cache_{name.replace('.', '_')}"] for name in self._program.caches_of(group)]
 
     def copy_states(self, source: int, destination: int) -> None:
         for tensors in self._ranks:
@@ -108,10 +112,10 @@ class ReferenceExecutor:
 
 def _caches(program: Program, blocks: int) -> dict[str, Tensor]:
     """Of one rank, by placeholder, all zero, with one block more."""
-    size = program.limits.block_size
+    size, counts = program.limits.block_size, program.group_blocks(blocks)
     return {
         f"kv_cache_{layer}_{part}": torch.zeros(
-            (blocks + 1, cache.kv_heads, size, width), dtype=TORCH_DTYPES[cache.dtype]
+            (counts[cache.group] + 1, cache.kv_heads, size, width), dtype=TORCH_DTYPES[cache.dtype]
         )
         for layer, cache in enumerate(program.caches)
         for part, width in zip("kv", cache.widths(), strict=True)
@@ -122,8 +126,3 @@ def _states(program: Program, snapshots: int) -> dict[str, Tensor]:
     """By placeholder, a slot for each sequence and for each snapshot."""
     slots = program.limits.max_sequences + snapshots
     return {f"state_{index}": torch.zeros((slots, *state.shape)) for index, state in enumerate(program.states)}
-
-
-def _cache_bytes(program: Program, tensors: Mapping[str, Tensor]) -> list[Tensor]:
-    names = (f"kv_cache_{name.replace('.', '_')}" for name in program.cache_names())
-    return [tensors[name].view(torch.uint8) for name in names]

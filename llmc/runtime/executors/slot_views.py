@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 Bytes = TypeVar("Bytes", npt.NDArray[np.uint8], "Tensor")
 
 
-def slot_views(program: Program, memories: Iterable[Bytes]) -> list[Bytes]:
-    """The caches, whose memory comes as bytes in the order of Program.cache_names, as views in which slots can be told.
+def slot_views(program: Program, memories: Iterable[Bytes], group: int = 0) -> list[Bytes]:
+    """A group's caches, whose memory comes as bytes in the order of Program.caches_of, as views in which slots can be
+    told.
 
     [blocks, heads, runs, block_size, bytes] each. A cache of numbers is one view; one of codes is two, the second one
     of scales with their minima (ops/cache_codes.py).
     """
-    named = zip(program.cache_names().items(), memories, strict=True)
+    named = zip(program.caches_of(group).items(), memories, strict=True)
     size = program.limits.block_size
     return [view for (name, cache), memory in named for view in _views(cache, name[-1], memory, size)]
 

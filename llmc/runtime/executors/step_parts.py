@@ -44,5 +44,7 @@ def _part(step: Step, requests: np.ndarray[tuple[int], np.dtype[np.intp]], count
         tree_masks=step.tree_masks[tokens],
         hidden=None if step.hidden is None else step.hidden[tokens],
         state_slots=None if step.state_slots is None else step.state_slots[requests],
+        window_slots=None if step.window_slots is None else step.window_slots[:, tokens],
+        window_tables=None if step.window_tables is None else step.window_tables[:, requests],
     )
     return StepPart(part, tokens.astype(np.int32), wanted.astype(np.int32))

@@ -74,7 +74,7 @@ class TritonInterpreterExecutor:
         allow_computed_bounds()
         self.program, self.limits = program, program.limits
         limits = program.limits
-        self._blocks, self.snapshots = blocks, snapshots
+        self._blocks, self.snapshots = program.group_blocks(blocks), snapshots
         self._calls = plan_calls(program)
         self._sides = SideOutputs(program)
         sources = {kernel.source for kernel in program.kernels if not kernel.is_library}
@@ -91,9 +91,8 @@ class TritonInterpreterExecutor:
         for name, weight in weights.items():
             self._memory["weight", name] = weight.reshape(-1)
         self._pools = adapter_tensors(program, self._add_pool)
-        for i, cache in enumerate(program.caches):
-            for part, nbytes in zip("kv", cache.key_and_value_bytes(limits.block_size), strict=True):
-                self._memory["cache", f"{i}.{part}"] = torch.zeros(blocks * nbytes, dtype=torch.uint8)
+        for name, nbytes in program.memories(blocks).items():
+            self._memory["cache", name] = torch.zeros(nbytes, dtype=torch.uint8)
         for name, state in program.state_names().items():
             # NaNs: of a slot nothing may be read that no step has written.
             nbytes = (limits.max_sequences + snapshots) * state.nbytes
@@ -143,12 +142,12 @@ class TritonInterpreterExecutor:
 
     def _launch_all(self, step: Step, wanted: StepOutput) -> tuple[LaunchTime, ...]:
         """Every launch in turn. What they write starts as NaNs, so that nothing is read that the step did not write."""
-        step = step if self._pools is None else with_adapters(step)
+        step = (step if self._pools is None else with_adapters(step)).for_groups(self._blocks[1:])
         self._memory[ARENA, ""].fill_(0xFF)
         self._logits.fill_(float("nan"))
         tokens, rows = len(step.input_ids), len(step.logit_rows)
         counts = {"T": tokens, "L": rows, "R": len(step.context_lens), "max_blocks": step.block_tables.shape[1]}
-        for name, values in step.arrays():
+        for name, values in step.inputs():
             self._memory["input", name] = torch.from_numpy(values.copy()).reshape(-1)
         self._sides.note_step(tokens, rows)
         begin, times = perf_counter(), []
@@ -160,16 +159,15 @@ class TritonInterpreterExecutor:
                 times.append(LaunchTime(launch, start, perf_counter() - begin))
         return tuple(times)
 
-    def copy_blocks(self, copies: Mapping[int, int]) -> None:
-        for (space, _), memory in self._memory.items():
-            if space == "cache":
-                blocks = memory.view(self._blocks, -1)
-                blocks[list(copies)] = blocks[list(copies.values())]
+    def copy_blocks(self, copies: Mapping[int, int], group: int = 0) -> None:
+        for name in self.program.caches_of(group):
+            blocks = self._memory["cache", name].view(self._blocks[group], -1)
+            blocks[list(copies)] = blocks[list(copies.values())]
 
-    def move_slots(self, sources: Ints, destinations: Ints) -> None:
-        caches = [self._memory["cache", name] for name in self.program.cache_names()]
+    def move_slots(self, sources: Ints, destinations: Ints, group: int = 0) -> None:
+        caches = [self._memory["cache", name] for name in self.program.caches_of(group)]
         indices = torch.from_numpy(sources).long(), torch.from_numpy(destinations).long()
-        move_slots(slot_views(self.program, caches), *indices)
+        move_slots(slot_views(self.program, caches, group), *indices)
 
     def copy_states(self, source: int, destination: int) -> None:
         """Copy a slot of every state."""

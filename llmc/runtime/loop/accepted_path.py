@@ -1,6 +1,6 @@
 """Which drafts of a step came true, and moving their keys and values to where a chain would have them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -39,15 +39,24 @@ class AcceptedPath:
         return node is not None
 
 
-def move_paths(paths: Iterable[AcceptedPath], block_size: int, move_slots: Callable[[Ints, Ints], None]) -> None:
-    """Move the rows of accepted drafts that do not stand behind each other, all of them at once."""
+def move_paths(
+    paths: Sequence[AcceptedPath], block_size: int, groups: int, move_slots: Callable[[Ints, Ints, int], None]
+) -> None:
+    """Move the rows of accepted drafts that do not stand behind each other, in each group of caches all at once."""
+    for group in range(groups):
+        _move_paths(paths, block_size, group, move_slots)
+
+
+def _move_paths(
+    paths: Sequence[AcceptedPath], block_size: int, group: int, move_slots: Callable[[Ints, Ints, int], None]
+) -> None:
     sources: list[int] = []
     destinations: list[int] = []
     for path in paths:
-        first, blocks = path.chunk.start + 1, path.request.standing.blocks
+        first, blocks = path.chunk.start + 1, path.request.standing.table(group)
         for place, node in enumerate(path.nodes):
             if place != node:
                 for slots, row in ((sources, first + node), (destinations, first + place)):
                     slots.append(blocks[row // block_size] * block_size + row % block_size)
     if sources:
-        move_slots(np.array(sources, np.int32), np.array(destinations, np.int32))
+        move_slots(np.array(sources, np.int32), np.array(destinations, np.int32), group)

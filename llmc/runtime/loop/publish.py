@@ -50,7 +50,7 @@ def ahead(choice: RowChoice | None, chunk: Chunk) -> list[RowChoice | None]:
 
 
 def publish(
-    plan: StepPlan, results: StepResults, scheduler: Scheduler, move_slots: Callable[[Ints, Ints], None]
+    plan: StepPlan, results: StepResults, scheduler: Scheduler, move_slots: Callable[[Ints, Ints, int], None]
 ) -> Sequence[int | RequestError]:
     """Give every request its logits, or the tokens that were chosen from them for it, and advance the chunks.
 
@@ -83,7 +83,7 @@ def publish(
     if drafted:
         _follow_drafts(drafted, results)
         # Before anybody may let go of the blocks, or find them again.
-        move_paths(drafted, scheduler.block_size, move_slots)
+        move_paths(drafted, scheduler.block_size, scheduler.groups, move_slots)
         for path in drafted:
             scheduler.advance(path.chunk, len(path.request.tokens) - path.chunk.start - 1)
     for request, row in zip(batch, rows, strict=True):

@@ -1,10 +1,12 @@
 """What a step reads: the same arrays, whatever the requests in it."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
+
+from llmc.program import GROUP_INPUTS, group_input
 
 Ints = npt.NDArray[np.int32]
 Masks = npt.NDArray[np.int64]
@@ -28,6 +30,9 @@ class Step:
     states. adapter_of_token: [T], 0 for none or 1 + the slot of the token's adapter, and
     adapter_of_logit_row: [L], the same of the wanted rows; None if no token has one. state_slots: [R], int32, where
     each request's states are, of engines that have some; those of a request whose tokens are its first begin from zero.
+    window_slots: [G, T], window_tables: [G, R, B], as slot_mapping and block_tables are, of the groups of caches behind
+    the first, in engines whose layers do not all see everything; entries of blocks before what a request's tokens see
+    lead anywhere. None: those of the first group hold for all.
     """
 
     input_ids: Ints
@@ -43,6 +48,8 @@ class Step:
     adapter_of_token: Ints | None = None
     adapter_of_logit_row: Ints | None = None
     state_slots: Ints | None = None
+    window_slots: Ints | None = None
+    window_tables: Ints | None = None
 
     def arrays(self) -> Iterator[tuple[str, npt.NDArray[np.int32 | np.int64 | np.float32]]]:
         """What there is, by name."""
@@ -51,5 +58,30 @@ class Step:
             if value is not None:
                 yield name, value
 
+    def inputs(self) -> Iterator[tuple[str, npt.NDArray[np.int32 | np.int64 | np.float32]]]:
+        """What there is, by what kernels and graphs call it."""
+        for name, value in self.arrays():
+            if name not in _OF_GROUPS:
+                yield name, value
+            else:
+                for group, own in enumerate(value, 1):
+                    yield group_input(_OF_GROUPS[name], group), own
 
+    def for_groups(self, counts: Sequence[int]) -> "Step":
+        """With tables for the groups behind the first. counts: of their blocks."""
+        if not counts or self.window_tables is not None:
+            return self
+        if self.block_tables.max() >= min(counts):
+            raise ValueError(f"a step without tables of windows names blocks that the groups of {counts} do not have")
+        slots, tables = (np.repeat(each[None], len(counts), 0) for each in (self.slot_mapping, self.block_tables))
+        return replace(self, window_slots=slots, window_tables=tables)
+
+
+_OF_GROUPS = dict(zip(("window_slots", "window_tables"), GROUP_INPUTS, strict=True))
 STEP_ARRAYS = tuple(field.name for field in fields(Step) if field.name != "sides")
+
+
+def input_names(groups: int) -> set[str]:
+    """All that steps may have for graphs and kernels, with so many groups of caches behind the first."""
+    of_groups = {group_input(name, 1 + group) for group in range(groups) for name in GROUP_INPUTS}
+    return {*STEP_ARRAYS, *of_groups} - _OF_GROUPS.keys()

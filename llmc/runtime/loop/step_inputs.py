@@ -18,21 +18,22 @@ class StepInputs:
 
     What the decodes need stands at their places from step to step, and is advanced as a whole: only those that have
     come to their place or have got a block are written anew. The chunks come after them, written for each step.
-    adapters: the slots of an engine that takes some.
+    adapters: the slots of an engine that takes some. groups: of caches, each with blocks of its own.
     """
 
-    def __init__(self, limits: Limits, adapters: AdapterSlots | None = None) -> None:
+    def __init__(self, limits: Limits, adapters: AdapterSlots | None = None, groups: int = 1) -> None:
+        self._groups = groups
         self._adapters = adapters
         self._adapter_of_token = np.zeros(limits.max_batch_tokens, np.int32)
         self._block_size = limits.block_size
         self._input_ids = np.zeros(limits.max_batch_tokens, np.int32)
         self._positions = np.zeros(limits.max_batch_tokens, np.int32)
-        self._slots = np.zeros(limits.max_batch_tokens, np.int32)
+        self._slots = np.zeros((groups, limits.max_batch_tokens), np.int32)
         self._starts = np.zeros(limits.max_sequences + 1, np.int32)
         self._lengths = np.zeros(limits.max_sequences, np.int32)
         blocks = -(-limits.max_model_len // limits.block_size)
-        self._standing_tables = np.zeros((limits.max_sequences, blocks), np.int32)
-        self._tables = np.zeros(limits.max_sequences * blocks, np.int32)
+        self._standing_tables = np.zeros((groups, limits.max_sequences, blocks), np.int32)
+        self._tables = np.zeros(groups * limits.max_sequences * blocks, np.int32)
         self._rows = np.zeros(limits.max_logit_rows, np.int32)
         self._masks = np.zeros(limits.max_batch_tokens, np.int64)
         # What the last step has written of the masks: all others are 0.
@@ -60,23 +61,25 @@ class StepInputs:
             self._rows[rows : rows + chunk.logit_rows] = self._counting[end - chunk.logit_rows : end]
             tokens, rows = end, rows + chunk.logit_rows
         width = -(-int(self._lengths[:requests].max()) // size)
-        tables = self._tables[: requests * width].reshape(requests, width)
-        tables[: self._decodes] = self._standing_tables[: self._decodes, :width]
+        tables = self._tables[: self._groups * requests * width].reshape(self._groups, requests, width)
+        tables[:, : self._decodes] = self._standing_tables[:, : self._decodes, :width]
         for r, chunk in enumerate(chunks, self._decodes):
-            self._fill_chunk(chunk, int(self._starts[r]), tables[r])
+            self._fill_chunk(chunk, int(self._starts[r]), tables[:, r])
         of_tokens = self._adapters_of(tokens)
         return Step(
             input_ids=self._input_ids[:tokens],
             positions=self._positions[:tokens],
-            slot_mapping=self._slots[:tokens],
+            slot_mapping=self._slots[0, :tokens],
             query_starts=self._starts[: requests + 1],
             context_lens=self._lengths[:requests],
-            block_tables=tables,
+            block_tables=tables[0],
             logit_rows=self._rows[:rows],
             tree_masks=self._masks[:tokens],
             sides=sides,
             adapter_of_token=of_tokens,
             adapter_of_logit_row=None if of_tokens is None else of_tokens[self._rows[:rows]],
+            window_slots=self._slots[1:, :tokens] if self._groups > 1 else None,
+            window_tables=tables[1:] if self._groups > 1 else None,
         )
 
     def _adapters_of(self, tokens: int) -> Ints | None:
@@ -96,39 +99,44 @@ class StepInputs:
             except TypeError:
                 self._input_ids[:decodes] = [t if isinstance(t, int) else 0 for t in tokens]
             self._positions[:decodes] += 1
-            self._slots[:decodes] += 1
+            self._slots[:, :decodes] += 1
 
     def _grow(self, plan: StepPlan) -> None:
         """Those that begin a block: it is their table's last, and they write its first slot."""
-        placed = [(place, r.standing.blocks) for r in plan.grown if (place := r.decoding.place) is not None]
+        placed = [(place, r.standing) for r in plan.grown if (place := r.decoding.place) is not None]
         if placed:
-            places, grown = zip(*placed, strict=True)
-            blocks = np.array([own[-1] for own in grown], np.int32)
-            self._standing_tables[list(places), [len(own) - 1 for own in grown]] = blocks
-            self._slots[list(places)] = blocks * self._block_size
+            places = [place for place, _ in placed]
+            lasts = [len(standing.blocks) - 1 for _, standing in placed]
+            for group in range(self._groups):
+                blocks = np.array([standing.table(group)[-1] for _, standing in placed], np.int32)
+                self._standing_tables[group, places, lasts] = blocks
+                self._slots[group, places] = blocks * self._block_size
 
     def _enter(self, plan: StepPlan) -> None:
         for request in plan.entered:
             place = request.decoding.place
             if place is not None:
-                position, blocks, size = request.computed, request.standing.blocks, self._block_size
+                position, size = request.computed, self._block_size
                 self._input_ids[place] = request.tokens[-1]
                 self._positions[place] = position
-                self._slots[place] = blocks[position // size] * size + position % size
-                self._standing_tables[place, : len(blocks)] = blocks
+                for group in range(self._groups):
+                    blocks = request.standing.table(group)
+                    self._slots[group, place] = blocks[position // size] * size + position % size
+                    self._standing_tables[group, place, : len(blocks)] = blocks
                 if self._adapters is not None:
                     self._adapter_of_token[place] = self._adapters.number(request.adapter)
 
-    def _fill_chunk(self, chunk: Chunk, begin: int, table: np.ndarray[tuple[int], np.dtype[np.int32]]) -> None:
+    def _fill_chunk(self, chunk: Chunk, begin: int, tables: Ints) -> None:
         request, size, stop, end = chunk.request, self._block_size, chunk.start + chunk.tokens, begin + chunk.tokens
         blocks = -(-stop // size)
-        table[:blocks] = request.standing.blocks[:blocks]
         self._input_ids[begin:end] = chunk.token_ids
         if self._adapters is not None:
             self._adapter_of_token[begin:end] = self._adapters.number(request.adapter)
         rows = np.arange(chunk.start, stop, dtype=np.int32)
         index, inside = np.divmod(rows, size)
-        self._slots[begin:end] = table[index] * size + inside
+        for group, table in enumerate(tables):
+            table[:blocks] = request.standing.table(group)[:blocks]
+            self._slots[group, begin:end] = table[index] * size + inside
         self._positions[begin:end] = rows
         if chunk.draft.parents is not None:
             drafts = slice(end - len(chunk.draft), end)

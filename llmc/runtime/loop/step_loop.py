@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 
-from llmc.program import Limits, Program
+from llmc.program import TREE_REACH, Limits, Program
 from llmc.runtime.executors.executor import AdaptedExecutor, ChoosingExecutor, Executor, SnapshotExecutor, StateExecutor
 from llmc.runtime.loop.publish import compute, compute_choosing, publish
 from llmc.runtime.loop.step_inputs import StatefulStepInputs, StepInputs
@@ -13,6 +13,7 @@ from llmc.runtime.scheduling.adapter_slots import AdapterSlots
 from llmc.runtime.scheduling.block_pool import BlockPool
 from llmc.runtime.scheduling.scheduler import Scheduler
 from llmc.runtime.scheduling.step_plan import StepPlan
+from llmc.runtime.scheduling.window_pool import WindowPool
 from llmc.runtime.speculation.speculation import Speculation
 
 
@@ -21,7 +22,8 @@ class StepLoop:
 
     blocks: of the executor's KV cache. max_step_tokens: a lower budget of tokens a step than the engine's limit.
     executor_seconds: of the last step, spent in the executor. speculation: what drafts tokens, if anything does.
-    program: what the executor runs, for the adapters that it takes and its states; None only if it has neither.
+    program: what the executor runs, for the adapters that it takes, its states and groups of caches; None only if it has
+    none.
     whole_texts: a request's tokens come in one step.
     """
 
@@ -48,7 +50,9 @@ class StepLoop:
         self._program = program
         slots = None if pools is None or self._adapted is None else AdapterSlots(pools.slots)
         self._slots = slots
-        self._inputs = StatefulStepInputs(limits, slots) if has_states else StepInputs(limits, slots)
+        self.windows = self._window_pools(blocks)
+        inputs = StatefulStepInputs if has_states else StepInputs
+        self._inputs = inputs(limits, slots, 1 + len(self.windows))
         self.pool = BlockPool(blocks)
         if speculation is not None:
             speculation.watch(self.pool)
@@ -61,6 +65,7 @@ class StepLoop:
             adapters=slots,
             snapshots=self._state_snapshots(),
             whole_texts=whole_texts,
+            windows=self.windows,
         )
         self.executor_seconds = 0.0
 
@@ -111,6 +116,9 @@ class StepLoop:
                 self._adapted.put_adapter(slot, adapter)
         if plan.copies:
             self._executor.copy_blocks(plan.copies)
+        for group, copies in plan.window_copies.items():
+            if copies:
+                self._executor.copy_blocks(copies, group)
         chooser = self._chooser
         results = compute(self._executor, step) if chooser is None else compute_choosing(chooser, step, plan)
         self._is_computing = False
@@ -142,6 +150,18 @@ class StepLoop:
             speculation=speculation,
             program=self._program,
             whole_texts=self._whole_texts,
+        )
+
+    def _window_pools(self, blocks: int) -> tuple[WindowPool, ...]:
+        """Of the groups of caches behind the first."""
+        program = self._program
+        if program is None:
+            return ()
+        _, *counts = program.group_blocks(blocks)
+        slack = 0 if self.speculation is None else TREE_REACH
+        return tuple(
+            WindowPool(reach, count, program.limits, slack)
+            for reach, count in zip(program.reaches, counts, strict=True)
         )
 
     def _state_snapshots(self) -> StateSnapshots | None:

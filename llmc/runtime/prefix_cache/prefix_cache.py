@@ -3,7 +3,8 @@
 Blocks are found by their digests (block_digests.py), which start from the request's salt, so tenants cannot tell what
 others have sent by how fast they are answered. Only full blocks are kept (as in vLLM's automatic prefix caching),
 generated tokens' blocks among them: the next turn of a conversation finds the answer of the last one. Of a model with
-states a prefix is found as far as it has a snapshot of them (state_snapshots.py).
+states a prefix is found as far as it has a snapshot of them (state_snapshots.py), and of one with layers that do not
+see everything as far as their blocks before its end are still there (scheduling/window_pool.py).
 
 Hashing would be the dearest part of scheduling, and most of it for nobody. So a prompt is hashed before it comes here
 (requests/job_builder.py), and of the blocks that a request fills in a row only the first; the others stay folded under
@@ -18,19 +19,28 @@ from llmc.runtime.prefix_cache.chain import Chain
 from llmc.runtime.prefix_cache.state_snapshots import StateSnapshots
 from llmc.runtime.requests.request import Request
 from llmc.runtime.scheduling.block_pool import BlockPool
+from llmc.runtime.scheduling.window_pool import WindowPool, usable
 
 
 class PrefixCache:
     """Blocks of `block_size` tokens by digest, kept in `pool`. queries, hits: tokens looked up and begun behind.
 
-    snapshots: of the states at their ends, of a model that has some.
+    snapshots: of the states at their ends, of a model that has some. windows: of layers that do not see everything,
+    which keep blocks beside those.
 
     The content of a block in the pool is its digest, or the chain that it is folded in. A folded block has no holder
     but the request that filled it, which lets go of the end first: so the pool takes a chain's blocks from its end.
     """
 
-    def __init__(self, pool: BlockPool, block_size: int, snapshots: StateSnapshots | None = None) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        block_size: int,
+        snapshots: StateSnapshots | None = None,
+        windows: Sequence[WindowPool] = (),
+    ) -> None:
         self._pool = pool
+        self._windows = windows
         self.snapshots = snapshots
         self._block_size = block_size
         self._digests = BlockDigests(block_size)
@@ -65,7 +75,7 @@ class PrefixCache:
             found.append(block)
             for chain in self._folded.pop(parent, ()):
                 self._hash_first(chain)
-        return found if self.snapshots is None else self.snapshots.usable(request, found)
+        return self._usable(request, found)
 
     def start(self, request: Request, blocks: int) -> None:
         """The request begins, seated, on so many blocks that it has found. The first time it is put into the
@@ -81,7 +91,11 @@ class PrefixCache:
         """The request lets go of its blocks. Those without content will never be found."""
         own = request.prefix
         if self.snapshots is not None:
-            self.snapshots.leave(request, [b for b in request.standing.blocks if self._pool.content(b) is None])
+            self.snapshots.leave(request, self._lost(request))
+        if self._windows:
+            lost = self._lost(request)
+            for window in self._windows:
+                window.drop(lost)
         own.registered, own.chain = 0, None
 
     def register(self, request: Request) -> None:
@@ -97,6 +111,8 @@ class PrefixCache:
             # `match` has looked for the first of them in vain.
             known = digests[begin] if len(digests) > begin else None
         added = request.standing.blocks[own.registered : full]
+        for window, table in zip(self._windows, request.standing.windows, strict=True):
+            window.keep(request, table, own.registered, full)
         own.registered = full
         self._pool.keep(added, chain)
         is_folded = bool(chain.blocks)
@@ -119,6 +135,21 @@ class PrefixCache:
         if chain is not None:
             own.chain = Chain(child.tokens, chain.begin, chain.parent)
 
+    def _usable(self, request: Request, found: list[int]) -> list[int]:
+        """The first of the blocks that were found, to the last one that a request can go on from."""
+        known = len(found)
+        while True:
+            fitting = found[: usable(self._windows, found)] if self._windows else found
+            if self.snapshots is None:
+                return fitting
+            found = self.snapshots.usable(request, fitting, known)
+            if len(found) == len(fitting):
+                return found
+
+    def _lost(self, request: Request) -> list[int]:
+        """Those of the request's blocks that nobody will find."""
+        return [block for block in request.standing.blocks if self._pool.content(block) is None]
+
     def _hash_first(self, chain: Chain, digest: bytes | None = None) -> None:
         """The chain's first block can be found from now on; the others are folded under it. digest: if known."""
         block = chain.blocks.pop(0)
@@ -129,6 +160,8 @@ class PrefixCache:
         if digest in self._blocks:
             if self.snapshots is not None:
                 self.snapshots.move(block, self._blocks[digest])
+            for window in self._windows:
+                window.move(block, self._blocks[digest])
             self._pool.forget(block)
         else:
             self._blocks[digest] = block
@@ -146,6 +179,8 @@ class PrefixCache:
         """The pool needs the blocks for something else. A request lets go of its chain at once: they come in runs."""
         if self.snapshots is not None:
             self.snapshots.drop(blocks)
+        for window in self._windows:
+            window.drop(blocks)
         begin, count = 0, len(blocks)
         while begin < count:
             content = contents[begin]

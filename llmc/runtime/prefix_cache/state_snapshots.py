@@ -43,14 +43,15 @@ class StateSnapshots:
         """How many snapshots there are."""
         return len(self._slots)
 
-    def usable(self, request: Request, found: Sequence[int]) -> list[int]:
-        """The first of the blocks that were found, to the last one with a snapshot; plans where to take others."""
+    def usable(self, request: Request, found: Sequence[int], computed: int) -> list[int]:
+        """The first of the blocks that were found, to the last one with a snapshot; plans where to take others.
+        computed: how many have been computed before, of which not all may be of use."""
         end = len(found)
         while end and found[end - 1] not in self._slots:
             end -= 1
         known, last = request.states, end * self._block_size
         known.kept, known.stops = last, []
-        for blocks in (len(found), (len(request.tokens) - 1) // self._block_size):
+        for blocks in (computed, (len(request.tokens) - 1) // self._block_size):
             position = blocks * self._block_size
             if self.count and position - last >= self._spacing:
                 known.stops.append(position)

@@ -85,15 +85,15 @@ class RankedDeviceExecutor:
     def side_output(self, name: str) -> SideArray:
         return self._own.side_output(name)
 
-    def copy_blocks(self, copies: Mapping[int, int]) -> None:
+    def copy_blocks(self, copies: Mapping[int, int], group: int = 0) -> None:
         """Of every rank's layers."""
-        self._team.tell({"do": "copy_blocks", "to": list(copies), "from": list(copies.values())})
-        self._own.copy_blocks(copies)
+        self._team.tell({"do": "copy_blocks", "to": list(copies), "from": list(copies.values()), "group": group})
+        self._own.copy_blocks(copies, group)
 
-    def move_slots(self, sources: Ints, destinations: Ints) -> None:
+    def move_slots(self, sources: Ints, destinations: Ints, group: int = 0) -> None:
         """Of every rank's layers."""
-        self._team.tell({"do": "move_slots", "from": sources.tolist(), "to": destinations.tolist()})
-        self._own.move_slots(sources, destinations)
+        self._team.tell({"do": "move_slots", "from": sources.tolist(), "to": destinations.tolist(), "group": group})
+        self._own.move_slots(sources, destinations, group)
 
     def close(self) -> None:
         """End the other ranks, too."""
@@ -142,9 +142,10 @@ def _follow(executor: DeviceExecutor, channel: Channel, memory: RankMemory) -> N
         if message["do"] == "step":
             executor.follow(taken_step(message, memory.step(message["number"])))
         elif message["do"] == "copy_blocks":
-            executor.copy_blocks(dict(zip(message["to"], message["from"], strict=True)))
+            executor.copy_blocks(dict(zip(message["to"], message["from"], strict=True)), message["group"])
         else:
-            executor.move_slots(*(np.array(message[name], np.int32) for name in ("from", "to")))
+            sources, destinations = (np.array(message[name], np.int32) for name in ("from", "to"))
+            executor.move_slots(sources, destinations, message["group"])
 
 
 def _met(meet: Callable[[], DevicePlace]) -> DevicePlace:

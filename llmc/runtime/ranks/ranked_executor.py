@@ -74,15 +74,15 @@ class RankedCppExecutor(ChoosingCppExecutor):
             self.step(step)
         return chosen
 
-    def copy_blocks(self, copies: Mapping[int, int]) -> None:
+    def copy_blocks(self, copies: Mapping[int, int], group: int = 0) -> None:
         """Of every rank's layers."""
-        self._team.tell({"do": "copy_blocks", "to": list(copies), "from": list(copies.values())})
-        super().copy_blocks(copies)
+        self._team.tell({"do": "copy_blocks", "to": list(copies), "from": list(copies.values()), "group": group})
+        super().copy_blocks(copies, group)
 
-    def move_slots(self, sources: Ints, destinations: Ints) -> None:
+    def move_slots(self, sources: Ints, destinations: Ints, group: int = 0) -> None:
         """Of every rank's layers."""
-        self._team.tell({"do": "move_slots", "from": sources.tolist(), "to": destinations.tolist()})
-        super().move_slots(sources, destinations)
+        self._team.tell({"do": "move_slots", "from": sources.tolist(), "to": destinations.tolist(), "group": group})
+        super().move_slots(sources, destinations, group)
 
     @property
     def ranks(self) -> int:

@@ -86,9 +86,10 @@ def serve_steps(
             if memory.lost.any():
                 return False
         elif message["do"] == "copy_blocks":
-            executor.copy_blocks(dict(zip(message["to"], message["from"], strict=True)))
+            executor.copy_blocks(dict(zip(message["to"], message["from"], strict=True)), message["group"])
         else:
-            executor.move_slots(*(np.array(message[name], np.int32) for name in ("from", "to")))
+            sources, destinations = (np.array(message[name], np.int32) for name in ("from", "to"))
+            executor.move_slots(sources, destinations, message["group"])
     return True
 
 

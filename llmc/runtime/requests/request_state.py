@@ -6,13 +6,22 @@ from llmc.runtime.prefix_cache.chain import Chain
 
 
 @dataclass(eq=False, slots=True)
+class WindowTable:
+    """Blocks of a group of layers that do not see everything, in order of position: those before `first` are given
+    back."""
+
+    blocks: list[int] = field(default_factory=list)
+    first: int = 0
+
+
+@dataclass(eq=False, slots=True)
 class Standing:
-    """Written by scheduler.py.
+    """Written by scheduler.py and request_blocks.py.
 
     sequence: order of arrival. is_waiting: in a queue. seat: which of max_sequences it has while it holds blocks: the
     slot of its states, where the model has some. started: when it first got one, as Request.arrived counts.
-    cached_tokens: found in the prefix cache then. blocks: of the KV cache, in order of position. computed: see
-    Request.computed, which says it also of those that decode.
+    cached_tokens: found in the prefix cache then. blocks: of the KV cache, in order of position; windows: the same of
+    the groups behind the first. computed: see Request.computed, which says it also of those that decode.
     """
 
     sequence: int = 0
@@ -21,7 +30,12 @@ class Standing:
     started: float | None = None
     cached_tokens: int = 0
     blocks: list[int] = field(default_factory=list)
+    windows: tuple[WindowTable, ...] = ()
     computed: int = 0
+
+    def table(self, group: int) -> list[int]:
+        """The blocks of a group of caches."""
+        return self.windows[group - 1].blocks if group else self.blocks
 
     @property
     def is_seated(self) -> bool:

@@ -10,7 +10,7 @@ that decodes within a block that it has, and those whose blocks are full in the 
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from llmc.program import Limits
 from llmc.runtime.prefix_cache.prefix_cache import PrefixCache
@@ -20,8 +20,10 @@ from llmc.runtime.scheduling.adapter_slots import AdapterSlots
 from llmc.runtime.scheduling.block_pool import BlockPool
 from llmc.runtime.scheduling.deadlines import Deadlines
 from llmc.runtime.scheduling.decode_set import DecodeSet
+from llmc.runtime.scheduling.request_blocks import RequestBlocks
 from llmc.runtime.scheduling.step_plan import Chunk, StepOutline, StepPlan
 from llmc.runtime.scheduling.waiting_requests import WaitingRequests
+from llmc.runtime.scheduling.window_pool import WindowPool
 from llmc.runtime.speculation.speculation import Speculation
 
 AGEING_SECONDS = 10.0
@@ -34,7 +36,8 @@ class Scheduler:
     waits until it is as urgent as a PREMIUM one. clock: seconds, as Request.arrived counts them. speculation: what
     drafts tokens that may come next; a request that has drafts is a chunk of its last token and of those. adapters:
     slots of the engine's pools; a request whose adapter has none, and gets none, waits. snapshots: of the states of a
-    model that has some. whole_texts: all tokens of a request come in one step.
+    model that has some. whole_texts: all tokens of a request come in one step. windows: of the groups of caches behind
+    the first.
     """
 
     def __init__(
@@ -49,15 +52,17 @@ class Scheduler:
         adapters: AdapterSlots | None = None,
         snapshots: StateSnapshots | None = None,
         whole_texts: bool = False,
+        windows: Sequence[WindowPool] = (),
     ) -> None:
-        self._pool = pool
+        self._blocks = RequestBlocks(limits, pool, windows)
         self._whole_texts = whole_texts
         self._adapters = adapters
         self._speculation = speculation
         self._snapshots = snapshots
-        self.prefix_cache = PrefixCache(pool, limits.block_size, snapshots)
+        self.prefix_cache = PrefixCache(pool, limits.block_size, snapshots, windows)
         self.preemptions = 0
         self.block_size = limits.block_size
+        self.groups = 1 + len(windows)
         self._budget = min(limits.max_batch_tokens, max_step_tokens or limits.max_batch_tokens)
         self._rows = limits.max_logit_rows
         self._clock = clock
@@ -113,9 +118,8 @@ class Scheduler:
         if self._snapshots is not None:
             self._snapshots.fork(parent, child)
         own.computed = parent.computed
-        own.blocks = first.blocks[: self._blocks_for(own.computed)]
         self.prefix_cache.fork(parent, child)
-        self._pool.share(own.blocks)
+        self._blocks.fork(parent, child)
         self._forked += (parent, child)
         self._place(child)
 
@@ -148,6 +152,7 @@ class Scheduler:
     def advance(self, chunk: Chunk, tokens: int) -> None:
         """So many of the chunk's tokens have been computed: all, but of those with drafts what came true."""
         chunk.request.standing.computed += tokens
+        self._blocks.retire(chunk.request)
         if self._snapshots is not None:
             self._snapshots.reach(chunk.request)
 
@@ -205,7 +210,8 @@ class Scheduler:
             is_stuck = self._parked and self.waiting and self._preempt_parked()
             if is_stuck or preemptions != self.preemptions:
                 return self.schedule()
-        return StepPlan(decodes, chunks, outline.copies, outline.grown, self._decoding.take_entered())
+        entered = self._decoding.take_entered()
+        return StepPlan(decodes, chunks, outline.copies, outline.grown, entered, outline.window_copies)
 
     def _by_urgency(self) -> list[Request]:
         """The prefilling requests: those with a single token first, then the urgent ones, each in order of arrival."""
@@ -219,10 +225,11 @@ class Scheduler:
         cohort = self._decoding.cohort(self._number)
         if self._snapshots is not None:
             self._snapshots.pass_ends(cohort)
-        if len(cohort) <= self._pool.available:
+        for request in cohort if self._blocks.windows else ():
+            self._blocks.retire(request)
+        if self._blocks.fit(len(cohort)):
             if cohort:
-                for request, block in zip(cohort, self._pool.allocate(len(cohort)), strict=True):
-                    request.standing.blocks.append(block)
+                self._blocks.append(cohort, len(cohort))
                 outline.grown.extend(cohort)
         else:
             for request in list(cohort):
@@ -242,9 +249,7 @@ class Scheduler:
                 self._drafting[request] = request
         else:
             for request in self._drafting.values():
-                blocks = request.standing.blocks
-                while len(blocks) > self._blocks_for(request.computed):  # One that decodes has no others.
-                    self._pool.release((blocks.pop(),))
+                self._blocks.cut(request, self._blocks_for(request.computed))  # One that decodes has no others.
                 self._decoding.add(request, self._number)
             self._drafting.clear()
 
@@ -260,10 +265,10 @@ class Scheduler:
         most = speculation.most(requests, min(outline.tokens, outline.rows) - len(requests))
         for index, request in enumerate(requests):
             missing = self._blocks_for(len(request.tokens) + most[index]) - len(request.standing.blocks)
-            if missing >= self._pool.available:
+            if not self._blocks.fit(missing + 1):
                 most[index] = 0
             elif missing > 0:
-                request.standing.blocks += self._pool.allocate(missing)
+                self._blocks.extend(request, missing)
         for request, found in zip(requests, speculation.propose(requests, most), strict=True):
             outline.include(request, 1 + len(found), found)
 
@@ -272,14 +277,10 @@ class Scheduler:
         request = self._waiting.first()
         if request is None or not outline.tokens or not self._has_slot(request):
             return False
-        own, pool = request.standing, self._pool
-        found = self.prefix_cache.match(request)
+        own, found = request.standing, self.prefix_cache.match(request)
         known = len(found)
-        missing = self._blocks_for(len(request.tokens)) - known
-        revived = sum(not pool.holders(block) for block in found) if found else 0
         # With rows and tokens left, the running ones have got all that they want.
-        promised = 0 if outline.rows else self._promised()
-        if missing + revived + promised > pool.available:
+        if not self._blocks.can_start(found, len(request.tokens), () if outline.rows else list(self._prefilling)):
             return False
         own.computed = known * self.block_size
         count = request.fitting(outline.tokens, outline.rows)
@@ -287,9 +288,7 @@ class Scheduler:
             own.computed = 0
             return False
         self._waiting.take(request)
-        if found:
-            pool.share(found)
-        own.blocks = found + pool.allocate(self._blocks_for(own.computed + count) - known)
+        self._blocks.start(request, found, self._blocks_for(own.computed + count))
         self._take_seat(request)
         self.prefix_cache.start(request, known)
         if own.started is None:
@@ -306,22 +305,13 @@ class Scheduler:
 
     def _grow(self, request: Request, count: int, outline: StepOutline) -> bool:
         """Make the next `count` positions the request's own to write; false if it had to give way itself."""
-        pool, blocks, computed = self._pool, request.standing.blocks, request.computed
-        index, end = computed // self.block_size, self._blocks_for(computed + count)
-        while True:
-            is_shared = index < len(blocks) and pool.holders(blocks[index]) > 1
-            missing = max(0, end - len(blocks))
-            if missing + is_shared <= pool.available:
-                break
+        index, end = request.computed // self.block_size, self._blocks_for(request.computed + count)
+        while not self._blocks.can_write(request, index, end):
             victim = self._victim()
             self._preempt(victim)
             if victim is request:
                 return False
-        if is_shared:
-            own = pool.part(blocks[index])
-            outline.copies[own], blocks[index] = blocks[index], own
-        if missing:
-            blocks += pool.allocate(missing)
+        self._blocks.write(request, index, end, outline)
         return True
 
     def _victim(self) -> Request:
@@ -365,9 +355,7 @@ class Scheduler:
             if request.adapter is not None and self._adapters is not None:
                 self._adapters.release(request.adapter)
         self.prefix_cache.leave(request)
-        if own.blocks:
-            self._pool.release(own.blocks)
-            own.blocks = []
+        self._blocks.release(request)
         own.computed = 0
 
     def _take_seat(self, request: Request) -> None:
@@ -390,7 +378,3 @@ class Scheduler:
 
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
-
-    def _promised(self) -> int:
-        """Blocks that running requests still need for the tokens they have: a new request must not take those."""
-        return sum([max(0, self._blocks_for(len(r.tokens)) - len(r.standing.blocks)) for r in self._prefilling])

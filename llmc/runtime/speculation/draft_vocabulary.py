@@ -29,11 +29,11 @@ class WidenedExecutor:
         assert isinstance(self._inner, SideOutputExecutor)
         return self._inner.side_output(name)
 
-    def copy_blocks(self, copies: Mapping[int, int]) -> None:
-        self._inner.copy_blocks(copies)
+    def copy_blocks(self, copies: Mapping[int, int], group: int = 0) -> None:
+        self._inner.copy_blocks(copies, group)
 
-    def move_slots(self, sources: Ints, destinations: Ints) -> None:
-        self._inner.move_slots(sources, destinations)
+    def move_slots(self, sources: Ints, destinations: Ints, group: int = 0) -> None:
+        self._inner.move_slots(sources, destinations, group)
 
     def close(self) -> None:
         self._inner.close()

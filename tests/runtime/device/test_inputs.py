@@ -64,7 +64,7 @@ def test_padding_has_no_adapter() -> None:
     step = replace(decodes([5, 40, 17]), adapter_of_token=of, adapter_of_logit_row=of)
     shape = decode_bucket(step, LIMITS)
     assert shape is not None and shape.adapters and shape.requests == 4
-    full = padded(step, shape, 16, 9999)
+    full = padded(step, shape, 16, (9999,))
     memory = np.full(shape.input_offsets()["end"], 0xEE, np.uint8)
     pack_inputs(full, shape, memory)
     for name in (ADAPTERS, ROW_ADAPTERS):
@@ -76,7 +76,7 @@ def test_padding_has_a_slot_of_states_of_its_own() -> None:
     step = replace(decodes([5, 40, 17]), state_slots=np.array([2, 0, 1], np.int32))
     shape = decode_bucket(step, LIMITS)
     assert shape is not None and shape.states and shape.requests == 4
-    full = padded(step, shape, 16, 9999, scratch_slot=8)
+    full = padded(step, shape, 16, (9999,), scratch_slot=8)
     assert StepShape.of(full) == shape
     memory = np.full(shape.input_offsets()["end"], 0xEE, np.uint8)
     pack_inputs(full, shape, memory)
@@ -99,7 +99,7 @@ def test_padding_keeps_the_real_requests_and_touches_only_the_scratch_block(cont
     step = decodes(contexts)
     shape = decode_bucket(step, LIMITS)
     assert shape is not None
-    full, count, scratch = padded(step, shape, 16, 9999), len(contexts), 9999
+    full, count, scratch = padded(step, shape, 16, (9999,)), len(contexts), 9999
     assert StepShape.of(full) == shape
     for name in ("input_ids", "positions", "slot_mapping", "context_lens", "logit_rows"):
         np.testing.assert_array_equal(getattr(full, name)[:count], getattr(step, name))

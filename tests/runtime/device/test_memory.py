@@ -19,7 +19,6 @@ BLOCK_BYTES = 2 * 2 * 64 * 16 * 2
 def test_the_cache_is_as_large_as_every_sequence_needs_and_no_larger() -> None:
     memory = plan_device_memory(program(), 80 * GB, None)
     assert memory.blocks == LIMITS.max_sequences * PER_SEQUENCE
-    assert memory.block == BLOCK_BYTES
     assert memory.cache == (memory.blocks + 1) * BLOCK_BYTES
     assert memory.arena == 4096 + 256 * 512 + 8 * 32
     assert memory.logits == 32 * 1000 * 4

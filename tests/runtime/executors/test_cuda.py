@@ -37,7 +37,7 @@ def test_padding_changes_no_real_row(directory: EngineDirectory) -> None:
     step.block_tables[:] = [[4], [9]]
     step.slot_mapping[:] = [4 * size, 9 * size + 2]
     alone = interpret_engine(directory, blocks + 1).step(step).copy()
-    full = padded(step, StepShape(4, 4, 4, 8), size, blocks)
+    full = padded(step, StepShape(4, 4, 4, 8), size, (blocks,))
     together = interpret_engine(directory, blocks + 1).step(full)
     assert np.isfinite(together).all()
     np.testing.assert_allclose(together[:2], alone, rtol=0, atol=1e-5)

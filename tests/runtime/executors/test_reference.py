@@ -44,7 +44,7 @@ def test_a_token_stands_where_its_position_puts_it() -> None:
         logit_rows=np.array([0, 20], ints),
         tree_masks=np.zeros(21, np.int64),
     )
-    tiles = list(tiles_of(step, spare_slot=999))
+    tiles = list(tiles_of(step, spare_slots=(999,)))
     assert [tile.wanted.tolist() for tile in tiles] == [[5], [], [13]]
     for tile in tiles:
         rows = np.flatnonzero(tile.step.slot_mapping != 999)

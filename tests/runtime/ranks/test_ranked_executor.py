@@ -9,7 +9,7 @@ import pytest
 
 from llmc.engine_format.reader import read_engine
 from llmc.runtime.engine import Engine
-from llmc.runtime.kv_capacity import bytes_per_block
+from llmc.runtime.kv_capacity import cache_bytes
 from llmc.runtime.loading import load
 from llmc.runtime.sampling.sampling_params import SamplingParams
 from tests.runtime.ranks.conftest import NewEngine
@@ -48,7 +48,7 @@ def test_little_room_and_prefixes_that_are_known(alone: Engine, path: Path) -> N
     prompts = [tiny_tokens(60), tiny_tokens(60)[::-1], tiny_tokens(50), tiny_tokens(44)[::-1]]
     expected = [c.token_ids for c in alone.generate(prompts, sampling)]
     program = read_engine(path).program
-    with load(path, threads=1, kv_cache_bytes=9 * bytes_per_block(program)) as engine:
+    with load(path, threads=1, kv_cache_bytes=cache_bytes(9, program)) as engine:
         assert [c.token_ids for c in engine.generate(prompts, sampling)] == expected
         assert engine.loop.scheduler.preemptions > 0
     with load(path, threads=1) as engine:

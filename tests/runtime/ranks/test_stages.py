@@ -19,7 +19,7 @@ from llmc.compiler import build
 from llmc.engine_format import read_engine
 from llmc.errors import LlmcError
 from llmc.runtime.engine import Engine
-from llmc.runtime.kv_capacity import bytes_per_block
+from llmc.runtime.kv_capacity import cache_bytes
 from llmc.runtime.loading import load
 from llmc.runtime.sampling.sampling_params import SamplingParams
 from tests.end_to_end.logits import torch_logits
@@ -139,7 +139,7 @@ def test_preemption(case: Case, alone: Engine) -> None:
     sampling = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True)
     expected = [completion.token_ids for completion in alone.generate(PROMPTS, sampling)]
     program = read_engine(case.path).whole_program
-    with load(case.path, threads=1, kv_cache_bytes=11 * bytes_per_block(program)) as engine:
+    with load(case.path, threads=1, kv_cache_bytes=cache_bytes(11, program)) as engine:
         found = [completion.token_ids for completion in engine.generate(PROMPTS, sampling)]
         assert engine.loop.scheduler.preemptions > 0
     assert found == expected

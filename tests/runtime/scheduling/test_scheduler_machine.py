@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from llmc.program import Limits
+from llmc.program import Limits, Reach
 from llmc.runtime.requests.generation_request import Priority
 from llmc.runtime.requests.request import Request
 from llmc.runtime.speculation.drafter import Drafter
@@ -25,6 +25,14 @@ from tests.runtime.model_free import PROMPT, Counted, Run, next_token
 from tests.runtime.scheduling.lockstep import Lockstep, Member
 from tests.runtime.speculation.guesses import Guesses, Trees, Wavering
 from tests.runtime.speculation.second_cells import SecondCells
+
+REACHES = (
+    (),
+    (),
+    (Reach(5, None),),
+    (Reach(None, 8),),
+    (Reach(1, None), Reach(7, 12)),
+)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -40,6 +48,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         drafter=st.sampled_from(("chains", "trees", "second engine")),
         snapshots=st.integers(0, 8),
         spacing=st.sampled_from((1, 5, 8)),
+        reaches=st.sampled_from(REACHES),
     )
     def start(
         self,
@@ -51,6 +60,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         drafter: str,
         snapshots: int,
         spacing: int,
+        reaches: tuple[Reach, ...],
     ) -> None:
         """States exclude drafts."""
         self.now = 0.0
@@ -69,6 +79,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             speculation=speculation,
             snapshots=snapshots if drafts is None else None,
             spacing=spacing,
+            reaches=reaches,
         )
         self.dropped: set[Request] = set()
         self.groups: list[Lockstep] = []
@@ -181,7 +192,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         while not self.run.scheduler.idle:
             self.run.step()
             assert self.run.steps < limit, "no progress"
-        assert self.run.pool.used == 0
+        assert self.run.pool.used == 0 and not any(window.pool.used for window in self.run.windows)
         assert all(group.finished for group in self.groups)
         broken = {each for request in self.run.breaks_at for each in _together(request)}
         for request in self.run.requests:

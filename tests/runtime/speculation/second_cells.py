@@ -43,10 +43,10 @@ class Cells:
             logits[row, second_token(held.tolist())] = 1.0
         return logits
 
-    def copy_blocks(self, copies: Mapping[int, int]) -> None:
+    def copy_blocks(self, copies: Mapping[int, int], group: int = 0) -> None:
         self.cells[list(copies)] = self.cells[list(copies.values())]
 
-    def move_slots(self, sources: Ints, destinations: Ints) -> None:
+    def move_slots(self, sources: Ints, destinations: Ints, group: int = 0) -> None:
         cells = self.cells.reshape(-1)
         cells[destinations] = cells[sources]
 

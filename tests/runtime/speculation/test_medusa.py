@@ -36,10 +36,10 @@ class Left:
     def step(self, step: Step) -> Logits:
         raise NotImplementedError
 
-    def copy_blocks(self, copies: Mapping[int, int]) -> None:
+    def copy_blocks(self, copies: Mapping[int, int], group: int = 0) -> None:
         raise NotImplementedError
 
-    def move_slots(self, sources: Ints, destinations: Ints) -> None:
+    def move_slots(self, sources: Ints, destinations: Ints, group: int = 0) -> None:
         raise NotImplementedError
 
     def close(self) -> None:
@@ -66,7 +66,7 @@ def request(*tokens: int) -> Generation:
 
 
 def observe(drafter: MedusaDrafter, chunks: list[Chunk], left: Left) -> None:
-    drafter.observe(ComputedStep(StepPlan([], chunks, {}, [], []), SIDES, left, left))
+    drafter.observe(ComputedStep(StepPlan([], chunks, {}, [], [], {}), SIDES, left, left))
 
 
 def test_the_row_of_the_last_token_that_came_true_is_asked() -> None:

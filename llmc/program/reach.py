@@ -1,0 +1,44 @@
+"""How far back layers look, which says how much of a sequence their caches hold: docs/windows.md."""
+
+from dataclasses import dataclass
+
+from llmc.program.limits import Limits
+
+# Rows before a token's own that a tree may hide from it: it counts them in its window, and kernels read that far back.
+TREE_REACH = 63
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Of one group of layers. window: rows that a token sees, its own included. chunk: it sees none before the multiple
+    of it at or before its own. None: no limit."""
+
+    window: int | None
+    chunk: int | None
+
+    def __str__(self) -> str:
+        sizes = (("window", self.window), ("chunk", self.chunk))
+        return ", ".join(f"{name} {size}" for name, size in sizes if size is not None) or "everything"
+
+    def first_row(self, position: int) -> int:
+        """The first row that a token in this position, or behind it, sees."""
+        by_window = 0 if self.window is None else position - self.window + 1
+        by_chunk = 0 if self.chunk is None else position - position % self.chunk
+        return max(0, by_window, by_chunk)
+
+    def blocks_of_sequence(self, limits: Limits, tokens: int) -> int:
+        """The most that one sequence holds while a step adds so many tokens to it."""
+        sizes = [size for size in (self.window, self.chunk) if size is not None]
+        rows = min([*sizes, limits.max_model_len]) - 1 + tokens
+        # They may begin with the last row of a block.
+        return min(limits.blocks_for(limits.max_model_len), limits.blocks_for(rows + limits.block_size - 1))
+
+    def blocks_beside(self, limits: Limits, blocks: int) -> int:
+        """Blocks for as many sequences as layers that see everything get `blocks` for: what a token of each sees, and
+        once the tokens of a whole step."""
+        whole = limits.blocks_for(limits.max_model_len)
+        of_all = -(-blocks * self.blocks_of_sequence(limits, 1) // whole)
+        return min(blocks, of_all + limits.blocks_for(limits.max_batch_tokens + TREE_REACH))
+
+
+UNBOUNDED = Reach(None, None)

@@ -1,0 +1,52 @@
+"""Layers that give back what is behind their window answer by the bit as if they kept all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import llmc
+from llmc.runtime import loading
+from llmc.runtime.engine import Engine
+from tests.tiny_models import tiny_checkpoint, tiny_tokens
+
+TOKENS = tiny_tokens(150)
+PROMPTS = [*(TOKENS[:n] for n in (5, 33, 64, 90, 120)), [*TOKENS[:60], *TOKENS[20::-1]], TOKENS[:120]]
+
+
+def answers(engine: Engine) -> list[object]:
+    """Texts of neighbours, choices that fork, and logits."""
+    forks = engine.generate([TOKENS[:70]], max_tokens=20, n=3, temperature=1.0, seed=3)
+    texts = engine.generate(PROMPTS, max_tokens=60)
+    chosen = [[output.token_ids for output in answer.outputs] for answer in (*texts, *forks)]
+    return [*chosen, engine.logits(TOKENS).tolist()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "ranks"), [("gemma3_text", 1), ("mistral", 1), ("gpt_oss", 1), ("gemma3_text", 2)])
+def test_answers_are_those_of_layers_that_keep_all(
+    family: str, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "engine.llmc"
+    limits = {"max_batch_tokens": 32, "max_sequences": 4, "max_model_len": 256, "block_size": 8}
+    llmc.build(tiny_checkpoint(family, tmp_path / "model"), path, **limits, tensor_parallel_size=ranks)
+    with llmc.load(path, threads=1) as engine:
+        cold = answers(engine)
+        cache = engine.loop.scheduler.prefix_cache
+        before = cache.hits
+        assert answers(engine) == cold
+        assert cache.hits > before, "no prefix was found"
+        window = engine.loop.windows[0]
+        assert window.pool.count < engine.loop.pool.count // 4 and not window.pool.used
+    if ranks == 1:
+        start = loading.start_engine
+
+        def keeping_all(place: Path) -> object:
+            directory, check = start(place)
+            return directory.with_one_table(), check
+
+        monkeypatch.setattr(loading, "start_engine", keeping_all)
+        with llmc.load(path, threads=1) as engine:
+            assert engine.loop.windows[0].pool.count == engine.loop.pool.count
+            assert answers(engine) == cold

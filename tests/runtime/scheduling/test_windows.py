@@ -1,0 +1,64 @@
+"""Blocks of layers that do not see everything: how many a long sequence holds, and what of them is found again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from llmc.program import Limits, Reach
+from llmc.runtime.loop.publish import publish
+from llmc.runtime.scheduling.block_pool import BlockPool
+from llmc.runtime.scheduling.scheduler import Scheduler
+from llmc.runtime.scheduling.window_pool import WindowPool
+from tests.runtime.model_free import Checksums, Counted
+
+LIMITS = Limits(2048, 2, 64, max_model_len=32768, block_size=16)
+REACH = Reach(512, None)
+PROMPT = [i % 97 for i in range(32600)]
+
+
+def serve(scheduler: Scheduler, window: WindowPool, request: Counted) -> None:
+    """Every step of the request, which is alone."""
+    scheduler.add(request)
+    while not scheduler.idle:
+        plan = scheduler.schedule()
+        (chunk,) = plan.all_chunks()
+        assert window.pool.used * 16 <= 512 + chunk.tokens + 16, "more than window, chunk and a block"
+        publish(plan, Checksums(np.zeros((chunk.logit_rows, 1))), scheduler, lambda *moved: None)
+
+
+@pytest.fixture
+def window() -> WindowPool:
+    return WindowPool(REACH, REACH.blocks_beside(LIMITS, 4096), LIMITS)
+
+
+def test_32k_hold_window_chunk_and_a_block_and_are_found_again(window: WindowPool) -> None:
+    scheduler = Scheduler(LIMITS, BlockPool(4096), windows=(window,))
+    first, again = (Counted(PROMPT, 100, salt=b"") for _ in range(2))
+    serve(scheduler, window, first)
+    assert first.standing.cached_tokens == 0
+    serve(scheduler, window, again)
+    assert again.standing.cached_tokens == (len(PROMPT) - 1) // 16 * 16
+    turn = Counted([*first.tokens, 1, 2, 3], 5, salt=b"")
+    serve(scheduler, window, turn)
+    assert turn.standing.cached_tokens == (len(first.tokens) - 1) // 16 * 16, "the answer is found, too"
+
+
+def test_a_prefix_without_its_window_is_found_as_far_as_it_has_one(window: WindowPool) -> None:
+    """Blocks long behind the window have gone to others: the first group alone brings nobody there."""
+    scheduler = Scheduler(LIMITS, BlockPool(4096), windows=(window,))
+    serve(scheduler, window, Counted(PROMPT, 5, salt=b""))
+    parts = Counted([*PROMPT[:1000], 5, 5, 5], 5, salt=b"")
+    serve(scheduler, window, parts)
+    assert parts.standing.cached_tokens == 0
+    serve(scheduler, window, Counted([*PROMPT[:1000], 6], 5, salt=b""))
+    again = Counted([*PROMPT[:1000], 7], 5, salt=b"")
+    serve(scheduler, window, again)
+    assert again.standing.cached_tokens == 992
+
+
+def test_one_sequence_always_fits() -> None:
+    for reach in (REACH, Reach(None, 1000), Reach(1, None), Reach(40_000, 7)):
+        whole = LIMITS.blocks_for(LIMITS.max_model_len)
+        assert reach.blocks_of_sequence(LIMITS, LIMITS.max_batch_tokens) <= reach.blocks_beside(LIMITS, whole) <= whole
+        assert reach.blocks_beside(LIMITS, 0) == 0
