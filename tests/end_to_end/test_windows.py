@@ -19,7 +19,7 @@ def answers(engine: Engine) -> list[object]:
     """Texts of neighbours, choices that fork, and logits."""
     forks = engine.generate([TOKENS[:70]], max_tokens=20, n=3, temperature=1.0, seed=3)
     texts = engine.generate(PROMPTS, max_tokens=60)
-    chosen = [[output.token_ids for output in answer.outputs] for answer in (*texts, *forks)]
+    chosen = [[output.token_ids for output in answer.choices] for answer in (*texts, *forks)]
     return [*chosen, engine.logits(TOKENS).tolist()]
 
 
