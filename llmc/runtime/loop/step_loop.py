@@ -22,8 +22,7 @@ class StepLoop:
 
     blocks: of the executor's KV cache. max_step_tokens: a lower budget of tokens a step than the engine's limit.
     executor_seconds: of the last step, spent in the executor. speculation: what drafts tokens, if anything does.
-    program: what the executor runs, for the adapters that it takes, its states and groups of caches; None only if it has
-    none.
+    program: what the executor runs, for its adapters, states and groups of caches; None only if it has none.
     whole_texts: a request's tokens come in one step.
     """
 

@@ -8,7 +8,7 @@ import pytest
 
 from llmc.errors import OptionError
 from llmc.program import StateSlot
-from llmc.runtime.device.memory import RESERVED_BYTES, out_of_memory, plan_device_memory
+from llmc.runtime.device.memory import RESERVED_BYTES, memory_of_blocks, out_of_memory, plan_device_memory
 from tests.runtime.device.device_program import LIMITS, program
 
 GB = 10**9
@@ -59,7 +59,7 @@ def test_snapshots_of_states_have_slots_before_that_for_padding() -> None:
     assert memory.states == (memory.slots + 1) * memory.state
     assert plan_device_memory(recurrent, 80 * GB, None, state_cache_bytes=7 * 16_000 + 1).snapshots == 7
     # Where little is left they take a tenth of it, and the cache of keys and values still holds a sequence.
-    one = replace(plan_device_memory(recurrent, 80 * GB, None, state_cache_bytes=0), blocks=PER_SEQUENCE)
+    one = memory_of_blocks(recurrent, PER_SEQUENCE)
     tight = plan_device_memory(recurrent, RESERVED_BYTES + one.fixed + one.cache + 30 * 16_000, None)
     assert (tight.snapshots, tight.blocks >= PER_SEQUENCE) == (3, True)
     with pytest.raises(OptionError, match=r"states 80\.\d+ GB \(5000000 snapshots among them\)") as error:
