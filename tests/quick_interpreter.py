@@ -80,7 +80,7 @@ def _quick_semantic(tl: Any) -> type[Any]:
     whole = {id(kind) for kind in (tl.int8, tl.int16, tl.int32, tl.int64, tl.uint8, tl.uint32, tl.uint64)}
     # Of two values that are both of one of these, the sum and the quotient are so too.
     plain = whole | {id(tl.int1), id(tl.float32)}
-    numbers = {id(tl.int32): int, id(tl.int64): int, id(tl.float32): float}
+    numbers: dict[int, Any] = {id(tl.int32): int, id(tl.int64): int, id(tl.float32): float}
 
     class QuickSemantic(TritonSemantic):  # type: ignore[misc]
         def cast(self, input: Any, dst_ty: Any, *rounding: Any, **keywords: Any) -> Any:

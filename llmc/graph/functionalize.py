@@ -77,7 +77,7 @@ def _can_replace(node: fx.Node) -> bool:
     values: Any = fx.map_arg((node.args, dict(node.kwargs)), lambda each: each.meta["val"])
     with written.meta["val"].fake_mode:
         found: FakeTensor = plain(*values[0], **values[1])
-    return found.dtype == written.meta["val"].dtype
+    return bool(found.dtype == written.meta["val"].dtype)
 
 
 def _fills_slice(node: fx.Node) -> bool:
