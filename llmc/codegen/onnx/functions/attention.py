@@ -167,7 +167,11 @@ def paged_attention(
     tables = b.cast(block_tables, torch.int64)
     keys, values = (_cached(b, cache, tables) for cache in (k_cache, v_cache))
     # What is in no row of the request is not used; but zero times what is not finite would be.
-    is_row = b("Less", b("Squeeze", key_rows, b.integers([1])), lengths)
+    row = b("Squeeze", key_rows, b.integers([1]))
+    is_row = b("Less", row, lengths)
+    if window is not None:
+        # Blocks behind the window may be another request's by now.
+        is_row = b("And", is_row, b("Greater", row, b("Sub", b("Sub", lengths, counts), b.integer(window))))
     values = b("Where", b.unsqueeze(is_row, 1, 3), values, b.number(0.0))
     queries = b.transpose(split, 0, 2, 3, 1, 4)
     keys = b("Concat", keys, values, axis=3) if latent else keys
