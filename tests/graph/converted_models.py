@@ -128,7 +128,7 @@ def _class_of(key: str) -> Any:
             return getattr(transformers, name if isinstance(name, str) else name[0])
     config_class = transformers.CONFIG_MAPPING[key]
     room = importlib.import_module(config_class.__module__.replace("configuration", "modeling"))
-    models = [each for each in vars(room).values() if isinstance(each, type) and "config_class" in dir(each)]
+    models: list[Any] = [each for each in vars(room).values() if isinstance(each, type) and "config_class" in dir(each)]
     return next(
         each for each in models if each.config_class is config_class and not each.__name__.endswith("PreTrainedModel")
     )

@@ -4,12 +4,13 @@ what transformers loads from it."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers.conversion_mapping import _build_checkpoint_conversion_mapping
+from transformers import conversion_mapping
 from transformers.core_model_loading import WeightConverter
 
 import llmc
@@ -21,10 +22,9 @@ from tests.graph.converted_models import converted_model, converters_without
 from tests.tiny_models import tiny_tokens
 from tests.tolerances import ENGINES
 
+_build: Any = conversion_mapping._build_checkpoint_conversion_mapping
 CONVERTED = sorted(
-    key
-    for key, transforms in _build_checkpoint_conversion_mapping().items()
-    if any(isinstance(each, WeightConverter) for each in transforms)
+    key for key, transforms in _build().items() if any(isinstance(each, WeightConverter) for each in transforms)
 )
 # Converters that nothing of what transformers saves is for: scales of FP8 experts, and experts as NeMo exports them.
 _OF_OTHERS = {
