@@ -53,8 +53,19 @@ _BUILTINS: MappingProxyType[str, Callable[..., Any]] = MappingProxyType(
 )
 
 
+# What weights may be, and what Llama 4 turns queries and keys as.
+_TORCH_DTYPES = {**TORCH_DTYPES, "C64": torch.complex64}
+_NAMES = {dtype: name for name, dtype in _TORCH_DTYPES.items()}
+
+
 class _NotSayable(Exception):
     """The grammar has no words for it."""
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    if dtype not in _NAMES:
+        raise _NotSayable
+    return _NAMES[dtype]
 
 
 def captured_text(graph: ModelGraph) -> str | None:
@@ -143,7 +154,7 @@ class _Writer:
             if value.device.type != "cpu" or value.layout is not torch.strided:
                 raise _NotSayable
             return {
-                "dtype": DTYPE_NAMES[value.dtype],
+                "dtype": _name_of(value.dtype),
                 "shape": [self._size(size) for size in value.shape],
                 "stride": [self._size(size) for size in value.stride()],
                 "offset": self._size(value.storage_offset()),
@@ -215,7 +226,7 @@ class _Reader:
             return {"list": list, "tuple": tuple}[kind](self._value(each) for each in items)
         shape, stride = (tuple(map(self._size, value[name])) for name in ("shape", "stride"))
         with self._mode:
-            made = torch.empty_strided(shape, stride, dtype=TORCH_DTYPES[value["dtype"]], device="cpu")
+            made = torch.empty_strided(shape, stride, dtype=_TORCH_DTYPES[value["dtype"]], device="cpu")
             if value["offset"] != 0:
                 made = made.as_strided(shape, stride, self._size(value["offset"]))
         return made

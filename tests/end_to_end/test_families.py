@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import nn
@@ -34,9 +35,13 @@ QUICK = (
 )
 MIXTURES = ("gpt_oss", "mixtral")
 # Models whose code bounds the tokens, masks or biases scores in its own way, or repeats tables. BLOOM and MPT have
-# slopes, DeepSeek V3 and MiniCPM3 latents, Llama 4 has chunks, Gemma 3n streams.
-OWN_CODE = (
-    *("bloom", "codegen", "gemma3n_text", "git", "gpt_neo", "gpt_neox_japanese", "llama4_text", "mpt", "openai-gpt"),
+# slopes, DeepSeek V3 and MiniCPM3 latents, Llama 4 has chunks and layers without positions, Gemma 3n streams.
+OWN_CODE: dict[str, dict[str, Any]] = {
+    "bloom": {},
+    "llama4_text": {"layer_types": ["chunked_attention", "full_attention"], "no_rope_layers": [1, 0]},
+}
+OF_MEMORY = (
+    *("codegen", "gemma3n_text", "git", "gpt_neo", "gpt_neox_japanese", "mpt", "openai-gpt"),
     *("deepseek_v3", "minicpm3", "roformer", "xglm"),
 )
 PLAIN: dict[str, Callable[[], nn.Module]] = {"plain SDPA": sdpa_decoder, "plain eager": eager_decoder}
@@ -50,17 +55,18 @@ class Case:
 
 @pytest.fixture(
     scope="module",
-    params=quick_sample((*FAMILIES, *MIXTURES, *OWN_CODE, *PLAIN), QUICK),
+    params=quick_sample((*FAMILIES, *MIXTURES, *OWN_CODE, *OF_MEMORY, *PLAIN), QUICK),
 )
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     """A tiny random model and its fp32 engine."""
     name: str = request.param
     directory = tmp_path_factory.mktemp("case")
     engine = directory / "engine.llmc"
-    of_memory = PLAIN[name]() if name in PLAIN else tiny_architecture(name) if name in OWN_CODE else None
-    given: Model = of_memory or tiny_checkpoint(name, directory / "model")
+    of_memory = PLAIN[name]() if name in PLAIN else tiny_architecture(name) if name in OF_MEMORY else None
+    settings = OWN_CODE.get(name, {})
+    given: Model = of_memory or tiny_checkpoint(name, directory / "model", **settings)
     llmc.build(given, engine, target="cpu", dtype="float32", max_batch_tokens=64, max_logit_rows=32)
-    yield Case(of_memory or tiny_model(name).train(False), engine)
+    yield Case(of_memory or tiny_model(name, **settings).train(False), engine)
 
 
 @pytest.mark.parametrize("step", [64, 5, 1], ids=["whole", "chunks of 5", "token by token"])
