@@ -28,7 +28,7 @@ class WorkerProcess:
     with this process. lifeline: for llmc.processes.lifeline.end_with.
     """
 
-    def __init__(self, module: str, arguments: Sequence[str], start_seconds: float = START_SECONDS) -> None:
+    def __init__(self, module: str, arguments: Sequence[str]) -> None:
         self._lifeline = Lifeline()
         try:
             self._process = subprocess.Popen(
@@ -46,7 +46,7 @@ class WorkerProcess:
         self._input: IO[bytes] = self._process.stdin
         self._output = self._process.stdout
         try:
-            self._read(start_seconds, "its process did not start in time")
+            self._read(START_SECONDS, "its process did not start in time")
         except WorkerError:
             self.kill()
             raise

@@ -14,7 +14,7 @@ from typing import Any
 
 from llmc.engine_format import EngineFiles
 from llmc.errors import OptionError, RequestError, UnavailableError
-from llmc.processes.worker_process import START_SECONDS, WorkerError, WorkerProcess
+from llmc.processes.worker_process import WorkerError, WorkerProcess
 
 WORKER = "llmc.runtime.text.chat_template_worker"
 SECONDS = 1.5
@@ -81,8 +81,8 @@ class TemplateRenderer:
     """Workers that render templates, at most `workers` at once; made on first use, and again after one was killed.
 
     seconds: that a template may run. patience_seconds: from a request's arrival until its prompt, with what it waits
-    for a worker. memory_bytes: of a worker's address space beyond Python's own. niceness: how far the workers stand
-    back behind other processes, 0 to 19.
+    for a worker, but without what one takes to start. memory_bytes: of a worker's address space beyond Python's own.
+    niceness: how far the workers stand back behind other processes, 0 to 19.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class TemplateRenderer:
     def warm(self) -> None:
         """Start a worker now, so that the first chat does not wait for it."""
         with self._free, suppress(RequestError):  # Whoever needs one is told.
-            self._put_back(self._worker(START_SECONDS))
+            self._put_back(self._worker())
 
     def render(
         self,
@@ -163,7 +163,9 @@ class TemplateRenderer:
                 self._free.release()
                 raise _busy()
         try:
-            worker = self._worker(max(0.0, deadline - time.monotonic()))
+            begun = time.monotonic()
+            worker = self._worker()
+            deadline += time.monotonic() - begun
             with self._lock:
                 self._busy.add(worker)
                 if self._closed:
@@ -184,14 +186,14 @@ class TemplateRenderer:
             self._free.release()
         return answer
 
-    def _worker(self, seconds: float) -> WorkerProcess:
-        """An idle one, or a new one if it starts within so many seconds."""
+    def _worker(self) -> WorkerProcess:
+        """An idle one, or a new one."""
         with self._lock:
             if self._idle:
                 return self._idle.pop()
         limits = (self._memory_bytes, OUTPUT_BYTES, self._niceness)
         try:
-            return WorkerProcess(WORKER, tuple(map(str, limits)), start_seconds=seconds)
+            return WorkerProcess(WORKER, tuple(map(str, limits)))
         except WorkerError as error:
             raise UnavailableError(
                 f"what renders chat templates is not ready: {error}", at="messages", fix="try again later"
