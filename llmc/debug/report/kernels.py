@@ -1,6 +1,7 @@
 """The launches of a step as a report holds them: cost expressions, origins, and the code that each one runs."""
 
 import re
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -14,6 +15,8 @@ from llmc.program import DeviceKernel, Launch, Program
 
 # As codegen/cpp/step.py prints them: a mark after every launch, and loops as functions of their own.
 _MARK = re.compile(r"^  mark\(times, (\d+)\);$", re.MULTILINE)
+# A function of the kernel library, or what a macro makes ones of, by its name behind llmc_.
+_DEFINED = re.compile(r"(?:LLMC_KERNELS?\(\w+, |\bllmc_)(\w+)")
 _LOOP = re.compile(r"(?:^//[^\n]*\n)*^static void (loop_\w+)\(.*?^\}\n", re.MULTILINE | re.DOTALL)
 
 
@@ -93,11 +96,17 @@ def _hand_written(launch: Launch) -> str | None:
     """The file of the kernel library that defines the launch's function; a macro may add the element types to it."""
     for count in range(len(launch.dtypes), -1, -1):
         name = function_name(launch.family, launch.dtypes[:count]).removeprefix("llmc_")
-        defined = re.compile(rf"(LLMC_KERNELS?\(\w+, |\bllmc_){name}(\b|_)")
-        for file in sorted(kernel_include_dir().glob("*.cpp")):
-            if defined.search(file.read_text(encoding="utf-8")):
-                return file.name
+        found = next((file for defined, file in _definitions() if f"{defined}_".startswith(f"{name}_")), None)
+        if found is not None:
+            return found
     return None
+
+
+@cache
+def _definitions() -> tuple[tuple[str, str], ...]:
+    """What the kernel library's files define or call, in their order, and the file."""
+    texts = ((file.name, file.read_text(encoding="utf-8")) for file in sorted(kernel_include_dir().glob("*.cpp")))
+    return tuple((match[1], name) for name, text in texts for match in _DEFINED.finditer(text))
 
 
 def _device(kernel: DeviceKernel) -> dict[str, Any]:
