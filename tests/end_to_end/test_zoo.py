@@ -80,7 +80,7 @@ def test_greedy_text_is_that_of_transformers(case: Case) -> None:
             assert len(answer) == GENERATED and behind.max() <= ENGINES * logits.std()
 
 
-def test_neighbours_chunks_and_preemption_change_no_bit(case: Case) -> None:
+def test_neighbours_chunks_and_preemption_change_no_bit(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = [case.prompt(length) for length in (5, 70, 1, 26, 43)]
     params = SamplingParams(max_tokens=12, temperature=0.9, seed=3, n=2, logprobs=1, ignore_eos=True)
     with llmc.load(case.engine, prefix_cache=False) as engine:
@@ -88,7 +88,7 @@ def test_neighbours_chunks_and_preemption_change_no_bit(case: Case) -> None:
         assert bits(engine, prompts, params) == alone
     chance = random.Random(case.seed)
     with llmc.load(case.engine, max_step_tokens=chance.randint(9, 40), prefix_cache=False) as engine:
-        engine.loop.step = interrupted(engine, chance)  # type: ignore[method-assign]
+        monkeypatch.setattr(engine.loop, "step", interrupted(engine, chance))
         assert bits(engine, prompts, params) == alone
         assert engine.loop.scheduler.preemptions > 0
 

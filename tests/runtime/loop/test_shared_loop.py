@@ -187,12 +187,14 @@ def test_a_step_that_breaks_off_harms_only_the_thread_that_took_it(
     assert engine.loop.scheduler.idle and engine.loop.pool.used == 0
 
 
-def test_a_step_that_breaks_off_between_its_tokens_ends_the_others_requests(tiny: Path) -> None:
+def test_a_step_that_breaks_off_between_its_tokens_ends_the_others_requests(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with load(tiny) as engine:
         streams = [engine.stream([5, 9, 2], LONG), engine.stream([8, 8], LONG)]
         for stream in streams:
             next(stream)
-        engine.loop.scheduler.settle = broken  # type: ignore[method-assign]
+        monkeypatch.setattr(engine.loop.scheduler, "settle", broken)
         with pytest.raises(KeyboardInterrupt):
             engine.generate([11], LONG)
         for stream in streams:
