@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,7 +37,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
     Graphs that were captured before are found again, by all but the tests of capturing (tests/graph/conftest.py): no
     test leaves transformers' classes patched. It is a third of the time of building what is tested.
+
+    What is imported and collected stays: a fifth of that time would go into looking for garbage in it.
     """
+    gc.disable()
     os.environ.setdefault("LLMC_CAPTURE_CACHE", "always")
     if config.getoption("markexpr") != "gpu":
         if "triton" in sys.modules:
@@ -68,6 +72,7 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+    gc.enable()
 
 
 def pytest_sessionfinish() -> None:
@@ -83,6 +88,15 @@ def one_torch_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_compiling_process() -> Iterator[None]:
+    """Each imports torch and Triton again, and nearly all kernels are found in the cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        for user in ("compile", "triton_kind"):
+            patch.setattr(f"llmc.codegen.triton.{user}.processors", lambda: 1)
+        yield
+
+
 @pytest.fixture(scope="session")
 def captured_family(tmp_path_factory: pytest.TempPathFactory) -> FamilyCaptures:
     """`captured_family(name)`: a tiny model of the family and its capture, made once."""
@@ -90,6 +104,15 @@ def captured_family(tmp_path_factory: pytest.TempPathFactory) -> FamilyCaptures:
     from tests.family_captures import family_captures
 
     return family_captures(tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`checkpoint_of(family, …)`: the directory of `tiny_model(family, …)`, written once. The capture of a directory is
+    found again, that of a model in memory is not."""
+    from tests.tiny_models import tiny_checkpoint  # Not above: it imports torch.
+
+    return cache(lambda family, **overrides: tiny_checkpoint(family, tmp_path_factory.mktemp(family), **overrides))
 
 
 @pytest.fixture(scope="session")

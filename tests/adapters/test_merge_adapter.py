@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +44,14 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def _captured(model: Any, directory: Path) -> Captured:
+def _captured(model: Path, directory: Path) -> Captured:
     return capture(model, parse_options({"lora": {"style": directory}}))
 
 
 @pytest.mark.parametrize(("family", "config"), quick_sample(CASES, (CASES[1], CASES[3], CASES[6], CASES[10])))
-def test_equals_pefts_model(family: str, config: dict[str, Any], tmp_path: Path) -> None:
+def test_equals_pefts_model(
+    family: str, config: dict[str, Any], checkpoint_of: Callable[..., Path], tmp_path: Path
+) -> None:
     model = tiny_model(family)
     adapted = peft_adapter(copy.deepcopy(model), tmp_path, **config)
     tokens = tiny_tokens(9)
@@ -56,15 +59,15 @@ def test_equals_pefts_model(family: str, config: dict[str, Any], tmp_path: Path)
         expected = adapted(torch.tensor([tokens])).logits[0]
         base = model(torch.tensor([tokens])).logits[0]
     spread = float(expected.std())
-    found = run_captured(_captured(model, tmp_path), tokens)
+    found = run_captured(_captured(checkpoint_of(family), tmp_path), tokens)
     assert float((found - expected).abs().max()) < 1e-4 * spread
     assert float((found - base).abs().max()) > 0.02 * spread
 
 
-def test_adapters_are_added_one_after_the_other(tmp_path: Path) -> None:
+def test_adapters_are_added_one_after_the_other(checkpoint_of: Callable[..., Path], tmp_path: Path) -> None:
     model = tiny_model("llama")
     given = {"one": llama_adapter(tmp_path / "one", seed=1), "two": llama_adapter(tmp_path / "two", seed=2, rank=3)}
-    found = run_captured(capture(model, parse_options({"lora": given})), tiny_tokens(5))
+    found = run_captured(capture(checkpoint_of("llama"), parse_options({"lora": given})), tiny_tokens(5))
     weights = dict(model.named_parameters())
     with torch.no_grad():
         for directory in given.values():
@@ -84,9 +87,9 @@ WRONG = {
 
 
 @pytest.mark.parametrize("module", WRONG)
-def test_another_models_adapter_is_refused(module: str, tmp_path: Path) -> None:
+def test_another_models_adapter_is_refused(module: str, checkpoint_of: Callable[..., Path], tmp_path: Path) -> None:
     a, b, problem = WRONG[module]
     tensors = {f"{module}.lora_A.weight": torch.zeros(a), f"{module}.lora_B.weight": torch.zeros(b)}
     with pytest.raises(AdapterError) as raised:
-        _captured(tiny_model("llama"), written_adapter(tmp_path / "adapter", tensors))
+        _captured(checkpoint_of("llama"), written_adapter(tmp_path / "adapter", tensors))
     assert problem in str(raised.value)

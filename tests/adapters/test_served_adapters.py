@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +37,14 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def plain() -> Iterator[Engine]:
-    with llmc.compile(tiny_model("llama"), **LIMITS) as engine:
+def plain(checkpoint_of: Callable[..., Path]) -> Iterator[Engine]:
+    with llmc.compile(checkpoint_of("llama"), **LIMITS) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
-def engine(directories: list[Path]) -> Iterator[Engine]:
-    with llmc.compile(tiny_model("llama"), **LIMITS, **POOLS) as engine:
+def engine(directories: list[Path], checkpoint_of: Callable[..., Path]) -> Iterator[Engine]:
+    with llmc.compile(checkpoint_of("llama"), **LIMITS, **POOLS) as engine:
         for directory in directories:
             engine.load_adapter(directory.name, directory)
         yield engine

@@ -11,18 +11,18 @@ import llmc
 from llmc.debug.engine_diff import diff_engines
 from llmc.debug.sample_tokens import Sample
 from llmc.errors import EngineFormatError
-from tests.tiny_models import tiny_model
+from tests.tiny_models import tiny_checkpoint
 
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A reference engine, one with an option and a pass less, and one of another vocabulary."""
     directory = tmp_path_factory.mktemp("engines")
-    model = tiny_model("llama", num_hidden_layers=1)
+    model = tiny_checkpoint("llama", directory / "model", num_hidden_layers=1)
     wanted: dict[str, tuple[Any, dict[str, Any]]] = {
         "plain": (model, {}),
         "other": (model, {"disable_passes": ("merge_qkv",), "block_size": 32}),
-        "vocabulary": (tiny_model("llama", num_hidden_layers=1, vocab_size=128), {}),
+        "vocabulary": (tiny_checkpoint("llama", directory / "small", num_hidden_layers=1, vocab_size=128), {}),
     }
     for name, (each, options) in wanted.items():
         llmc.build(each, directory / name, target="reference", max_model_len=64, **options)

@@ -11,5 +11,6 @@ from tests.end_to_end.test_states import HYBRID, built
 @pytest.fixture(scope="session")
 def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A CPU engine with states and attention."""
-    path = tmp_path_factory.mktemp("hybrid") / "engine.llmc"
-    return built(tiny_architecture(HYBRID), path, block_size=8, max_model_len=240)
+    folder = tmp_path_factory.mktemp("hybrid")
+    tiny_architecture(HYBRID).save_pretrained(folder / "model")
+    return built(folder / "model", folder / "engine.llmc", block_size=8, max_model_len=240)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,8 @@ def test_text_in_and_text_out() -> None:
 
 
 @pytest.mark.parametrize("kind", quick_sample(["transformers", "tokenizers", "directory"], ["transformers"]))
-def test_each_kind_gives_the_same_tokenizer(kind: str) -> None:
-    captured = capture(tiny_model("llama", vocab_size=VOCABULARY, eos_token_id=None), BuildOptions())
+def test_each_kind_gives_the_same_tokenizer(kind: str, checkpoint_of: Callable[..., Path]) -> None:
+    captured = capture(checkpoint_of("llama", vocab_size=VOCABULARY, eos_token_id=None), BuildOptions())
     with given_tokenizer(given(kind)) as files:
         found = with_tokenizer(captured, files)
         assert found.tokenizer is not None and found.notes == ()
@@ -58,8 +59,8 @@ def test_each_kind_gives_the_same_tokenizer(kind: str) -> None:
         assert bool(found.graph.info.eos_token_ids) == (kind != "tokenizers")
 
 
-def test_a_tokenizer_of_another_model_is_warned_of() -> None:
-    captured = capture(tiny_model("llama"), BuildOptions())
+def test_a_tokenizer_of_another_model_is_warned_of(checkpoint_of: Callable[..., Path]) -> None:
+    captured = capture(checkpoint_of("llama"), BuildOptions())
     with given_tokenizer(SHIPPED) as files:
         (note,) = with_tokenizer(captured, files).notes
     assert note.startswith("the tokenizer has ") and "the model 160" in note

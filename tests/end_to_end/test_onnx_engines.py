@@ -82,7 +82,8 @@ CASES = [*((family, "none") for family in BESIDE), ("llama", "int8"), ("llama", 
 def test_bits_do_not_depend_on_company_in_experts_and_states(family: str, quantize: str, tmp_path: Path) -> None:
     shape: dict[str, Any] = {"max_model_len": 96, "max_sequences": 8, "max_batch_tokens": 48}
     given = tiny_architecture(family)
-    llmc.build(given, tmp_path / "e.llmc", target="onnxruntime", quantize=quantize, **shape)
+    given.save_pretrained(tmp_path / "model")
+    llmc.build(tmp_path / "model", tmp_path / "e.llmc", target="onnxruntime", quantize=quantize, **shape)
     prompts = [tiny_tokens(count, 150) for count in (1, 6, 14)]
     params = llmc.SamplingParams(max_tokens=4, temperature=0.9, seed=5, logprobs=1, n=2, ignore_eos=True)
 

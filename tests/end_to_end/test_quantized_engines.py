@@ -36,9 +36,9 @@ _QUICK = ("int4-awq:g32", "w8a8:static")
 def test_agrees_with_its_reference_graph(scheme: str, tmp_path: Path) -> None:
     calibration = calibration_file(tmp_path)
     expected = logits(quantized(scheme, calibration=calibration).graph)
-    with llmc.compile(
-        tiny_llama(), target="cpu", quantize=scheme, calibration=calibration, calibration_length=64
-    ) as engine:
+    tiny_llama().save_pretrained(tmp_path / "model")
+    options = {"quantize": scheme, "calibration": calibration, "calibration_length": 64}
+    with llmc.compile(tmp_path / "model", target="cpu", **options) as engine:
         found = torch.from_numpy(engine.logits(TOKENS))
     assert float((found - expected).abs().max() / expected.std()) < _SCHEMES[scheme]
 
