@@ -78,10 +78,10 @@ def test_targets_and_env() -> None:
     assert "GB/s" in llmc("env").out
 
 
-@pytest.mark.parametrize(("arguments", "code"), [(["targets"], 0), (["build", "nowhere", "-o", "out.llmc"], 2)])
+@pytest.mark.parametrize(("arguments", "code"), [(["targets"], 0), (["inspect", "nowhere"], 2)])
 def test_the_process_ends_with_its_output_written_and_its_exit_code(
     arguments: list[str], code: int, tmp_path: Path
 ) -> None:
     done = subprocess.run([sys.executable, "-m", "llmc", *arguments], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == code
-    assert (host_target().name in done.stdout) if code == 0 else ("no such model directory" in done.stderr)
+    assert (host_target().name in done.stdout) if code == 0 else ("no such engine" in done.stderr)

@@ -113,9 +113,10 @@ def test_stages_say_their_ranks_memory_and_what_they_hand_over(tensor: int) -> N
 
 
 def test_experts_say_whether_they_or_their_channels_are_divided() -> None:
+    captured = capture(tiny_architecture("gpt_oss"), parse_options({}))
     for divided, part in ((True, "of the experts"), (False, "channels of each expert's result")):
         options = parse_options({"tensor_parallel_size": 2, "enable_expert_parallel": divided})
-        found = explain_model(capture(tiny_architecture("gpt_oss"), options), default(), options).ranks
+        found = explain_model(captured, default(), options).ranks
         assert found is not None
         (router,) = (each for each in found.placements.weights if each.name.endswith("router.weight"))
         assert router.axis is None and router.why.startswith("what ranks would then tell each other takes longer")

@@ -37,7 +37,7 @@ def test_agrees_with_its_reference_graph(scheme: str, tmp_path: Path) -> None:
     calibration = calibration_file(tmp_path)
     expected = logits(quantized(scheme, calibration=calibration).graph)
     tiny_llama().save_pretrained(tmp_path / "model")
-    options = {"quantize": scheme, "calibration": calibration, "calibration_length": 64}
+    options: dict[str, Any] = {"quantize": scheme, "calibration": calibration, "calibration_length": 64}
     with llmc.compile(tmp_path / "model", target="cpu", **options) as engine:
         found = torch.from_numpy(engine.logits(TOKENS))
     assert float((found - expected).abs().max() / expected.std()) < _SCHEMES[scheme]

@@ -10,17 +10,14 @@ import llmc
 from llmc import SamplingParams
 from llmc.debug.compare import compare, hf_logits, windows
 from tests.end_to_end.logits import GENERATED, assert_close, assert_greedy
+from tests.quick_sample import quick_sample
 from tests.tolerances import ENGINES
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
-LEARNED = ("bard-mixture", "bard-hybrid")
-MODELS = ("bard-6m", "bard-draft", *(pytest.param(name, marks=pytest.mark.slow) for name in LEARNED))
+# The larger llama differs from the smaller one in sizes alone.
+MODELS = quick_sample(("bard-6m", "bard-draft", "bard-mixture", "bard-hybrid"), ("bard-draft",))
 WINDOW = 256
 WINDOWS = 12
-
-
-# Its bf16 engine's quality takes 12 seconds of Hugging Face's bf16, which the smaller model's says as well.
-QUALITY = [*(pytest.param(name, marks=pytest.mark.slow) for name in ("bard-6m", *LEARNED)), "bard-draft"]
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -66,7 +63,7 @@ def test_logits_however_prompts_are_cut(model: Path, heldout: str, engine_direct
             assert_close(ours, logits(prompt))
 
 
-@pytest.mark.parametrize("name", QUALITY)
+@pytest.mark.parametrize("name", MODELS)
 def test_bf16_engine_has_hugging_faces_quality(name: str, heldout: str, tmp_path: Path) -> None:
     model = EXAMPLES / "models" / name
     with llmc.compile(model, output=tmp_path / "engine.llmc") as engine:

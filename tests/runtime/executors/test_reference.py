@@ -11,6 +11,7 @@ from llmc.runtime.engine import Engine
 from llmc.runtime.executors.reference_tiles import TILE, tiles_of
 from llmc.runtime.loop.step import Step
 from tests.plain_modules import sdpa_decoder
+from tests.quick_sample import quick_sample
 
 
 def logprobs(engine: Engine, prompts: list[list[int]]) -> list[object]:
@@ -56,7 +57,7 @@ def test_a_token_stands_where_its_position_puts_it() -> None:
     assert found.tolist() == step.input_ids.tolist()
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", quick_sample([2, 3], [3]))
 def test_ranks_in_one_process(ranks: int) -> None:
     """Also where blocks are copied, on every rank, and rows moved."""
     module, prompts = sdpa_decoder(), [[1, 2, 3, 4, 5], [7, 8], [3] * 20]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from tests.runtime.speculation.guesses import Guesses, Open, Trees
 from tests.runtime.speculation.matrix import PROMPTS, asked, told
 
 
+@cache
 def plain(path: Path) -> tuple[list[object], dict[tuple[int, ...], set[tuple[int, ...]]]]:
     """The answers without drafts, and by prompt all tokens that follow it."""
     known: dict[tuple[int, ...], set[tuple[int, ...]]] = {}

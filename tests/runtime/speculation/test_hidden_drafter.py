@@ -35,6 +35,9 @@ from tests.tiny_models import tiny_checkpoint, tiny_tokens
 pytestmark = pytest.mark.usefixtures("open_gate")
 LAYERS, MOST = [1, 2, 4], 4
 GREEDY = SamplingParams(max_tokens=10, temperature=0.0)
+KINDS = ("eagle3", "mtp", "mtp_layers")
+# Of tests that look at requests and steps, not at what a draft reads.
+ONE_KIND = pytest.mark.parametrize("built", quick_sample(KINDS, ["eagle3"]), indirect=True)
 
 
 @dataclass(frozen=True)
@@ -184,7 +187,7 @@ def test_drafts_of_latent_attention_and_experts_are_those_of_the_oracle(
         check(built, proposals, 18)
 
 
-@pytest.fixture(params=quick_sample(["eagle3", "mtp", "mtp_layers"], ["eagle3", "mtp_layers"]))
+@pytest.fixture(params=quick_sample(KINDS, ["eagle3", "mtp_layers"]))
 def built(request: pytest.FixtureRequest) -> Built:
     found: Built = request.getfixturevalue(request.param)
     return found
@@ -282,6 +285,7 @@ def test_drafts_after_a_cached_prefix_are_the_same(
             check(built, proposals, 6)
 
 
+@ONE_KIND
 def test_choices_and_preempted_requests_draft_the_same(
     built: Built, proposals: list[tuple[list[int], list[int], int]]
 ) -> None:
@@ -302,6 +306,7 @@ def test_choices_and_preempted_requests_draft_the_same(
         assert engine.loop.pool.used == 0
 
 
+@ONE_KIND
 def test_drafts_begin_again_after_a_time_without(
     built: Built, proposals: list[tuple[list[int], list[int], int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
