@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import llmc
+from llmc.engine_format.reader import start_engine
 from llmc.runtime import loading
 from llmc.runtime.engine import Engine
 from tests.tiny_models import tiny_checkpoint, tiny_tokens
@@ -29,8 +30,15 @@ def test_answers_are_those_of_layers_that_keep_all(
     family: str, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "engine.llmc"
-    limits = {"max_batch_tokens": 32, "max_sequences": 4, "max_model_len": 256, "block_size": 8}
-    llmc.build(tiny_checkpoint(family, tmp_path / "model"), path, **limits, tensor_parallel_size=ranks)
+    llmc.build(
+        tiny_checkpoint(family, tmp_path / "model"),
+        path,
+        max_batch_tokens=32,
+        max_sequences=4,
+        max_model_len=256,
+        block_size=8,
+        tensor_parallel_size=ranks,
+    )
     with llmc.load(path, threads=1) as engine:
         cold = answers(engine)
         cache = engine.loop.scheduler.prefix_cache
@@ -40,10 +48,9 @@ def test_answers_are_those_of_layers_that_keep_all(
         window = engine.loop.windows[0]
         assert window.pool.count < engine.loop.pool.count // 4 and not window.pool.used
     if ranks == 1:
-        start = loading.start_engine
 
         def keeping_all(place: Path) -> object:
-            directory, check = start(place)
+            directory, check = start_engine(place)
             return directory.with_one_table(), check
 
         monkeypatch.setattr(loading, "start_engine", keeping_all)
