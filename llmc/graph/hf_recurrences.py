@@ -91,21 +91,15 @@ def lightning_attention(
 def zamba_mixer(
     self: Any, hidden_states: Tensor, cache_params: None = None, attention_mask: Any = None, **options: Any
 ) -> Tensor:
-    """Mamba of several heads, whose projections are experts that every token goes to, each head's channels to its own.
-    hidden_states: [1, T, hidden]; returns the same."""
+    """Mamba of several heads, each with projections of its own. hidden_states: [1, T, hidden]; returns the same."""
     heads, width, n = self.n_mamba_heads, self.mamba_head_dim, self.ssm_state_size
     x, gate = self.in_proj(hidden_states).squeeze(0).reshape(-1, heads * width, 2).unbind(-1)
     x = self.act(_llmc.causal_conv.default(x, self.conv1d.weight.squeeze(1).t(), self.conv1d.bias))
-    every = torch.zeros_like(x[:, :1], dtype=torch.int64) + torch.arange(heads)
-    rows, steps = self.x_proj_weight.flatten(0, 1), self.dt_proj_weight.flatten(0, 1)
-    of_head = _llmc.expert_linear.default(x.reshape(-1, heads, width), rows, None, every, heads)
-    dt, B, C = of_head.split([self.time_step_rank, n, n], -1)
-    dt = softplus(_llmc.expert_linear.default(dt, steps, None, every, heads).float() + self.dt_proj_bias.float())
-    A, channels = -torch.exp(self.A_log.float()), x.float().reshape(-1, heads, width)
-    scans = [
-        _llmc.selective_scan.default(channels[:, i], dt[:, i], A[i], B[:, i].float(), C[:, i].float())
-        for i in range(heads)
-    ]
+    A, scans = -torch.exp(self.A_log.float()), []
+    for i, own in enumerate(x.split(width, -1)):
+        dt, B, C = linear(own, self.x_proj_weight[i]).split([self.time_step_rank, n, n], -1)
+        dt = softplus(linear(dt, self.dt_proj_weight[i]).float() + self.dt_proj_bias[i].float())
+        scans.append(_llmc.selective_scan.default(own.float(), dt, A[i], B.float(), C.float()))
     y = torch.cat(scans, -1) + x * self.D.float().flatten()
     scanned: Tensor = self.out_proj((y * silu(gate)).to(hidden_states.dtype).unsqueeze(0))
     return scanned
