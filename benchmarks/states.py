@@ -65,7 +65,8 @@ def checkpoint(config: dict[str, Any], directory: Path) -> Path:
     """Of transformers' class as it begins, unless it is there."""
     if not (directory / "config.json").exists():
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.bfloat16)
+        made: Any = AutoModelForCausalLM  # Its methods have no types.
+        model = made.from_config(AutoConfig.for_model(**config), dtype=torch.bfloat16)
         model.save_pretrained(directory)
     return directory
 

@@ -186,6 +186,7 @@ class AsyncEngine:
             prefix_cache_queries=scheduler.prefix_cache.queries,
             prefix_cache_hits=scheduler.prefix_cache.hits,
             snapshots=scheduler.prefix_cache.snapshot_stats,
+            windows=tuple(window.stats for window in self._loop.windows),
             preemptions=scheduler.preemptions,
             prompt_tokens=self._prompt_tokens,
             generation_tokens=self._generation_tokens,

@@ -64,6 +64,16 @@ class CacheStats:
 
 
 @dataclass(frozen=True)
+class WindowStats:
+    """The blocks of layers that do not see everything. reach: how far back they look, in words."""
+
+    reach: str
+    total: int
+    used: int
+    cached: int
+
+
+@dataclass(frozen=True)
 class SnapshotStats:
     """Of recurrent states, beside the prefix cache's blocks: how many there may be, and are."""
 
@@ -97,7 +107,8 @@ class EngineStats:
     """Gauges of this moment, and counters since the engine was opened.
 
     running, waiting: sequences (a request with n choices has n). blocks_used + blocks_cached + blocks_free =
-    blocks_total; cached blocks hold a prefix that nobody uses now and are given away when needed.
+    blocks_total; cached blocks hold a prefix that nobody uses now and are given away when needed. windows: the same of
+    the layers that do not see everything, which have blocks of their own.
     prefix_cache_queries and prefix_cache_hits: in tokens, as vLLM counts them; of a model with states, too, a hit is
     what has not to be computed again. snapshots: None for other models. finished: requests by finish reason,
     "error" among them. recent_steps: the latest steps, oldest first. rank_restarts: how often each rank but the first
@@ -122,3 +133,10 @@ class EngineStats:
     speculation: SpeculationStats | None = None
     rank_restarts: Mapping[int, int] = field(default_factory=dict)
     snapshots: SnapshotStats | None = None
+    windows: tuple[WindowStats, ...] = ()
+
+    @property
+    def cache_usage(self) -> float:
+        """Share of the blocks in use, of those layers of which the largest share is: who has to wait waits for it."""
+        pools = [(self.blocks_used, self.blocks_total), *((window.used, window.total) for window in self.windows)]
+        return max(used / total if total else 0.0 for used, total in pools)

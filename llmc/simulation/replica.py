@@ -10,6 +10,7 @@ from llmc.errors import RequestError
 from llmc.prediction.step_shape import StepShape
 from llmc.program import Limits
 from llmc.runtime.loop.publish import publish
+from llmc.runtime.loop.step import Ints
 from llmc.runtime.requests.request import LogitRows, Origin, SampledRequest
 from llmc.runtime.sampling.sampler import Sampler
 from llmc.runtime.sampling.sampling_params import SamplingParams
@@ -115,5 +116,5 @@ class _Tokens:
         return [0] * count
 
 
-def _move_nothing(sources: npt.NDArray[np.int32], destinations: npt.NDArray[np.int32]) -> None:
+def _move_nothing(sources: Ints, destinations: Ints, group: int) -> None:
     """No block holds anything."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import llmc
+from llmc import SamplingParams
 from llmc.engine_format.reader import start_engine
 from llmc.runtime import loading
+from llmc.runtime.async_engine import AsyncEngine
 from llmc.runtime.engine import Engine
+from llmc.runtime.server.engine_metrics import EngineCollector
 from tests.tiny_models import tiny_checkpoint, tiny_tokens
 
 TOKENS = tiny_tokens(150)
@@ -57,3 +62,26 @@ def test_answers_are_those_of_layers_that_keep_all(
         with llmc.load(path, threads=1) as engine:
             assert engine.loop.windows[0].pool.count == engine.loop.pool.count
             assert answers(engine) == cold
+
+
+def test_what_windows_hold_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "engine.llmc"
+    model = tiny_checkpoint("mistral", tmp_path / "model", sliding_window=16)
+    llmc.build(model, path, max_sequences=2, max_model_len=256, block_size=8)
+    engine = AsyncEngine(llmc.load(path))
+
+    async def ask() -> None:
+        async for _ in engine.generate(TOKENS, SamplingParams(max_tokens=5, ignore_eos=True)):
+            pass
+
+    asyncio.run(ask())
+    stats = engine.stats()
+    samples = {sample.name: sample for family in EngineCollector(engine, "m").collect() for sample in family.samples}
+    engine.close()
+    (window,) = stats.windows
+    # Of the 154 tokens that were read all full blocks are kept, also behind the window.
+    assert (window.reach, window.used, window.cached) == ("window 16", 0, stats.blocks_cached) == ("window 16", 0, 19)
+    sample = samples["llmc:kv_cache_window_blocks"]
+    assert (sample.value, sample.labels["reach"]) == (window.total, "window 16")
+    half = replace(stats, windows=(replace(window, used=window.total // 2),))
+    assert half.cache_usage == half.windows[0].used / window.total

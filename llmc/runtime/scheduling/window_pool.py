@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from llmc.program import Limits, Reach
+from llmc.runtime.engine_stats import WindowStats
 from llmc.runtime.requests.request import Request
 from llmc.runtime.requests.request_state import WindowTable
 from llmc.runtime.scheduling.block_pool import BlockPool
@@ -22,6 +23,11 @@ class WindowPool:
         self.most = reach.blocks_of_sequence(limits, limits.max_batch_tokens + slack)
         # By block of the first group.
         self._kept: dict[int, int] = {}
+
+    @property
+    def stats(self) -> WindowStats:
+        """Its blocks at this moment."""
+        return WindowStats(str(self._reach), self.pool.count, self.pool.used, self.pool.cached)
 
     def first_block(self, position: int) -> int:
         """The first that a token in this position, or behind it, looks at."""

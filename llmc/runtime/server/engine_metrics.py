@@ -1,12 +1,12 @@
 """The engine's gauges and counters for Prometheus, read when they are scraped; vLLM's names under `llmc:`."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from llmc.runtime.async_engine import AsyncEngine
-from llmc.runtime.engine_stats import EngineStats, SpeculationStats
+from llmc.runtime.engine_stats import EngineStats, SpeculationStats, WindowStats
 from llmc.runtime.speculation.acceptance_config import AcceptanceMethod
 
 
@@ -34,6 +34,7 @@ class EngineCollector(Collector):
         for reason, count in sorted(stats.finished.items()):
             finished.add_metric([self._model, reason], count)
         yield finished
+        yield from window_blocks(stats.windows, self._model)
         if stats.rank_restarts:
             yield rank_restarts(stats.rank_restarts, self._model)
         if stats.speculation is not None:
@@ -58,6 +59,19 @@ def rank_restarts(counts: Mapping[int, int], model: str) -> Metric:
     return found
 
 
+def window_blocks(windows: Sequence[WindowStats], model: str) -> Iterable[Metric]:
+    """Of layers that do not see everything; nothing of a model without such."""
+    figures = (
+        ("kv_cache_window_blocks", "KV blocks of layers with a window.", [window.total for window in windows]),
+        ("kv_cache_window_blocks_used", "Those of them in use.", [window.used for window in windows]),
+    )
+    for name, text, values in figures if windows else ():
+        family = GaugeMetricFamily(f"llmc:{name}", text, labels=["model_name", "reach"])
+        for window, value in zip(windows, values, strict=True):
+            family.add_metric([model, window.reach], value)
+        yield family
+
+
 def acceptance(stats: SpeculationStats, model: str) -> Metric:
     """Which drafts count, and whether that changes what answers are likely."""
     found = GaugeMetricFamily(
@@ -75,7 +89,7 @@ def gauges(stats: EngineStats) -> list[tuple[str, str, float]]:
     found: list[tuple[str, str, float]] = [
         ("num_requests_running", "Sequences that hold KV blocks.", stats.running),
         ("num_requests_waiting", "Sequences that wait for their first step.", stats.waiting),
-        ("kv_cache_usage_perc", "Share of KV blocks in use, 1 is all.", share(stats.blocks_used, stats.blocks_total)),
+        ("kv_cache_usage_perc", "Share of KV blocks in use, 1 is all.", stats.cache_usage),
         ("kv_cache_blocks", "KV blocks.", stats.blocks_total),
         ("kv_cache_blocks_cached", "KV blocks that only the prefix cache holds.", stats.blocks_cached),
     ]
@@ -107,8 +121,3 @@ def counters(stats: EngineStats) -> list[tuple[str, str, float]]:
         accepted = stats.speculation.accepted_tokens
         found.append(("spec_decode_num_accepted_tokens", "Drafts that came true.", accepted))
     return found
-
-
-def share(part: int, whole: int) -> float:
-    """part / whole, 0 of nothing."""
-    return part / whole if whole else 0.0

@@ -40,7 +40,7 @@ def called(run: Callable[[], Any]) -> tuple[Any, list[str]]:
     return result, found
 
 
-def never(sources: Ints, destinations: Ints) -> None:
+def never(sources: Ints, destinations: Ints, group: int) -> None:
     raise AssertionError("nothing is to be moved")
 
 

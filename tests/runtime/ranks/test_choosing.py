@@ -82,7 +82,7 @@ def test_logits_come_after_all_where_a_row_has_no_likeliest_token(engine: Engine
     later = replace(step, positions=step.positions + 16, slot_mapping=step.slot_mapping + 16)
     later = replace(later, context_lens=step.context_lens + 16, block_tables=np.arange(3, dtype=np.int32)[None])
     given = [BEST] * len(PROMPT)
-    cached = executor._caches[0].view(np.float32)
+    cached = next(iter(executor._caches.values())).view(np.float32)
     before = cached.copy()
     try:
         cached.fill(np.nan)  # A rank's keys, as sums of one that computes wrong would leave them.

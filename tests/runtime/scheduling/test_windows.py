@@ -23,7 +23,7 @@ def serve(scheduler: Scheduler, window: WindowPool, request: Counted) -> None:
     while not scheduler.idle:
         plan = scheduler.schedule()
         tokens, rows = (plan.chunks[0].tokens, plan.chunks[0].logit_rows) if plan.chunks else (1, 1)
-        assert window.pool.used * 16 <= 512 + tokens + 16, "more than window, chunk and a block"
+        assert window.stats.used * 16 <= 512 + tokens + 16, "more than window, chunk and a block"
         publish(plan, Checksums(np.zeros((rows, 1), np.float32)), scheduler, lambda *moved: None)
 
 
