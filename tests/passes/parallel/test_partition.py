@@ -151,6 +151,18 @@ def _reads(node: fx.Node, target: object) -> bool:
     return node.all_input_nodes[0].target is target
 
 
+def test_heads_are_cut_wherever_their_axis_goes() -> None:
+    b = GraphBuilder()
+    heads = b.call(aten.reshape.default, b.linear(b.embedded(), "up", 64), [-1, 4, 16])
+    inner = b.call(aten.gelu.default, b.call(aten.transpose.int, heads, 0, 1))
+    merged = b.call(aten.reshape.default, b.call(aten.transpose.int, inner, -2, 0), [-1, 64])
+    graph, source = b.finish(b.linear(merged, "down", 8))
+    result = cut(graph, 2).graph
+    close(graph, result, source)
+    shapes = {node.name: tuple(node.meta["val"].shape) for node in result.weight_nodes()}
+    assert (shapes["up_weight"], shapes["down_weight"]) == ((32, 8), (8, 32))
+
+
 def test_query_key_and_value_are_cut_each_by_itself() -> None:
     """Not the merged weight as one (Automodel#1324): a rank would have the query's rows only."""
     b = GraphBuilder()
