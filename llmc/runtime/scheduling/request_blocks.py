@@ -61,7 +61,7 @@ class RequestBlocks:
             tables = [request.standing.windows[group] for request in others]
             held = [len(table.blocks) - table.first for table in tables]
             promised = sum(min(lack, max(0, window.most - own)) for lack, own in zip(lacks, held, strict=True))
-            if min(missing, window.most) + window.revived(found) + promised > window.pool.available:
+            if min(missing + window.revived(found), window.most) + promised > window.pool.available:
                 return False
         return True
 

@@ -62,3 +62,21 @@ def test_one_sequence_always_fits() -> None:
         whole = LIMITS.blocks_for(LIMITS.max_model_len)
         assert reach.blocks_of_sequence(LIMITS, LIMITS.max_batch_tokens) <= reach.blocks_beside(LIMITS, whole) <= whole
         assert reach.blocks_beside(LIMITS, 0) == 0
+
+
+def test_what_was_found_does_not_keep_a_request_from_starting() -> None:
+    """What it begins on is part of the most that it holds, not beside it."""
+    limits = Limits(2, 1, 1, max_model_len=32, block_size=4)
+    reach = Reach(7, 12)
+    window = WindowPool(reach, reach.blocks_of_sequence(limits, 2), limits)
+    scheduler = Scheduler(limits, BlockPool(8), windows=(window,))
+    prompt = PROMPT[:9]
+    for more in ((), (1, 2, 3, 4, 5, 6, 7, 8)):
+        request = Counted([*prompt, *more], 3, salt=b"")
+        scheduler.add(request)
+        while not scheduler.idle:
+            plan = scheduler.schedule()
+            assert plan, "nothing else runs, and it does not start"
+            rows = len(plan.decodes) + sum(chunk.logit_rows for chunk in plan.chunks)
+            publish(plan, Checksums(np.zeros((rows, 1), np.float32)), scheduler, lambda *moved: None)
+        assert request.standing.cached_tokens == (8 if more else 0)
