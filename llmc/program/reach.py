@@ -6,6 +6,8 @@ from llmc.program.limits import Limits
 
 # Rows before a token's own that a tree may hide from it: it counts them in its window, and kernels read that far back.
 TREE_REACH = 63
+# Of the blocks behind those of one whole sequence, one of these goes with each so many.
+_SHORTER = 8
 
 
 @dataclass(frozen=True)
@@ -34,10 +36,12 @@ class Reach:
         return min(limits.blocks_for(limits.max_model_len), limits.blocks_for(rows + limits.block_size - 1))
 
     def blocks_beside(self, limits: Limits, blocks: int) -> int:
-        """Blocks for as many sequences as layers that see everything get `blocks` for: what a token of each sees, and
-        once the tokens of a whole step."""
-        whole = limits.blocks_for(limits.max_model_len)
-        of_all = -(-blocks * self.blocks_of_sequence(limits, 1) // whole)
+        """Blocks for as many sequences of max_model_len as layers that see everything get `blocks` for, and, since most
+        are shorter, at least an eighth of `blocks` but for the first sequence's, up to what all seats need: what a
+        token of each sequence sees, and once the tokens of a whole step."""
+        whole, each = limits.blocks_for(limits.max_model_len), self.blocks_of_sequence(limits, 1)
+        of_longest = -(-blocks * each // whole)
+        of_all = max(of_longest, min((blocks - whole) // _SHORTER, limits.max_sequences * each))
         return min(blocks, of_all + limits.blocks_for(limits.max_batch_tokens + TREE_REACH))
 
 

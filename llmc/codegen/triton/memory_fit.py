@@ -1,6 +1,8 @@
 """Whether an engine fits its GPU's memory: weights, the KV cache that was asked for, the arena and the logits."""
 
-from dataclasses import dataclass
+import bisect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from llmc.errors import OptionError
 from llmc.options import BuildOptions
@@ -13,11 +15,9 @@ RESERVED_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class _Needs:
-    """Bytes of a rank. block, sequence: of the KV cache of one block, and of one sequence of max_model_len tokens."""
+    """Bytes of a rank."""
 
     weights: int
-    block: int
-    sequence: int
     arena: int
     logits: int
     adapters: int
@@ -39,7 +39,7 @@ def check_memory(program: Program, target: GpuTarget, options: BuildOptions) -> 
     count = limits.max_sequences if {"max_sequences", "max_model_len"} <= options.model_fields_set else 1
     if options.max_model_len is None:
         count = 1
-    cache = count * needs.sequence
+    cache = _cache_bytes(program, count, limits.max_model_len)
     needed = needs.fixed + cache
     if needed > target.memory_bytes:
         sequences = "one sequence" if count == 1 else f"{count} sequences"
@@ -59,15 +59,15 @@ def check_memory(program: Program, target: GpuTarget, options: BuildOptions) -> 
 
 def fitting_sequences(program: Program, target: GpuTarget) -> int:
     """How many sequences of max_model_len tokens the GPU holds beside the engine, up to max_sequences."""
-    needs = _needs(program)
-    room = max(0, target.memory_bytes - needs.fixed)
-    return min(program.limits.max_sequences, room // needs.sequence if needs.sequence else program.limits.max_sequences)
+    room, limits = target.memory_bytes - _needs(program).fixed, program.limits
+    return _most(limits.max_sequences, room, lambda count: _cache_bytes(program, count, limits.max_model_len))
 
 
 def _what_fits(program: Program, target: GpuTarget, needs: _Needs, count: int) -> str:
     """Of this engine, and how many ranks hold all that was asked for."""
-    limits, room = program.limits, target.memory_bytes - needs.fixed
-    length = room // needs.block * limits.block_size if needs.block else 0
+    size, room = program.limits.block_size, target.memory_bytes - needs.fixed
+    whole = program.limits.blocks_for(program.limits.max_model_len)
+    length = size * _most(whole, room, lambda blocks: _cache_bytes(program, 1, blocks * size))
     fits = fitting_sequences(program, target)
     if fits:
         here = f"at most {fits} of that length fit"
@@ -92,7 +92,7 @@ def _enough_ranks(program: Program, target: GpuTarget, needs: _Needs, count: int
         if parts < 2:
             continue
         weights = vectors + (needs.weights - vectors) * 21 // (20 * parts)
-        cache = -(-count * needs.sequence // max(1, min(ranks, heads) // program.ranks))
+        cache = -(-_cache_bytes(program, count, program.limits.max_model_len) // max(1, min(ranks, heads) // program.ranks))
         if weights + cache + needs.fixed - needs.weights <= target.memory_bytes:
             return ranks
     return None
@@ -100,18 +100,25 @@ def _enough_ranks(program: Program, target: GpuTarget, needs: _Needs, count: int
 
 def _needs(program: Program) -> _Needs:
     limits = program.limits
-    blocks = -(-limits.max_model_len // limits.block_size)
-    block = sum(cache.bytes_per_block(limits.block_size) for cache in program.caches)
     return _Needs(
         weights=sum(slot.nbytes for slot in program.weights),
-        block=block,
-        sequence=sum(program.memories(blocks).values()),
         arena=program.arena.at(tokens=limits.max_batch_tokens, logit_rows=limits.max_logit_rows),
         logits=4 * limits.max_logit_rows * program.vocab_size,
         adapters=0 if program.adapters is None else sum(program.adapters.nbytes().values()),
         # Of every sequence, however many fit, and a slot for padding.
         states=(limits.max_sequences + 1) * state_bytes(program.states),
     )
+
+
+def _cache_bytes(program: Program, count: int, length: int) -> int:
+    """Of the KV cache of so many sequences of that length, if that is the longest."""
+    limits = replace(program.limits, max_model_len=length)
+    return sum(replace(program, limits=limits).memories(count * limits.blocks_for(length)).values())
+
+
+def _most(count: int, room: int, nbytes: Callable[[int], int]) -> int:
+    """At most `count`, that take no more bytes than there is room for."""
+    return bisect.bisect_right(range(1, count + 1), room, key=nbytes)
 
 
 def _gb(count: int) -> str:

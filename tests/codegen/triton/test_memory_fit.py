@@ -16,7 +16,7 @@ from llmc.errors import OptionError
 from llmc.graph.capture import capture
 from llmc.options import BuildOptions
 from llmc.passes.pipeline import default
-from llmc.program import Program, RankLayout
+from llmc.program import Program, RankLayout, Reach
 from llmc.simulation.programs import model_programs
 from tests.codegen.tiny_models import llama
 from tests.gpu_target import gpu_target
@@ -51,6 +51,25 @@ def test_the_sequences_that_were_asked_for_must_fit_and_the_default_ones_need_no
     with pytest.raises(OptionError, match="KV cache of 64 sequences") as caught:
         check_memory(long, target, BuildOptions(max_sequences=64, max_model_len=length))
     assert "at most 2 of that length fit" in str(caught.value.fix)
+
+
+def test_each_sequence_counts_with_its_window_and_a_step_once() -> None:
+    plain = lower_device(llama(torch.float32)[0], gpu_target("l4"), BuildOptions()).program
+    limits = replace(plain.limits, max_model_len=65536, max_sequences=8, max_batch_tokens=8192)
+    whole, windowed = plain.caches[0], replace(plain.caches[1], group=1)
+    program = replace(plain, limits=limits, caches=(whole, windowed), reaches=(Reach(1024, None),))
+    fixed = sum(slot.nbytes for slot in program.weights) + RESERVED_BYTES
+    fixed += program.arena.at(tokens=8192, logit_rows=limits.max_logit_rows)
+    fixed += 4 * limits.max_logit_rows * program.vocab_size
+    # Of the windows 1024 rows, which may begin inside a block.
+    rows = 8 * 65536 + 8 * 65 * 16 + 8192 + 64
+    enough = replace(gpu_target("l4"), memory_bytes=fixed + rows * whole.bytes_per_block(16) // 16)
+    options = BuildOptions(max_sequences=8, max_model_len=65536)
+    check_memory(program, enough, options)
+    assert fitting_sequences(program, enough) == 8
+    less = replace(enough, memory_bytes=enough.memory_bytes - 1)
+    with pytest.raises(OptionError, match=r"(?s)8 sequences .* at most 7 of that length fit"):
+        check_memory(program, less, options)
 
 
 @pytest.fixture(scope="module")

@@ -80,3 +80,18 @@ def test_what_was_found_does_not_keep_a_request_from_starting() -> None:
             rows = len(plan.decodes) + sum(chunk.logit_rows for chunk in plan.chunks)
             publish(plan, Checksums(np.zeros((rows, 1), np.float32)), scheduler, lambda *moved: None)
         assert request.standing.cached_tokens == (8 if more else 0)
+
+
+def test_short_sequences_find_room_where_memory_holds_few_long_ones() -> None:
+    limits = Limits(2048, 32, 32, max_model_len=131072, block_size=16)
+    reach, blocks = Reach(1024, None), 3 * 131072 // 16
+    window = WindowPool(reach, reach.blocks_beside(limits, blocks), limits)
+    scheduler = Scheduler(limits, BlockPool(blocks), windows=(window,))
+    requests = [Counted(PROMPT[:2000], 30, salt=None) for _ in range(24)]
+    for request in requests:
+        scheduler.add(request)
+    while not all(request.tokens[2000:] for request in requests):
+        plan = scheduler.schedule()
+        rows = len(plan.decodes) + sum(chunk.logit_rows for chunk in plan.chunks)
+        publish(plan, Checksums(np.zeros((rows, 1), np.float32)), scheduler, lambda *moved: None)
+    assert scheduler.running == len(requests) and not scheduler.preemptions
