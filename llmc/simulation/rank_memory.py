@@ -1,5 +1,6 @@
 """What a rank keeps in its memory, and how many tokens of KV cache are left room for."""
 
+import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,10 +11,11 @@ from llmc.program.launch_arguments import Operand
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Bytes of one rank. weights, kv_token, arena: of its stage. logits: of a step's rows. has: that there are."""
+    """Bytes of one rank. weights, arena: of its stage. kv_groups: of a token in the layers of each group of caches.
+    logits: of a step's rows. has: that there are."""
 
     weights: int
-    kv_token: int
+    kv_groups: tuple[int, ...]
     arena: int
     logits: int
     has: int
@@ -23,20 +25,25 @@ class RankMemory:
         """All but the KV cache."""
         return self.weights + self.arena + self.logits + RESERVED_BYTES
 
-    def tokens(self, block_size: int) -> int:
-        """Of KV cache that there is room for, in whole blocks."""
-        block = self.kv_token * block_size
-        return max(0, self.has - self.fixed) // block * block_size if block else 1 << 40
+    def cache(self, program: Program, blocks: int) -> int:
+        """Of as many blocks in the first group, and those that go with them in the others."""
+        size = program.limits.block_size
+        return sum(size * count * kv for count, kv in zip(program.group_blocks(blocks), self.kv_groups, strict=True))
 
-    def shortage(self, tokens: int, block_size: int) -> str | None:
-        """What does not fit if there is to be room for so many tokens, and what does; None if all of it does."""
-        needed = self.fixed + tokens * self.kv_token
+    def blocks(self, program: Program, wanted: int) -> int:
+        """Of the first group that there is room for, at most `wanted`."""
+        return bisect.bisect_right(range(1, wanted + 1), self.has - self.fixed, key=lambda n: self.cache(program, n))
+
+    def shortage(self, program: Program, blocks: int) -> str | None:
+        """What does not fit if there is to be room for so many, and what does; None if all of it does."""
+        cache, size = self.cache(program, blocks), program.limits.block_size
+        needed = self.fixed + cache
         if needed <= self.has:
             return None
         return (
             f"needs {needed / 1e9:.3f} GB a rank of {self.has / 1e9:.3f}: weights {self.weights / 1e9:.3f}, KV cache "
-            f"of {tokens} tokens {tokens * self.kv_token / 1e9:.3f}, the rest {(self.fixed - self.weights) / 1e9:.3f}; "
-            f"{self.tokens(block_size) or 'no'} tokens would fit"
+            f"of {blocks * size} tokens {cache / 1e9:.3f}, the rest {(self.fixed - self.weights) / 1e9:.3f}; "
+            f"{self.blocks(program, blocks) * size or 'no'} tokens would fit"
         )
 
 
@@ -50,9 +57,11 @@ def rank_memory(program: Program, stages: Sequence[Sequence[Launch]], has: int) 
     for stage in stages:
         operands = [v for launch in stage for v in launch.arguments.values() if isinstance(v, Operand)]
         layers = {operand.name.partition(".")[0] for operand in operands if operand.space == "cache"}
-        per_block = sum(caches[layer].bytes_per_block(limits.block_size) for layer in layers)
+        kv_groups = [0] * (1 + len(program.reaches))
+        for layer in layers:
+            kv_groups[caches[layer].group] += caches[layer].bytes_per_block(limits.block_size) // limits.block_size
         own = {operand.name for operand in operands if operand.space == "weight"}
         logits = 4 * limits.max_logit_rows * program.vocab_size if stage is stages[-1] else 0
         used = sum(weights[name] for name in own)
-        found.append(RankMemory(used, per_block // limits.block_size, arena, logits, has))
+        found.append(RankMemory(used, tuple(kv_groups), arena, logits, has))
     return tuple(found)

@@ -8,6 +8,7 @@ from llmc.bench.summary import Summary, quantile, summarize
 from llmc.errors import OptionError
 from llmc.prediction.step_shape import StepShape
 from llmc.program import Program
+from llmc.runtime.scheduling.window_pool import window_pools
 from llmc.simulation.divisions import Division
 from llmc.simulation.load import Arrival
 from llmc.simulation.pricing import Machine, step_seconds
@@ -54,22 +55,21 @@ def serve(
     """What the load's clients see. goals: milliseconds by name (llmc.bench.summary)."""
     limits, stages = program.limits, stages_of(program)
     memory = rank_memory(program, stages, machine.memory)
-    room = min(each.tokens(limits.block_size) for each in memory)
-    one_sequence = -(-limits.max_model_len // limits.block_size) * limits.block_size
     shortage = shortage_of(program, memory)
     if shortage is not None:
         return Refused(division, shortage)
-    tokens = min(room, limits.max_sequences * one_sequence)
+    wanted = limits.max_sequences * limits.blocks_for(limits.max_model_len)
+    blocks = min(each.blocks(program, wanted) for each in memory)
     ranks = division.replicas * division.layout.ranks
     seconds = step_seconds(program, division.layout, machine, ranks)
-    replicas = [Replica(limits, tokens // limits.block_size, seconds) for _ in range(division.replicas)]
+    replicas = [Replica(limits, blocks, seconds, window_pools(program, blocks)) for _ in range(division.replicas)]
     records = tuple(_send(replicas, load))
     duration = max(record.ended for record in records)
     mean = sum(each.tokens for each in load) // len(load)
     return Served(
         division=division,
         memory=memory,
-        kv_tokens=tokens,
+        kv_tokens=blocks * limits.block_size,
         kv_used=max(each.most_blocks for each in replicas) * limits.block_size,
         decode=seconds(StepShape.decode(requests=1, context=mean)),
         preemptions=sum(each.preemptions for each in replicas),
@@ -80,9 +80,8 @@ def serve(
 
 def shortage_of(program: Program, memory: Sequence[RankMemory]) -> str | None:
     """What does not fit of one sequence of max_model_len tokens; None where all ranks hold it."""
-    block_size = program.limits.block_size
-    one_sequence = -(-program.limits.max_model_len // block_size) * block_size
-    shortages = (each.shortage(one_sequence, block_size) for each in memory)
+    one_sequence = program.limits.blocks_for(program.limits.max_model_len)
+    shortages = (each.shortage(program, one_sequence) for each in memory)
     return next((each for each in shortages if each is not None), None)
 
 

@@ -14,14 +14,14 @@ from llmc.graph.capture import capture
 from llmc.options import parse_options
 from llmc.passes.pipeline import default
 from llmc.prediction.step_shape import StepShape
-from llmc.program import Program, RankLayout
+from llmc.program import Program, RankLayout, Reach
 from llmc.simulation.compare import Comparison, best_or_refuse, compare
 from llmc.simulation.divisions import Division, division_of, divisions
 from llmc.simulation.load import Arrival
 from llmc.simulation.pricing import Machine, step_seconds
 from llmc.simulation.programs import model_programs, stages_of
 from llmc.simulation.rank_memory import rank_memory
-from llmc.simulation.serve import Refused, Served
+from llmc.simulation.serve import Refused, Served, serve
 from llmc.targets import gpu_target
 
 MODEL = Path(__file__).parents[2] / "examples" / "models" / "bard-6m"
@@ -88,7 +88,7 @@ def test_weights_and_caches_are_divided(program_of: ProgramOf) -> None:
         program = program_of(layout)
         found = rank_memory(program, stages_of(program), H100.memory_bytes)
         assert len(found) == layout.pipeline
-        return sum(each.weights for each in found), sum(each.kv_token for each in found)
+        return sum(each.weights for each in found), sum(sum(each.kv_groups) for each in found)
 
     weights, kv_token = memory(RankLayout())
     for layout in (RankLayout(2, 1), RankLayout(1, 2), RankLayout(2, 2)):
@@ -114,7 +114,7 @@ def test_what_fits_is_named_where_nothing_that_was_asked_for_does(program_of: Pr
     """With the memory that two ranks need, one is told how many tokens it could have, and how many ranks do."""
     program = program_of(RankLayout(2))
     (needed,) = rank_memory(program, stages_of(program), H100.memory_bytes)
-    two = replace(MACHINE, memory=needed.fixed + 128 * needed.kv_token)
+    two = replace(MACHINE, memory=needed.fixed + needed.cache(program, 128 // 16))
     found = compare((Division(RankLayout(), 1),), program_of, two, LOAD, {})
     (refused,) = found.outcomes
     assert isinstance(refused, Refused) and refused.reason.endswith("; no tokens would fit")
@@ -124,9 +124,25 @@ def test_what_fits_is_named_where_nothing_that_was_asked_for_does(program_of: Pr
     assert "take 2 tensor ranks, which have memory for it," in str(caught.value.fix)
     assert isinstance(compare((Division(RankLayout(2), 1),), program_of, two, LOAD, {}).outcomes[0], Served)
     (alone,) = rank_memory(program_of(RankLayout()), stages_of(program_of(RankLayout())), H100.memory_bytes)
-    half = replace(MACHINE, memory=alone.fixed + 64 * alone.kv_token)
+    half = replace(MACHINE, memory=alone.fixed + alone.cache(program_of(RankLayout()), 64 // 16))
     (refused,) = compare((Division(RankLayout(), 1),), program_of, half, LOAD, {}).outcomes
     assert isinstance(refused, Refused) and refused.reason.endswith("; 64 tokens would fit")
+
+
+def test_layers_with_windows_hold_no_more_than_those(program_of: ProgramOf) -> None:
+    """What a sequence takes, and the requests that wait for its windows."""
+    plain, one = program_of(RankLayout()), Division(RankLayout(), 1)
+    caches = tuple(replace(cache, group=int(layer > 0)) for layer, cache in enumerate(plain.caches))
+    limits = replace(plain.limits, max_batch_tokens=16)
+    program = replace(plain, limits=limits, caches=caches, reaches=(Reach(8, None),))
+    (memory,) = rank_memory(program, stages_of(program), H100.memory_bytes)
+    blocks = program.limits.blocks_for(program.limits.max_model_len)
+    machine = replace(MACHINE, memory=memory.fixed + memory.cache(program, blocks))
+    assert isinstance(serve(plain, one, machine, LOAD, {}), Refused)
+    served = serve(program, one, machine, LOAD, {})
+    assert isinstance(served, Served) and served.kv_tokens == program.limits.max_model_len
+    few = replace(memory, has=machine.memory - 1)
+    assert "tokens would fit" in str(few.shortage(program, blocks))
 
 
 def test_more_stages_than_layers_are_refused(program_of: ProgramOf) -> None:

@@ -86,14 +86,15 @@ def _enough_ranks(program: Program, target: GpuTarget, needs: _Needs, count: int
     are any to be divided.
     """
     heads = min((cache.kv_heads for cache in program.caches), default=1) * program.ranks
+    cache = _cache_bytes(program, count, program.limits.max_model_len)
     vectors = sum(slot.nbytes for slot in program.weights if len(slot.shape) < 2)
     for ranks in (1 << power for power in range(1, target.links.size.bit_length())):
         parts = ranks // program.ranks
         if parts < 2:
             continue
         weights = vectors + (needs.weights - vectors) * 21 // (20 * parts)
-        cache = -(-_cache_bytes(program, count, program.limits.max_model_len) // max(1, min(ranks, heads) // program.ranks))
-        if weights + cache + needs.fixed - needs.weights <= target.memory_bytes:
+        own = -(-cache // max(1, min(ranks, heads) // program.ranks))
+        if weights + own + needs.fixed - needs.weights <= target.memory_bytes:
             return ranks
     return None
 

@@ -13,7 +13,7 @@ from llmc.runtime.scheduling.adapter_slots import AdapterSlots
 from llmc.runtime.scheduling.block_pool import BlockPool
 from llmc.runtime.scheduling.scheduler import Scheduler
 from llmc.runtime.scheduling.step_plan import StepPlan
-from llmc.runtime.scheduling.window_pool import WindowPool
+from llmc.runtime.scheduling.window_pool import window_pools
 from llmc.runtime.speculation.speculation import Speculation
 
 
@@ -49,7 +49,8 @@ class StepLoop:
         self._program = program
         slots = None if pools is None or self._adapted is None else AdapterSlots(pools.slots)
         self._slots = slots
-        self.windows = self._window_pools(blocks)
+        slack = 0 if speculation is None else TREE_REACH
+        self.windows = () if program is None else window_pools(program, blocks, slack)
         inputs = StatefulStepInputs if has_states else StepInputs
         self._inputs = inputs(limits, slots, 1 + len(self.windows))
         self.pool = BlockPool(blocks)
@@ -149,18 +150,6 @@ class StepLoop:
             speculation=speculation,
             program=self._program,
             whole_texts=self._whole_texts,
-        )
-
-    def _window_pools(self, blocks: int) -> tuple[WindowPool, ...]:
-        """Of the groups of caches behind the first."""
-        program = self._program
-        if program is None:
-            return ()
-        _, *counts = program.group_blocks(blocks)
-        slack = 0 if self.speculation is None else TREE_REACH
-        return tuple(
-            WindowPool(reach, count, program.limits, slack)
-            for reach, count in zip(program.reaches, counts, strict=True)
         )
 
     def _state_snapshots(self) -> StateSnapshots | None:

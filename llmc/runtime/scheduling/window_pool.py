@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from llmc.program import Limits, Reach
+from llmc.program import Limits, Program, Reach
 from llmc.runtime.engine_stats import WindowStats
 from llmc.runtime.requests.request import Request
 from llmc.runtime.requests.request_state import WindowTable
@@ -93,6 +93,14 @@ class WindowPool:
         for block in contents:
             assert isinstance(block, int)
             del self._kept[block]
+
+
+def window_pools(program: Program, blocks: int, slack: int = 0) -> tuple[WindowPool, ...]:
+    """Of a program's groups of caches behind the first, which has so many blocks."""
+    _, *counts = program.group_blocks(blocks)
+    return tuple(
+        WindowPool(reach, count, program.limits, slack) for reach, count in zip(program.reaches, counts, strict=True)
+    )
 
 
 def usable(windows: Sequence[WindowPool], found: Sequence[int]) -> int:
