@@ -125,8 +125,7 @@ def manifest_of(
             "weights": sum(slot.nbytes for slot in program.weights),
             "arena": program.arena.at(**largest),
             "arena_unplanned": program.unplanned_arena.at(**largest),
-            "kv_per_token": sum(cache.bytes_per_block(limits.block_size) for cache in program.caches)
-            // limits.block_size,
+            "kv_per_token": sum(program.token_bytes()),
             "states_per_sequence": state_bytes(program.states),
         },
         passes=tuple(engine_format.PassRecord(r.name, len(r.rewrites), len(r.refusals)) for r in records),

@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from llmc.cli.cache_text import cache_text
 from llmc.cli.completion import complete_targets
 from llmc.cli.model_argument import model_argument
 from llmc.cli.model_options import ModelOptions
@@ -203,7 +204,7 @@ def summary_table(report: BuildReport) -> FittingTable:
         table.add_row("sequences of full length that fit", str(report.fitting_sequences))
     if report.quantized:
         table.add_row("bits a quantized weight", f"{mean_bits(report.quantized):.3f}, scales included")
-    table.add_row("KV cache", f"{in_bytes(report.kv_bytes)} a token")
+    table.add_row("KV cache", cache_text(report.program))
     if report.program.states:
         table.add_row("states", f"{in_bytes(state_bytes(report.program.states))} a sequence, and a snapshot")
     if report.program.launches:

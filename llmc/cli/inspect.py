@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 from rich.console import Console
 
+from llmc.cli.cache_text import cache_text
 from llmc.cli.table import Column, FittingTable, facts, standard_output
 from llmc.cli.units import in_bytes
 from llmc.cli.weight_tables import pruning_table, quantization_table, sparsity_table
@@ -81,13 +82,9 @@ def overview(directory: EngineDirectory) -> FittingTable:
     table.add_row("weights", in_bytes(manifest.memory["weights"]))
     arena, unplanned = manifest.memory["arena"], manifest.memory["arena_unplanned"]
     table.add_row("arena", f"{in_bytes(arena)} (buffers sum to {in_bytes(unplanned)})")
-    per_token = manifest.memory["kv_per_token"]
-    program, sequence = directory.program, per_token * limits.max_model_len
-    if program.reaches:
-        sequence = sum(program.memories(limits.blocks_for(limits.max_model_len)).values())
-    table.add_row("KV cache", f"{in_bytes(per_token)} a token, {in_bytes(sequence)} a sequence")
-    for reach in program.reaches:
-        table.add_row("", f"layers with a {reach} hold no more than that of it, and a step's tokens")
+    program = directory.program
+    sequence = sum(program.memories(limits.blocks_for(limits.max_model_len)).values())
+    table.add_row("KV cache", f"{cache_text(program)}; {in_bytes(sequence)} a sequence")
     if states := manifest.memory.get("states_per_sequence", 0):
         table.add_row("states", f"{in_bytes(states)} a sequence, and a snapshot")
     rewrites, refusals = sum(p.rewrites for p in manifest.passes), sum(p.refusals for p in manifest.passes)

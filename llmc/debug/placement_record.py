@@ -53,10 +53,12 @@ class Placements:
 
 @dataclass(frozen=True)
 class RankBytes:
-    """Of one rank. kv_token: of the cache, a token. arena: of the largest step."""
+    """Of one rank. kv_token: of the cache, a token; kv_windows: of that in layers with windows. arena: of the largest
+    step."""
 
     weights: int
     kv_token: int
+    kv_windows: int
     arena: int
 
 
@@ -89,6 +91,7 @@ def rank_bytes(program: Program) -> RankBytes:
     limits = program.limits
     return RankBytes(
         weights=sum(slot.nbytes for slot in program.weights),
-        kv_token=sum(cache.bytes_per_block(limits.block_size) for cache in program.caches) // limits.block_size,
+        kv_token=sum(program.token_bytes()),
+        kv_windows=sum(program.token_bytes()[1:]),
         arena=program.arena.at(tokens=limits.max_batch_tokens, logit_rows=limits.max_logit_rows),
     )

@@ -328,6 +328,13 @@ class Program:
         """How many blocks each group of caches has where the first has `blocks`."""
         return blocks, *(reach.blocks_beside(self.limits, blocks) for reach in self.reaches)
 
+    def token_bytes(self) -> tuple[int, ...]:
+        """Keys and values of a token in the layers of each group of caches."""
+        size, found = self.limits.block_size, [0] * (1 + len(self.reaches))
+        for cache in self.caches:
+            found[cache.group] += cache.bytes_per_block(size)
+        return tuple(each // size for each in found)
+
     def memories(self, blocks: int, spare: int = 0) -> dict[str, int]:
         """Bytes of each of cache_names with group_blocks(blocks). spare: how many more each group has."""
         counts, size = self.group_blocks(blocks), self.limits.block_size

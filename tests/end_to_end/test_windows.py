@@ -10,6 +10,8 @@ import pytest
 
 import llmc
 from llmc import SamplingParams
+from llmc.cli.cache_text import cache_text
+from llmc.debug.report.memory import memory_data
 from llmc.engine_format.reader import start_engine
 from llmc.runtime import loading
 from llmc.runtime.async_engine import AsyncEngine
@@ -67,7 +69,10 @@ def test_answers_are_those_of_layers_that_keep_all(
 def test_what_windows_hold_is_told(tmp_path: Path) -> None:
     path = tmp_path / "engine.llmc"
     model = tiny_checkpoint("mistral", tmp_path / "model", sliding_window=16)
-    llmc.build(model, path, max_sequences=2, max_model_len=256, block_size=8)
+    program = llmc.build(model, path, max_sequences=2, max_model_len=256, block_size=8).program
+    assert cache_text(program) == "512 B a token, 512 B of it only within window 16"
+    first, window = memory_data(program)["cache"]["groups"]
+    assert (first["block_bytes"], window) == (0, {"block_bytes": 4096, "blocks": 3})
     engine = AsyncEngine(llmc.load(path))
 
     async def ask() -> None:

@@ -12,15 +12,21 @@ _NUMBER = re.compile(r"\d+")
 def memory_data(program: Program) -> dict[str, Any]:
     """{"weights": […], "caches": …, "buffers": […], "arena", "unplanned"}: bytes, or affine in T and L."""
     limits = program.limits
-    per_block = sum(cache.bytes_per_block(limits.block_size) for cache in program.caches)
+    each, longest = program.token_bytes(), limits.blocks_for(limits.max_model_len)
     return {
         "weights": _weights(program),
         "cache": {
             "layers": len(program.caches),
             "kinds": _cache_kinds(program),
-            "token_bytes": per_block // limits.block_size,
-            "block_bytes": per_block,
-            "sequence_bytes": sum(program.memories(limits.blocks_for(limits.max_model_len)).values()),
+            "token_bytes": sum(each),
+            # Of a block in the layers of each group, and how many a sequence holds at most.
+            "groups": [
+                {"block_bytes": nbytes * limits.block_size, "blocks": blocks}
+                for nbytes, blocks in zip(
+                    each, (longest, *(r.blocks_of_sequence(limits, 1) for r in program.reaches)), strict=True
+                )
+            ],
+            "sequence_bytes": sum(program.memories(longest).values()),
         },
         "buffers": [
             {

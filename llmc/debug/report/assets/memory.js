@@ -48,14 +48,14 @@ function arena() {
 function cacheTable() {
   const cache = data.memory.cache, limits = data.engine.limits;
   const context = Math.min(chosen.context, limits.max_model_len);
-  const atContext = cache.block_bytes * Math.ceil(context / limits.block_size);
+  const held = (blocks) => cache.groups.reduce((sum, group) => sum + group.block_bytes * Math.min(blocks, group.blocks), 0);
   return [
     table([["", "label"], ["Bytes", "num"]], [
       ["a token", inBytes(cache.token_bytes)],
-      [`a block of ${limits.block_size} positions`, inBytes(cache.block_bytes)],
+      [`a block of ${limits.block_size} positions`, inBytes(held(1))],
       [`a sequence of ${inCount(limits.max_model_len)} tokens, the longest`, inBytes(cache.sequence_bytes)],
-      [`the largest batch, ${inCount(bounds.batch)} sequences of ${inCount(context)} tokens`, inBytes(atContext * bounds.batch)],
-      [`the largest batch at full length`, inBytes(cache.sequence_bytes * bounds.batch)],
+      [`the largest batch, ${inCount(bounds.batch)} sequences of ${inCount(context)} tokens`, inBytes(held(Math.ceil(context / limits.block_size)) * bounds.batch)],
+      [`the largest batch at full length`, inBytes(held(Infinity) * bounds.batch)],
     ], { class: "plain" }),
     el("p", { class: "hint" }, cache.kinds.map((kind) => `${plural(kind.layers, "layer")}: ${kind.kv_heads} heads of ${kind.head_dim} keys and ${kind.value_dim} values, ${kind.dtype}`).join("; ")),
   ];
