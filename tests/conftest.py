@@ -35,8 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
     With `-m gpu` kernels run on the device; otherwise they are interpreted. Compiling happens in worker processes
     (llmc/codegen/triton/compile.py), where kernels are never interpreted.
 
-    Graphs that were captured before are found again, by all but the tests of capturing (tests/graph/conftest.py): no
-    test leaves transformers' classes patched. It is a third of the time of building what is tested.
+    Graphs that were captured before by the same sources are found again: no test leaves transformers' classes patched.
+    It is a third of the time of building what is tested.
 
     What is imported and collected stays: a fifth of that time would go into looking for garbage in it.
     """

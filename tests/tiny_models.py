@@ -107,7 +107,12 @@ def tiny_model(family: str, **overrides: Any) -> Any:
 
 def tiny_checkpoint(family: str, directory: Path, dtype: torch.dtype = torch.float32, **overrides: Any) -> Path:
     """Save `tiny_model` as config.json and model.safetensors in `directory`, and return it."""
-    tiny_model(family, **overrides).to(dtype).save_pretrained(directory)
+    return saved(tiny_model(family, **overrides).to(dtype), directory)
+
+
+def saved(model: Any, directory: Path) -> Path:
+    """A model as a directory, whose capture is found again; that of a model in memory is not."""
+    model.save_pretrained(directory)
     return directory
 
 

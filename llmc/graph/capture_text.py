@@ -31,10 +31,10 @@ from llmc.graph.dtype_names import DTYPE_NAMES, TORCH_DTYPES
 from llmc.graph.model_graph import ModelGraph, ModelInfo
 from llmc.graph.serialize import decode_argument, encode_argument
 from llmc.graph.stage import Stage
-from llmc.graph.weights import Constant, Recipe, Stored
+from llmc.graph.weights import Constant, Derived, Recipe, Stored
 from llmc.program import Head
 
-_VERSION = 2
+_VERSION = 3
 _MAX_CONSTANT_BYTES = 1 << 20
 _OVERLOADS = ("aten", "llmc")
 _BUILTINS: MappingProxyType[str, Callable[..., Any]] = MappingProxyType(
@@ -135,7 +135,7 @@ class _Writer:
         if node.op != "placeholder":
             record["args"] = [_encode(argument, node) for argument in node.args]
         elif node.name in self._graph.weights:
-            record["recipe"] = _encode_recipe(self._graph.weights[node.name])
+            record["recipe"] = _encode_recipe(self._graph.weights[node.name], node)
         if node.kwargs:
             record["kwargs"] = {name: _encode(argument, node) for name, argument in node.kwargs.items()}
         if "val" in node.meta:
@@ -280,9 +280,12 @@ def _decode(value: Any, nodes: dict[str, fx.Node]) -> Any:
     return decode_argument(value, nodes)
 
 
-def _encode_recipe(recipe: Recipe) -> dict[str, Any]:
+def _encode_recipe(recipe: Recipe, node: fx.Node) -> dict[str, Any]:
     if isinstance(recipe, Stored):
         return {"stored": recipe.name, "dtype": DTYPE_NAMES[recipe.dtype]}
+    if isinstance(recipe, Derived):
+        args, kwargs = (_encode_operand(each, node) for each in (recipe.args, recipe.kwargs))
+        return {"derived": _target_name(recipe.target), "args": args, "kwargs": kwargs}
     if not isinstance(recipe, Constant) or recipe.value.nbytes > _MAX_CONSTANT_BYTES:
         raise _NotSayable
     value = recipe.value.contiguous()
@@ -290,13 +293,36 @@ def _encode_recipe(recipe: Recipe) -> dict[str, Any]:
     return {"constant": data.decode("ascii"), "dtype": DTYPE_NAMES[value.dtype], "shape": list(value.shape)}
 
 
+def _encode_operand(value: Any, node: fx.Node) -> Any:
+    if isinstance(value, Recipe):
+        return {"recipe": _encode_recipe(value, node)}
+    if isinstance(value, tuple):
+        return {"tuple": [_encode_operand(each, node) for each in value]}
+    return [_encode_operand(each, node) for each in value] if isinstance(value, list) else _encode(value, node)
+
+
 def _decode_recipe(record: dict[str, Any]) -> Recipe:
+    if "derived" in record:
+        target = _target(record["derived"])
+        if not isinstance(target, OpOverload):
+            raise ValueError(f"a weight made by {target!r}")
+        return Derived(target, _decode_operand(record["args"]), _decode_operand(record["kwargs"]))
     dtype = TORCH_DTYPES[record["dtype"]]
     if "stored" in record:
         return Stored(record["stored"], dtype)
     data = bytearray(base64.b64decode(record["constant"], validate=True))
     value: Tensor = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
     return Constant(value.reshape(record["shape"]))
+
+
+def _decode_operand(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decode_operand(each) for each in value]
+    if isinstance(value, dict) and "recipe" in value:
+        return _decode_recipe(value["recipe"])
+    if isinstance(value, dict) and "tuple" in value:
+        return tuple(map(_decode_operand, value["tuple"]))
+    return _decode(value, {})
 
 
 def _make_node(graph: fx.Graph, nodes: dict[str, fx.Node], record: dict[str, Any]) -> fx.Node:

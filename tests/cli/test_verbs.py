@@ -78,7 +78,9 @@ def test_targets_and_env() -> None:
     assert "GB/s" in llmc("env").out
 
 
-@pytest.mark.parametrize(("arguments", "code"), [(["targets"], 0), (["inspect", "nowhere"], 2)])
+@pytest.mark.parametrize(
+    ("arguments", "code"), [(["targets"], 0), pytest.param(["inspect", "nowhere"], 2, marks=pytest.mark.slow)]
+)
 def test_the_process_ends_with_its_output_written_and_its_exit_code(
     arguments: list[str], code: int, tmp_path: Path
 ) -> None:

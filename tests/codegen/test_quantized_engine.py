@@ -23,7 +23,7 @@ from tests.codegen.tiny_models import GraphBuilder, ops
 from tests.passes.quantization.quantizing import TOKENS, calibration_file, captured_llama, optimized
 from tests.quantized_checkpoints import tiny_llama
 from tests.quick_sample import quick_sample
-from tests.tiny_models import tiny_model
+from tests.tiny_models import saved, tiny_checkpoint
 
 STEPS = (
     (Chunk(0, 0, TOKENS[:20]), Chunk(1, 0, TOKENS[5:8])),
@@ -57,7 +57,7 @@ def test_blocks_equal_the_graph(tmp_path: Path) -> None:
     """In one layer that blocks of 128 columns divide, and whose rows end within a block."""
     sizes = {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 2, "num_key_value_heads": 1}
     options = parse_options({})
-    found = capture(tiny_model("llama", num_hidden_layers=1, vocab_size=96, **sizes), options)
+    found = capture(tiny_checkpoint("llama", tmp_path / "model", num_hidden_layers=1, vocab_size=96, **sizes), options)
     captured = Captured(run_pipeline(found.graph, canonical(), options).graph, found.source)
     graph = optimized("fp8:block", captured=captured).graph
     assert len({weight.rows % 128 for weight in graph.quantized}) > 1
@@ -81,12 +81,12 @@ def test_coded_kv_caches_equal_the_graph(kv_cache: str, tmp_path: Path) -> None:
     assert difference(optimized("none", kv_cache=kv_cache).graph, tmp_path) < 1e-2
 
 
-def test_a_tied_weight_is_stored_once() -> None:
+def test_a_tied_weight_is_stored_once(tmp_path: Path) -> None:
     model = tiny_llama()
     model.config.tie_word_embeddings = True
     model.tie_weights()
     options = parse_options({})
-    found = capture(model, options)
+    found = capture(saved(model, tmp_path), options)
     captured = Captured(run_pipeline(found.graph, canonical(), options).graph, found.source)
     graph = optimized("w4a8:g32,lm_head=w4a8:g32", captured=captured).graph
     program = lower(graph, host_target(), parse_options({})).program

@@ -22,7 +22,6 @@ from llmc.passes import Match, Refusal, Rewrite, default, extended
 from llmc.passes.pipeline import canonical
 from tests.family_captures import FamilyCaptures
 from tests.plain_modules import VOCAB, SdpaAttention
-from tests.tiny_models import tiny_model
 
 OPTIONS = BuildOptions()
 SHIPPED = Path(__file__).parent.parent.parent / "examples" / "models" / "bard-draft"
@@ -169,8 +168,8 @@ def test_the_history_of_a_node(captured_family: FamilyCaptures) -> None:
         assert error.value.fix is not None
 
 
-def test_an_engine_explains_itself_the_same_way(tmp_path: Path) -> None:
-    model = tiny_model("llama")
+def test_an_engine_explains_itself_the_same_way(tmp_path: Path, checkpoint_of: Callable[..., Path]) -> None:
+    model = checkpoint_of("llama")
     path = llmc.build(model, tmp_path / "engine.llmc", target="reference").path
     built = explain_engine(path)
     again = explain_model(capture(model, OPTIONS), default(), OPTIONS)

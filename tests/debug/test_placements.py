@@ -22,6 +22,7 @@ from llmc.graph.capture import capture
 from llmc.options import parse_options
 from llmc.passes.pipeline import default
 from llmc.program import RankLayout
+from tests.tiny_models import saved
 
 MODEL = Path(__file__).parents[2] / "examples" / "models" / "bard-6m"
 
@@ -112,8 +113,8 @@ def test_stages_say_their_ranks_memory_and_what_they_hand_over(tensor: int) -> N
     assert "where only tokens are wanted" not in text
 
 
-def test_experts_say_whether_they_or_their_channels_are_divided() -> None:
-    captured = capture(tiny_architecture("gpt_oss"), parse_options({}))
+def test_experts_say_whether_they_or_their_channels_are_divided(tmp_path: Path) -> None:
+    captured = capture(saved(tiny_architecture("gpt_oss"), tmp_path), parse_options({}))
     for divided, part in ((True, "of the experts"), (False, "channels of each expert's result")):
         options = parse_options({"tensor_parallel_size": 2, "enable_expert_parallel": divided})
         found = explain_model(captured, default(), options).ranks

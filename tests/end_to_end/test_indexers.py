@@ -10,6 +10,7 @@ import torch
 from llmc.architectures.survey import TOLERANCE
 from llmc.architectures.tiny_config import tiny_config
 from llmc.compiler import build
+from llmc.graph.call_arguments import call_arguments
 from llmc.graph.capture import capture
 from llmc.options import BuildOptions
 from llmc.passes.pipeline import default
@@ -51,6 +52,16 @@ def test_logits_equal_in_longer_contexts(model_type: str, target: str, deepseek:
     with load(tmp_path / "engine.llmc") as engine:
         found = engine.logits(TOKENS)
     assert np.abs(found - expected).max() <= TOLERANCE * expected.std()
+
+
+def test_attention_sees_what_is_chosen(deepseek: Path) -> None:
+    """Each layer has an indexer."""
+    graph = capture(deepseek, BuildOptions(dtype="float32")).graph.graph
+    found = graph.find_nodes(op="call_function", target=torch.ops.llmc.attention.default)
+    choices = graph.find_nodes(op="call_function", target=torch.ops.llmc.choose_keys.default)
+    assert len(found) == len(choices) == 2
+    assert [call_arguments(node)["count"] for node in choices] == [CHOSEN] * 2
+    assert all(call_arguments(node)["chosen"] is not None for node in found)
 
 
 def test_shorter_engines_choose_nothing(deepseek: Path) -> None:

@@ -16,6 +16,7 @@ from llmc.architectures.tiny_config import tiny_architecture
 from llmc.errors import OptionError
 from llmc.runtime.engine import Engine
 from tests.quick_sample import quick_sample
+from tests.tiny_models import saved
 
 LENGTHS = (1, 7, 33, 70)
 # Of each op one model alone, and hybrids with attention. kimi_linear has heads as wide as real ones: loops over those
@@ -50,7 +51,7 @@ def bits(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> li
 @pytest.mark.parametrize("model_type", quick_sample(MODELS, {HYBRID}))
 def test_equals_transformers_however_a_prompt_is_cut(model_type: str, tmp_path: Path) -> None:
     model = tiny_architecture(model_type)
-    path = built(model, tmp_path / "engine.llmc")
+    path = built(saved(model, tmp_path / "model"), tmp_path / "engine.llmc")
     with llmc.load(path) as whole, llmc.load(path, max_step_tokens=5, threads=1) as cut:
         assert whole.manifest.memory["states_per_sequence"] > 0
         for length in LENGTHS:
@@ -74,7 +75,9 @@ def test_company_forks_and_preemption_change_no_bit(hybrid: Path) -> None:
 
 @pytest.mark.slow
 def test_company_forks_and_preemption_change_no_bit_of_the_reference(tmp_path: Path) -> None:
-    company_forks_and_preemption(built(tiny_architecture(HYBRID), tmp_path / "engine.llmc", target="reference"))
+    company_forks_and_preemption(
+        built(saved(tiny_architecture(HYBRID), tmp_path / "model"), tmp_path / "engine.llmc", target="reference")
+    )
 
 
 def company_forks_and_preemption(path: Path) -> None:
@@ -97,7 +100,7 @@ def company_forks_and_preemption(path: Path) -> None:
 
 def test_what_a_step_that_failed_had_begun_is_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All give way at once, which a model without attention, whose blocks weigh nothing, never asks for by itself."""
-    path = built(tiny_architecture("mamba"), tmp_path / "engine.llmc", target="reference")
+    path = built(saved(tiny_architecture("mamba"), tmp_path / "model"), tmp_path / "engine.llmc", target="reference")
     prompt, params = tokens_of(12), SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
     with llmc.load(path) as engine:
         wanted = engine.generate([prompt], params)[0].choices[0].token_ids
@@ -130,13 +133,13 @@ def test_rwkv_that_has_not_run_yet_is_captured_without_its_halving(tmp_path: Pat
 
 
 def test_drafts_are_refused(tmp_path: Path) -> None:
-    path = built(tiny_architecture("mamba"), tmp_path / "engine.llmc", target="reference")
+    path = built(saved(tiny_architecture("mamba"), tmp_path / "model"), tmp_path / "engine.llmc", target="reference")
     with pytest.raises(OptionError, match="keeps 4 states of a sequence"):
         llmc.load(path, speculation={"method": "ngram", "num_speculative_tokens": 3})
 
 
 def test_ranks_are_refused(tmp_path: Path) -> None:
-    model = tiny_architecture("mamba")
+    model = saved(tiny_architecture("mamba"), tmp_path / "model")
     with pytest.raises(llmc.LlmcError, match="states are not divided among ranks"):
         built(model, tmp_path / "ranks.llmc", tensor_parallel_size=2)
-    assert not list(tmp_path.iterdir())
+    assert list(tmp_path.iterdir()) == [model]

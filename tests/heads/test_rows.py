@@ -22,13 +22,20 @@ from llmc.program import Activation, Pooling, Task
 from llmc.runtime.engine import Engine
 from tests.heads.tiny_texts import MODELS, least_cosine, rows_of, texts, tiny_model
 from tests.quick_sample import quick_sample
+from tests.tiny_models import saved
 
 
 @pytest.fixture(scope="module")
-def reference() -> Iterator[Callable[[str], Engine]]:
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Engine]]:
     """A model's engine for the reference executor, made once."""
+
+    @cache
+    def engine(name: str) -> Engine:
+        directory = saved(tiny_model(name), tmp_path_factory.mktemp(name))
+        return opened.enter_context(llmc.compile(directory, target="reference"))
+
     with ExitStack() as opened:
-        yield cache(lambda name: opened.enter_context(llmc.compile(tiny_model(name), target="reference")))
+        yield engine
 
 
 @pytest.mark.parametrize("name", quick_sample(MODELS, ("qwen3-labels", "modernbert-labels", "xlm-roberta-score")))
@@ -51,8 +58,9 @@ def test_heads_of_bf16_are_computed_for_wanted_rows_alone(name: str) -> None:
 
 @pytest.fixture(scope="module", params=["qwen3", "bert"])
 def of_cpu(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Engine]]:
-    path = tmp_path_factory.mktemp("rows") / f"{request.param}.llmc"
-    llmc.build(tiny_model(request.param), path, max_batch_tokens=96)
+    directory = tmp_path_factory.mktemp("rows")
+    model, path = saved(tiny_model(request.param), directory / "model"), directory / f"{request.param}.llmc"
+    llmc.build(model, path, max_batch_tokens=96)
     with llmc.load(path) as engine:
         yield request.param, engine
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,11 @@ from llmc.codegen.onnx.model_files import write_model_files
 from llmc.debug.onnx_oracle import nothing
 from llmc.errors import LoweringError, OptionError
 from llmc.exporter import graph_at
-from llmc.graph.capture import capture
+from llmc.graph.capture import Captured, capture
 from llmc.graph.execute import run_tokens
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions, parse_options
 from llmc.passes.pipeline import default
-from tests.codegen.onnx.test_stages import captured
 from tests.plain_modules import sdpa_decoder
 from tests.quick_sample import quick_sample
 from tests.tiny_models import tiny_checkpoint, tiny_tokens
@@ -59,11 +59,11 @@ def test_greedy_tokens_are_those_of_the_graph(family: str, quantize: str, tmp_pa
     report = llmc.export(checkpoint, tmp_path / "out", flavour="genai", quantize=quantize)
     found = by_genai(tmp_path / "out", tiny_tokens(9))
     options = parse_options({"dtype": "float32", "quantize": quantize})
-    captured = capture(checkpoint, options)
-    graph = graph_at(captured, Stage.CANONICAL, options, default(), Stages(None))
+    model = capture(checkpoint, options)
+    graph = graph_at(model, Stage.CANONICAL, options, default(), Stages(None))
     tokens = tiny_tokens(9)
     for _ in found:
-        tokens.append(int(run_tokens(graph, captured.source, tokens)[-1].argmax()))
+        tokens.append(int(run_tokens(graph, model.source, tokens)[-1].argmax()))
     assert found == tokens[9:]
     assert len(found) == NEW or found[-1] == 159
     onnx.checker.check_model(report.path / "model.onnx")
@@ -75,7 +75,7 @@ def test_greedy_tokens_are_those_of_the_graph(family: str, quantize: str, tmp_pa
     assert "GroupQueryAttention" in {node.op_type for function in model.functions for node in function.node}
 
 
-def test_what_it_cannot_do_is_named(tmp_path: Path) -> None:
+def test_what_it_cannot_do_is_named(captured: Callable[[str], Captured], tmp_path: Path) -> None:
     module = sdpa_decoder().to(torch.float32)
     with pytest.raises(LoweringError, match="keeps caches itself, and a serving graph has its own"):
         llmc.export(module, tmp_path / "out", stage="serving", flavour="genai")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from llmc.graph.render import op_name
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
 from llmc.passes.pipeline import default
-from tests.codegen.onnx.test_stages import FAMILIES, RECURRENT, captured
+from tests.codegen.onnx.test_stages import FAMILIES, RECURRENT
 from tests.quick_sample import quick_sample
 
 OPTIONS = BuildOptions(dtype="float32")
@@ -51,7 +52,11 @@ def calls(model: Captured) -> list[str]:
 @pytest.mark.parametrize("stage", [Stage.CANONICAL, pytest.param(Stage.CAPTURED, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", quick_sample((*FAMILIES, *RECURRENT), ("falcon_h1",)))
 def test_the_canonical_graph_is_the_same(
-    family: str, stage: Stage, tmp_path: Path, request: pytest.FixtureRequest
+    family: str,
+    stage: Stage,
+    captured: Callable[[str], Captured],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
     if (family, stage) in OTHERWISE:
         request.applymarker(pytest.mark.xfail(strict=True, reason=OTHERWISE[family, stage]))

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
 
 import pytest
 
-from llmc.architectures.tiny_config import tiny_architecture
 from llmc.build_stages import Stages
 from llmc.debug.onnx_oracle import OnnxOracle
 from llmc.errors import LoweringError
 from llmc.exporter import STAGES, graph_at
-from llmc.graph.capture import Captured, capture
+from llmc.graph.capture import Captured
 from llmc.graph.execute import run_tokens
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions, parse_options
 from llmc.passes.pipeline import default
 from tests.quick_sample import quick_sample
-from tests.tiny_models import tiny_model, tiny_tokens
+from tests.tiny_models import tiny_tokens
 
 pytest.importorskip("onnxruntime", exc_type=ImportError)
 
@@ -45,16 +44,8 @@ SCHEMES = ("int4:channel:asym", "int4:g32:asym", "int8", "w8a8", "fp8", "nf4:g32
 LARGEST_DIFFERENCE = 1e-4
 
 
-@cache
-def captured(family: str) -> Captured:
-    sizes = {} if family == "gpt2" else {"intermediate_size": 128}
-    model = tiny_architecture(family) if family in RECURRENT else tiny_model(family, **sizes)
-    return capture(model, BuildOptions(dtype="float32"))
-
-
-def check(family: str, stage: Stage, options: BuildOptions) -> None:
+def check(model: Captured, stage: Stage, options: BuildOptions) -> None:
     """A sequence in three steps where the graph has caches: a prefill, a decode and a chunk."""
-    model = captured(family)
     graph = graph_at(model, stage, options, default(), Stages(None))
     tokens = tiny_tokens(21)
     steps = (12, 1, 8) if graph.caches or graph.states else (21,)
@@ -67,19 +58,19 @@ def check(family: str, stage: Stage, options: BuildOptions) -> None:
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.value)
 @pytest.mark.parametrize("family", quick_sample((*FAMILIES, *RECURRENT), ("falcon_h1",)))
 def test_a_stage_in_onnxruntime_computes_what_its_graph_does(
-    family: str, stage: Stage, request: pytest.FixtureRequest
+    family: str, stage: Stage, captured: Callable[[str], Captured], request: pytest.FixtureRequest
 ) -> None:
     if (family, stage) == ("kimi_linear", Stage.CAPTURED):
         request.applymarker(pytest.mark.xfail(strict=True, reason="it writes into an empty tensor"))
-    check(family, stage, BuildOptions(dtype="float32"))
+    check(captured(family), stage, BuildOptions(dtype="float32"))
 
 
 @pytest.mark.parametrize("scheme", quick_sample(SCHEMES, ("int4:channel:asym",)))
-def test_codes_of_weights_stand_for_the_same_numbers(scheme: str) -> None:
+def test_codes_of_weights_stand_for_the_same_numbers(scheme: str, captured: Callable[[str], Captured]) -> None:
     family = "falcon_h1" if "channel" in scheme else "llama"
-    check(family, Stage.OPTIMIZED, parse_options({"dtype": "float32", "quantize": scheme}))
+    check(captured(family), Stage.OPTIMIZED, parse_options({"dtype": "float32", "quantize": scheme}))
 
 
-def test_codes_in_a_cache_are_refused_by_name() -> None:
+def test_codes_in_a_cache_are_refused_by_name(captured: Callable[[str], Captured]) -> None:
     with pytest.raises(LoweringError, match="a cache of int8 codes"):
-        check("falcon_h1", Stage.SERVING, parse_options({"dtype": "float32", "kv_cache": "int8"}))
+        check(captured("falcon_h1"), Stage.SERVING, parse_options({"dtype": "float32", "kv_cache": "int8"}))

@@ -23,7 +23,7 @@ from tests.adapters.merged_logits import merged_logits
 from tests.codegen.triton.device_harness import interpreter, step_arrays
 from tests.gpu_target import gpu_target
 from tests.quick_sample import quick_sample
-from tests.tiny_models import tiny_model, tiny_tokens
+from tests.tiny_models import tiny_checkpoint, tiny_tokens
 
 LIMITS = {"max_batch_tokens": 64, "max_logit_rows": 64, "max_model_len": 64}
 POOLS = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 24}
@@ -31,7 +31,7 @@ POOLS = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 24}
 
 @pytest.mark.parametrize("scheme", quick_sample(["", "int8"], [""]))
 def test_tokens_get_what_their_adapters_say(scheme: str, tmp_path: Path) -> None:
-    captured = capture(tiny_model("llama"), parse_options({**LIMITS, **POOLS}))
+    captured = capture(tiny_checkpoint("llama", tmp_path / "model"), parse_options({**LIMITS, **POOLS}))
     executors = []
     for name, pools in (("plain", {}), ("pools", POOLS)):
         options = parse_options({**LIMITS, **pools, "quantize": scheme, "dtype": "float32"})

@@ -18,7 +18,7 @@ from tests.codegen.triton.device_harness import interpret_steps
 from tests.end_to_end.logits import assert_close
 from tests.gpu_target import gpu_target
 from tests.quick_sample import quick_sample
-from tests.tiny_models import tiny_tokens
+from tests.tiny_models import saved, tiny_tokens
 
 FAMILIES = [
     *("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "lfm2", "mamba", "mamba2", "nemotron_h"),
@@ -32,7 +32,7 @@ def test_recurrent_models_say_what_hugging_face_says(family: str, tmp_path: Path
     """Two sequences: a prompt in two chunks, then single tokens, beside a whole prompt. In fp32."""
     options = BuildOptions(max_batch_tokens=64, max_logit_rows=64)
     model = tiny_architecture(family)
-    captured = capture(model, options)
+    captured = capture(saved(model, tmp_path / "model"), options)
     graph = run_pipeline(captured.graph, default(), options).graph
     lowered = lower_device(graph, gpu_target("h100"), options)
     tokens, others = tuple(tiny_tokens(21)), tuple(tiny_tokens(9))[::-1]

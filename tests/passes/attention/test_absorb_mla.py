@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from llmc.targets import CPU_TARGETS
 from tests.graph_builder import GraphBuilder, TensorSource
 from tests.passes.pass_checks import rewrites, same_logits
 from tests.quick_sample import quick_sample
-from tests.tiny_models import tiny_tokens
+from tests.tiny_models import saved, tiny_tokens
 
 aten = torch.ops.aten
 HEADS, OWN, SHARED, VALUES, RANK = 3, 4, 2, 3, 5
@@ -136,9 +137,9 @@ def latent_nodes(graph: ModelGraph) -> list[fx.Node]:
 
 
 @pytest.mark.parametrize("family", quick_sample(LATENT, ("deepseek_v3",)))
-def test_the_cache_holds_the_latent_and_what_is_rotated(family: str) -> None:
+def test_the_cache_holds_the_latent_and_what_is_rotated(family: str, tmp_path: Path) -> None:
     model = tiny_architecture(family)
-    captured = capture(model, BuildOptions())
+    captured = capture(saved(model, tmp_path), BuildOptions())
     before = run_pipeline(captured.graph, canonical(), BuildOptions()).graph
     after = run_pipeline(captured.graph, built_in(), BuildOptions()).graph
     assert len(latent_nodes(after)) == len(after.caches) == model.config.num_hidden_layers

@@ -28,7 +28,7 @@ from tests.graph_builder import GraphBuilder, TensorSource, llama
 from tests.passes.pass_checks import rewrites
 from tests.passes.quantization.quantizing import captured_llama
 from tests.quick_sample import quick_sample
-from tests.tiny_models import FAMILIES, tiny_tokens
+from tests.tiny_models import FAMILIES, saved, tiny_tokens
 
 aten, ops = torch.ops.aten, torch.ops.llmc
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
@@ -110,9 +110,8 @@ def test_latent_attention(ranks: int, tmp_path: Path) -> None:
     assert shapes["model_layers_0_self_attn_o_proj_weight"] == (64, heads * 16)
 
 
-def test_slopes_are_cut_with_their_heads() -> None:
-    model = tiny_architecture("bloom")
-    captured = capture(model, BuildOptions())
+def test_slopes_are_cut_with_their_heads(tmp_path: Path) -> None:
+    captured = capture(saved(tiny_architecture("bloom"), tmp_path), BuildOptions())
     alone, together = (
         run_pipeline(captured.graph, built_in(), BuildOptions(tensor_parallel_size=n)).graph for n in (1, 2)
     )

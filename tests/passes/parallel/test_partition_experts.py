@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -21,20 +22,27 @@ from llmc.passes.model_data import ModelData
 from llmc.passes.pipeline import built_in
 from llmc.passes.runner import PipelineResult, run_pipeline
 from tests.quick_sample import quick_sample
-from tests.tiny_models import tiny_tokens
+from tests.tiny_models import saved, tiny_tokens
 
 ops = torch.ops.llmc
 
 
 @pytest.fixture(scope="module", params=["qwen3_moe", "gpt_oss"])
-def captured(request: pytest.FixtureRequest) -> Captured:
+def captured(request: pytest.FixtureRequest, captured_of: Callable[[str], Captured]) -> Captured:
     """Four experts, of which each token goes to two; with biases and a gate of its own, or without."""
     return captured_of(request.param)
 
 
-@functools.cache
-def captured_of(family: str) -> Captured:
-    return capture(tiny_architecture(family), BuildOptions(dtype="float32"))
+@pytest.fixture(scope="module")
+def captured_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Captured]:
+    """A tiny model of a family, captured once."""
+
+    @functools.cache
+    def found(family: str) -> Captured:
+        directory = saved(tiny_architecture(family), tmp_path_factory.mktemp(family))
+        return capture(directory, BuildOptions(dtype="float32"))
+
+    return found
 
 
 def cut(captured: Captured, ranks: int, *quantize: str, by_expert: bool = True) -> PipelineResult:
@@ -71,7 +79,9 @@ QUICK = {("qwen3_moe", 3, "int4:g32"), ("gpt_oss", 3, "")}
 
 
 @pytest.mark.parametrize(("family", "ranks", "scheme"), quick_sample(CASES, QUICK))
-def test_channels_of_all_experts_are_cut(family: str, ranks: int, scheme: str) -> None:
+def test_channels_of_all_experts_are_cut(
+    family: str, ranks: int, scheme: str, captured_of: Callable[[str], Captured]
+) -> None:
     """Without the option. What the ranks have is summed once a layer, after it was summed over a token's experts."""
     captured, quantize = captured_of(family), (scheme,) if scheme else ()
     alone, together = (cut(captured, n, *quantize, by_expert=False).graph for n in (1, ranks))
@@ -88,7 +98,9 @@ def test_channels_of_all_experts_are_cut(family: str, ranks: int, scheme: str) -
 
 def test_codes_are_slices_of_those_of_one_rank(captured: Captured) -> None:
     alone, together = (cut(captured, n, "int8").graph for n in (1, 2))
-    names = [name for name in together.weights if "gate_up_proj" in name and "bias" not in name]
+    # A part of each expert that is stored apart, or of all of them together.
+    gates = ("experts_0_gate_proj_weight", "experts_gate_up_proj_")
+    names = [name for name in together.weights if any(gate in name for gate in gates) and "bias" not in name]
     assert len(names) == 4  # codes and scales of two layers
     for name in names:
         recipe, whole = together.weights[name], evaluate(alone.weights[name], captured.source)

@@ -202,7 +202,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 SchedulerMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=25, suppress_health_check=list(HealthCheck)
+    max_examples=100, stateful_step_count=25, suppress_health_check=list(HealthCheck)
 )
 test_nothing_leaks_and_every_request_says_what_it_would_alone = SchedulerMachine.TestCase
 

@@ -133,10 +133,10 @@ def mtp(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 @pytest.fixture(scope="session")
 def mtp_layers(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """Three, as DeepSeek's: the fourth draft is the third layer's again. The first has copies of the model's tables."""
+    """Two, as DeepSeek's: the third draft is the second layer's again. The first has copies of the model's tables."""
     directory = tmp_path_factory.mktemp("mtp_layers")
     model = tiny_checkpoint("llama", directory / "model", tie_word_embeddings=False, num_hidden_layers=4)
-    states, numbers = _model_states(model), (4, 5, 6)
+    states, numbers = _model_states(model), (4, 5)
     for number in numbers:
         drafts.add_deepseek_mtp(model, number)
     tables = load_file(model / "model.safetensors")
