@@ -5,7 +5,7 @@ alone. What must hold before and after every step is checked by model_free.py.
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -208,10 +208,15 @@ test_nothing_leaks_and_every_request_says_what_it_would_alone = SchedulerMachine
 
 
 @pytest.mark.slow
-def test_thousands_of_sequences() -> None:
-    run_state_machine_as_test(
-        SchedulerMachine, settings=settings(SchedulerMachine.TestCase.settings, max_examples=3000)
-    )
+@pytest.mark.parametrize("number", range(12))
+def test_thousands_of_sequences(number: int) -> None:
+    """250 of each seed: all in one test would take longer than a test may."""
+
+    class Machine(SchedulerMachine):
+        """The seed is an attribute of the class."""
+
+    more = settings(SchedulerMachine.TestCase.settings, max_examples=250)
+    run_state_machine_as_test(seed(number)(Machine), settings=more)
 
 
 def _together(request: Request) -> list[Request]:
