@@ -38,8 +38,8 @@ class Reach:
     def blocks_beside(self, limits: Limits, blocks: int) -> int:
         """Blocks for as many sequences of max_model_len as layers that see everything get `blocks` for, and, since most
         are shorter, at least an eighth of `blocks` but for the first sequence's, up to what all seats need: what a
-        token of each sequence sees, and once the tokens of a whole step."""
-        whole, each = limits.blocks_for(limits.max_model_len), self.blocks_of_sequence(limits, 1)
+        token of each sequence sees, with the rows that drafts may need, and once the tokens of a whole step."""
+        whole, each = limits.blocks_for(limits.max_model_len), self.blocks_of_sequence(limits, 1 + TREE_REACH)
         of_longest = -(-blocks * each // whole)
         of_all = max(of_longest, min((blocks - whole) // _SHORTER, limits.max_sequences * each))
         return min(blocks, of_all + limits.blocks_for(limits.max_batch_tokens + TREE_REACH))

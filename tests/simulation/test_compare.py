@@ -133,14 +133,14 @@ def test_layers_with_windows_hold_no_more_than_those(program_of: ProgramOf) -> N
     """What a sequence takes, and the requests that wait for its windows."""
     plain, one = program_of(RankLayout()), Division(RankLayout(), 1)
     caches = tuple(replace(cache, group=int(layer > 0)) for layer, cache in enumerate(plain.caches))
-    limits = replace(plain.limits, max_batch_tokens=16)
+    limits = replace(plain.limits, max_batch_tokens=16, max_model_len=512)
     program = replace(plain, limits=limits, caches=caches, reaches=(Reach(8, None),))
     (memory,) = rank_memory(program, stages_of(program), H100.memory_bytes)
     blocks = program.limits.blocks_for(program.limits.max_model_len)
     machine = replace(MACHINE, memory=memory.fixed + memory.cache(program, blocks))
-    assert isinstance(serve(plain, one, machine, LOAD, {}), Refused)
+    assert isinstance(serve(replace(plain, limits=limits), one, machine, LOAD, {}), Refused)
     served = serve(program, one, machine, LOAD, {})
-    assert isinstance(served, Served) and served.kv_tokens == program.limits.max_model_len
+    assert isinstance(served, Served) and served.kv_tokens == 512
     few = replace(memory, has=machine.memory - 1)
     assert "tokens would fit" in str(few.shortage(program, blocks))
 

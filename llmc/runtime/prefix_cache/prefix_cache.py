@@ -75,6 +75,7 @@ class PrefixCache:
             found.append(block)
             for chain in self._folded.pop(parent, ()):
                 self._hash_first(chain)
+        request.prefix.common = len(found)
         return self._usable(request, found)
 
     def start(self, request: Request, blocks: int) -> None:
@@ -131,7 +132,7 @@ class PrefixCache:
             self._hash_first(chain)
         own = child.prefix
         own.digests = parent.prefix.digests.copy()
-        own.registered = parent.prefix.registered
+        own.common, own.registered = parent.prefix.common, parent.prefix.registered
         if chain is not None:
             own.chain = Chain(child.tokens, chain.begin, chain.parent)
 

@@ -53,10 +53,12 @@ class Decoding:
 
 @dataclass(eq=False, slots=True)
 class KnownPrefix:
-    """Written by prefix_cache.py. digests: of the request's first blocks, as far as somebody asked. registered: how
-    many of its blocks the cache knows; chain: the last of them."""
+    """Written by prefix_cache.py. digests: of the request's first blocks, as far as somebody asked. common: how many
+    blocks it had in common with others when it began, of use or not. registered: how many of its blocks the cache
+    knows; chain: the last of them."""
 
     digests: list[bytes] = field(default_factory=list)
+    common: int = 0
     registered: int = 0
     chain: Chain | None = None
 

@@ -19,8 +19,8 @@ class BlockPool:
     """`count` blocks numbered from 0, each with the number of its holders.
 
     A block without holders is free, or cached: it keeps the content that it was given until the pool needs it for
-    something else. Free blocks are given away first, then the cached one that was let go longest ago. What a content
-    is, the pool does not know.
+    something else. Free blocks are given away first, then the cached one that was let go longest ago: of those that are
+    worth least, if there are any. What a content is, the pool does not know.
     """
 
     def __init__(self, count: int) -> None:
@@ -29,6 +29,7 @@ class BlockPool:
         # In order of release; a hit takes a block out of the middle. A plain dict would look for its first entry past
         # all that were removed before it: ten microseconds among 50,000.
         self._cached: OrderedDict[int, None] = OrderedDict()
+        self._least: OrderedDict[int, None] = OrderedDict()
         self._contents: list[object] = [None] * count
         self._on_loss: Callable[[Sequence[int], Sequence[object]], None] | None = None
         self._watcher: BlockWatcher | None = None
@@ -41,17 +42,17 @@ class BlockPool:
     @property
     def available(self) -> int:
         """Blocks that can be allocated: free + cached."""
-        return len(self._free) + len(self._cached)
+        return len(self._free) + self.cached
 
     @property
     def used(self) -> int:
         """Blocks that someone holds."""
-        return len(self._holders) - len(self._free) - len(self._cached)
+        return len(self._holders) - self.available
 
     @property
     def cached(self) -> int:
         """Blocks without holders that keep a content."""
-        return len(self._cached)
+        return len(self._cached) + len(self._least)
 
     @property
     def free(self) -> int:
@@ -100,18 +101,17 @@ class BlockPool:
     def share(self, blocks: Sequence[int]) -> None:
         """One more holder for each of these blocks, which must be held or cached."""
         for block in blocks:
-            if not self._holders[block]:
-                if block not in self._cached:
-                    raise ValueError(f"block {block} is free and cannot be shared")
-                del self._cached[block]
+            if not self._holders[block] and not self._take(block):
+                raise ValueError(f"block {block} is free and cannot be shared")
             self._holders[block] += 1
 
-    def release(self, blocks: Sequence[int]) -> None:
-        """One holder fewer for each; the last one's leaving frees or caches the block.
+    def release(self, blocks: Sequence[int], *, least: bool = False) -> None:
+        """One holder fewer for each; the last one's leaving frees or caches the block. least: as worth least.
 
         The last block of the list goes first: a prefix's end is given away before its beginning.
         """
-        holders, contents, free, cached = self._holders, self._contents, self._free, self._cached
+        holders, contents, free = self._holders, self._contents, self._free
+        cached = self._least if least else self._cached
         for block in reversed(blocks):
             left = holders[block] - 1
             if left < 0:
@@ -140,14 +140,22 @@ class BlockPool:
     def forget(self, block: int) -> None:
         """The block's content is of no use."""
         self._contents[block] = None
-        if block in self._cached:
-            del self._cached[block]
+        if self._take(block):
             self._free.append(block)
 
+    def _take(self, block: int) -> bool:
+        """A block out of those that are cached; false if it is none of them."""
+        for cached in (self._cached, self._least):
+            if block in cached:
+                del cached[block]
+                return True
+        return False
+
     def _take_cached(self, count: int) -> list[int]:
-        """The blocks that were let go longest ago; their contents are lost."""
-        contents, take_oldest = self._contents, self._cached.popitem
-        taken = [take_oldest(False)[0] for _ in range(count)]
+        """The blocks that are worth least, then those that were let go longest ago; their contents are lost."""
+        contents, least = self._contents, min(count, len(self._least))
+        taken = [self._least.popitem(False)[0] for _ in range(least)]
+        taken += [self._cached.popitem(False)[0] for _ in range(count - least)]
         lost = [contents[block] for block in taken]
         for block in taken:
             contents[block] = None

@@ -58,7 +58,12 @@ class WindowPool:
         first = self.first_block(request.computed)
         if first > table.first:
             self.keep(request, table, request.prefix.registered, first)
-            self.pool.release(table.blocks[table.first : first])
+            # The next request parts from others where this one did, sooner than anywhere else.
+            end = min(first, max(table.first, request.prefix.common))
+            begin = min(end, max(table.first, self.first_block(request.prefix.common * self._size)))
+            self.pool.release(table.blocks[table.first : begin], least=True)
+            self.pool.release(table.blocks[begin:end])
+            self.pool.release(table.blocks[end:first], least=True)
             table.first = first
 
     def keep(self, request: Request, table: WindowTable, begin: int, end: int) -> None:

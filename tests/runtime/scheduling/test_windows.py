@@ -95,3 +95,19 @@ def test_short_sequences_find_room_where_memory_holds_few_long_ones() -> None:
         rows = len(plan.decodes) + sum(chunk.logit_rows for chunk in plan.chunks)
         publish(plan, Checksums(np.zeros((rows, 1), np.float32)), scheduler, lambda *moved: None)
     assert scheduler.running == len(requests) and not scheduler.preemptions
+
+
+def test_beginnings_in_common_are_found_while_all_seats_are_taken() -> None:
+    """What lies behind a window goes before the blocks that the next request begins behind."""
+    limits = Limits(32, 4, 4, max_model_len=512, block_size=4)
+    reach, blocks = Reach(16, None), 4 * 512 // 4
+    window = WindowPool(reach, reach.blocks_beside(limits, blocks), limits)
+    scheduler = Scheduler(limits, BlockPool(blocks), windows=(window,))
+    begins = [PROMPT[start : start + 80] for start in range(4)]
+    for number in range(40):
+        scheduler.add(Counted([*begins[number % 4], *PROMPT[number : number + 40]], 40, salt=b""))
+    while not scheduler.idle:
+        plan = scheduler.schedule()
+        rows = len(plan.decodes) + sum(chunk.logit_rows for chunk in plan.chunks)
+        publish(plan, Checksums(np.zeros((rows, 1), np.float32)), scheduler, lambda *moved: None)
+    assert scheduler.prefix_cache.hits > 0.5 * scheduler.prefix_cache.queries
