@@ -20,6 +20,7 @@ from tests.quick_interpreter import keep_language_patched
 
 if TYPE_CHECKING:
     from tests.family_captures import FamilyCaptures
+    from tests.kept_compiler import KeptCompiler
 
 GOLDEN = Path(__file__).parent / "golden"
 DRAFT = Path(__file__).parent.parent / "examples" / "models" / "bard-draft"
@@ -89,12 +90,16 @@ def one_torch_thread() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_compiling_process() -> Iterator[None]:
-    """Each imports torch and Triton again, and nearly all kernels are found in the cache."""
-    with pytest.MonkeyPatch.context() as patch:
-        for user in ("compile", "triton_kind"):
-            patch.setattr(f"llmc.codegen.triton.{user}.processors", lambda: 1)
-        yield
+def compiler() -> Iterator[KeptCompiler]:
+    """Wherever kernels are compiled in processes: each would import torch and Triton again, and nearly all kernels are
+    found in the cache."""
+    # Not above: it imports torch.
+    from tests.kept_compiler import kept_compiler
+
+    with kept_compiler() as kept, pytest.MonkeyPatch.context() as patch:
+        for user in ("codegen.triton.compile", "codegen.triton.triton_kind", "tuning.ways", "tuning.variants"):
+            patch.setattr(f"llmc.{user}.Workers", kept)
+        yield kept
 
 
 @pytest.fixture(scope="session")

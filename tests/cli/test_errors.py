@@ -21,17 +21,10 @@ from llmc.runtime.sampling.sampling_params import SamplingParams
 from tests.cli.command import MODEL, assert_user_error, llmc
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An engine of the small shipped model; tests that break it take a copy."""
-    path = tmp_path_factory.mktemp("built") / "engine.llmc"
-    assert llmc("build", MODEL, "-o", path, "--max-model-len", "64").code == 0
-    return path
-
-
 @pytest.fixture
-def engine(built: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(built, tmp_path / "engine.llmc"))
+def engine(draft_engine: Path, tmp_path: Path) -> Path:
+    """For tests that break it."""
+    return Path(shutil.copytree(draft_engine, tmp_path / "engine.llmc"))
 
 
 @pytest.fixture
@@ -151,12 +144,12 @@ def test_broken_engines(name: str, verb: str, engine: Path) -> None:
     assert_user_error(llmc(verb, engine, *arguments), part)
 
 
-def test_requests_that_the_engine_cannot_serve(built: Path, tmp_path: Path) -> None:
-    assert_user_error(llmc("run", built, "--prompt", "word " * 200), "63")
-    assert_user_error(llmc("run", built, "--prompt", "hi", "--temperature", "-1"), "temperature", "-1")
-    assert_user_error(llmc("run", built, "--prompt-file", tmp_path / "absent.txt"), "absent.txt")
-    assert_user_error(llmc("run", built, "--prompt", "hi", "--threads", "0"), "threads")
-    assert_user_error(llmc("verify", built, "--against", tmp_path), "config.json")
+def test_requests_that_the_engine_cannot_serve(draft_engine: Path, tmp_path: Path) -> None:
+    assert_user_error(llmc("run", draft_engine, "--prompt", "word " * 300), "255")
+    assert_user_error(llmc("run", draft_engine, "--prompt", "hi", "--temperature", "-1"), "temperature", "-1")
+    assert_user_error(llmc("run", draft_engine, "--prompt-file", tmp_path / "absent.txt"), "absent.txt")
+    assert_user_error(llmc("run", draft_engine, "--prompt", "hi", "--threads", "0"), "threads")
+    assert_user_error(llmc("verify", draft_engine, "--against", tmp_path), "config.json")
 
 
 def test_the_command_itself_exits_with_2_and_a_traceback_only_when_asked(tmp_path: Path) -> None:
@@ -170,7 +163,7 @@ def test_the_command_itself_exits_with_2_and_a_traceback_only_when_asked(tmp_pat
     assert "Traceback" in debug.stderr
 
 
-def test_an_error_within_an_answer_begins_a_line(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_within_an_answer_begins_a_line(draft_engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A draft may turn out to be corrupt after some text is printed; here a function of the user fails."""
 
     def fails(tokens: Sequence[int], logits: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -179,7 +172,7 @@ def test_an_error_within_an_answer_begins_a_line(built: Path, capsys: pytest.Cap
         return logits
 
     params = SamplingParams(max_tokens=8, ignore_eos=True, logits_processors=(fails,))
-    with load(built) as engine, pytest.raises(LlmcError, match="three are enough"):
+    with load(draft_engine) as engine, pytest.raises(LlmcError, match="three are enough"):
         stream_one(engine, "KING", "KING", params)
     out = capsys.readouterr().out
     assert len(out) > len("KING\n") and out.startswith("KING") and out.endswith("\n")

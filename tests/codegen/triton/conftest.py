@@ -1,21 +1,19 @@
 """Where a kernel's cases run: interpreted on the CPU, and the same ones on a device with `pytest -m gpu`.
 
-The process that compiles is started once for all modules: it takes seconds to import torch and Triton.
+The process that compiles is that of all tests: it takes seconds to import torch and Triton.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from llmc.codegen.triton.compile import Workers
+from tests.kept_compiler import KeptCompiler
 
 
-@pytest.fixture(scope="package")
-def workers() -> Iterator[Workers]:
-    with Workers(1) as found:
-        yield found
+@pytest.fixture
+def workers(compiler: KeptCompiler) -> Workers:
+    return compiler.workers()
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from llmc.codegen.cpp.toolchain import find_toolchain
-from llmc.codegen.triton.compile import CompiledKernel, Workers
+from llmc.codegen.triton.compile import CompiledKernel
 from llmc.codegen.triton.launch_alternatives import with_every_buffer
 from llmc.codegen.triton.lowering import lower_device
 from llmc.options import BuildOptions
@@ -29,6 +29,7 @@ from llmc.runtime.device.inputs import StepShape
 from llmc.runtime.device.program import plan_calls
 from tests.codegen.tiny_models import GraphBuilder, ops
 from tests.gpu_target import gpu_target
+from tests.kept_compiler import KeptCompiler
 from tests.runtime.device.device_program import binary
 
 HERE = Path(__file__).parent
@@ -141,20 +142,22 @@ class Compiled:
 
 
 @pytest.fixture(scope="module")
-def compiled(lowered: tuple[Program, dict[str, str]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Compiled]:
+def compiled(
+    lowered: tuple[Program, dict[str, str]], compiler: KeptCompiler, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Compiled]:
     """One kernel of each function."""
     folder = tmp_path_factory.mktemp("kernels")
     for file, text in lowered[1].items():
         (folder / file).parent.mkdir(exist_ok=True)
         (folder / file).write_text(text, encoding="utf-8")
     found: dict[str, Compiled] = {}
-    with Workers(1) as workers:
-        for kernel in lowered[0].kernels:
-            if kernel.function in WANTED and kernel.function not in found:
-                built = workers.compile(kernel, gpu_target("h100"), folder)
-                ptx = built.assembly.read_text(encoding="utf-8")
-                tried = workers.compile_usable((kernel, replace(kernel, num_warps=3)), gpu_target("h100"), folder)
-                found[kernel.function] = Compiled(kernel, built, ptx, tried)
+    workers = compiler.workers()
+    for kernel in lowered[0].kernels:
+        if kernel.function in WANTED and kernel.function not in found:
+            built = workers.compile(kernel, gpu_target("h100"), folder)
+            ptx = built.assembly.read_text(encoding="utf-8")
+            tried = workers.compile_usable((kernel, replace(kernel, num_warps=3)), gpu_target("h100"), folder)
+            found[kernel.function] = Compiled(kernel, built, ptx, tried)
     return found
 
 
