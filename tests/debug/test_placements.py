@@ -22,6 +22,7 @@ from llmc.graph.capture import capture
 from llmc.options import parse_options
 from llmc.passes.pipeline import default
 from llmc.program import RankLayout
+from tests.quick_sample import quick_sample
 from tests.tiny_models import saved
 
 MODEL = Path(__file__).parents[2] / "examples" / "models" / "bard-6m"
@@ -97,7 +98,7 @@ def test_one_rank_has_no_placements() -> None:
     assert explain_model(capture(MODEL, options, may_lack_weights=True), default(), options).ranks is None
 
 
-@pytest.mark.parametrize("tensor", [1, 2])
+@pytest.mark.parametrize("tensor", quick_sample([1, 2], [2]))
 def test_stages_say_their_ranks_memory_and_what_they_hand_over(tensor: int) -> None:
     options = parse_options({"tensor_parallel_size": tensor, "pipeline_parallel_size": 2})
     found = explain_model(capture(MODEL, options, may_lack_weights=True), default(), options)
