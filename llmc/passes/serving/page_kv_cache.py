@@ -123,9 +123,16 @@ def _page_choice(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> Non
 
 
 def _reach(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> Reach | None:
-    """None for an attention that sees all of the longest sequence."""
+    """None for an attention that sees all of the longest sequence. Raises PassError for one that sees nothing."""
     longest, arguments = options.max_model_len or graph.info.max_positions, call_arguments(node)
     sizes = (arguments["window"], arguments["chunk"])
+    for name, size in zip(("window", "chunk"), sizes, strict=True):
+        if size is not None and size < 1:
+            raise PassError(
+                f"a {name} of {size} tokens leaves nothing to see",
+                at=node.name,
+                fix="correct it in the model's config: sliding_window, attention_chunk_size or the like",
+            )
     window, chunk = (None if size is None or (longest and size >= longest) else int(size) for size in sizes)
     return None if window is None and chunk is None else Reach(window, chunk)
 

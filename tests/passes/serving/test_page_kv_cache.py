@@ -42,18 +42,18 @@ def test_runs_when_cut_half_way(stop_after: int) -> None:
 
 
 def test_keeps_window_softcap_and_sinks() -> None:
-    b = GraphBuilder()
-    h = b.embedded()
-    q, k, v = (
-        b.call(torch.ops.aten.reshape.default, b.linear(h, name, heads * 4), [-1, heads, 4])
-        for name, heads in (("q", 2), ("k", 1), ("v", 1))
-    )
-    y = b.call(torch.ops.llmc.attention.default, q, k, v, 0.5, 3, 2.0, b.weight("sinks", 2))
-    graph, source = b.finish(b.call(torch.ops.aten.reshape.default, y, [-1, 8]))
+    graph, source = _windowed(3)
     result = run_pipeline(graph, (page_kv_cache,), BuildOptions()).graph
     same_logits(graph, result, source, tolerance=1e-6)
     (node,) = result.graph.find_nodes(op="call_function", target=torch.ops.llmc.paged_attention.default)
     assert [str(a) for a in node.args[6:10]] == ["0.5", "3", "2.0", "sinks"]
+
+
+@pytest.mark.parametrize("window", [0, -3])
+def test_refuses_windows_in_which_nothing_is_seen(window: int) -> None:
+    graph, _ = _windowed(window)
+    with pytest.raises(PassError, match=f"a window of {window} tokens leaves nothing to see"):
+        run_pipeline(graph, (page_kv_cache,), BuildOptions())
 
 
 def test_cache_has_the_models_dtype_and_the_blocks_asked_for() -> None:
@@ -92,6 +92,17 @@ def test_an_allowed_fallback_leaves_the_attention() -> None:
     assert len(result.records[0].refusals) == 1
     tokens = [5, 3, 11, 2, 7, 1]
     torch.testing.assert_close(run_tokens(result.graph, source, tokens), run_tokens(graph, source, tokens))
+
+
+def _windowed(window: int) -> tuple[ModelGraph, TensorSource]:
+    b = GraphBuilder()
+    h = b.embedded()
+    q, k, v = (
+        b.call(torch.ops.aten.reshape.default, b.linear(h, name, heads * 4), [-1, heads, 4])
+        for name, heads in (("q", 2), ("k", 1), ("v", 1))
+    )
+    y = b.call(torch.ops.llmc.attention.default, q, k, v, 0.5, window, 2.0, b.weight("sinks", 2))
+    return b.finish(b.call(torch.ops.aten.reshape.default, y, [-1, 8]))
 
 
 def _cross_attention() -> tuple[ModelGraph, TensorSource]:
