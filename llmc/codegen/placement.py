@@ -42,9 +42,9 @@ def unit_nodes(unit: Unit) -> tuple[fx.Node, ...]:
 
 
 def unit_reads(unit: Unit, views: Views) -> tuple[View, ...]:
-    """What a unit reads from memory."""
+    """What a unit reads from memory, each once."""
     inside = set(unit_nodes(unit))
-    reads = (v for node in unit_nodes(unit) for v in operand_views(node, views))
+    reads = dict.fromkeys(v for node in unit_nodes(unit) for v in operand_views(node, views))
     return tuple(v for v in reads if v.value.node not in inside)
 
 
@@ -78,8 +78,9 @@ class Placer:
         self._units, self._written, self._output = units, written, output
         self._views, self._copies, self._in_place_arguments = views, copies, in_place
         self._reads: dict[Value, list[_Read]] = {}
-        for i, unit in enumerate(units):
-            for view in unit_reads(unit, views):
+        self._unit_reads = [unit_reads(unit, views) for unit in units]
+        for i, reads in enumerate(self._unit_reads):
+            for view in reads:
                 self._reads.setdefault(view.value, []).append(_Read(i, view))
         for view in (output, *kept):
             self._reads.setdefault(view.value, []).append(_Read(len(units), view))
@@ -129,17 +130,17 @@ class Placer:
 
     def _replaceable(self, unit: int, value: Value) -> Iterator[tuple[View, View]]:
         """(what the unit reads, what it writes there) where both are walked alike and other reads do not interfere."""
-        launch = self._units[unit]
-        for view, result in self._walked_alike(launch, value):
-            overlapping = [v for v in unit_reads(launch, self._views) if v.overlaps(view)]
+        for view, result in self._walked_alike(unit, value):
             computed = view.value.node.op != "placeholder"
-            if computed and view.value.dtype == value.dtype and all(v == view for v in overlapping):
+            others = (v for v in self._unit_reads[unit] if v != view)
+            if computed and view.value.dtype == value.dtype and not any(v.overlaps(view) for v in others):
                 yield view, result
 
-    def _walked_alike(self, launch: Unit, value: Value) -> Iterator[tuple[View, View]]:
+    def _walked_alike(self, unit: int, value: Value) -> Iterator[tuple[View, View]]:
+        launch = self._units[unit]
         if isinstance(launch, Group):
             result = result_view(value.node, self._views, self._copies)
-            for view in unit_reads(launch, self._views):
+            for view in self._unit_reads[unit]:
                 a, b = strides_over(view, launch.space), strides_over(result, launch.space)
                 if a[1:] == b[1:] and (a[0] != 0) == (b[0] != 0) and _same_size(view, value):
                     yield view, result

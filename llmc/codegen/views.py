@@ -81,8 +81,10 @@ class View:
 
     def overlaps(self, other: "View") -> bool:
         """Whether both may touch the same element."""
+        if self.value != other.value:
+            return False
         (a, b), (c, d) = self.extent(), other.extent()
-        return self.value == other.value and a < d and c < b
+        return a < d and c < b
 
 
 Views = dict[fx.Node, View | tuple[View, ...]]
