@@ -5,10 +5,11 @@ Then it reads its operands from memory, which shows how much of the shorter of t
 not hide.
 """
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
 
 from llmc.codegen.cpp.kernel_library import PAGED_ATTENTION, Part, part_of
 from llmc.codegen.cpp.panel import PANEL
@@ -108,8 +109,7 @@ def _attention_rates(machine: _Machine, attention: Attention) -> KindRates:
     block_bytes = sum(attention.block_bytes)
     tile = max(1, ATTENTION_KEYS // attention.block_size)
     in_memory = _MEMORY_BYTES // block_bytes // (tile * _REQUESTS) * tile * _REQUESTS
-    order = list(range(in_memory))
-    random.Random(0).shuffle(order)
+    order: list[int] = np.random.default_rng(0).permutation(in_memory).tolist()
 
     def batch(queries: int, nbytes: int) -> Batch:
         blocks = max(1, nbytes // block_bytes // tile) * tile
