@@ -10,6 +10,7 @@ import networkx as nx
 
 from llmc import engine_cache
 from llmc.graph import capture_cache
+from tests.parsed_source import parsed
 
 PACKAGE = Path(__file__).parent.parent / "llmc"
 
@@ -79,7 +80,7 @@ def room_of(module: str) -> str:
 def imported_modules(path: Path) -> list[tuple[int, str]]:
     """(line, module) of each import of llmc in a file, wherever it stands."""
     found: list[tuple[int, str]] = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -140,7 +141,7 @@ def circles(package: Path) -> list[list[str]]:
     graph = nx.DiGraph()
     files = {_module_of(path, package): path for path in package.rglob("*.py")}
     for module, path in files.items():
-        for node in _at_the_top(ast.parse(path.read_text(encoding="utf-8")).body):
+        for node in _at_the_top(parsed(path).body):
             names = [f"{node.module}.{a.name}" for a in node.names] if isinstance(node, ast.ImportFrom) else []
             names += [str(node.module)] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
             inner = [name for name in names if name in files and not f"{module}.".startswith(f"{name}.")]

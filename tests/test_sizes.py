@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 import llmc
+from tests.parsed_source import parsed
 
 PACKAGE = Path(llmc.__file__).parent
 MAX_FILE_LINES = 400
@@ -23,7 +24,7 @@ def test_no_function_is_longer_than_a_screen() -> None:
     """Kernels of Triton are exempt: calls between them cost names for dozens of values."""
     long = {}
     for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not _is_kernel(node):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
                 if lines > MAX_FUNCTION_LINES:
