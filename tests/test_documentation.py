@@ -36,9 +36,14 @@ OF_BENCHMARKS = {"--gguf-type", "--from-gguf", "--llama-cpp-python", "--schemes"
 ELSEWHERE = ("custom-passes.md",)
 
 
+@pytest.fixture(scope="module")
+def top() -> Any:
+    """The command with all its verbs, made once."""
+    return typer.main.get_command(command_line())
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_parse(page: Path) -> None:
-    top: Any = typer.main.get_command(command_line())
+def test_commands_parse(page: Path, top: Any) -> None:
     for words in commands(page):
         command, rest = top, list(words)
         while hasattr(command, "commands") and rest and not rest[0].startswith("-"):
@@ -49,18 +54,16 @@ def test_commands_parse(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_verbs_exist(page: Path) -> None:
-    top: Any = typer.main.get_command(command_line())
+def test_verbs_exist(page: Path, top: Any) -> None:
     assert set(re.findall(r"`llmc ([a-z]+(?:-[a-z]+)*)", page.read_text(encoding="utf-8"))) <= set(top.commands)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_options_exist(page: Path) -> None:
+def test_options_exist(page: Path, top: Any) -> None:
     """Those that the text names; other programs have theirs in the left column of a table, or after their name."""
     text = re.sub(r"^\|[^|]*\|", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     named = (code for code in re.findall(r"`([^`\n]+)`", text) if "benchmarks." not in code)
     options = {option for code in named for option in re.findall(r"(?<!\S)--[a-z][a-z0-9-]+(?![\w*])", code)}
-    top: Any = typer.main.get_command(command_line())
     assert options - OF_BENCHMARKS <= _options(top) | {"--help"}
 
 
