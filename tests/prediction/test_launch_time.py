@@ -33,6 +33,13 @@ def test_longer_plus_a_part_of_the_shorter() -> None:
     assert predict_launch(compute_bound, STEP, RATES) == pytest.approx(0.5 + 1 + arithmetic + 0.25 * 1)
 
 
+def test_a_rank_with_one_thread_starts_no_others() -> None:
+    assert RATES.of_a_rank(1, 8) == RATES
+    own = {threads: RATES.of_a_rank(2, threads) for threads in (2, 3)}
+    assert (own[2].launch, own[3].launch) == (0.0, 0.5)
+    assert own[2].bandwidth == own[3].bandwidth == 50.0 and own[2].kinds["F32"].multiply == 5.0
+
+
 @pytest.mark.parametrize(("rows", "share"), [(0.5, 0.125), (1, 0.25), (2.5, 0.5555556), (4, 0.8), (8, 1.0), (99, 1.0)])
 def test_more_rows_reach_more(rows: float, share: float) -> None:
     assert KINDS["BF16"].share(rows) == pytest.approx(share)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from llmc.codegen.cpp.lowering import lower
 from llmc.codegen.cpp.printer import print_loop
+from llmc.codegen.cpp.step import print_source
 from llmc.codegen.kernel_ir import Apply, Constant, Load, Loop, Parameter, Reduce, Store, collapse
 from llmc.graph.pointwise import Kind
 from llmc.options import BuildOptions
-from llmc.program import RowCount
+from llmc.program import LOOP, Affine, Launch, Origin, Program, RowCount, SideOutput, StepOutput
 from llmc.targets import CPU_TARGETS
 from tests.codegen.tiny_models import gemma2
+from tests.runtime.device.device_program import LIMITS
 
 Golden = Callable[[str, str], None]
 
@@ -48,6 +51,18 @@ def test_an_engine(golden: Golden) -> None:
     portable = next(target for target in CPU_TARGETS if target.name == "cpu-portable")
     lowered = lower(gemma2()[0], portable, BuildOptions())
     golden("codegen/gemma2_engine.cpp", lowered.source)
+
+
+def test_a_launch_for_side_outputs_and_one_in_their_place() -> None:
+    one, all_tokens = Launch("copy", LOOP, ("F32",), {}, Origin((), None, None), "0", "0"), ("first", "last")
+    launches = (replace(one, sides=("last",)), replace(one, unless=all_tokens), replace(one, wanted=(StepOutput.BEST,)))
+    sides = tuple(SideOutput(name, "F32", RowCount.TOKENS, (4,), None) for name in all_tokens)
+    program = Program(LIMITS, 10, Affine(), Affine(), (), (), (), launches, side_outputs=sides)
+    text = print_source(program, {}, "tiny")
+    conditions = [line.strip() for line in text.splitlines() if " if (" in line]
+    assert "if (step->sides & (2 /* last */)) {" in conditions
+    assert "if (!(step->sides & (1 /* first */ | 2 /* last */))) {" in conditions
+    assert "if (choices != nullptr) {" in conditions
 
 
 def test_phases_of_a_norm() -> None:

@@ -90,6 +90,7 @@ def test_what_aten_does_to_integers_and_lookups() -> None:
     check(aten.remainder.Scalar, numbers(5), 0.3)
     check(aten.index.Tensor, numbers(3, 4), [None, torch.tensor([2, 0])])
     check(aten.index.Tensor, numbers(3, 4), [torch.tensor([2, 0]), torch.tensor([1, 3])])
+    check(aten.gather.default, numbers(3, 4), 1, torch.tensor([[0, 3], [1, 1], [2, 0]]))
     check(aten.repeat_interleave.self_int, numbers(3, 4), 2, 0)
     check(aten.flatten.using_ints, numbers(2, 3, 4), 1, 2)
     check(aten.var.correction, numbers(3, 4), [-1], correction=1, keepdim=True)

@@ -7,7 +7,13 @@ import json
 import pytest
 
 from llmc.runtime.server.parsed_calls import ParsedCall
-from llmc.runtime.server.tool_calls import FORMS, RequiredCallsReader, ToolCallReader, form_of_template
+from llmc.runtime.server.tool_calls import (
+    FORMS,
+    RequiredCallsReader,
+    ToolCallReader,
+    form_of_template,
+    required_schema,
+)
 
 NAMES = frozenset({"weather", "time"})
 WEATHER = ParsedCall("weather", '{"city": "Łódź"}')
@@ -110,3 +116,10 @@ def test_the_form_follows_the_template() -> None:
     assert form_of_template("[AVAILABLE_TOOLS] [TOOL_CALLS]") is FORMS["mistral"]
     assert form_of_template('{"name": function name, "parameters": dictionary}') is FORMS["llama3_json"]
     assert form_of_template("{{ messages }}") is FORMS["hermes"]
+
+
+@pytest.mark.parametrize("most", [None, 1])
+def test_required_calls_may_be_one_at_most(most: int | None) -> None:
+    schema = required_schema({"time": {"type": "object"}}, most)
+    assert schema["minItems"] == 1 and schema.get("maxItems") == most and ("maxItems" in schema) == (most is not None)
+    assert [call["properties"]["name"] for call in schema["items"]["anyOf"]] == [{"const": "time"}]

@@ -30,6 +30,14 @@ def test_ngrams_of_the_text_are_guessed() -> None:
     assert len(draft.path([1, 2])) == 2
 
 
+def test_a_step_with_room_for_all_verifies_all_guesses() -> None:
+    request = Counted([7, 1, 2, 7, 3, 4, 7, 5, 6, 7], 8)
+    (draft,) = LookaheadDrafter(1, 3, 3).propose([request], [8])
+    assert [len(draft.path(list(guess))) for guess in ((1, 2), (3, 4), (5, 6))] == [2, 2, 2]
+    (draft,) = LookaheadDrafter(1, 3, 3).propose([request], [7])
+    assert [len(draft.path(list(guess))) for guess in ((1, 2), (3, 4), (5, 6))] == [0, 0, 2], "the other half is window"
+
+
 def test_there_are_no_more_drafts_than_asked_for() -> None:
     request = Counted([1, 2, 3, 1, 2, 3, 1, 2], 8)
     drafter = LookaheadDrafter(5, 4, 5)
