@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 import llmc.architectures.survey
 from llmc.architectures.page import models_page
@@ -55,3 +56,9 @@ def test_docs_have_a_row_for_every_architecture() -> None:
     assert sorted(rows) == sorted(KNOWN)
     counts = [int(count) for count in re.findall(r"\*\*(\d+)\*\*", text)]
     assert sum(counts) == len(rows)
+
+
+def test_a_tiny_model_is_the_same_each_time() -> None:
+    """Also what transformers begins with as noise, such as the time steps of states."""
+    first, again = (dict(tiny_architecture("mamba2").named_parameters()) for _ in range(2))
+    assert all(torch.equal(value, again[name]) for name, value in first.items())

@@ -41,8 +41,9 @@ TEXTS = range(2, 90, 6)
 # How many times as far off fp32 an engine in bf16 may be as torch in bf16 is.
 BF16 = 1.25
 # A code of int8 with a scale a row is off by 2⁻⁸ of its largest at most. This is for the token in the middle: routers
-# of random weights have near ties, and a token that goes to another expert is off by what the expert says.
-INT8 = 0.05
+# of random weights have near ties, and a token that goes to another expert is off by what the expert says. Zamba 2's
+# two passes through one shared layer are the loudest: torch, with the same rows rounded so, is off by 0.055.
+INT8 = 0.07
 # A compiled int8 engine against its reference, which reads the same codes: sums in another order.
 SAME_CODES = 1e-3
 
