@@ -16,6 +16,8 @@ from tokenizers.models import WordLevel
 
 import llmc
 import llmc.targets
+from llmc.build_report import BuildReport
+from llmc.cli.build import summary_table
 from llmc.cli.units import in_bytes
 from llmc.codegen.triton.compile import Workers
 from llmc.compiler import build
@@ -27,6 +29,7 @@ from llmc.settings import settings
 from llmc.targets import GPU_TARGETS
 from tests.cli.command import MODEL, assert_user_error
 from tests.cli.command import llmc as command
+from tests.cli.test_table import printed
 from tests.tiny_models import tiny_checkpoint
 
 # Steps of two tokens need few kernels.
@@ -39,11 +42,21 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def engine(model: str, tmp_path_factory: pytest.TempPathFactory) -> EngineDirectory:
+def report(model: str, tmp_path_factory: pytest.TempPathFactory) -> BuildReport:
     path = tmp_path_factory.mktemp("two") / "e.llmc"
     words = Tokenizer(WordLevel({"KING": 5, "RICHARD": 7}, unk_token="KING"))
-    build(model, path, target="a100,h100", dtype="bfloat16", tokenizer=words, **LIMITS)
-    return read_engine(path, check_machine=False)
+    return build(model, path, target="a100,h100", dtype="bfloat16", tokenizer=words, **LIMITS)
+
+
+@pytest.fixture(scope="module")
+def engine(report: BuildReport) -> EngineDirectory:
+    return read_engine(report.path, check_machine=False)
+
+
+def test_a_build_says_how_many_sequences_fit(report: BuildReport) -> None:
+    facts = [line.strip("│ ").split("│") for line in printed(summary_table(report), 120).splitlines() if "│" in line]
+    told = {name.strip(): value.strip() for name, value in facts}
+    assert told["sequences of full length that fit"] == str(report.fitting_sequences)
 
 
 def test_a_model_that_the_gpu_cannot_hold_is_refused_before_compiling(
