@@ -31,6 +31,15 @@ def test_every_gpu_is_found_by_its_name() -> None:
         assert target.compiled == (target,)
 
 
+@pytest.mark.parametrize("target", [each for each in GPU_TARGETS if each.backend == "cuda"], ids=lambda each: each.name)
+def test_the_summary_says_what_predictions_reckon_with(target: GpuTarget) -> None:
+    found = re.search(r"\(sm_(\d+)\), (\d+) GB at ([\d.]+) (TB|GB)/s$", target.summary)
+    assert found is not None, target.summary
+    arch, memory, rate, unit = found.groups()
+    assert (int(arch), int(memory) * 10**9) == (target.arch, target.memory_bytes)
+    assert float(rate) * {"TB": 1e12, "GB": 1e9}[unit] == pytest.approx(target.bandwidth, rel=0.01)
+
+
 def test_several_gpus_share_the_least_of_what_they_have() -> None:
     both = resolve_target("h100, a100")
     assert isinstance(both, GpuTarget)

@@ -57,6 +57,10 @@ def test_a_profile_is_read_back(profile: Profile, draft_engine: Path, tmp_path: 
     other = replace(profile, target="cpu-portable")
     with pytest.raises(EngineFormatError, match="of another engine"):
         check_profile(other, read_engine(draft_engine), path)
+    directory = read_engine(draft_engine)
+    fewer = replace(directory.program, launches=directory.program.launches[:-1])
+    with pytest.raises(EngineFormatError, match="of another engine"):
+        check_profile(profile, replace(directory, program=fewer), path)
     path.write_text('{"version": 99}', encoding="utf-8")
     with pytest.raises(EngineFormatError, match="no profile of version"):
         read_profile(path)

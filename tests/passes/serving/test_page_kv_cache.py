@@ -49,6 +49,13 @@ def test_keeps_window_softcap_and_sinks() -> None:
     assert [str(a) for a in node.args[6:10]] == ["0.5", "3", "2.0", "sinks"]
 
 
+@pytest.mark.parametrize(("window", "kept"), [(31, 31), (32, None), (33, None)])
+def test_a_window_as_long_as_the_longest_sequence_is_none(window: int, kept: int | None) -> None:
+    graph, _ = _windowed(window)
+    result = run_pipeline(graph, (page_kv_cache,), BuildOptions(max_model_len=32)).graph
+    assert [reach.window for reach in result.reaches] == ([] if kept is None else [kept])
+
+
 @pytest.mark.parametrize("window", [0, -3])
 def test_refuses_windows_in_which_nothing_is_seen(window: int) -> None:
     graph, _ = _windowed(window)

@@ -49,6 +49,11 @@ def test_every_bucket_fits_the_room_of_the_largest_step() -> None:
         assert shape.input_offsets()["end"] <= room
 
 
+@pytest.mark.parametrize(("tokens", "columns"), [(16 * 64, 64), (16 * 64 + 1, 128), (16 * 128, 128)])
+def test_tables_have_columns_up_to_the_next_power_of_two(tokens: int, columns: int) -> None:
+    assert largest_shape(replace(LIMITS, max_model_len=tokens, block_size=16)).max_blocks == columns
+
+
 @given(st.integers(1, 700), st.integers(1, 700), st.integers(1, 700))
 def test_buckets_grow_to_the_limit_with_little_padding(sequences: int, tokens: int, rows: int) -> None:
     buckets = request_buckets(Limits(tokens, sequences, rows, 64, 16))

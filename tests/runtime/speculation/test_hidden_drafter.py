@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from transformers import AutoModelForCausalLM
 from llmc import Engine, SamplingParams, load
 from llmc.compiler import build
 from llmc.engine_format import read_engine
+from llmc.engine_format.reader import DRAFT, SHARED_NAME
 from llmc.errors import EngineFormatError, OptionError
 from llmc.runtime.executors.executor import Executor
 from llmc.runtime.loop.step import Step
@@ -238,6 +240,12 @@ def test_drafts_are_those_of_the_oracle(built: Built, proposals: list[tuple[list
 
 
 # Several layers draft chains.
+@ONE_KIND
+def test_what_a_draft_shares_with_its_model_is_stored_once(built: Built) -> None:
+    shared = json.loads((built.path / DRAFT / SHARED_NAME).read_text(encoding="utf-8"))
+    assert [*shared.values()] == ["model_embed_tokens_weight"]
+
+
 @pytest.mark.parametrize("built", quick_sample(["eagle3", "mtp"], ["eagle3"]), indirect=True)
 def test_trees_are_those_of_the_oracle(
     built: Built, proposals: list[tuple[list[int], list[int], int]], monkeypatch: pytest.MonkeyPatch
