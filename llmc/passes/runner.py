@@ -25,6 +25,7 @@ from llmc.passes.pattern import parameters, trace_pattern
 from llmc.passes.recorded_graph import recorded_copy
 from llmc.passes.rewrite import GraphPass, Pass, Rewrite, WeightPass
 from llmc.passes.rewrite_log import PipelineCut, RewriteLog
+from llmc.passes.seen_graph import SeenGraph
 from llmc.passes.shape_check import ShapeCheck
 from llmc.passes.shapes import same_value
 
@@ -74,7 +75,7 @@ def run_pipeline(
         if before_rewrite is not None:
             before_rewrite(name, record, result)
 
-    shapes = ShapeCheck(nodes)
+    shapes, seen = ShapeCheck(nodes), SeenGraph()
     log = RewriteLog(nodes, options.stop_after, announce)
     records: list[PassRecord] = []
     was_cut = False
@@ -94,7 +95,9 @@ def run_pipeline(
         # What only some rewrites of a pass were made in goes on as what comes out of it, if it goes on.
         if not is_partial or (options.finish_cut and log.rewrites()):
             result.stage = each.stage or stage
-        _check_result(each, result, shapes, options, (each.stage or stage, stage) if is_partial else ())
+        if is_partial or not seen.is_this(result):
+            _check_result(each, result, shapes, options, (each.stage or stage, stage) if is_partial else ())
+            seen.see(result)
         records.append(_record(each, result, log, time.perf_counter() - started, size))
         if observer is not None:
             observer(records[-1], result)
