@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -90,3 +91,40 @@ def test_what_windows_hold_is_told(tmp_path: Path) -> None:
     assert (sample.value, sample.labels["reach"]) == (window.total, "window 16")
     half = replace(stats, windows=(replace(window, used=window.total // 2),))
     assert half.cache_usage == half.windows[0].used / window.total
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gemma3_text", "llama4_text"])
+def test_interpreted_kernels_read_nothing_behind_a_window(family: str, tmp_path: Path) -> None:
+    """Found prefixes, forks, preemption and drafts where blocks behind the window are soon others'."""
+    path = tmp_path / "engine.llmc"
+    model = tiny_checkpoint(family, tmp_path / "model")
+    llmc.build(
+        model,
+        path,
+        target="h100",
+        dtype="float32",
+        max_batch_tokens=32,
+        max_sequences=4,
+        max_model_len=128,
+        block_size=8,
+    )
+    params = SamplingParams(max_tokens=12, temperature=0.9, seed=3, n=2, ignore_eos=True)
+    prompts = [TOKENS[:60], [*TOKENS[:40], 5, 6, 7], TOKENS[:60]]
+
+    def said(engine: Engine) -> list[list[Sequence[int]]]:
+        return [[c.token_ids for c in each.choices] for each in engine.generate(prompts, params)]
+
+    with llmc.load(path, executor="reference", prefix_cache=False) as reference:
+        expected = said(reference)
+    drafts = {"method": "lookahead"}
+    with llmc.load(path, executor="triton_interpreter", speculation=drafts) as engine:
+        assert said(engine) == expected
+    with pytest.raises(llmc.LlmcError, match="one sequence of max_model_len") as caught:
+        llmc.load(path, executor="triton_interpreter", kv_cache_bytes=1)
+    needed = int(caught.value.problem.rsplit(" ", 1)[-1])
+    with llmc.load(path, executor="triton_interpreter", kv_cache_bytes=needed) as tight:
+        assert said(tight) == expected
+        assert said(tight) == expected
+        assert tight.loop.scheduler.preemptions > 0 and tight.loop.scheduler.prefix_cache.hits > 0
+        assert not tight.loop.windows[0].pool.used
