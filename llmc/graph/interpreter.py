@@ -9,23 +9,36 @@ from torch import Tensor, fx
 from llmc.graph.ranks import OnRanks, call, first_rank
 
 
-class GraphInterpreter(fx.Interpreter):
-    """Intermediates are dropped after their last use. llmc.ops must have been imported."""
+class GraphInterpreter:
+    """Intermediates are dropped after their last use. llmc.ops must have been imported. The graph stays as it is.
+
+    As fx.Interpreter, but for what that does around each call: it takes a third of the time of small ops.
+    """
 
     def __init__(self, graph: fx.Graph) -> None:
-        super().__init__(torch.nn.Module(), graph=graph)
-        self._inputs: Mapping[str, Tensor | OnRanks] = {}
+        last = {source: node for node in graph.nodes for source in node.all_input_nodes}
+        # Each node, and those whose last use it is.
+        self._nodes = [(node, [each for each in node.all_input_nodes if last[each] is node]) for node in graph.nodes]
 
     def outputs(self, inputs: Mapping[str, Tensor | OnRanks]) -> tuple[Tensor, ...]:
         """What the graph returns on the first rank, the logits first; `inputs` has every placeholder by its name."""
-        self._inputs = inputs
         with torch.inference_mode():
-            result: Any = self.run()
+            result = self._run(inputs, any(isinstance(value, OnRanks) for value in inputs.values()))
         returned: Sequence[Any] = result if isinstance(result, Sequence) else (result,)
         return tuple(map(first_rank, returned))
 
-    def run_node(self, n: fx.Node) -> object:
-        return self._inputs[n.name] if n.op == "placeholder" else super().run_node(n)
-
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> object:
-        return call(target, args, kwargs)
+    def _run(self, inputs: Mapping[str, Tensor | OnRanks], has_ranks: bool) -> Any:
+        values: dict[fx.Node, Any] = {}
+        for node, done in self._nodes:
+            if node.op == "placeholder":
+                values[node] = inputs[node.name]
+                continue
+            args: Any = fx.map_arg(node.args, values.__getitem__)
+            if node.op == "output":
+                return args[0]
+            kwargs: Any = fx.map_arg(node.kwargs, values.__getitem__)
+            target: Any = node.target
+            values[node] = call(target, args, kwargs) if has_ranks else target(*args, **kwargs)
+            for each in done:
+                del values[each]
+        raise AssertionError("the graph has no output")
