@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -55,7 +56,12 @@ def test_weight_only_schemes_equal_the_graph(scheme: str, tmp_path: Path) -> Non
 
 def test_blocks_equal_the_graph(tmp_path: Path) -> None:
     """In one layer that blocks of 128 columns divide, and whose rows end within a block."""
-    sizes = {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 2, "num_key_value_heads": 1}
+    sizes: dict[str, Any] = {
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
     options = parse_options({})
     found = capture(tiny_checkpoint("llama", tmp_path / "model", num_hidden_layers=1, vocab_size=96, **sizes), options)
     captured = Captured(run_pipeline(found.graph, canonical(), options).graph, found.source)

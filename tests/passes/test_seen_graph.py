@@ -24,6 +24,7 @@ def _body(x: Any) -> Any:
 
 
 def _node(graph: ModelGraph, target: Any = aten.neg.default) -> fx.Node:
+    node: fx.Node
     (node,) = graph.graph.find_nodes(op="call_function", target=target)
     return node
 
