@@ -82,7 +82,6 @@ def load_config(directory: Path, asked: TaskChoice = "generate") -> LoadedConfig
     settings = read_json(file)
     transformers = import_transformers()
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     model_type = settings.get("model_type")
     if not isinstance(model_type, str):
@@ -108,8 +107,7 @@ def load_config(directory: Path, asked: TaskChoice = "generate") -> LoadedConfig
     task = chosen_task(settings, directory, asked)
     if task is not None and text is not None:
         raise CaptureError(f"{model_type!r} is multimodal", at=file, fix="only models of text alone give rows of texts")
-    names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    class_name = names.get(config.model_type) if task is None else class_name_of(task, config.model_type, file)
+    class_name = _causal_class(config) if task is None else class_name_of(task, config.model_type, file)
     if class_name is None:
         half = "" if text is None else f"is multimodal, and its text half, {config.model_type!r}, "
         raise _not_a_decoder(model_type, f"{half}has no causal language model in transformers", file)
@@ -118,6 +116,18 @@ def load_config(directory: Path, asked: TaskChoice = "generate") -> LoadedConfig
         del config.quantization_config
     check_sizes(config, file)
     return LoadedConfig(config, getattr(transformers, class_name), None if text is None else whole, task)
+
+
+def _causal_class(config: Any) -> str | None:
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if config.model_type in names:
+        return names[config.model_type]
+    # The text half of Emu 3 is named by the whole model's type, which is that of its module.
+    found = names.get(type(config).__module__.split(".")[-2])
+    return found if found is not None and getattr(transformers, found).config_class is type(config) else None
 
 
 def check_sizes(config: Any, at: str | Path) -> None:

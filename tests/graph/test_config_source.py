@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from llmc.architectures.tiny_config import tiny_config
 from llmc.codegen.sketch import sketch
 from llmc.errors import CheckpointError
 from llmc.graph.capture import Captured, capture
+from llmc.graph.hf_config import load_config
 from llmc.graph.render import render
 from llmc.options import parse_options
 from llmc.passes.model_data import ModelData
@@ -72,3 +74,9 @@ def test_what_needs_numbers_says_so(directories: tuple[Path, Path]) -> None:
             calibration_sequences=1,
             calibration_length=16,
         )
+
+
+def test_a_text_half_that_is_known_by_the_whole_models_type_is_found(tmp_path: Path) -> None:
+    tiny_config("emu3").save_pretrained(tmp_path)
+    found = load_config(tmp_path)
+    assert (found.config.model_type, found.model_class.__name__) == ("emu3_text_model", "Emu3ForCausalLM")
