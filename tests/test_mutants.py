@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.mutation.__main__ import ROOT, candidates, sample
+from tests.mutation.__main__ import ROOT, asked, candidates, sample
 from tests.mutation.mutate import mutants
+from tests.mutation.reach import Reach, with_probes
 from tests.mutation.rooms import own_tests, room_of, room_tests
 
 SOURCE = '''"""A text with 1 < 2."""
@@ -38,6 +40,47 @@ def test_each_kind_of_change_and_nothing_that_only_readers_see() -> None:
         (8, "dropped statement"): "pass",
         (9, "dropped statement"): "return None",
     }
+
+
+BRANCHES = """STEP = 1
+def sign(a):
+    if a < 0:
+        return -1
+    elif a > 0:
+        return (
+            1
+        )
+    return [
+        0 for _ in range(1)
+    ][0]
+@triton.jit
+def kernel(a):
+    return a + 1
+"""
+
+
+def test_a_probe_stands_before_the_statement_of_a_mutant() -> None:
+    constants = {mutant.line: mutant for mutant in mutants(BRANCHES) if mutant.kind == "constant"}
+    assert {*constants} == {1, 3, 4, 5, 7, 10, 11, 14}
+    probed, keys = with_probes(BRANCHES, {f"line {line}": mutant for line, mutant in constants.items()})
+    assert sorted(keys) == ["line 10", "line 11", "line 3", "line 4", "line 5", "line 7"], "no import and no kernel"
+    before = [line for line in probed.splitlines() if "probe" in line or line in BRANCHES.splitlines()]
+    names = [re.sub(r".*reached\('(.*)'\)", r"\1", line).strip() for line in before]
+    assert names[1:14] == [
+        "def sign(a):", "line 3", "line 5", "if a < 0:", "line 4", "return -1", "elif a > 0:", "line 7", "return (",
+        "1", ")", "line 10", "line 11",
+    ]  # fmt: skip
+
+
+def test_the_nearest_tests_are_asked_first_until_the_seconds_are_spent() -> None:
+    file = Path("llmc/runtime/scheduling/scheduler.py")
+    near, far = "tests/runtime/scheduling/test_scheduler.py::test_a", "tests/cli/test_run.py::test_b"
+    other = "tests/runtime/scheduling/test_scheduler.py::test_c"
+    reach = Reach({"reached": [far, near], "never": []}, {near: 2.0, far: 3.0, other: 1.0})
+    assert asked(file, reach, "reached", 10) == [near, far]
+    assert asked(file, reach, "reached", 4) == [near]
+    assert asked(file, reach, "never", 10) == []
+    assert asked(file, reach, "run at import", 10) == [other, near], "those of its room, the quick one first"
 
 
 @pytest.mark.slow

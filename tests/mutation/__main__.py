@@ -4,8 +4,9 @@
     python -m tests.mutation --count 60 --only runtime
     python -m tests.mutation --survivors
 
-Each is tried in a copy of the working tree, against the tests that have its file's name or import it, then against the
-others of its room, until one fails. What has been tried is kept in build/mutants, and not tried again.
+Each is tried in a copy of the working tree, against the tests that reach its statement, the nearest first, until one
+fails. Which do is found by running all tests once (tests/mutation/reach.py). What has been tried is kept in
+build/mutants, and not tried again.
 """
 
 from __future__ import annotations
@@ -25,11 +26,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cache
 from hashlib import sha256
+from itertools import accumulate
 from pathlib import Path
 from queue import SimpleQueue
 
 from tests.mutation.mutate import Mutant, mutants
+from tests.mutation.reach import Reach, reach_of
 from tests.mutation.rooms import own_tests, room_of, room_tests
+from tests.mutation.warm_pytest import WarmPytest
 
 ROOT = Path(__file__).parent.parent.parent
 WORK = ROOT / "build" / "mutants"
@@ -77,9 +81,9 @@ def candidates() -> dict[str, list[tuple[Path, Mutant]]]:
     return {room: found for room, found in rooms.items() if found}
 
 
-def copy_of_the_tree(number: int) -> Path:
+def copy_of_the_tree(name: str) -> Path:
     """The working tree as it is, in a folder of its own, with a cache that starts with this machine's kernels."""
-    copy = WORK / f"tree{number}"
+    copy = WORK / name
     shutil.rmtree(copy, ignore_errors=True)
     subprocess.run(["git", "clone", "--quiet", "--local", str(ROOT), str(copy)], check=True)
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
@@ -95,12 +99,12 @@ def copy_of_the_tree(number: int) -> Path:
 
 
 def environment(copy: Path) -> dict[str, str]:
-    """Python finds the copy's llmc first, and its cache holds nothing that a mutant has made before."""
+    """Python finds the copy's llmc first. Its cache holds what this tree has made, and nothing that a mutant has."""
     from llmc.cache import CacheKind, open_cache
 
     cache = copy / "build" / "cache"
     cache.mkdir(parents=True, mode=0o700, exist_ok=True)
-    kept = ("kernels", "triton")
+    kept = ("captures", "kernels", "programs", "triton")
     for made in cache.iterdir():
         if made.is_dir() and made.name not in kept:
             shutil.rmtree(made)
@@ -121,8 +125,15 @@ def link_again(source: Path, linked: Path) -> None:
 
 def inodes(folder: Path) -> dict[str, int]:
     """The files below a folder, and which they are; none where there is no folder."""
-    paths = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.stat().st_ino for path in paths}
+    found: dict[str, int] = {}
+    left = [str(folder)] if folder.is_dir() else []
+    while left:
+        for entry in os.scandir(left.pop()):
+            if entry.is_dir(follow_symlinks=False):
+                left.append(entry.path)
+            else:
+                found[os.path.relpath(entry.path, folder)] = entry.inode()
+    return found
 
 
 def write(copy: Path, file: Path, source: str) -> None:
@@ -132,56 +143,70 @@ def write(copy: Path, file: Path, source: str) -> None:
         compiled.unlink()
 
 
-def killer(copy: Path, stages: Iterable[list[Path]], seconds: int, without: Iterable[str] = ()) -> str:
-    """The first test that fails in the copy, or that it took too long; empty if all pass. without: tests left out."""
-    for files in stages:
-        if not files:
-            continue
-        named = [str(path.relative_to(ROOT)) for path in files]
-        failed = failure(copy, [*named, *(f"--deselect={test}" for test in without)], seconds)
-        if failed:
-            return failed
-    return ""
+def asked(file: Path, reach: Reach, key: str, seconds: float) -> list[str]:
+    """The tests that may kill a mutant of a file: those that reach it; where that is not known, those of the file and
+    of its room. The nearest files first, and of a file what is quick; those that take `seconds` together."""
+    near = own_tests(file, ROOT)
+    if key not in reach.tests:
+        near += room_tests(file, ROOT)
+    rank = {str(path.relative_to(ROOT)): number for number, path in reversed([*enumerate(near)])}
+    by_file: dict[str, list[str]] = defaultdict(list)
+    for test in reach.tests.get(key, reach.seconds):
+        name = test.partition("::")[0]
+        if key in reach.tests or name in rank:
+            by_file[name].append(test)
+    took = {name: sum(reach.seconds.get(test, 0) for test in tests) for name, tests in by_file.items()}
+    files = sorted(by_file, key=lambda name: (rank.get(name, len(rank)), took[name]))
+    tests = [test for name in files for test in sorted(by_file[name], key=lambda test: reach.seconds.get(test, 0))]
+    spent = [*accumulate(reach.seconds.get(test, 0) for test in tests)]
+    return [test for test, until in zip(tests, spent, strict=True) if until <= seconds or test == tests[0]]
 
 
-def failure(copy: Path, arguments: list[str], seconds: int) -> str:
-    """The first test that fails in the copy, of those that pytest is asked for."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout", str(seconds)]
-    try:
-        done = subprocess.run(
-            [*command, *arguments],
-            cwd=copy,
-            env=environment(copy),
-            capture_output=True,
-            text=True,
-            timeout=3 * seconds,
-        )
-    except subprocess.TimeoutExpired:
+def failure(runner: WarmPytest, copy: Path, tests: list[str], seconds: int) -> str:
+    """The first of these tests that fails in the copy, or what else happens; empty if all pass."""
+    names = copy / "build" / "asked.txt"
+    names.parent.mkdir(exist_ok=True)
+    names.write_text("\n".join(tests), encoding="utf-8")
+    arguments = ["-x", "-q", "-p", "no:cacheprovider", "--timeout", str(seconds), f"@{names}"]
+    code, output = runner.run(copy, arguments, environment(copy), 20 * seconds)
+    if code is None:
         return "out of time"
-    if done.returncode in (0, 5):
+    if code in (0, 5):
         return ""
-    found = re.search(r"^(?:FAILED|ERROR) (\S+\.py.*?)(?: - .*)?$", done.stdout, re.MULTILINE)
-    return found[1] if found else f"exit code {done.returncode}"
+    found = re.search(r"^(?:FAILED|ERROR) (\S+\.py.*?)(?: - .*)?$", output, re.MULTILINE)
+    return found[1] if found else f"exit code {code}"
 
 
-def tried(file: Path, mutant: Mutant, key: str, copy: Path, seconds: int) -> Trial:
+def tried(
+    runner: WarmPytest, copy: Path, file: Path, mutant: Mutant, key: str, tests: list[str], seconds: int
+) -> Trial:
     """Put the mutant into the copy, run the tests, take it out again. A test that fails without it, too, kills none."""
     source = (ROOT / file).read_text(encoding="utf-8")
     changed = mutant.applied(source)
-    first = own_tests(file, ROOT)
-    rest = [path for path in room_tests(file, ROOT) if path not in first]
     broken: list[str] = []
-    while True:
+    killed_by = ""
+    while left := [test for test in tests if test not in broken]:
         write(copy, file, changed)
         try:
-            killed_by = killer(copy, (first, rest), seconds, broken)
+            killed_by = failure(runner, copy, left, seconds)
         finally:
             write(copy, file, source)
-        if "::" not in killed_by or not failure(copy, [killed_by], seconds):
+        if "::" not in killed_by or not failure(runner, copy, [killed_by], seconds):
             break
         broken.append(killed_by)
+        killed_by = ""
     diff = difflib.unified_diff(source.splitlines(), changed.splitlines(), lineterm="", n=0)
     return Trial(key, str(file), mutant.line, mutant.kind, "\n".join(list(diff)[3:]), killed_by)
+
+
+def known_reach(chosen: dict[str, tuple[Path, Mutant]], jobs: int) -> Reach:
+    """Which tests reach these mutants; found once for a sample."""
+    kept = WORK / f"reach-{sha256(''.join(sorted(chosen)).encode()).hexdigest()[:16]}.json"
+    if not kept.exists():
+        copy = copy_of_the_tree("probed")
+        found = reach_of(chosen, copy, environment(copy), jobs)
+        kept.write_text(json.dumps(asdict(found)), encoding="utf-8")
+    return Reach(**json.loads(kept.read_text(encoding="utf-8")))
 
 
 def key_of(file: Path, mutant: Mutant) -> str:
@@ -207,7 +232,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", help="of rooms whose name begins so")
     parser.add_argument("--jobs", type=int, default=1, help="at the same time, each in a copy of its own")
-    parser.add_argument("--timeout", type=int, default=600, help="seconds of a test, a third of a stage's")
+    parser.add_argument("--seconds", type=float, default=200, help="of tests that a mutant meets, as they took before")
+    parser.add_argument("--timeout", type=int, default=200, help="seconds of one test")
     parser.add_argument("--survivors", action="store_true", help="try those again that have survived")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
@@ -215,25 +241,30 @@ def main() -> None:
     record = WORK / "trials.jsonl"
     known = {t["key"]: Trial(**t) for t in map(json.loads, record.read_text().splitlines())} if record.exists() else {}
     chosen = {key_of(*each): each for each in sample(arguments.count, arguments.seed, arguments.only)}
-    copies: SimpleQueue[Path] = SimpleQueue()
+    reach = known_reach(chosen, arguments.jobs)
+    copies: SimpleQueue[tuple[WarmPytest, Path]] = SimpleQueue()
 
     def attempt(key: str) -> Trial:
         if key in known and not (arguments.survivors and not known[key].killed_by):
             return known[key]
-        copy = copies.get()
+        runner, copy = copies.get()
         try:
-            trial = tried(*chosen[key], key, copy, arguments.timeout)
+            file, mutant = chosen[key]
+            tests = asked(file, reach, key, arguments.seconds)
+            trial = tried(runner, copy, file, mutant, key, tests, arguments.timeout)
         finally:
-            copies.put(copy)
-        with record.open("a") as file:
-            file.write(json.dumps(asdict(trial)) + "\n")
+            copies.put((runner, copy))
+        with record.open("a") as kept:
+            kept.write(json.dumps(asdict(trial)) + "\n")
         print(f"{trial.file}:{trial.line} {trial.kind}: {trial.killed_by or 'SURVIVED'}", file=sys.stderr, flush=True)
         return trial
 
     for number in range(arguments.jobs):
-        copies.put(copy_of_the_tree(number))
+        copies.put((WarmPytest(), copy_of_the_tree(f"tree{number}")))
     with ThreadPoolExecutor(arguments.jobs) as threads:
         trials = list(threads.map(attempt, chosen))
+    while not copies.empty():
+        copies.get()[0].close()
     if arguments.json:
         json.dump([asdict(trial) for trial in trials], sys.stdout, indent=1)
         return
