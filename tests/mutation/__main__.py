@@ -23,6 +23,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from hashlib import sha256
@@ -120,7 +121,8 @@ def link_again(source: Path, linked: Path) -> None:
         (linked / name).unlink()
     for name, _ in before.items() - now.items():
         (linked / name).parent.mkdir(parents=True, exist_ok=True)
-        os.link(source / name, linked / name)
+        with suppress(FileNotFoundError):  # Of a process that writes its entry now.
+            os.link(source / name, linked / name)
 
 
 def inodes(folder: Path) -> dict[str, int]:
@@ -144,16 +146,17 @@ def write(copy: Path, file: Path, source: str) -> None:
 
 
 def asked(file: Path, reach: Reach, key: str, seconds: float) -> list[str]:
-    """The tests that may kill a mutant of a file: those that reach it; where that is not known, those of the file and
-    of its room. The nearest files first, and of a file what is quick; those that take `seconds` together."""
-    near = own_tests(file, ROOT)
-    if key not in reach.tests:
+    """The tests that may kill a mutant of a file: those that reach it; where none is known, those of the file and of
+    its room: it may run at import, or in a process that outlives a test. The nearest files first, and of a file what
+    is quick; those that take `seconds` together."""
+    near, reaching = own_tests(file, ROOT), reach.tests.get(key)
+    if not reaching:
         near += room_tests(file, ROOT)
     rank = {str(path.relative_to(ROOT)): number for number, path in reversed([*enumerate(near)])}
     by_file: dict[str, list[str]] = defaultdict(list)
-    for test in reach.tests.get(key, reach.seconds):
+    for test in reaching or reach.seconds:
         name = test.partition("::")[0]
-        if key in reach.tests or name in rank:
+        if reaching or name in rank:
             by_file[name].append(test)
     took = {name: sum(reach.seconds.get(test, 0) for test in tests) for name, tests in by_file.items()}
     files = sorted(by_file, key=lambda name: (rank.get(name, len(rank)), took[name]))
