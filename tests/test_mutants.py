@@ -10,6 +10,7 @@ import pytest
 from tests.mutation.__main__ import ROOT, asked, candidates, sample
 from tests.mutation.mutate import mutants
 from tests.mutation.reach import Reach, with_probes
+from tests.mutation.reasons import reasons
 from tests.mutation.rooms import own_tests, room_of, room_tests
 
 SOURCE = '''"""A text with 1 < 2."""
@@ -101,3 +102,9 @@ def test_a_file_has_tests_of_its_own_and_of_its_room() -> None:
     assert ROOT / "tests/debug/prove/test_built_in.py" in passes, "its example is proved there"
     rooms = {room_of(path): path for path in (p.relative_to(ROOT) for p in (ROOT / "llmc").rglob("*.py"))}
     assert all(room_tests(path, ROOT) for path in rooms.values())
+
+
+@pytest.mark.parametrize(("file", "before"), [key[:2] for key in reasons()])
+def test_a_reason_stands_as_long_as_its_line(file: str, before: str) -> None:
+    lines = [line.strip() for line in (ROOT / file).read_text(encoding="utf-8").splitlines()]
+    assert before in "\n".join(lines)

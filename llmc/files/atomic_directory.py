@@ -114,7 +114,7 @@ def _escaped(name: str) -> str:
 
 
 def _sync_all(paths: Sequence[Path]) -> None:
-    """Several at a time: a file system commits what it notes of them together, in a fifth of the time."""
+    """Several at a time: a file system commits what it notes of them together."""
     with ThreadPoolExecutor(_SYNCED_AT_ONCE) as threads:
         for _ in threads.map(_sync, paths):
             pass

@@ -12,13 +12,14 @@ from llmc.graph.ranks import OnRanks, call, first_rank
 class GraphInterpreter:
     """Intermediates are dropped after their last use. llmc.ops must have been imported. The graph stays as it is.
 
-    As fx.Interpreter, but for what that does around each call: it takes a third of the time of small ops.
+    As fx.Interpreter, but for what that does around each call: a small op takes less.
     """
 
     def __init__(self, graph: fx.Graph) -> None:
         last = {source: node for node in graph.nodes for source in node.all_input_nodes}
+        *nodes, self._output = graph.nodes
         # Each node, and those whose last use it is.
-        self._nodes = [(node, [each for each in node.all_input_nodes if last[each] is node]) for node in graph.nodes]
+        self._nodes = [(node, [each for each in node.all_input_nodes if last[each] is node]) for node in nodes]
 
     def outputs(self, inputs: Mapping[str, Tensor | OnRanks]) -> tuple[Tensor, ...]:
         """What the graph returns on the first rank, the logits first; `inputs` has every placeholder by its name."""
@@ -34,11 +35,9 @@ class GraphInterpreter:
                 values[node] = inputs[node.name]
                 continue
             args: Any = fx.map_arg(node.args, values.__getitem__)
-            if node.op == "output":
-                return args[0]
             kwargs: Any = fx.map_arg(node.kwargs, values.__getitem__)
             target: Any = node.target
             values[node] = call(target, args, kwargs) if has_ranks else target(*args, **kwargs)
             for each in done:
                 del values[each]
-        raise AssertionError("the graph has no output")
+        return fx.map_arg(self._output.args[0], values.__getitem__)

@@ -6,7 +6,7 @@
 
 Each is tried in a copy of the working tree, against the tests that reach its statement, the nearest first, until one
 fails. Which do is found by running all tests once (tests/mutation/reach.py). What has been tried is kept in
-build/mutants, and not tried again.
+build/mutants, and not tried again. Survivors that no test can tell have a reason (tests/mutation/reasons.toml).
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from queue import SimpleQueue
 
 from tests.mutation.mutate import Mutant, mutants
 from tests.mutation.reach import Reach, reach_of
+from tests.mutation.reasons import reason_of
 from tests.mutation.rooms import own_tests, room_of, room_tests
 from tests.mutation.warm_pytest import WarmPytest
 
@@ -203,8 +204,9 @@ def tried(
 
 
 def known_reach(chosen: dict[str, tuple[Path, Mutant]], jobs: int) -> Reach:
-    """Which tests reach these mutants; found once for a sample."""
-    kept = WORK / f"reach-{sha256(''.join(sorted(chosen)).encode()).hexdigest()[:16]}.json"
+    """Which tests reach these mutants; found once for a sample and the tests as they are."""
+    tests = [sha256(path.read_bytes()).hexdigest() for path in sorted((ROOT / "tests").rglob("*.py"))]
+    kept = WORK / f"reach-{sha256(''.join([*sorted(chosen), *tests]).encode()).hexdigest()[:16]}.json"
     if not kept.exists():
         copy = copy_of_the_tree("probed")
         found = reach_of(chosen, copy, environment(copy), jobs)
@@ -219,9 +221,11 @@ def key_of(file: Path, mutant: Mutant) -> str:
 
 
 def table(trials: Iterable[Trial]) -> str:
-    """Killed and tried, by room."""
+    """Killed and tried, by room; those that nothing can tell are not counted."""
     counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for trial in trials:
+        if not trial.killed_by and reason_of(trial.file, trial.diff):
+            continue
         for room in (room_of(Path(trial.file)), "all"):
             counts[room][0] += bool(trial.killed_by)
             counts[room][1] += 1
@@ -273,7 +277,8 @@ def main() -> None:
         return
     for trial in trials:
         if not trial.killed_by:
-            print(f"\n{trial.file}:{trial.line} {trial.kind}\n{trial.diff}")
+            reason = reason_of(trial.file, trial.diff)
+            print(f"\n{trial.file}:{trial.line} {trial.kind}\n{trial.diff}" + (f"\n    {reason}" if reason else ""))
     print(f"\n{table(trials)}")
 
 

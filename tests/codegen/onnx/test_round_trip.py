@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -35,7 +37,8 @@ OTHERWISE = {
 
 
 def calls(model: Captured) -> list[str]:
-    """Of the canonical graph, with all arguments; values by the order in which they are first named."""
+    """Of the canonical graph, with all arguments; values and sizes by the order in which they are first named."""
+    sizes: dict[str, str] = {}
     graph = graph_at(model, Stage.CANONICAL, OPTIONS, default(), Stages(None)).graph
     numbers: dict[fx.Node, str] = {}
     found = []
@@ -44,9 +47,14 @@ def calls(model: Captured) -> list[str]:
     for node in graph.nodes:
         if node.op == "call_function":
             given = fx.map_arg(call_arguments(node), lambda each: numbers.setdefault(each, f"%{len(numbers)}"))
-            shape = node.meta["val"].shape if isinstance(node.meta["val"], torch.Tensor) else ""
+            value = node.meta["val"]
+            shape = re.sub(r"\bs\d+", partial(_numbered, sizes), str(value.shape)) if torch.is_tensor(value) else ""
             found.append(f"{numbers.setdefault(node, f'%{len(numbers)}')}: {shape} = {op_name(node.target)}({given})")
     return found
+
+
+def _numbered(sizes: dict[str, str], size: re.Match[str]) -> str:
+    return sizes.setdefault(size[0], f"S{len(sizes)}")
 
 
 @pytest.mark.parametrize("stage", [Stage.CANONICAL, pytest.param(Stage.CAPTURED, marks=pytest.mark.slow)])
