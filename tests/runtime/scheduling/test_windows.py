@@ -5,16 +5,27 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from llmc.program import Limits, Reach
+from llmc.program import TREE_REACH, Limits, Reach
 from llmc.runtime.loop.publish import publish
 from llmc.runtime.scheduling.block_pool import BlockPool
 from llmc.runtime.scheduling.scheduler import Scheduler
+from llmc.runtime.scheduling.step_plan import StepPlan
 from llmc.runtime.scheduling.window_pool import WindowPool
+from llmc.runtime.speculation.speculation import Speculation
 from tests.runtime.model_free import Checksums, Counted
+from tests.runtime.speculation.guesses import Guesses, Open
 
 LIMITS = Limits(2048, 2, 64, max_model_len=32768, block_size=16)
 REACH = Reach(512, None)
 PROMPT = [i % 97 for i in range(32600)]
+
+
+def take_step(scheduler: Scheduler) -> StepPlan:
+    """The next step, after which each request is given token 0."""
+    plan = scheduler.schedule()
+    rows = len(plan.decodes) + sum(chunk.logit_rows for chunk in plan.chunks)
+    publish(plan, Checksums(np.zeros((rows, 1), np.float32)), scheduler, lambda *moved: None)
+    return plan
 
 
 def serve(scheduler: Scheduler, window: WindowPool, request: Counted) -> None:
@@ -75,26 +86,29 @@ def test_what_was_found_does_not_keep_a_request_from_starting() -> None:
         request = Counted([*prompt, *more], 3, salt=b"")
         scheduler.add(request)
         while not scheduler.idle:
-            plan = scheduler.schedule()
-            assert plan, "nothing else runs, and it does not start"
-            rows = len(plan.decodes) + sum(chunk.logit_rows for chunk in plan.chunks)
-            publish(plan, Checksums(np.zeros((rows, 1), np.float32)), scheduler, lambda *moved: None)
+            assert take_step(scheduler), "nothing else runs, and it does not start"
         assert request.standing.cached_tokens == (8 if more else 0)
 
 
-def test_short_sequences_find_room_where_memory_holds_few_long_ones() -> None:
-    limits = Limits(2048, 32, 32, max_model_len=131072, block_size=16)
-    reach, blocks = Reach(1024, None), 3 * 131072 // 16
-    window = WindowPool(reach, reach.blocks_beside(limits, blocks), limits)
-    scheduler = Scheduler(limits, BlockPool(blocks), windows=(window,))
-    requests = [Counted(PROMPT[:2000], 30, salt=None) for _ in range(24)]
+@pytest.mark.parametrize("drafts", [0, 5])
+def test_short_sequences_find_room_where_memory_holds_few_long_ones(drafts: int) -> None:
+    """Also with the rows behind its window that a request keeps while drafts come."""
+    limits = Limits(256, 32, 256, max_model_len=131072, block_size=16)
+    reach, blocks, slack = Reach(64, None), 3 * 131072 // 16, TREE_REACH if drafts else 0
+    speculation = Speculation(lambda: Guesses(lambda _: 0, 97), drafts, Open) if drafts else None
+    window = WindowPool(reach, reach.blocks_beside(limits, blocks), limits, slack)
+    scheduler = Scheduler(limits, BlockPool(blocks), windows=(window,), speculation=speculation)
+    requests = [Counted(PROMPT[:200], 100, salt=None) for _ in range(24)]
     for request in requests:
         scheduler.add(request)
-    while not all(request.tokens[2000:] for request in requests):
-        plan = scheduler.schedule()
-        rows = len(plan.decodes) + sum(chunk.logit_rows for chunk in plan.chunks)
-        publish(plan, Checksums(np.zeros((rows, 1), np.float32)), scheduler, lambda *moved: None)
-    assert scheduler.running == len(requests) and not scheduler.preemptions
+    together = 0
+    while not scheduler.idle:
+        plan = take_step(scheduler)
+        if speculation is not None:
+            speculation.observe(plan)
+        together = max(together, scheduler.running)
+    assert together == len(requests) and not scheduler.preemptions
+    assert speculation is None or speculation.stats.draft_tokens
 
 
 def test_beginnings_in_common_are_found_while_all_seats_are_taken() -> None:
@@ -107,7 +121,5 @@ def test_beginnings_in_common_are_found_while_all_seats_are_taken() -> None:
     for number in range(40):
         scheduler.add(Counted([*begins[number % 4], *PROMPT[number : number + 40]], 40, salt=b""))
     while not scheduler.idle:
-        plan = scheduler.schedule()
-        rows = len(plan.decodes) + sum(chunk.logit_rows for chunk in plan.chunks)
-        publish(plan, Checksums(np.zeros((rows, 1), np.float32)), scheduler, lambda *moved: None)
+        take_step(scheduler)
     assert scheduler.prefix_cache.hits > 0.5 * scheduler.prefix_cache.queries
