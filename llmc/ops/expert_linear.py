@@ -15,6 +15,9 @@ from llmc.ops.registry import FROM_CAPTURED, PRODUCT, op
 
 # Rows of a weight that kernels multiply with together: those of an expert begin with another such panel.
 PANEL_ROWS = 32
+# Of so few tokens the reference multiplies all rows by every expert, each at its place: a library's product sums up a
+# row in another order where other rows, or fewer, stand beside it, and who is sent where must change no bit.
+FEW_TOKENS = 16
 
 
 def _check(call: OpCall) -> str | None:
@@ -61,12 +64,15 @@ def expert_linear(
     x: [tokens, in], or [tokens, slots, in], where each slot has its own; weight: [experts · out, in]; bias:
     [experts · out]; index: [tokens, slots], integer; returns [tokens, slots, out], zero where index is no expert.
     """
-    rows = x.unsqueeze(1).expand(-1, index.shape[1], -1) if x.dim() == 2 else x
+    rows = x.unsqueeze(1) if x.dim() == 2 else x
     weights = weight.unflatten(0, (experts, -1))
     y = rows.new_zeros((*index.shape, weights.shape[1]), dtype=torch.float32)
     for expert in range(experts):
         sent = index == expert
-        of_expert = rows[sent].float() @ weights[expert].float().t()
+        if len(index) <= FEW_TOKENS:
+            of_expert = (rows.float() @ weights[expert].float().t()).expand(*y.shape)[sent]
+        else:
+            of_expert = rows.expand(*index.shape, -1)[sent].float() @ weights[expert].float().t()
         y[sent] = of_expert if bias is None else of_expert + bias.unflatten(0, (experts, -1))[expert].float()
     return y.to(dtype or x.dtype)
 
