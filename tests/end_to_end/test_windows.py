@@ -73,7 +73,7 @@ def test_what_windows_hold_is_told(tmp_path: Path) -> None:
     program = llmc.build(model, path, max_sequences=2, max_model_len=256, block_size=8).program
     assert cache_text(program) == "512 B a token, 512 B of it only within window 16"
     first, window = memory_data(program)["cache"]["groups"]
-    assert (first["block_bytes"], window) == (0, {"block_bytes": 4096, "blocks": 3})
+    assert (first["block_bytes"], window) == (0, {"block_bytes": 4096, "blocks": 3, "reach": "window 16"})
     engine = AsyncEngine(llmc.load(path))
 
     async def ask() -> None:
@@ -94,6 +94,7 @@ def test_what_windows_hold_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("family", ["gemma3_text", "llama4_text"])
 def test_interpreted_kernels_read_nothing_behind_a_window(family: str, tmp_path: Path) -> None:
     """Found prefixes, forks, preemption and drafts where blocks behind the window are soon others'."""

@@ -19,13 +19,16 @@ def memory_data(program: Program) -> dict[str, Any]:
             "layers": len(program.caches),
             "kinds": _cache_kinds(program),
             "token_bytes": sum(each),
-            # Of a block in the layers of each group, and how many a sequence holds at most.
+            # Of a block in the layers of each group, how many a sequence holds at most, and how far these layers see.
             "groups": [
-                {"block_bytes": nbytes * limits.block_size, "blocks": blocks}
-                for nbytes, blocks in zip(
-                    each, (longest, *(r.blocks_of_sequence(limits, 1) for r in program.reaches)), strict=True
+                {"block_bytes": nbytes * limits.block_size, "blocks": blocks, "reach": reach}
+                for nbytes, (blocks, reach) in zip(
+                    each,
+                    ((longest, None), *((r.blocks_of_sequence(limits, 1), str(r)) for r in program.reaches)),
+                    strict=True,
                 )
             ],
+            # Of one that is alone, with the tokens of a step.
             "sequence_bytes": sum(program.memories(longest).values()),
         },
         "buffers": [

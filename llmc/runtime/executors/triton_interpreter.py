@@ -183,7 +183,9 @@ class TritonInterpreterExecutor:
         if call.kernel.is_library:
             library_functions.FUNCTIONS[call.kernel.function](**values)
         else:
-            self._functions[call.kernel.name][grid](**call.kernel.constants, **values)
+            # Lanes that nothing is stored of, such as a tile's rows past the last query, divide 0 by 0, as a GPU's do.
+            with np.errstate(invalid="ignore"):
+                self._functions[call.kernel.name][grid](**call.kernel.constants, **values)
 
     def _tensor(self, pointer: Pointer, counts: dict[str, int]) -> Tensor:
         memory = self._memory[pointer.space, pointer.name].view(torch.uint8)
