@@ -132,12 +132,17 @@ def _causal_class(config: Any) -> str | None:
 
 def check_sizes(config: Any, at: str | Path) -> None:
     """Raise CheckpointError for numbers that no model has, of which making one would take for ever."""
+    # Gemma 4's layers have heads of their own width, for example.
+    by_layer = getattr(getattr(config, "_heterogeneity_spec", None), "per_layer_attributes", ())
     for name, most in _MOST.items():
-        size = getattr(config, name, None)
-        if size is not None and (type(size) is not int or not 1 <= size <= most):
-            raise CheckpointError(
-                f"{name} is {size!r:.40}, where a model has 1 to {most}", at=at, fix="correct the value in config.json"
-            )
+        for each in config.per_layer_config if name in by_layer else (config,):
+            size = getattr(each, name, None)
+            if size is not None and (type(size) is not int or not 1 <= size <= most):
+                raise CheckpointError(
+                    f"{name} is {size!r:.40}, where a model has 1 to {most}",
+                    at=at,
+                    fix="correct the value in config.json",
+                )
 
 
 def check_rope(config: Any, at: str | Path) -> None:

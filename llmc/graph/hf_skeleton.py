@@ -19,10 +19,12 @@ def skeleton(model_class: Any, config: Any, dtype: torch.dtype, *, task: Task | 
 
     task: of a model that gives a row for a text, which need not be causal.
     """
-    config._attn_implementation = hf_hooks.implementation_for(model_class, both_ways=task is not None)
+    # By which some choose classes when they are made (GIT); none has one for llmc's hooks.
+    config._attn_implementation = "eager"
     hf_experts.use_experts_hook(config)
     with torch.device("meta"):
         model = model_class._from_config(config, dtype=dtype)
+    model.config._attn_implementation = hf_hooks.implementation_for(model_class, both_ways=task is not None)
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None:

@@ -16,8 +16,11 @@ from llmc.graph.weights import evaluate
 from llmc.options import BuildOptions
 
 
-# A tensor for each expert; gate and up apart; rows of both in turn; in a list; with a shared expert.
-@pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe", "granitemoe", "aria_text", "ernie4_5_moe"])
+# A tensor for each expert; gate and up apart; rows of both in turn; in a list; with a shared expert. Heads as wide as
+# each layer says; attention that is chosen when the model is made.
+@pytest.mark.parametrize(
+    "model_type", ["mixtral", "qwen3_moe", "granitemoe", "aria_text", "ernie4_5_moe", "gemma4_text", "git"]
+)
 def test_tensors_are_those_that_transformers_loads(model_type: str, tmp_path: Path) -> None:
     tiny_architecture(model_type).save_pretrained(tmp_path)
     expected = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).state_dict()
