@@ -6,7 +6,7 @@ from pathlib import Path
 
 from llmc.cache import CacheKind, open_cache
 
-SHARED = (CacheKind.KERNELS, CacheKind.CAPTURES, CacheKind.TRITON)
+SHARED = (CacheKind.KERNELS, CacheKind.CAPTURES, CacheKind.GPU_KERNELS, CacheKind.TRITON)
 
 
 def cache_beside(root: Path) -> Path:

@@ -9,9 +9,16 @@ from llmc.cache import CacheKind, open_cache
 from llmc.codegen.triton.compile import Workers
 
 
+class StartedByNeed(Workers):
+    """Nearly all kernels are found in the cache."""
+
+    def start(self) -> None:
+        pass
+
+
 class KeptCompiler:
-    """Stands where `Workers` are opened. The process is started when it is first asked for, and not ended by those who
-    are done with it; where another cache is used, they are given processes of their own."""
+    """Stands where `Workers` are opened. The process is started when it is first asked, and not ended by those who are
+    done with it; where another cache is used, they are given processes of their own."""
 
     def __init__(self, until: ExitStack) -> None:
         self._until = until
@@ -21,12 +28,12 @@ class KeptCompiler:
     def workers(self) -> Workers:
         """The process, for a cache like that of the beginning."""
         if self._kept is None:
-            self._kept = self._until.enter_context(Workers(1))
+            self._kept = self._until.enter_context(StartedByNeed(1))
         return self._kept
 
     def __call__(self, count: int) -> AbstractContextManager[Workers]:
         has_same_cache = open_cache(CacheKind.TRITON).path.resolve() == self._cache
-        return nullcontext(self.workers()) if has_same_cache else Workers(1)
+        return nullcontext(self.workers()) if has_same_cache else StartedByNeed(1)
 
 
 @contextmanager

@@ -28,6 +28,7 @@ class CacheKind(Enum):
     KERNELS = "kernels"
     PROGRAMS = "programs"
     DEVICE_KERNELS = "device-kernels"
+    GPU_KERNELS = "gpu-kernels"
     TRITON = "triton"
     DIGESTS = "digests"
 
@@ -49,7 +50,8 @@ _HOLDS = {
     CacheKind.KERNELS: "compiled C++ kernels",
     CacheKind.PROGRAMS: "engines' compiled C++",
     CacheKind.DEVICE_KERNELS: "engines' kernels for other GPUs",
-    CacheKind.TRITON: "compiled Triton kernels",
+    CacheKind.GPU_KERNELS: "compiled Triton kernels",
+    CacheKind.TRITON: "what Triton keeps of them",
     CacheKind.DIGESTS: "digests of model files",
 }
 

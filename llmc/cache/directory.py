@@ -7,6 +7,7 @@ process: what is hidden and not locked was left by one that was killed, and is r
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 
 from llmc.cache.contents import (
@@ -75,25 +76,27 @@ class CacheDirectory:
         return path
 
     def read_text(self, name: str) -> str | None:
-        """A text entry, marked as used; None if there is none that is text. Raises OptionError for one that others own
+        """A text entry, marked as used; None if there is none that is whole. Raises OptionError for one that others own
         or may write."""
         path = self.path / name
         self.check(path)
         try:
-            text = path.read_text(encoding="utf-8")
+            digest, _, text = path.read_text(encoding="utf-8").partition("\n")
         except (OSError, UnicodeDecodeError):
+            return None
+        if digest != _digest(text):
             return None
         _mark_used(path)
         return text
 
     def write_text(self, name: str, text: str) -> None:
-        """Put a text entry there, whole. Raises OSError, for a full disk among others."""
+        """Put a text entry there, whole, after a line with its SHA-256. Raises OSError, as for a full disk."""
         temporary = self.path / f".{name}.{os.urandom(6).hex()}{TEMPORARY_SUFFIX}"
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 wait_for_lock(descriptor)
-                file.write(text)
+                file.write(f"{_digest(text)}\n{text}")
                 file.flush()
                 temporary.replace(self.path / name)
         except BaseException:
@@ -160,6 +163,10 @@ class CacheDirectory:
         finally:
             path.unlink(missing_ok=True)
             os.close(descriptor)
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()
 
 
 def _mark_used(path: Path) -> None:

@@ -2,8 +2,8 @@
 
 Importing transformers and tracing the model takes half of a small model's build. The key covers the config, the names,
 types and shapes of the tensors (those of codes and masks, too), the dtype asked for, llmc's sources, and the installed
-packages; an entry also names the files of transformers that it came from, which must not have changed. An entry is one
-text, the SHA-256 of the rest in its first line, renamed into place; one that is damaged in any way is made again.
+packages; an entry also names the files of transformers that it came from, which must not have changed. One that is
+damaged in any way is made again.
 
 Only a process that has not imported transformers uses the cache: in any other its classes may have been patched, unless
 LLMC_CAPTURE_CACHE=always says that they are not. LLMC_CAPTURE_CACHE=0 turns it off.
@@ -77,10 +77,7 @@ def find_capture(entry: str) -> tuple[ModelGraph, tuple[str, ...]] | None:
     that is whole and up to date."""
     cache = open_cache(CacheKind.CAPTURES)
     try:
-        digest, _, rest = (cache.read_text(entry) or "").partition("\n")
-        known, _, text = rest.partition("\n")
-        if digest != sha256(rest.encode()).hexdigest():
-            return None
+        known, _, text = (cache.read_text(entry) or "").partition("\n")
         sources, notes = json.loads(known)
         if any(_stamp(Path(path)) != [path, *stamp] for path, *stamp in sources):
             return None
@@ -97,9 +94,9 @@ def keep_capture(entry: str, graph: ModelGraph, notes: Sequence[str] = ()) -> No
         return
     modules = [module for name, module in sys.modules.items() if name.partition(".")[0] == _PACKAGE]
     files = sorted({file for module in modules if isinstance(file := getattr(module, "__file__", None), str)})
-    rest = json.dumps([[_stamp(Path(file)) for file in files], list(notes)]) + "\n" + text
+    known = json.dumps([[_stamp(Path(file)) for file in files], list(notes)])
     with suppress(OSError):
-        open_cache(CacheKind.CAPTURES).write_text(entry, sha256(rest.encode()).hexdigest() + "\n" + rest)
+        open_cache(CacheKind.CAPTURES).write_text(entry, f"{known}\n{text}")
 
 
 def _tensors(source: ModelSource) -> list[tuple[object, ...]]:

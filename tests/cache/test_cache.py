@@ -151,7 +151,7 @@ def test_what_was_used_longest_ago_goes_first(tmp_path: Path, cache: CacheDirect
         set_used(cache.find_or_make(name, is_whole, lambda path: make(path, 100)), age)
     cache.find_or_make("used again", is_whole, make)
     kernels = open_cache(CacheKind.KERNELS, tmp_path / "cache")
-    kernels.write_text("text", "x" * 100)
+    kernels.write_text("text", "x" * 35)
     set_used(kernels.path / "text", 2.5)
     trim_cache(tmp_path / "cache", 300)
     assert names(cache.path) == ["new", "old", "used again"] and names(kernels.path) == []
@@ -190,15 +190,25 @@ def test_the_bound_is_kept_when_something_is_made(tmp_path: Path, monkeypatch: p
     assert names(cache.path) == ["second"]
 
 
+def test_a_text_is_whole_or_not_there(cache: CacheDirectory) -> None:
+    cache.write_text("text", "two\nlines")
+    assert cache.read_text("text") == "two\nlines"
+    whole = (cache.path / "text").read_bytes()
+    for damaged in (whole[:-1], whole + b"s", b"\0" + whole, whole.replace(b"two", b"\xff\xfe\xfd"), b""):
+        (cache.path / "text").write_bytes(damaged)
+        assert cache.read_text("text") is None
+    assert cache.read_text("another") is None
+
+
 def test_for_a_small_text_the_bound_is_looked_at_once_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llmc.cache.directory.settings", lambda: read_settings({"LLMC_CACHE_SIZE": "150"}))
     cache = open_cache(CacheKind.CAPTURES, tmp_path / "cache")
     for number in range(3):
-        cache.write_text(f"text {number}", "x" * 100)
+        cache.write_text(f"text {number}", "x" * 35)
         set_used(cache.path / f"text {number}", 10 + number)
     assert names(cache.path) == ["text 0", "text 1", "text 2"]
     set_used(tmp_path / "cache" / ".trimmed", 1)
-    cache.write_text("text 3", "x" * 100)
+    cache.write_text("text 3", "x" * 35)
     assert names(cache.path) == ["text 3"]
 
 

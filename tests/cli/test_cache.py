@@ -26,8 +26,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     settings.cache_clear()
     for hours, kind in enumerate(CacheKind, start=1):
         folder = open_cache(kind)
-        folder.write_text(f"{kind.value}-" + "0123456789abcdef" * 4, "x" * 1536)
-        (entry,) = folder.path.iterdir()
+        entry = folder.path / (f"{kind.value}-" + "0123456789abcdef" * 4)
+        entry.write_text("x" * 1536)
         os.utime(entry, (time.time() - 3600 * hours - 60,) * 2)
     yield tmp_path / "cache"
     settings.cache_clear()

@@ -106,7 +106,7 @@ def environment(copy: Path) -> dict[str, str]:
 
     cache = copy / "build" / "cache"
     cache.mkdir(parents=True, mode=0o700, exist_ok=True)
-    kept = ("captures", "kernels", "programs", "triton")
+    kept = ("captures", "gpu-kernels", "kernels", "programs", "triton")
     for made in cache.iterdir():
         if made.is_dir() and made.name not in kept:
             shutil.rmtree(made)

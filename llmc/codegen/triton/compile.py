@@ -1,9 +1,7 @@
 """Compile Triton kernels to cubin or hsaco without a GPU, in worker processes and with Triton's cache inside llmc's."""
 
 import importlib.util
-import json
 import os
-import subprocess
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -14,9 +12,9 @@ from types import TracebackType
 from typing import Any
 
 from llmc.cache import CacheKind, open_cache
+from llmc.codegen.triton.compile_process import CompileProcess
+from llmc.codegen.triton.kept_kernels import find_kernel, keep_kernel, kernel_entry
 from llmc.errors import LoweringError, ToolchainError
-from llmc.processes.lifeline import Lifeline
-from llmc.processes.worker_command import worker_command, worker_environment
 from llmc.program import DeviceBinary, DeviceKernel, Program
 from llmc.targets import GpuTarget
 
@@ -83,20 +81,21 @@ def compile_program(
 
 
 class Workers:
-    """Processes that compile kernels; each starts with importing torch and Triton, so keep them for many kernels."""
+    """At most `count` processes that compile kernels, for those that are not kept from before; each starts with
+    importing torch and Triton, so keep them for many kernels."""
 
     def __init__(self, count: int) -> None:
         self._cache = open_cache(CacheKind.TRITON)
-        self._cache.check_all()
-        self._lifeline = Lifeline()
-        try:
-            self._processes = [_start_worker(self._cache.path, self._lifeline.worker_end) for _ in range(count)]
-        finally:
-            self._lifeline.started()
-        self._idle: SimpleQueue[subprocess.Popen[str]] = SimpleQueue()
-        for process in self._processes:
-            self._idle.put(process)
+        self._processes: list[CompileProcess] = []
+        self._idle: SimpleQueue[CompileProcess | None] = SimpleQueue()
+        for _ in range(count):
+            self._idle.put(None)
         self._threads = ThreadPoolExecutor(count)
+
+    def start(self) -> None:
+        """Start all processes now, while there is something else to do before the first kernel."""
+        for _ in range(self._idle.qsize()):
+            self._idle.put(self._idle.get() or self._started())
 
     def __enter__(self) -> "Workers":
         return self
@@ -106,14 +105,9 @@ class Workers:
     ) -> None:
         self._threads.shutdown(cancel_futures=True)
         for process in self._processes:
-            assert process.stdin is not None and process.stdout is not None
-            if kind is not None:
-                process.kill()  # It may still be importing, which whoever reads the error need not wait for.
-            process.stdin.close()
-            process.wait()
-            process.stdout.close()
-        self._lifeline.close()
-        self._cache.tidy()
+            process.end(at_once=kind is not None)
+        if self._processes:
+            self._cache.tidy()
 
     def compile_all(
         self, jobs: Sequence[tuple[DeviceKernel, GpuTarget]], directory: Path, folder: str = "kernels"
@@ -138,9 +132,9 @@ class Workers:
         self, kernel: DeviceKernel, target: GpuTarget, directory: Path, folder: str = "kernels"
     ) -> CompiledKernel:
         stem = f"{folder}/{kernel.name}.{target.arch_name}"
-        source = directory / kernel.source
+        output = str(directory / stem)
         request = {
-            "source": str(source),
+            "source": str(directory / kernel.source),
             "function": kernel.function,
             "signature": {parameter.name: parameter.type for parameter in kernel.parameters},
             "constants": kernel.constants,
@@ -150,9 +144,14 @@ class Workers:
             "backend": target.backend,
             "arch": target.arch,
             "warp_size": target.warp_size,
-            "output": str(directory / stem),
+            "output": output,
         }
-        answer = self._ask(request)
+        entry = kernel_entry(request)
+        answer = find_kernel(entry, output)
+        if answer is None:
+            answer = self._ask(request)
+            if "error" not in answer:
+                keep_kernel(entry, answer, Path(f"{output}.{target.binary_kind}"))
         where = f"{kernel.source}: {kernel.function}({_constants_text(kernel)})"
         if "error" in answer:
             raise LoweringError(
@@ -174,22 +173,17 @@ class Workers:
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         process = self._idle.get()
         try:
-            assert process.stdin is not None and process.stdout is not None
-            process.stdin.write(json.dumps(request) + "\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
+            process = process or self._started()
+            return process.ask(request)
         finally:
             self._idle.put(process)
-        if not line:
-            raise ToolchainError(
-                "a process that compiles Triton kernels died",
-                at=f"{request['source']}: {request['function']}",
-                fix="its last words are above; if there are none, the machine may have run out of memory",
-            )
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+
+    def _started(self) -> CompileProcess:
+        if not self._processes:
+            self._cache.check_all()
+        process = CompileProcess(self._cache.path)
+        self._processes.append(process)
+        return process
 
 
 def _needed(jobs: int) -> int:
@@ -199,23 +193,6 @@ def _needed(jobs: int) -> int:
 def processors() -> int:
     """How many this process may use."""
     return len(os.sched_getaffinity(0))
-
-
-def _start_worker(cache: Path, lifeline: int) -> subprocess.Popen[str]:
-    environment = {name: value for name, value in worker_environment().items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(cache)
-    # Line tables hold the paths of this machine's files: without them the same kernel gives the same bytes anywhere.
-    environment["TRITON_DISABLE_LINE_INFO"] = "1"
-    # Products and sums may fuse, as they do in the CPU's kernels; Triton 3.10 would change the default.
-    environment.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
-    return subprocess.Popen(
-        worker_command("llmc.codegen.triton.compile_worker", str(lifeline)),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-        pass_fds=(lifeline,),
-    )
 
 
 def _constants_text(kernel: DeviceKernel) -> str:

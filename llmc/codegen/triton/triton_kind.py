@@ -50,6 +50,7 @@ class TritonKind:
     def builder(self, options: BuildOptions) -> "Iterator[TritonBuilder]":
         """Start processes that import torch and Triton while the model is captured."""
         with Workers(processors()) as workers:
+            workers.start()
             yield TritonBuilder(self.target, options, workers)
 
     def pack(self, weight: Tensor, slot: WeightSlot) -> Tensor:

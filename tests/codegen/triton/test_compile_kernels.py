@@ -125,6 +125,7 @@ def test_more_shared_memory_than_a_block_has_is_refused(workers: Workers, tmp_pa
 
 
 def test_an_error_does_not_wait_for_workers_that_start() -> None:
-    with pytest.raises(ValueError, match="no such model"), Workers(1) as started:
+    with pytest.raises(ValueError, match="no such model"), Workers(1) as workers:
+        workers.start()
         raise ValueError("no such model")
-    assert [process.returncode for process in started._processes] == [-signal.SIGKILL]
+    assert [each.process.returncode for each in workers._processes] == [-signal.SIGKILL]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 import signal
 import socket
@@ -30,6 +29,7 @@ from llmc.runtime.server.options import ServeOptions
 from llmc.runtime.server.serve import close_model, open_model
 from llmc.runtime.server.served_model import ServedModel
 from tests.cli.command import assert_user_error, llmc
+from tests.logged_text import logged_text
 from tests.runtime.server.conftest import LiveServer, eventually, metric, serving
 from tests.runtime.server.held_server import held_serving
 
@@ -175,29 +175,29 @@ def test_what_is_cut_off_is_told_so(engine_directory: Path, tmp_path: Path, repl
 
 
 def test_every_500_is_logged_under_the_name_that_the_client_is_told(
-    in_process: ServedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    in_process: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = TestClient(create_app(in_process, CollectorRegistry(), HttpLimits()))
-    # A server that was started in this process before has a handler of its own.
-    monkeypatch.setattr(logging.getLogger("llmc.server"), "propagate", True)
 
-    def fails(error: Exception) -> Any:
+    def asked(**more: object) -> tuple[Any, str]:
+        with logged_text("llmc.server") as log:
+            answer: Any = client.post("/v1/completions", json={"prompt": "hi", **more})
+        return answer, log.getvalue()
+
+    def fails(error: Exception) -> tuple[Any, str]:
         def check(*_: object) -> None:
             raise error
 
         monkeypatch.setattr(JobBuilder, "check", check)
-        caplog.clear()
-        answer: Any = client.post("/v1/completions", json={"prompt": "hi"})
-        return answer
+        return asked()
 
-    foreseen = fails(ModelFailureError("the model gave no usable logits"))
-    assert "usable logits" in foreseen.json()["error"]["message"] and "Traceback" not in caplog.text
-    names = [_named_in(foreseen, caplog.text)]
-    unforeseen = fails(ZeroDivisionError("a bug"))
-    assert "a bug" not in unforeseen.text and "ZeroDivisionError: a bug" in caplog.text and "Traceback" in caplog.text
-    names.append(_named_in(unforeseen, caplog.text))
-    stream = client.post("/v1/completions", json={"prompt": "hi", "stream": True})
-    names.append(_named_in(stream, caplog.text))
+    foreseen, log = fails(ModelFailureError("the model gave no usable logits"))
+    assert "usable logits" in foreseen.json()["error"]["message"] and "Traceback" not in log
+    names = [_named_in(foreseen, log)]
+    unforeseen, log = fails(ZeroDivisionError("a bug"))
+    assert "a bug" not in unforeseen.text and "ZeroDivisionError: a bug" in log and "Traceback" in log
+    names.append(_named_in(unforeseen, log))
+    names.append(_named_in(*asked(stream=True)))
     assert len(set(names)) == 3
     fine = client.get("/v1/models", headers={"X-Request-Id": "mine"})
     assert fine.headers["x-request-id"].startswith("req-")
