@@ -83,6 +83,7 @@ def test_answers_do_not_depend_on_neighbours_or_chunks(engine: Engine, directori
     assert np.array_equal(among[3], alone[:20])
 
 
+@pytest.mark.slow
 def test_generation_is_the_merged_models(engine: Engine, directories: list[Path]) -> None:
     """Greedy, also with several choices, beams and drafts, which keep the adapter."""
     prompt = tiny_tokens(11)

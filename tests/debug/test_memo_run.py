@@ -37,7 +37,7 @@ class CountingSource:
         return self._source.load(name)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", pytest.param("gpt2", marks=pytest.mark.slow)])
 def test_it_equals_a_plain_run_after_every_pass(captured_family: FamilyCaptures, family: str) -> None:
     captured = captured_family(family).captured
     runner = MemoRun(captured.source, TOKENS, chunk_sizes=default_chunks(len(TOKENS)), block_size=16)

@@ -27,9 +27,7 @@ QUICK = (
     "llama",
     "gemma2",
     "gpt2",
-    "cohere",
     "gpt_oss",
-    "bloom",
     "llama4_text",
     "plain eager",
 )

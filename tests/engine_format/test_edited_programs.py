@@ -30,6 +30,7 @@ def test_edited_programs_of_cpu_engines(draft_engine: Path, tmp_path: Path) -> N
     check_edits(draft_engine, 120, tmp_path)
 
 
+@pytest.mark.slow
 def test_edited_programs_of_reference_engines(tmp_path: Path) -> None:
     check_edits(write_tiny_engine(tmp_path / "tiny.llmc"), 12, tmp_path)
 

@@ -15,7 +15,6 @@ from llmc.options import BuildOptions
 from llmc.passes.pipeline import canonical
 from llmc.passes.runner import PipelineResult, run_pipeline
 from tests.plain_modules import eager_decoder, sdpa_decoder
-from tests.quick_sample import quick_sample
 from tests.tiny_models import FAMILIES, tiny_model, tiny_tokens
 
 LAYERS = 2
@@ -64,8 +63,8 @@ def test_every_family_has_an_expectation() -> None:
     assert set(EXPECTED) == set(FAMILIES)
 
 
-# In fp32 all families are tested.
-@pytest.mark.parametrize("family", quick_sample(FAMILIES, ("gemma2",)))
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_in_bf16(family: str) -> None:
     model = tiny_model(family)
     tokens = tiny_tokens(20)

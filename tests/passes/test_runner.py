@@ -76,6 +76,7 @@ def test_the_pipeline_is_cut_after_any_rewrite(stop_after: int) -> None:
     result = run_pipeline(made.graph, (ADD_TO_MUL, DROP_NEGATIONS), BuildOptions(stop_after=stop_after))
     assert sum(len(r.rewrites) for r in result.records) == min(stop_after, 6)
     assert result.was_cut is (stop_after < 6)
+    assert [r.name for r in result.records] == ["add_to_mul", "drop_negations"][: 1 + (stop_after >= 3)]
     assert render(result.graph).count("aten.mul.Tensor") == min(stop_after, 3)
     tokens = [1, 5, 9]
     wanted = run_tokens(made.graph, made.source, tokens)

@@ -42,7 +42,8 @@ def test_one_launch_gives_the_best_tokens_of_any_number_of_rows(vocab_size: int,
     """Of a product that is split its logits are looked through."""
     launches = lowered_head(vocab_size, width, "h100")
     ranges = [launch.only for launch in launches if launch.only is not None]
-    for count in {1, *(only.first for only in ranges), *(only.last + 1 for only in ranges if only.last is not None)}:
+    ends = [only.last for only in ranges if only.last is not None]
+    for count in {1, *(only.first for only in ranges), *ends, *(last + 1 for last in ends)}:
         writing = [
             launch.kernel.split(".")[0]
             for launch in launches

@@ -98,12 +98,8 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "deepseek mtp of latent attention and experts": deepseek_v3_mtp,
 }
 
-QUICK = (
-    "speculators, norm_output",
-    "eagle3",
-    "qwen mtp of two layers",
-    "deepseek mtp of latent attention and experts",
-)
+# Of tests/runtime/speculation/test_hidden_drafter.py EAGLE 3 is one of the quick ones.
+QUICK = ("deepseek mtp of latent attention and experts",)
 
 
 def captured(case: Case) -> Captured:

@@ -70,6 +70,7 @@ def first(monkeypatch: pytest.MonkeyPatch) -> int:
     return port
 
 
+@pytest.mark.slow
 def test_over_gloo(alone: Engine, of_ranks: NewEngine, first: int) -> None:
     """The tokens of one rank, and the bits of ranks that share memory; then the other one ends without an error, or is
     named when it is killed."""
@@ -150,6 +151,7 @@ def test_a_draft_of_several_ranks_is_not_launched(of_ranks: NewEngine, first: in
         load(of_ranks(2), threads=1, speculation=drafts)
 
 
+@pytest.mark.slow
 def test_a_draft_of_one_rank_runs_beside_the_first(alone: Engine, of_ranks: NewEngine, first: int) -> None:
     """It drafts, and changes no token."""
     path, drafts = of_ranks(2), {"method": "draft_model", "model": str(of_ranks(1)), "num_speculative_tokens": 3}

@@ -39,7 +39,12 @@ def tokens(path: Path, prompts: list[list[int]], sampling: SamplingParams, **opt
     [
         *(pytest.param(family, {}, (2, 3, 4), marks=slow) for family in FAMILIES),
         # Two KV heads on four ranks; six heads, which do not divide; a vocabulary that does not.
-        ("qwen2", {"num_attention_heads": 6, "num_key_value_heads": 2, "hidden_size": 96, "vocab_size": 163}, (4,)),
+        pytest.param(
+            "qwen2",
+            {"num_attention_heads": 6, "num_key_value_heads": 2, "hidden_size": 96, "vocab_size": 163},
+            (4,),
+            marks=slow,
+        ),
         pytest.param(
             "llama", {"num_attention_heads": 6, "num_key_value_heads": 6, "hidden_size": 96}, (4,), marks=slow
         ),

@@ -69,6 +69,7 @@ def test_bench_throughput_and_latency(engine_directory: Path, tmp_path: Path) ->
     assert_user_error(llmc("bench", "latency", engine_directory, "--output-len", "4096"), "512")
 
 
+@pytest.mark.slow
 def test_bench_startup(engine_directory: Path) -> None:
     outcome = llmc("bench", "startup", engine_directory, "--iterations", "1")
     assert outcome.code == 0 and "first answer of a server" in outcome.out, outcome

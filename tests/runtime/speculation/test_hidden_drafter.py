@@ -189,7 +189,7 @@ def test_drafts_of_latent_attention_and_experts_are_those_of_the_oracle(
         check(built, proposals, 18)
 
 
-@pytest.fixture(params=quick_sample(KINDS, ["eagle3", "mtp_layers"]))
+@pytest.fixture(params=quick_sample(KINDS, ["eagle3"]))
 def built(request: pytest.FixtureRequest) -> Built:
     found: Built = request.getfixturevalue(request.param)
     return found

@@ -40,3 +40,13 @@ def test_sentence_piece_tokens_are_spaces_and_bytes(tmp_path: Path) -> None:
 
 def test_without_a_tokenizer_tokens_have_no_bytes(tmp_path: Path) -> None:
     assert Tokenizer(listed_files(tmp_path)).token_bytes(5) == b""
+
+
+def test_few_of_the_texts_that_were_looked_for_are_kept(tmp_path: Path) -> None:
+    tokenizer = tokenizer_at(tmp_path, BARD.read_text(encoding="utf-8"))
+    found = tokenizer.tokens_containing("king")
+    assert found and all(b"king" in tokenizer.token_bytes(token) for token in found)
+    for number in range(300):
+        tokenizer.tokens_containing(f"none has {number}")
+    assert len(tokenizer._containing) <= 256
+    assert tokenizer.tokens_containing("king") == found
