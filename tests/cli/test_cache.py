@@ -43,6 +43,11 @@ def test_kinds_with_their_sizes_and_when_they_were_used(cache: Path) -> None:
         assert cells[1:4] == ["1", "1.5 KiB", f"{hours} hour{'s' if hours > 1 else ''} ago"]
 
 
+def test_sizes_are_not_coloured(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b" not in llmc("cache").out.splitlines()[0]
+
+
 def test_entries_and_json(cache: Path) -> None:
     shown = llmc("cache", "--entries").out.splitlines()
     assert all(len(line) <= 80 for line in shown[1:])

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from llmc.errors import OptionError
 from llmc.graph.capture import capture
@@ -18,6 +19,7 @@ from llmc.program import Program, RankLayout, Reach
 from llmc.simulation.compare import Comparison, best_or_refuse, compare
 from llmc.simulation.divisions import Division, division_of, divisions
 from llmc.simulation.load import Arrival
+from llmc.simulation.plot import plot_comparison
 from llmc.simulation.pricing import Machine, step_seconds
 from llmc.simulation.programs import model_programs, stages_of
 from llmc.simulation.rank_memory import rank_memory
@@ -70,6 +72,19 @@ def test_every_request_is_served_in_every_division(comparison: Comparison) -> No
         assert each.summary.completed == 30 and each.summary.output_tokens == 240
         assert each.percentile("ttft", 0.5) <= each.percentile("ttft", 0.99)
         assert 0 < each.kv_used <= each.kv_tokens
+
+
+def test_a_plot_has_a_line_from_the_median_to_the_99th_percentile(
+    comparison: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: drawn.append(self))
+    plot_comparison(comparison, tmp_path / "plot.png", "four ranks")
+    throughputs, latencies = drawn[0].axes
+    assert [bar.get_width() for bar in throughputs.patches] == [s.summary.output_throughput for s in comparison.served]
+    for lines, name in zip(latencies.collections[::2], ("ttft", "tpot"), strict=True):
+        ends = [sorted(x for x, _ in line.vertices) for line in lines.get_paths()]
+        assert ends == [[each.percentile(name, 0.5), each.percentile(name, 0.99)] for each in comparison.served]
 
 
 def test_it_is_the_same_every_time(program_of: ProgramOf, comparison: Comparison) -> None:

@@ -16,6 +16,7 @@ from llmc.debug.report.page import report_page, script, script_json
 from llmc.engine_format import read_engine
 from llmc.engine_format.reader import REPORT_NAME
 from llmc.program import Origin
+from tests.conftest import DRAFT
 from tests.runtime.tiny_engine import write_tiny_engine
 from tests.tiny_models import tiny_checkpoint
 
@@ -81,6 +82,13 @@ def test_graphs_passes_and_launches_are_all_there(contents: EngineContents) -> N
         assert kernel["kernel"].removeprefix("loop") in launch["call"] or kernel["kernel"] in launch["call"]
         assert kernel.get("text") or kernel["file"] in kernels["code"]
     assert sum(row["bytes"] for row in data["memory"]["weights"]) == contents.manifest.memory["weights"]
+
+
+def test_a_loop_has_its_own_code(tmp_path: Path) -> None:
+    build(DRAFT, tmp_path / "loops.llmc", max_model_len=64, disable_passes=("fuse_gated_activation",))
+    kernels = data_of(report_page(contents_of(tmp_path / "loops.llmc")))["kernels"]
+    loops = [each for each in kernels["classes"] if each["kernel"].startswith("loop")]
+    assert loops and all("for (" in each["text"] for each in loops)
 
 
 def test_a_reference_engine_has_a_page_too(tmp_path: Path) -> None:

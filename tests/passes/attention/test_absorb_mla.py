@@ -39,6 +39,7 @@ def latent_attention(
     shared_first: bool = False,
     joined_queries: bool = True,
     query_heads: int = HEADS,
+    is_squashed: bool = False,
     **options: Any,
 ) -> tuple[ModelGraph, TensorSource]:
     """An attention block whose keys and values come from one product of a latent."""
@@ -46,6 +47,7 @@ def latent_attention(
     h = b.embedded()
     latent, shared = b.linear(h, "down", rank), b.call(aten.unsqueeze.default, b.linear(h, "rotary", SHARED), 1)
     up = b.linear(latent, "kv_b", HEADS * (OWN + VALUES), bias=bias)
+    up = b.call(aten.tanh.default, up) if is_squashed else up
     kv = b.call(aten.reshape.default, up, [-1, HEADS, OWN + VALUES])
     keys, values = b.call(aten.slice.Tensor, kv, 2, 0, OWN), b.call(aten.slice.Tensor, kv, 2, OWN, OWN + VALUES)
     parts = [keys, b.call(aten.expand.default, shared, [-1, HEADS, -1])]
@@ -126,7 +128,14 @@ def test_keys_of_two_products_are_no_candidate() -> None:
     h = b.embedded()
     q, k, v = (b.call(aten.reshape.default, b.linear(h, name, 8), [-1, 2, 4]) for name in "qkv")
     attention = b.call(torch.ops.llmc.attention.default, q, k, v, 0.5)
-    graph, _ = b.finish(b.linear(b.call(aten.reshape.default, attention, [-1, 8]), "out", 8))
+    none_found(b.finish(b.linear(b.call(aten.reshape.default, attention, [-1, 8]), "out", 8))[0])
+
+
+def test_what_is_computed_from_a_product_is_no_candidate() -> None:
+    none_found(latent_attention(is_squashed=True)[0])
+
+
+def none_found(graph: ModelGraph) -> None:
     (record,) = run_pipeline(graph, (absorb_mla,), BuildOptions()).records
     assert not record.rewrites and not record.refusals
 

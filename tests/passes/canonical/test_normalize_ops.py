@@ -96,6 +96,17 @@ def test_a_reshape_of_two_symbolic_sizes_keeps_its_arithmetic() -> None:
     assert refusals(PatternGraph(body), normalize_ops) == []
 
 
+def test_axes_of_size_1_are_put_where_they_are_wanted() -> None:
+    def body(x: Any) -> Any:
+        scores = aten.matmul.default(x, aten.transpose.int(x, 0, 1))
+        tokens = aten.sym_size.int(x, 0)
+        first = aten.view.default(aten.unsqueeze.default(scores, 2), [1, tokens, tokens])
+        return aten.matmul.default(aten.squeeze.dim(first, 0), x)
+
+    text = rewritten(PatternGraph(body), normalize_ops)
+    assert "aten.view" not in text and "aten.reshape" not in text and "sym_size" not in text
+
+
 def test_a_permute_becomes_transposes_and_operands_are_not_expanded() -> None:
     def body(x: Any, bias: Any) -> Any:
         turned = aten.permute.default(aten.reshape.default(x, [-1, 2, WIDTH // 2]), [1, 2, 0])

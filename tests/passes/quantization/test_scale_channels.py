@@ -80,6 +80,20 @@ def test_refuses_channels_that_others_read(tmp_path: Path) -> None:
     assert any("which is not scaled" in reason for reason in reasons)
 
 
+def test_refuses_norms_that_share_a_weight(tmp_path: Path) -> None:
+    given = captured_llama()
+    graph = given.graph.copy()
+    first, second = (n for n in graph.weight_nodes() if n.name.endswith("input_layernorm_weight"))
+    second.replace_all_uses_with(first)
+    result = quantized(
+        "int4-awq:g32",
+        passes=(scale_channels,),
+        captured=Captured(graph, given.source),
+        calibration=calibration_file(tmp_path),
+    )
+    assert f"{first.name} is used by 2 nodes" in [r.reason for r in result.records[0].refusals]
+
+
 def test_refuses_products_of_two_methods(tmp_path: Path) -> None:
     result = quantized(
         "int4-awq:g32,up_proj=w8a8-smoothquant", passes=(scale_channels,), calibration=calibration_file(tmp_path)

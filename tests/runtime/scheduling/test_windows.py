@@ -75,6 +75,12 @@ def test_one_sequence_always_fits() -> None:
         assert reach.blocks_beside(LIMITS, 0) == 0
 
 
+def test_a_short_sequence_has_what_a_token_and_its_drafts_see_beginning_in_any_row() -> None:
+    # 18 rows and the 63 that a tree may hide span 6 blocks of 16 at the most; one row more would span 7.
+    limits = Limits(32, 3, 3, max_model_len=4096, block_size=16)
+    assert Reach(18, None).blocks_beside(limits, 440) == 3 * 6 + limits.blocks_for(32 + 63)
+
+
 def test_what_was_found_does_not_keep_a_request_from_starting() -> None:
     """What it begins on is part of the most that it holds, not beside it."""
     limits = Limits(2, 1, 1, max_model_len=32, block_size=4)

@@ -56,3 +56,24 @@ def test_repeats_of_different_numbers_of_runs_are_left() -> None:
 
     text = rewritten(PatternGraph(body), separate_repeats)
     assert "aten.exp(%transpose_int" in text
+
+
+def test_sums_over_channels_are_left() -> None:
+    def body(x: Any, up: Any, down: Any) -> Any:
+        product = aten.matmul.default(
+            aten.reshape.default(aten.repeat.default(x, [EXPERTS, 1]), [EXPERTS, -1, WIDTH]), up
+        )
+        sums = aten.sum.dim_IntList(aten.transpose.int(product, 0, 1), [2])
+        return aten.matmul.default(sums, down)
+
+    made = PatternGraph(body, up=(EXPERTS, WIDTH, 5), down=(EXPERTS, WIDTH))
+    text = rewritten(made, separate_repeats, fuse_expert_linear)
+    assert "llmc.expert_linear" in text and "llmc.sum_experts" not in text
+
+
+def test_vectors_have_no_runs() -> None:
+    def body(x: Any) -> Any:
+        column = aten.reshape.default(aten.sum.dim_IntList(x, [1]), [-1, 1])
+        return aten.mul.Tensor(x, aten.unsqueeze.default(aten.reshape.default(column, [-1]), 1))
+
+    assert count(run_pipeline(PatternGraph(body).graph, (separate_repeats,), BuildOptions()).records) == 0
