@@ -32,7 +32,7 @@ def without(blocked: str, *words: str | Path) -> subprocess.CompletedProcess[str
     [
         ("targets",),
         ("inspect", "ENGINE"),
-        ("profile", "ENGINE", "--prefill", "8", "--repeats", "1"),
+        pytest.param(("profile", "ENGINE", "--prefill", "8", "--repeats", "1"), marks=pytest.mark.slow),
         ("viz", "ENGINE", "--format", "json"),
         ("explain", "ENGINE", "--pass", "fuse_rms_norm", "--strict"),
     ],
@@ -53,7 +53,9 @@ def test_a_report_is_written_without_torch(draft_engine: Path, tmp_path: Path) -
     ("blocked", "words", "named"),
     [
         ("torch", ("passes",), "pip install torch"),
-        ("transformers", ("verify", "ENGINE", "--against", MODEL), "llmc-compiler[hf]"),
+        pytest.param(
+            "transformers", ("verify", "ENGINE", "--against", MODEL), "llmc-compiler[hf]", marks=pytest.mark.slow
+        ),
         ("aiohttp", ("bench", "serve"), "llmc-compiler[serve]"),
         ("llguidance", ("run", "ENGINE", "-p", "hi", "--grammar", "json"), "llmc-compiler[serve]"),
     ],
