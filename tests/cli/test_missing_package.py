@@ -22,6 +22,9 @@ main()
 """
 
 
+slow = pytest.mark.slow
+
+
 def without(blocked: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", PROGRAM, blocked, *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True)
@@ -32,7 +35,7 @@ def without(blocked: str, *words: str | Path) -> subprocess.CompletedProcess[str
     [
         ("targets",),
         ("inspect", "ENGINE"),
-        pytest.param(("profile", "ENGINE", "--prefill", "8", "--repeats", "1"), marks=pytest.mark.slow),
+        pytest.param(("profile", "ENGINE", "--prefill", "8", "--repeats", "1"), marks=slow),
         ("viz", "ENGINE", "--format", "json"),
         ("explain", "ENGINE", "--pass", "fuse_rms_norm", "--strict"),
     ],
