@@ -61,7 +61,7 @@ def add_token_choice(program: Program, backend: TritonBackend, target: GpuTarget
             tail.emit(best, (StepOutput.BEST,), launch.only, unless=launch.unless)
     best_from_logits = argmax_rows, (StepOutput.BEST,), {"logits": tail.logits}, {0: "tokens", 1: "scores"}
     sides = next((launch.unless for launch in tail.launches if launch.unless), ())
-    for only in _rows_left(tail.launches):
+    for only in rows_left(tail.launches):
         tail.add(*best_from_logits, only)
     if sides:
         # Another product stands in for the one that has the best token in it, and leaves logits.
@@ -76,6 +76,24 @@ def add_token_choice(program: Program, backend: TritonBackend, target: GpuTarget
         arena=tail.arena,
         unplanned_arena=_plus(program.unplanned_arena, tail.arena.logit_rows - program.arena.logit_rows),
     )
+
+
+def rows_left(launches: Sequence[Launch]) -> list[RowRange | None]:
+    """The row counts for which no launch gives the best tokens yet, as ranges; None for all of them."""
+    done = sorted({(launch.only.first, launch.only.last) for launch in launches if launch.only is not None})
+    if not launches:
+        return [None]
+    if any(launch.only is None for launch in launches):
+        return []
+    left: list[RowRange | None] = []
+    following = 1
+    for first, last in done:
+        if first > following:
+            left.append(RowRange(RowCount.LOGIT_ROWS, following, first - 1))
+        if last is None:
+            return left
+        following = last + 1
+    return [*left, RowRange(RowCount.LOGIT_ROWS, following, None)]
 
 
 def _add_filtered(tail: "_Tail", noise: "dict[str, _Tensor]", vocab_size: int) -> None:
@@ -132,24 +150,6 @@ def _best(launch: Launch, kernel: Unspecialized, tail: "_Tail") -> DeviceLaunch 
         then=(join_launch(found, into, chunks, count),),
         seconds=launch.seconds,
     )
-
-
-def _rows_left(launches: Sequence[Launch]) -> list[RowRange | None]:
-    """The row counts for which no launch gives the best tokens yet, as ranges; None for all of them."""
-    done = sorted({(launch.only.first, launch.only.last) for launch in launches if launch.only is not None})
-    if not launches:
-        return [None]
-    if any(launch.only is None for launch in launches):
-        return []
-    left: list[RowRange | None] = []
-    following = 1
-    for first, last in done:
-        if first > following:
-            left.append(RowRange(RowCount.LOGIT_ROWS, following, first - 1))
-        if last is None:
-            return left
-        following = last + 1
-    return [*left, RowRange(RowCount.LOGIT_ROWS, following, None)]
 
 
 @dataclass(frozen=True)

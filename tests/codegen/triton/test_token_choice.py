@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from llmc.codegen.triton.lowering import lower_device
+from llmc.codegen.triton.token_choice import rows_left
 from llmc.options import BuildOptions
-from llmc.program import Launch, StepOutput
+from llmc.program import Launch, RowCount, RowRange, StepOutput
 from llmc.program.launch_arguments import Operand
 from tests.codegen.tiny_models import GraphBuilder, ops
 from tests.gpu_target import each_kind_of_gpu, gpu_target
@@ -51,3 +54,16 @@ def test_one_launch_gives_the_best_tokens_of_any_number_of_rows(vocab_size: int,
             and Operand("output", "tokens") in launch.arguments.values()
         ]
         assert len(writing) == 1, f"{count} rows"
+
+
+def test_what_lies_between_ranges_is_left() -> None:
+    launch = lowered_head(512, 64, "h100")[-1]
+
+    def rows(first: int, last: int | None) -> RowRange:
+        return RowRange(RowCount.LOGIT_ROWS, first, last)
+
+    done = [replace(launch, only=only) for only in (rows(33, 64), rows(5, 8))]
+    assert rows_left(done) == [rows(1, 4), rows(9, 32), rows(65, None)]
+    assert rows_left([*done, replace(launch, only=rows(65, None))]) == [rows(1, 4), rows(9, 32)]
+    assert rows_left([*done, replace(launch, only=None)]) == []
+    assert rows_left([]) == [None]

@@ -63,8 +63,7 @@ def test_sums_over_channels_are_left() -> None:
         product = aten.matmul.default(
             aten.reshape.default(aten.repeat.default(x, [EXPERTS, 1]), [EXPERTS, -1, WIDTH]), up
         )
-        sums = aten.sum.dim_IntList(aten.transpose.int(product, 0, 1), [2])
-        return aten.matmul.default(sums, down)
+        return aten.matmul.default(aten.transpose.int(aten.sum.dim_IntList(product, [2]), 0, 1), down)
 
     made = PatternGraph(body, up=(EXPERTS, WIDTH, 5), down=(EXPERTS, WIDTH))
     text = rewritten(made, separate_repeats, fuse_expert_linear)
