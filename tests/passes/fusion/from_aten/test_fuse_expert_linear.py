@@ -71,8 +71,8 @@ def test_sums_over_channels_are_left() -> None:
 
 
 def test_vectors_have_no_runs() -> None:
-    def body(x: Any) -> Any:
-        column = aten.reshape.default(aten.sum.dim_IntList(x, [1]), [-1, 1])
-        return aten.mul.Tensor(x, aten.unsqueeze.default(aten.reshape.default(column, [-1]), 1))
+    def body(x: Any, bias: Any) -> Any:
+        return aten.add.Tensor(x, aten.reshape.default(aten.reshape.default(bias, [2, 4]), [WIDTH]))
 
-    assert count(run_pipeline(PatternGraph(body).graph, (separate_repeats,), BuildOptions()).records) == 0
+    made = PatternGraph(body, bias=(WIDTH,))
+    assert count(run_pipeline(made.graph, (separate_repeats,), BuildOptions()).records) == 0
