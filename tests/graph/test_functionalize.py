@@ -120,7 +120,14 @@ CASES: list[tuple[Callable[[Tensor], Tensor], set[str]]] = [
     (filled_out_of_turn, {"aten.new_zeros.default", "aten.slice.Tensor", "aten.copy.default", SCATTER}),
     (
         read_and_filled,
-        {"aten.new_empty.default", "aten.slice.Tensor", "aten.copy.default", "aten.cat.default", SCATTER},
+        {
+            "aten.new_zeros.default",
+            "aten.slice.Tensor",
+            "aten.add.Tensor",
+            "aten.copy.default",
+            "aten.cat.default",
+            SCATTER,
+        },
     ),
     (seen_through_a_view, {"aten.exp.default", "aten.add.Tensor", "aten.slice.Tensor"}),
 ]
