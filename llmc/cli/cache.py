@@ -16,6 +16,7 @@ from llmc.settings import settings
 
 cache = typer.Typer(name="cache", cls=GroupHelp)
 
+_KINDS = f"{', '.join(kind.value for kind in CacheKind)}; all, if none is named"
 Json = Annotated[bool, typer.Option("--json", help="everything as JSON")]
 
 
@@ -47,7 +48,7 @@ def show(
 
 @cache.command("clear", cls=VerbHelp)
 def clear(
-    kind: Annotated[CacheKind | None, typer.Argument(help="default: all")] = None,
+    kind: Annotated[CacheKind | None, typer.Argument(metavar="kind", help=_KINDS)] = None,
     as_json: Json = False,
 ) -> None:
     """Remove what is kept, but for what is in use; it is made again when it is needed."""
