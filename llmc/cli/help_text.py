@@ -49,8 +49,8 @@ def _write(formatter: Any, rows: dict[str, list[tuple[str, str]]]) -> None:
 
 
 def _without_list(names: str) -> str:
-    """`--stop <list[str]>` takes one text at a time."""
-    return re.sub(r"<list\[(\w+)\]>", r"<\1>", names)
+    """`--stop <list[str]>` takes one text at a time, and a line of choices belongs into the text beside it."""
+    return re.sub(r" <[^>]{60,}>", "", re.sub(r"<list\[(\w+)\]>", r"<\1>", names))
 
 
 def _first_paragraph(text: str) -> str:
