@@ -25,7 +25,6 @@ _aten = torch.ops.aten
 _CAPTURED = frozenset(
     {
         _aten._to_copy.default,
-        _aten.clone.default,
         _aten.embedding.default,
         _aten.layer_norm.default,
         _aten.linear.default,
@@ -46,6 +45,8 @@ def own_operator(node: OnnxNode) -> OpOverload | None:
     name, _, overload = node.op_type.partition(".")
     packet = getattr(getattr(torch.ops, node.domain), name, None)
     found = getattr(packet, overload or "default", None)
+    if found is _aten.clone.default:
+        return _aten.contiguous.default  # For which it stands where it does something: a view of it follows.
     return found if found in _CAPTURED | legal_ops(Stage.CANONICAL) else None
 
 

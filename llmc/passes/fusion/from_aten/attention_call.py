@@ -38,6 +38,8 @@ def attention_call(
     query, key, value = (t for t in values if t is not None)
     if not same_size(query.shape[1], key.shape[1]) or not same_size(key.shape[1], value.shape[1]):
         return Refusal(f"query, key and value are {shapes}, expected as many keys as queries", node)
+    if not query.dtype is key.dtype is value.dtype:
+        return Refusal(f"query, key and value are {shapes}, expected one dtype", node)
     once = [_repeated_heads(t) for t in (k, v)]
     counts = [_first_size(t) for t in once]
     if None not in counts and counts[0] == counts[1]:

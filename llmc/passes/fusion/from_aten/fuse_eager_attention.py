@@ -49,7 +49,8 @@ def _recognise(softmax: fx.Node, graph: ModelGraph) -> tuple[fx.Node, Call] | Re
     query, keys = scores.product.args
     if not isinstance(keys, fx.Node) or not _swaps_last(keys):
         return Refusal(f"the keys of {scores.product.name} are not transposed: {keys}", scores.product)
-    qkv = (query, keys.args[0], weighted.args[1])
+    values = weighted.args[1]
+    qkv = (_before_widening(query, values), _before_widening(keys.args[0], values), values)
     call = attention_call(graph, weighted, qkv, scores.scale, scores.mask, scores.softcap)
     return call if isinstance(call, Refusal) else (weighted, call)
 
@@ -66,6 +67,16 @@ def _weighted_values(softmax: fx.Node) -> fx.Node | Refusal:
         if user.target is not aten._to_copy.default:
             return Refusal(f"the attention weights go into {op_name(user.target)} {user.name}, expected matmul", node)
         node = user
+
+
+def _before_widening(node: object, values: object) -> object:
+    """x of the values' dtype where node is x in fp32, in which llmc.attention has scores of any dtype; else node."""
+    if not isinstance(node, fx.Node) or node.target is not aten._to_copy.default:
+        return node
+    before, wide, other = tensor_of(node.args[0]), tensor_of(node), tensor_of(values)
+    if before is None or wide is None or other is None:
+        return node
+    return node.args[0] if before.dtype is other.dtype and wide.dtype is torch.float32 else node
 
 
 def _swaps_last(node: fx.Node) -> bool:

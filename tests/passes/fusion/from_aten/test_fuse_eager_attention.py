@@ -69,6 +69,28 @@ def test_the_window_is_read_off_the_mask(window: int) -> None:
     assert f"llmc.attention(%transpose, %transpose_1, %transpose_2, 0.5, {window}, None, None)" in text
 
 
+def _widened(x: Any, mask: Any, factor: float | None = None) -> Any:
+    """Scores in fp32, as GPT-Neo has them in bf16; of keys times a factor."""
+    wide = aten._to_copy.default(heads(x), dtype=torch.float32)
+    keys = wide if factor is None else aten.mul.Tensor(wide, factor)
+    scores = aten.add.Tensor(aten.matmul.default(wide, aten.transpose.int(keys, 1, 2)), _cut(mask, x))
+    weights = aten._to_copy.default(aten.softmax.int(scores, -1), dtype=torch.bfloat16)
+    return flat(aten.matmul.default(weights, heads(x)))
+
+
+def test_queries_and_keys_are_taken_as_they_were_before_they_are_widened() -> None:
+    made = PatternGraph(_widened, torch.bfloat16, mask=CAUSAL)
+    text = rewritten(made, fuse_eager_attention, tolerance=2e-2)
+    assert "bfloat16[T, 2, 4] = llmc.attention(" in text
+
+
+def test_refuses_queries_and_keys_of_another_dtype() -> None:
+    (reason,) = refusals(
+        PatternGraph(lambda x, mask: _widened(x, mask, 2.0), torch.bfloat16, mask=CAUSAL), fuse_eager_attention
+    )
+    assert reason.endswith("expected one dtype")
+
+
 def _refused(body: Callable[..., Any], **constants: Any) -> str:
     (reason,) = refusals(PatternGraph(body, **constants), fuse_eager_attention)
     return reason
