@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from hashlib import sha256
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from llmc.cache import CacheKind, open_cache
+from llmc.cache.installed_version import installed_version
 from llmc.cache.source_digest import source_digest
 from llmc.engine_format.manifest import is_engine
 from llmc.errors import CheckpointError
@@ -80,7 +80,7 @@ def engine_key(model: Path, target: str, options: Mapping[str, object]) -> str:
     parts = {
         "llmc": [VERSION, source_digest(BUILDING_ROOMS)],
         "model": {name: _remembered_digest(file) for name, file in files.items()},
-        "packages": {name: _version(name) for name in _BUILDING_PACKAGES},
+        "packages": {name: installed_version(name) for name in _BUILDING_PACKAGES},
         "target": asdict(resolve_target(target)),
         "options": parsed.model_dump(mode="json"),
         **{name: None if path is None else _digests(Path(path)) for name, path in beside.items()},
@@ -111,13 +111,6 @@ def _digests(path: Path) -> dict[str, str]:
     """Of a file, or of the files of a directory. One that is not there is for the build to refuse."""
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     return {file.name: _remembered_digest(file) for file in files if file.is_file()}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _remembered_digest(file: Path) -> str:

@@ -2,11 +2,11 @@
 
 import os
 import platform
-from importlib import metadata
 
 from rich.console import Console
 from rich.text import Text
 
+from llmc.cache.installed_version import installed_version
 from llmc.cli.table import facts, standard_output
 from llmc.errors import ToolchainError
 from llmc.settings import settings
@@ -23,7 +23,7 @@ def env() -> None:
     table = facts("environment")
     table.add_row("python", f"{platform.python_version()} ({platform.machine()})")
     for name in PACKAGES:
-        table.add_row(name, installed_version(name))
+        table.add_row(name, installed_version(name) or "not installed")
     threads = len(os.sched_getaffinity(0))
     target = host_target()
     table.add_row("cpu target", target.name)
@@ -36,11 +36,3 @@ def env() -> None:
     except ToolchainError as error:
         table.add_row("compiler", Text(error.problem, style="red"))
     standard_output().print(table)
-
-
-def installed_version(package: str) -> str:
-    """The distribution's version, or that it is not installed."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"

@@ -9,13 +9,12 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import cache
 from hashlib import sha256
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from llmc.cache import CacheKind, open_cache
+from llmc.cache.installed_version import installed_version
 from llmc.cache.source_digest import source_digest
 
 # What kernels import, and what compiles them.
@@ -31,7 +30,7 @@ def kernel_entry(request: Mapping[str, Any]) -> str:
         **{name: value for name, value in request.items() if name not in ("source", "output")},
         "source": Path(request["source"]).read_text(encoding="utf-8"),
         "llmc": source_digest(_ROOMS),
-        "triton": _triton_version(),
+        "triton": installed_version("triton"),
         "environment": sorted(
             each for each in os.environ.items() if each[0].startswith(_ENVIRONMENT) and each[0] not in _REPLACED
         ),
@@ -58,8 +57,3 @@ def keep_kernel(entry: str, answer: Mapping[str, Any], binary: Path) -> None:
     with suppress(OSError):
         kept = json.dumps([{**answer, "assembly": assembly.suffix}, *files])
         open_cache(CacheKind.GPU_KERNELS).write_text(entry, kept)
-
-
-@cache
-def _triton_version() -> str:
-    return metadata.version("triton")

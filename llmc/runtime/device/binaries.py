@@ -5,10 +5,10 @@ import json
 import subprocess
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 
 from llmc.cache import CacheKind, open_cache
+from llmc.cache.installed_version import installed_version
 from llmc.engine_format import EngineDirectory
 from llmc.engine_format.reader import TargetProgram
 from llmc.errors import TargetError
@@ -97,7 +97,7 @@ def fitting_arch(available: Collection[str], capability: tuple[int, int]) -> str
 
 def cache_key(engine: EngineDirectory, program: Program, arch: str) -> str:
     """A name for the program with its kernels' sources, compiled by this Triton for that instruction set."""
-    digest = hashlib.sha256(f"{arch} {triton_version()}".encode())
+    digest = hashlib.sha256(f"{arch} {installed_version('triton')}".encode())
     plain = tuple(replace(kernel, binaries={}) for kernel in program.kernels)
     digest.update(repr(replace(program, kernels=plain)).encode())
     for source in sorted({kernel.source for kernel in program.kernels if not kernel.is_library}):
@@ -105,19 +105,11 @@ def cache_key(engine: EngineDirectory, program: Program, arch: str) -> str:
     return f"{arch}-{digest.hexdigest()[:32]}"
 
 
-def triton_version() -> str:
-    """The installed Triton's version; `none` without one."""
-    try:
-        return metadata.version("triton")
-    except metadata.PackageNotFoundError:
-        return "none"
-
-
 def _compile(engine: Path, program: str, device: Device, directory: Path) -> None:
     """In a process of its own, because the runtime knows nothing of code generation."""
     capability = device.capability
     fix = f"rebuild it for this GPU where the model is: llmc build MODEL --target auto -o {engine.name}"
-    if triton_version() == "none":
+    if installed_version("triton") is None:
         raise TargetError(
             f"the engine has no kernels for sm_{capability[0]}{capability[1]}, and triton, which could compile them, "
             "is not installed",

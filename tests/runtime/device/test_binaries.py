@@ -153,7 +153,7 @@ def test_what_cannot_be_compiled_is_a_target_error(tmp_path: Path, monkeypatch: 
         binaries_for(engine, device((12, 0)), told.append)
     assert told == ["the engine carries kernels for sm_90; compiling its 1 kernels for sm_120, once"]
     assert "llmc build" in str(caught.value.fix)
-    monkeypatch.setattr(device_binaries, "triton_version", lambda: "none")
+    monkeypatch.setattr(device_binaries, "installed_version", lambda package: None)
     with pytest.raises(TargetError, match="triton, which could compile them, is not installed"):
         binaries_for(engine, device((12, 1)), told.append)
     settings.cache_clear()

@@ -1,0 +1,11 @@
+"""The version of an installed package, for caches of what it makes."""
+
+from importlib import metadata
+
+
+def installed_version(package: str) -> str | None:
+    """As its distribution says; None if there is none of that name."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
