@@ -42,7 +42,7 @@ TEXTS = range(2, 90, 6)
 # How many times as far off fp32 an engine in bf16 may be as torch in bf16 is.
 BF16 = 1.25
 # How many times as far off fp32 an engine of int8 codes may be as torch with the same rows rounded.
-INT8 = 1.25
+INT8 = 1.15
 # A compiled int8 engine against its reference, which reads the same codes: sums in another order.
 SAME_CODES = 1e-3
 
@@ -119,7 +119,6 @@ def test_int8_weights(name: str, tmp_path: Path) -> None:
     assert deviation(compiled, reference) <= SAME_CODES
     round_rows(model)
     error, torchs = (deviation_in_the_middle(each, expected) for each in (compiled, torch_logits(model)))
-    print("INT8", name, f"{error:.4f} {torchs:.4f} {error / torchs:.3f}")
     assert 0 < error <= INT8 * torchs, f"{error:.4f} of the spread off fp32, torch with rounded rows {torchs:.4f}"
 
 
@@ -151,5 +150,4 @@ def test_rows_with_int8_weights(name: str) -> None:
     assert np.abs(compiled - reference).max() <= SAME_CODES * size
     round_rows(model)
     error, torchs = (float(np.abs(each - expected).mean()) for each in (compiled, rows_of(model, texts(TEXTS))))
-    print("INT8", name, f"{error:.4f} {torchs:.4f} {error / torchs:.3f}")
-    assert 0 < error <= INT8 * torchs
+    assert 0 < error <= INT8 * torchs, f"{error:.4f} off fp32, torch with rounded rows {torchs:.4f}"

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from llmc.architectures.tiny_config import tiny_architecture
 from llmc.errors import LlmcError
 from llmc.graph.capture_hf import read_directory
 from llmc.options import BuildOptions
@@ -142,6 +143,12 @@ def test_what_is_said_of(
         return
     (note,) = read_directory(directory, BuildOptions()).notes
     assert note.startswith("9 tensors of the checkpoint are not used: model.layers.1.input_layernorm.weight, ")
+
+
+def test_the_heads_of_each_layer_are_looked_at(tmp_path: Path) -> None:
+    tiny_architecture("gemma4_text").save_pretrained(tmp_path)
+    edit_json(tmp_path / "config.json", lambda c: c["per_layer_config"]["1"].update(head_dim=2**40))
+    assert outcome(tmp_path) == "head_dim is 1099511627776, where a model has 1 to 65536"
 
 
 def test_one_tensor_that_is_not_used_is_named(sound: dict[str, Path], tmp_path: Path) -> None:
