@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pytest
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 import llmc
 from llmc.architectures.tiny_config import tiny_architecture
@@ -34,7 +35,10 @@ WINDOWS = (
     "modernbert-decoder",
     "gemma3n_text",
 )
-OTHERS = ("bloom", "mpt", "falcon+alibi", "opt", "bart", "whisper", "bert", "roformer", "gemma4_text")
+OTHERS = (
+    *("bloom", "mpt", "falcon+alibi", "opt", "openai-gpt", "ministral3", "bart", "whisper", "bert", "roformer"),
+    "gemma4_text",
+)
 FAMILIES = tuple(dict.fromkeys((*EXPERTS, *LATENTS, *STATES, *WINDOWS, *OTHERS)))
 LENGTHS = (70, 33, 7)
 TEXTS = range(2, 90, 6)
@@ -63,8 +67,10 @@ def experts_of(model: nn.Module) -> list[nn.Parameter]:
 def round_rows(model: nn.Module) -> None:
     """Leave of products' and experts' weights what codes of int8 hold, with a scale a row."""
     linear = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
-    for weight in {id(each): each for each in (*linear, *experts_of(model))}.values():
-        scale = weight.detach().abs().amax(-1, keepdim=True) / 127
+    lying = [module.weight for module in model.modules() if isinstance(module, Conv1D)]
+    rows = {id(each): (each, -1) for each in (*linear, *experts_of(model))} | {id(each): (each, 0) for each in lying}
+    for weight, inputs in rows.values():
+        scale = weight.detach().abs().amax(inputs, keepdim=True) / 127
         weight.data = (weight.detach() / scale).round() * scale
 
 

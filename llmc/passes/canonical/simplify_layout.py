@@ -2,14 +2,15 @@
 
     transpose(transpose(x, 0, 1), 0, 1)  →  x
     op(transpose(x, 0, 1))               →  transpose(op(x), 0, 1), for ops over the last axis and pointwise ones
-    unsqueeze(x, 0) of tokens, reshape(x, [1, …]) of them  →  transpose(unsqueeze(x, 1), 0, 1), and so back
+    unsqueeze(x, 0) of tokens, reshape(x, [1, …]) of them  →  transpose(unsqueeze(x, 1), 0, 1), and so back, also of a
+                                            cast of it
     reshape(reshape(x, …), shape)        →  reshape(x, shape), also of unsqueeze;  unsqueeze and squeeze  →  nothing
     select(unsqueeze(x, i), i, 0)        →  x
     cast(cast(x, float32), x.dtype)      →  x
 Must have: for several arguments, each of them transposed or broadcast along neither axis.
 """
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import fx
@@ -50,12 +51,21 @@ def _transposed(call: Call | fx.Node) -> Call:
 
 def _transpose(node: fx.Node) -> Call | fx.Node | None:
     inner = node.args[0]
-    if isinstance(inner, fx.Node) and inner.target is aten.unsqueeze.default and _dims(node) == [0, 1]:
+    if not isinstance(inner, fx.Node):
+        return None
+    if _is_unsqueeze(inner) and _dims(node) == [0, 1]:
         return _transposed_unsqueeze(inner)
-    if not isinstance(inner, fx.Node) or inner.target is not aten.transpose.int:
+    if inner.target is aten._to_copy.default and _is_unsqueeze(inner.args[0]) and _dims(node) == [0, 1]:
+        before = _transposed_unsqueeze(inner.args[0])
+        return None if before is None else Call(aten._to_copy.default, (before,), dict(inner.kwargs))
+    if inner.target is not aten.transpose.int:
         return None
     source = inner.args[0]
     return source if _dims(node) == _dims(inner) and isinstance(source, fx.Node) else None
+
+
+def _is_unsqueeze(value: Any) -> TypeGuard[fx.Node]:
+    return isinstance(value, fx.Node) and value.target is aten.unsqueeze.default
 
 
 def _transposed_unsqueeze(inner: fx.Node) -> Call | None:

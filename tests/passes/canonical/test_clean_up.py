@@ -93,6 +93,18 @@ def test_transposes_meet_and_vanish(golden: Golden) -> None:
     golden("passes/simplify_layout.txt", rewritten(made, simplify_layout))
 
 
+def test_transposes_pass_casts_of_rows_that_get_a_batch() -> None:
+    """As Ministral 3 scales queries by their positions."""
+
+    def body(x: Any, positions: Any) -> Any:
+        scale = aten.unsqueeze.default(aten.unsqueeze.default(aten.mul.Tensor(positions, 0.5), 0), 2)
+        scale = aten._to_copy.default(scale, dtype=torch.bfloat16)
+        heads = aten.reshape.default(x, [-1, 2, 4])
+        return aten.reshape.default(aten.mul.Tensor(heads, aten.transpose.int(scale, 0, 1)), [-1, WIDTH])
+
+    assert "[1, T" not in rewritten(PatternGraph(body, torch.bfloat16), simplify_layout)
+
+
 def test_a_cast_there_and_back_vanishes_only_if_it_loses_nothing() -> None:
     def body(x: Any) -> Any:
         wide = aten._to_copy.default(aten._to_copy.default(x, dtype=torch.float32), dtype=torch.bfloat16)

@@ -15,8 +15,9 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refusal
 from llmc.passes.evaluation import constants_within, integers_within, value_at
 
-# Additive masks hide with minus infinity or with a very negative number, whose exp is 0 in every dtype.
-HIDDEN = -1e4
+# Additive masks hide with minus infinity or with a very negative number, whose exp is 0 in every dtype: -1e4, which is
+# this in bfloat16.
+HIDDEN = -9984.0
 
 _SHORT, _LONGEST = 5, 4096
 
