@@ -37,7 +37,7 @@ WINDOWS = (
 )
 OTHERS = (
     *("bloom", "mpt", "falcon+alibi", "opt", "openai-gpt", "ministral3", "bart", "whisper", "bert", "roformer"),
-    "gemma4_text",
+    *("gemma4_text", "gemma4_text+keys_as_values", "inkling_text"),
 )
 FAMILIES = tuple(dict.fromkeys((*EXPERTS, *LATENTS, *STATES, *WINDOWS, *OTHERS)))
 LENGTHS = (70, 33, 7)

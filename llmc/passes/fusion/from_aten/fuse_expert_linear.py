@@ -3,6 +3,7 @@
     matmul(x [n, T, in], weight [n, in, out])
         →  transpose(expert_linear(transpose(x), weights [n · out, in], index of every expert, n), 0, 1)
     sum(transpose(expert_linear(…), 0, 1), 0)  →  sum_experts(expert_linear(…), ones)
+    to(sum(to(transpose(expert_linear(…), 0, 1), f32), 0), dtype)  →  the same, which sums up in fp32 and rounds once
 Must have: weights that are known when the engine is built. Llama 4's are computed so, for all experts, with zeros for
 those that a token was not sent to.
 """
@@ -28,7 +29,8 @@ aten = torch.ops.aten
 
 
 def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
-    apply_rules(graph, {aten.matmul.default: _product_rule(graph), aten.sum.dim_IntList: _sum}, log)
+    sums: dict[Any, Rule] = {aten.sum.dim_IntList: _sum, aten._to_copy.default: _rounded_sum}
+    apply_rules(graph, {aten.matmul.default: _product_rule(graph), **sums}, log)
 
 
 def _product_rule(graph: ModelGraph) -> Rule:
@@ -52,14 +54,28 @@ def _product_rule(graph: ModelGraph) -> Rule:
 
 
 def _sum(node: fx.Node) -> Call | None:
-    arguments = call_arguments(node)
-    by_expert, dims = arguments["self"], arguments["dim"]
-    if by_expert.target is not aten.transpose.int or by_expert.args[1:] != (0, 1) or list(dims or ()) != [0]:
+    return _summed(node, node.args[0], node)
+
+
+def _rounded_sum(node: fx.Node) -> Call | None:
+    """A sum in fp32 of what was widened for it."""
+    total: Any = node.args[0]
+    if total.target is not aten.sum.dim_IntList or total.args[0].target is not aten._to_copy.default:
         return None
-    product, value = by_expert.args[0], tensor_of(node)
-    if product.target is not torch.ops.llmc.expert_linear.default or arguments["keepdim"] or value is None:
+    wide = total.args[0].meta["val"].dtype, total.meta["val"].dtype
+    return _summed(total, total.args[0].args[0], node) if wide == (torch.float32, torch.float32) else None
+
+
+def _summed(total: fx.Node, by_expert: Any, result: fx.Node) -> Call | None:
+    arguments, dtype = call_arguments(total), result.meta["val"].dtype
+    if by_expert.target is not aten.transpose.int or by_expert.args[1:] != (0, 1) or list(arguments["dim"] or ()) != [0]:
         return None
-    ones = Call(aten.full_like.default, (call_arguments(product)["index"], 1), {"dtype": value.dtype})
+    product = by_expert.args[0]
+    if product.target is not torch.ops.llmc.expert_linear.default or arguments["keepdim"]:
+        return None
+    if product.meta["val"].dtype is not dtype:
+        return None
+    ones = Call(aten.full_like.default, (call_arguments(product)["index"], 1), {"dtype": dtype})
     return Call(torch.ops.llmc.sum_experts.default, (product, ones))
 
 

@@ -3,7 +3,8 @@
     mul(weight, to(mul(to(x, f32), rsqrt(mean(x²) + eps)), dtype))  →  llmc.rms_norm(x, weight, eps)
     to(mul(mul(to(x, f32), rsqrt(mean(x²) + eps)), weight), dtype)  →  the same (gemma: weight is a folded 1 + w)
     aten.rms_norm(x, [channels], weight, eps)                       →  the same
-Must have: the result in x's dtype; weight of one axis, with the length of the normalized one; a constant eps.
+Must have: the result in x's dtype; weight of one axis, with the length of the normalized one; a constant eps;
+what normalizes x used by norms of x alone.
 """
 
 from typing import Any

@@ -3,23 +3,37 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch import fx
+
 from llmc.graph.refusal import Refused
 from llmc.graph.stage import Stage
 from llmc.passes.match import Match
 from llmc.passes.rewrite import Numerics, Rewrite
 from llmc.passes.shapes import tensor_of
+from llmc.passes.uses import DATA_MOVEMENT, is_weight, used_only_by
+
+aten = torch.ops.aten
 
 
 def norm_rewrite(name: str, replacement: Callable[..., Any], *patterns: Callable[..., Any]) -> Rewrite:
     """Patterns that return a norm of x over its last axis, of which they name weight, bias, shape and eps if they can.
 
-    eps: None where torch's op chooses it.
+    eps: None where torch's op chooses it. What normalizes x may be shared with other norms of it, which become ops of
+    their own: keys and values of one projection (Gemma 4) have such.
     """
     shapes = {"x": (2, 4), "weight": (4,), "bias": (4,), "shape": [4], "eps": 0.625}
-    return Rewrite(name, patterns, replacement, _precondition, Numerics.REORDER, Stage.CAPTURED, examples=(shapes,))
+    return Rewrite(
+        *(name, patterns, replacement, _precondition, Numerics.REORDER, Stage.CAPTURED),
+        shares_interior=True,
+        examples=(shapes,),
+    )
 
 
 def _precondition(match: Match) -> None:
+    for node in match.nodes:
+        if node is not match.root and node.target not in DATA_MOVEMENT:
+            used_only_by(node, {*match.nodes, *(user for user in node.users if _is_of_a_norm(user, match))})
     x, result = match.tensor("x"), match.root.meta["val"]
     eps, shape = match.bound.get("eps"), match.bound.get("shape")
     if result.dtype is not x.dtype:
@@ -34,3 +48,10 @@ def _precondition(match: Match) -> None:
         if bound is not None and (found is None or list(found.shape) != [x.shape[-1]]):
             seen = bound if found is None else list(found.shape)
             raise Refused(f"the {name} is {seen}, expected [{x.shape[-1]}]", match.root)
+
+
+def _is_of_a_norm(user: fx.Node, match: Match) -> bool:
+    """Whether it does what another norm does next: rounds as this one does, or multiplies with its weight."""
+    if user.target is aten._to_copy.default:
+        return bool(user.meta["val"].dtype is match.root.meta["val"].dtype)
+    return user.target is aten.mul.Tensor and any(is_weight(each, match.graph) for each in user.args)

@@ -38,6 +38,32 @@ def test_fuses(golden: Golden) -> None:
     golden("passes/fuse_expert_linear.txt", rewritten(made, *passes))
 
 
+def _shared_experts(summed: Callable[[Any], Any]) -> PatternGraph:
+    """Every token through every expert, and their sum in bf16."""
+
+    def body(x: Any, up: Any) -> Any:
+        by_expert = aten.expand.default(aten.unsqueeze.default(x, 0), [EXPERTS, -1, -1])
+        return aten._to_copy.default(summed(aten.matmul.default(by_expert, up)), dtype=torch.bfloat16)
+
+    return PatternGraph(body, torch.bfloat16, up=(EXPERTS, WIDTH, WIDTH))
+
+
+def test_a_sum_in_fp32_rounds_once() -> None:
+    def summed(product: Any) -> Any:
+        return aten.sum.dim_IntList(aten._to_copy.default(product, dtype=torch.float32), [0])
+
+    text = rewritten(_shared_experts(summed), fuse_expert_linear, tolerance=0.05)
+    assert "llmc.sum_experts" in text and "aten._to_copy" not in text
+
+
+def test_a_sum_that_stays_in_fp32_is_left() -> None:
+    def summed(product: Any) -> Any:
+        wide = aten._to_copy.default(product, dtype=torch.float32)
+        return aten.exp.default(aten.sum.dim_IntList(wide, [0]))
+
+    assert "llmc.sum_experts" not in rewritten(_shared_experts(summed), fuse_expert_linear, tolerance=0.05)
+
+
 def test_products_of_activations_are_left() -> None:
     def body(x: Any) -> Any:
         parts = aten.transpose.int(aten.reshape.default(x, [-1, 2, WIDTH // 2]), 0, 1)

@@ -112,6 +112,19 @@ def test_names_the_extra_user() -> None:
     assert refusals(made, fuse_rms_norm) == ["mul_tensor is also used by add_tensor_1 (aten.add.Tensor)"]
 
 
+@pytest.mark.parametrize(("scaled", "plain"), [(1, 1), (2, 0), (2, 1)])
+def test_norms_of_one_value_share_what_normalizes_it(scaled: int, plain: int) -> None:
+    def body(x: Any, **weights: Any) -> Any:
+        y = _normalized(x)
+        wide = [aten._to_copy.default(weight, dtype=torch.float32) for weight in weights.values()]
+        norms = [*(aten.mul.Tensor(y, weight) for weight in wide), *[y] * plain]
+        return sum(aten._to_copy.default(norm, dtype=torch.bfloat16) for norm in norms)
+
+    made = PatternGraph(body, torch.bfloat16, **{f"weight_{i}": (WIDTH,) for i in range(scaled)})
+    text = rewritten(made, fuse_rms_norm, fuse_rms_norm_without_weight, tolerance=0.05)
+    assert text.count("llmc.rms_norm") == scaled + plain and "aten.rsqrt" not in text
+
+
 def test_records_the_mean_over_another_axis_as_a_near_miss() -> None:
     def body(x: Any, weight: Any) -> Any:
         mean = aten.mean.dim(aten.pow.Tensor_Scalar(x, 2), [0], True)
