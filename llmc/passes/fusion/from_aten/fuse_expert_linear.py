@@ -68,12 +68,12 @@ def _rounded_sum(node: fx.Node) -> Call | None:
 
 def _summed(total: fx.Node, by_expert: Any, result: fx.Node) -> Call | None:
     arguments, dtype = call_arguments(total), result.meta["val"].dtype
-    if by_expert.target is not aten.transpose.int or by_expert.args[1:] != (0, 1) or list(arguments["dim"] or ()) != [0]:
+    if list(arguments["dim"] or ()) != [0] or arguments["keepdim"]:
+        return None
+    if by_expert.target is not aten.transpose.int or by_expert.args[1:] != (0, 1):
         return None
     product = by_expert.args[0]
-    if product.target is not torch.ops.llmc.expert_linear.default or arguments["keepdim"]:
-        return None
-    if product.meta["val"].dtype is not dtype:
+    if product.target is not torch.ops.llmc.expert_linear.default or product.meta["val"].dtype is not dtype:
         return None
     ones = Call(aten.full_like.default, (call_arguments(product)["index"], 1), {"dtype": dtype})
     return Call(torch.ops.llmc.sum_experts.default, (product, ones))
