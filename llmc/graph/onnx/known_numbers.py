@@ -59,7 +59,9 @@ def tidy(found: Known, like: Known) -> Known:
 def _compared(relation: Callable[[Any, Any], Any]) -> Arithmetic:
     def computed(call: Call) -> Known:
         first, second = np.broadcast_arrays(call.known(0), call.known(1))
-        found = [_truth(call, relation(a, b)) for a, b in zip(first.reshape(-1), second.reshape(-1), strict=True)]
+        # Python's numbers: NumPy 1's would be compared with T as they would with its hint.
+        pairs = zip(first.reshape(-1).tolist(), second.reshape(-1).tolist(), strict=True)
+        found = [_truth(call, relation(a, b)) for a, b in pairs]
         return np.asarray(found, dtype=np.bool_).reshape(first.shape)
 
     return computed
