@@ -25,7 +25,7 @@ from llmc.passes.example import Example
 from llmc.passes.node_rules import Call, Rule, apply_rules
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
-from llmc.passes.shapes import front_dim, is_one, same_shape, same_value, tensor_of
+from llmc.passes.shapes import front_dim, is_one, same_shape, same_value, sizes_with_inferred, tensor_of
 
 aten = torch.ops.aten
 
@@ -61,7 +61,10 @@ def _transpose(node: fx.Node) -> Call | fx.Node | None:
     if inner.target is not aten.transpose.int:
         return None
     source = inner.args[0]
-    return source if _dims(node) == _dims(inner) and isinstance(source, fx.Node) else None
+    if _dims(node) == _dims(inner):
+        return source if isinstance(source, fx.Node) else None
+    is_behind = _untransposed(inner) is not None and _dims(node)[0] > 1
+    return _transposed(Call(aten.transpose.int, (source, *_dims(node)))) if is_behind else None
 
 
 def _is_unsqueeze(value: Any) -> TypeGuard[fx.Node]:
@@ -184,7 +187,22 @@ def _reshape(node: fx.Node) -> Call | fx.Node | None:
     inner = _untransposed(source)
     if inner is not None and (is_one(inner.meta["val"].shape[0]) or is_one(inner.meta["val"].shape[1])):
         return Call(aten.reshape.default, (inner, shape))
-    return _of_tokens(source, node)
+    return _of_tokens(source, node) or _of_later_axes(inner, source, node)
+
+
+def _of_later_axes(inner: fx.Node | None, source: fx.Node, node: fx.Node) -> Call | None:
+    """A reshape of what follows the two first axes, transposed ones or [1, tokens]."""
+    before, after = tensor_of(source), tensor_of(node)
+    if before is None or after is None or after.dim() < 3:
+        return None
+    if inner is not None and same_shape(after.shape[:2], before.shape[:2]):
+        kept = inner, (*inner.meta["val"].shape[:2], *after.shape[2:])
+    elif is_one(after.shape[0]) and same_shape(after.shape[1:2], before.shape[:1]):
+        kept = source, (*before.shape[:1], 1, *after.shape[2:])
+    else:
+        return None
+    sizes = sizes_with_inferred(kept[1])
+    return None if sizes is None else _transposed(Call(aten.reshape.default, (kept[0], sizes)))
 
 
 def _squeeze(node: fx.Node) -> fx.Node | None:

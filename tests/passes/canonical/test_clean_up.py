@@ -93,6 +93,21 @@ def test_transposes_meet_and_vanish(golden: Golden) -> None:
     golden("passes/simplify_layout.txt", rewritten(made, simplify_layout))
 
 
+def test_transposes_pass_reshapes_of_later_axes() -> None:
+    """As halves that lie in turn were put apart in DeepSeek's rotation, of heads and of keys that all heads share."""
+
+    def body(x: Any) -> Any:
+        heads = aten.transpose.int(aten.reshape.default(x, [-1, 2, 4]), 0, 1)
+        parts = aten.transpose.int(aten.reshape.default(heads, [2, -1, 2, 2]), 2, 3)
+        shared = aten.transpose.int(aten.reshape.default(x, [1, -1, 2, 4]), 2, 3)
+        heads = aten.transpose.int(aten.reshape.default(parts, [2, -1, 4]), 0, 1)
+        shared = aten.transpose.int(aten.reshape.default(shared, [1, -1, 8]), 0, 1)
+        return aten.add.Tensor(aten.reshape.default(heads, [-1, WIDTH]), aten.reshape.default(shared, [-1, WIDTH]))
+
+    text = rewritten(PatternGraph(body), simplify_layout)
+    assert "[2, T" not in text and "[1, T" not in text
+
+
 def test_transposes_pass_casts_of_rows_that_get_a_batch() -> None:
     """As Ministral 3 scales queries by their positions."""
 
