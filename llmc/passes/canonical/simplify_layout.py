@@ -2,6 +2,7 @@
 
     transpose(transpose(x, 0, 1), 0, 1)  →  x
     op(transpose(x, 0, 1))               →  transpose(op(x), 0, 1), for ops over the last axis and pointwise ones
+    reshape, transpose of later axes of it  →  the same
     unsqueeze(x, 0) of tokens, reshape(x, [1, …]) of them  →  transpose(unsqueeze(x, 1), 0, 1), and so back, also of a
                                             cast of it
     reshape(reshape(x, …), shape)        →  reshape(x, shape), also of unsqueeze;  unsqueeze and squeeze  →  nothing
