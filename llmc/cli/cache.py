@@ -48,7 +48,7 @@ def show(
 
 @cache.command("clear", cls=VerbHelp)
 def clear(
-    kind: Annotated[CacheKind | None, typer.Argument(metavar="KIND", help=_KINDS)] = None,
+    kind: Annotated[CacheKind | None, typer.Argument(metavar="kind", help=_KINDS)] = None,
     as_json: Json = False,
 ) -> None:
     """Remove what is kept, but for what is in use; it is made again when it is needed."""

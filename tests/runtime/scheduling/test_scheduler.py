@@ -141,16 +141,6 @@ def test_the_next_turn_finds_the_last_answer() -> None:
     assert (run.scheduler.prefix_cache.queries, run.scheduler.prefix_cache.hits) == (9 + 16 + 16, 12)
 
 
-def test_a_single_block_is_found_again() -> None:
-    run = Run(Limits(16, 4, 4, 32, 4), 8)
-    for cached in (0, 4):
-        request = counted(5, 1, salt=b"")
-        run.add(request)
-        while not request.finished:
-            run.step()
-        assert request.standing.cached_tokens == cached
-
-
 def test_every_answer_to_one_prompt_is_found() -> None:
     """The answers' blocks lie folded under the prompt's last one until somebody has matched that."""
     run = Run(Limits(32, 4, 4, 64, 4), 60)
@@ -184,10 +174,12 @@ def test_blocks_that_nobody_asked_for_are_lost_from_their_end() -> None:
     assert again.standing.cached_tokens == 16, "one of five blocks was needed"
 
 
-def test_a_prompt_that_is_cached_whole_computes_its_last_block() -> None:
+@pytest.mark.parametrize("prompt", [5, 8])
+def test_a_prompt_that_is_cached_computes_its_last_block(prompt: int) -> None:
+    """Also where that is not full."""
     run = Run(Limits(16, 4, 4, 32, 4), 8)
     for expected in (0, 4):
-        request = counted(8, 2, salt=b"")
+        request = counted(prompt, 2, salt=b"")
         run.add(request)
         while not request.finished:
             run.step()

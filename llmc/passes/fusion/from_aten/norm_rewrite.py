@@ -24,7 +24,12 @@ def norm_rewrite(name: str, replacement: Callable[..., Any], *patterns: Callable
     """
     shapes = {"x": (2, 4), "weight": (4,), "bias": (4,), "shape": [4], "eps": 0.625}
     return Rewrite(
-        *(name, patterns, replacement, _precondition, Numerics.REORDER, Stage.CAPTURED),
+        name,
+        patterns,
+        replacement,
+        _precondition,
+        Numerics.REORDER,
+        Stage.CAPTURED,
         shares_interior=True,
         examples=(shapes,),
     )
