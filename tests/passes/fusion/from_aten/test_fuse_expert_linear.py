@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 
 from llmc.options import BuildOptions
@@ -56,11 +57,16 @@ def test_a_sum_in_fp32_rounds_once() -> None:
     assert "llmc.sum_experts" in text and "aten._to_copy" not in text
 
 
-def test_a_sum_that_stays_in_fp32_is_left() -> None:
-    def summed(product: Any) -> Any:
-        wide = aten._to_copy.default(product, dtype=torch.float32)
-        return aten.exp.default(aten.sum.dim_IntList(wide, [0]))
+def _widened(product: Any) -> Any:
+    return aten.exp.default(aten.sum.dim_IntList(aten._to_copy.default(product, dtype=torch.float32), [0]))
 
+
+def _in_fp32(product: Any) -> Any:
+    return aten.sum.dim_IntList(product, [0], dtype=torch.float32)
+
+
+@pytest.mark.parametrize("summed", [_widened, _in_fp32])
+def test_a_sum_that_stays_in_fp32_is_left(summed: Callable[[Any], Any]) -> None:
     assert "llmc.sum_experts" not in rewritten(_shared_experts(summed), fuse_expert_linear, tolerance=0.05)
 
 
