@@ -21,9 +21,8 @@ class FakeValues:
     """Fake values of a graph and its copies; calls of an op on inputs of the same shapes, strides and dtypes
     share one.
 
-    Layers repeat the same calls, and so do passes that run over a graph again, as when a wrong one is searched for; a
-    fake tensor with a symbolic size takes a millisecond to make. The passes over the shipped 6-layer model take half
-    the time for it.
+    Layers repeat the same calls, and so do passes that run over a graph again, as when a wrong one is searched for, and a
+    fake tensor with a symbolic size takes long to make.
     """
 
     def __init__(self) -> None:

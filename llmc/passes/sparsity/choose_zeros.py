@@ -39,7 +39,7 @@ def _largest_of_all(importance: Tensor, count: int) -> Tensor:
     """The `count` largest of importance [elements], fp32 and not negative, the first of equal ones.
 
     By counting: the bits of such numbers are in the numbers' order, so that two histograms, of their upper and lower
-    halves, find the count-th largest. A matrix of a large model takes a fifth of what selecting or sorting takes.
+    halves, find the count-th largest. That is faster than selecting or sorting.
     """
     if count == 0:
         return torch.zeros_like(importance, dtype=torch.bool)
