@@ -21,8 +21,8 @@ class FakeValues:
     """Fake values of a graph and its copies; calls of an op on inputs of the same shapes, strides and dtypes
     share one.
 
-    Layers repeat the same calls, and so do passes that run over a graph again, as when a wrong one is searched for, and a
-    fake tensor with a symbolic size takes long to make.
+    Layers repeat the same calls, and so do passes that run over a graph again, as when a wrong one is searched for, and
+    a fake tensor with a symbolic size takes long to make.
     """
 
     def __init__(self) -> None:
