@@ -26,6 +26,7 @@ from benchmarks.measure import alternate
 from llmc.codegen.cpp.probes import read_bandwidth
 from llmc.targets import host_target
 
+MAX_MODEL_LEN = 4096  # as many positions as OLMoE has
 MEASURED = ("prefill 512", "decode, batch 1", "decode, batch 16")
 
 
@@ -64,7 +65,7 @@ def compare(
     record: dict[str, Any] = {"machine": machine(arguments.threads), "config": config, "workloads": {}}
     engine = arguments.engine or gguf.with_suffix(".llmc")
     if arguments.engine is None:
-        record["build"] = build_engine(model, engine, scheme)
+        record["build"] = build_engine(model, engine, scheme, MAX_MODEL_LEN)
         console.print(build_table(record["build"]))
     record["step_bytes"] = step_bytes(engine)
     with ExitStack() as stack:

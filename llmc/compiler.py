@@ -17,6 +17,7 @@ from torch import Tensor
 from llmc.build_report import BuildReport, build_report, manifest_of
 from llmc.build_stages import Progress, Stages
 from llmc.codegen.expand_sparse import expand_sparse
+from llmc.codegen.limits import longest_sequence
 from llmc.codegen.shared_weights import shared_slots, with_shared_tables
 from llmc.codegen.stage_builds import StageBuild, stage_builds
 from llmc.codegen.target_kind import TargetKind, kind_of
@@ -158,7 +159,9 @@ def _build(
     with given_tokenizer(tokenizer) as tokenizer_files:
 
         def captured() -> Captured:
-            return with_tokenizer(capture(model, options), tokenizer_files)
+            found = with_tokenizer(capture(model, options), tokenizer_files)
+            longest_sequence(found.graph.info, options)  # Refused now, not when passes have read all weights.
+            return found
 
         report = _write_engine(captured, output, target, kind, options, pipeline, stages, notes)
     for note in report.warnings:

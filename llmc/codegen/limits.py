@@ -16,7 +16,21 @@ _DRAFTS = 8
 def engine_limits(info: ModelInfo, options: BuildOptions, *, rows_are_free: bool) -> Limits:
     """What the static buffers are made for. rows_are_free: whether rows of logits that no step asks for take no memory.
 
-    Raises OptionError for sequences longer than the model's positions.
+    Raises OptionError as longest_sequence.
+    """
+    return Limits(
+        max_batch_tokens=options.max_batch_tokens,
+        max_sequences=options.max_sequences,
+        max_logit_rows=min(_logit_rows(options, rows_are_free), options.max_batch_tokens),
+        max_model_len=longest_sequence(info, options),
+        block_size=options.block_size,
+    )
+
+
+def longest_sequence(info: ModelInfo, options: BuildOptions) -> int:
+    """Tokens that a sequence may have.
+
+    Raises OptionError for more than the model's positions, or than a step holds of texts that are read as a whole.
     """
     longest = info.max_positions if options.max_model_len is None else options.max_model_len
     if longest is None:
@@ -36,13 +50,7 @@ def engine_limits(info: ModelInfo, options: BuildOptions, *, rows_are_free: bool
                 fix=f"give max_batch_tokens={longest} or more",
             )
         longest = options.max_batch_tokens
-    return Limits(
-        max_batch_tokens=options.max_batch_tokens,
-        max_sequences=options.max_sequences,
-        max_logit_rows=min(_logit_rows(options, rows_are_free), options.max_batch_tokens),
-        max_model_len=longest,
-        block_size=options.block_size,
-    )
+    return longest
 
 
 def _logit_rows(options: BuildOptions, rows_are_free: bool) -> int:

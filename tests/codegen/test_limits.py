@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import llmc
 from llmc.codegen.limits import engine_limits
+from llmc.errors import OptionError
 from llmc.graph.model_graph import ModelInfo
 from llmc.options import BuildOptions
 
@@ -29,3 +33,27 @@ def test_rows_of_logits_are_for_all_sequences_and_for_drafts(
 ) -> None:
     info = ModelInfo("model", "module", 97, 4096, torch.float32)
     assert engine_limits(info, BuildOptions(**options), rows_are_free=are_free).max_logit_rows == rows
+
+
+class Begun:
+    """The stages of a build that have begun."""
+
+    def __init__(self) -> None:
+        self.stages: list[str] = []
+
+    def stage(self, name: str, total: int | None) -> None:
+        self.stages.append(name)
+
+    def advance(self, amount: int) -> None:
+        pass
+
+
+def test_too_long_sequences_are_refused_before_any_weight_is_read(
+    checkpoint_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    begun = Begun()
+    with pytest.raises(OptionError, match="max_model_len is 321, but the model has 320 positions"):
+        llmc.build(
+            checkpoint_of("llama"), tmp_path / "engine.llmc", target="reference", max_model_len=321, progress=begun
+        )
+    assert begun.stages == ["capture"]

@@ -227,7 +227,7 @@ def test_decode_steps_are_measured(tmp_path: Path) -> None:
     model = tiny_checkpoint("llama", tmp_path / "model")
     build(model, tmp_path / "engine.llmc", target="reference", max_model_len=64)
     both = cut_checks.decode_seconds([tmp_path / "engine.llmc"] * 2, TOKENS)
-    assert len(both) == 2 and all(0 < seconds < 1 for seconds in both)
+    assert len(both) == 2 and all(seconds > 0 for seconds in both)
 
 
 def test_a_directory_that_holds_something_is_left_alone(

@@ -60,9 +60,8 @@ def test_an_engine_rebuilt_while_the_old_one_is_open(tmp_path: Path) -> None:
 MOMENTS = ("report/graphs/00-captured.txt", "kernels/engine.cpp", "weights/*.safetensors")
 
 
-# Only the last one in the quick tests: it leaves all that the others leave, and more.
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", [*(pytest.param(m, marks=pytest.mark.slow) for m in MOMENTS[:-1]), MOMENTS[-1]])
+@pytest.mark.parametrize("moment", MOMENTS)
 def test_a_build_killed_at_any_moment_leaves_no_engine(moment: str, tmp_path: Path) -> None:
     output = tmp_path / "engine.llmc"
     command = [sys.executable, "-m", "llmc", "build", str(MODEL), "-o", str(output)]

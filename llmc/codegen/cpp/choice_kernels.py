@@ -13,7 +13,7 @@ from llmc.targets import CpuTarget
 _FAMILY = "paged_choose_keys"
 
 
-def choosing() -> Kernel:
+def choose_keys_kernel() -> Kernel:
     """llmc::paged_choose_keys, told apart by the elements of its queries and of the cache."""
 
     def element_types(call: Call) -> tuple[str, ...]:

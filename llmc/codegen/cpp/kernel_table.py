@@ -6,7 +6,7 @@ import torch
 
 import llmc.ops  # noqa: F401  (registers the ops that the table names)
 from llmc.codegen.cpp.cache_kernels import attended, caching
-from llmc.codegen.cpp.choice_kernels import choosing
+from llmc.codegen.cpp.choice_kernels import choose_keys_kernel
 from llmc.codegen.cpp.kernel import Kernel, by_name
 from llmc.codegen.cpp.more_arguments import adapted, of_requests, of_texts, pooled
 from llmc.codegen.cpp.products import lookup, of_heads, product, sent
@@ -62,7 +62,7 @@ KERNELS: dict[Any, Kernel] = {
     _llmc.paged_attention.default: caching(
         "paged_attention", {"q": "tokens: heads head_dim"}, results=("y",), more=attended
     ),
-    _llmc.paged_choose_keys.default: choosing(),
+    _llmc.paged_choose_keys.default: choose_keys_kernel(),
     _llmc.causal_conv_with_state.default: carrying(
         "causal_conv", {"x": ": channels", "weight": "width _"}, typed=None, widest=("weight", 0, WIDEST_CONV)
     ),

@@ -23,9 +23,9 @@ from llmc.targets import CpuTarget
 # More than caches hold.
 _MEMORY_BYTES = 256 << 20
 _MULTIPLY_REPEATS = 200
-# A thread's share of weights or keys that stay in its cache: two sizes, whose difference is free of what a launch
-# costs.
-_CACHED_BYTES = (128 << 10, 384 << 10)
+# A thread's share of weights or keys that stay in its cache, and how often it is taken: what several take longer than
+# one is free of what a launch costs.
+_CACHED_BYTES, _SHARES = 128 << 10, 3
 # Rows of x: a decode step of one request, of some, and of many; prompts.
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 256)
 # Tokens of a request that ask at a time, likewise.
@@ -87,7 +87,7 @@ def _product_rates(machine: _Machine, product: Product) -> KindRates:
     def flops(tokens: int, nbytes: int) -> float:
         return 2 * _panels(nbytes, row_bytes) * MAX_CHANNELS * tokens
 
-    rates = _in_cache(machine, [(count, count) for count in _ROWS], seconds, flops)
+    rates = _in_cache(machine, row_bytes * PANEL, [(count, count) for count in _ROWS], seconds, flops)
     rates = replace(rates, pack=_pack_rate(machine, product, rates))
     whole = _panels(_MEMORY_BYTES, row_bytes) * row_bytes
     return _with_serial(machine, rates, 1, whole, flops(1, whole), seconds(1, whole) - machine.launch)
@@ -124,7 +124,7 @@ def _attention_rates(machine: _Machine, attention: Attention) -> KindRates:
     def flops(queries: int, nbytes: int) -> float:
         return flops_of(batch(queries, nbytes))
 
-    rates = _in_cache(machine, [(count, group * count) for count in _QUERIES], seconds, flops)
+    rates = _in_cache(machine, block_bytes * tile, [(count, group * count) for count in _QUERIES], seconds, flops)
     decode = Batch.of(_REQUESTS, 1, in_memory // _REQUESTS * attention.block_size, order)
     found = machine.probes.attention_seconds(attention, machine.memory, decode) - machine.launch
     return _with_serial(machine, rates, group, in_memory * block_bytes, flops_of(decode), found)
@@ -132,12 +132,15 @@ def _attention_rates(machine: _Machine, attention: Attention) -> KindRates:
 
 def _in_cache(
     machine: _Machine,
+    least: int,
     counts: Sequence[tuple[int, int]],
     seconds: Callable[[int, int], float],
     flops: Callable[[int, int], float],
 ) -> KindRates:
-    """multiply and reach. counts: of tokens, and the rows that they make."""
-    small, large = (nbytes * machine.threads for nbytes in _CACHED_BYTES)
+    """multiply and reach. least: bytes that are read at a time: of many heads' keys, more than caches hold.
+    counts: of tokens, and the rows that they make."""
+    small = max(_CACHED_BYTES * machine.threads, least)
+    large = _SHARES * small
     reached = {}
     for count, rows in counts:
         longer = max(seconds(count, large) - seconds(count, small), 1e-9)

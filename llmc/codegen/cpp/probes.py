@@ -21,14 +21,21 @@ Operands = Literal["f32", "bf16", "int8"]
 MAX_TOKENS, MAX_CHANNELS = 512, 2048
 _RUNS, _ENOUGH_SECONDS = 5, 0.01
 _LOOKUPS = 33
+_LEAST_MEGABYTES = 256
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
-def read_bandwidth(target: CpuTarget, threads: int, *, megabytes: int = 256, cache_dir: Path | None = None) -> float:
+def read_bandwidth(
+    target: CpuTarget, threads: int, *, megabytes: int | None = None, cache_dir: Path | None = None
+) -> float:
     """Bytes per second that `threads` threads read from memory: the best of five passes, about 0.2 s in all.
 
-    target: one that this machine can run. megabytes: read in a pass, more than the processor's caches hold.
-    Raises ToolchainError without a compiler, LlmcError when the threads cannot be started.
+    target: one that this machine can run. megabytes: read in a pass; by default twice what the processor's largest
+    cache holds, and 256 at least. Raises ToolchainError without a compiler, LlmcError when the threads cannot be
+    started.
     """
+    if megabytes is None:
+        megabytes = max(_LEAST_MEGABYTES, 2 * largest_cache_bytes() >> 20)
     with open_probes(target, threads, cache_dir) as probes, Memory(megabytes << 20) as memory:
         return probes.read_bandwidth(memory)
 
@@ -40,6 +47,12 @@ def multiply_rate(target: CpuTarget, threads: int, dtype: Operands, *, cache_dir
     """
     with open_probes(target, threads, cache_dir) as probes:
         return probes.multiply_rate(dtype, 1000)
+
+
+def largest_cache_bytes(caches: Path = _CACHES) -> int:
+    """Of the caches that Linux tells of; 0 where it tells of none."""
+    texts = [path.read_text(encoding="ascii").strip() for path in caches.glob("index*/size")]
+    return max((int(text.removesuffix("K")) << 10 for text in texts), default=0)
 
 
 @contextmanager

@@ -173,22 +173,13 @@ def paged_batch(
     """
     generator = torch.Generator().manual_seed(seed)
     value_dim = head_dim if value_dim is None else value_dim
-    needed = [-(-context // block_size) for context, _ in requests]
-    blocks = sum(needed) + 3
-    order = torch.randperm(blocks, generator=generator) if shuffled else torch.arange(blocks)
-    tables = torch.full((len(requests), max(needed) + 1), -(2**30), dtype=torch.int32)
+    tables, order = _block_tables(requests, block_size, shuffled, generator)
     caches = [
         torch.randn(len(order), kv_heads, block_size, dim, generator=generator).to(cache_dtype or dtype)
         for dim in (head_dim, value_dim)
     ]
-    used = 0
-    for r, (context, _) in enumerate(requests):
-        tables[r, : needed[r]] = order[used : used + needed[r]].int()
-        used += needed[r]
-        for cache in caches:
-            cache[tables[r, needed[r] - 1], :, context - (needed[r] - 1) * block_size :] = float("nan")
     for cache in caches:
-        cache[order[used:]] = float("nan")
+        _hide_unread(cache, tables, order, requests)
     tokens = [count for _, count in requests]
     query_dim = head_dim + value_dim if latent else head_dim
     merged = torch.randn(sum(tokens), heads * query_dim + 10, generator=generator).to(dtype)
@@ -211,6 +202,30 @@ def paged_batch(
         latent=latent,
         chosen=None if chosen is None else _random_places(requests, chosen, generator),
     )
+
+
+def _block_tables(
+    requests: Sequence[tuple[int, int]], block_size: int, shuffled: bool, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Of each request its blocks; and all blocks, unused ones last."""
+    needed = [-(-context // block_size) for context, _ in requests]
+    blocks = sum(needed) + 3
+    order = torch.randperm(blocks, generator=generator) if shuffled else torch.arange(blocks)
+    tables = torch.full((len(requests), max(needed) + 1), -(2**30), dtype=torch.int32)
+    used = 0
+    for table, count in zip(tables, needed, strict=True):
+        table[:count] = order[used : used + count].int()
+        used += count
+    return tables, order
+
+
+def _hide_unread(cache: Tensor, tables: Tensor, order: Tensor, requests: Sequence[tuple[int, int]]) -> None:
+    block_size, used = cache.shape[2], 0
+    for table, (context, _) in zip(tables, requests, strict=True):
+        full, rest = divmod(context - 1, block_size)
+        cache[table[full], :, rest + 1 :] = float("nan")
+        used += full + 1
+    cache[order[used:]] = float("nan")
 
 
 def _random_places(requests: Sequence[tuple[int, int]], count: int, generator: torch.Generator) -> Tensor:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from math import isfinite
+from pathlib import Path
 
 import pytest
 
 from llmc.codegen.cpp.kernel_api import kernel_include_dir
 from llmc.codegen.cpp.kernel_library import function_name
 from llmc.codegen.cpp.measured_rates import measured_rates
-from llmc.codegen.cpp.probes import multiply_rate, read_bandwidth
+from llmc.codegen.cpp.probes import largest_cache_bytes, multiply_rate, read_bandwidth
 from llmc.errors import LlmcError
 from llmc.prediction.launch_cost import ATTENTION_KEYS
 from llmc.program import Affine, CacheSlot, Launch, Limits, Origin, Program
@@ -33,6 +34,14 @@ def program(launches: dict[tuple[str, ...], Arguments], cache: CacheSlot) -> Pro
 
 def test_read_bandwidth_is_that_of_some_memory() -> None:
     assert 1e8 < read_bandwidth(host_target(), 2, megabytes=16) < 1e13
+
+
+def test_the_largest_cache_is_found(tmp_path: Path) -> None:
+    assert largest_cache_bytes(tmp_path) == 0
+    for index, size in enumerate(("48K", "2048K", "307200K", "32K")):
+        (tmp_path / f"index{index}").mkdir()
+        (tmp_path / f"index{index}" / "size").write_text(f"{size}\n")
+    assert largest_cache_bytes(tmp_path) == 300 << 20
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
@@ -68,8 +77,13 @@ def test_threads_that_cannot_be_had_are_an_error() -> None:
             CacheSlot(2, 32, 32, "U8", "int4"),
             {"F32", "int4:asym·BF16", "int8:asym·int8", "attention bf16·int4"},
         ),
+        (
+            {("paged_attention", "BF16", "BF16"): {**ATTENTION, "heads": 32, "kv_heads": 32, "head_dim": 128}},
+            CacheSlot(32, 128, 128, "BF16"),
+            {"F32", "attention bf16·bf16"},
+        ),
     ],
-    ids=["plain", "codes"],
+    ids=["plain", "codes", "a block of keys larger than a cache"],
 )
 def test_rates_are_those_of_some_machine(
     launches: dict[tuple[str, ...], Arguments], cache: CacheSlot, kinds: set[str], monkeypatch: pytest.MonkeyPatch
