@@ -16,7 +16,7 @@ _PARAMETERS = 20_000_000
 # Setting → small value. Architectures name the same thing differently; a setting that one lacks is left out.
 _SIZES: Mapping[str, Any] = MappingProxyType(
     {
-        **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), 160),
+        **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "unpadded_vocab_size"), 160),
         **dict.fromkeys(("hidden_size", "n_embd", "d_model", "embedding_size", "lru_width", "word_embed_proj_dim"), 64),
         **dict.fromkeys(("attention_hidden_size", "dim_model"), 64),
         **dict.fromkeys(("intermediate_size", "d_ff", "dim_ff", "dense_intermediate_size"), 112),
@@ -47,6 +47,7 @@ _SIZES: Mapping[str, Any] = MappingProxyType(
         # Of the towers of multimodal ones, which are left out of what is built.
         "image_size": 32,
         "patch_size": 8,
+        "text_hidden_size": 64,
         "out_hidden_size": 64,
         "bos_token_id": 0,
         "eos_token_id": 1,
@@ -68,6 +69,13 @@ _DOTS3 = {
     **{"num_key_value_heads": 4, "shared_experts_intermediate_size": 32},
     "per_layer_config": {"1": _DOTS3_WINDOWS},
 }
+# Layers before those that recur, these, and layers behind them: one of each kind in all.
+_DORY = {
+    **{"num_hidden_layers": 6, "n_input_layers": 2, "n_recurrent_layers": 2, "n_output_layers": 2},
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    # Its learned scales are stored as multiples of the first, beside whose default the noise of tiny models is large.
+    **{"initializer_range": 1.0, "ngpt_alpha_init": 0.5},
+}
 _LLAMA4 = {"num_hidden_layers": 4, "layer_types": [*["chunked_attention"] * 3, "full_attention"]}
 _ZAMBA = {"layers_block_type": ["mamba", "hybrid"] * 2, "num_hidden_layers": 4, "attention_hidden_size": None}
 
@@ -75,7 +83,7 @@ _ZAMBA = {"layers_block_type": ["mamba", "hybrid"] * 2, "num_hidden_layers": 4, 
 _OVERRIDES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         **dict.fromkeys(("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32"), _LATENT),
-        **dict.fromkeys(("glm4_moe_lite", "glm_moe_dsa", "minicpm3", "youtu", "kimi_linear"), _LATENT),
+        **dict.fromkeys(("glm4_moe_lite", "glm_moe_dsa", "minicpm3", "youtu", "kimi_linear", "sarvam_mla"), _LATENT),
         "bamba": {"attn_layer_indices": [1]},
         "bailing_hybrid": {**_LATENT, "n_group": 1, "qk_head_dim": None, "num_mtp_layers": 0},
         "blt": {"encoder_hash_byte_group_vocab": 500, "vocab_size": 260},
@@ -94,6 +102,7 @@ _OVERRIDES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         },
         "dots1": {"n_shared_experts": 1},
         **dict.fromkeys(("dots3_note", "dots3_note_text"), _DOTS3),
+        "dory": _DORY,
         "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16},
         "flint": {"mlp_only_layers": [0]},
         "gemma3n_text": {

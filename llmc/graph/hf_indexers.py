@@ -27,8 +27,12 @@ def _indexer(rotation: str) -> Callable[..., Tensor]:
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         past_key_values: None = None,
+        cache: None = None,
     ) -> Tensor:
-        """hidden_states, q_resid: [1, T, …]; returns [1, T, chosen]."""
+        """hidden_states, q_resid: [1, T, …]; returns [1, T, chosen].
+
+        past_key_values: what transformers before 5.24 calls `cache`; no capture has one.
+        """
         q = self.wq_b(q_resid).unflatten(-1, (self.n_heads, self.head_dim))
         k = self.k_norm(self.wk(hidden_states)).unflatten(-1, (1, self.head_dim))
         sizes = (self.qk_rope_head_dim, self.head_dim - self.qk_rope_head_dim)
@@ -51,7 +55,8 @@ def _of_blocks(
     hidden_states: Tensor,
     position_embeddings: tuple[Tensor, Tensor],
     attention_mask: Tensor | None,
-    past_key_values: None,
+    cache: None,
+    /,
 ) -> Tensor:
     raise CaptureError(
         f"{type(self).__name__} of layer {self.layer_idx} chooses among blocks of {self.compress_ratio} keys, for "

@@ -28,7 +28,7 @@ CONVERTED = sorted(
 )
 # Converters that nothing of what transformers saves is for: scales of FP8 experts, and experts as NeMo exports them.
 _OF_OTHERS = {
-    "inkling2_text": [[r"mlp\.experts\.w13_weight_scale"]],
+    **{key: [[r"mlp\.experts\.w13_weight_scale"]] for key in ("inkling2", "inkling2_text")},
     "nemo_speechlm": [[r"\.mixer\.experts\.gate_and_up_projs"], [r"\.mixer\.experts\.down_projs"]],
 }
 # Multimodal ones whose text half is a causal model of transformers under names that the whole knows.

@@ -1,8 +1,9 @@
 """Make the last product llmc.lm_head, whose logits stay in fp32, and compute what follows it in fp32 too.
 
     cast(c · tanh(linear(x, weight) / c))  →  c · tanh(lm_head(x, weight) / c)
+    cast(linear(x, weight)) · v  →  lm_head(x, weight · v[:, None])                    (v: a weight, one for each token)
     norm(x)  →  cast(norm(x), float32)                                               (rows of texts without a product)
-Must have: between the last linear and the logits only pointwise ops with constants.
+Must have: between the last linear and the logits only pointwise ops with constants; before v only casts.
 """
 
 from typing import Any
@@ -16,12 +17,15 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.graph.pointwise import POINTWISE
 from llmc.graph.source_line import source_line
 from llmc.graph.stage import Stage
+from llmc.graph.weights import Derived
 from llmc.options import BuildOptions
+from llmc.passes.recorded_graph import new_weight
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
 
 _OPS = torch.ops.llmc
 _CAST = torch.ops.aten._to_copy.default
+_MUL = torch.ops.aten.mul.Tensor
 
 
 def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
@@ -32,6 +36,8 @@ def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     while node.target in POINTWISE and len(node.all_input_nodes) == 1:
         chain.append(node)
         node = node.all_input_nodes[0]
+    previous = node
+    node, factor = _without_factor(graph, node)
     if node.target is _OPS.lm_head.default:
         return
     if node.target is not _OPS.linear.default and graph.info.head is not None:
@@ -45,9 +51,9 @@ def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
         )
     log.step(f"logits from {node.name}", node)
     arguments = call_arguments(node)
+    product = (arguments["x"], *(_times(graph, arguments[name], factor) for name in ("weight", "bias")))
     with graph.graph.inserting_before(output):
-        value = graph.graph.call_function(_OPS.lm_head.default, tuple(arguments[n] for n in ("x", "weight", "bias")))
-        previous = node
+        value = graph.graph.call_function(_OPS.lm_head.default, product)
         for each in reversed(chain):
             if each.target is not _CAST:
                 args = tuple(value if a is previous else a for a in each.args)
@@ -55,6 +61,31 @@ def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
             previous = each
     if value is not logits:
         output.args = ((value, *graph.returned()[1:]) if graph.side_outputs else value,)
+
+
+def _without_factor(graph: ModelGraph, node: fx.Node) -> tuple[fx.Node, fx.Node | None]:
+    """(y, v) of cast(y) · v, where v is a weight with a number for each token; (node, None) of anything else."""
+    if node.target is _MUL:
+        for x, factor in (node.args[:2], node.args[1::-1]):
+            is_weight = isinstance(factor, fx.Node) and factor.name in graph.weights
+            if isinstance(x, fx.Node) and is_weight and factor.meta["val"].shape == node.meta["val"].shape[-1:]:
+                while x.target is _CAST:
+                    x = x.all_input_nodes[0]
+                return x, factor
+    return node, None
+
+
+def _times(graph: ModelGraph, weight: fx.Node | None, factor: fx.Node | None) -> fx.Node | None:
+    """The weight, each row times its number of `factor`, rounded once."""
+    if weight is None or factor is None:
+        return weight
+    value = weight.meta["val"]
+    wide = (("dtype", torch.float32),)
+    rows = Derived(_CAST, (graph.weights[weight.name],), wide)
+    numbers = Derived(_CAST, (graph.weights[factor.name],), wide)
+    shaped = Derived(torch.ops.aten.reshape.default, (numbers, (-1, *[1] * (value.dim() - 1))))
+    scaled = Derived(_CAST, (Derived(_MUL, (rows, shaped)),), (("dtype", value.dtype),))
+    return new_weight(graph, f"{weight.name}_scaled", scaled, value)
 
 
 def _return_in_fp32(graph: ModelGraph, rows: fx.Node, log: RewriteLog) -> None:

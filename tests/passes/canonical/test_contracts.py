@@ -42,6 +42,28 @@ def test_logits_and_what_follows_them_are_computed_in_fp32(golden: Golden) -> No
     golden("passes/make_lm_head.txt", rewritten(_with_logits(body), make_lm_head, tolerance=0.05))
 
 
+def test_a_factor_for_each_token_goes_into_the_weight(golden: Golden) -> None:
+    """Dory's head has a learned one, behind a cast."""
+
+    def body(b: GraphBuilder, x: Any) -> Any:
+        factor = b.weight("scale", b.vocab_size)
+        y = b.call(torch.ops.llmc.linear.default, x, b.embedding)
+        y = b.call(aten._to_copy.default, y, dtype=torch.float32)
+        return b.call(aten.tanh.default, b.call(aten.mul.Tensor, y, factor))
+
+    golden("passes/make_lm_head_factor.txt", rewritten(_with_logits(body), make_lm_head, tolerance=0.05))
+
+
+def test_a_factor_behind_a_curve_stays_an_error() -> None:
+    def body(b: GraphBuilder, x: Any) -> Any:
+        factor = b.weight("scale", b.vocab_size)
+        y = b.call(aten.tanh.default, b.call(torch.ops.llmc.linear.default, x, b.embedding))
+        return b.call(aten.mul.Tensor, y, factor)
+
+    with pytest.raises(PassError, match=r"the logits come from aten\.tanh"):
+        run_pipeline(_with_logits(body).graph, (make_lm_head,), BuildOptions())
+
+
 def test_logits_of_something_else_are_an_error() -> None:
     def body(b: GraphBuilder, x: Any) -> Any:
         y = b.call(torch.ops.llmc.linear.default, x, b.embedding)
