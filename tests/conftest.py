@@ -17,6 +17,7 @@ from llmc.cache.source_digest import source_digest
 from llmc.settings import settings
 from tests.cache_beside import cache_beside
 from tests.quick_interpreter import keep_language_patched
+from tests.slow_cases import mark_slow_cases
 
 if TYPE_CHECKING:
     from tests.family_captures import FamilyCaptures
@@ -60,6 +61,12 @@ def pytest_configure(config: pytest.Config) -> None:
         examples.load_profile("untimed")
     if config.getoption("markexpr") != "gpu":
         keep_language_patched()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Before `-m` chooses among them."""
+    mark_slow_cases(items, is_whole=config.args == config.getini("testpaths"))
 
 
 def pytest_collection_finish() -> None:

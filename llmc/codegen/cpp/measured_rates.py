@@ -26,6 +26,7 @@ _MULTIPLY_REPEATS = 200
 # A thread's share of weights or keys that stay in its cache, and how often it is taken: what several take longer than
 # one is free of what a launch costs.
 _CACHED_BYTES, _SHARES = 128 << 10, 3
+_LEAST_SHARE = 0.25
 # Rows of x: a decode step of one request, of some, and of many; prompts.
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 256)
 # Tokens of a request that ask at a time, likewise.
@@ -143,8 +144,10 @@ def _in_cache(
     large = _SHARES * small
     reached = {}
     for count, rows in counts:
-        longer = max(seconds(count, large) - seconds(count, small), 1e-9)
-        reached[rows] = (flops(count, large) - flops(count, small)) / longer
+        whole, more = seconds(count, large), flops(count, large) - flops(count, small)
+        # Another process can make either longer. What a launch costs is not most of the larger one's time.
+        least_seconds = whole * more / flops(count, large) * _LEAST_SHARE
+        reached[rows] = more / max(whole - seconds(count, small), least_seconds)
     multiply = max(reached.values())
     return KindRates(multiply, tuple(Reach(rows, rate / multiply) for rows, rate in reached.items()))
 
