@@ -54,6 +54,8 @@ _SIZES: Mapping[str, Any] = MappingProxyType(
         "pad_token_id": 2,
     }
 )
+# Buffers that are added to scores while experts are chosen, and zeros in a model that was not trained.
+_CHOOSING = frozenset({"e_score_correction_bias", "expert_bias", "balancing_biases"})
 _LAYER_KINDS = ("layer_types", "layers_block_type", "mlp_layer_types")
 _LATENT = {"head_dim": 8, "num_key_value_heads": 4}
 _INDEXER = {
@@ -231,6 +233,10 @@ def tiny_architecture(name: str) -> Any:
             # Matrices keep the size of what goes through them; norm weights and biases move away from 1 and 0.
             scale = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.1
             parameter.copy_(scale * noise + (0 if parameter.dim() > 1 else parameter))
+        for name, buffer in model.named_buffers():
+            if name.rpartition(".")[2] in _CHOOSING:
+                # Below what any score makes up for, so that what is not to be chosen must not count as 0.
+                buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator) - 2)
     return model.eval()
 
 

@@ -25,6 +25,10 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "bamba+full": {"attn_layer_indices": [0, 1]},
         "deepseek_v2+whole_queries": {"q_lora_rank": None},
         "deepseek_v3+groups": {"n_routed_experts": 8, "n_group": 4, "topk_group": 2},
+        "deepseek_v3+unnormalized": {
+            **{"n_routed_experts": 8, "n_group": 4, "topk_group": 2},
+            **{"norm_topk_prob": False, "routed_scaling_factor": 2.5},
+        },
         "deepseek_v3+whole_queries": {"q_lora_rank": None},
         "deepseek_v3+yarn": {"rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 0.8}},
         "falcon+alibi": {"alibi": True},

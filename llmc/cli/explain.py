@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_text
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -62,7 +63,9 @@ def _explanation(model: Path, options: ModelOptions) -> Explanation:
 
         options.refuse_for_engine()
         return explain_engine(model)
-    with Console(stderr=True).status("capturing and rewriting") as status:
+    with warnings.catch_warnings(), Console(stderr=True).status("capturing and rewriting") as status:
+        # What torch says of its own graphs: nothing that a user can change.
+        warnings.filterwarnings("ignore", "Raw SymInt value")
         from llmc.debug.explain_model import explain_model
         from llmc.graph.capture import capture
 

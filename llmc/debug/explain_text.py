@@ -7,6 +7,7 @@ from itertools import groupby
 from llmc.debug.coverage import Coverage
 from llmc.debug.explain import Explanation, NodeHistory
 from llmc.debug.placement_text import placement_lines
+from llmc.errors import LlmcError
 from llmc.graph.pass_record import PassRecord, RefusalRecord, RewriteRecord
 
 # More rewrites than this at one source line are shown as a count; --pass shows each.
@@ -22,34 +23,34 @@ class Line:
 
 
 def overview_lines(name: str, explanation: Explanation) -> Iterator[Line]:
-    """Coverage, then what each pass rewrote, by source line, then every near-miss."""
+    """What ended the passes, if anything did; coverage, then what each pass rewrote, by source line, then near-misses:
+    those of one pass at one line, which each layer has, as one."""
+    if explanation.error is not None:
+        yield from _error(name, explanation.error)
     yield Line(f"coverage of {name}", "bold")
     for each in explanation.coverage:
         yield from _coverage(each)
     if not explanation.coverage:
         yield Line("  nothing was found that a pass could cover")
     yield Line("")
-    yield Line("what the passes rewrote", "bold")
-    for record in explanation.passes:
-        if record.rewrites:
-            count = len(record.rewrites)
-            numbers = (
-                f"#{record.rewrites[0].number}–{record.rewrites[-1].number}"
-                if count > 1
-                else f"#{record.rewrites[0].number}"
-            )
-            yield Line(f"  {record.name}: {count} {_plural(count, 'rewrite')}, {numbers} ({record.numerics})")
+    yield from _rewritten(explanation)
     if explanation.ranks is not None:
         yield Line("")
         for style, text in placement_lines(
             explanation.ranks.placements, explanation.ranks.stages, explanation.ranks.plan
         ):
             yield Line(text, style)
-    refused = [(record, refusal) for record in explanation.passes for refusal in record.refusals]
+    alike: dict[tuple[str, str], list[RefusalRecord]] = {}
+    for record in explanation.passes:
+        for refusal in record.refusals:
+            # What no line made is of no layer: each is shown.
+            alike.setdefault((record.name, refusal.source or refusal.node), []).append(refusal)
     yield Line("")
-    yield Line(f"near-misses: {len(refused)}", "bold")
-    for record, refusal in refused:
-        yield from refusal_lines(record.name, refusal)
+    yield Line(f"near-misses: {sum(map(len, alike.values()))}", "bold")
+    for (pass_name, _), refusals in alike.items():
+        yield from refusal_lines(pass_name, refusals[0])
+        if len(refusals) > 1:
+            yield Line(f"      and {len(refusals) - 1} more at this line: --pass {pass_name} shows each")
 
 
 def pass_lines(record: PassRecord) -> Iterator[Line]:
@@ -99,13 +100,43 @@ def refusal_lines(pass_name: str, refusal: RefusalRecord) -> Iterator[Line]:
     yield from _source(refusal.source)
 
 
+def _rewritten(explanation: Explanation) -> Iterator[Line]:
+    """A line for each pass; a count of what is refused, whose error is to stay on the screen."""
+    yield Line("what the passes rewrote", "bold")
+    if explanation.error is not None:
+        count = sum(len(record.rewrites) for record in explanation.passes)
+        yield Line(f"  {count} {_plural(count, 'rewrite')} until then: --pass NAME shows those of one pass")
+        return
+    for record in explanation.passes:
+        if record.rewrites:
+            count = len(record.rewrites)
+            numbers = (
+                f"#{record.rewrites[0].number}–{record.rewrites[-1].number}"
+                if count > 1
+                else f"#{record.rewrites[0].number}"
+            )
+            yield Line(f"  {record.name}: {count} {_plural(count, 'rewrite')}, {numbers} ({record.numerics})")
+
+
+def _error(name: str, error: LlmcError) -> Iterator[Line]:
+    yield Line(f"{name} is refused", "bold")
+    for line in str(error).splitlines():
+        yield Line(f"  {line}", "red")
+    yield Line("")
+
+
 def _coverage(each: Coverage) -> Iterator[Line]:
     yield Line(f"  {'✗' if each.short else '✓'} {each}", "yellow" if each.short else "green")
-    for (source, reasons), group in groupby(each.left, key=lambda left: (left.source, each.reasons(left))):
-        nodes = list(group)
-        names = ", ".join(left.node for left in nodes[:_SHOWN_NODES]) + (" …" if len(nodes) > _SHOWN_NODES else "")
-        yield Line(f"      {names} ({nodes[0].op} → {nodes[0].type}): {'; '.join(reasons)}")
-        yield from _source(source)
+    # Of each layer the reasons name other nodes; what no line made may have been left for anything.
+    for _, group in groupby(each.left, key=lambda left: left.source or each.reasons(left)):
+        left = list(group)
+        reasons = each.reasons(left[0])
+        alike = [other for other in left if each.reasons(other) == reasons]
+        names = ", ".join(other.node for other in alike[:_SHOWN_NODES]) + (" …" if len(alike) > _SHOWN_NODES else "")
+        yield Line(f"      {names} ({left[0].op} → {left[0].type}): {'; '.join(reasons)}")
+        yield from _source(left[0].source)
+        if len(left) > len(alike):
+            yield Line(f"      and {len(left) - len(alike)} more at this line")
 
 
 def _source(source: str | None) -> Iterator[Line]:

@@ -12,7 +12,7 @@ from torch.export import Dim, ExportedProgram, export
 
 from llmc.errors import CaptureError, LlmcError
 from llmc.graph.functionalize import functionalize
-from llmc.graph.trace_errors import explain
+from llmc.graph.trace_errors import explain, model_line
 
 # The length of the example: not 1, which export would take for a constant, and unlike any usual model dimension.
 EXAMPLE_TOKENS = 7
@@ -48,7 +48,9 @@ def _same_tokens(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
 
 def _check_short_steps(program: ExportedProgram) -> None:
     """A step may have one token: code that was traced for many must not ask how many there are."""
-    least = max((int(bounds.lower) for bounds in program.range_constraints.values()), default=0)
+    lower = [bounds.lower for bounds in program.range_constraints.values()]
+    # What follows from the values of tensors has no bounds, or infinite ones.
+    least = max((int(bound) for bound in lower if bound.is_Integer), default=0)
     if least > 2:
         raise CaptureError(
             f"the model's code goes another way with fewer than {least} tokens; it is traced with {EXAMPLE_TOKENS}",
@@ -62,8 +64,11 @@ def explained() -> Iterator[None]:
     try:
         with torch.no_grad(), _quiet():
             yield
-    except LlmcError:
-        raise
+    except LlmcError as error:
+        if error.at is not None:
+            raise
+        # Of a hook, which knows what it was given but not by whom.
+        raise type(error)(error.problem, at=model_line(error), fix=error.fix) from error
     except Exception as error:  # Tracing runs the user's code, which can raise anything; all of it is translated.
         raise explain(error) from error
 

@@ -29,10 +29,17 @@ OTHER_MODELS = (
     "all tokens, with masks and torch.where in the place of sizes and branches"
 )
 
+# In the code of a line that goes through the tokens, for which llmc has ops of its own.
+_SCAN = re.compile(r"scan|state|chunk|recurren|delta")
+_OTHER_STATES = (
+    "nothing helps but another model: llmc has no op for these states, which go from token to token (docs/states.md "
+    "says which it has, `llmc models` which architectures compile)"
+)
+
 
 def explain(error: Exception) -> CaptureError:
     """The error to raise in place of one from torch.export."""
-    at = _model_line(error)
+    at = model_line(error)
     message = _first_line(error)
     is_of_transformers = at is not None and at.startswith(_TRANSFORMERS.lstrip("/"))
     if isinstance(error, GuardOnDataDependentSymNode | DataDependentOutputException):
@@ -65,8 +72,9 @@ def explain(error: Exception) -> CaptureError:
             at=place,
             fix="derive sizes from input.shape there, and do not compare or store them as Python numbers"
             if is_own
-            else "nothing helps but another model: llmc has no op for these states, which go from token to token "
-            "(docs/states.md says which it has, `llmc models` which architectures compile)",
+            else _OTHER_STATES
+            if place is not None and _SCAN.search(place.partition(": ")[2])
+            else OTHER_MODELS,
         )
     if isinstance(error, NotImplementedError):
         return CaptureError(
@@ -85,7 +93,7 @@ def _first_line(error: Exception) -> str:
     return next(iter(str(error).strip().splitlines()), "no message")
 
 
-def _model_line(error: BaseException) -> str | None:
+def model_line(error: BaseException) -> str | None:
     """The deepest line of the error's traceback that is neither torch's, the standard library's nor llmc's."""
     lines = (_last_of_the_model(traceback.extract_tb(seen.__traceback__)) for seen in _chain(error))
     return next((line for line in lines if line is not None), None)

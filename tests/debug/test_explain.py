@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 import llmc
+from llmc.architectures.tiny_config import tiny_architecture
 from llmc.debug.coverage import check_complete
 from llmc.debug.explain import explain_engine, history
 from llmc.debug.explain_model import explain_model
+from llmc.debug.explain_text import overview_lines
 from llmc.errors import EngineFormatError, OptionError, PassError
 from llmc.graph.capture import capture
 from llmc.options import BuildOptions
@@ -24,6 +26,7 @@ from tests.family_captures import FamilyCaptures
 from tests.plain_modules import VOCAB, SdpaAttention
 
 OPTIONS = BuildOptions()
+ONE_SCREEN = 40
 SHIPPED = Path(__file__).parent.parent.parent / "examples" / "models" / "bard-draft"
 
 
@@ -101,6 +104,39 @@ def test_an_extra_user_is_named(extra: Callable[[Tensor], Tensor], name: str, op
     assert "normalized = x * torch.rsqrt" in str(refusal.source)
     with pytest.raises(PassError, match="not everything is covered: 1 of 2 RMSNorms fused; 1 refused"):
         check_complete(explanation.coverage)
+
+
+class ManyNorms(nn.Module):
+    """In each layer a norm that is left alone, and logits that no engine returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCAB, 16)
+        self.norms = nn.ModuleList(Norm(16) for _ in range(12))
+        self.head = nn.Linear(16, VOCAB)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids)
+        for norm in self.norms:
+            y, normalized = norm(x)
+            x = y + torch.tanh(normalized)
+        logits: Tensor = self.head(x).softmax(-1)
+        return logits
+
+
+def test_a_refused_model_is_explained_on_one_screen() -> None:
+    lines = [line.text for line in overview_lines("mine", explain(ManyNorms()))]
+    assert len(lines) <= ONE_SCREEN
+    assert lines[0] == "mine is refused" and "the logits come from aten" in lines[1]
+    assert "test_explain.py" in lines[2] and "softmax(-1)" in lines[2] and "fix:" in lines[3]
+    assert sum("more at this line" in line for line in lines) == 2
+    assert lines[-1].strip() == "and 11 more at this line: --pass fuse_rms_norm shows each"
+
+
+@pytest.mark.slow
+def test_a_refused_model_of_transformers_is_explained_on_one_screen() -> None:
+    explanation = explain_model(capture(tiny_architecture("prophetnet"), OPTIONS), default(), OPTIONS)
+    assert len(list(overview_lines("prophetnet", explanation))) <= ONE_SCREEN
 
 
 # What is left over when a pass does not run, for each rule that a pass can be taken from.

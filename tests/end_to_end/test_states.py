@@ -50,6 +50,7 @@ def bits(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> li
 
 @pytest.mark.parametrize("model_type", quick_sample(MODELS, {HYBRID}))
 def test_equals_transformers_however_a_prompt_is_cut(model_type: str, tmp_path: Path) -> None:
+    """fla#285: a prompt in chunks had other states than the whole."""
     model = tiny_architecture(model_type)
     path = built(saved(model, tmp_path / "model"), tmp_path / "engine.llmc")
     with llmc.load(path) as whole, llmc.load(path, max_step_tokens=5, threads=1) as cut:

@@ -42,6 +42,7 @@ def write_modules(directory: Path, kinds: dict[str, str], pooling: dict[str, Any
     ],
 )
 def test_both_forms_of_pooling_are_read(tmp_path: Path, pooling: dict[str, Any], expected: Pooling) -> None:
+    """vllm#45995: a text was pooled by the default where 1_Pooling is written in the newer form."""
     write_modules(tmp_path, {"1_Pooling": f"{_NEW}.pooling.Pooling", "2_Normalize": f"{_NEW}.Normalize"}, pooling)
     (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 1}))
     found = sentence_modules(tmp_path)

@@ -19,6 +19,7 @@ from llmc.graph.model_graph import Adaptable, ModelGraph
 from llmc.graph.render import render
 from llmc.options import BuildOptions
 from llmc.passes.attention.absorb_mla import absorb_mla
+from llmc.passes.model_data import ModelData
 from llmc.passes.pipeline import built_in, canonical, serving
 from llmc.passes.runner import run_pipeline
 from llmc.targets import CPU_TARGETS
@@ -105,6 +106,21 @@ def test_a_rule_for_the_product_is_kept() -> None:
     options = BuildOptions(quantize=("kv_b=int8",))
     assert reason(latent_attention()[0], options) == "quantize names kv_b by 'kv_b'"
     absorbed(*latent_attention(), BuildOptions(quantize=("int8", "kv_b=none")))
+
+
+def test_what_is_absorbed_is_not_quantized_with_the_rest(tmp_path: Path) -> None:
+    """llama.cpp#11446, sglang#29113: kv_b stays bf16 or wider, since whatever it is off goes into every score."""
+    model = tiny_architecture("deepseek_v3").to(torch.bfloat16)
+    options = BuildOptions(quantize=("int8",))
+    captured = capture(saved(model, tmp_path), options)
+    graph = run_pipeline(captured.graph, built_in(), options, data=ModelData(captured.source)).graph
+    assert any("q_b_proj" in weight.module for weight in graph.quantized)
+    assert not any("kv_b_proj" in weight.module for weight in graph.quantized)
+    products = graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.head_linear.default)
+    assert len(products) == 2 * model.config.num_hidden_layers
+    for node in products:
+        weight = call_arguments(node)["weight"]
+        assert "kv_b_proj" in weight.name and weight.meta["val"].dtype in (torch.bfloat16, torch.float32)
 
 
 def test_a_product_that_adapters_change_is_kept() -> None:
