@@ -123,7 +123,8 @@ def test_transposes_pass_what_takes_any_axes_in_front() -> None:
     log = RewriteLog(nodes, None)
     log.begin_pass(simplify_layout.name)
     simplify_layout.run(graph, BuildOptions(), log)
-    gated, products = graph.graph.output_node().args[0]
+    returned: Any = graph.graph.output_node().args[0]
+    gated, products = returned
     assert gated.target is aten.transpose.int and gated.args[0].target is ops.gated_activation.default
     assert products.target is ops.head_linear.default and products.args[0].target is aten.transpose.int
 
