@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from llmc.graph.fake_value import FakeValues
 from llmc.graph.model_graph import CacheSpec, ModelGraph, ModelInfo
 from llmc.graph.stage import Stage
 from llmc.graph.weights import Stored
+from llmc.options import BuildOptions
 from llmc.passes.recorded_graph import RecordedGraph
 
 # What "T" in a shape is where a graph runs.
@@ -29,12 +30,14 @@ class Example:
 
     values: what each parameter is: a float32 tensor as its shape, in which "T" is the count of the step's tokens; an
     integer tensor as it is; any other constant. weights: which of them are weights. cache: of a graph that has one.
+    options: with which a pass is run on it.
     """
 
     body: Body
     values: Mapping[str, Any]
     weights: frozenset[str] = frozenset()
     cache: CacheSpec | None = None
+    options: BuildOptions = field(default_factory=BuildOptions)
 
     def graph(self, stage: Stage = Stage.CAPTURED, fakes: "ExampleFakes | None" = None) -> ModelGraph:
         """The graph; its nodes have fake values. fakes: those of similar graphs, which are made once."""

@@ -12,9 +12,8 @@ from llmc.debug.prove.cases import Case, Cases
 from llmc.debug.prove.compare import Comparer, Comparison, Counterexample, with_constants
 from llmc.debug.prove.evaluate import evaluate
 from llmc.debug.prove.forms import forms
-from llmc.debug.prove.symbolic_tensor import Pool
+from llmc.debug.prove.symbolic_tensor import NotOverSymbols, Pool
 from llmc.errors import PassError
-from llmc.options import BuildOptions
 from llmc.passes.example import Example, ExampleFakes
 from llmc.passes.pattern import trace_pattern
 from llmc.passes.recorded_graph import recorded_copy
@@ -64,7 +63,8 @@ def prove(each: Pass) -> Verdict:
         return _of_forms(each.name, found)
     if isinstance(each, GraphPass) and each.examples:
         return _of_forms(each.name, ([_run_on(each, example)] for example in each.examples))
-    return Verdict(each.name, Outcome.SKIPPED, reason="a loop without examples: compared by --check-passes")
+    reason = None if isinstance(each, Rewrite) else each.unproved
+    return Verdict(each.name, Outcome.SKIPPED, reason=reason or "a loop without examples: compared by --check-passes")
 
 
 def _of_forms(name: str, found: Iterable[Iterable[Comparison]]) -> Verdict:
@@ -127,10 +127,13 @@ def _first_line(error: Exception) -> str:
 def _run_on(each: GraphPass, example: Example) -> Comparison:
     graph, nodes = recorded_copy(example.graph())
     pool = Pool()
-    before = evaluate(graph, pool, example.values)
+    try:
+        before = evaluate(graph, pool, example.values)
+    except NotOverSymbols as error:
+        return Comparison(0, 0, problem=f"{example.body.__name__}: {error}")
     log = RewriteLog(nodes, None)
     log.begin_pass(each.name)
-    each.run(graph, BuildOptions(), log)
+    each.run(graph, example.options, log)
     if not log.count:
         return Comparison(0, 0, problem=f"it rewrites nothing in its example {example.body.__name__}")
     return _compared(before, evaluate(graph, pool, example.values), pool, Comparer())
