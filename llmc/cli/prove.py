@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -67,7 +68,16 @@ def _chosen(names: list[str], references: list[str]) -> list[Pass]:
 
 
 def _record(verdict: Verdict) -> dict[str, object]:
-    return {**asdict(verdict), "outcome": verdict.outcome.value}
+    """Of JSON's values: what is no real number is text."""
+    record = {**asdict(verdict), "outcome": verdict.outcome.value}
+    if verdict.counterexample is not None:
+        values = {"before": verdict.counterexample.before, "after": verdict.counterexample.after}
+        record["counterexample"] |= {name: v if _is_number(v) else str(v) for name, v in values.items()}
+    return record
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, float) and math.isfinite(value)
 
 
 def _table(verdicts: list[Verdict]) -> FittingTable:

@@ -1,7 +1,8 @@
 """Small graphs that show what a pass does: `llmc prove` makes one of each pattern; whole-graph passes have theirs."""
 
+import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from llmc.graph.fake_value import FakeValues
 from llmc.graph.model_graph import CacheSpec, ModelGraph, ModelInfo
 from llmc.graph.stage import Stage
 from llmc.graph.weights import Stored
+from llmc.options import BuildOptions
 from llmc.passes.recorded_graph import RecordedGraph
 
 # What "T" in a shape is where a graph runs.
@@ -28,21 +30,23 @@ class Example:
 
     values: what each parameter is: a float32 tensor as its shape, in which "T" is the count of the step's tokens; an
     integer tensor as it is; any other constant. weights: which of them are weights. cache: of a graph that has one.
+    options: with which a pass is run on it.
     """
 
     body: Body
     values: Mapping[str, Any]
     weights: frozenset[str] = frozenset()
     cache: CacheSpec | None = None
+    options: BuildOptions = field(default_factory=BuildOptions)
 
-    def graph(self, stage: Stage = Stage.CAPTURED) -> ModelGraph:
-        """The graph; its nodes have fake values."""
-        nodes = RecordedGraph(FakeValues())
+    def graph(self, stage: Stage = Stage.CAPTURED, fakes: "ExampleFakes | None" = None) -> ModelGraph:
+        """The graph; its nodes have fake values. fakes: those of similar graphs, which are made once."""
+        fakes = fakes or ExampleFakes()
+        nodes = RecordedGraph(fakes.values)
         tracer = GraphAppendingTracer(nodes)
         placeholders = {name: nodes.placeholder(name) for name, value in self.values.items() if _is_tensor(value)}
-        fakes = _Inputs()
         for name, node in placeholders.items():
-            node.meta["val"] = fakes.of(self.values[name])
+            node.meta["val"] = fakes.input(self.values[name])
         nodes.record("example", None)
         given = {name: fx.Proxy(node, tracer) for name, node in placeholders.items()}
         made = self.body(**{**self.values, **given})
@@ -58,25 +62,31 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, Tensor) or (isinstance(value, tuple) and all(isinstance(d, int | str) for d in value))
 
 
-class _Inputs:
-    """Fake tensors that share one count of tokens."""
+class ExampleFakes:
+    """Fake values of graphs that share one count of tokens. values: of their calls."""
 
     def __init__(self) -> None:
+        self.values = FakeValues()
         self._mode = FakeTensorMode(shape_env=ShapeEnv())
-        self._tokens: Any = self._mode.from_tensor(
+
+    @functools.cached_property
+    def _tokens(self) -> Any:
+        """Their count."""
+        counted = self._mode.from_tensor(
             torch.zeros(TOKENS),
             symbolic_context=StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC]),
             source=ConstantSource("tokens"),
         )
+        return counted.shape[0]
 
-    def of(self, value: Any) -> Tensor:
+    def input(self, value: Any) -> Tensor:
         """Of a shape, or of a tensor whose first axis is the tokens if it is as long."""
         shape = (
             ["T" if i == 0 and d == TOKENS else d for i, d in enumerate(value.shape)]
             if isinstance(value, Tensor)
             else value
         )
-        sizes = [self._tokens.shape[0] if size == "T" else size for size in shape]
+        sizes: list[Any] = [self._tokens if size == "T" else size for size in shape]
         dtype = value.dtype if isinstance(value, Tensor) else torch.float32
-        made: Tensor = self._tokens.new_empty(sizes, dtype=dtype)
-        return made
+        with self._mode:
+            return torch.empty(sizes, dtype=dtype)

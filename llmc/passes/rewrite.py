@@ -73,7 +73,7 @@ class GraphPass:
     placeholder needs its meta["val"] set. Weights are added to or taken from graph.weights; dead code is left to the
     runner. stage, after: as in Rewrite. budget: of a lossy pass, the largest |Δlogit| over the logits' spread that
     `check_passes` lets it make; None for the usual one (debug/check_passes.py). examples: small graphs in which it
-    rewrites something, for `llmc prove`.
+    rewrites something, for `llmc prove`. unproved: why there are none.
     """
 
     name: str
@@ -83,6 +83,7 @@ class GraphPass:
     after: str | None = None
     budget: float | None = None
     examples: tuple[Example, ...] = ()
+    unproved: str | None = None
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ class WeightPass:
     stage: Stage | None = None
     after: str | None = None
     budget: float | None = None
+    unproved: str | None = None
 
 
 Pass = Rewrite | GraphPass | WeightPass

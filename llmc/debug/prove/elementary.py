@@ -30,7 +30,8 @@ def _where(condition: Expression, x: Expression, y: Expression) -> Expression:
     return sympy.Piecewise((x, condition), (y, True))
 
 
-def _from_bool(x: Expression) -> Expression:
+def from_bool(x: Expression) -> Expression:
+    """1 or 0 for what is true or false."""
     return _where(x, sympy.S.One, sympy.S.Zero) if isinstance(x, sympy.logic.boolalg.Boolean) else x
 
 
@@ -39,7 +40,7 @@ def _same(x: Expression) -> Expression:
 
 
 def _to_int(x: Expression) -> Expression:
-    return sympy.sign(_from_bool(x)) * sympy.floor(sympy.Abs(_from_bool(x)))
+    return sympy.sign(from_bool(x)) * sympy.floor(sympy.Abs(from_bool(x)))
 
 
 MEANINGS: dict[str, Callable[..., Expression]] = {
@@ -81,7 +82,7 @@ MEANINGS: dict[str, Callable[..., Expression]] = {
     "gelu_tanh": lambda x: x * _HALF * (1 + sympy.tanh(sympy.sqrt(2 / sympy.pi) * (x + exact(0.044715) * x**3))),
     "relu": lambda x: sympy.Max(x, 0),
     "softplus": lambda x: sympy.log(1 + sympy.exp(x)),
-    "to_float": _from_bool,
+    "to_float": from_bool,
     "to_int": _to_int,
     "to_bool": lambda x: sympy.Ne(x, 0),
     "round_bf16": _same,

@@ -1,30 +1,19 @@
 """The forms of a pattern: one graph for each choice among its alternatives, and what its wildcards may be there."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
+from llmc.debug.prove.domains import INTEGERS, NUMBERS, domain
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.op_record import OpCall, record_of
 from llmc.passes.pattern import Pattern, Weight, either
 
-# Tried for a wildcard in this order; small, unequal where they can be, and no number that is special.
-_SHAPES = ((2, 4), (4,), (3, 4), (2,), (3,), (2, 3), (2, 2, 4), (2, 2), (4, 4), ())
-_NUMBERS = (0.625, 2)
-_BY_TYPE: dict[str, tuple[Any, ...]] = {
-    "float": _NUMBERS,
-    "number": _NUMBERS,
-    "int": (0, 1, 2, 4, -1),
-    "bool": (False, True),
-    "str": ("none", "tanh", "silu", "gelu"),
-    "ScalarType": (torch.float32,),
-    "List[int]": ([4], [-1], [2], [2, 2], [2, 4], [0, 1]),
-}
-# How many calls are tried before the search is given up.
-_TRIES = 3000
+_TRIES = 20_000
+_RUNS_NOT = object()
 
 
 class Form:
@@ -34,6 +23,7 @@ class Form:
         self._chosen, self._kinds = chosen, pattern.kinds
         self.outputs = tuple(self._resolved(each) for each in pattern.outputs)
         self.calls: tuple[fx.Node, ...] = tuple(self._inputs_first())
+        self._results: dict[Hashable, Any] = {}
 
     def wildcards(self) -> tuple[str, ...]:
         """Those that this form has."""
@@ -48,8 +38,11 @@ class Form:
         results = tuple(made[each] for each in self.outputs)
         return results if len(results) > 1 else results[0]
 
-    def bindings(self, known: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Values of the wildcards for which every op runs, tensors as shapes."""
+    def bindings(self, known: Mapping[str, Any], most_tries: int = _TRIES) -> Iterator[dict[str, Any]]:
+        """Values of the wildcards for which every op runs, tensors as shapes.
+
+        most_tries: how many calls are made before the search is given up.
+        """
         tries = itertools.count()
 
         def bind(index: int, made: dict[fx.Node, Any], values: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -58,21 +51,29 @@ class Form:
                 return
             call = self.calls[index]
             free = [n for n in dict.fromkeys(self._inputs(call)) if n.op == "placeholder" and n.target not in values]
-            for chosen in itertools.product(*(self._domain(n, call) for n in free)):
-                if next(tries) > _TRIES:
+            for chosen in itertools.product(*(self.domain(str(n.target)) for n in free)):
+                if next(tries) >= most_tries:
                     return
                 bound = {**values, **{str(n.target): value for n, value in zip(free, chosen, strict=True)}}
-                try:
-                    tensors = {name: _as_tensor(value) for name, value in bound.items()}
-                    result = self._call(call, made, tensors)
-                    fits = self._fits(call, made, tensors, result)
-                except (RuntimeError, TypeError, ValueError, IndexError, AssertionError):
-                    continue
-                if fits:
+                result = self._result(call, made, bound)
+                if result is not _RUNS_NOT:
                     yield from bind(index + 1, {**made, call: result}, bound)
 
         names = self.wildcards()
         yield from bind(0, {}, {name: value for name, value in known.items() if name in names})
+
+    def _result(self, call: fx.Node, made: Mapping[fx.Node, Any], values: Mapping[str, Any]) -> Any:
+        """What a call makes of shapes, without data; the same again for the same shapes."""
+        arguments = fx.map_arg((call.args, call.kwargs), lambda node: self._value(node, made, values))
+        key = (call, _key(arguments))
+        if key not in self._results:
+            try:
+                tensors = {name: _as_tensor(value) for name, value in values.items()}
+                result = self._call(call, made, tensors)
+                self._results[key] = result if self._fits(call, made, tensors, result) else _RUNS_NOT
+            except Exception:  # Each fake says in its own way that it takes no such arguments.
+                self._results[key] = _RUNS_NOT
+        return self._results[key]
 
     def _call(self, call: fx.Node, made: Mapping[fx.Node, Any], values: Mapping[str, Any]) -> Any:
         args, kwargs = fx.map_arg((call.args, call.kwargs), lambda node: self._value(node, made, values))
@@ -93,21 +94,21 @@ class Form:
         given = fx.map_arg(call_arguments(call), lambda node: self._value(node, made, values))
         return record.check(OpCall(given, result, {})) is None
 
-    def _domain(self, wildcard: fx.Node, call: fx.Node) -> Sequence[Any]:
-        kind = self._kinds.get(str(wildcard.target))
+    def domain(self, wildcard: str) -> Sequence[Any]:
+        """What it may be: what the first op that reads it takes."""
+        call = next(c for c in self.calls if any(n.target == wildcard for n in self._inputs(c)))
+        kind = self._kinds.get(wildcard)
         if kind is float:
-            return _NUMBERS
-        schema = getattr(call.target, "_schema", None)
-        if schema is None:  # operator.getitem
-            return _BY_TYPE["int"]
-        names = [n for n, a in call_arguments(call).items() if wildcard in map(self._resolved, _nodes(a))]
-        wanted = str(next(a.real_type for a in schema.arguments if a.name == names[0]))
-        optional = wanted.removeprefix("Optional[").removesuffix("]") if wanted.startswith("Optional[") else wanted
-        if "Tensor" not in optional:
-            return _BY_TYPE.get(optional, ())
-        # torch takes a number in the place of an operand, but of the first.
-        numbers = () if kind is Weight or schema.arguments[0].name == names[0] else _NUMBERS
-        return (*_SHAPES, *numbers, *((None,) if optional is not wanted else ()))
+            return NUMBERS
+        if getattr(call.target, "_schema", None) is None:  # operator.getitem
+            return INTEGERS
+        arguments = call_arguments(call).items()
+        name = next(n for n, a in arguments if any(self._resolved(v).target == wildcard for v in _nodes(a)))
+        return domain(call, name, may_be_number=kind is not Weight)
+
+    def broadcasts(self, wildcard: str) -> bool:
+        """Whether it may be a tensor that others are larger than: llmc's ops read none so."""
+        return all(record_of(c) is None for c in self.calls if any(n.target == wildcard for n in self._inputs(c)))
 
     def _inputs(self, call: fx.Node) -> list[fx.Node]:
         resolved = (self._resolved(n) for n in call.all_input_nodes)
@@ -149,6 +150,17 @@ def _nodes(argument: Any) -> list[fx.Node]:
     found: list[fx.Node] = []
     fx.map_arg(argument, found.append)
     return found
+
+
+def _key(value: Any) -> Hashable:
+    """The same for what an op without data cannot tell apart."""
+    if isinstance(value, torch.Tensor):
+        return (value.dtype, *value.shape)
+    if isinstance(value, list | tuple):
+        return (type(value), *map(_key, value))
+    if isinstance(value, dict):
+        return tuple((name, _key(item)) for name, item in value.items())
+    return (type(value), value)
 
 
 def _as_tensor(value: Any) -> Any:

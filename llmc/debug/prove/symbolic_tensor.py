@@ -235,6 +235,10 @@ def _softmax(x: Any, dim: int, _: Any = None) -> Any:
     return powers / aten.sum.dim_IntList(powers, [dim], True)
 
 
+def _copy(into: Any, source: Any, non_blocking: bool = False) -> Any:
+    return aten._to_copy.default(source, dtype=into.dtype).expand(into.shape)
+
+
 def _layer_norm(x: Any, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
     axes = list(range(x.dim() - len(shape), x.dim()))
     variance, mean = _variance_and_mean(x, axes, correction=0, keepdim=True)
@@ -279,6 +283,7 @@ _STRUCTURED: dict[Any, Callable[..., Any]] = {
     aten._safe_softmax.default: _softmax,
     aten._softmax.default: _softmax,
     aten.native_layer_norm.default: _layer_norm,
+    aten.copy.default: _copy,
     aten.mm.default: _product,
     aten.bmm.default: _product,
     aten.addmm.default: _product_and_sum,

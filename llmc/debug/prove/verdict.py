@@ -2,29 +2,24 @@
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from llmc.debug.prove.compare import Comparison, Counterexample, compare
+from llmc.debug.prove.cases import Case, Cases
+from llmc.debug.prove.compare import Comparer, Comparison, Counterexample, with_constants
 from llmc.debug.prove.evaluate import evaluate
-from llmc.debug.prove.forms import Form, forms
-from llmc.debug.prove.symbolic_tensor import Pool
+from llmc.debug.prove.forms import forms
+from llmc.debug.prove.symbolic_tensor import NotOverSymbols, Pool
 from llmc.errors import PassError
-from llmc.options import BuildOptions
-from llmc.passes.example import Example
-from llmc.passes.match import Match, find_match
-from llmc.passes.pattern import Pattern, Weight, trace_pattern
+from llmc.passes.example import Example, ExampleFakes
+from llmc.passes.pattern import trace_pattern
 from llmc.passes.recorded_graph import recorded_copy
 from llmc.passes.rewrite import GraphPass, Numerics, Pass, Rewrite
 from llmc.passes.rewrite_log import RewriteLog
-from llmc.passes.runner import replace
-
-# How many bindings that the precondition refuses are looked at before a form is given up.
-_REFUSED = 60
+from llmc.passes.runner import replace as put_in_place
 
 
 class Outcome(Enum):
@@ -39,100 +34,120 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """forms: how many graphs were looked at. reason: of what is not proved. counterexample: the first one found."""
+    """forms: how many forms of patterns, or examples, were looked at. cases: in how many graphs, which differ in the
+    values of wildcards. reason: of what is not proved. counterexample: the first one found."""
 
     name: str
     outcome: Outcome
     forms: int = 0
+    cases: int = 0
     reason: str | None = None
     counterexample: Counterexample | None = None
 
     def __str__(self) -> str:
-        about = self.counterexample or self.reason or f"{self.forms} form{'s' if self.forms > 1 else ''}"
-        return f"{self.outcome.value}: {about}"
+        seen = _count(self.forms, "form") + (f", {_count(self.cases, 'case')}" if self.cases > self.forms else "")
+        return f"{self.outcome.value}: {self.counterexample or self.reason or seen}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number > 1 else ''}"
 
 
 def prove(each: Pass) -> Verdict:
     if each.numerics is Numerics.LOSSY:
         return Verdict(each.name, Outcome.SKIPPED, reason="lossy: it changes numbers on purpose")
     if isinstance(each, Rewrite):
-        found = _rewrites(each)
-    elif isinstance(each, GraphPass) and each.examples:
-        found = ([_run_on(each, example)] for example in each.examples)
-    else:
-        return Verdict(each.name, Outcome.SKIPPED, reason="a loop without examples: compared by --check-passes")
-    try:
+        patterns = [trace_pattern(function) for function in each.patterns]
+        fakes = ExampleFakes()
+        found = (_of_cases(each, Cases(each, pattern, form, fakes)) for pattern in patterns for form in forms(pattern))
         return _of_forms(each.name, found)
+    if isinstance(each, GraphPass) and each.examples:
+        return _of_forms(each.name, ([_run_on(each, example)] for example in each.examples))
+    reason = None if isinstance(each, Rewrite) else each.unproved
+    return Verdict(each.name, Outcome.SKIPPED, reason=reason or "a loop without examples: compared by --check-passes")
+
+
+def _of_forms(name: str, found: Iterable[Iterable[Comparison]]) -> Verdict:
+    """One verdict of what the cases of each form showed."""
+    proved = compared = cases = count = 0
+    problem: str | None = None
+    try:
+        for count, comparisons in enumerate(found, 1):
+            for each in comparisons:
+                if each.counterexample is not None:
+                    return Verdict(name, Outcome.DISPROVED, count, cases + 1, counterexample=each.counterexample)
+                problem = problem or each.problem
+                cases += each.problem is None
+                proved, compared = proved + each.proved, compared + each.compared
     except PassError as error:
-        return Verdict(each.name, Outcome.DISPROVED, reason=error.problem)
-
-
-def _of_forms(name: str, forms_found: Iterable[list[Comparison | str]]) -> Verdict:
-    """One verdict of what each form's examples showed; a str says why there is nothing."""
-    found: list[Comparison] = []
-    for count, results in enumerate(forms_found, 1):
-        comparisons = [r for r in results if isinstance(r, Comparison)]
-        wrong = next((c.counterexample for c in comparisons if c.counterexample is not None), None)
-        if wrong is not None:
-            return Verdict(name, Outcome.DISPROVED, count, counterexample=wrong)
-        if not comparisons:
-            return Verdict(name, Outcome.SKIPPED, count - 1, next(r for r in results if isinstance(r, str)))
-        found += comparisons
-    compared, proved = sum(c.compared for c in found), sum(c.proved for c in found)
+        return Verdict(name, Outcome.DISPROVED, count, cases + 1, error.problem)
+    if problem is not None:
+        return Verdict(name, Outcome.SKIPPED, 0, cases, problem)
     if compared:
         reason = f"{compared} of {compared + proved} elements at random points"
-        return Verdict(name, Outcome.COMPARED, len(found), reason)
-    return Verdict(name, Outcome.PROVED, len(found))
+        return Verdict(name, Outcome.COMPARED, count, cases, reason)
+    return Verdict(name, Outcome.PROVED, count, cases)
 
 
-def _rewrites(each: Rewrite) -> Iterator[list[Comparison | str]]:
-    for function in each.patterns:
-        pattern = trace_pattern(function)
-        for form in forms(pattern):
-            yield [_rewritten(each, pattern, form, known) for known in each.examples or ({},)]
+def _of_cases(each: Rewrite, cases: Cases) -> Iterator[Comparison]:
+    comparer = Comparer()
+    found = itertools.chain.from_iterable(map(cases.found, each.examples or ({},)))
+    is_found = False
+    for case in found:
+        is_found = True
+        yield _rewritten(each, case, comparer)
+    if not is_found:
+        yield Comparison(0, 0, problem=f"{cases.problem}; give the Rewrite `examples`")
 
 
-def _rewritten(each: Rewrite, pattern: Pattern, form: Form, known: Mapping[str, Any]) -> Comparison | str:
-    problem, refused = "no values were found for which its ops run", None
-    weights = frozenset(name for name, kind in pattern.kinds.items() if kind is Weight)
-    for values in itertools.islice(form.bindings(known), _REFUSED):
-        graph = Example(form.body, values, weights).graph()
-        roots = [n for n in graph.graph.nodes if n.target in pattern.targets]
-        pool = Pool()
-        try:
-            before = evaluate(graph, pool, values)
-            # `applies` says where a match is meant, not what it must be.
-            found = find_match((pattern.function,), roots[-1], graph, each.precondition, each.shares_interior)
-        except Exception as error:  # Fakes take more shapes than references do; a precondition is the user's own.
-            problem = f"{type(error).__name__}: {error}"
-            continue
-        if isinstance(found, Match):
-            replace(found, each.replacement)
-            return _compared(before, evaluate(graph, pool, values), pool)
-        refused = refused or (None if found is None else f"refused: {found.reason}")
-    return f"{pattern.name}: {refused or problem}; give the Rewrite `examples`"
+def _rewritten(each: Rewrite, case: Case, comparer: Comparer) -> Comparison:
+    """PassError if what the replacement makes cannot take the pattern's place."""
+    given = with_constants(case.constants())
+    try:
+        put_in_place(case.match, each.replacement)
+    except PassError as error:
+        raise PassError(f"{error.problem}{given}", at=error.at) from error
+    except Exception as error:
+        raise PassError(f"the replacement fails: {_first_line(error)}{given}") from error
+    try:
+        after = evaluate(case.graph, case.pool, case.values)
+    except Exception as error:  # The replacement may be any op, also one that has no meaning over symbols.
+        return Comparison(0, 0, problem=f"after it: {_first_line(error)}{given}")
+    found = _compared(case.before, after, case.pool, comparer)
+    if found.counterexample is None:
+        return found
+    return replace(found, counterexample=replace(found.counterexample, constants=case.constants()))
 
 
-def _run_on(each: GraphPass, example: Example) -> Comparison | str:
+def _first_line(error: Exception) -> str:
+    # torch's go on with whole signatures.
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
+def _run_on(each: GraphPass, example: Example) -> Comparison:
     graph, nodes = recorded_copy(example.graph())
     pool = Pool()
-    before = evaluate(graph, pool, example.values)
+    try:
+        before = evaluate(graph, pool, example.values)
+    except NotOverSymbols as error:
+        return Comparison(0, 0, problem=f"{example.body.__name__}: {error}")
     log = RewriteLog(nodes, None)
     log.begin_pass(each.name)
-    each.run(graph, BuildOptions(), log)
+    each.run(graph, example.options, log)
     if not log.count:
-        return f"it rewrites nothing in its example {example.body.__name__}"
-    return _compared(before, evaluate(graph, pool, example.values), pool)
+        return Comparison(0, 0, problem=f"it rewrites nothing in its example {example.body.__name__}")
+    return _compared(before, evaluate(graph, pool, example.values), pool, Comparer())
 
 
-def _compared(before: Mapping[str, Tensor], after: Mapping[str, Tensor], pool: Pool) -> Comparison:
+def _compared(before: Mapping[str, Tensor], after: Mapping[str, Tensor], pool: Pool, comparer: Comparer) -> Comparison:
     pairs = []
     for name, value in before.items():
         if name not in after or after[name].shape != value.shape:
-            raise PassError(f"{list(value.shape)} becomes {list(after[name].shape)}", at=name)
+            now = list(after[name].shape) if name in after else "nothing"
+            raise PassError(f"{name}, {list(value.shape)}, becomes {now}", at=name)
         places = itertools.product(*(range(size) for size in value.shape))
         if torch.equal(pool.numbers_of(value), pool.numbers_of(after[name])) and not name.startswith("result"):
             continue  # an input that is left as it is
         elements = zip(places, pool.elements(value), pool.elements(after[name]), strict=True)
         pairs += [(f"{name}{list(place)}", a, b) for place, a, b in elements]
-    return compare(pairs)
+    return comparer.compare(pairs)

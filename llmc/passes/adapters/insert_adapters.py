@@ -62,7 +62,9 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
         node.kwargs = {**node.kwargs, "delta": delta, "adapters": adapters}
 
 
-insert_adapters = GraphPass("insert_adapters", run, Numerics.EXACT, Stage.OPTIMIZED)
+insert_adapters = GraphPass(
+    "insert_adapters", run, Numerics.EXACT, Stage.OPTIMIZED, unproved="it adds inputs, the pools of adapters"
+)
 
 
 def _planned(graph: ModelGraph, node: fx.Node, options: BuildOptions, log: RewriteLog) -> AdaptedProduct | None:

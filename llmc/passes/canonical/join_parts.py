@@ -15,6 +15,7 @@ from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
+from llmc.passes.example import Example
 from llmc.passes.node_rules import Call, Rule, apply_rules
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
@@ -101,4 +102,15 @@ _RULES: dict[Any, Rule] = {
 }
 
 
-join_parts = GraphPass("join_parts", _run, Numerics.EXACT, Stage.CAPTURED)
+def _joined(x: Any, y: Any, whole: Any) -> tuple[Any, ...]:
+    written = aten.slice_scatter.default(aten.slice_scatter.default(whole, x, 1, 0, 2), y, 1, 2, 4)
+    return written, aten.repeat.default(x, [1, 2]), aten.copy.default(whole, aten.slice.Tensor(x, 1, 0, 1))
+
+
+join_parts = GraphPass(
+    "join_parts",
+    _run,
+    Numerics.EXACT,
+    Stage.CAPTURED,
+    examples=(Example(_joined, {"x": ("T", 2), "y": ("T", 2), "whole": ("T", 4)}),),
+)

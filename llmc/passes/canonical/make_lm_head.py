@@ -19,6 +19,7 @@ from llmc.graph.source_line import source_line
 from llmc.graph.stage import Stage
 from llmc.graph.weights import Derived
 from llmc.options import BuildOptions
+from llmc.passes.example import Example
 from llmc.passes.recorded_graph import new_weight
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
@@ -99,4 +100,25 @@ def _return_in_fp32(graph: ModelGraph, rows: fx.Node, log: RewriteLog) -> None:
     output.replace_input_with(rows, value)
 
 
-make_lm_head = GraphPass("make_lm_head", _run, Numerics.REORDER, Stage.CAPTURED)
+def _capped(x: Any, weight: Any) -> Any:
+    logits = _OPS.linear.default(x, weight, None)
+    return _MUL(torch.ops.aten.tanh.default(_MUL(logits, 0.5)), 2.0)
+
+
+def _scaled(x: Any, weight: Any, bias: Any, factor: Any) -> Any:
+    return _MUL(_OPS.linear.default(x, weight, bias), factor)
+
+
+_TENSORS = {"x": ("T", 3), "weight": (5, 3)}
+_VECTORS = {"bias": (5,), "factor": (5,)}
+
+make_lm_head = GraphPass(
+    "make_lm_head",
+    _run,
+    Numerics.REORDER,
+    Stage.CAPTURED,
+    examples=(
+        Example(_capped, _TENSORS, frozenset({"weight"})),
+        Example(_scaled, _TENSORS | _VECTORS, frozenset({"weight", *_VECTORS})),
+    ),
+)

@@ -21,6 +21,7 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.graph.stage import Stage
 from llmc.graph.weights import Constant
 from llmc.options import BuildOptions
+from llmc.passes.example import Example
 from llmc.passes.node_rules import Call, Rule, apply_rules
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
@@ -161,4 +162,14 @@ def _numbers(node: fx.Node, graph: ModelGraph) -> Tensor | None:
     return recipe.value if isinstance(recipe, Constant) else None
 
 
-normalize_lookups = GraphPass("normalize_lookups", _run, Numerics.EXACT, Stage.CAPTURED)
+def _looked_up(table: Any, ids: Any) -> tuple[Any, Any]:
+    return aten.index.Tensor(table, [ids]), aten.index_select.default(table, 0, ids)
+
+
+normalize_lookups = GraphPass(
+    "normalize_lookups",
+    _run,
+    Numerics.EXACT,
+    Stage.CAPTURED,
+    examples=(Example(_looked_up, {"table": (3, 2), "ids": torch.tensor([2, 0, 1])}, frozenset({"table"})),),
+)

@@ -20,6 +20,7 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refusal
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
+from llmc.passes.example import Example
 from llmc.passes.node_rules import Call, Rule, apply_rules
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
@@ -105,4 +106,14 @@ _RULES: dict[Any, Rule] = {
 }
 
 
-normalize_routing = GraphPass("normalize_routing", _run, Numerics.EXACT, Stage.CAPTURED)
+def _weighed(x: Any, index: Any) -> Any:
+    return aten.softmax.int(aten.gather.default(x, -1, index), -1)
+
+
+normalize_routing = GraphPass(
+    "normalize_routing",
+    _run,
+    Numerics.EXACT,
+    Stage.CAPTURED,
+    examples=(Example(_weighed, {"x": ("T", 4), "index": torch.tensor([[2, 0], [1, 1], [3, 2]])}),),
+)

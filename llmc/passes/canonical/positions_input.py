@@ -19,6 +19,7 @@ from llmc.graph.pointwise import POINTWISE
 from llmc.graph.refusal import Refusal
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
+from llmc.passes.example import Example
 from llmc.passes.node_rules import Call, Rule, apply_rules
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
@@ -138,4 +139,20 @@ _FILLED: dict[Any, int | None] = {
 _ARANGES = (aten.arange.default, aten.arange.start, aten.arange.start_step)
 _USES = POINTWISE.keys() | {aten.embedding.default, aten.matmul.default}
 
-positions_input = GraphPass("positions_input", _run, Numerics.EXACT, Stage.CAPTURED)
+
+def _counted(x: Any, table: Any, positions: Any) -> tuple[Any, Any]:
+    tokens = aten.sym_size.int(x, 0)
+    counted = aten.unsqueeze.default(aten.arange.default(tokens, dtype=torch.float32, device="cpu"), 1)
+    return aten.add.Tensor(x, aten.slice.Tensor(table, 0, 0, tokens)), aten.mul.Tensor(x, counted)
+
+
+_TENSORS = {"x": ("T", 2), "table": (5, 2), "positions": torch.tensor([0, 1, 2])}
+
+
+positions_input = GraphPass(
+    "positions_input",
+    _run,
+    Numerics.EXACT,
+    Stage.CAPTURED,
+    examples=(Example(_counted, _TENSORS, frozenset({"table"})),),
+)

@@ -19,6 +19,7 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.graph.pointwise import POINTWISE
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
+from llmc.passes.example import Example
 from llmc.passes.node_rules import Call, build, substitute
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
@@ -350,4 +351,20 @@ _RULES: dict[Any, Callable[[fx.Node], Call | fx.Node | int | None]] = {
     aten.var.correction: _along("dim"),
 }
 
-remove_batch_axis = GraphPass("remove_batch_axis", _run, Numerics.EXACT, Stage.CAPTURED)
+
+def _of_one_text(x: Any, weight: Any) -> tuple[Any, ...]:
+    text = aten.unsqueeze.default(x, 0)
+    channels = aten.linear.default(text, weight)
+    heads = aten.transpose.int(aten.reshape.default(channels, [1, -1, 2, 2]), 1, 2)
+    attended = aten.matmul.default(aten.softmax.int(heads, -1), aten.transpose.int(heads, 2, 3))
+    mean = aten.mean.dim(aten.cat.default([channels, text], -1), [-1], True)
+    return aten.squeeze.dim(aten.add.Tensor(channels, mean), 0), aten.select.int(attended, 0, 0)
+
+
+remove_batch_axis = GraphPass(
+    "remove_batch_axis",
+    _run,
+    Numerics.EXACT,
+    Stage.CAPTURED,
+    examples=(Example(_of_one_text, {"x": ("T", 4), "weight": (4, 4)}, frozenset({"weight"})),),
+)

@@ -18,7 +18,7 @@ from torch import fx
 
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.op_record import RECORDS, record_of
+from llmc.graph.op_record import RECORDS, OpRecord, record_of
 from llmc.graph.pointwise import POINTWISE
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
@@ -99,7 +99,8 @@ def _over_last_axis(node: fx.Node) -> Call | None:
     if first.meta["val"].dim() != 3 or not is_one(first.meta["val"].shape[1]):
         return None
     is_added = first.target is aten.unsqueeze.default and first.args[1] == 1
-    if not is_added and node.target is not torch.ops.llmc.linear.default:
+    record = record_of(node)
+    if not is_added and (record is None or "x" not in record.takes):  # a norm may be of one head, which stays one
         return None
     row = first.args[0] if is_added else Call(aten.squeeze.dim, (first, 1))
     return Call(aten.unsqueeze.default, (Call(node.target, (row, *rest), dict(node.kwargs)), 1))
@@ -249,15 +250,21 @@ _RULES: dict[Any, Rule] = {
     aten.select.int: _select,
     aten.slice.Tensor: _slice,
     aten.squeeze.dim: _squeeze,
-    torch.ops.llmc.gated_activation.default: _pointwise,
     aten.transpose.int: _transpose,
     aten.unsqueeze.default: _unsqueeze,
 }
 
 
 def _rules() -> dict[Any, Rule]:
-    over_last_axis = {target: _over_last_axis for target, record in RECORDS.items() if record.rows[:1] == ("x",)}
-    return {**_RULES, **over_last_axis}
+    return {**_RULES, **{target: rule for target, record in RECORDS.items() if (rule := _rule_of(record)) is not None}}
+
+
+def _rule_of(record: OpRecord) -> Rule | None:
+    """Of an op that takes any axes in front: of one argument, or of all that it has rows of."""
+    leading = () if record.axes is None else record.axes.leading
+    if leading == ("x",):
+        return _over_last_axis
+    return _pointwise if leading and leading == record.rows else None
 
 
 def _heads_first(x: Any, y: Any, weight: Any) -> tuple[Any, ...]:
@@ -268,10 +275,20 @@ def _heads_first(x: Any, y: Any, weight: Any) -> tuple[Any, ...]:
     return aten.transpose.int(halves, 0, 1), aten.squeeze.dim(aten.unsqueeze.default(again, 1), 1)
 
 
+def _products_of_heads(x: Any, y: Any, weight: Any) -> tuple[Any, ...]:
+    first, second = (aten.transpose.int(each, 0, 1) for each in (x, y))
+    gated = torch.ops.llmc.gated_activation.default(first, second, "silu")
+    return torch.ops.llmc.head_linear.default(first, weight), aten.transpose.int(gated, 0, 1)
+
+
 simplify_layout = GraphPass(
     "simplify_layout",
     _run,
     Numerics.EXACT,
     Stage.CAPTURED,
-    examples=(Example(_heads_first, {"x": ("T", 2, 4), "y": ("T", 2, 4), "weight": (4,)}),),
+    examples=(
+        Example(_heads_first, {"x": ("T", 2, 4), "y": ("T", 2, 4), "weight": (4,)}),
+        # The axes of a head's product cannot trade places.
+        Example(_products_of_heads, {"x": (2, "T", 4), "y": (2, "T", 4), "weight": (2, 3, 4)}),
+    ),
 )

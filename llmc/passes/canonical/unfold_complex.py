@@ -100,4 +100,6 @@ def _real(x: fx.Node, cos: Any, sin: Any) -> Call:
     return Call(aten.stack.default, ([first, second], last + 1))
 
 
-unfold_complex = GraphPass("unfold_complex", _run, Numerics.REORDER, Stage.CAPTURED)
+unfold_complex = GraphPass(
+    "unfold_complex", _run, Numerics.REORDER, Stage.CAPTURED, unproved="complex numbers have no meaning over symbols"
+)

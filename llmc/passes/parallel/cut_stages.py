@@ -61,7 +61,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
         _cut(graph, order, place, number, latest)
 
 
-cut_stages = GraphPass("cut_stages", run, Numerics.EXACT)
+cut_stages = GraphPass("cut_stages", run, Numerics.EXACT, unproved="it makes what one rank of several computes")
 
 
 @dataclass(frozen=True)

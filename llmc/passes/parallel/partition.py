@@ -74,7 +74,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
         cut.apply(members[each])
 
 
-partition = GraphPass("partition", run, Numerics.REORDER)
+partition = GraphPass("partition", run, Numerics.REORDER, unproved="it makes what one rank of several computes")
 
 
 def _check_all_have_some(graph: ModelGraph, plan: Plan, ranks: int) -> None:

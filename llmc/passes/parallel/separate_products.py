@@ -22,6 +22,7 @@ from llmc.graph.product_parts import part_of, stored_rows
 from llmc.graph.refusal import Refusal
 from llmc.graph.weights import Derived
 from llmc.options import BuildOptions
+from llmc.passes.example import Example
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
 
@@ -54,7 +55,18 @@ def separate(graph: ModelGraph, log: RewriteLog) -> tuple[tuple[fx.Node, ...], .
     return tuple(found)
 
 
-separate_products = GraphPass("separate_products", run, Numerics.REORDER)
+def _cut(x: Any, weight: Any, bias: Any) -> tuple[Any, Any]:
+    channels = _LINEAR(x, weight, bias)
+    return aten.slice.Tensor(channels, 1, 0, 1), aten.slice.Tensor(channels, 1, 1, 4)
+
+
+_TENSORS = {"x": ("T", 2), "weight": (4, 2), "bias": (4,)}
+separate_products = GraphPass(
+    "separate_products",
+    run,
+    Numerics.REORDER,
+    examples=(Example(_cut, _TENSORS, frozenset({"weight", "bias"}), options=BuildOptions(tensor_parallel_size=2)),),
+)
 
 
 @dataclass(frozen=True)

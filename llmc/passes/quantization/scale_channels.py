@@ -93,7 +93,12 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
         _apply(graph, group, fold, scales, quantized)
 
 
-scale_channels = WeightPass("scale_channels", run, Numerics.REORDER)
+scale_channels = WeightPass(
+    "scale_channels",
+    run,
+    Numerics.REORDER,
+    unproved="its scales are read off the data of weights, which are symbols here",
+)
 
 
 def _is_experts(planned: Planned) -> bool:

@@ -20,6 +20,7 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.graph.source_line import source_line
 from llmc.graph.step_inputs import step_input
 from llmc.options import BuildOptions
+from llmc.passes.example import Example
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
 
@@ -58,4 +59,20 @@ def _replace(graph: fx.Graph, node: fx.Node, target: OpOverload, args: tuple[Any
     graph.erase_node(node)
 
 
-batch_texts = GraphPass("batch_texts", _run, Numerics.REORDER)
+def _of_a_text(q: Any, k: Any, v: Any, query_starts: Any, rows: Any) -> Any:
+    attended = torch.ops.aten.squeeze.dim(_llmc.bidirectional_attention.default(q, k, v, 0.5), 1)
+    return _llmc.select_rows.default(_llmc.pool.default(attended, "cls"), rows)
+
+
+_TENSORS = {
+    **{"q": ("T", 1, 2), "k": ("T", 1, 2), "v": ("T", 1, 1)},
+    **{"query_starts": torch.tensor([0, 3], dtype=torch.int32), "rows": torch.tensor([2], dtype=torch.int32)},
+}
+
+
+batch_texts = GraphPass(
+    "batch_texts",
+    _run,
+    Numerics.REORDER,
+    examples=(Example(_of_a_text, _TENSORS),),
+)

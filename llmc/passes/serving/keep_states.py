@@ -72,7 +72,9 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
         _keep(graph, node)
 
 
-keep_states = GraphPass("keep_states", run, Numerics.EXACT, Stage.SERVING)
+keep_states = GraphPass(
+    "keep_states", run, Numerics.EXACT, Stage.SERVING, unproved="it adds inputs, among them the states"
+)
 
 
 def _cannot_hold(graph: ModelGraph) -> str | None:

@@ -71,7 +71,9 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
         )
 
 
-page_kv_cache = GraphPass("page_kv_cache", run, Numerics.EXACT, Stage.SERVING)
+page_kv_cache = GraphPass(
+    "page_kv_cache", run, Numerics.EXACT, Stage.SERVING, unproved="it adds inputs, among them the cache"
+)
 
 
 def _refusal(graph: ModelGraph, node: fx.Node) -> Refusal | None:

@@ -47,7 +47,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     graph.draft = last
 
 
-attach_draft = GraphPass("attach_draft", run, Numerics.EXACT)
+attach_draft = GraphPass("attach_draft", run, Numerics.EXACT, unproved="it makes a second graph, of other weights")
 
 
 def target_of(graph: ModelGraph) -> Target:

@@ -53,7 +53,9 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
     graph.add_side_output(DRAFT_LOGPROBS, logprobs)
 
 
-insert_medusa_heads = WeightPass("insert_medusa_heads", run, Numerics.EXACT)
+insert_medusa_heads = WeightPass(
+    "insert_medusa_heads", run, Numerics.EXACT, unproved="it adds results, of other weights"
+)
 
 
 def _insert_shared(graph: ModelGraph, checkpoint: MedusaCheckpoint, projection: Projection) -> tuple[fx.Node, fx.Node]:

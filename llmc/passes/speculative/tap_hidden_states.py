@@ -57,7 +57,7 @@ def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
         tap(graph, graph.speculative.taps(len(attentions(graph)), width), log)
 
 
-tap_for_draft = GraphPass("tap_hidden_states", _run, Numerics.EXACT)
+tap_for_draft = GraphPass("tap_hidden_states", _run, Numerics.EXACT, unproved="it adds a result, the hidden states")
 
 
 def _state(graph: ModelGraph, layer: int, log: RewriteLog) -> fx.Node:

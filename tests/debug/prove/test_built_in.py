@@ -17,6 +17,7 @@ PAGE = Path(__file__).parent.parent.parent.parent / "docs" / "passes.md"
 def test_the_page_has_the_verdict(each: Pass) -> None:
     verdict = prove(each)
     assert verdict.outcome is not Outcome.DISPROVED, verdict
+    assert "without examples" not in str(verdict), "give it examples, or say in `unproved` why there are none"
     if isinstance(each, Rewrite):
         assert verdict.outcome in (Outcome.PROVED, Outcome.COMPARED), verdict
     (line,) = (x for x in PAGE.read_text(encoding="utf-8").splitlines() if x.startswith(f"- `{each.name}`: "))

@@ -45,6 +45,7 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "sdpa": (lambda q, k: functional.scaled_dot_product_attention(q, k, k, is_causal=True), ((2, 3, 2), (2, 3, 2))),
     "paged_attention": (_paged, ((2, 1, 4),)),
     "kv_write": (_write, ((2, 1, 4),)),
+    "copy": (lambda x, y: aten.copy.default(x, y), ((2, 3), (2, 1))),
     "variance": (lambda x: x.var(-1), ((2, 4),)),
     "batched product": (lambda x, y: x @ y, ((2, 3, 2), (2, 2, 3))),
     "views that are written": (lambda x: x.clone().t().add_(1.0).t().mul_(x), ((2, 3),)),

@@ -110,7 +110,7 @@ def test_what_sympy_cannot_decide_is_compared() -> None:
         return aten.mul.Tensor(aten.exp.default(x), 0.3333333333333)
 
     verdict = prove(Rewrite("thirds", (tenth,), lambda x: aten.div.Tensor(aten.exp.default(x), 3.0)))
-    assert str(verdict) == "compared: 8 of 8 elements at random points"
+    assert str(verdict) == "compared: 18 of 18 elements at random points"
 
 
 def test_what_is_not_looked_at_says_why() -> None:
@@ -143,3 +143,25 @@ def test_a_loop_is_run_on_its_examples() -> None:
     assert str(prove(wrong)) == "disproved: result[0, 0]: 1 becomes -1 at y[0] = 1"
     idle = GraphPass("subtracts", _subtract, examples=(Example(multiplied, shapes),))
     assert str(prove(idle)) == "skipped: it rewrites nothing in its example multiplied"
+
+
+def test_a_loop_without_an_example_says_why() -> None:
+    def along(x: Any) -> Any:
+        return aten.cumsum.default(x, 0)
+
+    unknown = GraphPass("subtracts", _subtract, examples=(Example(along, {"x": (2, 3)}),))
+    assert str(prove(unknown)) == "skipped: along: aten.cumsum.default has no meaning over symbols"
+    assert "without examples" in str(prove(GraphPass("subtracts", _subtract)))
+    assert str(prove(GraphPass("subtracts", _subtract, unproved="it may not"))) == "skipped: it may not"
+
+
+def test_a_loop_is_run_with_the_options_of_its_example() -> None:
+    def if_asked(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
+        if options.tensor_parallel_size == 2:
+            _subtract(graph, options, log)
+
+    def summed(x: Any) -> Any:
+        return aten.add.Tensor(x, x)
+
+    example = Example(summed, {"x": (2,)}, options=BuildOptions(tensor_parallel_size=2))
+    assert prove(GraphPass("subtracts", if_asked, examples=(example,))).outcome is Outcome.DISPROVED

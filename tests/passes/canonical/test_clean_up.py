@@ -7,13 +7,17 @@ from typing import Any
 
 import torch
 
+from llmc.options import BuildOptions
 from llmc.passes.canonical.fold_constants import fold_constants
 from llmc.passes.canonical.merge_duplicates import merge_duplicates
 from llmc.passes.canonical.positions_input import positions_input
 from llmc.passes.canonical.simplify_layout import simplify_layout
+from llmc.passes.example import Example
+from llmc.passes.recorded_graph import recorded_copy
+from llmc.passes.rewrite_log import RewriteLog
 from tests.passes.canonical.pattern_graphs import WIDTH, PatternGraph, refusals, rewritten
 
-aten = torch.ops.aten
+aten, ops = torch.ops.aten, torch.ops.llmc
 Golden = Callable[[str, str], None]
 
 
@@ -106,6 +110,23 @@ def test_transposes_pass_reshapes_of_later_axes() -> None:
 
     text = rewritten(PatternGraph(body), simplify_layout)
     assert "[2, T" not in text and "[1, T" not in text
+
+
+def test_transposes_pass_what_takes_any_axes_in_front() -> None:
+    """And no op to which the first axis is the tokens and the second one the heads."""
+
+    def body(x: Any, weight: Any) -> tuple[Any, Any]:
+        heads = aten.transpose.int(x, 0, 1)
+        return ops.gated_activation.default(heads, heads, "silu"), ops.head_linear.default(heads, weight)
+
+    graph, nodes = recorded_copy(Example(body, {"x": (2, "T", 4), "weight": (2, 3, 4)}).graph())
+    log = RewriteLog(nodes, None)
+    log.begin_pass(simplify_layout.name)
+    simplify_layout.run(graph, BuildOptions(), log)
+    returned: Any = graph.graph.output_node().args[0]
+    gated, products = returned
+    assert gated.target is aten.transpose.int and gated.args[0].target is ops.gated_activation.default
+    assert products.target is ops.head_linear.default and products.args[0].target is aten.transpose.int
 
 
 def test_transposes_pass_casts_of_rows_that_get_a_batch() -> None:

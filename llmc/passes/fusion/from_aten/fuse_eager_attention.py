@@ -6,6 +6,8 @@
 Must have: a mask whose values are causal; a softmax over keys whose result only weighs the values; one factor.
 """
 
+from typing import Any
+
 import torch
 from torch import fx
 
@@ -15,6 +17,7 @@ from llmc.graph.refusal import Refusal
 from llmc.graph.render import op_name
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
+from llmc.passes.example import Example
 from llmc.passes.fusion.from_aten.attention_call import attention_call
 from llmc.passes.fusion.from_aten.attention_scores import read_scores
 from llmc.passes.node_rules import Call, substitute
@@ -88,4 +91,20 @@ def _swaps_last(node: fx.Node) -> bool:
     return dims == [value.dim() - 2, value.dim() - 1]
 
 
-fuse_eager_attention = GraphPass("fuse_eager_attention", _run, Numerics.REORDER, Stage.CAPTURED)
+def _masked(q: Any, k: Any, v: Any, positions: Any) -> Any:
+    scores = aten.mul.Tensor(aten.matmul.default(q, aten.transpose.int(k, 1, 2)), 0.5)
+    seen = aten.le.Tensor(aten.unsqueeze.default(positions, 0), aten.unsqueeze.default(positions, 1))
+    mask = aten.where.Scalar(seen, 0.0, float("-inf"))
+    return aten.matmul.default(aten.softmax.int(aten.add.Tensor(scores, mask), -1), v)
+
+
+_TENSORS = {"q": (2, "T", 2), "k": (2, "T", 2), "v": (2, "T", 1), "positions": torch.tensor([0, 1, 2])}
+
+
+fuse_eager_attention = GraphPass(
+    "fuse_eager_attention",
+    _run,
+    Numerics.REORDER,
+    Stage.CAPTURED,
+    examples=(Example(_masked, _TENSORS),),
+)

@@ -18,6 +18,7 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.graph.stage import Stage
 from llmc.graph.weights import Constant
 from llmc.options import BuildOptions
+from llmc.passes.example import Example
 from llmc.passes.node_rules import Call, Rule, apply_rules
 from llmc.passes.recorded_graph import new_weight
 from llmc.passes.rewrite import GraphPass, Numerics
@@ -95,4 +96,17 @@ def _holds(graph: ModelGraph, node: fx.Node, value: torch.Tensor) -> bool:
     return isinstance(recipe, Constant) and recipe.value.dtype is value.dtype and torch.equal(recipe.value, value)
 
 
-fuse_expert_linear = GraphPass("fuse_expert_linear", _run, Numerics.REORDER, Stage.CAPTURED)
+def _of_every_expert(x: Any, weight: Any, positions: Any) -> Any:
+    return aten.sum.dim_IntList(aten.matmul.default(x, weight), [0])
+
+
+_TENSORS = {"x": (2, "T", 3), "weight": (2, 3, 2), "positions": torch.tensor([0, 1, 2])}
+
+
+fuse_expert_linear = GraphPass(
+    "fuse_expert_linear",
+    _run,
+    Numerics.REORDER,
+    Stage.CAPTURED,
+    examples=(Example(_of_every_expert, _TENSORS, frozenset({"weight"})),),
+)

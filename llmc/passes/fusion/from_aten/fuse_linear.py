@@ -2,7 +2,7 @@
 
     aten.linear(x, weight, bias)       →  llmc.linear(x, weight, bias)
     aten.embedding(weight, ids)        →  llmc.embedding(ids, weight)
-Must have: a matrix as weight, whose last axis is x's; ids of one axis.
+Must have: a matrix as weight, whose last axis is x's; a bias for each of its rows, or none; ids of one axis.
 """
 
 from typing import Any
@@ -37,7 +37,12 @@ def _embedding(weight: Any, ids: Any) -> Any:
 
 def _is_matrix(match: Match) -> Refusal | None:
     weight = match.tensor("weight")
-    return None if weight.dim() == 2 else Refusal(f"the weight is {list(weight.shape)}, expected a matrix", match.root)
+    if weight.dim() != 2:
+        return Refusal(f"the weight is {list(weight.shape)}, expected a matrix", match.root)
+    bias = None if match.bound["bias"] is None else match.tensor("bias").shape
+    if bias is not None and bias != weight.shape[:1]:  # torch spreads one number over all channels
+        return Refusal(f"the bias is {list(bias)}, expected {list(weight.shape[:1])}", match.root)
+    return None
 
 
 def _is_lookup(match: Match) -> Refusal | None:

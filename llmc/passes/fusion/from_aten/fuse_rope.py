@@ -172,6 +172,8 @@ def _part_precondition(match: Match) -> Refusal | None:
     width, (start, end) = match.tensor("x").shape[-1], (match.bound["start"], match.bound["end"])
     if start != 0 or end != width:
         return Refusal(f"channels {start} to {end} are put together, x has 0 to {width}", match.root)
+    if match.root.meta["val"].shape[-1] != width:
+        return Refusal(f"{match.root.meta['val'].shape[-1]} channels are put together, x has {width}", match.root)
     return None
 
 

@@ -20,6 +20,7 @@ from llmc.graph.stage import Stage
 from llmc.graph.weights import Constant
 from llmc.options import BuildOptions
 from llmc.passes.evaluation import value_at
+from llmc.passes.example import Example
 from llmc.passes.node_rules import Call, substitute
 from llmc.passes.recorded_graph import new_weight
 from llmc.passes.rewrite import GraphPass, Numerics
@@ -153,4 +154,17 @@ def tensor_width(node: fx.Node) -> int:
     return int(value.shape[-1])
 
 
-fuse_rope_angles = GraphPass("fuse_rope_angles", _run, Numerics.REORDER, Stage.CAPTURED)
+def _turned(x: Any, positions: Any) -> tuple[Any, Any]:
+    counted = aten.unsqueeze.default(aten._to_copy.default(positions, dtype=torch.float32), 1)
+    angles = aten.cat.default([counted, aten.mul.Tensor(counted, 0.25)], 1)
+    sine = aten.mul.Tensor(aten.sin.default(angles), 0.5)
+    return aten.mul.Tensor(x, aten.cos.default(angles)), aten.mul.Tensor(x, sine)
+
+
+fuse_rope_angles = GraphPass(
+    "fuse_rope_angles",
+    _run,
+    Numerics.REORDER,
+    Stage.CAPTURED,
+    examples=(Example(_turned, {"x": ("T", 2), "positions": torch.tensor([0, 1, 2])}),),
+)

@@ -36,6 +36,14 @@ def test_refuses_a_weight_that_is_not_a_matrix() -> None:
     assert refusals(PatternGraph(body, weight=(WIDTH,)), fuse_linear) == ["the weight is [8], expected a matrix"]
 
 
+def test_refuses_one_bias_for_all_channels() -> None:
+    def body(x: Any, weight: Any, bias: Any) -> Any:
+        return aten.linear.default(x, weight, bias)
+
+    made = PatternGraph(body, weight=(WIDTH, WIDTH), bias=(1,))
+    assert refusals(made, fuse_linear) == ["the bias is [1], expected [8]"]
+
+
 def test_refuses_ids_of_two_axes() -> None:
     def body(x: Any, table: Any, positions: Any) -> Any:
         rows = aten.embedding.default(table, aten.unsqueeze.default(positions, 0))

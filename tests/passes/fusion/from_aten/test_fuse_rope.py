@@ -199,6 +199,18 @@ def test_a_partial_rotation_put_together_otherwise_is_refused() -> None:
     assert reasons == ["channels 0 to 6 are put together, x has 0 to 8"]
 
 
+def test_a_rotation_beside_all_channels_again_is_refused() -> None:
+    def body(x: Any, positions: Any, inv_freq: Any) -> Any:
+        cos, sin = (torch.ops.llmc.rope_angles.default(positions, inv_freq, 1.0)[i] for i in range(2))
+        head = aten.reshape.default(x, [-1, 1, WIDTH])
+        turned = torch.ops.llmc.rope.default(aten.slice.Tensor(head, 2, 0, None), cos, sin, False)
+        both = aten.cat.default([turned, aten.slice.Tensor(head, 2, None, WIDTH)], 2)
+        return aten.reshape.default(aten.slice.Tensor(both, 2, 4, 4 + WIDTH), [-1, WIDTH])
+
+    reasons = refusals(PatternGraph(body, inv_freq=INV_FREQ), fuse_partial_rope)
+    assert reasons == ["16 channels are put together, x has 8"]
+
+
 def test_a_rotation_cast_to_another_dtype_keeps_its_casts() -> None:
     def body(x: Any, positions: Any, inv_freq: Any) -> Any:
         cos, sin = (torch.ops.llmc.rope_angles.default(positions, inv_freq, 1.0)[i] for i in range(2))
