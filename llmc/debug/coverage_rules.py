@@ -41,12 +41,7 @@ aten, ops = torch.ops.aten, torch.ops.llmc
 
 
 def _is_product(record: OpRecord) -> bool:
-    return record.is_product and record.share is None
-
-
-def _is_expert_product(record: OpRecord) -> bool:
-    """Each call reads a part of its weight, as much as there are experts that tokens go to."""
-    return record.is_product and record.share is not None
+    return record.is_product and not record.is_of_experts
 
 
 def _keeps_state(record: OpRecord) -> bool:
@@ -145,7 +140,7 @@ RULES: tuple[CoverageRule, ...] = (
         "recognised",
         ("fuse_expert_linear",),
         CANONICAL_STAGES,
-        _is_expert_product,
+        lambda record: record.is_of_experts,
         left_nodes=expert_products,
     ),
     CoverageRule(

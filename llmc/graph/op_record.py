@@ -121,6 +121,11 @@ class OpRecord:
         return "x" in self.takes
 
     @property
+    def is_of_experts(self) -> bool:
+        """Whether it multiplies each token with a part of a weight alone: those of the experts that it was sent to."""
+        return self.is_product and self.share is not None
+
+    @property
     def is_lookup(self) -> bool:
         """Whether it looks up rows of a weight, however that is stored."""
         return "weight" in self.takes and not self.is_product
