@@ -32,6 +32,7 @@ from llmc.debug.graph_record import GraphRecord
 from llmc.debug.placements import PlacementObserver
 from llmc.debug.report.contents import read_contents
 from llmc.debug.report.page import report_page
+from llmc.engine_format.engine_kinds import ExecutorName
 from llmc.engine_format.path_argument import path_argument
 from llmc.engine_format.reader import (
     COVERAGE_NAME,
@@ -72,7 +73,6 @@ from llmc.passes.runner import Observer, PipelineResult, run_pipeline
 from llmc.program import WeightSlot
 from llmc.program.joined_program import joined_program
 from llmc.runtime.engine import Engine
-from llmc.runtime.executors.opening import ExecutorName
 from llmc.runtime.loading import load
 from llmc.simulation.choose_division import DivisionWish, consider_divisions
 from llmc.targets import Target, resolve_target

@@ -10,9 +10,10 @@ from typing import Literal, Unpack, get_args
 
 from llmc.build_stages import Progress, Stages
 from llmc.codegen.onnx.installed import require_onnx
+from llmc.engine_format.engine_kinds import MODEL_NAME
 from llmc.engine_format.manifest import is_engine, read_manifest
 from llmc.engine_format.path_argument import path_argument
-from llmc.engine_format.reader import MODEL_NAME, read_engine
+from llmc.engine_format.reader import read_engine
 from llmc.errors import OptionError
 from llmc.files.atomic_directory import AtomicDirectory
 from llmc.graph.capture import Captured, Model, capture

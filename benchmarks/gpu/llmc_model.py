@@ -21,7 +21,8 @@ from benchmarks.gpu.workloads import (
     prefill_flops,
 )
 from llmc.engine_format import read_engine
-from llmc.runtime.executors.cuda import open_cuda
+from llmc.runtime.executors.cuda import open_engine
+from llmc.runtime.executors.opening_request import CacheRoom, OpeningRequest
 from llmc.runtime.loop.step_loop import StepLoop
 from llmc.runtime.requests.generation import Ending, Generation
 from llmc.runtime.requests.request import Origin
@@ -35,8 +36,8 @@ class LlmcModel:
     def __init__(self, path: Path) -> None:
         directory = read_engine(path, check_weights=False)
         self._limits, self._vocab_size = directory.program.limits, directory.program.vocab_size
-        executor = open_cuda(directory, None)
-        self._loop = StepLoop(executor, self._limits, executor.blocks, program=directory.program)
+        executor, blocks = open_engine(OpeningRequest(directory, 1, CacheRoom(None, None, None)))
+        self._loop = StepLoop(executor, self._limits, blocks, program=directory.program)
         self._random = np.random.default_rng(0)
 
     def prefill(self, work: Prefill) -> tuple[float, ...]:

@@ -13,7 +13,7 @@ def complete_targets(incomplete: str) -> list[tuple[str, str]]:
 
 def complete_executors(incomplete: str) -> list[str]:
     """What can run an engine's steps."""
-    from llmc.runtime.executors.opening import EXECUTOR_NAMES
+    from llmc.engine_format.engine_kinds import EXECUTOR_NAMES
 
     return [name for name in EXECUTOR_NAMES if name.startswith(incomplete)]
 

@@ -16,13 +16,11 @@ from llmc.codegen.placement import row_stride_only
 from llmc.codegen.views import View, Views
 from llmc.codegen.weight_slots import WeightSlots
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.product_parts import stored_rows
+from llmc.graph.product_parts import is_of_experts, is_product, stored_rows
 from llmc.program import Layout, Limits, RowCount
 from llmc.program.launch_arguments import Count, Operand, Rows
 
-# Their kernels know rows only, and take a tensor [rows, several, channels] as so many rows more.
-_llmc = torch.ops.llmc
-_OF_MATRICES = frozenset({_llmc.linear.default, _llmc.lm_head.default, _llmc.top_tokens.default})
+_TOP_TOKENS = torch.ops.llmc.top_tokens.default
 _FOLD = "compute it from weights alone, outside of what depends on the tokens, so that it can be folded at build time"
 
 
@@ -209,9 +207,12 @@ class NodeCall:
         return self._builder.limits
 
     def _flat_rows(self, fake: Tensor) -> int:
-        """How many of the kernel's rows a row of a tensor is: of one [rows, several, channels], several."""
-        is_matrix = fake.dim() != 3 or self._owner.target not in _OF_MATRICES
-        return 1 if is_matrix else int(fake.shape[1])
+        """How many of the kernel's rows a row of a tensor is: of one [rows, several, channels], several, where kernels
+        know rows only. Those of experts know each token's."""
+        knows_rows = is_product(self._owner) and not is_of_experts(self._owner)
+        if fake.dim() != 3 or not (knows_rows or self._owner.target is _TOP_TOKENS):
+            return 1
+        return int(fake.shape[1])
 
     def _weight_node(self, name: str) -> fx.Node:
         view = self._view(name)

@@ -11,7 +11,7 @@ from llmc.build_stages import Stages
 from llmc.codegen.plain_rows import plain_rows
 from llmc.codegen.reference import ReferenceEngine, lower_reference
 from llmc.codegen.target_kind import refuse_adapters, refuse_stages
-from llmc.engine_format.reader import GRAPH_NAME
+from llmc.engine_format.engine_kinds import GRAPH_NAME
 from llmc.engine_format.writer import EngineWriter
 from llmc.errors import LoweringError
 from llmc.graph.model_graph import ModelGraph

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from llmc.build_stages import Stages
 from llmc.codegen.target_kind import Builder, LoweredEngine, TargetKind
 from llmc.codegen.weight_slots import SlotRecipe
-from llmc.engine_format.reader import PROGRAM_NAME, stage_folder
+from llmc.engine_format.engine_kinds import PROGRAM_NAME
+from llmc.engine_format.reader import stage_folder
 from llmc.engine_format.writer import EngineWriter
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.stages import stage_graphs

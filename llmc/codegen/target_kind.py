@@ -77,7 +77,7 @@ class TargetKind(Protocol):
         """How many sequences of full length the target holds beside the engine; None where its memory is not known."""
 
 
-_KINDS: Mapping[type[Any], tuple[str, str]] = MappingProxyType(
+KINDS: Mapping[type[Any], tuple[str, str]] = MappingProxyType(
     {
         CpuTarget: ("llmc.codegen.cpp.cpp_kind", "CppKind"),
         GpuTarget: ("llmc.codegen.triton.triton_kind", "TritonKind"),
@@ -89,7 +89,7 @@ _KINDS: Mapping[type[Any], tuple[str, str]] = MappingProxyType(
 
 def kind_of(target: Target) -> TargetKind:
     """The kind's object for a target. Its room is imported only now: that of GPUs needs Triton."""
-    module, name = _KINDS[type(target)]
+    module, name = KINDS[type(target)]
     kind: TargetKind = getattr(importlib.import_module(module), name)(target)
     return kind
 

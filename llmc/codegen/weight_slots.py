@@ -14,11 +14,9 @@ from llmc.codegen.origin import unsupported
 from llmc.codegen.views import View, Views
 from llmc.graph.dtype_names import DTYPE_NAMES
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.product_parts import is_product
 from llmc.graph.weights import Derived, PerRank, Recipe, Stored
 from llmc.program import Layout, WeightSlot, code_rows_layout
-
-_llmc = torch.ops.llmc
-_PRODUCTS = frozenset({_llmc.linear.default, _llmc.fused_linear.default, _llmc.lm_head.default})
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class WeightSlots:
         self._slots: dict[tuple[Hashable, Layout, Hashable], tuple[WeightSlot, SlotRecipe]] = {}
         self._in_panels: set[tuple[Hashable, torch.dtype]] = set()
         for node in graph.graph.nodes:
-            if backend.has_panels and node.target in _PRODUCTS:
+            if backend.has_panels and is_product(node):
                 x, weight = (arguments_of(node)[name] for name in ("x", "weight"))
                 view = views[weight]
                 if isinstance(view, View) and view.value.node.name in graph.weights:

@@ -5,15 +5,13 @@ from collections.abc import Collection, Sequence
 from torch import fx
 
 from llmc.debug.coverage import Coverage, Leftover
-from llmc.debug.coverage_quantized import QUANTIZED_RULES
-from llmc.debug.coverage_rules import RULES, CoverageRule
+from llmc.debug.coverage_rule import CoverageRule
+from llmc.debug.coverage_rules import RULES
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.pass_record import PassRecord, RefusalRecord
 from llmc.graph.render import op_name, render_type
 from llmc.graph.source_line import source_line
 from llmc.options import BuildOptions
-
-_ALL_RULES = (*RULES, *QUANTIZED_RULES)
 
 
 class CoverageObserver:
@@ -33,7 +31,7 @@ class CoverageObserver:
     def __call__(self, record: PassRecord, graph: ModelGraph) -> None:
         """Look again at what the graph holds, if the pass changed it or could say why something was left."""
         self._refusals[record.name] = record.refusals
-        for rule in _ALL_RULES:
+        for rule in RULES:
             concerns = record.name in rule.passes or record.stage is not self._stage or record.rewrites
             if graph.stage in rule.stages and concerns and rule.is_wanted(graph, self._options):
                 before = self._found.get(rule)
@@ -45,7 +43,7 @@ class CoverageObserver:
     def coverage(self) -> tuple[Coverage, ...]:
         """What was found, in the order of the rules, then of the passes that are not llmc's own."""
         return (
-            *(self._found[rule] for rule in _ALL_RULES if rule in self._found and self._found[rule].total),
+            *(self._found[rule] for rule in RULES if rule in self._found and self._found[rule].total),
             *self._added,
         )
 
@@ -59,7 +57,7 @@ class CoverageObserver:
             found = [left.refusals for left in before]
         left = tuple(_leftover(n, reasons) for n, reasons in zip(nodes, found, strict=True))
         not_run = tuple(name for name in rule.passes if name not in self._refusals)
-        return Coverage(rule.what, rule.verb, rule.passes, rule.done(graph), left, not_run)
+        return Coverage(rule.what, rule.verb, rule.passes, rule.number_done(graph), left, not_run)
 
 
 def _by_record(record: PassRecord) -> Coverage:

@@ -4,18 +4,25 @@ from collections.abc import Callable
 
 from torch import fx
 
-from llmc.debug.coverage_rules import CANONICAL_STAGES, SERVING_STAGES, CoverageRule, calls
+from llmc.debug.coverage_rule import CANONICAL_STAGES, SERVING_STAGES, CoverageRule, calls, calls_of, named
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.op_record import record_of
+from llmc.graph.op_record import OpRecord
 from llmc.graph.product_parts import part_of, parts_before
 from llmc.options import BuildOptions
 from llmc.passes.quantization.multiply_unrounded import is_multiplied
 
 
+def _is_product(record: OpRecord) -> bool:
+    return record.is_product
+
+
+def _is_part(record: OpRecord) -> bool:
+    return record.part is not None
+
+
 def _products_of(is_quantized: bool) -> Callable[[ModelGraph], list[fx.Node]]:
     def found(graph: ModelGraph) -> list[fx.Node]:
-        products = [n for n in calls(graph) if (record := record_of(n)) is not None and "x" in record.takes]
-        return [n for n in products if ("weight" in parts_before(n)) is is_quantized]
+        return [n for n in calls_of(graph, _is_product) if ("weight" in parts_before(n)) is is_quantized]
 
     return found
 
@@ -47,8 +54,9 @@ QUANTIZED_RULES: tuple[CoverageRule, ...] = (
         "quantized",
         ("read_codes", "quantize_weights"),
         CANONICAL_STAGES,
-        lambda graph: len(_products_of(is_quantized=True)(graph)),
-        _products_of(is_quantized=False),
+        _is_product,
+        left_nodes=_products_of(is_quantized=False),
+        count=lambda graph: len(_products_of(is_quantized=True)(graph)),
         reach=0,
         is_wanted=_wants_codes,
     ),
@@ -57,8 +65,9 @@ QUANTIZED_RULES: tuple[CoverageRule, ...] = (
         "computed on their codes",
         ("multiply_unrounded",),
         SERVING_STAGES,
-        _readers_of_codes,
-        _readers_of_values,
+        _is_part,
+        left_nodes=_readers_of_values,
+        count=_readers_of_codes,
         reach=0,
     ),
     CoverageRule(
@@ -66,8 +75,9 @@ QUANTIZED_RULES: tuple[CoverageRule, ...] = (
         "quantized",
         ("quantize_kv_cache",),
         SERVING_STAGES,
-        lambda graph: sum(spec.format is not None for spec in graph.caches),
-        _plain_caches,
+        named(),
+        left_nodes=_plain_caches,
+        count=lambda graph: sum(spec.format is not None for spec in graph.caches),
         reach=0,
         is_wanted=lambda graph, options: options.kv_cache != "auto",
     ),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from llmc.codegen.onnx.installed import require_onnx
-from llmc.engine_format.reader import MODEL_NAME
+from llmc.engine_format.engine_kinds import MODEL_NAME
 from llmc.graph.execute import sequence_inputs
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import WeightSource

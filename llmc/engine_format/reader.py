@@ -1,10 +1,10 @@
 """Open an engine directory: check that it is whole, unchanged and made for this machine, before anything in it runs."""
 
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmc.engine_format.engine_files import WEIGHTS, EngineFiles, is_weights
+from llmc.engine_format.engine_kinds import PROGRAM_NAME, kind_of_engine
 from llmc.engine_format.manifest import MANIFEST_NAME, Manifest, TargetRecord, read_manifest
 from llmc.engine_format.program_check import check_program
 from llmc.engine_format.weight_check import WeightCheck, compare_hashes
@@ -18,16 +18,10 @@ from llmc.formats.sparse_weight import SparseWeight
 from llmc.program import Program
 from llmc.program.joined_program import joined_program
 from llmc.program.program_json import program_from_json
-from llmc.targets import CpuTarget, is_gpu_target, missing_features
+from llmc.targets import CpuTarget, missing_features
 
-PROGRAM_NAME = "program.json"
 # The programs of an engine's further GPUs: PROGRAMS/TARGET.json.
 PROGRAMS = "programs"
-# Named after its content: a process that still holds an older library must not be given that one for a new engine,
-# and the dynamic loader knows libraries by their paths.
-LIBRARY_NAME = re.compile(r"kernels/engine-[0-9a-f]{16}\.so")
-GRAPH_NAME = "graph.json"
-MODEL_NAME = "model.onnx"
 # What quantization did to each weight; absent from an engine without.
 QUANTIZATION_NAME = "report/quantization.json"
 SPARSITY_NAME = "report/sparsity.json"
@@ -48,9 +42,6 @@ DRAFT_IDS_NAME = "draft_ids.bin"
 SHARED_NAME = "shared_weights.json"
 # What belongs to a pipeline stage behind the first, but for weights: STAGES/NUMBER/.
 STAGES = "stages"
-REFERENCE_TARGET, ONNX_TARGET = "reference", "onnxruntime"
-# What engines for these targets run.
-_GRAPHS = {REFERENCE_TARGET: GRAPH_NAME, ONNX_TARGET: MODEL_NAME}
 
 
 @dataclass(frozen=True)
@@ -254,17 +245,14 @@ def check_required(path: Path, manifest: Manifest) -> str:
     """
     if PROGRAM_NAME not in manifest.files:
         raise EngineFormatError(f"the manifest lists no {PROGRAM_NAME}", at=path / MANIFEST_NAME, fix=REBUILD)
-    if is_gpu_target(manifest.target.name):
-        return PROGRAM_NAME
     return _only_executable(path, manifest)
 
 
 def _only_executable(path: Path, manifest: Manifest, folder: str = "") -> str:
-    """The library of a stage in its folder, or the graph of an engine that runs that."""
+    """What is executed of the first stage, or of the one in a folder."""
+    executed = kind_of_engine(manifest.target.name).executed
     own = [name.removeprefix(folder) for name in manifest.files if name.startswith(folder)]
-    executables = [folder + name for name in own if LIBRARY_NAME.fullmatch(name)]
-    if manifest.target.name in _GRAPHS:
-        executables = [name for name in manifest.files if name == _GRAPHS[manifest.target.name]]
+    executables = [folder + name for name in own if executed.fullmatch(name)]
     if len(executables) != 1:
         raise EngineFormatError(
             f"the manifest lists {len(executables)} files to execute, an engine has one",
@@ -276,7 +264,7 @@ def _only_executable(path: Path, manifest: Manifest, folder: str = "") -> str:
 
 def read_programs(files: EngineFiles, manifest: Manifest) -> tuple[TargetProgram, ...]:
     """The program, or one for each GPU that the engine was built for; they have the same weights."""
-    names = manifest.target.name.split(",") if is_gpu_target(manifest.target.name) else [manifest.target.name]
+    names = manifest.target.name.split(",")
     places = [PROGRAM_NAME, *(f"{PROGRAMS}/{name}.json" for name in names[1:])]
     found = [
         TargetProgram(name, place, program_from_json(files.text(place), files.path / place))
@@ -349,8 +337,7 @@ def _stored_tensors(files: EngineFiles, rank: int) -> dict[str, StoredTensor]:
 
 def check_target(path: Path, target: TargetRecord) -> None:
     """Raise TargetError naming the instructions that this machine lacks."""
-    if is_gpu_target(target.name):
-        return  # The executor compares the device with the binaries.
+    # Only CPUs' have any: of a GPU the executor compares the device with the binaries.
     lacking = missing_features(CpuTarget(target.name, target.machine, frozenset(target.features), (), ""))
     if lacking:
         raise TargetError(

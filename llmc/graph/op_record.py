@@ -104,6 +104,32 @@ class OpRecord:
     linear_in: str | None
     fallback: str | None
 
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Their names, in order."""
+        return tuple(argument.name for argument in self.overload._schema.arguments)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """The arguments that a call changes in place."""
+        arguments = self.overload._schema.arguments
+        return tuple(a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write)
+
+    @property
+    def is_product(self) -> bool:
+        """Whether it multiplies x with a weight, however both come to it."""
+        return "x" in self.takes
+
+    @property
+    def is_of_experts(self) -> bool:
+        """Whether it multiplies each token with a part of a weight alone: those of the experts that it was sent to."""
+        return self.is_product and self.share is not None
+
+    @property
+    def is_lookup(self) -> bool:
+        """Whether it looks up rows of a weight, however that is stored."""
+        return "weight" in self.takes and not self.is_product
+
 
 # By overload, filled by llmc.ops.registry.op as the ops' files are imported.
 RECORDS: dict[OpOverload, OpRecord] = {}

@@ -13,6 +13,30 @@ def part_of(node: object) -> Part | None:
     return None if record is None else record.part
 
 
+def is_product(node: fx.Node) -> bool:
+    """Whether a node multiplies x with a weight, however both come to it."""
+    record = record_of(node)
+    return record is not None and record.is_product
+
+
+def is_of_experts(node: fx.Node) -> bool:
+    """Whether it multiplies each token with the weights of those experts alone that it was sent to."""
+    record = record_of(node)
+    return record is not None and record.is_of_experts
+
+
+def is_lookup(node: fx.Node) -> bool:
+    """Whether a node looks up rows of a weight, however that is stored."""
+    record = record_of(node)
+    return record is not None and record.is_lookup
+
+
+def takes_adapters(node: fx.Node) -> bool:
+    """Whether a product adds to its sums what adapters say."""
+    record = record_of(node)
+    return record is not None and record.is_product and "delta" in record.arguments
+
+
 def parts_before(node: fx.Node) -> dict[str, fx.Node]:
     """The parts before a product or lookup, by its argument; none before any other node."""
     record = record_of(node)

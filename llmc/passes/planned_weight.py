@@ -12,12 +12,11 @@ from llmc.errors import OptionError
 from llmc.formats.module_rules import LooksAtData, ModuleSchemes, Rule
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.product_parts import is_lookup, is_product
 from llmc.graph.weights import Stored, stored_names
 
 _llmc = torch.ops.llmc
-EXPERTS = _llmc.expert_linear.default
 _ABSORBED = _llmc.head_linear.default
-PRODUCTS = frozenset({_llmc.linear.default, _llmc.lm_head.default, EXPERTS})
 HEAD = "lm_head"
 S = TypeVar("S", bound=LooksAtData)
 
@@ -41,7 +40,7 @@ class PlannedWeight(Generic[S]):
     @property
     def products(self) -> tuple[fx.Node, ...]:
         """The readers that multiply."""
-        return tuple(node for node in self.readers if node.target in PRODUCTS)
+        return tuple(node for node in self.readers if is_product(node))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -66,7 +65,7 @@ def _planned(graph: ModelGraph, readers: Sequence[fx.Node], wanted: ModuleScheme
     weights = tuple(dict.fromkeys(call_arguments(node)["weight"] for node in readers))
     module, stored = module_names(graph, readers)
     rule = wanted.rule_for(module, stored)
-    multiplies = any(node.target in PRODUCTS for node in readers)
+    multiplies = any(map(is_product, readers))
     scheme = rule.scheme if rule is not None else wanted.default if multiplies else None
     tensor = next(iter(stored_names(graph.weights[weights[0].name])), weights[0].name)
     return PlannedWeight(module, tensor, weights, tuple(readers), scheme, rule is not None)
@@ -76,7 +75,7 @@ def readers_of_weights(graph: ModelGraph) -> tuple[tuple[fx.Node, ...], ...]:
     """The products and lookups of each weight that is not quantized, in order; tied placeholders count as one."""
     readers: dict[object, list[fx.Node]] = {}
     for node in graph.graph.nodes:
-        if node.target in PRODUCTS or node.target is _llmc.embedding.default:
+        if is_product(node) or is_lookup(node):
             weight = call_arguments(node)["weight"]
             if weight.name in graph.weights:
                 recipe = graph.weights[weight.name]

@@ -18,8 +18,8 @@ from llmc.runtime.speculation.config import SpeculativeConfig, parse_speculative
 if TYPE_CHECKING:
     from tempfile import TemporaryDirectory
 
+    from llmc.engine_format.engine_kinds import ExecutorName
     from llmc.runtime.engine import Engine
-    from llmc.runtime.executors.opening import ExecutorName
 
 
 def load(
@@ -61,7 +61,8 @@ def load(
     # Not before, because importing the runtime takes as long as comparing the weights does meanwhile.
     from llmc.runtime.engine import Engine
     from llmc.runtime.executors.absent import AbsentExecutor
-    from llmc.runtime.executors.opening import CacheRoom, open_or_explain
+    from llmc.runtime.executors.opening import open_or_explain
+    from llmc.runtime.executors.opening_request import CacheRoom
     from llmc.runtime.loop.step_loop import StepLoop
     from llmc.runtime.speculation.opening import plan_speculation
     from llmc.runtime.threads import thread_count

@@ -10,6 +10,7 @@ from benchmarks.gpu import llmc_model
 from benchmarks.gpu.workloads import Decode, Prefill
 from llmc.engine_format import EngineDirectory
 from llmc.runtime.executors.executor import Logits
+from llmc.runtime.executors.opening_request import OpeningRequest
 from llmc.runtime.executors.reference import ReferenceExecutor
 from llmc.runtime.loop.step import Step
 from tests.runtime.tiny_engine import write_tiny_engine
@@ -20,7 +21,6 @@ class CountingExecutor(ReferenceExecutor):
 
     def __init__(self, engine: EngineDirectory, blocks: int) -> None:
         super().__init__(engine, blocks)
-        self.blocks = blocks
         self.steps: list[tuple[int, int]] = []
 
     def step(self, step: Step) -> Logits:
@@ -31,11 +31,11 @@ class CountingExecutor(ReferenceExecutor):
 def test_decode_and_prefill_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[CountingExecutor] = []
 
-    def opened(engine: EngineDirectory, kv_cache_bytes: int | None) -> CountingExecutor:
-        made.append(CountingExecutor(engine, 20))
-        return made[-1]
+    def opened(request: OpeningRequest) -> tuple[CountingExecutor, int]:
+        made.append(CountingExecutor(request.directory, 20))
+        return made[-1], 20
 
-    monkeypatch.setattr(llmc_model, "open_cuda", opened)
+    monkeypatch.setattr(llmc_model, "open_engine", opened)
     monkeypatch.setattr(llmc_model, "ROUNDS", 2)
     monkeypatch.setattr(llmc_model, "DECODE_STEPS", 3)
     model = llmc_model.LlmcModel(write_tiny_engine(tmp_path / "e.llmc"))

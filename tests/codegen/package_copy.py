@@ -31,7 +31,8 @@ class Line:
 def copied_package(folder: Path, source: Path, files: Mapping[str, str], lines: Sequence[Line]) -> Path:
     """The copy, in a folder of its own. files: of `source`, and where they go in the package."""
     copy = folder / "llmc"
-    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    # With what Python has compiled of it, which goes by the files' times.
+    shutil.copytree(PACKAGE, copy)
     for name, place in files.items():
         shutil.copy(source / name, copy / place)
     for line in lines:

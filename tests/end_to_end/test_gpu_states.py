@@ -16,8 +16,8 @@ import torch
 import llmc
 from llmc import SamplingParams
 from llmc.architectures.tiny_config import tiny_architecture
+from llmc.engine_format.engine_kinds import ExecutorName
 from llmc.runtime.engine import Engine
-from llmc.runtime.executors.opening import ExecutorName
 from tests.end_to_end.test_states import built, tokens_of
 
 # Of each op, and of each rule and form of decay, one model alone, and a hybrid with attention.

@@ -42,6 +42,14 @@ def test_a_record_names_arguments_that_the_op_has(record: OpRecord) -> None:
     assert record.reference.__doc__
 
 
+@pytest.mark.parametrize("record", [each for each in ALL if each.takes], ids=lambda record: record.name)
+def test_products_and_lookups_call_their_arguments_as_kernels_and_passes_do(record: OpRecord) -> None:
+    assert record.is_product != record.is_lookup
+    assert {"x", "weight", "bias"} <= set(record.arguments) if record.is_product else "weight" in record.arguments
+    assert ("delta" in record.arguments) == ("adapters" in record.arguments)
+    assert ({"index", "experts"} <= set(record.arguments)) == record.is_of_experts
+
+
 @pytest.mark.parametrize("missing", ["fake", "stages", "flops"])
 def test_what_is_left_out_is_named(missing: str) -> None:
     given = {"fake": like("x"), "stages": WHEN_OPTIMIZED, "flops": per_element(1)}

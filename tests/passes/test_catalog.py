@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+import llmc
 from llmc.passes.catalog import docstring, passes_page
 from llmc.passes.pipeline import built_in
 from llmc.passes.rewrite import Pass
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "passes.md"
+PAGE = Path(llmc.__file__).parent.parent / "docs" / "passes.md"
 
 
 def test_the_page_is_current() -> None:

@@ -15,7 +15,7 @@ from llmc.codegen.cpp.lowering import Lowered, lower
 from llmc.codegen.cpp.pack import pack
 from llmc.codegen.cpp.pack_codes import pack_codes
 from llmc.codegen.cpp.pack_sparse import DENSE, pack_sparse, pack_sparse_codes
-from llmc.codegen.cpp.products import EXPERT_LINEAR, NO_SPARSE_EXPERTS
+from llmc.codegen.cpp.products import NO_SPARSE_EXPERTS
 from llmc.codegen.quantized_support import check_kernels
 from llmc.codegen.target_kind import check_adapters
 from llmc.engine_format.writer import EngineWriter
@@ -23,6 +23,7 @@ from llmc.errors import OptionError
 from llmc.files.storage_error import storage_error
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.product_parts import is_of_experts
 from llmc.options import BuildOptions
 from llmc.program import Layout, Program, WeightSlot
 from llmc.targets import CpuTarget
@@ -73,7 +74,7 @@ class CppKind:
         """Where no instruction puts elements into their places, and of experts."""
         if not self.target.has("avx512_vbmi2"):
             return f"{self.target.name} has no VBMI2 instructions, which put elements into their places"
-        if any(reader.target is EXPERT_LINEAR for reader in storage.users):
+        if any(map(is_of_experts, storage.users)):
             return NO_SPARSE_EXPERTS
         return None
 

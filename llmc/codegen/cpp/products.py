@@ -14,14 +14,12 @@ from llmc.codegen.cpp.kernel import DTYPES, Arguments, Kernel, no_more, refuse_d
 from llmc.codegen.cpp.panel import PANEL
 from llmc.codegen.cpp.storages import STORAGES
 from llmc.codegen.storage import storage_for, storage_of
-from llmc.graph.product_parts import unrounded_parts, x_of
+from llmc.graph.product_parts import is_of_experts, unrounded_parts, x_of
 from llmc.graph.refusal import Refusal
 from llmc.program import Layout
 from llmc.targets import CpuTarget
 
 _LM_HEAD = torch.ops.llmc.lm_head.default
-EXPERT_LINEAR = torch.ops.llmc.expert_linear.default
-_OF_SEVERAL_ROWS = frozenset({torch.ops.llmc.linear.default, _LM_HEAD, EXPERT_LINEAR})
 NO_SPARSE_EXPERTS = "no kernel finds one expert's rows among weights without their zeros"
 MOST_EXPERTS = 1024  # kMostExperts in kernels/experts.h
 # Of what is looked up: a table may hold ids, too.
@@ -136,10 +134,10 @@ def refusal(node: fx.Node, target: CpuTarget) -> Refusal | None:
     if result not in (dtype, torch.float32) or (result is not dtype and node.target is not _LM_HEAD):
         return Refusal(f"the result is {result} but x is {dtype}; kernels know one type for both", node)
     for name, tensor in {"ids": given["ids"]}.items() if is_lookup else {"x": x, "weight": given["weight"]}.items():
-        ranks = (1,) if is_lookup else (2, 3) if name == "x" and node.target in _OF_SEVERAL_ROWS else (2,)
+        ranks = (1,) if is_lookup else (2, 3) if name == "x" else (2,)
         if tensor.meta["val"].dim() not in ranks:
             return Refusal(f"{name} has shape {list(tensor.meta['val'].shape)}; the kernel takes rank {ranks}", node)
-    if node.target is EXPERT_LINEAR:
+    if is_of_experts(node):
         experts, rows = given["experts"], given["weight"].meta["val"].shape[0] // given["experts"]
         if rows % PANEL:
             return Refusal(f"an expert has {rows} rows; the kernel knows multiples of {PANEL}", node)

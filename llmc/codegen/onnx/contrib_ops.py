@@ -23,6 +23,7 @@ from llmc.program import Layout, WeightSlot
 CONTRIB = "com.microsoft"
 _LEAST_BLOCK = 16
 _BITS = {"int4": 4, "int8": 8}
+# What MatMulNBits computes, no more: other products stay functions of standard ops.
 _PRODUCTS = (torch.ops.llmc.linear.default, torch.ops.llmc.lm_head.default)
 _DEQUANTIZE = torch.ops.llmc.dequantize.default
 # That it does not round tokens to 8 bits.

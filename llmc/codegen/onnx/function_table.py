@@ -1,4 +1,7 @@
-"""Which ops have a function of standard ops, and why others have none. A test joins this with every op's record."""
+"""Which ops have a function of standard ops, and why some have none.
+
+An op that is in neither table is refused by its name where it is to be written: an op takes no line here.
+"""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType

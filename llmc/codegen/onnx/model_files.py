@@ -11,7 +11,8 @@ from llmc.codegen.onnx.contrib_ops import coded_products, packed_codes, packed_w
 from llmc.codegen.onnx.genai_model import CONFIG_NAME, genai_config, make_genai_model
 from llmc.codegen.onnx.graph_model import Place, graph_model, place_weights
 from llmc.codegen.onnx.weights import onnx_weights, stored_elements
-from llmc.engine_format.reader import MODEL_NAME, EngineDirectory
+from llmc.engine_format.engine_kinds import MODEL_NAME
+from llmc.engine_format.reader import EngineDirectory
 from llmc.engine_format.weight_file import header
 from llmc.errors import LoweringError
 from llmc.files.storage_error import storage_error

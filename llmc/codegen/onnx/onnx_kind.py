@@ -15,7 +15,8 @@ from llmc.codegen.onnx.model_files import serialized
 from llmc.codegen.onnx.weights import onnx_weights, stored_elements
 from llmc.codegen.reference import graph_program
 from llmc.codegen.target_kind import refuse_adapters, refuse_stages
-from llmc.engine_format.reader import MODEL_NAME, find_weights
+from llmc.engine_format.engine_kinds import MODEL_NAME
+from llmc.engine_format.reader import find_weights
 from llmc.engine_format.writer import EngineWriter
 from llmc.errors import LoweringError, OptionError
 from llmc.graph.model_graph import ModelGraph

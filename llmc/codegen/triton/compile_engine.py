@@ -12,7 +12,7 @@ from pathlib import Path
 
 from llmc.codegen.triton.compile import compile_program
 from llmc.engine_format import engine_files
-from llmc.engine_format.reader import PROGRAM_NAME
+from llmc.engine_format.engine_kinds import PROGRAM_NAME
 from llmc.errors import LlmcError
 from llmc.files.atomic_directory import AtomicDirectory
 from llmc.program.program_json import program_from_json, program_to_json

@@ -61,13 +61,15 @@ class KernelTemplate:
     """A kernel for an op. candidates: the ways to launch it for a node on a target, the predicted fastest first.
 
     supports: why the kernel cannot compute a node on the target, or None. in_place: a rows argument that may lie where
-    a result goes (its index); the kernel then reads each element only where, and before, it writes it.
+    a result goes (its index); the kernel then reads each element only where, and before, it writes it. normed: of a
+    product, the ops that yield weights (None: dense ones) whose kernels norm x on the way, or have it normed before.
     """
 
     op: Any
     supports: Callable[[fx.Node, GpuTarget], Refusal | None]
     candidates: Callable[[Call, GpuTarget], tuple[DeviceLaunch, ...]]
     in_place: tuple[tuple[str, int], ...] = ()
+    normed: frozenset[Any] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -13,28 +13,16 @@ Must have: the norm is the sum's only reader, and its rows are short enough for 
 Whether the product's kernel norms or a launch before it does is a choice of candidates (products/dense_ways.py).
 """
 
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any
-
 import torch
 from torch import fx
 
 from llmc.codegen.call import arguments_of
+from llmc.codegen.triton.kernel_table import KERNELS
 from llmc.codegen.triton.kernels.ranks.reduce_ways import LONGEST_NORMED_ROW
 from llmc.graph.product_parts import unrounded_parts, x_of
 from llmc.graph.refusal import Refusal
 
 _llmc = torch.ops.llmc
-# Products that may take in a norm, by the op that yields their weight; None for a dense one.
-_NORMED: Mapping[Any, tuple[Any, ...]] = MappingProxyType(
-    {
-        None: (_llmc.linear.default, _llmc.gated_linear.default),
-        _llmc.sparse_bitmask.default: (_llmc.linear.default, _llmc.gated_linear.default),
-        _llmc.dequantize.default: (_llmc.linear.default, _llmc.fused_linear.default, _llmc.gated_linear.default),
-        _llmc.sparse_codes.default: (_llmc.linear.default, _llmc.fused_linear.default, _llmc.gated_linear.default),
-    }
-)
 _NORMS = (
     _llmc.rms_norm.default,
     _llmc.add_rms_norm.default,
@@ -79,14 +67,15 @@ def _taken_sum(total: fx.Node) -> fx.Node | Refusal | None:
 def norm_before(product: fx.Node) -> fx.Node | Refusal | None:
     """The norm that a product takes in, or why it leaves the one before it; None if there is none to take in."""
     parts = unrounded_parts(product)
-    if product.target not in _NORMED.get(parts["weight"].target if "weight" in parts else None, ()):
+    template = KERNELS.get(product.target)
+    if template is None or (parts["weight"].target if "weight" in parts else None) not in template.normed:
         return None
     norm, arrived, weight = x_of(product), parts.get("x"), parts.get("weight")
     if norm.target is not _llmc.rms_norm.default:
         return None
     value: torch.Tensor = norm.meta["val"]
     read = (r for user in norm.users for r in (user.users if user is arrived else (user,)))
-    readers = dict.fromkeys(each for each in read if each is not arguments_of(product)["delta"])
+    readers = dict.fromkeys(each for each in read if each is not arguments_of(product).get("delta"))
     if len(readers) > 1:
         names = ", ".join(user.name for user in readers)
         return Refusal(f"its result has {len(readers)} readers: {names}", norm, users=tuple(readers))

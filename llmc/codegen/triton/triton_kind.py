@@ -17,7 +17,8 @@ from llmc.codegen.triton.compile import Workers, compile_program, processors, re
 from llmc.codegen.triton.device_lowered import DeviceLowered
 from llmc.codegen.triton.mask_rows import mask_rows
 from llmc.codegen.triton.memory_fit import check_memory, fitting_sequences
-from llmc.engine_format.reader import GRAPH_NAME, PROGRAMS
+from llmc.engine_format.engine_kinds import GRAPH_NAME
+from llmc.engine_format.reader import PROGRAMS
 from llmc.engine_format.writer import EngineWriter
 from llmc.errors import LoweringError
 from llmc.graph.model_graph import ModelGraph

@@ -21,7 +21,7 @@ from llmc.graph.call_arguments import call_arguments
 from llmc.graph.dtype_names import DTYPE_NAMES
 from llmc.graph.model_graph import Adaptable, ModelGraph
 from llmc.graph.op_record import Part
-from llmc.graph.product_parts import part_of, stored_rows
+from llmc.graph.product_parts import part_of, stored_rows, takes_adapters
 from llmc.graph.refusal import Refusal
 from llmc.graph.stage import Stage
 from llmc.graph.step_inputs import add_step_input, is_of_logit_rows
@@ -33,7 +33,6 @@ from llmc.program import ADAPTERS, ROW_ADAPTERS, AdapterPools
 from llmc.program.adapter_pools import MOST_PARTS, AdaptedModule, AdaptedProduct
 
 _llmc = torch.ops.llmc
-_PRODUCTS = frozenset({_llmc.linear.default, _llmc.fused_linear.default, _llmc.gated_linear.default})
 
 
 def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
@@ -68,7 +67,7 @@ insert_adapters = GraphPass(
 
 
 def _planned(graph: ModelGraph, node: fx.Node, options: BuildOptions, log: RewriteLog) -> AdaptedProduct | None:
-    if node.target not in _PRODUCTS:
+    if not takes_adapters(node):
         return None
     weight = call_arguments(node)["weight"]
     stored = next(iter(stored_rows(weight).values())) if part_of(weight) is Part.STORAGE else weight

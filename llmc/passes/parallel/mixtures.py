@@ -9,16 +9,17 @@ from torch import Tensor, fx
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.op_record import Part, record_of
+from llmc.graph.product_parts import is_of_experts
 from llmc.graph.refusal import Refusal
 
 _llmc = torch.ops.llmc
-# Nodes of llmc.expert_linear, in order.
+# Products of experts, in order.
 Mixture = tuple[fx.Node, ...]
 
 
 def mixtures(graph: ModelGraph) -> Iterator[tuple[fx.Node, Mixture]]:
     """Which experts tokens go to, and the products with these, in the order of the graph."""
-    products = [node for node in graph.graph.nodes if node.target is _llmc.expert_linear.default]
+    products = [node for node in graph.graph.nodes if is_of_experts(node)]
     for index, found in groupby(products, key=lambda node: call_arguments(node)["index"]):
         yield index, tuple(found)
 

@@ -5,8 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
-import torch
-
+from llmc.graph.product_parts import is_of_experts
 from llmc.ops.expert_linear import PANEL_ROWS
 from llmc.passes.parallel.propagate_placements import AxesClass, Scale
 
@@ -56,7 +55,7 @@ def in_panels(axes: AxesClass, split: Split) -> Split | None:
     all."""
     multiple = 1
     for (node, _), scale in axes.members.items():
-        if node.target is torch.ops.llmc.expert_linear.default:
+        if is_of_experts(node):
             multiple = math.lcm(multiple, scale.per * PANEL_ROWS // math.gcd(PANEL_ROWS, scale.unit * scale.runs))
     length = -(-split.length // multiple) * multiple
     return Split(split.spans, length) if length < axes.size else None

@@ -17,14 +17,14 @@ from llmc.formats.pruning import Kind
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.op_record import Part, record_of
+from llmc.graph.product_parts import is_of_experts, is_product
 from llmc.graph.refusal import Refusal
 from llmc.graph.render import op_name
 from llmc.graph.weights import stored_names
 from llmc.passes.parallel.propagate_placements import AxesClass, NodeAxis, Placements
 from llmc.passes.parallel.roles import Role, is_weight, roles
-from llmc.passes.planned_weight import EXPERTS
 
-_LINEAR = torch.ops.llmc.linear.default
+_HEAD = torch.ops.llmc.lm_head.default
 _ATTENTION = torch.ops.llmc.attention.default
 
 
@@ -97,7 +97,8 @@ def _reads(role: Role, each: AxesClass) -> bool:
 
 
 def _is_product(node: fx.Node) -> bool:
-    return node.target in (_LINEAR, EXPERTS)
+    """Whether it multiplies into anything but logits."""
+    return is_product(node) and node.target is not _HEAD
 
 
 def _is_looked_up(weight: fx.Node) -> bool:
@@ -120,7 +121,7 @@ def _refusal(each: AxesClass, members: list[Role]) -> Refusal | None:
         node, seen = role.node, f"{role.node.name} ({_call(role.node)})"
         if each in role.squares:
             return Refusal(f"{seen} divides by the mean square of all {each.size} channels", node)
-        if node.target is EXPERTS:
+        if is_of_experts(node):
             return Refusal(f"{seen} multiplies the channels of each token's own experts", node)
         if each in role.takes or any(axes is each for _, axes in role.gathers):
             return Refusal(f"{seen} needs all {each.size} elements of the axis at once", node)

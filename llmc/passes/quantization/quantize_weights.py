@@ -21,12 +21,13 @@ from llmc.formats.quantized_weight import QuantizedWeight
 from llmc.formats.schemes import Quantization, Scheme
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.product_parts import is_of_experts
 from llmc.graph.refusal import Refusal
 from llmc.graph.weights import evaluate
 from llmc.ops.token_codes import token_codes, token_values
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
-from llmc.passes.planned_weight import EXPERTS, why_not
+from llmc.passes.planned_weight import why_not
 from llmc.passes.quantization.calibration import calibration_sequences, sequences_and_apart
 from llmc.passes.quantization.column_sweep import InputSolvers
 from llmc.passes.quantization.gptq import gptq
@@ -152,7 +153,7 @@ class Quantizer:
             return round_to_nearest(weight, scheme), None
         is_sparse = any(each.module == planned.module for each in self._graph.sparse)
         kept = weight != 0 if is_sparse else None
-        if product.target is EXPERTS:
+        if is_of_experts(product):
             assert self._stream is not None, "methods that look at inputs are planned with calibration text only"
             return round_experts(weight, scheme, self._stream, product, kept)
         x = call_arguments(product)["x"]
@@ -205,7 +206,7 @@ class Quantizer:
     def _read(self, product: fx.Node, rows: int) -> Iterator[ExpertRows]:
         """What a product's weight, or each of its experts', is multiplied with."""
         assert self._stream is not None
-        if product.target is EXPERTS:
+        if is_of_experts(product):
             yield from expert_rows(self._stream, product, rows)
         else:
             yield ExpertRows(0, rows, self._stream.rows(call_arguments(product)["x"], _MEASURED_ROWS))

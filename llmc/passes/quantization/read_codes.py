@@ -17,13 +17,14 @@ from llmc.formats.quantized_weight import QuantizedWeight
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.gguf.source import RoundedAgain
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.product_parts import is_product
 from llmc.graph.quantized_checkpoint import StoredWeight
 from llmc.graph.refusal import Refusal
 from llmc.graph.stored_codes import UnpackedCodes
 from llmc.graph.weights import Constant, Stored, evaluate
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
-from llmc.passes.planned_weight import PRODUCTS, module_names, readers_of_weights
+from llmc.passes.planned_weight import module_names, readers_of_weights
 from llmc.passes.quantization.insert_codes import insert_recipes, insert_tokens, insert_weight
 from llmc.passes.quantization.round_weight import round_to_nearest, rounding_error
 from llmc.passes.quantization.rows_of_others import rows_of
@@ -41,7 +42,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
     inputs: dict[tuple[fx.Node, str, bytes], fx.Node] = {}
     for readers in readers_of_weights(graph):
         stored = stored_or_asked(source, graph, readers, options)
-        products = [reader for reader in readers if reader.target in PRODUCTS]
+        products = [reader for reader in readers if is_product(reader)]
         if isinstance(stored, str):
             for product in products:
                 log.refuse(Refusal(stored, product, is_asked=True))

@@ -18,11 +18,11 @@ from torch import Tensor, fx
 from llmc.formats.schemes import Scheme
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.product_parts import is_of_experts
 from llmc.graph.refusal import Refusal
 from llmc.graph.weights import Constant, Derived
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
-from llmc.passes.planned_weight import EXPERTS
 from llmc.passes.quantization.calibration import calibration_sequences
 from llmc.passes.quantization.channel_scales import Tie, awq_scales, smoothing_scales
 from llmc.passes.quantization.plan import Planned, plan
@@ -103,7 +103,7 @@ scale_channels = WeightPass(
 
 def _is_experts(planned: Planned) -> bool:
     """Whose inputs' channels are not scaled: AWQ fits scales to what each expert sees, and folds none."""
-    return any(product.target is EXPERTS for product in planned.products)
+    return any(map(is_of_experts, planned.products))
 
 
 def _groups(planned: list[Planned]) -> list[Group]:

@@ -16,10 +16,11 @@ from llmc.graph.call_arguments import call_arguments
 from llmc.graph.gguf.source import GgufSource, RoundedAgain
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.onnx.source import OnnxSource
+from llmc.graph.product_parts import is_product
 from llmc.graph.quantized_checkpoint import QuantizedSource, StoredWeight
 from llmc.graph.weights import Stored, stored_names
 from llmc.options import BuildOptions
-from llmc.passes.planned_weight import HEAD, PRODUCTS, module_names
+from llmc.passes.planned_weight import HEAD, module_names
 from llmc.passes.quantization.plan import head_scheme
 from llmc.passes.quantization.rows_of_others import rows_of, transposed_experts
 
@@ -76,7 +77,7 @@ def _as_asked(
     module, name = module_names(graph, readers)
     rule = quantization.rule_for(module, name)
     is_none = NOT_QUANTIZED in options.quantize
-    multiplies = any(node.target in PRODUCTS for node in readers)
+    multiplies = any(map(is_product, readers))
     if rule is None and not is_none and not (quantization.is_for_all and multiplies):
         return stored
     scheme = quantization.default if rule is None else rule.scheme

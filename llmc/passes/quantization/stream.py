@@ -15,8 +15,8 @@ from torch import Tensor, fx
 
 from llmc.errors import PassError
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.product_parts import is_product
 from llmc.graph.weights import WeightSource, evaluate
-from llmc.passes.planned_weight import PRODUCTS
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Stream:
         if node in self._values or self._is_constant(node):
             return
         shared = {n: self._constant_value(n) for n in node.all_input_nodes if self._is_constant(n)}
-        if node.target in PRODUCTS:
+        if is_product(node):
             # They multiply in fp32: convert the weight once, not for each sequence.
             shared = {n: value.float() for n, value in shared.items()}
         inputs = {n: self._value(n) for n in node.all_input_nodes if n not in shared}

@@ -43,16 +43,8 @@ _ALONG_AN_AXIS = frozenset(
         torch.ops.aten.amax.default,
     }
 )
-# Where the selection is meant to end: what mixes tokens or makes rows, and the views that join attention's heads.
-_ENDS = frozenset(
-    {
-        torch.ops.llmc.attention.default,
-        torch.ops.llmc.paged_attention.default,
-        torch.ops.llmc.embedding.default,
-        torch.ops.aten.view.default,
-        torch.ops.aten.reshape.default,
-    }
-)
+# The views that join attention's heads.
+_VIEWS = frozenset({torch.ops.aten.view.default, torch.ops.aten.reshape.default})
 
 
 def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
@@ -114,7 +106,7 @@ def _logit_rows(graph: ModelGraph) -> fx.Node:
 def _move_above(graph: ModelGraph, producer: fx.Node, selections: dict[fx.Node, fx.Node], log: RewriteLog) -> bool:
     """Move the selection of one producer's result above it, if that is allowed."""
     op = producer.all_input_nodes[0] if producer.target is getitem else producer
-    if op.op != "call_function" or op.target in _ENDS:
+    if op.op != "call_function" or _is_end(op):
         return False
     results = (op,) if op is producer else tuple(result for result in op.users if result.users)
     refusal = _refusal(graph, op) or _other_user(results, selections)
@@ -180,11 +172,17 @@ def _unselectable(graph: ModelGraph, operand: fx.Node, reader: fx.Node) -> Refus
         return None
     op = operand.all_input_nodes[0] if operand.target is getitem else operand
     results = (op,) if op is operand else tuple(op.users)
-    stays = op.op != "call_function" or op.target in _ENDS or any(set(r.users) != {reader} for r in results)
+    stays = op.op != "call_function" or _is_end(op) or any(set(r.users) != {reader} for r in results)
     if not stays and _refusal(graph, op) is None:
         return None
     reason = f"operand {operand.name} is {render_type(operand)}, of which rows cannot be selected"
     return Refusal(reason, reader)
+
+
+def _is_end(node: fx.Node) -> bool:
+    """Whether the selection is meant to end there: at what mixes tokens or makes rows, and right behind attention."""
+    record = record_of(node)
+    return node.target in _VIEWS or (record is not None and not record.rows)
 
 
 def _keeps_rows(node: fx.Node) -> bool:

@@ -15,13 +15,14 @@ from llmc.graph.call_arguments import call_arguments
 from llmc.graph.config_source import ConfigSource
 from llmc.graph.gguf.source import GgufSource
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.product_parts import is_product
 from llmc.graph.quantized_checkpoint import QuantizedSource
 from llmc.graph.refusal import Refusal
 from llmc.graph.weights import WeightSource, evaluate, stored_names
 from llmc.ops.sparse_weight import is_stored
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
-from llmc.passes.planned_weight import PRODUCTS, module_names, readers_of_weights
+from llmc.passes.planned_weight import module_names, readers_of_weights
 from llmc.passes.rewrite import Numerics, WeightPass
 from llmc.passes.rewrite_log import RewriteLog
 
@@ -40,7 +41,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
         module, _ = module_names(graph, readers)
         node = call_arguments(readers[0])["weight"]
         names = stored_names(graph.weights[node.name])
-        products = [reader for reader in readers if reader.target in PRODUCTS]
+        products = [reader for reader in readers if is_product(reader)]
         if module in known or len(names) != 1 or not products:
             continue
         some = _some_rows(data.source.load(names[0]))

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.engine_format import EngineDirectory
+from llmc.engine_format.reader import check_target
 from llmc.engine_format.weight_check import WeightCheck
 from llmc.errors import EngineFormatError
 from llmc.program import CHOICE_INPUTS, SideOutput, StepOutput
@@ -17,6 +18,7 @@ from llmc.program.program_interface import check_interface, interface_text
 from llmc.runtime.adapters.adapter_memory import AdapterMemory
 from llmc.runtime.adapters.placed_adapter import PlacedAdapter
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits, SideArray
+from llmc.runtime.executors.opening_request import OpeningRequest
 from llmc.runtime.executors.side_outputs import SideOutputs
 from llmc.runtime.executors.slot_views import move_slots, slot_views
 from llmc.runtime.loop.step import Ints, Step
@@ -24,6 +26,14 @@ from llmc.runtime.memory import Bytes, zeros
 from llmc.runtime.sampling.row_choice import RowChoices
 
 ENGINE_ABI = 4
+
+
+def open_engine(request: OpeningRequest) -> "tuple[CppExecutor, int]":
+    """Raises TargetError where this machine lacks instructions."""
+    directory = request.directory
+    check_target(directory.path, directory.manifest.target)
+    blocks, snapshots = request.in_host_memory()
+    return open_cpp(directory, blocks, request.threads, request.check, snapshots), blocks
 
 
 def open_cpp(

@@ -19,7 +19,7 @@ from llmc.engine_format import EngineDirectory
 from llmc.engine_format.weight_file import StoredTensor, runs_of_tensors
 from llmc.errors import TargetError
 from llmc.graph.dtype_names import TORCH_DTYPES
-from llmc.program import CHOICE_OUTPUTS, Launch, Limits, Program, StepOutput, library_functions
+from llmc.program import CHOICE_OUTPUTS, Launch, Limits, StepOutput, library_functions
 from llmc.runtime.adapters.placed_adapter import PlacedAdapter
 from llmc.runtime.device.adapter_tensors import adapter_tensors, with_adapters
 from llmc.runtime.device.arguments import PackedArguments, argument_values, extra_pointers, scratch_bytes
@@ -32,6 +32,7 @@ from llmc.runtime.device.memory import DeviceMemory, memory_of_blocks, out_of_me
 from llmc.runtime.device.program import ARENA, RANKS, PlannedCall, Pointer, calls_of_step, plan_calls
 from llmc.runtime.executors.cuda_driver import LoadedKernel, load_kernel
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits, SideArray
+from llmc.runtime.executors.opening_request import OpeningRequest
 from llmc.runtime.executors.side_outputs import SideOutputs
 from llmc.runtime.executors.slot_views import move_slots, slot_views
 from llmc.runtime.executors.state_memory import copy_slot
@@ -55,21 +56,13 @@ _STAGING_BYTES = 64 << 20
 _ROW_ALIGNMENT = 16
 
 
-def open_cuda(
-    engine: EngineDirectory,
-    kv_cache_bytes: int | None,
-    kv_memory: float | None = None,
-    state_cache_bytes: int | None = None,
-    *,
-    beside: Sequence[Program] = (),
-    blocks: int | None = None,
-) -> CudaExecutor | RankedDeviceExecutor:
-    """The engine on torch's current device, one of several ranks on as many. Raises TargetError, ToolchainError,
-    OptionError or RankError if it cannot run.
+def open_engine(request: OpeningRequest) -> tuple[CudaExecutor | RankedDeviceExecutor, int]:
+    """The engine on torch's current device, one of several ranks on as many. Where no blocks are given, with what fits.
 
-    state_cache_bytes: of snapshots of states; None as in snapshot_count. beside: of engines that will be opened there
-    with as many blocks. blocks: of the cache, instead of what fits.
+    Raises TargetError, ToolchainError, OptionError or RankError if it cannot run.
     """
+    request.wait_for_weights()
+    engine, (kv_cache_bytes, kv_memory, state_cache_bytes) = request.directory, request.room
     device = open_device(engine.path)
     ranks = engine.program.ranks
     check_device_count(engine.path, ranks)
@@ -77,17 +70,17 @@ def open_cuda(
     free, _ = torch.cuda.mem_get_info(device.index)
     if kv_memory is not None:
         kv_cache_bytes = share_bytes(free, kv_memory, kv_cache_bytes)
-    if blocks is None:
-        memory = plan_device_memory(binaries.program, free, kv_cache_bytes, beside, state_cache_bytes)
+    if request.blocks is None:
+        memory = plan_device_memory(binaries.program, free, kv_cache_bytes, request.beside, state_cache_bytes)
     else:
-        memory = memory_of_blocks(binaries.program, blocks)
+        memory = memory_of_blocks(binaries.program, request.blocks)
     own = CudaExecutor(engine, device, binaries, memory)
     if ranks == 1:
-        return own
+        return own, memory.blocks
     from llmc.runtime.ranks.device_ranks import RankedDeviceExecutor
     from llmc.runtime.ranks.gpu_place import meet_gpus
 
-    return RankedDeviceExecutor(engine, own, memory.blocks, meet_gpus, _FLAGS_BYTES)
+    return RankedDeviceExecutor(engine, own, memory.blocks, meet_gpus, _FLAGS_BYTES), memory.blocks
 
 
 def open_cuda_rank(engine: EngineDirectory, rank: int, blocks: int) -> CudaExecutor:

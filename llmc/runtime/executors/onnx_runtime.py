@@ -18,17 +18,34 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.engine_format import EngineDirectory
-from llmc.engine_format.reader import MODEL_NAME
+from llmc.engine_format.engine_kinds import MODEL_NAME
 from llmc.errors import EngineFormatError, TargetError
 from llmc.files.typed_json import REBUILD
 from llmc.program import LOGITS, WRITTEN, Program, RowCount
 from llmc.runtime.executors.executor import Logits, SideArray
+from llmc.runtime.executors.opening_request import OpeningRequest
 from llmc.runtime.executors.reference_tiles import TILE, tiles_of
 from llmc.runtime.executors.slot_views import move_slots, slot_views
 from llmc.runtime.executors.step_parts import parts_of
 from llmc.runtime.loop.step import Ints, Step, input_names
 
 _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+
+
+def open_engine(request: OpeningRequest) -> "tuple[OnnxRuntimeExecutor, int]":
+    """By its kernels for CPUs."""
+    return _opened(request, on_device=False)
+
+
+def open_on_device(request: OpeningRequest) -> "tuple[OnnxRuntimeExecutor, int]":
+    """By the CUDA provider."""
+    return _opened(request, on_device=True)
+
+
+def _opened(request: OpeningRequest, *, on_device: bool) -> "tuple[OnnxRuntimeExecutor, int]":
+    request.wait_for_weights()
+    blocks, _ = request.in_host_memory()
+    return OnnxRuntimeExecutor(request.directory, blocks, request.threads, on_device=on_device), blocks
 
 
 class OnnxRuntimeExecutor:

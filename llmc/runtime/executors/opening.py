@@ -1,30 +1,17 @@
 """Which executor runs an engine: what it was built for, or what was asked for by name."""
 
+import importlib
 import os
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, get_args
 
 from llmc.engine_format import EngineDirectory
-from llmc.engine_format.reader import GRAPH_NAME, MODEL_NAME, REFERENCE_TARGET, check_target
+from llmc.engine_format.engine_kinds import EXECUTOR_NAMES, ExecutorName, Runner, kind_of_engine
 from llmc.engine_format.weight_check import WeightCheck
 from llmc.errors import OptionError, TargetError
 from llmc.program import Program
 from llmc.runtime.executors.absent import AbsentExecutor
 from llmc.runtime.executors.executor import Executor
-from llmc.runtime.kv_capacity import block_count
-from llmc.runtime.memory import available_bytes
-from llmc.runtime.prefix_cache.snapshot_capacity import snapshot_count
-
-ExecutorName = Literal["cpp", "cuda", "onnxruntime", "onnxruntime_cuda", "reference", "triton_interpreter"]
-EXECUTOR_NAMES: tuple[ExecutorName, ...] = get_args(ExecutorName)
-
-
-class CacheRoom(NamedTuple):
-    """What llmc.load is asked to give the caches; None for the default."""
-
-    kv_cache_bytes: int | None
-    kv_memory: float | None
-    state_cache_bytes: int | None
+from llmc.runtime.executors.opening_request import CacheRoom, OpeningRequest
 
 
 def open_or_explain(
@@ -59,32 +46,18 @@ def open_executor(
     beside: Sequence[Program] = (),
     state_cache_bytes: int | None = 0,
 ) -> tuple[Executor, int]:
-    """The executor, and how many blocks its KV cache has. name: None for what the engine was built for. check: of the
-    weights, under way; the executor gives nothing away before it has ended well. beside: of engines that will be
-    opened with as many blocks. state_cache_bytes: of snapshots of states; None as in snapshot_count.
+    """The executor, and how many blocks its KV cache has. name: None for what the engine was built for. check, beside:
+    as of OpeningRequest. state_cache_bytes: of snapshots of states; None as in snapshot_count.
 
     Raises TargetError if this machine has not what it needs, OptionError for a name that the engine is not made for.
     """
-    chosen = chosen_executor(directory, name)
-    if chosen == "cuda":
-        from llmc.runtime.executors.cuda import open_cuda
-
-        if check is not None:
-            check.wait()
-        executor = open_cuda(directory, kv_cache_bytes, kv_memory, state_cache_bytes, beside=beside)
-        return executor, executor.blocks
-    if chosen == "cpp":
-        check_target(directory.path, directory.manifest.target)
-    snapshots = snapshot_count(directory.program, state_cache_bytes, available_bytes())
-    blocks = block_count(directory.whole_program, kv_cache_bytes, kv_memory, beside, snapshots)
-    return _opened(directory, blocks, threads, chosen, check, snapshots), blocks
+    room = CacheRoom(kv_cache_bytes, kv_memory, state_cache_bytes)
+    return _opened(_runner(directory, name), OpeningRequest(directory, threads, room, check, beside))
 
 
 def chosen_executor(directory: EngineDirectory, name: ExecutorName | None) -> ExecutorName:
     """The one of that name, or what the engine was built for. Raises OptionError for a name that it is not made for."""
-    chosen = _default(directory) if name is None else check_executor_name(name)
-    _check_name(directory, chosen)
-    return chosen
+    return _runner(directory, name).name
 
 
 def open_second(
@@ -92,41 +65,17 @@ def open_second(
 ) -> Executor:
     """The executor of an engine that runs beside another, with so many blocks in each group of caches. name: of the
     other's; its own is what it was built for where it cannot be run so. Raises TargetError."""
-    chosen, directory = name if name in _runners(directory) else _default(directory), directory.with_one_table()
-    if chosen == "cpp":
-        check_target(directory.path, directory.manifest.target)
-    return _opened(directory, blocks, threads, chosen, check)
+    can_run = {runner.name for runner in _runners(directory)}
+    runner = _runner(directory, name if name in can_run else None)
+    room = CacheRoom(None, None, None)
+    return _opened(runner, OpeningRequest(directory.with_one_table(), threads, room, check, blocks=blocks))[0]
 
 
-def _opened(
-    directory: EngineDirectory,
-    blocks: int,
-    threads: int,
-    chosen: ExecutorName,
-    check: WeightCheck | None,
-    snapshots: int = 0,
-) -> Executor:
-    if chosen == "cpp":
-        from llmc.runtime.executors.cpp import open_cpp
-
-        return open_cpp(directory, blocks, threads, check, snapshots)
-    if check is not None:
-        check.wait()  # These copy the weights first, which takes longer.
-    if chosen == "cuda":
-        from llmc.runtime.executors.cuda import open_cuda
-
-        return open_cuda(directory, None, blocks=blocks)
-    if chosen in ("onnxruntime", "onnxruntime_cuda"):
-        from llmc.runtime.executors.onnx_runtime import OnnxRuntimeExecutor
-
-        return OnnxRuntimeExecutor(directory, blocks, threads, on_device=chosen == "onnxruntime_cuda")
-    if chosen == "triton_interpreter":
-        from llmc.runtime.executors.triton_interpreter import interpret_engine
-
-        return interpret_engine(directory, blocks, snapshots)
-    from llmc.runtime.executors.reference import ReferenceExecutor
-
-    return ReferenceExecutor(directory, blocks, snapshots)
+def _opened(runner: Runner, request: OpeningRequest) -> tuple[Executor, int]:
+    """By the executor's own file, which is imported only now: that of GPUs needs torch's part for them."""
+    module, function = runner.opens
+    opened: tuple[Executor, int] = getattr(importlib.import_module(module), function)(request)
+    return opened
 
 
 def check_executor_name(name: object) -> ExecutorName:
@@ -139,33 +88,27 @@ def check_executor_name(name: object) -> ExecutorName:
     )
 
 
-def _default(directory: EngineDirectory) -> ExecutorName:
-    if directory.program.kernels:
-        return "triton_interpreter" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
-    if MODEL_NAME in directory.manifest.files:
-        return "onnxruntime"
-    return "reference" if directory.manifest.target.name == REFERENCE_TARGET else "cpp"
+def _runners(directory: EngineDirectory) -> list[Runner]:
+    """Those that can run the engine, the one that runs it unasked first."""
+    runners = kind_of_engine(directory.manifest.target.name).runners
+    can_run = [each for each in runners if each.needs is None or each.needs in directory.manifest.files]
+    return sorted(can_run, key=lambda each: each.asked_by is None or os.environ.get(each.asked_by) != "1")
 
 
-def _runners(directory: EngineDirectory) -> list[str]:
-    can_run: list[str] = ["cuda", "triton_interpreter"] if directory.program.kernels else []
-    if MODEL_NAME in directory.manifest.files:
-        return ["onnxruntime", "onnxruntime_cuda"]
-    if GRAPH_NAME in directory.manifest.files:
-        can_run.append("reference")
-    elif not can_run:
-        can_run.append("cpp")
-    return can_run
-
-
-def _check_name(directory: EngineDirectory, name: str) -> None:
+def _runner(directory: EngineDirectory, name: ExecutorName | None) -> Runner:
     can_run = _runners(directory)
-    if name in can_run:
-        return
+    if name is None:
+        return can_run[0]
+    check_executor_name(name)
+    for runner in can_run:
+        if runner.name == name:
+            return runner
+    # In the table's order, whatever the environment asks for.
+    known = [each.name for each in kind_of_engine(directory.manifest.target.name).runners if each in can_run]
     raise OptionError(
-        f"an engine for {directory.manifest.target.name} is run by {' or '.join(can_run)}, not by {name!r}",
+        f"an engine for {directory.manifest.target.name} is run by {' or '.join(known)}, not by {name!r}",
         at=f"executor={name!r}",
-        fix=f"name one of {', '.join(can_run)}",
+        fix=f"name one of {', '.join(known)}",
     )
 
 
@@ -174,6 +117,7 @@ def _explained(error: TargetError, directory: EngineDirectory, is_temporary: boo
     fixes = [error.fix] if error.fix else []
     if is_temporary:
         fixes.insert(0, f"keep the engine: engine.save({f'{directory.manifest.model.name}.llmc'!r})")
-    if directory.program.kernels and GRAPH_NAME in directory.manifest.files:
+    unasked, *others = (runner.name for runner in _runners(directory))
+    if unasked != "reference" and "reference" in others:
         fixes.append('here it runs slowly, in torch, by executor="reference" (llmc run ENGINE --executor reference)')
     return TargetError(error.problem, at=error.at, fix="; ".join(fixes))

@@ -15,7 +15,8 @@ from torch import Tensor
 
 import llmc.ops  # noqa: F401  (registers the ops that the graph calls)
 from llmc.engine_format import EngineDirectory
-from llmc.engine_format.reader import GRAPH_NAME, of_rank
+from llmc.engine_format.engine_kinds import GRAPH_NAME
+from llmc.engine_format.reader import of_rank
 from llmc.errors import EngineFormatError
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.graph.interpreter import GraphInterpreter
@@ -24,10 +25,18 @@ from llmc.graph.serialize import deserialize_graph, read_memory_text, read_weigh
 from llmc.program import Program, RowCount
 from llmc.program.program_interface import check_interface, memory_text
 from llmc.runtime.executors.executor import Logits, SideArray
+from llmc.runtime.executors.opening_request import OpeningRequest
 from llmc.runtime.executors.reference_tiles import Tile, texts_of, tiles_of
 from llmc.runtime.executors.slot_views import move_slots, slot_views
 from llmc.runtime.executors.stored_weights import graph_weights
 from llmc.runtime.loop.step import Ints, Step, input_names
+
+
+def open_engine(request: OpeningRequest) -> "tuple[ReferenceExecutor, int]":
+    """In this machine's memory."""
+    request.wait_for_weights()
+    blocks, snapshots = request.in_host_memory()
+    return ReferenceExecutor(request.directory, blocks, snapshots), blocks
 
 
 class ReferenceExecutor:

@@ -29,6 +29,7 @@ from llmc.runtime.device.adapter_tensors import adapter_tensors, with_adapters
 from llmc.runtime.device.library_only import library_only
 from llmc.runtime.device.program import ARENA, RANKS, PlannedCall, Pointer, plan_calls
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits, SideArray
+from llmc.runtime.executors.opening_request import OpeningRequest
 from llmc.runtime.executors.side_outputs import SideOutputs
 from llmc.runtime.executors.slot_views import move_slots, slot_views
 from llmc.runtime.executors.state_memory import copy_slot
@@ -38,6 +39,13 @@ from llmc.runtime.sampling.row_choice import RowChoices
 if TYPE_CHECKING:
     from llmc.runtime.ranks.device_place import DevicePlace
     from llmc.runtime.ranks.device_ranks import RankedDeviceExecutor
+
+
+def open_engine(request: OpeningRequest) -> tuple[TritonInterpreterExecutor | RankedDeviceExecutor, int]:
+    """In this machine's memory."""
+    request.wait_for_weights()
+    blocks, snapshots = request.in_host_memory()
+    return interpret_engine(request.directory, blocks, snapshots), blocks
 
 
 def interpret_engine(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from llmc.errors import RankError
 
 if TYPE_CHECKING:
-    from llmc.runtime.executors.opening import ExecutorName
+    from llmc.engine_format.engine_kinds import ExecutorName
 
 _BY_LLMC = "unset RANK and WORLD_SIZE to have llmc start the ranks of this machine by itself"
 

@@ -6,13 +6,14 @@ from itertools import pairwise
 import numpy as np
 
 from llmc.engine_format import EngineDirectory
+from llmc.engine_format.engine_kinds import ExecutorName
 from llmc.engine_format.reader import DRAFT, DRAFT_IDS_NAME, read_engine, start_engine
 from llmc.engine_format.weight_check import WeightCheck
 from llmc.errors import EngineFormatError, OptionError
 from llmc.files.typed_json import REBUILD
 from llmc.program import HIDDEN, Program
 from llmc.runtime.executors.executor import Executor
-from llmc.runtime.executors.opening import ExecutorName, open_second
+from llmc.runtime.executors.opening import open_second
 from llmc.runtime.speculation.config_values import OPTION
 from llmc.runtime.speculation.draft_vocabulary import TokenIds, in_vocabulary
 

@@ -7,11 +7,12 @@ from functools import partial
 from pathlib import Path
 
 from llmc.engine_format import EngineDirectory
+from llmc.engine_format.engine_kinds import ExecutorName
 from llmc.errors import LoadWarning, OptionError
 from llmc.prediction.step_prior import step_prior
 from llmc.program import Limits, Program
 from llmc.program.step_outputs import DRAFT_IDS
-from llmc.runtime.executors.opening import ExecutorName, open_second
+from llmc.runtime.executors.opening import open_second
 from llmc.runtime.ranks.launch import refuse_launched
 from llmc.runtime.speculation.acceptance import Acceptance, Rejection, Typical
 from llmc.runtime.speculation.acceptance_config import AcceptanceConfig, AcceptanceMethod

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+import llmc
 from llmc.debug.prove.verdict import Outcome, prove
 from llmc.passes.pipeline import built_in
 from llmc.passes.rewrite import Pass, Rewrite
 
-PAGE = Path(__file__).parent.parent.parent.parent / "docs" / "passes.md"
+PAGE = Path(llmc.__file__).parent.parent / "docs" / "passes.md"
 
 
 @pytest.mark.parametrize("each", built_in(), ids=lambda each: each.name)

@@ -69,6 +69,23 @@ def test_refuses_an_op_that_is_not_known_to_keep_rows_apart() -> None:
     assert _refusal(graph, source) == "aten.cat.default is not known to keep rows apart"
 
 
+@pytest.mark.parametrize("op", ["causal_conv", "linear_recurrence", "pool"])
+def test_what_mixes_tokens_is_meant_to_end_it(op: str) -> None:
+    b = GraphBuilder()
+    h = b.embedded()
+    given = {
+        "causal_conv": b.weight("conv", 3, 8),
+        "linear_recurrence": b.call(aten.sigmoid.default, h),
+        "pool": "mean",
+    }
+    mixed = b.call(getattr(torch.ops.llmc, op).default, h, given[op])
+    graph, _ = b.finish(b.linear(mixed, "down", 8))
+    result = _served(graph)
+    assert result.records[1].refusals == ()
+    (selection,) = result.graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.select_rows.default)
+    assert selection.args[0].target is mixed.target
+
+
 def test_refuses_an_op_along_the_tokens() -> None:
     b = GraphBuilder()
     graph, source = b.finish(b.call(aten.slice.Tensor, b.embedded(), 0, 0, 9223372036854775807))

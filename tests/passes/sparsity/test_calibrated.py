@@ -11,10 +11,10 @@ from torch import Tensor
 from llmc.errors import OptionError
 from llmc.formats.sparsity import SparseScheme, parse_sparse_scheme
 from llmc.graph.call_arguments import call_arguments
+from llmc.graph.product_parts import is_product
 from llmc.graph.weights import evaluate
 from llmc.options import parse_options
 from llmc.passes.model_data import ModelData
-from llmc.passes.planned_weight import PRODUCTS
 from llmc.passes.quantization.calibration import calibration_sequences
 from llmc.passes.quantization.column_sweep import gram, prepare
 from llmc.passes.quantization.stream import Stream
@@ -100,7 +100,7 @@ def test_the_pass_looks_at_inputs_that_sparse_weights_before_made(form: str, tmp
     for method in ("wanda", "sparsegpt"):
         found, scheme = sparse_canonical(f"{method}:{form}", **options).graph, _scheme(f"{method}:{form}")
         stream = Stream(found, captured_llama().source, sequences)
-        products = [n for n in found.graph.nodes if n.target in PRODUCTS][:-1]
+        products = [n for n in found.graph.nodes if is_product(n)][:-1]
         for node in stream.stops(products):
             x, name = stream.rows(call_arguments(node)["x"]).float(), call_arguments(node)["weight"].name
             before = evaluate(captured_llama().graph.weights[name], captured_llama().source)

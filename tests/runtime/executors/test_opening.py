@@ -6,8 +6,9 @@ from typing import get_args
 
 import pytest
 
+from llmc.engine_format.engine_kinds import EXECUTOR_NAMES, ExecutorName
 from llmc.errors import OptionError
-from llmc.runtime.executors.opening import EXECUTOR_NAMES, ExecutorName, check_executor_name
+from llmc.runtime.executors.opening import check_executor_name
 
 
 def test_names_are_those_of_executors() -> None:

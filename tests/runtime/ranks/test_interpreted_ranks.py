@@ -14,8 +14,8 @@ import pytest
 
 from llmc.compiler import build
 from llmc.engine_format import read_engine
+from llmc.engine_format.engine_kinds import ExecutorName
 from llmc.errors import RankError
-from llmc.runtime.executors.opening import ExecutorName
 from llmc.runtime.loading import load
 from llmc.runtime.sampling.sampling_params import SamplingParams
 from tests.tiny_models import tiny_checkpoint, tiny_tokens

@@ -36,19 +36,31 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
     return found or storage.refusal(node, target)
 
 
-def _template(op: Any, epilogue: Callable[[Call], Epilogue]) -> KernelTemplate:
+# Storages of which kernels norm x where they round it.
+OF_CODES = frozenset({_llmc.dequantize.default, _llmc.sparse_codes.default})
+OF_ALL = OF_CODES | {None, _llmc.sparse_bitmask.default}
+
+
+def product_template(op: Any, epilogue: Callable[[Call], Epilogue], normed: frozenset[Any]) -> KernelTemplate:
+    """The kernels of a product of matrices, whatever stores its weight. normed: as of KernelTemplate."""
+
     def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
         product = storage_of(STORAGES, call).product(call, epilogue(call))
         return product_launches(product, target)
 
-    return KernelTemplate(op, supports, candidates)
+    return KernelTemplate(op, supports, candidates, normed=normed)
 
 
 def _fused(call: Call) -> Epilogue:
     return Epilogue(call.plain("activation"), call.plain("scale"), call.rows("residual"))
 
 
-linear = _template(_llmc.linear.default, lambda call: Epilogue())
-fused_linear = _template(_llmc.fused_linear.default, _fused)
-gated_linear = _template(_llmc.gated_linear.default, lambda call: Epilogue(call.plain("activation"), gated=True))
-lm_head = _template(_llmc.lm_head.default, lambda call: Epilogue(in_fp32=True))
+def _gated(call: Call) -> Epilogue:
+    return Epilogue(call.plain("activation"), gated=True)
+
+
+linear = product_template(_llmc.linear.default, lambda call: Epilogue(), OF_ALL)
+fused_linear = product_template(_llmc.fused_linear.default, _fused, OF_CODES)
+gated_linear = product_template(_llmc.gated_linear.default, _gated, OF_ALL)
+# Its rows are those of logits, and the room for a normed x is that of tokens.
+lm_head = product_template(_llmc.lm_head.default, lambda call: Epilogue(in_fp32=True), frozenset())

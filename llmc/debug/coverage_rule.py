@@ -1,0 +1,75 @@
+"""How one kind of operation is recognised in a graph: once the pipeline has done with it, and while it is left over."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from torch import fx
+from torch._ops import OpOverload
+
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.op_record import OpRecord, record_of
+from llmc.graph.stage import Stage
+from llmc.options import BuildOptions
+
+CANONICAL_STAGES = frozenset({Stage.CAPTURED, Stage.CANONICAL})
+SERVING_STAGES = frozenset({Stage.SERVING, Stage.OPTIMIZED})
+# Some of the llmc:: ops, by what their records say.
+Ops = Callable[[OpRecord], bool]
+Finder = Callable[[ModelGraph], list[fx.Node]]
+
+# A norm or an attention that is written out is no wider than this many ops.
+_NEIGHBOURHOOD = 8
+
+
+def named(*overloads: OpOverload) -> Ops:
+    """These ops and no others."""
+    return lambda record: record.overload in overloads
+
+
+@dataclass(frozen=True)
+class CoverageRule:
+    """what, verb: as in "6 of 6 attentions paged". done: the ops that show one each, or where not each call of them is
+    one, in `count` how many a graph has. left: what shows one each that is not done: ops, or nodes of a graph.
+
+    passes: whose refusals explain what is left. stages: of the graphs that it is read off; the last one counts.
+    reach: how many uses a refusal's node may be away from what it explains. is_wanted: whether the rule is about a
+    graph at all.
+    """
+
+    what: str
+    verb: str
+    passes: tuple[str, ...]
+    stages: frozenset[Stage]
+    done: Ops
+    left_ops: Ops = lambda record: False
+    left_nodes: Finder = lambda graph: []
+    count: Callable[[ModelGraph], int] | None = None
+    reach: int = _NEIGHBOURHOOD
+    is_wanted: Callable[[ModelGraph, BuildOptions], bool] = lambda graph, options: True
+
+    def is_about(self, record: OpRecord) -> bool:
+        """Whether calls of an op count, as done or as left."""
+        return self.done(record) or self.left_ops(record)
+
+    def number_done(self, graph: ModelGraph) -> int:
+        """How many a graph has."""
+        return self.count(graph) if self.count is not None else len(calls_of(graph, self.done))
+
+    def left(self, graph: ModelGraph) -> list[fx.Node]:
+        """The nodes of a graph that are not done, each standing for one."""
+        return [*calls_of(graph, self.left_ops), *self.left_nodes(graph)]
+
+
+def calls(graph: ModelGraph) -> Iterable[fx.Node]:
+    """The nodes that compute."""
+    return (n for n in graph.graph.nodes if n.op == "call_function")
+
+
+def calls_of(graph: ModelGraph, ops: Ops) -> list[fx.Node]:
+    """The calls of these ops, in graph order."""
+    return [n for n in calls(graph) if (record := record_of(n)) is not None and ops(record)]
+
+
+def calls_to(graph: ModelGraph, *targets: object) -> list[fx.Node]:
+    """The calls of these functions, aten's ops among them, in graph order."""
+    return [n for n in calls(graph) if n.target in targets]

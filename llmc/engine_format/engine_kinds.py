@@ -1,0 +1,78 @@
+"""What engines of each kind of target are: one row a kind says which file is executed, and which executors run it.
+
+The table stands below the runtime, since what reads an engine asks it too; executors are named, and imported where one
+is opened. What builds such engines is llmc/codegen/target_kind.py's.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from llmc.targets import ONNXRUNTIME, REFERENCE, is_gpu_target
+
+ExecutorName = Literal["cpp", "cuda", "onnxruntime", "onnxruntime_cuda", "reference", "triton_interpreter"]
+EXECUTOR_NAMES: tuple[ExecutorName, ...] = get_args(ExecutorName)
+
+PROGRAM_NAME = "program.json"
+# Named after its content: a process that still holds an older library must not be given that one for a new engine,
+# and the dynamic loader knows libraries by their paths.
+LIBRARY_NAME = re.compile(r"kernels/engine-[0-9a-f]{16}\.so")
+GRAPH_NAME = "graph.json"
+MODEL_NAME = "model.onnx"
+
+
+@dataclass(frozen=True)
+class Runner:
+    """An executor. opens: its module and the function in it that opens an engine, given an OpeningRequest
+    (runtime/executors/opening_request.py). needs: a file without which an engine cannot be run so. asked_by: the
+    environment's variable that, where it is 1, makes it the one that runs engines unasked."""
+
+    name: ExecutorName
+    opens: tuple[str, str]
+    needs: str | None = None
+    asked_by: str | None = None
+
+
+@dataclass(frozen=True)
+class EngineKind:
+    """is_for: whether a target of that name is of the kind. executed: the name of the one file that executors open; for
+    GPUs the program, which names the binaries. runners: the first runs engines unasked."""
+
+    is_for: Callable[[str], bool]
+    executed: re.Pattern[str]
+    runners: tuple[Runner, ...]
+
+
+def _opens(module: str, function: str = "open_engine") -> tuple[str, str]:
+    return f"llmc.runtime.executors.{module}", function
+
+
+_REFERENCE = Runner("reference", _opens("reference"), needs=GRAPH_NAME)
+# The first whose `is_for` holds. What is none of the others is a set of instructions of CPUs.
+ENGINE_KINDS: tuple[EngineKind, ...] = (
+    EngineKind(
+        is_gpu_target,
+        re.compile(re.escape(PROGRAM_NAME)),
+        (
+            Runner("cuda", _opens("cuda")),
+            Runner("triton_interpreter", _opens("triton_interpreter"), asked_by="TRITON_INTERPRET"),
+            _REFERENCE,
+        ),
+    ),
+    EngineKind(
+        lambda target: target == ONNXRUNTIME.name,
+        re.compile(re.escape(MODEL_NAME)),
+        (
+            Runner("onnxruntime", _opens("onnx_runtime")),
+            Runner("onnxruntime_cuda", _opens("onnx_runtime", "open_on_device")),
+        ),
+    ),
+    EngineKind(lambda target: target == REFERENCE.name, re.compile(re.escape(GRAPH_NAME)), (_REFERENCE,)),
+    EngineKind(lambda target: True, LIBRARY_NAME, (Runner("cpp", _opens("cpp")),)),
+)
+
+
+def kind_of_engine(target: str) -> EngineKind:
+    """The kind of the engines for a target of that name, or for several GPUs."""
+    return next(kind for kind in ENGINE_KINDS if kind.is_for(target))

@@ -1,0 +1,47 @@
+"""What an executor is opened with."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from llmc.engine_format import EngineDirectory
+from llmc.engine_format.weight_check import WeightCheck
+from llmc.program import Program
+from llmc.runtime.kv_capacity import block_count
+from llmc.runtime.memory import available_bytes
+from llmc.runtime.prefix_cache.snapshot_capacity import snapshot_count
+
+
+class CacheRoom(NamedTuple):
+    """What llmc.load is asked to give the caches; None for the default."""
+
+    kv_cache_bytes: int | None
+    kv_memory: float | None
+    state_cache_bytes: int | None
+
+
+@dataclass(frozen=True)
+class OpeningRequest:
+    """check: of the weights, under way; the executor gives nothing away before it has ended well. beside: of engines
+    that will be opened with as many blocks. blocks: in each group of caches, as another engine has them; None for as
+    many as `room` says."""
+
+    directory: EngineDirectory
+    threads: int
+    room: CacheRoom
+    check: WeightCheck | None = None
+    beside: Sequence[Program] = ()
+    blocks: int | None = None
+
+    def in_host_memory(self) -> tuple[int, int]:
+        """Blocks of the KV cache and snapshots of states, where they lie in this machine's memory."""
+        if self.blocks is not None:
+            return self.blocks, 0
+        snapshots = snapshot_count(self.directory.program, self.room.state_cache_bytes, available_bytes())
+        whole, room = self.directory.whole_program, self.room
+        return block_count(whole, room.kv_cache_bytes, room.kv_memory, self.beside, snapshots), snapshots
+
+    def wait_for_weights(self) -> None:
+        """Until they are checked: of executors that copy them first, which takes longer."""
+        if self.check is not None:
+            self.check.wait()
