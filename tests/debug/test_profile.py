@@ -93,7 +93,8 @@ def test_an_engine_for_a_gpu_is_profiled_on_that_gpu(
 ) -> None:
     directory = read_engine(draft_engine)
     kernel = DeviceKernel("k", "kernels/k.py", "k", (), {}, 4, 1)
-    device = replace(directory, program=replace(directory.program, kernels=(kernel,)))
+    manifest = replace(directory.manifest, target=replace(directory.manifest.target, name="h100"))
+    device = replace(directory, manifest=manifest, program=replace(directory.program, kernels=(kernel,)))
     monkeypatch.setattr("llmc.debug.profiler.read_engine", lambda path, **options: device)
     monkeypatch.setattr("torch.cuda.init", raise_no_driver)
     monkeypatch.setattr("torch.version.cuda", "12.8")
