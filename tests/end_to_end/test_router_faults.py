@@ -65,7 +65,8 @@ def grouped(
         factor = config.routed_scaling_factor
         shared = module.shared_experts(x)
         y: Tensor = module.experts(x, chosen, weights * factor if scales else weights)
-        return (y + (shared * factor if scales_shared else shared)).view_as(hidden)
+        y = y + (shared * factor if scales_shared else shared)
+        return y.view_as(hidden)
 
     return mixture
 

@@ -68,8 +68,9 @@ def _without_factor(graph: ModelGraph, node: fx.Node) -> tuple[fx.Node, fx.Node 
     """(y, v) of cast(y) · v, where v is a weight with a number for each token; (node, None) of anything else."""
     if node.target is _MUL:
         for x, factor in (node.args[:2], node.args[1::-1]):
-            is_weight = isinstance(factor, fx.Node) and factor.name in graph.weights
-            if isinstance(x, fx.Node) and is_weight and factor.meta["val"].shape == node.meta["val"].shape[-1:]:
+            if not isinstance(x, fx.Node) or not isinstance(factor, fx.Node) or factor.name not in graph.weights:
+                continue
+            if factor.meta["val"].shape == node.meta["val"].shape[-1:]:
                 while x.target is _CAST:
                     x = x.all_input_nodes[0]
                 return x, factor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,7 @@ def test_byte_level_ids_are_the_same(pre: str, tmp_path: Path) -> None:
 
 def _sentence_piece(begins_with_space: bool) -> tuple[Tokenizer, list[tuple[str, float, int]]]:
     """A BPE with bytes to fall back on, as transformers makes it of SentencePiece's; its pieces, scores and types."""
-    from transformers.convert_slow_tokenizer import generate_merges
+    converters: Any = import_module("transformers.convert_slow_tokenizer")  # which defines it, or imports it
 
     trained = Tokenizer(models.BPE())
     trained.normalizer = normalizers.Replace(" ", "▁")
@@ -118,8 +119,8 @@ def _sentence_piece(begins_with_space: bool) -> tuple[Tokenizer, list[tuple[str,
     pieces += [(f"<0x{byte:02X}>", 0.0, 6) for byte in range(256)]
     pieces += [(token, -float(number), 1) for number, token in enumerate(made)]
     ids = {piece: number for number, (piece, _, _) in enumerate(pieces)}
-    scores = [(piece, score) for piece, score, _ in pieces]
-    merges = generate_merges(ids, scores, {"<unk>", "<|bos|>", "<|eos|>"})
+    scores = {piece: score for piece, score, _ in pieces}
+    merges = converters.generate_merges(ids, scores, {"<unk>", "<|bos|>", "<|eos|>"})
     tokenizer = Tokenizer(models.BPE(ids, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     prepend = [normalizers.Prepend("▁")] if begins_with_space else []
     tokenizer.normalizer = normalizers.Sequence([*prepend, normalizers.Replace(" ", "▁")])
