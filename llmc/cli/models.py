@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
+from rich.text import Text
 
 from llmc.errors import CaptureError, OptionError
 from llmc.targets import resolve_target
@@ -79,7 +80,9 @@ def _show(outcomes: list[Outcome]) -> None:
     table.add_column("result", no_wrap=True)
     table.add_column("why", overflow="fold")
     for outcome in outcomes:
-        table.add_row(outcome.model_type, f"{outcome.verdict.value} {figure(outcome)}".strip(), outcome.reason or "")
+        # A reason may have brackets, which rich would take for its markup.
+        result = f"{outcome.verdict.value} {figure(outcome)}".strip()
+        table.add_row(*map(Text, (outcome.model_type, result, outcome.reason or "")))
     console = Console()
     console.print(table)
     counts = Counter(outcome.verdict.value for outcome in outcomes)

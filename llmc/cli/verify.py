@@ -65,10 +65,12 @@ def verify(
         reference = hf_logits(against) if oracle == "hf" else opinion_on_stages(opened, against, batch[0])
         with Console(stderr=True).status(f"comparing {len(batch)} sequences"):
             result = compare(opened.logits, reference, batch)
-    standard_output().print(comparison_table(result, allowed, ORACLES[oracle]))
-    if not result.relative_difference <= allowed:
+        in_the_middle = opened.info.dtype != "float32" and has_experts(opened)
+    standard_output().print(comparison_table(result, allowed, ORACLES[oracle], in_the_middle=in_the_middle))
+    difference = result.relative_in_the_middle if in_the_middle else result.relative_difference
+    if not difference <= allowed:
         raise LlmcError(
-            f"the engine's logits differ by {result.relative_difference:.2e} of their spread; {allowed:.0e} is allowed",
+            f"the engine's logits differ by {difference:.2g} of their spread; {allowed:.2g} is allowed",
             at=engine,
             fix="find the pass that does it: llmc build --check-passes, or allow more with --tolerance",
         )
@@ -137,18 +139,35 @@ def token_sequences(engine: Engine, text: Path | None, length: int, count: int |
     return pieces
 
 
-def comparison_table(result: Comparison, allowed: float, reference: str) -> FittingTable:
-    """The figures, with a verdict."""
+def has_experts(engine: Engine) -> bool:
+    """Whether a router sends tokens to experts, of which near ties may go to others where numbers are rounded."""
+    from llmc.engine_format.reader import GRAPHS
+
+    # As the last pass left it; not the program's launches, of which the target `reference` has none.
+    graphs = engine.files.below(GRAPHS)
+    return bool(graphs) and "llmc.expert_linear(" in engine.files.text(graphs[-1])
+
+
+def comparison_table(
+    result: Comparison, allowed: float, reference: str, *, in_the_middle: bool = False
+) -> FittingTable:
+    """The figures, with a verdict. in_the_middle: of the token that half of all exceed, since others may go to other
+    experts."""
     table = facts(f"engine against {reference}, {result.tokens} tokens", right=True)
-    good = result.relative_difference <= allowed
+    judged = result.relative_in_the_middle if in_the_middle else result.relative_difference
+    good = judged <= allowed
     verdict = Text(
-        f"{result.relative_difference:.2e}, {'ok' if good else 'too large'} (≤ {allowed:.0e})",
+        f"{judged:.2e}, {'ok' if good else 'too large'} (≤ {allowed:.2g})",
         style="green" if good else "bold red",
     )
     table.add_row("max |Δlogit|", f"{result.max_difference:.3e}")
     table.add_row("mean |Δlogit|", f"{result.mean_difference:.3e}")
     table.add_row("spread of the logits (σ)", f"{result.spread:.3f}")
-    table.add_row("max |Δlogit| / spread", verdict)
+    if in_the_middle:
+        table.add_row("max |Δlogit| / spread", f"{result.relative_difference:.2e}, not judged: near ties of the router")
+        table.add_row("the same of the token in the middle", verdict)
+    else:
+        table.add_row("max |Δlogit| / spread", verdict)
     table.add_row("top-1 agreement", f"{result.top1_agreement:.2%}")
     table.add_row("perplexity, engine", f"{result.perplexity:.4f}")
     table.add_row("perplexity, model", f"{result.reference_perplexity:.4f}")

@@ -20,11 +20,12 @@ class Comparison:
 
     spread: standard deviation of the reference's logits, the scale that the differences are read against.
     top1_agreement: share of positions with the same argmax. Perplexities: exp of the mean negative log-likelihood
-    (natural) of each next token.
+    (natural) of each next token. middle_difference: the largest difference of the token that half of all exceed.
     """
 
     tokens: int
     max_difference: float
+    middle_difference: float
     mean_difference: float
     spread: float
     top1_agreement: float
@@ -36,17 +37,23 @@ class Comparison:
         """The largest difference over the spread."""
         return self.max_difference / self.spread
 
+    @property
+    def relative_in_the_middle(self) -> float:
+        """The same of the token in the middle."""
+        return self.middle_difference / self.spread
+
 
 def compare(engine: LogitFunction, reference: LogitFunction, sequences: Sequence[Sequence[int]]) -> Comparison:
     """Run both over each sequence (at least two tokens each) and gather the differences, one sequence in memory."""
     count, positions, same, targets = 0, 0, 0, 0
-    largest, total, value_sum, square_sum = 0.0, 0.0, 0.0, 0.0
+    total, value_sum, square_sum = 0.0, 0.0, 0.0
     ours_nll, reference_nll = 0.0, 0.0
+    of_tokens: list[Logits] = []
     for tokens in sequences:
         ours = engine(tokens).astype(np.float64)
         theirs = reference(tokens).astype(np.float64)
         difference = np.abs(ours - theirs)
-        largest = max(largest, float(difference.max()))
+        of_tokens.append(difference.max(-1))
         total += float(difference.sum())
         value_sum += float(theirs.sum())
         square_sum += float(np.square(theirs).sum())
@@ -56,10 +63,12 @@ def compare(engine: LogitFunction, reference: LogitFunction, sequences: Sequence
         targets += len(tokens) - 1
         ours_nll += negative_log_likelihood(ours, tokens)
         reference_nll += negative_log_likelihood(theirs, tokens)
+    by_token = np.concatenate(of_tokens)
     variance = square_sum / count - (value_sum / count) ** 2
     return Comparison(
         tokens=positions,
-        max_difference=largest,
+        max_difference=float(np.max(by_token)),
+        middle_difference=float(np.median(by_token)),
         mean_difference=total / count,
         spread=float(np.sqrt(variance)),
         top1_agreement=same / positions,

@@ -53,7 +53,7 @@ def test_verify_compares_with_the_model(build: tuple[Path, Outcome]) -> None:
     assert "top-1 agreement" in outcome.out
     strict = llmc("verify", build[0], "--against", MODEL, "--length", "32", "--tolerance", "1e-9")
     assert strict.code == 2
-    assert "is allowed" in strict.err
+    assert "; 1e-09 is allowed" in strict.err
 
 
 def test_inspect_shows_kernels_launches_and_weights(build: tuple[Path, Outcome]) -> None:
