@@ -34,6 +34,8 @@ ASKS_A_SERVER = ("serving.md",)
 OF_BENCHMARKS = {"--gguf-type", "--from-gguf", "--llama-cpp-python", "--schemes", "--promised", "--rows"}
 # Its blocks are given a model, in tests/test_custom_passes_page.py.
 ELSEWHERE = ("custom-passes.md",)
+# Their Python takes adapters and models that only a reader has; tests/adapters/ and tests/heads/ make these calls.
+OF_OTHER_MODELS = ("adapters.md", "embeddings.md")
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +97,8 @@ def test_the_pages_are_in_the_sites_navigation() -> None:
 
 def _pages_with(language: str) -> list[Any]:
     """The README's commands in the quick suite; what else there is builds more engines."""
-    found = [page for page in PAGES if blocks(page, language) and page.name not in ELSEWHERE]
+    left_out = (*ELSEWHERE, *OF_OTHER_MODELS) if language == "python" else ELSEWHERE
+    found = [page for page in PAGES if blocks(page, language) and page.name not in left_out]
     marks = [() if page.name == "README.md" and language != "python" else pytest.mark.slow for page in found]
     return [pytest.param(page, id=page.name, marks=mark) for page, mark in zip(found, marks, strict=True)]
 
