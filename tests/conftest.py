@@ -64,9 +64,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Before `-m` chooses among them."""
-    mark_slow_cases(items, is_whole=config.args == config.getini("testpaths"))
+    mark_slow_cases(items)
 
 
 def pytest_collection_finish() -> None:

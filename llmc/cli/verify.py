@@ -141,11 +141,15 @@ def token_sequences(engine: Engine, text: Path | None, length: int, count: int |
 
 def has_experts(engine: Engine) -> bool:
     """Whether a router sends tokens to experts, of which near ties may go to others where numbers are rounded."""
+    import llmc.ops  # noqa: F401  (registers the ops)
     from llmc.engine_format.reader import GRAPHS
+    from llmc.graph.op_record import RECORDS
+    from llmc.graph.render import op_name
 
     # As the last pass left it; not the program's launches, of which the target `reference` has none.
     graphs = engine.files.below(GRAPHS)
-    return bool(graphs) and "llmc.expert_linear(" in engine.files.text(graphs[-1])
+    products = [f"{op_name(record.overload)}(" for record in RECORDS.values() if record.is_of_experts]
+    return bool(graphs) and any(product in engine.files.text(graphs[-1]) for product in products)
 
 
 def comparison_table(

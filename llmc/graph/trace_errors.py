@@ -29,8 +29,8 @@ OTHER_MODELS = (
     "all tokens, with masks and torch.where in the place of sizes and branches"
 )
 
-# In the code of a line that goes through the tokens, for which llmc has ops of its own.
-_SCAN = re.compile(r"scan|state|chunk|recurren|delta")
+# In the code of a line that goes through the tokens, for which llmc has ops of its own. Hidden states are no states.
+_SCAN = re.compile(r"scan|(?<!hidden_)state|chunk|recurren|delta")
 _OTHER_STATES = (
     "nothing helps but another model: llmc has no op for these states, which go from token to token (docs/states.md "
     "says which it has, `llmc models` which architectures compile)"
@@ -73,7 +73,7 @@ def explain(error: Exception) -> CaptureError:
             fix="derive sizes from input.shape there, and do not compare or store them as Python numbers"
             if is_own
             else _OTHER_STATES
-            if place is not None and _SCAN.search(place.partition(": ")[2])
+            if goes_from_token_to_token(place)
             else OTHER_MODELS,
         )
     if isinstance(error, NotImplementedError):
@@ -87,6 +87,11 @@ def explain(error: Exception) -> CaptureError:
         at=at,
         fix="forward must take token ids [1, tokens] alone, on the CPU, at any length, and use torch operations",
     )
+
+
+def goes_from_token_to_token(place: str | None) -> bool:
+    """Whether the code of a line, as in "FILE:NUMBER: CODE", looks like that of a recurrence."""
+    return place is not None and _SCAN.search(place.partition(": ")[2]) is not None
 
 
 def _first_line(error: Exception) -> str:

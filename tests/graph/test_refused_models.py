@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from llmc.architectures.tiny_config import tiny_architecture
 from llmc.errors import CaptureError
 from llmc.graph.capture import capture
+from llmc.graph.trace_errors import goes_from_token_to_token
 from llmc.options import BuildOptions
 
 
@@ -36,6 +37,20 @@ def test_a_fixed_length_is_no_state() -> None:
     error = refusal("cpmant")
     assert "fixes the number of tokens" in error.problem and "modeling_cpmant.py" in str(error.at)
     assert "states" not in str(error.fix) and "llmc models" in str(error.fix)
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("hidden_states = hidden_states[:, self.prompt_length :]", False),
+        ("ssm_state = ssm_state * dA[:, t] + dBx[:, t]", True),
+        ("out = self.chunk_scan(x)", True),
+        (None, False),
+    ],
+)
+def test_hidden_states_go_from_layer_to_layer(code: str | None, expected: bool) -> None:
+    place = None if code is None else f"transformers/models/state/modeling_state.py:7: {code}"
+    assert goes_from_token_to_token(place) is expected
 
 
 class ChecksValues(nn.Module):

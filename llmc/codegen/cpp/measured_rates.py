@@ -26,6 +26,8 @@ _MULTIPLY_REPEATS = 200
 # A thread's share of weights or keys that stay in its cache, and how often it is taken: what several take longer than
 # one is free of what a launch costs.
 _CACHED_BYTES, _SHARES = 128 << 10, 3
+# Of their time by proportion, which several take longer at least: what a launch costs is not most of it, and another
+# process may have made one take as long as several.
 _LEAST_SHARE = 0.25
 # Rows of x: a decode step of one request, of some, and of many; prompts.
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 256)
@@ -145,7 +147,6 @@ def _in_cache(
     reached = {}
     for count, rows in counts:
         whole, more = seconds(count, large), flops(count, large) - flops(count, small)
-        # Another process can make either longer. What a launch costs is not most of the larger one's time.
         least_seconds = whole * more / flops(count, large) * _LEAST_SHARE
         reached[rows] = more / max(whole - seconds(count, small), least_seconds)
     multiply = max(reached.values())

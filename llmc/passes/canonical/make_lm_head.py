@@ -65,7 +65,8 @@ def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
 
 
 def _without_factor(graph: ModelGraph, node: fx.Node) -> tuple[fx.Node, fx.Node | None]:
-    """(y, v) of cast(y) · v, where v is a weight with a number for each token; (node, None) of anything else."""
+    """(y, v) of cast(y) · v, where v is a weight with a number for each token and y a product with weights alone;
+    (node, None) of anything else."""
     if node.target is _MUL:
         for x, factor in (node.args[:2], node.args[1::-1]):
             if not isinstance(x, fx.Node) or not isinstance(factor, fx.Node) or factor.name not in graph.weights:
@@ -73,7 +74,8 @@ def _without_factor(graph: ModelGraph, node: fx.Node) -> tuple[fx.Node, fx.Node 
             if factor.meta["val"].shape == node.meta["val"].shape[-1:]:
                 while x.target is _CAST:
                     x = x.all_input_nodes[0]
-                return x, factor
+                if all(each.name in graph.weights for each in x.all_input_nodes[1:]):
+                    return x, factor
     return node, None
 
 

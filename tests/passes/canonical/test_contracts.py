@@ -64,6 +64,18 @@ def test_a_factor_behind_a_curve_stays_an_error() -> None:
         run_pipeline(_with_logits(body).graph, (make_lm_head,), BuildOptions())
 
 
+def test_a_factor_beside_a_computed_weight_stays_an_error() -> None:
+    """It is no recipe into which the factor could go."""
+
+    def body(b: GraphBuilder, x: Any) -> Any:
+        factor = b.weight("scale", b.vocab_size)
+        y = b.call(torch.ops.llmc.linear.default, x, b.call(aten.mul.Tensor, b.embedding, 2.0))
+        return b.call(aten.mul.Tensor, y, factor)
+
+    with pytest.raises(PassError, match=r"the logits come from aten\.mul"):
+        run_pipeline(_with_logits(body).graph, (make_lm_head,), BuildOptions())
+
+
 def test_logits_of_something_else_are_an_error() -> None:
     def body(b: GraphBuilder, x: Any) -> Any:
         y = b.call(torch.ops.llmc.linear.default, x, b.embedding)
