@@ -1,4 +1,4 @@
-"""The list of dear tests names tests that are there: a line that names none would leave its test among the quick ones."""
+"""The list of dear tests names tests that are there: a line that names none would leave its test among the quick."""
 
 from __future__ import annotations
 
