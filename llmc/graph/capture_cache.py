@@ -32,7 +32,13 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.options import OWN_LAYERS, BuildOptions
 from llmc.settings import CaptureCache, settings
 
-_CONFIG_FILES = ("config.json", "generation_config.json", "modules.json", "sentence_bert_config.json")
+_CONFIG_FILES = (
+    "config.json",
+    "generation_config.json",
+    "modules.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+)
 _MODULE_CONFIGS = "[0-9]*_*/config.json"
 OWN_ROOMS = ("adapters", "graph", "ops", "program", "formats", "files")
 # What these say may change what is traced.

@@ -42,6 +42,7 @@ from llmc.program.step_outputs import (
     group_input,
     is_for,
 )
+from llmc.program.text_preparation import Similarity, TextPreparation, TextPrompt
 
 __all__ = [
     "ADAPTERS",
@@ -82,9 +83,12 @@ __all__ = [
     "RowCount",
     "RowRange",
     "SideOutput",
+    "Similarity",
     "StateSlot",
     "StepOutput",
     "Task",
+    "TextPreparation",
+    "TextPrompt",
     "WeightSlot",
     "code_rows_layout",
     "group_input",

@@ -1,7 +1,10 @@
 """What an engine gives for a whole text, in the place of logits for a next token."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+
+from llmc.files.typed_json import LEFT_OUT
+from llmc.program.text_preparation import Similarity, TextPreparation
 
 
 class Task(Enum):
@@ -32,7 +35,8 @@ class Activation(Enum):
 class Head:
     """width: numbers a text, before Matryoshka cuts. whole_texts: all tokens of a text come in one step, since its row
     depends on tokens in ways that a KV cache does not hold. normalized: vectors are scaled to length 1 unless a request
-    says otherwise. labels: of the numbers of a classifier, in order. activation: of a score's, or a classifier's."""
+    says otherwise. labels: of the numbers of a classifier, in order. activation: of a score's, or a classifier's.
+    preparation: of texts that are embedded. similarity: of their vectors."""
 
     task: Task
     pooling: Pooling
@@ -41,6 +45,8 @@ class Head:
     normalized: bool = False
     activation: Activation = Activation.IDENTITY
     labels: tuple[str, ...] = ()
+    preparation: TextPreparation = field(default=TextPreparation(), metadata=LEFT_OUT)
+    similarity: Similarity = field(default=Similarity.COSINE, metadata=LEFT_OUT)
 
     def __repr__(self) -> str:
         return f"<Head {self.task.value}: {self.width} numbers a text, pooling {self.pooling.value}>"

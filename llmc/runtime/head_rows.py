@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.errors import RequestError
-from llmc.program import Activation, Head
+from llmc.program import Activation, Head, Similarity
 from llmc.runtime.requests.request_output import Row
 
 Rows = npt.NDArray[np.float32]
@@ -43,9 +43,17 @@ def scaled(row: Row) -> Row:
     return made
 
 
-def cosine(one: Row, other: Row) -> float:
-    """Of two vectors."""
-    return float(np.dot(scaled(one).astype(np.float64), scaled(other).astype(np.float64)))
+def similarity(head: Head, one: Row, other: Row) -> float:
+    """Of the vectors of two texts, as their model compares them."""
+    first, second = (embedding(head, row) for row in (one, other))
+    if head.similarity is Similarity.COSINE:
+        first, second = scaled(first), scaled(second)
+    first, second = first.astype(np.float64), second.astype(np.float64)
+    if head.similarity is Similarity.EUCLIDEAN:
+        return -float(np.linalg.norm(first - second))
+    if head.similarity is Similarity.MANHATTAN:
+        return -float(np.abs(first - second).sum())
+    return float(np.dot(first, second))
 
 
 def activated(head: Head, row: Row, activation: bool = True) -> Row:

@@ -1,6 +1,8 @@
 """What an Engine and an LLM give for whole texts: vectors, scores or labels, as the engine is built."""
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 from llmc.errors import RequestError
 from llmc.program import Head, Task
@@ -10,12 +12,13 @@ from llmc.runtime.head_rows import (
     Rows,
     activated,
     classification,
-    cosine,
     embedding,
+    similarity,
     stacked,
 )
 from llmc.runtime.progress import Progress
 from llmc.runtime.requests.job_builder import check_task
+from llmc.runtime.text.prepared_text import DOCUMENT, QUERY, known_prompt, prepared
 from llmc.runtime.text.prompts import Prompt, Prompts, token_ids, token_sequences
 
 
@@ -31,17 +34,21 @@ class TextReader:
         *,
         dimensions: int | None = None,
         normalize: bool | None = None,
+        prompt_name: str | None = None,
         adapter: str | None = None,
         progress: Progress = False,
     ) -> Rows:
         """A vector of each text, [texts, width] in fp32; texts of any lengths share steps.
 
         texts: as in generate: one, or any iterable. dimensions: so many first numbers of each, for models that were
-        trained so (Matryoshka). normalize: to length 1; None is as the model's modules say. adapter, progress: as in
-        generate. Raises RequestError for a text that is too long, and for an engine that is not built with task=embed.
+        trained so (Matryoshka). normalize: to length 1; None is as the model's modules say. prompt_name: which of the
+        model's prompts, as sentence-transformers names them, stands before each text; None is its default, which most
+        models have not. Token ids are taken as they are. adapter, progress: as in generate. Raises RequestError for a
+        text that is too long, for a prompt that there is not, and for an engine that is not built with task=embed.
         """
         head = self._head(Task.EMBED)
-        rows = self._completer.rows(token_sequences(texts, self._completer.tokenizer), progress, adapter)
+        prepare = partial(prepared, head.preparation, name=prompt_name)
+        rows = self._completer.rows(token_sequences(texts, self._completer.tokenizer, prepare), progress, adapter)
         kept = head.width if dimensions is None else dimensions
         return stacked([embedding(head, row, dimensions, normalize) for row in rows], kept)
 
@@ -56,8 +63,9 @@ class TextReader:
     ) -> list[float]:
         """How well each document fits the query, or the query at its place in a list of as many.
 
-        An engine that scores reads the two as a pair, which takes texts; of one that embeds it is the cosine of their
-        vectors. activation: a scorer's own, or the bare number. The rest as in `embed`.
+        An engine that scores reads the two as a pair, which takes texts; of one that embeds it is how alike their
+        vectors are, by the cosine unless its model says otherwise, and with its prompts of queries and of documents.
+        activation: a scorer's own, or the bare number. The rest as in `embed`.
         """
         head = self._completer.job_builder.head
         found = [documents] if isinstance(documents, str) else list(documents)
@@ -70,9 +78,13 @@ class TextReader:
             )
         tokenizer = self._completer.tokenizer
         if head is not None and head.task is Task.EMBED:
-            texts = [token_ids(each, tokenizer) for each in (*queries, *found)]
-            rows = self._completer.rows(texts, progress, adapter)
-            return [cosine(one, other) for one, other in zip(rows[: len(found)], rows[len(found) :], strict=True)]
+            texts = [
+                *(_named(head, each, QUERY) for each in queries),
+                *(_named(head, each, DOCUMENT) for each in found),
+            ]
+            rows = self._completer.rows([token_ids(each, tokenizer) for each in texts], progress, adapter)
+            vectors = zip(rows[: len(found)], rows[len(found) :], strict=True)
+            return [similarity(head, one, other) for one, other in vectors]
         head = self._head(Task.SCORE)
         pairs = [tokenizer.encode_pair(_text(one), _text(other)) for one, other in zip(queries, found, strict=True)]
         return [float(activated(head, row, activation)[0]) for row in self._completer.rows(pairs, progress, adapter)]
@@ -102,6 +114,11 @@ class TextReader:
                 fix=f"build another with task={task.value}, from a model that has such a head",
             )
         return head
+
+
+def _named(head: Head, text: Any, names: Sequence[str]) -> Any:
+    """Behind the prompt of its kind."""
+    return prepared(head.preparation, text, known_prompt(head.preparation, names))
 
 
 def _text(given: object) -> str:

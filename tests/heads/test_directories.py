@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 import llmc
-from llmc.errors import CaptureError, CheckpointError
+from llmc.errors import CaptureError, CheckpointError, RequestError
 from llmc.graph.heads.sentence_modules import sentence_modules
 from llmc.program import Pooling, Task
 from tests.heads.tiny_texts import MODELS, least_cosine, rows_of, texts, tiny_model
@@ -29,6 +29,15 @@ def write_modules(directory: Path, kinds: dict[str, str], pooling: dict[str, Any
     (directory / "modules.json").write_text(json.dumps(listed))
     (directory / "1_Pooling").mkdir()
     (directory / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32, **pooling}))
+
+
+def tokenizer(directory: Path) -> None:
+    """One that has a token for each printable character."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    made = Tokenizer(models.WordLevel({chr(code): code - 31 for code in range(32, 127)} | {"[UNK]": 0}, "[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    made.save(str(directory / "tokenizer.json"))
 
 
 @pytest.mark.parametrize(
@@ -94,6 +103,53 @@ def test_a_model_of_sentence_transformers(tmp_path: Path) -> None:
     assert np.abs(vectors - expected.numpy()).max() < 1e-5
     with llmc.compile(tmp_path, target="reference", pooling="cls") as engine:
         assert engine.info.head is not None and engine.info.head.width == 32
+
+
+_PROMPTS = {"query": "Find: ", "passage": ""}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"prompts": {"query": 1}}, "the prompts are"),
+        ({"prompts": ["query: "]}, "the prompts are"),
+        ({"prompts": _PROMPTS, "default_prompt_name": "document"}, "'document', which is not among.*query, passage"),
+        ({"similarity_fn_name": "hamming"}, "compared by 'hamming'"),
+        ({"prompts": _PROMPTS}, "the mean leaves the tokens of a text's prompt out"),
+    ],
+)
+def test_preparations_that_cannot_be_had_are_refused(tmp_path: Path, settings: dict[str, Any], said: str) -> None:
+    write_modules(
+        tmp_path, {"1_Pooling": f"{_OLD}.Pooling"}, {"pooling_mode_mean_tokens": True, "include_prompt": False}
+    )
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    with pytest.raises((CaptureError, CheckpointError), match=said):
+        sentence_modules(tmp_path)
+
+
+def test_texts_stand_behind_their_prompts(tmp_path: Path) -> None:
+    """As in sentence-transformers' encode, encode_query and encode_document."""
+    tiny_model("bert").save_pretrained(tmp_path)
+    tokenizer(tmp_path)
+    write_modules(tmp_path, {"1_Pooling": f"{_OLD}.Pooling"}, {"pooling_mode_mean_tokens": True})
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
+    settings = {"prompts": {**_PROMPTS, "topic": "Sort: "}, "default_prompt_name": "topic", "similarity_fn_name": "dot"}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    with llmc.compile(tmp_path, target="reference") as engine:
+        encode = engine.tokenizer.encode
+
+        def plain(*read: str) -> Any:
+            return engine.embed([encode(text) for text in read])
+
+        assert encode("Find: A") != encode("find: a")
+        assert np.array_equal(engine.embed(["A Tree", "b"]), plain("sort: a tree", "sort: b"))
+        assert np.array_equal(engine.embed("A Tree", prompt_name="query"), plain("find: a tree"))
+        assert np.array_equal(engine.embed({"prompt": "A Tree"}, prompt_name="passage"), plain("a tree"))
+        assert engine.embed([], prompt_name="query").shape == (0, 32)
+        query, tree, b = plain("find: who?", "a tree", "b").astype(np.float64)
+        assert engine.score("Who?", ["A Tree", "b"]) == [float(query @ tree), float(query @ b)]
+        with pytest.raises(RequestError, match="no prompt 'document'; it has 'query', 'passage', 'topic'"):
+            engine.embed("a", prompt_name="document")
 
 
 @pytest.mark.parametrize("name", quick_sample(MODELS, ("xlm-roberta-score",)))

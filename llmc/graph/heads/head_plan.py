@@ -1,6 +1,6 @@
 """How a model makes one row of a text: from its config, from what sentence-transformers says, or as the build asks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,7 @@ from llmc.errors import CaptureError
 from llmc.graph.heads.sentence_modules import DenseModule, sentence_modules
 from llmc.graph.heads.separator import pair_separator
 from llmc.options import BuildOptions
-from llmc.program import Activation, Head, Pooling, Task
+from llmc.program import Activation, Head, Pooling, Similarity, Task, TextPreparation
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,22 @@ class HeadPlan:
     labels: tuple[str, ...] = ()
     max_length: int | None = None
     separator: int | None = None
+    preparation: TextPreparation = field(default=TextPreparation())
+    similarity: Similarity = Similarity.COSINE
 
     def head(self, width: int, *, whole_texts: bool) -> Head:
         """What the engine says of it."""
-        return Head(self.task, self.pooling, width, whole_texts, self.normalized, self.activation, self.labels)
+        return Head(
+            self.task,
+            self.pooling,
+            width,
+            whole_texts,
+            self.normalized,
+            self.activation,
+            self.labels,
+            self.preparation,
+            self.similarity,
+        )
 
 
 def head_plan(task: Task, model: Any, options: BuildOptions, directory: Path | None = None) -> HeadPlan:
@@ -36,7 +48,15 @@ def head_plan(task: Task, model: Any, options: BuildOptions, directory: Path | N
         return _of_classifier(task, model, options, directory)
     found = None if directory is None or options.pooling != "auto" else sentence_modules(directory)
     if found is not None:
-        return HeadPlan(task, found.pooling, found.dense, found.normalized, max_length=found.max_length)
+        return HeadPlan(
+            task,
+            found.pooling,
+            found.dense,
+            found.normalized,
+            max_length=found.max_length,
+            preparation=found.preparation,
+            similarity=found.similarity,
+        )
     asked = None if options.pooling == "auto" else Pooling(options.pooling)
     return HeadPlan(task, asked or (Pooling.LAST if is_causal(model) else Pooling.MEAN), normalized=True)
 

@@ -1,4 +1,4 @@
-"""What sentence-transformers writes beside a model: how it pools, what follows, and how long texts may be.
+"""What sentence-transformers writes beside a model: how it pools, what follows, and what becomes of texts before.
 
 modules.json lists the modules by path and class; both spellings of classes and of 1_Pooling/config.json are read: a
 flag for each way of pooling, and since version 5.3 the name of one.
@@ -11,10 +11,11 @@ from typing import Any
 
 from llmc.errors import CaptureError, CheckpointError
 from llmc.graph.checkpoint import read_json, read_json_list
-from llmc.program import Pooling
+from llmc.program import Pooling, Similarity, TextPreparation, TextPrompt
 
 MODULES = "modules.json"
 _SETTINGS = "sentence_bert_config.json"
+_PROMPTS = "config_sentence_transformers.json"
 _FLAGS = {
     "pooling_mode_cls_token": Pooling.CLS,
     "pooling_mode_mean_tokens": Pooling.MEAN,
@@ -43,6 +44,8 @@ class SentenceModules:
     dense: tuple[DenseModule, ...]
     normalized: bool
     max_length: int | None
+    preparation: TextPreparation
+    similarity: Similarity
 
 
 def sentence_modules(directory: Path) -> SentenceModules | None:
@@ -52,12 +55,13 @@ def sentence_modules(directory: Path) -> SentenceModules | None:
         return None
     pooling: Pooling | None = None
     dense: list[DenseModule] = []
-    normalized = False
+    normalized = leaves_prompts_out = False
     for entry in read_json_list(file):
         place = _text(entry, "path", file)
         kind = _text(entry, "type", file).rpartition(".")[2]
         if kind == "Pooling":
-            pooling = _pooling(directory / place / "config.json")
+            config = directory / place / "config.json"
+            pooling, leaves_prompts_out = _pooling(config), read_json(config).get("include_prompt") is False
         elif kind == "Dense":
             dense.append(_dense(directory / place))
         elif kind == "Normalize":
@@ -70,7 +74,16 @@ def sentence_modules(directory: Path) -> SentenceModules | None:
             )
     if pooling is None:
         raise CaptureError("there is no Pooling among the modules", at=file, fix="give pooling=mean, cls or last")
-    return SentenceModules(pooling, tuple(dense), normalized, _max_length(directory / _SETTINGS))
+    settings, said = _optional(directory / _SETTINGS), _optional(directory / _PROMPTS)
+    preparation = _preparation(said, settings.get("do_lower_case") is True, directory / _PROMPTS)
+    if pooling is Pooling.MEAN and leaves_prompts_out and any(prompt.text for prompt in preparation.prompts):
+        raise CaptureError(
+            "the mean leaves the tokens of a text's prompt out (include_prompt is false), which llmc does not",
+            at=directory,
+            fix="give pooling=mean to take them in, and write prompts into the texts yourself",
+        )
+    similarity = _similarity(said, directory / _PROMPTS)
+    return SentenceModules(pooling, tuple(dense), normalized, _max_length(settings), preparation, similarity)
 
 
 def _pooling(file: Path) -> Pooling:
@@ -99,9 +112,36 @@ def _dense(directory: Path) -> DenseModule:
     return DenseModule(directory, width, out, settings.get("bias", True) is not False, activation)
 
 
-def _max_length(file: Path) -> int | None:
-    length = read_json(file).get("max_seq_length") if file.is_file() else None
+def _max_length(settings: Mapping[str, Any]) -> int | None:
+    length = settings.get("max_seq_length")
     return length if type(length) is int and length > 0 else None
+
+
+def _preparation(said: Mapping[str, Any], lowercases: bool, file: Path) -> TextPreparation:
+    prompts, default = said.get("prompts") or {}, said.get("default_prompt_name")
+    if not isinstance(prompts, Mapping) or not all(isinstance(text, str) for text in prompts.values()):
+        raise CheckpointError(f"the prompts are {prompts!r:.60}", at=file, fix="download the model again")
+    if default is not None and default not in prompts:
+        raise CheckpointError(
+            f"the default prompt is {default!r:.60}, which is not among the prompts: {', '.join(prompts) or 'none'}",
+            at=file,
+            fix="write the name of one of them there, or null",
+        )
+    return TextPreparation(tuple(TextPrompt(name, text) for name, text in prompts.items()), default, lowercases)
+
+
+def _similarity(said: Mapping[str, Any], file: Path) -> Similarity:
+    named = said.get("similarity_fn_name") or Similarity.COSINE.value
+    known = {each.value: each for each in Similarity}
+    if named not in known:
+        raise CaptureError(
+            f"vectors are compared by {named!r:.60}, which is not known", at=file, fix=f"use {', '.join(known)}"
+        )
+    return known[named]
+
+
+def _optional(file: Path) -> dict[str, Any]:
+    return read_json(file) if file.is_file() else {}
 
 
 def _text(entry: Mapping[str, Any], key: str, file: Path) -> str:

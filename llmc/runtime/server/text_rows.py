@@ -3,7 +3,7 @@
 import asyncio
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -90,14 +90,17 @@ async def rows_of(model: ServedModel, fields: RowFields, request: Request, texts
     return TextRows(tuple(row for row in rows if row is not None), sum(map(len, texts)))
 
 
-async def input_ids(model: ServedModel, fields: RowFields, given: Any) -> list[list[int]]:
-    """Token ids of each text of an `input`: a text, several, token ids, or several lists of them."""
+async def input_ids(
+    model: ServedModel, fields: RowFields, given: Any, prepare: Callable[[Any], Any] = lambda text: text
+) -> list[list[int]]:
+    """Token ids of each text of an `input`: a text, several, token ids, or several lists of them. prepare: a text, as
+    the model reads it."""
     texts = [given] if isinstance(given, str) or isinstance(given[0], int) else given
     found = []
     for text in texts:
         # Many texts are read one by one, with other requests in between.
         await asyncio.sleep(0)
-        found.append(await read_text(model, fields, text))
+        found.append(await read_text(model, fields, prepare(text)))
     return found
 
 

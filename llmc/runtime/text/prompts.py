@@ -1,7 +1,7 @@
 """What the user may give as prompts, turned into checked token ids."""
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
 from llmc.errors import RequestError
@@ -20,10 +20,13 @@ Prompts = Prompt | Iterable[str] | Iterable[Sequence[int]] | Iterable[PromptDict
 _FIX = 'give a text, a list of int, {"prompt": text} or {"prompt_token_ids": ids}, or several of these'
 
 
-def token_sequences(prompts: Prompts, tokenizer: Tokenizer) -> list[list[int]]:
-    """Token ids of one prompt or several, none for an empty list. Raises RequestError for what is no prompt."""
+def token_sequences(
+    prompts: Prompts, tokenizer: Tokenizer, prepare: Callable[[Any], Any] = lambda prompt: prompt
+) -> list[list[int]]:
+    """Token ids of one prompt or several, none for an empty list. prepare: a prompt, as the model reads it. Raises
+    RequestError for what is no prompt."""
     given, is_one = as_list(prompts)
-    return [] if is_one and given == [[]] else [token_ids(prompt, tokenizer) for prompt in given]
+    return [] if is_one and given == [[]] else [token_ids(prepare(prompt), tokenizer) for prompt in given]
 
 
 def as_list(prompts: Prompts) -> tuple[list[Any], bool]:

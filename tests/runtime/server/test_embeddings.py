@@ -29,6 +29,8 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (directory / "modules.json").write_text(json.dumps(listed))
     (directory / "1_Pooling").mkdir()
     (directory / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_lasttoken": True}))
+    prompts = {"prompts": {"query": "", "riddle": "What am I? "}}
+    (directory / "config_sentence_transformers.json").write_text(json.dumps(prompts))
     path = directory.with_suffix(".llmc")
     build(directory, path, dtype="float32", max_model_len=64, max_sequences=16)
     return path
@@ -69,6 +71,13 @@ def test_token_ids_are_read_too(live: LiveServer, expected: Any) -> None:
             assert np.array_equal(np.float32(found["embedding"]), expected[0])
 
 
+def test_prompts_are_named(live: LiveServer) -> None:
+    with live.client() as client:
+        named = client.post("/v1/embeddings", json={"input": TEXTS, "prompt_name": "riddle"}).json()["data"]
+        written = client.post("/v1/embeddings", json={"input": [f"What am I? {text}" for text in TEXTS]}).json()["data"]
+    assert named == written
+
+
 def test_an_embedder_ranks_by_cosines(live: LiveServer, expected: Any) -> None:
     units = expected / np.linalg.norm(expected, axis=1, keepdims=True)
     wanted = units[1:] @ units[0]
@@ -88,6 +97,7 @@ def test_an_embedder_ranks_by_cosines(live: LiveServer, expected: Any) -> None:
         ("/v1/embeddings", {"input": [5] * 65}, "reads at most 64"),
         ("/v1/embeddings", {"input": TEXTS, "dimensions": 4096}, "the vectors have"),
         ("/v1/embeddings", {"input": []}, "at least 1 item"),
+        ("/v1/embeddings", {"input": "O", "prompt_name": "document"}, "no prompt 'document'; it has 'query', 'riddle'"),
         ("/v1/classify", {"input": TEXTS}, "built for embed, not for classify"),
         ("/v1/completions", {"prompt": TEXTS}, "embeds texts, and generates nothing"),
     ],

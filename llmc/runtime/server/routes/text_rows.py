@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from llmc.program import Head, Task
-from llmc.runtime.head_rows import activated, classification, cosine, embedding
+from llmc.runtime.head_rows import activated, classification, embedding, similarity
 from llmc.runtime.requests.job_builder import check_task
 from llmc.runtime.requests.request_output import Row
 from llmc.runtime.server.errors import bad_request
@@ -22,6 +22,7 @@ from llmc.runtime.server.schemas.text_rows import (
 )
 from llmc.runtime.server.served_model import ServedModel, check_text
 from llmc.runtime.server.text_rows import Json, TextRows, cut, framed, input_ids, rows_of
+from llmc.runtime.text.prepared_text import DOCUMENT, QUERY, known_prompt, prepared
 
 
 def text_row_routes(model: ServedModel) -> APIRouter:
@@ -71,7 +72,8 @@ async def _embeddings(model: ServedModel, body: EmbeddingRequest, request: Reque
     head = checked_head(model, body, Task.EMBED)
     if body.dimensions is not None and body.dimensions > head.width:
         raise bad_request(f"the vectors have {head.width} dimensions", "dimensions")
-    found = await rows_of(model, body, request, await input_ids(model, body, body.input))
+    prepare = partial(prepared, head.preparation, name=body.prompt_name)
+    found = await rows_of(model, body, request, await input_ids(model, body, body.input, prepare))
     vectors = [embedding(head, row, body.dimensions, body.normalize) for row in found.rows]
     data = [
         {
@@ -129,12 +131,16 @@ async def _scores(
     documents: list[str],
     activation: bool,
 ) -> tuple[list[float], TextRows]:
-    """Of pairs that a scorer reads together, or cosines of what an embedder makes of both."""
+    """Of pairs that a scorer reads together, or how alike the vectors are that an embedder makes of both."""
     head = checked_head(model, body, Task.SCORE, Task.EMBED)
     if head.task is Task.EMBED:
-        found = await rows_of(model, body, request, await input_ids(model, body, [*queries, *documents]))
-        firsts, seconds = found.rows[: len(queries)], found.rows[len(queries) :]
-        return [cosine(one, other) for one, other in zip(firsts, seconds, strict=True)], found
+        texts = []
+        for given, names in ((queries, QUERY), (documents, DOCUMENT)):
+            prepare = partial(prepared, head.preparation, name=known_prompt(head.preparation, names))
+            texts += await input_ids(model, body, given, prepare)
+        found = await rows_of(model, body, request, texts)
+        vectors = zip(found.rows[: len(queries)], found.rows[len(queries) :], strict=True)
+        return [similarity(head, one, other) for one, other in vectors], found
     pairs = []
     for query, document in zip(queries, documents, strict=True):
         for text in (query, document):

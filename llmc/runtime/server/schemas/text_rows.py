@@ -27,12 +27,14 @@ class RowFields(BaseModel, extra="forbid", populate_by_name=True):
 
 
 class EmbeddingRequest(RowFields):
-    """input: a text, several, token ids, or several lists of them. base64: of the numbers as little-endian fp32."""
+    """input: a text, several, token ids, or several lists of them. base64: of the numbers as little-endian fp32.
+    prompt_name: of the prompt before each text, as sentence-transformers names them."""
 
     input: _Input
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(default=None, ge=1)
     normalize: bool | None = None
+    prompt_name: str | None = Field(default=None, max_length=256)
 
 
 class ClassifyRequest(RowFields):
