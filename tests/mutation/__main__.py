@@ -147,23 +147,25 @@ def write(copy: Path, file: Path, source: str) -> None:
 
 
 def asked(file: Path, reach: Reach, key: str, seconds: float) -> list[str]:
-    """The tests that may kill a mutant of a file: those that reach it; where none is known, those of the file and of
-    its room: it may run at import, or in a process that outlives a test. The nearest files first, and of a file what
-    is quick; those that take `seconds` together."""
-    near, reaching = own_tests(file, ROOT), reach.tests.get(key)
-    if not reaching:
-        near += room_tests(file, ROOT)
-    rank = {str(path.relative_to(ROOT)): number for number, path in reversed([*enumerate(near)])}
-    by_file: dict[str, list[str]] = defaultdict(list)
-    for test in reaching or reach.seconds:
-        name = test.partition("::")[0]
-        if reaching or name in rank:
-            by_file[name].append(test)
-    took = {name: sum(reach.seconds.get(test, 0) for test in tests) for name, tests in by_file.items()}
-    files = sorted(by_file, key=lambda name: (rank.get(name, len(rank)), took[name]))
-    tests = [test for name in files for test in sorted(by_file[name], key=lambda test: reach.seconds.get(test, 0))]
+    """The tests that may kill a mutant of a file: those that reach it, then others of the file and of its room, since it
+    may run at import, or in a process that outlives the test that has started it. The nearest files first, and of a
+    file what is quick; those that take `seconds` together."""
+    near = [str(path.relative_to(ROOT)) for path in (*own_tests(file, ROOT), *room_tests(file, ROOT))]
+    rank = {name: number for number, name in reversed([*enumerate(near)])}
+    reaching = reach.tests.get(key) or []
+    others = [test for test in reach.seconds if test.partition("::")[0] in rank and test not in {*reaching}]
+    tests = [*_nearest(reaching, rank, reach.seconds), *_nearest(others, rank, reach.seconds)]
     spent = [*accumulate(reach.seconds.get(test, 0) for test in tests)]
     return [test for test, until in zip(tests, spent, strict=True) if until <= seconds or test == tests[0]]
+
+
+def _nearest(tests: Iterable[str], rank: dict[str, int], seconds: dict[str, float]) -> list[str]:
+    by_file: dict[str, list[str]] = defaultdict(list)
+    for test in tests:
+        by_file[test.partition("::")[0]].append(test)
+    took = {name: sum(seconds.get(test, 0) for test in found) for name, found in by_file.items()}
+    files = sorted(by_file, key=lambda name: (rank.get(name, len(rank)), took[name]))
+    return [test for name in files for test in sorted(by_file[name], key=lambda test: seconds.get(test, 0))]
 
 
 def failure(runner: WarmPytest, copy: Path, tests: list[str], seconds: int) -> str:

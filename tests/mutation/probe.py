@@ -1,4 +1,4 @@
-"""What a statement with a probe before it says: which test has reached it, in whatever process. And, as a plugin of
+"""What a statement with a probe before it says: which test, or file of tests, has reached it, in whatever process. And, as a plugin of
 pytest, how long each test takes."""
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ RECORD = Path(__file__).parent.parent.parent / "build" / "reached.tsv"
 def reached(key: str) -> None:
     """Called before the statement of a mutant runs. A process that a test starts has the test's name, too."""
     test, _, phase = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")
-    if test and phase != "(teardown)":
+    if phase == "(setup)":
+        _record(key, test.partition("::")[0])  # What a fixture makes is looked at by any test of the file.
+    elif test and phase != "(teardown)":
         _record(key, test)
 
 

@@ -60,6 +60,9 @@ def reach_of(chosen: dict[str, tuple[Path, Mutant]], copy: Path, environment: di
             seconds[test][phase] = float(took)
         elif test not in tests[what]:
             tests[what].append(test)
+    for key, names in tests.items():
+        of_files = [test for test in seconds if test.partition("::")[0] in names]
+        tests[key] = [*dict.fromkeys([*(name for name in names if "::" in name), *of_files])]
     return Reach(tests, {test: sum(phases.values()) for test, phases in seconds.items()})
 
 

@@ -229,6 +229,28 @@ def _variance_and_mean(x: Any, dim: Any = None, *, correction: float | None = No
     return _variance(x, dim, correction=correction, keepdim=keepdim), aten.mean.dim(x, dim, keepdim)
 
 
+def _deviation(x: Any, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
+    return torch.sqrt(_variance(x, dim, correction=correction, keepdim=keepdim))
+
+
+def _log_of_sum(x: Any, dim: Any, keepdim: bool = False) -> Any:
+    return torch.log(aten.sum.dim_IntList(torch.exp(x), dim, keepdim))
+
+
+def _between(x: Any, least: Any = None, most: Any = None) -> Any:
+    x = x if least is None else torch.maximum(x, least)
+    return x if most is None else torch.minimum(x, most)
+
+
+def _norm(x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False) -> Any:
+    powers = aten.sum.dim_IntList(torch.abs(x) ** ord, dim, keepdim)
+    return powers if ord == 1 else powers ** (1 / ord)
+
+
+def _written(x: Any, dim: int, index: Tensor, value: float) -> SymbolicTensor:
+    return SymbolicTensor(x.numbers.scatter(dim, index, x.pool.number(exact(value))), x.pool, x.dtype)
+
+
 def _softmax(x: Any, dim: int, _: Any = None) -> Any:
     # Over the reals there is nothing to overflow.
     powers = torch.exp(x)
@@ -278,6 +300,12 @@ _STRUCTURED: dict[Any, Callable[..., Any]] = {
     aten.sum.default: _reduced(lambda row: sympy.Add(*row)),
     aten.amax.default: _reduced(lambda row: sympy.Max(*row)),
     aten.amin.default: _reduced(lambda row: sympy.Min(*row)),
+    aten.clamp.Tensor: _between,
+    aten.linalg_vector_norm.default: _norm,
+    aten.log_sigmoid_forward.default: lambda x: (torch.log(torch.sigmoid(x)), x),
+    aten.logsumexp.default: _log_of_sum,
+    aten.scatter.value: _written,
+    aten.std.correction: _deviation,
     aten.var.correction: _variance,
     aten.var_mean.correction: _variance_and_mean,
     aten._safe_softmax.default: _softmax,

@@ -162,8 +162,13 @@ def _numbers(node: fx.Node, graph: ModelGraph) -> Tensor | None:
     return recipe.value if isinstance(recipe, Constant) else None
 
 
-def _looked_up(table: Any, ids: Any) -> tuple[Any, Any]:
-    return aten.index.Tensor(table, [ids]), aten.index_select.default(table, 0, ids)
+def _looked_up(table: Any, ids: Any) -> tuple[Any, ...]:
+    rows = aten.expand.default(aten.unsqueeze.default(ids, 1), [-1, 2])
+    return (
+        aten.index.Tensor(table, [ids]),
+        aten.index_select.default(table, 0, ids),
+        aten.gather.default(table, 0, rows),
+    )
 
 
 normalize_lookups = GraphPass(

@@ -332,10 +332,31 @@ def _spellings(x: Any, weight: Any, bias: Any) -> tuple[Any, ...]:
     )
 
 
+def _more_spellings(x: Any, low: Any, high: Any) -> tuple[Any, ...]:
+    turned = aten.transpose.int(aten.max.other(x, aten.multiply.Tensor(x, x)), -1, 0)
+    spread = aten.mul.Tensor(aten.expand.default(aten.mean.dim(x, [1], True), [-1, 4]), x)
+    ends = aten.concat.default([aten.slice.Tensor(x, -1, 1, 99), aten.unsqueeze.default(low, -1)], 1)
+    mask = aten.gt.Scalar(x, 0)
+    filled = aten.masked_fill.Scalar(x, mask, 2), aten.where.ScalarSelf(mask, 3, x)
+    deviations = aten.std.dim(x, [1], False, True), aten.var.dim(x, [1], False, True)
+    row = aten.squeeze.dims(aten.unsqueeze.default(aten.unsqueeze.default(low, 0), 2), [0, 2])
+    return turned, spread, ends, *filled, *deviations, row, aten.clamp.Tensor(row, high, aten.add.Scalar(high, 1))
+
+
+def _several_in_one(x: Any, y: Any, z: Any) -> tuple[Any, ...]:
+    norms = aten.linalg_vector_norm.default(x, 2, [-1]), aten.linalg_vector_norm.default(x, 1, [-1], True)
+    logs = aten.log_sigmoid.default(x), aten.logsumexp.default(x, [-1], True), aten.logsumexp.default(x, [-1])
+    return *norms, *logs, aten.baddbmm.default(z, x, y, beta=2, alpha=3)
+
+
 normalize_ops = GraphPass(
     "normalize_ops",
     _run,
     Numerics.REORDER,
     Stage.CAPTURED,
-    examples=(Example(_spellings, {"x": ("T", 4), "weight": (3, 4), "bias": (3,)}, frozenset({"weight", "bias"})),),
+    examples=(
+        Example(_spellings, {"x": ("T", 4), "weight": (3, 4), "bias": (3,)}, frozenset({"weight", "bias"})),
+        Example(_more_spellings, {"x": ("T", 4), "low": ("T",), "high": ("T",)}),
+        Example(_several_in_one, {"x": (2, "T", 2), "y": (2, 2, 3), "z": (2, 1, 3)}),
+    ),
 )

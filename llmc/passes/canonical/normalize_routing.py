@@ -106,8 +106,9 @@ _RULES: dict[Any, Rule] = {
 }
 
 
-def _weighed(x: Any, index: Any) -> Any:
-    return aten.softmax.int(aten.gather.default(x, -1, index), -1)
+def _weighed(x: Any, index: Any) -> tuple[Any, ...]:
+    marked = aten.scatter.value(x, -1, index, 2)
+    return aten.softmax.int(aten.gather.default(x, -1, index), -1), marked
 
 
 normalize_routing = GraphPass(

@@ -140,13 +140,16 @@ _ARANGES = (aten.arange.default, aten.arange.start, aten.arange.start_step)
 _USES = POINTWISE.keys() | {aten.embedding.default, aten.matmul.default}
 
 
-def _counted(x: Any, table: Any, positions: Any) -> tuple[Any, Any]:
+def _counted(x: Any, table: Any, positions: Any, input_ids: Any) -> tuple[Any, ...]:
     tokens = aten.sym_size.int(x, 0)
     counted = aten.unsqueeze.default(aten.arange.default(tokens, dtype=torch.float32, device="cpu"), 1)
-    return aten.add.Tensor(x, aten.slice.Tensor(table, 0, 0, tokens)), aten.mul.Tensor(x, counted)
+    unpadded = aten.cumsum.default(aten.ne.Scalar(input_ids, 0), 0)
+    filled = aten.full.default([tokens, 2], 0.5, dtype=torch.float32, device="cpu")
+    by_row = aten.add.Tensor(x, aten.slice.Tensor(table, 0, 0, tokens)), aten.mul.Tensor(x, counted)
+    return *by_row, aten.mul.Tensor(filled, aten.unsqueeze.default(unpadded, 1))
 
 
-_TENSORS = {"x": ("T", 2), "table": (5, 2), "positions": torch.tensor([0, 1, 2])}
+_TENSORS = {"x": ("T", 2), "table": (5, 2), "positions": torch.tensor([0, 1, 2]), "input_ids": torch.tensor([7, 5, 7])}
 
 
 positions_input = GraphPass(

@@ -165,7 +165,9 @@ _RULES: dict[Any, Rule] = {
 def _residue(x: Any, y: Any) -> tuple[Any, ...]:
     same = aten.slice.Tensor(aten.clone.default(aten.mul.Tensor(aten.add.Tensor(x, 0), 1)), 1, 0, 4)
     dropped = aten.dropout.default(aten.transpose.int(same, 1, 1), 0.1, False)
-    return aten.view.default(aten.contiguous.default(dropped), [-1, 2]), aten.type_as.default(y, x)
+    whole = aten.cat.default([aten.slice.Tensor(y, 1, 0, 0), aten.permute.default(y, [0, -1])], 1)
+    spread = aten.expand.default(whole, [aten.sym_size.int(x, 0), 2])
+    return aten.view.default(aten.contiguous.default(dropped), [-1, 2]), aten.type_as.default(y, x), spread
 
 
 remove_export_residue = GraphPass(

@@ -131,12 +131,13 @@ _RULES: dict[Any, Rule] = {
 }
 
 
-def _interleaved(positions: Any, frequencies: Any) -> Any:
+def _interleaved(positions: Any, frequencies: Any) -> tuple[Any, ...]:
     rows = aten.unsqueeze.default(aten.expand.default(aten.unsqueeze.default(positions, 0), [3, -1]), 2)
     angles = aten.cos.default(aten.mul.Tensor(rows, frequencies))
     first, third = (aten.select.int(angles, 0, row) for row in (0, 2))
     written = aten.slice_scatter.default(first, aten.slice.Tensor(third, 1, 2, 4, 3), 1, 2, 99, 3)
-    return aten.select.int(aten.select_scatter.default(angles, written, 0, 0), 0, 0)
+    again = aten.select.int(aten.select_scatter.default(angles, written, 0, 0), 0, 0)
+    return again, aten.slice.Tensor(angles, 2, 1, 3), aten.slice.Tensor(angles, 0, 1, 3)
 
 
 repeat_last = GraphPass(

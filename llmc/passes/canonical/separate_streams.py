@@ -333,10 +333,21 @@ def _altup(scores: Any, x: Any, mixing: Any) -> Any:
     return aten.add.Tensor(aten.mean.dim(again, [0]), aten.select.int(again, 0, 1))
 
 
+def _pooled(q: Any, x: Any, y: Any) -> tuple[Any, Any]:
+    """Of each token over its own streams, of which the last axis is one more."""
+    attended = aten.scaled_dot_product_attention.default(
+        q, aten.stack.default([x, y], 1), aten.stack.default([y, x], 1)
+    )
+    return attended, aten.unsqueeze.default(aten.stack.default([x, y], 1), 2)
+
+
 separate_streams = GraphPass(
     "separate_streams",
     _run,
     Numerics.REORDER,
     Stage.CAPTURED,
-    examples=(Example(_altup, {"scores": ("T", 1), "x": ("T", 4), "mixing": ("T", 2, 2)}),),
+    examples=(
+        Example(_altup, {"scores": ("T", 1), "x": ("T", 4), "mixing": ("T", 2, 2)}),
+        Example(_pooled, {"q": ("T", 1, 2), "x": ("T", 2), "y": ("T", 2)}),
+    ),
 )

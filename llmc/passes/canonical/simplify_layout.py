@@ -281,6 +281,13 @@ def _products_of_heads(x: Any, y: Any, weight: Any) -> tuple[Any, ...]:
     return torch.ops.llmc.head_linear.default(first, weight), aten.transpose.int(gated, 0, 1)
 
 
+def _and_back(x: Any, y: Any) -> tuple[Any, ...]:
+    copied = aten._to_copy.default(aten._to_copy.default(x, dtype=torch.float32), dtype=torch.float32)
+    spread = aten.expand.default(aten.transpose.int(y, 0, 1), [2, -1, 3])
+    taken = aten.select.int(aten.unsqueeze.default(x, 1), 1, 0)
+    return copied, taken, aten.transpose.int(spread, 0, 1), aten.unsqueeze.default(aten.squeeze.dim(y, 1), 1)
+
+
 simplify_layout = GraphPass(
     "simplify_layout",
     _run,
@@ -290,5 +297,6 @@ simplify_layout = GraphPass(
         Example(_heads_first, {"x": ("T", 2, 4), "y": ("T", 2, 4), "weight": (4,)}),
         # The axes of a head's product cannot trade places.
         Example(_products_of_heads, {"x": (2, "T", 4), "y": (2, "T", 4), "weight": (2, 3, 4)}),
+        Example(_and_back, {"x": ("T", 2), "y": ("T", 1, 3)}),
     ),
 )

@@ -145,6 +145,14 @@ def test_a_loop_is_run_on_its_examples() -> None:
     assert str(prove(idle)) == "skipped: it rewrites nothing in its example multiplied"
 
 
+def test_each_of_several_results_is_compared() -> None:
+    def both(x: Any, y: Any) -> tuple[Any, Any]:
+        return aten.add.Tensor(x, y), aten.mul.Tensor(x, y)
+
+    wrong = GraphPass("subtracts", _subtract, examples=(Example(both, {"x": ("T", 2), "y": (2,)}),))
+    assert str(prove(wrong)) == "disproved: result 0[0, 0]: 1 becomes -1 at y[0] = 1"
+
+
 def test_a_loop_without_an_example_says_why() -> None:
     def along(x: Any) -> Any:
         return aten.cumsum.default(x, 0)

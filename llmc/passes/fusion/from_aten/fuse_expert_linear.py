@@ -96,8 +96,11 @@ def _holds(graph: ModelGraph, node: fx.Node, value: torch.Tensor) -> bool:
     return isinstance(recipe, Constant) and recipe.value.dtype is value.dtype and torch.equal(recipe.value, value)
 
 
-def _of_every_expert(x: Any, weight: Any, positions: Any) -> Any:
-    return aten.sum.dim_IntList(aten.matmul.default(x, weight), [0])
+def _of_every_expert(x: Any, weight: Any, positions: Any) -> tuple[Any, Any]:
+    products, dtype = aten.matmul.default(x, weight), torch.float32
+    wide = aten._to_copy.default(aten.matmul.default(x, weight), dtype=dtype)
+    rounded = aten._to_copy.default(aten.sum.dim_IntList(wide, [0]), dtype=dtype)
+    return aten.sum.dim_IntList(products, [0]), rounded
 
 
 _TENSORS = {"x": (2, "T", 3), "weight": (2, 3, 2), "positions": torch.tensor([0, 1, 2])}

@@ -1,0 +1,54 @@
+"""Every rule of a pass that is made of rules for single nodes rewrites something in the examples that prove it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from torch import fx
+
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.refusal import Refusal
+from llmc.passes.node_rules import Call, Rule, apply_rules
+from llmc.passes.pipeline import built_in
+from llmc.passes.recorded_graph import recorded_copy
+from llmc.passes.rewrite import GraphPass
+from llmc.passes.rewrite_log import RewriteLog
+
+PASSES = [
+    each
+    for each in built_in()
+    if isinstance(each, GraphPass) and each.examples and hasattr(sys.modules[each.run.__module__], "apply_rules")
+]
+# Which channel is the largest has no meaning over symbols: other tests compare these with torch.
+ELSEWHERE = {"normalize_lookups": ["_argmax", "_largest"], "normalize_routing": ["_mark_taken", "_top_k"]}
+
+
+@pytest.mark.parametrize("each", PASSES, ids=lambda each: each.name)
+def test_every_rule_is_met(each: GraphPass, monkeypatch: pytest.MonkeyPatch) -> None:
+    known, met = set[str](), set[str]()
+
+    def watched(rule: Rule) -> Rule:
+        name = rule.__qualname__
+        known.add(name)
+
+        def watch(node: fx.Node) -> fx.Node | Call | Refusal | None:
+            found = rule(node)
+            if found is not None and not isinstance(found, Refusal):
+                met.add(name)
+            return found
+
+        return watch
+
+    def apply_watched(graph: ModelGraph, rules: Mapping[Any, Rule], log: RewriteLog) -> None:
+        apply_rules(graph, {target: watched(rule) for target, rule in rules.items()}, log)
+
+    monkeypatch.setattr(sys.modules[each.run.__module__], "apply_rules", apply_watched)
+    for example in each.examples:
+        graph, nodes = recorded_copy(example.graph())
+        log = RewriteLog(nodes, None)
+        log.begin_pass(each.name)
+        each.run(graph, example.options, log)
+    assert sorted(known - met) == ELSEWHERE.get(each.name, [])
