@@ -147,9 +147,9 @@ def write(copy: Path, file: Path, source: str) -> None:
 
 
 def asked(file: Path, reach: Reach, key: str, seconds: float) -> list[str]:
-    """The tests that may kill a mutant of a file: those that reach it, then others of the file and of its room, since it
-    may run at import, or in a process that outlives the test that has started it. The nearest files first, and of a
-    file what is quick; those that take `seconds` together."""
+    """The tests that may kill a mutant of a file: those that reach it, then others of the file and of its room, since
+    it may run at import, or in a process that outlives the test that has started it. The nearest files first, and of
+    a file what is quick; those that take `seconds` together."""
     near = [str(path.relative_to(ROOT)) for path in (*own_tests(file, ROOT), *room_tests(file, ROOT))]
     rank = {name: number for number, name in reversed([*enumerate(near)])}
     reaching = reach.tests.get(key) or []

@@ -1,5 +1,5 @@
-"""What a statement with a probe before it says: which test, or file of tests, has reached it, in whatever process. And, as a plugin of
-pytest, how long each test takes."""
+"""What a statement with a probe before it says: which test, or file of tests, has reached it, in whatever process.
+And, as a plugin of pytest, how long each test takes."""
 
 from __future__ import annotations
 
