@@ -45,11 +45,6 @@ class Pattern:
         """The function's."""
         return self.function.__name__
 
-    @property
-    def wildcards(self) -> tuple[str, ...]:
-        """By name."""
-        return parameters(self.function)
-
 
 @functools.cache
 def trace_pattern(function: Callable[..., Any]) -> Pattern:
