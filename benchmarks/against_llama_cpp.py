@@ -2,7 +2,8 @@
 
 benchmarks/moe.py and benchmarks/states.py say which shape. Measures in turn, each in its own process: prefill of 512
 tokens, decode at batch 1 and 16. A share of the read bandwidth compares with the time of just reading as many bytes as
-a step at batch 1 has to move, measured in the same rounds.
+a step at batch 1 has to move: the best of five passes, measured in the same rounds; and then one pass after each of
+some steps, since what the memory of a shared machine gives may be twice as much a second later.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
 from benchmarks.contestants.protocol import ContestantProcess
-from benchmarks.llama_1b import PROBE, WORKLOADS, build_engine, build_table, machine, workload_table, write
-from benchmarks.measure import alternate
+from benchmarks.llama_1b import CONTEXT, PROBE, WORKLOADS, build_engine, build_table, machine, workload_table, write
+from benchmarks.measure import Sample, alternate
 from llmc.codegen.cpp.probes import read_bandwidth
 from llmc.targets import host_target
 
 MAX_MODEL_LEN = 4096  # as many positions as OLMoE has
+READING_STEPS = 64
 MEASURED = ("prefill 512", "decode, batch 1", "decode, batch 16")
 
 
@@ -78,8 +81,25 @@ def compare(
             record["workloads"][workload.name] = {n: list(s.seconds) for n, s in samples.items()}
             write(record, arguments.json)
             console.print(workload_table(workload, samples))
+            if workload.streams_weights:
+                stepped, read = contestants[0].decode_and_read(CONTEXT, READING_STEPS, record["step_bytes"])
+                record["workloads"][f"{workload.name}, reading in between"] = {"llmc": stepped, PROBE: read}
+                write(record, arguments.json)
+                console.print(reading_table(stepped, read))
     console.print(record["machine"])
     console.print(f"reproduce: {sys.executable} -m {module} {shlex.join(sys.argv[1:])}", highlight=False)
+
+
+def reading_table(stepped: list[float], read: list[float]) -> Table:
+    """Of llmc's steps, in turn with reading as many bytes: what memory gives changes within seconds."""
+    table = Table(title="decode, batch 1, and reading as many bytes after each step", title_justify="left")
+    for column in ("", "median", "spread", "share of read bandwidth"):
+        table.add_column(column, justify="left" if column == "" else "right")
+    step, reading = Sample(tuple(stepped)), Sample(tuple(read))
+    for name, sample in (("llmc", step), ("reading", reading)):
+        share = f"{reading.paired_ratio(sample):.0%}"
+        table.add_row(name, f"{sample.median * 1e3:.1f} ms", f"{sample.spread:.0%}", share)
+    return table
 
 
 def start_contestants(arguments: argparse.Namespace, gguf: Path, engine: Path) -> list[ContestantProcess]:

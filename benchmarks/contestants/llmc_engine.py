@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.contestants.protocol import serve
+from llmc.codegen.cpp.probes import Memory, open_probes
 from llmc.engine_format import read_engine
 from llmc.runtime.executors.cpp import open_cpp
 from llmc.runtime.kv_capacity import block_count
@@ -17,6 +18,7 @@ from llmc.runtime.requests.generation import Ending, Generation
 from llmc.runtime.requests.request import Origin
 from llmc.runtime.sampling.sampler import Sampler
 from llmc.runtime.sampling.sampling_params import SamplingParams
+from llmc.targets import host_target
 
 
 class LlmcEngine:
@@ -27,6 +29,7 @@ class LlmcEngine:
         self._vocab_size = directory.program.vocab_size
         executor = open_cpp(directory, blocks, threads)
         self._loop = StepLoop(executor, self._limits, blocks, program=directory.program)
+        self._threads = threads
         self._generator = np.random.default_rng(0)
 
     def prefill(self, tokens: int) -> float:
@@ -47,6 +50,19 @@ class LlmcEngine:
         for request in requests:
             self._loop.remove(request)
         return seconds / steps
+
+    def decode_and_read(self, context: int, steps: int, nbytes: int) -> list[list[float]]:
+        request = self._request(context)
+        self._step_until_first_token([request])
+        stepped, read = list[float](), list[float]()
+        with open_probes(host_target(), self._threads) as probes, Memory(nbytes) as memory:
+            for _ in range(steps):
+                start = time.perf_counter()
+                self._loop.step()
+                stepped.append(time.perf_counter() - start)
+                read.append(probes.read_seconds(memory))
+        self._loop.remove(request)
+        return [stepped, read]
 
     def _request(self, length: int) -> Generation:
         tokens = self._generator.integers(0, self._vocab_size, length)

@@ -41,6 +41,16 @@ class Speculator(Protocol):
         ...
 
 
+@runtime_checkable
+class Reader(Protocol):
+    """What can read memory between its steps. Times in seconds."""
+
+    def decode_and_read(self, context: int, steps: int, nbytes: int) -> list[list[float]]:
+        """Times of decode steps of one sequence that starts with `context` tokens, and of reading so many bytes after
+        each."""
+        ...
+
+
 class BatchGenerator(Protocol):
     """What generates whole batches: a request is (prompt's token ids, tokens to generate). Times in seconds."""
 
@@ -61,11 +71,15 @@ def serve(contestant: Contestant) -> None:
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         request = json.loads(line)
+        seconds: float | list[list[float]]
         if request["measure"] == "prefill":
             seconds = contestant.prefill(request["tokens"])
         elif request["measure"] == "speculate":
             assert isinstance(contestant, Speculator)
             seconds = contestant.speculate(*(request[n] for n in ("context", "steps", "drafts", "acceptance")))
+        elif request["measure"] == "decode and read":
+            assert isinstance(contestant, Reader)
+            seconds = contestant.decode_and_read(*(request[n] for n in ("context", "steps", "nbytes")))
         else:
             seconds = contestant.decode(request["batch"], request["context"], request["steps"])
         print(json.dumps({"seconds": seconds}), flush=True)
@@ -110,15 +124,25 @@ class ContestantProcess:
         values = {"context": context, "steps": steps, "drafts": drafts, "acceptance": acceptance}
         return self._ask({"measure": "speculate", **values})
 
+    def decode_and_read(self, context: int, steps: int, nbytes: int) -> tuple[list[float], list[float]]:
+        """Times of decode steps, and of reading so many bytes after each."""
+        stepped, read = self._ask_for_any(
+            {"measure": "decode and read", "context": context, "steps": steps, "nbytes": nbytes}
+        )
+        return stepped, read
+
     def generate(self, batches: Sequence[Sequence[tuple[Sequence[int], int]]]) -> float:
         return self._ask({"batches": batches})
 
     def _ask(self, request: dict[str, Any]) -> float:
+        return float(self._ask_for_any(request))
+
+    def _ask_for_any(self, request: dict[str, Any]) -> Any:
         assert self._process.stdin is not None
         with turn(self._process.pid):
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
-            return float(self._answer()["seconds"])
+            return self._answer()["seconds"]
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None

@@ -90,7 +90,14 @@ class Probes:
 
     def read_bandwidth(self, memory: "Memory") -> float:
         """Bytes a second."""
-        return memory.nbytes / _best(lambda: self._library.llmc_read_all(self._pool, memory.address, memory.nbytes))
+        return memory.nbytes / _best(lambda: self._read(memory))
+
+    def read_seconds(self, memory: "Memory") -> float:
+        """Of one pass over it."""
+        return _seconds(lambda: self._read(memory))
+
+    def _read(self, memory: "Memory") -> None:
+        self._library.llmc_read_all(self._pool, memory.address, memory.nbytes)
 
     def multiply_rate(self, dtype: Operands, repeats: int) -> float:
         """Floating-point operations a second, in cache. repeats: some microseconds each."""
