@@ -9,6 +9,7 @@
 #include "activation.h"
 #include "kernel.h"
 #include "panel_product.h"
+#include "prefetcher.h"
 #include "thread_pool.h"
 
 // y = activation(x · weightᵀ + bias + delta) · scale + residual  (llmc::linear, llmc::fused_linear)
@@ -63,6 +64,7 @@ inline int64_t linear_scratch_bytes(int64_t tokens, int64_t in) {
 struct Tiles {
   Tiles(int64_t tokens, int64_t tallest)
       : count((tokens + tallest - 1) / tallest), height(tokens / count), taller(tokens % count) {}
+  int64_t tokens() const { return start(count); }
   int64_t start(int64_t tile) const { return tile * height + std::min(tile, taller); }
   int64_t height_of(int64_t tile) const { return height + (tile < taller); }
 
@@ -210,7 +212,7 @@ struct PanelBlock {
 };
 
 // The tiles from the given one on, one after the other. What is wanted next is fetched evenly, from `next` on,
-// next_stride elements a step.
+// next_stride elements a step. A stride of zero: nothing is.
 template <class T>
 inline void multiply_tiles(TileProduct<T>& multiply, const PanelBlock<T>& block, int64_t from, const T* weight,
                            const T* next, int64_t next_stride) {
@@ -241,7 +243,9 @@ struct DensePanels {
       const T* next = block.panel + 1 < end_ ? weight + panel_elements
                       : after < steps_       ? weight_ + first_ * panel_elements + after * kRow
                                              : weight_ + end_ * panel_elements;
-      multiply_tiles(product_, block, 0, weight, next, (kRow + block.tiles.count - 1) / block.tiles.count);
+      const int64_t count = block.tiles.count, stride = (kRow + count - 1) / count;
+      const bool asks = !is_read_ahead(block.tiles.tokens(), 8);
+      multiply_tiles(product_, block, 0, weight, asks ? next : weight, asks ? stride : 0);
     }
 
    private:
