@@ -1,0 +1,40 @@
+"""Whole programs of models whose attention is of another kind, each kernel in Triton's interpreter, say what Hugging
+Face says: latents of keys and values, ALiBi's slopes, chunks, windows."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from llmc.architectures.tiny_config import tiny_architecture
+from llmc.codegen.triton.lowering import lower_device
+from llmc.graph.capture import capture
+from llmc.graph.execute import Chunk
+from llmc.options import BuildOptions
+from llmc.passes.pipeline import default
+from llmc.passes.runner import run_pipeline
+from tests.codegen.triton.device_harness import interpret_steps
+from tests.end_to_end.logits import assert_close
+from tests.gpu_target import gpu_target
+from tests.tiny_models import saved, tiny_tokens
+
+FAMILIES = ("deepseek_v2", "deepseek_v3", "minicpm3", "bloom", "mpt", "falcon+alibi", "llama4_text", "gemma3_text")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_other_attentions_say_what_hugging_face_says(family: str, tmp_path: Path) -> None:
+    """A prompt in two chunks, then a single token, in fp32."""
+    model = tiny_architecture(family)
+    options = BuildOptions(max_batch_tokens=64, max_logit_rows=64)
+    captured = capture(saved(model, tmp_path / "model"), options)
+    lowered = lower_device(run_pipeline(captured.graph, default(), options).graph, gpu_target("h100"), options)
+    tokens = tiny_tokens(21)
+    steps = tuple((Chunk(0, a, tuple(tokens[a:b])),) for a, b in pairwise((0, 17, 20, 21)))
+    got = torch.cat([part for step in interpret_steps(lowered, captured.source, steps, tmp_path) for part in step])
+    with torch.no_grad():
+        expected = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].float().numpy()
+    assert_close(got.numpy(), expected)
