@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 import llmc
 from llmc.errors import CaptureError, CheckpointError, RequestError
 from llmc.graph.heads.sentence_modules import sentence_modules
-from llmc.program import Pooling, Task
+from llmc.program import Head, Pooling, Similarity, Task
+from llmc.runtime.head_rows import similarity
 from tests.heads.tiny_texts import MODELS, least_cosine, rows_of, texts, tiny_model
 from tests.quick_sample import quick_sample
 
@@ -114,7 +115,9 @@ _PROMPTS = {"query": "Find: ", "passage": ""}
         ({"prompts": {"query": 1}}, "the prompts are"),
         ({"prompts": ["query: "]}, "the prompts are"),
         ({"prompts": _PROMPTS, "default_prompt_name": "document"}, "'document', which is not among.*query, passage"),
+        ({"prompts": _PROMPTS, "default_prompt_name": ["query"]}, "default prompt is .'query'.*not among"),
         ({"similarity_fn_name": "hamming"}, "compared by 'hamming'"),
+        ({"similarity_fn_name": ["dot"]}, "compared by .'dot'"),
         ({"prompts": _PROMPTS}, "the mean leaves the tokens of a text's prompt out"),
     ],
 )
@@ -125,6 +128,15 @@ def test_preparations_that_cannot_be_had_are_refused(tmp_path: Path, settings: d
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(settings))
     with pytest.raises((CaptureError, CheckpointError), match=said):
         sentence_modules(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("cosine", 0.96), ("dot", 24), ("euclidean", -(2**0.5)), ("manhattan", -2)]
+)
+def test_vectors_are_compared_as_the_model_does(kind: str, expected: float) -> None:
+    head = Head(Task.EMBED, Pooling.MEAN, 2, whole_texts=True, similarity=Similarity(kind))
+    found = similarity(head, np.array([3, 4], np.float32), np.array([4, 3], np.float32))
+    assert abs(found - expected) < 1e-6
 
 
 def test_texts_stand_behind_their_prompts(tmp_path: Path) -> None:

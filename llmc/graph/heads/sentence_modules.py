@@ -121,7 +121,7 @@ def _preparation(said: Mapping[str, Any], lowercases: bool, file: Path) -> TextP
     prompts, default = said.get("prompts") or {}, said.get("default_prompt_name")
     if not isinstance(prompts, Mapping) or not all(isinstance(text, str) for text in prompts.values()):
         raise CheckpointError(f"the prompts are {prompts!r:.60}", at=file, fix="download the model again")
-    if default is not None and default not in prompts:
+    if default is not None and (not isinstance(default, str) or default not in prompts):
         raise CheckpointError(
             f"the default prompt is {default!r:.60}, which is not among the prompts: {', '.join(prompts) or 'none'}",
             at=file,
@@ -133,7 +133,7 @@ def _preparation(said: Mapping[str, Any], lowercases: bool, file: Path) -> TextP
 def _similarity(said: Mapping[str, Any], file: Path) -> Similarity:
     named = said.get("similarity_fn_name") or Similarity.COSINE.value
     known = {each.value: each for each in Similarity}
-    if named not in known:
+    if not isinstance(named, str) or named not in known:
         raise CaptureError(
             f"vectors are compared by {named!r:.60}, which is not known", at=file, fix=f"use {', '.join(known)}"
         )
