@@ -44,14 +44,21 @@ struct FetchCodes {
   }
 };
 
+// As many tokens' product waits for memory on two cores of a Zen 4. If these ask for pages alone, codes of 8 bits come at
+// 1.1 to 1.4 times the rate of asking for every line or for none, those of 4 bits at 1.02 to 1.25 times (memory from 20
+// to 40 GB/s).
+template <class Product>
+constexpr int64_t most_waiting(int64_t bits) {
+  return bits == 4 ? 4 : Product::kIsInteger ? 8 : 1;
+}
+
 // By `tiles` of `tokens` together, each `fetches` times.
-inline FetchCodes fetch_after(const CodeBlock& block, int64_t tokens, int64_t tiles, int64_t fetches) {
-  // Of 8 bits one token's come at 41 instead of 34 GB/s (two cores of a Zen 4), and at 26 if lines that are there are
-  // asked for; by which those of 4 bits gain: 32 instead of 30 GB/s, and 25 if they ask for what comes next.
+template <class Product>
+FetchCodes fetch_after(const CodeBlock& block, int64_t tokens, int64_t tiles, int64_t fetches) {
   // Planes are not read here.
-  if (!block.panels.in_planes()) {
-    if (block.panels.bits == 8 && is_read_ahead(tokens, 1)) return {block.codes, 0};
-    if (block.panels.bits == 4 && is_read_ahead(tokens, 4)) return {block.codes, 1};
+  if (!block.panels.in_planes() && is_read_ahead(tokens, most_waiting<Product>(block.panels.bits))) {
+    ask_for_pages(block.next, block.bytes);
+    return {block.codes, 0};
   }
   return {block.next, (block.bytes / fetches + tiles - 1) / tiles};
 }
