@@ -7,11 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from llmc.codegen.cpp.build import compile_engine
 from llmc.codegen.cpp.lowering import lower
 from llmc.options import BuildOptions
 from llmc.targets import host_target
-from tests.codegen.engine_harness import OpenEngine, packed_weights
+from tests.codegen.engine_harness import OpenEngine, compile_engine, packed_weights
 from tests.codegen.test_engine import MIXED_STEPS
 from tests.codegen.tiny_models import gemma2
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llmc.codegen.cpp.build import compile_engine
+from llmc.codegen.cpp.build import SOURCE_NAME, compile_source, library_name
 from llmc.codegen.cpp.lowering import Lowered
 from llmc.codegen.target_kind import kind_of
 from llmc.compiler import packed
@@ -115,6 +115,17 @@ def run_engine(
     weights = packed_weights(lowered, source)
     with OpenEngine(library, lowered.program, weights, sequences, blocks, threads) as engine:
         return [engine.step(step) for step in steps]
+
+
+def compile_engine(lowered: Lowered, target: CpuTarget, directory: Path) -> Path:
+    """Write the source and the library as an engine has them under `directory`; returns the path of the library."""
+    source = directory / SOURCE_NAME
+    source.parent.mkdir(parents=True, exist_ok=True)
+    source.write_text(lowered.source, encoding="utf-8")
+    content = compile_source(lowered, source, target)
+    library = directory / library_name(content)
+    library.write_bytes(content)
+    return library
 
 
 def packed_weights(lowered: Lowered, source: WeightSource) -> list[Tensor]:

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from llmc.codegen.cpp.build import compile_engine
 from llmc.codegen.cpp.lowering import lower
 from llmc.codegen.cpp.toolchain import find_toolchain, run_tool
 from llmc.graph.execute import Chunk, run_steps
@@ -24,7 +23,7 @@ from llmc.settings import settings
 from llmc.targets import CpuTarget, host_target
 from tests.cache_beside import cache_beside
 from tests.codegen.cpp.runnable_targets import RUNNABLE
-from tests.codegen.engine_harness import OpenEngine, packed_weights, run_engine
+from tests.codegen.engine_harness import OpenEngine, compile_engine, packed_weights, run_engine
 from tests.codegen.tiny_models import VOCABULARY, gemma2, gpt2, llama
 from tests.tolerances import CPU_STEPS
 

@@ -2,27 +2,40 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from llmc.cache import CacheDirectory
+from llmc.files.atomic_directory import AtomicDirectory
 
 _HASHES = "sha256.json"
 
 
-def write_hashes(entry: Path, names: Sequence[str]) -> None:
-    """Write down what these files of an entry hold."""
-    hashes = {name: _sha256(entry / name) for name in names}
-    (entry / _HASHES).write_text(json.dumps(hashes), encoding="utf-8")
+def hashed_entry(
+    cache: CacheDirectory, name: str, files: Sequence[str], compile: Callable[[Path], None], *, turn: str | None = None
+) -> Path:
+    """The entry with these files, which `compile` writes into a folder if it is not there or not whole. turn: as of
+    CacheDirectory.find_or_make."""
+
+    def make(entry: Path) -> None:
+        with AtomicDirectory(entry, lambda broken: True) as directory:
+            compile(directory.path)
+            (directory.path / _HASHES).write_text(json.dumps(_hashes(directory.path, files)), encoding="utf-8")
+            directory.commit()
+
+    return cache.find_or_make(name, lambda entry: _is_whole(entry, files), make, turn=turn)
 
 
-def has_hashes(entry: Path, names: Sequence[str]) -> bool:
-    """Whether these are the files of the entry, and hold what was written down."""
+def _is_whole(entry: Path, files: Sequence[str]) -> bool:
     try:
-        hashes = json.loads((entry / _HASHES).read_text(encoding="utf-8"))
-        return bool(hashes == {name: _sha256(entry / name) for name in names})
+        return bool(json.loads((entry / _HASHES).read_text(encoding="utf-8")) == _hashes(entry, files))
     except (OSError, ValueError):
         return False
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _hashes(folder: Path, files: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for name in files:
+        with (folder / name).open("rb") as file:
+            found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found

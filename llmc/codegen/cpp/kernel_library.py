@@ -12,13 +12,13 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
+from functools import partial
 from pathlib import Path
 
 from llmc.cache import CacheKind, open_cache
-from llmc.codegen.cpp.hashed_files import has_hashes, write_hashes
+from llmc.codegen.cpp.hashed_files import hashed_entry
 from llmc.codegen.cpp.kernel_api import kernel_include_dir, layout_source, open_kernels
 from llmc.codegen.cpp.toolchain import Toolchain, find_toolchain, run_tool
-from llmc.files.atomic_directory import AtomicDirectory
 from llmc.program import ITEMSIZES
 from llmc.targets import CpuTarget
 
@@ -37,7 +37,8 @@ _COMMON_FLAGS = (
     "-Wextra",
 )
 _SHARED_FLAGS = ("-shared", "-pthread", "-Wl,-z,now")
-_LINK_FLAGS = (*_SHARED_FLAGS, "-Wl,--exclude-libs,ALL")
+# Of a shared library that kernels are linked into.
+LINK_FLAGS = (*_SHARED_FLAGS, "-Wl,--exclude-libs,ALL")
 PAGED_ATTENTION, RAGGED_ATTENTION = "paged_attention", "ragged_attention"
 _ARCHIVE, _SHARED = "libllmc_kernels.a", "libllmc_kernels.so"
 
@@ -70,14 +71,10 @@ def kernel_archive(target: CpuTarget, cache_dir: Path | None = None, part: Part 
     return _entry(target, cache_dir, part) / _ARCHIVE
 
 
-def kernel_shared_library(target: CpuTarget, cache_dir: Path | None = None, part: Part = Part.PLAIN) -> Path:
-    """Kernels as a shared library. CODED has those of PLAIN too."""
-    return _entry(target, cache_dir, part) / _SHARED
-
-
 def load_kernels(target: CpuTarget, cache_dir: Path | None = None, part: Part = Part.PLAIN) -> ctypes.CDLL:
-    """The same, opened: probes, tests and benchmarks call kernels one by one. Raises also what open_kernels does."""
-    return open_kernels(kernel_shared_library(target, cache_dir, part))
+    """A part as a shared library, opened: probes, tests and benchmarks call kernels one by one. CODED has PLAIN's too.
+    Raises also what open_kernels does."""
+    return open_kernels(_entry(target, cache_dir, part) / _SHARED)
 
 
 def compile_flags(target: CpuTarget) -> tuple[str, ...]:
@@ -85,28 +82,18 @@ def compile_flags(target: CpuTarget) -> tuple[str, ...]:
     return (*_COMMON_FLAGS, *target.compiler_flags)
 
 
-def link_flags() -> tuple[str, ...]:
-    """How a shared library of kernels is linked."""
-    return _LINK_FLAGS
-
-
 def _entry(target: CpuTarget, cache_dir: Path | None, part: Part) -> Path:
     toolchain = find_toolchain()
     # Before our turn: it takes one of its own.
     beside = () if part is Part.PLAIN else (kernel_archive(target, cache_dir),)
-
-    def make(entry: Path) -> None:
-        with AtomicDirectory(entry, lambda broken: True) as directory:
-            _compile(target, toolchain, _sources(part), beside, directory.path)
-            directory.commit()
-
+    compile = partial(_compile, target, toolchain, _sources(part), beside)
     name = f"{target.name}-{part.value}-{_key(target, toolchain)}"
-    return open_cache(CacheKind.KERNELS, cache_dir).find_or_make(name, _is_whole, make, turn="compile")
+    return hashed_entry(open_cache(CacheKind.KERNELS, cache_dir), name, (_ARCHIVE, _SHARED), compile, turn="compile")
 
 
 def _key(target: CpuTarget, toolchain: Toolchain) -> str:
     digest = hashlib.sha256()
-    recipe = [toolchain.compiler, toolchain.version, compile_flags(target), _LINK_FLAGS]
+    recipe = [toolchain.compiler, toolchain.version, compile_flags(target), LINK_FLAGS]
     digest.update(json.dumps(recipe).encode() + layout_source().encode())
     for source in sorted(kernel_include_dir().iterdir()):
         if source.suffix in (".h", ".cpp"):
@@ -154,8 +141,3 @@ def _compile(
     run_tool(shared, source=kernel_include_dir())
     for left in (*objects, build / "layouts.cpp"):
         left.unlink(missing_ok=True)
-    write_hashes(build, (_ARCHIVE, _SHARED))
-
-
-def _is_whole(entry: Path) -> bool:
-    return has_hashes(entry, (_ARCHIVE, _SHARED))

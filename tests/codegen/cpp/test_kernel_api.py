@@ -11,7 +11,7 @@ from llmc.codegen.cpp import kernel_api as read
 from llmc.codegen.cpp.cache_kernels import CODED_HEAD
 from llmc.codegen.cpp.kernel import SCALES
 from llmc.codegen.cpp.kernel_api import enumerator, field_names, kernel_api, layout_assertion, layout_source
-from llmc.codegen.cpp.kernel_library import kernel_shared_library
+from llmc.codegen.cpp.kernel_library import kernel_archive
 from llmc.codegen.cpp.panel import PANEL
 from llmc.codegen.cpp.toolchain import find_toolchain, run_tool
 from llmc.errors import ToolchainError
@@ -66,7 +66,7 @@ def test_another_layout_does_not_compile(tmp_path: Path) -> None:
 
 
 def test_a_library_that_lays_structs_out_differently_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    path = kernel_shared_library(host_target())
+    path = kernel_archive(host_target()).with_suffix(".so")
     read.open_kernels(path)
     layouts = read._layouts()
     monkeypatch.setattr(read, "_layouts", lambda: [*layouts[:-1], ("offsetof(LlmcBindings, threads)", 4)])
