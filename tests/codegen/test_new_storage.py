@@ -16,7 +16,7 @@ FILES = {"bitmask.py": "ops/bitmask.py", "bitmask.cpp": "codegen/cpp/kernels/bit
 LINES = (
     Line(
         "codegen/cpp/storages.py",
-        '        None: Storage("", _panels, _table, _dense_refusal),',
+        '        None: Storage("", _panels, _table, dense_refusal),',
         '        _llmc.bitmask.default: rows("bitmask", "mask", "values"),',
     ),
 )

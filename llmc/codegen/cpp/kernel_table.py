@@ -6,9 +6,8 @@ import torch
 
 import llmc.ops  # noqa: F401  (registers the ops that the table names)
 from llmc.codegen.cpp.cache_kernels import attended, caching
-from llmc.codegen.cpp.choice_kernels import choose_keys_kernel
 from llmc.codegen.cpp.kernel import Kernel, by_name
-from llmc.codegen.cpp.more_arguments import adapted, of_requests, of_texts, pooled
+from llmc.codegen.cpp.more_arguments import adapted, choosing, of_requests, of_texts, pooled
 from llmc.codegen.cpp.products import lookup, of_heads, product, sent
 from llmc.codegen.cpp.rank_kernels import among_ranks, gathered
 from llmc.codegen.cpp.state_kernels import WIDEST_CONV, WIDEST_KEY, carrying, decays, semiring
@@ -62,7 +61,9 @@ KERNELS: dict[Any, Kernel] = {
     _llmc.paged_attention.default: caching(
         "paged_attention", {"q": "tokens: heads head_dim"}, results=("y",), more=attended
     ),
-    _llmc.paged_choose_keys.default: choose_keys_kernel(),
+    _llmc.paged_choose_keys.default: by_name(
+        "paged_choose_keys", {"q": "tokens: heads head_dim"}, typed=("q", "k_cache"), more=choosing
+    ),
     _llmc.causal_conv_with_state.default: carrying(
         "causal_conv", {"x": ": channels", "weight": "width _"}, typed=None, widest=("weight", 0, WIDEST_CONV)
     ),

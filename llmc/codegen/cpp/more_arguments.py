@@ -1,4 +1,4 @@
-"""What kernels take beside what their ops do: of adapters, and of the texts of a step as a whole."""
+"""What kernels take beside what their ops do: of adapters, of the texts of a step as a whole, and of keys to choose."""
 
 import torch
 
@@ -39,3 +39,16 @@ def pooled(call: Call) -> Arguments:
 def of_texts(call: Call) -> Arguments:
     """What attention to both sides takes: keys and values lie one position a block."""
     return {"requests": Count.REQUESTS, "block_size": 1}
+
+
+def choosing(call: Call) -> Arguments:
+    """What a choice of keys takes, with room for the scores of those that are best so far."""
+    _, block_size, half = call.shape("k_cache")
+    return {
+        "requests": Count.REQUESTS,
+        "max_blocks": Count.MAX_BLOCKS,
+        "block_size": block_size,
+        "half": half,
+        **{name: call.cache(name) for name in ("k_cache", "v_cache")},
+        "scores": call.workspace("scores", call.count("q"), call.plain("count"), torch.float32).pointer,
+    }

@@ -5,14 +5,15 @@ the sums.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import fx
 
 from llmc.codegen.call import Call, arguments_of
-from llmc.codegen.cpp.kernel import DTYPES, Arguments, Kernel, no_more, refuse_dtypes
+from llmc.codegen.cpp.kernel import DTYPES, Arguments, Kernel, by_name, no_more, refuse_dtypes
 from llmc.codegen.cpp.panel import PANEL
-from llmc.codegen.cpp.storages import STORAGES
+from llmc.codegen.cpp.storages import STORAGES, dense_refusal
 from llmc.codegen.storage import storage_for, storage_of
 from llmc.graph.product_parts import is_of_experts, unrounded_parts, x_of
 from llmc.graph.refusal import Refusal
@@ -79,26 +80,14 @@ def sent(call: Call) -> Arguments:
 def of_heads() -> Kernel:
     """llmc::head_linear, whose heads are as experts that every token is sent to."""
 
-    def arguments(call: Call) -> Arguments:
-        heads, out, channels = call.shape("weight")
-        return {
-            "tokens": call.count("x"),
-            "in": channels,
-            "out": out,
-            "slots": 1,
-            "experts": heads,
-            "x": call.rows("x"),
-            "weight": call.weight("weight", Layout.PANELS),
-            "y": call.result(),
-        }
+    def of_panels(call: Call) -> Arguments:
+        return {"slots": 1, "weight": call.weight("weight", Layout.PANELS)}
 
     def refused(node: fx.Node, target: CpuTarget) -> Refusal | None:
-        weight, x = (arguments_of(node)[name].meta["val"].dtype for name in ("weight", "x"))
-        if weight.itemsize > x.itemsize:
-            return Refusal(f"the weight is {weight} but x is {x}: packing it would lose digits", node)
-        return refuse_dtypes(node, ("x", "weight"))
+        return dense_refusal(node, {}) or refuse_dtypes(node, ("x", "weight"))
 
-    return Kernel("head_linear", lambda call: (DTYPES[call.dtype("x")],), arguments, refused)
+    kernel = by_name("head_linear", {"x": "tokens: experts in", "weight": "_ out _"}, more=of_panels)
+    return replace(kernel, refusal=refused)
 
 
 def lookup() -> Kernel:

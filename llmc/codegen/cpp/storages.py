@@ -54,7 +54,8 @@ def _table(call: Call) -> tuple[str, dict[str, Argument]]:
     return name, {"weight": call.weight("weight", layout)}
 
 
-def _dense_refusal(node: fx.Node, parts: Mapping[str, fx.Node]) -> Refusal | None:
+def dense_refusal(node: fx.Node, parts: Mapping[str, fx.Node]) -> Refusal | None:
+    """What no kernel of a product or lookup of a dense weight reads."""
     given = arguments_of(node)
     weight, result = given["weight"].meta["val"].dtype, node.meta["val"].dtype
     if "x" not in given:
@@ -181,7 +182,7 @@ def rows(reader: str, *parts: str) -> Storage:
 # By the op that yields the weight; None for a dense one, which is no op's.
 STORAGES: Mapping[Any, Storage] = MappingProxyType(
     {
-        None: Storage("", _panels, _table, _dense_refusal),
+        None: Storage("", _panels, _table, dense_refusal),
         _llmc.sparse_bitmask.default: Storage(
             "sparse_", _sparse_panels, _sparse_table, _sparse_refusal, of_experts=False
         ),
