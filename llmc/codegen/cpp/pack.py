@@ -1,5 +1,7 @@
 """Put weights into the layouts that the CPU kernels read: panels of 32 output rows (kernels/api.h)."""
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -38,10 +40,7 @@ def pack(weight: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
 def packed_nbytes(shape: tuple[int, ...], layout: Layout, dtype: torch.dtype) -> int:
     """Bytes of `pack`'s result for a weight of this shape, padding included."""
     if layout in (Layout.ROWS, Layout.VECTOR_F32):
-        count = 1
-        for length in shape:
-            count *= length
-        return count * (4 if layout is Layout.VECTOR_F32 else dtype.itemsize)
+        return math.prod(shape) * (4 if layout is Layout.VECTOR_F32 else dtype.itemsize)
     if len(shape) == 3:
         return shape[0] * packed_nbytes(shape[1:], layout, dtype)
     step = _step(dtype)

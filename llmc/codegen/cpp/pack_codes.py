@@ -77,13 +77,12 @@ def panel_rows(out: int, layout: Layout, panels: int) -> Tensor:
 
 def _fill(to: Tensor, rows: Tensor, shape: CodeShape, codes: Tensor, scales: Tensor, zeros: Tensor | None) -> None:
     """to: [panels, groups, group_nbytes]."""
-    taken = rows.clamp_min(0).flatten()
-    lanes = (*rows.shape, shape.groups)
-    of_rows = torch.where(rows[..., None] >= 0, scales[taken].view(lanes), torch.zeros((), dtype=scales.dtype))
+    taken = rows.clamp_min(0)
+    of_rows = torch.where(rows[..., None] >= 0, scales[taken], torch.zeros((), dtype=scales.dtype))
     start = _put(to, 0, of_rows.transpose(1, 2))
     shift = CODE_FORMATS[shape.format].unsigned_shift
     if zeros is not None:
-        start = _put(to, start, (zeros[taken].view(lanes).to(torch.int16) + shift).transpose(1, 2))
+        start = _put(to, start, (zeros[taken].to(torch.int16) + shift).transpose(1, 2))
     _put(to, start, panel_codes(rows, shape, codes))
 
 
@@ -111,7 +110,9 @@ def _words(codes: Tensor, shape: CodeShape) -> Tensor:
     codes = torch.nn.functional.pad(codes, (0, missing), value=format.unsigned_shift)
     if format.bits == 8:
         return codes.contiguous().view(torch.int32)
-    low = _halves_of_bytes(codes & 15)
+    # Of each eight codes the first four in the low halves of four bytes, the others in the high ones.
+    halves = (codes & 15).unflatten(-1, (-1, 2, 4))
+    low: Tensor = (halves[..., 0, :] | halves[..., 1, :] << 4).flatten(-2)
     if format.in_planes:
         # Of each 32 codes: four words of low bits, then the bits above of every fourth code in a byte.
         more = format.bits - 4
@@ -119,10 +120,3 @@ def _words(codes: Tensor, shape: CodeShape) -> Tensor:
         bits = (above << torch.arange(0, 8, more, dtype=torch.uint8)[:, None]).sum(-2, dtype=torch.uint8)
         low = torch.cat((low.unflatten(-1, (-1, 16)), bits.flatten(-2)), dim=-1).flatten(-2)
     return low.contiguous().view(torch.int32)
-
-
-def _halves_of_bytes(codes: Tensor) -> Tensor:
-    """Of each eight codes the first four in the low halves of four bytes, the others in the high ones."""
-    halves = codes.unflatten(-1, (-1, 2, 4))
-    joined: Tensor = halves[..., 0, :] | halves[..., 1, :] << 4
-    return joined.flatten(-2)

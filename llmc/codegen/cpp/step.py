@@ -20,7 +20,6 @@ _COUNTS = {
     Count.MAX_BLOCKS: "step->max_blocks",
 }
 _INPUTS = {"logit_rows": "step->logit_row_ids", "choices": "choices"}
-_ELEMENTS = {"F32": "float", "BF16": "loops::bf16", "I32": "int32_t"}
 
 
 def print_source(program: Program, loops: Mapping[Loop, str], model: str) -> str:
@@ -172,9 +171,9 @@ def _step(program: Program) -> str:
         "",
     ]
     for buffer in program.buffers:
-        element = _ELEMENTS[buffer.dtype]
-        place = f"reinterpret_cast<{element}*>(engine->arena + {_affine(buffer.offset)})"
-        lines.append(f"  {element}* const {_variable(buffer.name)} = {place};")
+        kind = pointer(buffer.dtype, written=True)
+        place = f"reinterpret_cast<{kind}>(engine->arena + {_affine(buffer.offset)})"
+        lines.append(f"  {kind} const {_variable(buffer.name)} = {place};")
     printer = _LaunchPrinter(program)
     lines.append("  mark(times, 0);")
     for number, launch in enumerate(program.launches):
