@@ -5,6 +5,14 @@
 
 namespace llmc {
 
+// (…(first·x + next)·x + …) + last.
+template <class... Rest>
+inline Vec polynomial(Vec x, float first, Rest... rest) {
+  Vec sum = broadcast(first);
+  ((sum = fma(sum, x, broadcast(rest))), ...);
+  return sum;
+}
+
 // Source: Cody and Waite's reduction x = n·ln2 + r, |r| <= ln2/2, with Cephes' polynomial for e^r. Denormal results,
 // infinities and NaN come out right: 2^n is applied in two factors.
 inline Vec exp(Vec x) {
@@ -15,12 +23,8 @@ inline Vec exp(Vec x) {
   const Vec n = shifted - magic;
   Vec r = fma(n, broadcast(-0.693359375f), x);
   r = fma(n, broadcast(2.12194440e-4f), r);
-  Vec p = broadcast(1.9875691500e-4f);
-  p = fma(p, r, broadcast(1.3981999507e-3f));
-  p = fma(p, r, broadcast(8.3334519073e-3f));
-  p = fma(p, r, broadcast(4.1665795894e-2f));
-  p = fma(p, r, broadcast(1.6666665459e-1f));
-  p = fma(p, r, broadcast(5.0000001201e-1f));
+  Vec p = polynomial(r, 1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f,
+                     5.0000001201e-1f);
   p = fma(p, r * r, r) + 1.0f;
 #if defined(__AVX512F__)
   return _mm512_maskz_scalef_ps(0xffff, p, n);
@@ -36,11 +40,8 @@ inline Vec exp(Vec x) {
 inline Vec tanh(Vec x) {
   const Vec a = absolute(x);
   const Vec s = x * x;
-  Vec p = broadcast(-5.70498872745e-3f);
-  p = fma(p, s, broadcast(2.06390887954e-2f));
-  p = fma(p, s, broadcast(-5.37397155531e-2f));
-  p = fma(p, s, broadcast(1.33314422036e-1f));
-  p = fma(p, s, broadcast(-3.33332819422e-1f));
+  const Vec p = polynomial(s, -5.70498872745e-3f, 2.06390887954e-2f, -5.37397155531e-2f, 1.33314422036e-1f,
+                           -3.33332819422e-1f);
   const Vec small = fma(p * s, x, x);
   const Vec large = 1.0f - 2.0f / (exp(a + a) + 1.0f);
   const Vec signed_large = from_bits(bits_of(large) | (bits_of(x) & 0x80000000u));
@@ -61,12 +62,8 @@ inline Vec erf(Vec x) {
   // Past 4 erf is 1 in fp32, and the polynomial would overflow.
   const Vec large = t > 4.0f ? broadcast(1.0f) : 1.0f - exp(r);
   const Vec signed_large = from_bits(bits_of(large) | (bits_of(x) & 0x80000000u));
-  Vec p = broadcast(-5.96761703e-4f);
-  p = fma(p, s, broadcast(4.99119423e-3f));
-  p = fma(p, s, broadcast(-2.67681349e-2f));
-  p = fma(p, s, broadcast(1.12819925e-1f));
-  p = fma(p, s, broadcast(-3.76125336e-1f));
-  p = fma(p, s, broadcast(1.28379166e-1f));
+  const Vec p = polynomial(s, -5.96761703e-4f, 4.99119423e-3f, -2.67681349e-2f, 1.12819925e-1f, -3.76125336e-1f,
+                           1.28379166e-1f);
   const Vec small = fma(p, x, x);
   const Vec result = t > 0.927734375f ? signed_large : small;
   return x != x ? x : result;
@@ -93,10 +90,8 @@ inline Vec activate(LlmcActivation activation, Vec x) {
       return gelu_tanh(x);
     case LLMC_RELU:
       return relu(x);
-    case LLMC_RELU2: {
-      const Vec positive = relu(x);
-      return positive * positive;
-    }
+    case LLMC_RELU2:
+      return relu(x) * relu(x);
     case LLMC_QUICK_GELU:
       return quick_gelu(x);
     case LLMC_SIGMOID:

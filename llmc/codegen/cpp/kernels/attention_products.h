@@ -22,11 +22,6 @@ struct FloatSteps {
   static Vec load_steps(const T* from, Lanes channels) {
     return load(from, channels);
   }
-  // The steps of one row of codes.
-  template <class K, class Lanes>
-  static Vec load_codes(const Cache<K>& cache, CodeRow row, int64_t channel, Lanes lanes) {
-    return cache.values(row, channel, lanes);
-  }
   template <class K, int VECTORS>
   static void load_codes_across(const Cache<K>& cache, const CodeRow (&rows)[1], int64_t channel, Vec (&to)[VECTORS]) {
     cache.values(rows[0], channel, to);

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 namespace llmc {
 
@@ -31,14 +32,11 @@ inline bf16 to_bf16(float x) {
 }
 
 template <class T>
-T from_float(float x);
-template <>
-inline float from_float<float>(float x) {
-  return x;
-}
-template <>
-inline bf16 from_float<bf16>(float x) {
-  return to_bf16(x);
+inline T from_float(float x) {
+  if constexpr (std::is_same_v<T, float>)
+    return x;
+  else
+    return to_bf16(x);
 }
 
 }  // namespace llmc

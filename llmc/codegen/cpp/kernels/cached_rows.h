@@ -94,14 +94,13 @@ struct CacheOfCodes {
         groups(channels / width),
         inverse_width(((uint64_t{1} << 32) + static_cast<uint64_t>(width) - 1) / static_cast<uint64_t>(width)),
         one_scale_a_vector(width % kLanes == 0) {}
-  int64_t code_bytes() const { return Format::kNibbles ? channels / 2 : channels; }
-  int64_t head_bytes() const { return block_size * (code_bytes() + groups * (Format::kNibbles ? 4 : 2)); }
-  int64_t row_bytes() const { return code_bytes(); }
+  int64_t row_bytes() const { return Format::kNibbles ? channels / 2 : channels; }  // codes
+  int64_t head_bytes() const { return block_size * (row_bytes() + groups * (Format::kNibbles ? 4 : 2)); }
   Row row(const void* block, int64_t position) const {
     const auto* data = static_cast<const uint8_t*>(block);
-    return {data + position * code_bytes(), data + block_size * code_bytes() + 2 * position};
+    return {data + position * row_bytes(), data + block_size * row_bytes() + 2 * position};
   }
-  Row next(Row row) const { return {row.codes + code_bytes(), row.scales + 2}; }
+  Row next(Row row) const { return {row.codes + row_bytes(), row.scales + 2}; }
   static Row moved(Row row, int64_t bytes) { return {row.codes + bytes, row.scales + bytes}; }
   static const void* address(Row row) { return row.codes; }
 

@@ -37,15 +37,8 @@ void convolve(const LlmcCausalConv& a, const llmc::Carried& request, int64_t c, 
 
 template <class T>
 void causal_conv(LlmcPool* pool, const LlmcCausalConv& a) {
-  const int64_t vectors = (a.channels + llmc::kLanes - 1) / llmc::kLanes;
-  llmc::for_parts(pool, a, (a.width - 1) * a.channels, vectors, a.width * llmc::kLanes,
-                  [&](const llmc::Carried& request, int64_t part) {
-                    const int64_t c = part * llmc::kLanes;
-                    if (c + llmc::kLanes <= a.channels)
-                      convolve<T>(a, request, c, llmc::AllLanes{});
-                    else
-                      convolve<T>(a, request, c, a.channels - c);
-                  });
+  llmc::for_columns(pool, a, (a.width - 1) * a.channels, a.width * llmc::kLanes,
+                    [&](const auto& request, int64_t c, auto lanes) { convolve<T>(a, request, c, lanes); });
 }
 
 }  // namespace

@@ -98,11 +98,9 @@ void choose(const LlmcPagedChooseKeys& a, int64_t request, int64_t token) {
 
 template <class T, class K>
 void paged_choose_keys(LlmcPool* pool, const LlmcPagedChooseKeys& a) {
-  llmc::parallel_ranges(pool, a.tokens, 1, [&](int64_t begin, int64_t end, void*) {
-    for (int64_t token = begin; token < end; token++) {
-      const int32_t* next = std::upper_bound(a.query_starts, a.query_starts + a.requests + 1, token);
-      choose<T, K>(a, next - a.query_starts - 1, token);
-    }
+  llmc::parallel_for(pool, a.tokens, [&](int64_t token, void*) {
+    const int32_t* next = std::upper_bound(a.query_starts, a.query_starts + a.requests + 1, token);
+    choose<T, K>(a, next - a.query_starts - 1, token);
   });
 }
 

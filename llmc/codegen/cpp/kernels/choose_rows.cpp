@@ -52,14 +52,6 @@ struct Scratch {
         spare(reinterpret_cast<float*>(tokens + candidates_of(vocabulary))) {}
 };
 
-float sum_of(const float* logits, int64_t count, float largest, float per_temperature) {
-  Vec sum = {};
-  llmc::for_vectors(count, [&](int64_t i, auto lanes) {
-    sum += llmc::keep(llmc::exp((llmc::load(logits + i, lanes) - largest) * per_temperature), lanes);
-  });
-  return llmc::sum_of(sum);
-}
-
 // The tokens whose logit is at least `least`. Without branches, which nobody could predict.
 Candidates gather(const Row& row, float least, const Scratch& scratch) {
   float* const weights = scratch.weights;
@@ -216,7 +208,8 @@ void choose_row(const LlmcChooseRows& a, int64_t index, void* memory) {
     const float largest = llmc::largest_of(begin, count);
     row.largest = std::max(row.largest, largest);
     const bool has_sum = needs_total && std::isfinite(largest);
-    scratch.blocks[block] = {largest, has_sum ? sum_of(begin, count, largest, row.per_temperature) : 0.0f};
+    const float sum = has_sum ? llmc::sum_of_weights(begin, count, largest, row.per_temperature) : 0.0f;
+    scratch.blocks[block] = {largest, sum};
   }
   a.scores[index] = row.largest;
   if (!is_random || !std::isfinite(row.largest)) {

@@ -23,18 +23,10 @@ typedef struct {
 
 namespace {
 
-template <class T, class U>
-void copy_row(const T* x, int64_t channels, U* y) {
-  llmc::for_vectors(channels, [&](int64_t c, auto lanes) { llmc::store(y + c, llmc::load(x + c, lanes), lanes); });
-}
-
-// One head's channels in one row: those of x, rotated if there is a rotation.
+// One head's channels in one row: those of x, rotated.
 template <class T, class K>
-void write_row(const llmc::CacheOf<K>& cache, const llmc::Rotation* rotation, const T* x, K* to) {
-  if (rotation != nullptr)
-    llmc::rotate(*rotation, cache.channels, x, to);
-  else
-    copy_row(x, cache.channels, to);
+void write_row(const llmc::CacheOf<K>& cache, const llmc::Rotation& rotation, const T* x, const K* to) {
+  llmc::rotate(rotation, cache.channels, x, const_cast<K*>(to));
 }
 
 // Codes of channels [first, first + width): nearest((x - minimum) / scale), the scale and the minimum being bf16.
@@ -58,7 +50,7 @@ void store_bf16(uint8_t* to, float x) {
 float rounded(float x) { return llmc::to_float(llmc::to_bf16(x)); }
 
 template <class T, class Format>
-void write_row(const llmc::CacheOfCodes<Format>& cache, const llmc::Rotation* rotation, const T* x, llmc::CodeRow to) {
+void write_row(const llmc::CacheOfCodes<Format>& cache, const llmc::Rotation& rotation, const T* x, llmc::CodeRow to) {
   float values[LLMC_CODED_HEAD];
   uint8_t codes[LLMC_CODED_HEAD];
   write_row(llmc::CacheOf<float>(cache.channels, 0, 0), rotation, x, values);
@@ -84,15 +76,6 @@ void write_row(const llmc::CacheOfCodes<Format>& cache, const llmc::Rotation* ro
   }
 }
 
-template <class K>
-auto slot(const llmc::Cache<K>& cache, void* data, int64_t head, int64_t in_block) {
-  const auto row = cache.row(static_cast<uint8_t*>(data) + head * cache.head_bytes(), in_block);
-  if constexpr (llmc::kHoldsCodes<K>)
-    return row;
-  else
-    return const_cast<K*>(row);
-}
-
 template <class T, class K>
 void kv_write(LlmcPool* pool, const LlmcKvWrite& a) {
   const bool rotates = a.cos != nullptr;
@@ -101,7 +84,8 @@ void kv_write(LlmcPool* pool, const LlmcKvWrite& a) {
   const llmc::Cache<K> keys(a.head_dim, a.block_size, a.cache_group), values(a.value_dim, a.block_size, a.cache_group);
   llmc::for_rows(pool, a.tokens, work, [&](int64_t token) {
     const int64_t angles = rotates ? token * a.half : 0;
-    const llmc::Rotation rotation{a.cos + angles, a.sin + angles, a.half, a.interleaved != 0};
+    const llmc::Rotation none{}, given{a.cos + angles, a.sin + angles, a.half, a.interleaved != 0};
+    const llmc::Rotation& rotation = rotates ? given : none;
     for (int64_t head = 0; head < heads; head++) {
       const int64_t c = head * a.head_dim;
       llmc::rotate(rotation, a.head_dim, llmc::row_of<const T>(a.q, token) + c, llmc::row_of<T>(a.q_out, token) + c);
@@ -112,8 +96,10 @@ void kv_write(LlmcPool* pool, const LlmcKvWrite& a) {
       const int64_t of_block = block * a.kv_heads + head;
       const T* k = llmc::row_of<const T>(a.k, token) + head * a.head_dim;
       const T* v = llmc::row_of<const T>(a.v, token) + head * a.value_dim;
-      write_row(keys, rotates ? &rotation : nullptr, k, slot<K>(keys, a.k_cache, of_block, in_block));
-      write_row(values, nullptr, v, slot<K>(values, a.v_cache, of_block, in_block));
+      const auto* k_block = static_cast<const uint8_t*>(a.k_cache) + of_block * keys.head_bytes();
+      const auto* v_block = static_cast<const uint8_t*>(a.v_cache) + of_block * values.head_bytes();
+      write_row(keys, rotation, k, keys.row(k_block, in_block));
+      write_row(values, none, v, values.row(v_block, in_block));
     }
   });
 }

@@ -44,9 +44,8 @@ void kept_shares(const LlmcLinearAttention& a, int64_t token, int64_t head, floa
   }
 }
 
-template <class T>
-const T* of_head(const LlmcRows& rows, int64_t token, int64_t first) {
-  return llmc::row_of<const T>(rows, token) + first;
+const float* of_head(const LlmcRows& rows, int64_t token, int64_t first) {
+  return llmc::row_of<const float>(rows, token) + first;
 }
 
 // The tokens of one pass without the delta rule: none needs what another one found, so that a row of the state is read
@@ -57,10 +56,10 @@ void add(const LlmcLinearAttention& a, const Head& h, int64_t token, Lanes lanes
   float kept[kCount][kWidestKey];
   llmc::Vec added[kCount][kVectors], sum[kCount][kVectors] = {};
   for (int64_t t = 0; t < kCount; t++) {
-    q[t] = of_head<float>(a.q, token + t, h.group);
-    k[t] = of_head<float>(a.k, token + t, h.group);
+    q[t] = of_head(a.q, token + t, h.group);
+    k[t] = of_head(a.k, token + t, h.group);
     kept_shares(a, token + t, h.head, kept[t]);
-    const float* v = of_head<float>(a.v, token + t, h.head * a.value_dim + h.column);
+    const float* v = of_head(a.v, token + t, h.head * a.value_dim + h.column);
     for (int64_t c = 0; c < kVectors; c++) added[t][c] = llmc::load(v + c * llmc::kLanes, lanes);
   }
   for (int64_t i = 0; i < a.key_dim; i++) {
@@ -87,7 +86,7 @@ struct Found {
   llmc::Vec sum[kVectors];
 
   void begin(const LlmcLinearAttention& a, const Head& h, int64_t token) {
-    const float* k = of_head<float>(a.k, token, h.group);
+    const float* k = of_head(a.k, token, h.group);
     kept_shares(a, token, h.head, kept);
     llmc::for_vectors(a.key_dim, [&](int64_t i, auto lanes) {
       llmc::store(key + i, llmc::load(k + i, lanes) * llmc::load(kept + i, lanes), lanes);
@@ -100,8 +99,8 @@ struct Found {
 template <int64_t kVectors, bool kHasNext, class Lanes>
 void correct(const LlmcLinearAttention& a, const Head& h, int64_t token, const Found<kVectors>& found,
              Found<kVectors>& next, Lanes lanes) {
-  const float *q = of_head<float>(a.q, token, h.group), *k = of_head<float>(a.k, token, h.group);
-  const float* v = of_head<float>(a.v, token, h.head * a.value_dim + h.column);
+  const float *q = of_head(a.q, token, h.group), *k = of_head(a.k, token, h.group);
+  const float* v = of_head(a.v, token, h.head * a.value_dim + h.column);
   const float beta = llmc::row_of<const float>(a.beta, token)[h.head];
   if constexpr (kHasNext) next.begin(a, h, token + 1);
   llmc::Vec added[kVectors], sum[kVectors] = {}, ahead[kVectors] = {};

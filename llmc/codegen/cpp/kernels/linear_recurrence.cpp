@@ -29,14 +29,8 @@ void recur(const LlmcLinearRecurrence& a, const llmc::Carried& request, int64_t 
 }
 
 void linear_recurrence(LlmcPool* pool, const LlmcLinearRecurrence& a) {
-  const int64_t vectors = (a.channels + llmc::kLanes - 1) / llmc::kLanes;
-  llmc::for_parts(pool, a, a.channels, vectors, llmc::kLanes, [&](const llmc::Carried& request, int64_t part) {
-    const int64_t c = part * llmc::kLanes;
-    if (c + llmc::kLanes <= a.channels)
-      recur(a, request, c, llmc::AllLanes{});
-    else
-      recur(a, request, c, a.channels - c);
-  });
+  llmc::for_columns(pool, a, a.channels, llmc::kLanes,
+                    [&](const auto& request, int64_t c, auto lanes) { recur(a, request, c, lanes); });
 }
 
 }  // namespace

@@ -63,6 +63,15 @@ inline float largest_of(const float* logits, int64_t count) {
   return found;
 }
 
+// Of e^((logit - largest) / temperature).
+inline float sum_of_weights(const float* logits, int64_t count, float largest, float per_temperature) {
+  Vec sum = {};
+  for_vectors(count, [&](int64_t i, auto lanes) {
+    sum += keep(exp((load(logits + i, lanes) - largest) * per_temperature), lanes);
+  });
+  return sum_of(sum);
+}
+
 // The lowest token with the largest logit, or that is NaN where one is.
 inline int32_t first_largest(const LogitRow& row) {
   if (row.largest == kInfinity)

@@ -41,6 +41,13 @@ inline float floor_div(float a, float b) { return floorf(a / b); }
 inline int32_t remainder(int32_t a, int32_t b) { return a - b * floor_div(a, b); }
 inline float remainder(float a, float b) { return a - b * floorf(a / b); }
 
+// (…(first·x + next)·x + …) + last.
+template <class... Rest>
+inline float polynomial(float x, float first, Rest... rest) {
+  ((first = first * x + rest), ...);
+  return first;
+}
+
 // Infinities, NaN and denormal results come out right without a branch: 2^n is applied in two factors.
 inline float exp(float x) {
   const float below = x > 89.0f ? 89.0f : x;  // this way round a NaN stays
@@ -48,12 +55,8 @@ inline float exp(float x) {
   const float shifted = bounded * 1.44269504088896341f + 12582912.0f;  // adding 1.5·2^23 rounds to an integer
   const float n = shifted - 12582912.0f;
   const float r = bounded - n * 0.693359375f + n * 2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
+  float p = polynomial(r, 1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f,
+                       5.0000001201e-1f);
   p = p * r * r + r + 1.0f;
   const int32_t exponent = static_cast<int32_t>(to_bits(shifted) - to_bits(12582912.0f));
   const int32_t low = exponent >> 1, high = exponent - low;
@@ -62,11 +65,8 @@ inline float exp(float x) {
 
 inline float tanh(float x) {
   const float a = fabsf(x), z = x * x;
-  float p = -5.70498872745e-3f;
-  p = p * z + 2.06390887954e-2f;
-  p = p * z - 5.37397155531e-2f;
-  p = p * z + 1.33314422036e-1f;
-  p = p * z - 3.33332819422e-1f;
+  const float p = polynomial(z, -5.70498872745e-3f, 2.06390887954e-2f, -5.37397155531e-2f, 1.33314422036e-1f,
+                             -3.33332819422e-1f);
   const float near_zero = p * z * x + x;
   const float far = 1.0f - 2.0f / (exp(2.0f * a) + 1.0f);
   return a < 0.625f ? near_zero : copysignf(far, x);
@@ -74,11 +74,7 @@ inline float tanh(float x) {
 
 inline float erf(float x) {
   const float a = fabsf(x), t = 1.0f / (1.0f + 0.3275911f * a);
-  float p = 1.061405429f;
-  p = p * t - 1.453152027f;
-  p = p * t + 1.421413741f;
-  p = p * t - 0.284496736f;
-  p = p * t + 0.254829592f;
+  const float p = polynomial(t, 1.061405429f, -1.453152027f, 1.421413741f, -0.284496736f, 0.254829592f);
   return copysignf(1.0f - p * t * exp(-a * a), x);
 }
 

@@ -57,7 +57,7 @@ struct WordsOfRows {
 
   template <class Emit>
   void decode(VecBits words, int64_t index, const Emit& emit) {
-    const int64_t half = cache.code_bytes();
+    const int64_t half = cache.row_bytes();
     for (int64_t channel = 4 * index; channel < std::min(4 * index + 4, half); channel++, words >>= 8) {
       if constexpr (Format::kNibbles) {
         emit(channel, number(words & 15u, channel, low));

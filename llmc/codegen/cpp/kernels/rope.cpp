@@ -35,12 +35,9 @@ void rope(LlmcPool* pool, const LlmcRope& a) {
   });
 }
 
-}  // namespace
-
 // The angle is rounded to fp32 before its cosine is taken, as torch does: at position 1,000,000 that rounding alone
 // moves the angle by up to 0.03, so a better one would differ from what the model was trained with.
-LLMC_EXPORT void llmc_rope_angles(LlmcPool* pool, const LlmcRopeAngles* arguments) {
-  const LlmcRopeAngles& a = *arguments;
+void rope_angles(LlmcPool* pool, const LlmcRopeAngles& a) {
   constexpr int64_t kWork = 64;  // of a cosf and a sinf, against an element of a light loop
   llmc::for_rows(pool, a.tokens, kWork * a.half, [&](int64_t token) {
     const float position = static_cast<float>(a.positions[token]);
@@ -52,4 +49,7 @@ LLMC_EXPORT void llmc_rope_angles(LlmcPool* pool, const LlmcRopeAngles* argument
   });
 }
 
+}  // namespace
+
+LLMC_KERNEL(LlmcRopeAngles, rope_angles, rope_angles)
 LLMC_KERNELS(LlmcRope, rope, rope)

@@ -1,5 +1,7 @@
 // How the kernels that work on rows, one after the other, walk channels and share rows among threads.
 #pragma once
+#include <algorithm>
+
 #include "kernel.h"
 #include "thread_pool.h"
 #include "vector.h"
@@ -8,7 +10,9 @@ namespace llmc {
 
 // Stands where a count of lanes could: a body that takes `auto lanes` is compiled once for whole vectors, once for the
 // last, partial one.
-struct AllLanes {};
+struct AllLanes {
+  operator int64_t() const { return kLanes; }
+};
 
 template <class T>
 inline Vec load(const T* from, AllLanes) {
@@ -42,14 +46,7 @@ template <class Body>
 inline void for_rows(LlmcPool* pool, int64_t rows, int64_t work, const Body& body) {
   constexpr int64_t kSerial = 32768;
   constexpr int64_t kChunk = 8192;
-  if (rows * work < kSerial) {
-    for (int64_t row = 0; row < rows; row++) body(row);
-    return;
-  }
-  const int64_t grain = work < kChunk ? kChunk / work : 1;
-  parallel_ranges(pool, rows, grain, [&](int64_t begin, int64_t end, void*) {
-    for (int64_t row = begin; row < end; row++) body(row);
-  });
+  parallel_each(pool, rows, std::max<int64_t>(1, rows * work < kSerial ? rows : kChunk / work), body);
 }
 
 // Element (row, 0), if there are rows at all.

@@ -27,4 +27,16 @@ inline void for_parts(LlmcPool* pool, const Arguments& a, int64_t size, int64_t 
   });
 }
 
+// Calls body(request, channel, lanes) for each vector of a.channels, as parts.
+template <class Arguments, class Body>
+inline void for_columns(LlmcPool* pool, const Arguments& a, int64_t size, int64_t work, const Body& body) {
+  for_parts(pool, a, size, (a.channels + kLanes - 1) / kLanes, work, [&](const Carried& request, int64_t part) {
+    const int64_t c = part * kLanes;
+    if (c + kLanes <= a.channels)
+      body(request, c, AllLanes{});
+    else
+      body(request, c, a.channels - c);
+  });
+}
+
 }  // namespace llmc

@@ -62,10 +62,11 @@ struct LlmcPool {
 namespace llmc {
 
 // Calls body(index, scratch) for each index in [0, count), claimed in ascending order by all threads of the pool.
-// scratch is the calling thread's own. An index should be some microseconds of work. Loops do not nest.
+// scratch is the calling thread's own. An index should be some microseconds of work; where all are less, is_small leaves
+// them to the caller. Loops do not nest.
 template <class Body>
-inline void parallel_for(LlmcPool* pool, int64_t count, const Body& body) {
-  if (count <= 1 || pool->threads() == 1) {
+inline void parallel_for(LlmcPool* pool, int64_t count, const Body& body, bool is_small = false) {
+  if (is_small || count <= 1 || pool->threads() == 1) {
     for (int64_t index = 0; index < count; index++) body(index, pool->scratch(0));
     return;
   }
@@ -81,6 +82,14 @@ inline void parallel_ranges(LlmcPool* pool, int64_t count, int64_t grain, const 
   parallel_for(pool, (count + grain - 1) / grain, [&](int64_t range, void* scratch) {
     const int64_t begin = range * grain;
     body(begin, begin + grain < count ? begin + grain : count, scratch);
+  });
+}
+
+// Calls body(index) for each index in [0, count), of which a thread takes `grain` neighbours at a time.
+template <class Body>
+inline void parallel_each(LlmcPool* pool, int64_t count, int64_t grain, const Body& body) {
+  parallel_ranges(pool, count, grain, [&](int64_t begin, int64_t end, void*) {
+    for (int64_t index = begin; index < end; index++) body(index);
   });
 }
 

@@ -3,9 +3,8 @@
 #include <cmath>
 #include <type_traits>
 
-#include "activation.h"
 #include "largest.h"
-#include "row.h"
+#include "logit_row.h"
 
 // ids, logprobs: [rows, count].
 typedef struct {
@@ -19,26 +18,15 @@ namespace {
 
 constexpr int64_t kMost = 64;  // MOST_TOKENS of llmc/ops/top_tokens.py
 
-float sum_of_weights(const float* logits, int64_t count, float largest) {
-  llmc::Vec sum = {};
-  llmc::for_vectors(count, [&](int64_t i, auto lanes) {
-    sum += llmc::keep(llmc::exp(llmc::load(logits + i, lanes) - largest), lanes);
-  });
-  return llmc::sum_of(sum);
-}
-
 void top_of_row(const LlmcTopTokens& a, int64_t row) {
   const float* const logits = llmc::row_of<const float>(a.logits, row);
   llmc::Largest<kMost> found(a.count);
   llmc::for_vectors(a.vocabulary, [&](int64_t i, auto lanes) {
-    if constexpr (std::is_same_v<decltype(lanes), llmc::AllLanes>) {
+    if constexpr (std::is_same_v<decltype(lanes), llmc::AllLanes>)
       if (!(llmc::maximum_of(llmc::load(logits + i)) > found.least())) return;
-      for (int64_t lane = 0; lane < llmc::kLanes; lane++) found.offer(logits[i + lane], i + lane);
-    } else {
-      for (int64_t lane = 0; lane < lanes; lane++) found.offer(logits[i + lane], i + lane);
-    }
+    for (int64_t lane = 0; lane < lanes; lane++) found.offer(logits[i + lane], i + lane);
   });
-  const float log_sum = found.values[0] + std::log(sum_of_weights(logits, a.vocabulary, found.values[0]));
+  const float log_sum = found.values[0] + std::log(llmc::sum_of_weights(logits, a.vocabulary, found.values[0], 1.0f));
   int32_t* const ids = llmc::row_of<int32_t>(a.ids, row);
   float* const logprobs = llmc::row_of<float>(a.logprobs, row);
   for (int64_t i = 0; i < a.count; i++) {
