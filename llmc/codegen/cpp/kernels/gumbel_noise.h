@@ -29,9 +29,11 @@ struct NoiseKey {
 inline void multiply(VecBits a, uint32_t b, VecBits* upper, VecBits* lower) {
 #if defined(__AVX512F__)
   const __m512i x = reinterpret_cast<__m512i>(a), factor = _mm512_set1_epi32(static_cast<int32_t>(b));
-  const __m512i even = _mm512_mul_epu32(x, factor), odd = _mm512_mul_epu32(_mm512_srli_epi64(x, 32), factor);
-  *upper = reinterpret_cast<VecBits>(_mm512_mask_mov_epi32(_mm512_srli_epi64(even, 32), 0xaaaa, odd));
-  *lower = reinterpret_cast<VecBits>(_mm512_mask_mov_epi32(even, 0xaaaa, _mm512_slli_epi64(odd, 32)));
+  constexpr __mmask8 kAll = 0xff;  // without a mask GCC's own header gives false warnings, as in transpose.h
+  const __m512i even = _mm512_maskz_mul_epu32(kAll, x, factor);
+  const __m512i odd = _mm512_maskz_mul_epu32(kAll, _mm512_maskz_srli_epi64(kAll, x, 32), factor);
+  *upper = reinterpret_cast<VecBits>(_mm512_mask_mov_epi32(_mm512_maskz_srli_epi64(kAll, even, 32), 0xaaaa, odd));
+  *lower = reinterpret_cast<VecBits>(_mm512_mask_mov_epi32(even, 0xaaaa, _mm512_maskz_slli_epi64(kAll, odd, 32)));
 #elif defined(__AVX2__)
   const __m256i x = reinterpret_cast<__m256i>(a), factor = _mm256_set1_epi32(static_cast<int32_t>(b));
   const __m256i even = _mm256_mul_epu32(x, factor), odd = _mm256_mul_epu32(_mm256_srli_epi64(x, 32), factor);

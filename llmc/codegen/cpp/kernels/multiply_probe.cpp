@@ -38,7 +38,7 @@ int64_t multiply_codes_in_cache(LlmcPool* pool, int64_t repeats) {
     a.weight = weight;
     a.group = kWords * 4;
     const CodePanels panels(a, a.group);
-    const CodeBlock block{panels, panels.header(0, 0), panels.codes(0, 0), 1, kWords};
+    const CodeBlock block{panels, panels.header(0, 0), panels.codes(0, 0), 1, kWords, 0, 0, nullptr, 0};
     for (int64_t i = 0; i < kPerChunk; i++) {
       asm volatile("" : : "r"(weight), "r"(x), "r"(sums) : "memory");
       multiply_codes<Product, kCodeTokens>(block, x, sums, i == 0, FetchCodes{weight, 0});
