@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import tempfile
 from pathlib import Path
 
@@ -35,7 +36,8 @@ def stored(b: GraphBuilder, name: str, rows: int) -> fx.Node:
 
 
 def check(dtype: torch.dtype, directory: Path) -> None:
-    """embedding and lm_head tied; two linears that merge_qkv makes one; a gate; a residual sum with bias and scale."""
+    """embedding and lm_head tied; two linears that merge_qkv makes one; a gate; a residual sum with bias and scale; and
+    experts."""
     b = GraphBuilder(dtype)
     table = stored(b, "table", VOCABULARY)
     x = b.call(ops.embedding.default, b.inputs["input_ids"], table, dtype)
@@ -44,11 +46,15 @@ def check(dtype: torch.dtype, directory: Path) -> None:
     h = b.call(ops.gated_linear.default, h, stored(b, "gates", 2 * CHANNELS), None, "silu")
     bias = b.weight("bias", CHANNELS)
     h = b.call(ops.fused_linear.default, h, stored(b, "down", CHANNELS), bias, x, "gelu_tanh", 0.5)
+    chosen = b.call(ops.top_k.default, b.call(aten.slice.Tensor, h, 1, 0, 3), 2)
+    shares, index = (b.call(operator.getitem, chosen, i) for i in range(2))
+    sent = b.call(ops.expert_linear.default, h, stored(b, "experts", 3 * CHANNELS), None, index, 3)
+    h = b.call(ops.sum_experts.default, sent, shares)
     rows = b.call(ops.select_rows.default, h, b.inputs["logit_rows"])
     graph, source = b.finish(b.call(ops.lm_head.default, rows, table))
     merged = run_pipeline(graph, (merge_qkv,), BuildOptions()).graph
     products = [n for n in merged.graph.nodes if parts_before(n)]
-    assert len(products) == 5, "merge_qkv stacks weights whatever they are stored as"
+    assert len(products) == 6, "merge_qkv stacks weights whatever they are stored as"
     assert all(norm_before(product) is None for product in products)
     lowered = lower(merged, host_target(), BuildOptions())
     assert [x.family for x in lowered.program.launches if x.family.startswith("row_")] == [
@@ -56,6 +62,7 @@ def check(dtype: torch.dtype, directory: Path) -> None:
         "row_linear",
         "row_gated_linear",
         "row_linear",
+        "row_expert_linear",
         "row_lm_head",
     ]
     got, want = run_engine(lowered, source, STEPS, host_target(), directory), run_steps(merged, source, STEPS)

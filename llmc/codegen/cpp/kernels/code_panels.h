@@ -11,20 +11,7 @@ namespace llmc {
 constexpr int kCodeVecs = 2;  // vectors of lanes that products take at a time
 
 // ---- where things lie ------------------------------------------------------------------------------------------
-inline int64_t bits_of(LlmcCodes format) {
-  switch (format) {
-    case LLMC_INT8:
-    case LLMC_FP8:
-      return 8;
-    case LLMC_INT6:
-      return 6;
-    case LLMC_INT5:
-      return 5;
-    default:
-      return 4;
-  }
-}
-inline int64_t bytes_of(LlmcScales type) { return type == LLMC_SCALES_F32 ? 4 : 2; }
+constexpr int64_t kStoredBits[] = {8, 4, 8, 4, 4, 5, 6};  // of a code, in the order of LlmcCodes
 
 // The panels of one weight. A part is a run of k inside one group. Products take codes of 4 or of 8 bits: what is
 // stored in planes (code_planes.h) is joined to 8 first.
@@ -39,9 +26,9 @@ struct CodePanels {
       : data(static_cast<const uint8_t*>(a.weight)),
         in(in),
         group(a.group),
-        stored_bits(bits_of(static_cast<LlmcCodes>(a.format))),
+        stored_bits(kStoredBits[a.format]),
         bits(stored_bits > 4 ? 8 : 4),
-        scale_bytes(LLMC_PANEL * bytes_of(static_cast<LlmcScales>(a.scale_type))),
+        scale_bytes(LLMC_PANEL * (a.scale_type == LLMC_SCALES_F32 ? 4 : 2)),
         scale_type(static_cast<LlmcScales>(a.scale_type)),
         has_zeros(a.has_zeros != 0),
         is_sparse(a.is_sparse != 0) {}

@@ -72,7 +72,6 @@ inline __attribute__((always_inline)) void load_words(const uint8_t* from, VecBi
       std::memcpy(&words[i][v], from + i * LLMC_PANEL * 4 + v * kLanes * 4, sizeof words[i][v]);
 }
 
-
 #if defined(__AVX512VBMI2__)
 // The next word of codes without their zeros; the cursor moves on.
 inline __attribute__((always_inline)) void next_word(SparseCursor& at, VecBits (&words)[1][kCodeVecs]) {

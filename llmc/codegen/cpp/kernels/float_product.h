@@ -49,48 +49,38 @@ constexpr uint16_t bf16_bits(int halves) {  // of halves / 2, |halves| < 256
   return static_cast<uint16_t>((halves < 0 ? 0x8000 : 0) | (exponent + 126) << 7 | mantissa);
 }
 
-constexpr PairTable int4_table() {  // code - zero, from -16 on
+template <class BitsOf>
+constexpr PairTable pair_table(const BitsOf& bits_of) {
   PairTable table{};
-  for (int i = 0; i < 32; i++) table.values[i] = bf16_bits(2 * (i - 16));
-  return table;
-}
-
-constexpr PairTable twice(const float* values) {  // so that a fifth bit does not matter
-  PairTable table{};
-  for (int i = 0; i < 32; i++) table.values[i] = bf16_bits(static_cast<int>(2 * values[i % 16]));
-  return table;
-}
-
-constexpr PairTable e4m3_table() {  // below 2^-6: multiples of 2^-9
-  PairTable table{};
-  for (int i = 1; i < 8; i++) table.values[i] = static_cast<uint16_t>(bf16_bits(2 * i) - (9 << 7));
+  for (int i = 0; i < 32; i++) table.values[i] = bits_of(i);
   return table;
 }
 
 // Codes of both halves of a word at once: those at places i and i + 4.
-template <>
-struct PairOperands<Int4Codes> {
+struct NibblePairs {
   static constexpr bool kReadsSparse = false;
   using Steps = PairSteps;
   static constexpr int kSteps = 4;
   static constexpr int low(int i) { return kNibbleOrder[i]; }
   static constexpr int high(int i) { return kNibbleOrder[i + 4]; }
+};
+
+template <>
+struct PairOperands<Int4Codes> : NibblePairs {
   static Vec operand(VecBits word, int i, VecInt zero) {
-    static constexpr PairTable kTable = int4_table();
+    // code - zero, from -16 on
+    static constexpr PairTable kTable = pair_table([](int i) { return bf16_bits(2 * (i - 16)); });
     const VecBits first = reinterpret_cast<VecBits>((16 - zero) * 0x10001);
     return kTable((word >> (4 * i) & 0x000f000fu) + first);
   }
 };
 
 template <const float (&kValues)[16]>
-struct PairOperands<TableCodes<kValues>> {
-  static constexpr bool kReadsSparse = false;
-  using Steps = PairSteps;
-  static constexpr int kSteps = 4;
-  static constexpr int low(int i) { return kNibbleOrder[i]; }
-  static constexpr int high(int i) { return kNibbleOrder[i + 4]; }
+struct PairOperands<TableCodes<kValues>> : NibblePairs {
   static Vec operand(VecBits word, int i, VecInt) {
-    static constexpr PairTable kTable = twice(kValues);
+    // Twice, so that a fifth bit does not matter.
+    static constexpr PairTable kTable =
+        pair_table([](int i) { return bf16_bits(static_cast<int>(2 * kValues[i % 16])); });
     return kTable(word >> (4 * i));
   }
 };
@@ -104,7 +94,9 @@ struct PairOperands<Fp8Codes> {
   static constexpr int low(int i) { return i; }
   static constexpr int high(int i) { return i + 2; }
   static Vec operand(VecBits word, int i, VecInt) {
-    static constexpr PairTable kTable = e4m3_table();
+    // Below 2^-6: multiples of 2^-9.
+    static constexpr PairTable kTable = pair_table(
+        [](int i) { return static_cast<uint16_t>(i == 0 || i > 7 ? 0 : bf16_bits(2 * i) - (9 << 7)); });
     const VecBits codes = word >> (8 * i), magnitudes = codes & 0x007f007fu;
     const VecBits normal = (magnitudes << 4) + (120u << 7) * 0x10001u;
     const __mmask32 small = _mm512_cmplt_epu16_mask(reinterpret_cast<__m512i>(magnitudes), _mm512_set1_epi16(8));
@@ -139,7 +131,7 @@ struct FloatProduct {
   using Steps = typename Operands::Steps;
   using X = typename Steps::Step;
   static constexpr int kXPerWord = Operands::kSteps;
-  static constexpr bool kIsInteger = false;
+  static constexpr bool kDecodes = std::is_same_v<Steps, FloatSteps>;  // a block for all tiles, where these are several
   static constexpr int kXPerRun = 0;
   static constexpr int kWords = 1;
   static constexpr bool kReadsSparse = Operands::kReadsSparse;

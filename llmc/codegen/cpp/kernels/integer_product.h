@@ -15,19 +15,7 @@ inline void pack_bytes(VecInt codes, int32_t* to) {
 
 // A word of codes as kSteps registers of operands, the i-th codes(word, i), each of which goes with one X of a token.
 // pack: kXPerQuad of those for each four codes. kWords: words that are best done at once.
-#if defined(__AVX512VNNI__)
-template <int kBits>
-struct IntegerSteps {
-  static constexpr int kSteps = 8 / kBits, kWords = 1, kXPerQuad = 1;
-  static void pack(VecInt codes, int32_t* to) { pack_bytes(codes, to); }
-  static VecBits codes(VecBits word, int i) { return kBits == 8 ? word : word >> (4 * i) & 0x0f0f0f0fu; }
-  // As an instruction: with the intrinsic GCC 12 copies the accumulators of a loop around, which costs a tenth of the
-  // speed.
-  static void add_products(VecInt& sum, VecBits codes, VecInt x) {
-    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(x));
-  }
-};
-#elif defined(__AVX2__)
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
 typedef int16_t VecShorts __attribute__((vector_size(kLanes * 4)));
 // The sums of two neighbouring products.
 #if defined(__AVX512BW__)
@@ -104,7 +92,13 @@ struct IntegerSteps {
   static void pack(VecInt codes, int32_t* to) { pack_bytes(codes, to); }
   static VecBits codes(VecBits word, int i) { return kBits == 8 ? word : word >> (4 * i) & 0x0f0f0f0fu; }
   static void add_products(VecInt& sum, VecBits codes, VecInt x) {
+#if defined(__AVX512VNNI__)
+    // As an instruction: with the intrinsic GCC 12 copies the accumulators of a loop around, which costs a tenth of the
+    // speed.
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(x));
+#else
     for (int i = 0; i < 4; i++) sum += reinterpret_cast<VecInt>(codes >> (8 * i) & 255u) * (x << (24 - 8 * i) >> 24);
+#endif
   }
 };
 #endif
@@ -117,7 +111,7 @@ struct IntegerProduct {
   using Steps = IntegerSteps<kBits>;
   using X = int32_t;
   static constexpr int kXPerWord = Steps::kSteps;
-  static constexpr bool kIsInteger = true;
+  static constexpr bool kDecodes = false;
   static constexpr int kXPerRun = 1;  // the sum
   static constexpr int64_t kRunWords = 1 << 20;
   static constexpr int kWords = Steps::kWords;

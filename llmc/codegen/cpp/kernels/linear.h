@@ -94,11 +94,10 @@ inline T* y_row(const Arguments& a, int64_t t) {
 }
 
 // ---- packing x -------------------------------------------------------------------------------------------------
-inline void pack_value(const float* row, int64_t k, int64_t, float* to, int64_t) { *to = row[k]; }
-inline void pack_value(const bf16* row, int64_t k, int64_t in, uint32_t* to, int64_t) {
+inline void pack_pair(const bf16* row, int64_t k, int64_t in, uint32_t* to, int64_t) {
   *to = row[k].bits | (k + 1 < in ? static_cast<uint32_t>(row[k + 1].bits) << 16 : 0u);
 }
-inline void pack_value(const bf16* row, int64_t k, int64_t in, float* to, int64_t height) {
+inline void pack_pair(const bf16* row, int64_t k, int64_t in, float* to, int64_t height) {
   to[0] = to_float(row[k]);
   to[height] = k + 1 < in ? to_float(row[k + 1]) : 0.0f;
 }
@@ -123,9 +122,14 @@ void pack_tile(const Row& row, int64_t in, int64_t height, typename PanelProduct
   constexpr int64_t kLine = 64 / sizeof(T);
   for (int64_t line = 0; line < in; line += kLine)
     for (int64_t t = 0; t < height; t++) {
-      const T* x = row(t);
-      for (int64_t k = line; k < std::min(in, line + kLine); k += Product::kStep)
-        pack_value(x, k, in, to + k / Product::kStep * Product::kXPerStep * height + t, height);
+      const auto* x = row(t);
+      for (int64_t k = line; k < std::min(in, line + kLine); k += Product::kStep) {
+        auto* of_step = to + k / Product::kStep * Product::kXPerStep * height + t;
+        if constexpr (Product::kStep == 1)
+          *of_step = to_float(x[k]);
+        else
+          pack_pair(x, k, in, of_step, height);
+      }
     }
 }
 
@@ -153,14 +157,15 @@ template <class T, class Arguments>
 struct LinearEpilogue {
   const Arguments& a;
 
-  int64_t weight_rows() const { return a.out; }
+  static constexpr int64_t kOutputs = LLMC_PANEL;  // of a panel
+  int64_t panels() const { return (a.out + kOutputs - 1) / kOutputs; }
 
   void operator()(int64_t token, int64_t panel, const float* sums) const {
-    const int64_t end = std::min<int64_t>(a.out - panel * LLMC_PANEL, LLMC_PANEL);
+    const int64_t end = std::min(a.out - panel * kOutputs, kOutputs);
     T* row = y_row<T>(a, token);
     const float* delta = delta_row(a, token);
     for (int64_t lane = 0; lane < end; lane += kLanes) {
-      const int64_t o = panel * LLMC_PANEL + lane, count = std::min<int64_t>(end - lane, kLanes);
+      const int64_t o = panel * kOutputs + lane, count = std::min<int64_t>(end - lane, kLanes);
       Vec y = load(sums + lane);
       if (a.bias != nullptr) y = y + load(a.bias + o, count);
       if (delta != nullptr) y = y + load(delta + o, count);
@@ -178,7 +183,7 @@ struct GatedEpilogue {
   const Arguments& a;
 
   static constexpr int64_t kOutputs = LLMC_PANEL / 2;
-  int64_t weight_rows() const { return (a.out + kOutputs - 1) / kOutputs * LLMC_PANEL; }
+  int64_t panels() const { return (a.out + kOutputs - 1) / kOutputs; }
 
   void operator()(int64_t token, int64_t panel, const float* sums) const {
     const int64_t end = std::min(a.out - panel * kOutputs, kOutputs);
@@ -258,13 +263,15 @@ struct DensePanels {
   };
 };
 
-// Panels: as DensePanels. The memory that a Reader is given holds a decoded block.
-template <class T, class Panels, class Epilogue>
-void panels_product(LlmcPool* pool, const LlmcLinear& a, const Panels& weight, const Epilogue& epilogue) {
+// Panels: as DensePanels. The memory that a Reader is given holds a decoded block. Epilogue: of `a`. OfX: the type of x,
+// which is multiplied as T.
+template <class T, class Epilogue, class OfX = T, class Arguments, class Panels>
+void panels_product(LlmcPool* pool, const Arguments& a, const Panels& weight) {
   using Product = PanelProduct<T>;
   using X = typename Product::X;
   const int64_t steps = (a.in + Product::kStep - 1) / Product::kStep, block_steps = kBlockIn<T> / Product::kStep;
-  const int64_t panels = (epilogue.weight_rows() + LLMC_PANEL - 1) / LLMC_PANEL;
+  const Epilogue epilogue{a};
+  const int64_t panels = epilogue.panels();
 
   for (int64_t start = 0; start < a.tokens; start += kBlockTokens) {
     const int64_t tokens = std::min(kBlockTokens, a.tokens - start);
@@ -274,13 +281,10 @@ void panels_product(LlmcPool* pool, const LlmcLinear& a, const Panels& weight, c
     const auto pack = [&](int64_t block, void*) {
       const int64_t k = block * kBlockIn<T>, in = std::min(kBlockIn<T>, a.in - k);
       X* to = packed + block * block_steps * tokens * Product::kXPerStep;
-      pack_tiles<T>(tiles, [&](int64_t t) { return x_row<T>(a, t); }, start, k, in, to);
+      pack_tiles<T>(tiles, [&](int64_t t) { return x_row<OfX>(a, t); }, start, k, in, to);
     };
     const int64_t blocks = (steps + block_steps - 1) / block_steps;
-    if (tokens * a.in < kSerialPack)
-      for (int64_t block = 0; block < blocks; block++) pack(block, nullptr);
-    else
-      parallel_for(pool, blocks, pack);
+    parallel_for(pool, blocks, pack, tokens * a.in < kSerialPack);
 
     const int64_t sums_offset = tokens * steps * Product::kXPerStep * static_cast<int64_t>(sizeof(X));
     const int64_t together = panels_together(tokens);
@@ -300,27 +304,21 @@ void panels_product(LlmcPool* pool, const LlmcLinear& a, const Panels& weight, c
 }
 
 template <class T, class Epilogue>
-void dense_product(LlmcPool* pool, const LlmcLinear& a, const Epilogue& epilogue) {
+void dense_product(LlmcPool* pool, const LlmcLinear& a) {
   constexpr int64_t kStep = PanelProduct<T>::kStep;
-  panels_product<T>(pool, a, DensePanels<T>{static_cast<const T*>(a.weight), (a.in + kStep - 1) / kStep}, epilogue);
+  panels_product<T, Epilogue>(pool, a, DensePanels<T>{static_cast<const T*>(a.weight), (a.in + kStep - 1) / kStep});
 }
 
 template <class T>
-void linear(LlmcPool* pool, const LlmcLinear& a) {
-  dense_product<T>(pool, a, LinearEpilogue<T, LlmcLinear>{a});
-}
+constexpr auto linear = dense_product<T, LinearEpilogue<T, LlmcLinear>>;
 
 // y = activation(x · gateᵀ + bias[:out]) · (x · upᵀ + bias[out:]); weight: gated panels of [2·out, in]; scale and
 // residual are not used                                            (llmc::gated_linear)
 template <class T>
-void gated_linear(LlmcPool* pool, const LlmcLinear& a) {
-  dense_product<T>(pool, a, GatedEpilogue<T, LlmcLinear>{a});
-}
+constexpr auto gated_linear = dense_product<T, GatedEpilogue<T, LlmcLinear>>;
 
 // y (always fp32) = x · weightᵀ + bias                             (llmc::lm_head)
 template <class T>
-void lm_head(LlmcPool* pool, const LlmcLinear& a) {
-  dense_product<T>(pool, a, LinearEpilogue<float, LlmcLinear>{a});
-}
+constexpr auto lm_head = dense_product<T, LinearEpilogue<float, LlmcLinear>>;
 
 }  // namespace llmc

@@ -130,24 +130,21 @@ void multiply_panel(const T* weight, const typename PanelProduct<T>::X* x, int64
   }
 }
 
+// Functions for tiles of each height from kLeast on, which of(height) has as a constant.
+template <int kLeast, int... kMore, class Of>
+constexpr auto by_height(std::integer_sequence<int, kMore...>, const Of& of) {
+  return std::array{of(std::integral_constant<int, kLeast + kMore>{})...};
+}
+
 // multiply_panel for tiles of any height, by one thread in one loop.
 template <class T>
 class TileProduct {
  public:
-  using X = typename PanelProduct<T>::X;
-
-  void operator()(int64_t height, const T* weight, const X* x, int64_t steps, float* sums, bool first, const T* next,
-                  int64_t next_stride) {
-    static constexpr auto kMultiply = table(std::make_integer_sequence<int, PanelProduct<T>::kTokens>());
+  void operator()(int64_t height, const T* weight, const typename PanelProduct<T>::X* x, int64_t steps, float* sums,
+                  bool first, const T* next, int64_t next_stride) {
+    static constexpr auto kMultiply = by_height<1>(std::make_integer_sequence<int, PanelProduct<T>::kTokens>(),
+                                                   [](auto height) { return &multiply_panel<T, height>; });
     kMultiply[height - 1](weight, x, steps, sums, first, next, next_stride);
-  }
-
- private:
-  using Multiply = void (*)(const T* weight, const X* x, int64_t steps, float* sums, bool first, const T* next,
-                            int64_t next_stride);
-  template <int... kHeights>
-  static constexpr std::array<Multiply, sizeof...(kHeights)> table(std::integer_sequence<int, kHeights...>) {
-    return {multiply_panel<T, kHeights + 1>...};
   }
 };
 

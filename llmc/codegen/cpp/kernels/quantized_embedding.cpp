@@ -35,32 +35,30 @@ struct Planes {
 template <class Unit, class T>
 void embedding(LlmcPool* pool, const LlmcQuantizedEmbedding& a) {
   const CodePanels panels(a, a.channels);
-  parallel_ranges(pool, a.tokens, 8, [&](int64_t begin, int64_t end, void*) {
-    for (int64_t t = begin; t < end; t++) {
-      const int64_t panel = a.ids[t] / LLMC_PANEL;
-      const int lane = static_cast<int>(a.ids[t] % LLMC_PANEL), vector = lane / kLanes * kLanes;
-      T* to = static_cast<T*>(a.y.data) + t * a.y.stride;
-      for (int64_t k = 0; k < a.channels; k += a.group) {
-        const uint8_t* header = panels.header(panel, k);
-        const Vec scale = broadcast(load_scales(header, panels.scale_type, vector)[lane - vector]);
-        const VecInt zero = VecInt{} + load_zeros(panels, header, vector)[lane - vector];
-        const uint8_t* word = panels.codes(panel, k) + lane * 4;
-        // kLanes units at a time, one in each lane.
-        for (int64_t first = 0; first < a.group; first += kLanes * Unit::kCodes) {
-          const int64_t count = std::min<int64_t>(kLanes * Unit::kCodes, a.group - first);
-          VecBits units[Unit::kWords] = {};
-          for (int64_t i = 0; i * Unit::kCodes < count; i++)
-            for (int j = 0; j < Unit::kWords; j++, word += LLMC_PANEL * 4) {
-              uint32_t bits;
-              std::memcpy(&bits, word, sizeof bits);
-              units[j][i] = bits;
-            }
-          T* values = to + k + first;
-          for (int j = 0; j < Unit::kCodes; j++) {
-            const Vec y = Unit::value(units, j, zero) * scale;
-            for (int64_t i = 0, c = Unit::order(j); c < count; i++, c += Unit::kCodes)
-              values[c] = from_float<T>(y[i]);
+  parallel_each(pool, a.tokens, 8, [&](int64_t t) {
+    const int64_t panel = a.ids[t] / LLMC_PANEL;
+    const int lane = static_cast<int>(a.ids[t] % LLMC_PANEL), vector = lane / kLanes * kLanes;
+    T* to = static_cast<T*>(a.y.data) + t * a.y.stride;
+    for (int64_t k = 0; k < a.channels; k += a.group) {
+      const uint8_t* header = panels.header(panel, k);
+      const Vec scale = broadcast(load_scales(header, panels.scale_type, vector)[lane - vector]);
+      const VecInt zero = VecInt{} + load_zeros(panels, header, vector)[lane - vector];
+      const uint8_t* word = panels.codes(panel, k) + lane * 4;
+      // kLanes units at a time, one in each lane.
+      for (int64_t first = 0; first < a.group; first += kLanes * Unit::kCodes) {
+        const int64_t count = std::min<int64_t>(kLanes * Unit::kCodes, a.group - first);
+        VecBits units[Unit::kWords] = {};
+        for (int64_t i = 0; i * Unit::kCodes < count; i++)
+          for (int j = 0; j < Unit::kWords; j++, word += LLMC_PANEL * 4) {
+            uint32_t bits;
+            std::memcpy(&bits, word, sizeof bits);
+            units[j][i] = bits;
           }
+        T* values = to + k + first;
+        for (int j = 0; j < Unit::kCodes; j++) {
+          const Vec y = Unit::value(units, j, zero) * scale;
+          for (int64_t i = 0, c = Unit::order(j); c < count; i++, c += Unit::kCodes)
+            values[c] = from_float<T>(y[i]);
         }
       }
     }

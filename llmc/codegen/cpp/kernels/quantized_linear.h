@@ -184,37 +184,8 @@ struct PackedX {
 };
 
 // ---- the product -----------------------------------------------------------------------------------------------
-template <class Product>
-using MultiplyCodes = void (*)(const CodeBlock&, const typename Product::X*, float*, bool, FetchCodes);
-
-template <class Product, int... kHeights>
-constexpr std::array<MultiplyCodes<Product>, sizeof...(kHeights)> codes_table(std::integer_sequence<int, kHeights...>) {
-  return {multiply_codes<Product, kHeights + 1>...};
-}
-
-#if defined(__AVX512VBMI2__)
-template <class Product, bool kKeeps, int... kHeights>
-constexpr auto sparse_codes_table(std::integer_sequence<int, kHeights...>) {
-  using X = typename Product::X;
-  using Multiply = SparseCursor (*)(const CodeBlock&, SparseCursor, uint8_t*, const X*, float*, bool);
-  return std::array<Multiply, sizeof...(kHeights)>{multiply_sparse_codes<Product, kHeights + 1, kKeeps>...};
-}
-#endif
-
 // Heights of tiles from kCodeTokens + 1 tokens on, which are split into few.
 constexpr int kLeastDecoded = (kDecodedTokens + 1) / 2;
-
-using MultiplyDecoded = void (*)(const CodeBlock&, int64_t, const float*, const float*, float*, bool, FetchCodes);
-
-template <int... kHeights>
-constexpr std::array<MultiplyDecoded, sizeof...(kHeights)> decoded_table(std::integer_sequence<int, kHeights...>) {
-  return {multiply_decoded<kHeights + kLeastDecoded>...};
-}
-
-template <class Product>
-constexpr bool kDecodes = false;
-template <class Codes>
-constexpr bool kDecodes<FloatProduct<FloatOperands<Codes>>> = true;
 
 // Adds a block of codes to the sums of all tiles of tokens.
 template <class Product>
@@ -223,6 +194,10 @@ struct BlockProduct {
   const Tiles& tiles;
   bool decodes;
   float* operands;  // of a block, where it is decoded first
+  static constexpr bool kIsTiled = false;
+  static constexpr auto kHeights = std::make_integer_sequence<int, kCodeTokens>();
+
+  static int64_t tallest(bool decodes) { return decodes ? kDecodedTokens : kCodeTokens; }  // of tiles
 
 #if defined(__AVX512VBMI2__)
   static constexpr bool kReadsSparse = Product::kReadsSparse;
@@ -232,17 +207,13 @@ struct BlockProduct {
   // Of a block that the first tile expands on the way, to `codes`.
   void operator()(const CodeBlock& block, SparseCursor& cursor, uint8_t* codes, const X* values, int64_t values_per_token,
                   float* sums, bool first) const {
-    tiles.count == 1 ? first_tile<false>(block, cursor, codes, values, sums, first)
-                     : first_tile<true>(block, cursor, codes, values, sums, first);
-    (*this)(block, values, values_per_token, sums, first, 1);
-  }
-
-  template <bool kKeeps>
-  void first_tile(const CodeBlock& block, SparseCursor& cursor, uint8_t* codes, const X* values, float* sums,
-                  bool first) const {
     static constexpr auto kMultiply =
-        sparse_codes_table<Product, kKeeps>(std::make_integer_sequence<int, kCodeTokens>());
-    cursor = kMultiply[tiles.height_of(0) - 1](block, cursor, codes, values, sums, first);
+        by_height<1>(kHeights, [](auto height) { return &multiply_sparse_codes<Product, height, false>; });
+    static constexpr auto kMultiplyAndKeep =
+        by_height<1>(kHeights, [](auto height) { return &multiply_sparse_codes<Product, height, true>; });
+    const auto multiply = (tiles.count == 1 ? kMultiply : kMultiplyAndKeep)[tiles.height_of(0) - 1];
+    cursor = multiply(block, cursor, codes, values, sums, first);
+    (*this)(block, values, values_per_token, sums, first, 1);
   }
 #else
   static constexpr bool kReadsSparse = false;
@@ -262,9 +233,10 @@ struct BlockProduct {
         fetch.next += fetches * fetch.stride;
       }
     };
-    if constexpr (kDecodes<Product>) {
+    if constexpr (Product::kDecodes) {
       static constexpr auto kMultiply =
-          decoded_table(std::make_integer_sequence<int, kDecodedTokens - kLeastDecoded + 1>());
+          by_height<kLeastDecoded>(std::make_integer_sequence<int, kDecodedTokens - kLeastDecoded + 1>(),
+                                   [](auto height) { return &multiply_decoded<height>; });
       if (decodes) {
         decode<Product>(block, operands);
         const int64_t steps = block.words * Product::kXPerWord;
@@ -275,7 +247,8 @@ struct BlockProduct {
         return;
       }
     }
-    static constexpr auto kMultiply = codes_table<Product>(std::make_integer_sequence<int, kCodeTokens>());
+    static constexpr auto kMultiply =
+        by_height<1>(kHeights, [](auto height) { return &multiply_codes<Product, height>; });
     for_tiles(words * kPasses, [&](int64_t height, const X* x, float* to, const FetchCodes& fetch) {
       kMultiply[height - 1](block, x, to, first, fetch);
     });
@@ -288,8 +261,10 @@ struct BlockProduct<TiledProduct<Codes>> {
   const Tiles& tiles;
   bool decodes;
   float* operands;  // bytes of a block of 4-bit codes
-  static constexpr bool kReadsSparse = false;
+  static constexpr bool kReadsSparse = false, kIsTiled = true;
   TileRegisters registers{};
+
+  static int64_t tallest(bool) { return kTileTokens; }
 
   void operator()(const CodeBlock& block, const int32_t* values, int64_t values_per_token, float* sums, bool first) {
     const int64_t words = block.words * TiledProduct<Codes>::kXPerWord, at_a_time = tile_words(words);
@@ -311,23 +286,6 @@ struct BlockProduct<TiledProduct<Codes>> {
     }
   }
 };
-#endif
-
-template <class Product>
-constexpr bool kIsTiled = false;
-
-// The tallest tile.
-template <class Product>
-inline int64_t tallest(const Product&, bool decodes) {
-  return decodes ? kDecodedTokens : kCodeTokens;
-}
-#if defined(__AMX_INT8__)
-template <class Codes>
-constexpr bool kIsTiled<TiledProduct<Codes>> = true;
-template <class Codes>
-inline int64_t tallest(const TiledProduct<Codes>&, bool) {
-  return kTileTokens;
-}
 #endif
 
 }  // namespace llmc

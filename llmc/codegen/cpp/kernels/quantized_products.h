@@ -1,6 +1,6 @@
 // Which inner loop multiplies weights of a format and activations: for quantized_linear_*.cpp.
 #pragma once
-#include "quantized_experts.h"
+#include "quantized_runs.h"
 
 namespace llmc {
 
@@ -27,9 +27,10 @@ void integer_product(LlmcPool* pool, const LlmcQuantizedLinear& a, const AllRuns
   all.each(1, most, [&](const Runs& runs) { quantized_product<IntegerProduct<Codes>, T, Epilogue>(pool, a, runs); });
 }
 
-// Epilogue: of `a`, what is done with the sums.
+// Epilogue: of `a`, what is done with the sums. AllRuns: of its tokens, with which weights they are multiplied.
 template <class T, class Epilogue, class AllRuns>
-void coded_product(LlmcPool* pool, const LlmcQuantizedLinear& a, const AllRuns& all) {
+void coded_product(LlmcPool* pool, const LlmcQuantizedLinear& a) {
+  const AllRuns all{a};
   const auto multiply = [&](auto product) {
     all.each(1, INT64_MAX, [&](const Runs& runs) { quantized_product<decltype(product), T, Epilogue>(pool, a, runs); });
   };
@@ -55,23 +56,15 @@ void coded_product(LlmcPool* pool, const LlmcQuantizedLinear& a, const AllRuns& 
 }
 
 template <class T>
-void quantized_linear(LlmcPool* pool, const LlmcQuantizedLinear& a) {
-  coded_product<T, LinearEpilogue<T, LlmcQuantizedLinear>>(pool, a, WholeRuns{a});
-}
+constexpr auto quantized_linear = coded_product<T, LinearEpilogue<T, LlmcQuantizedLinear>, WholeRuns>;
 
 template <class T>
-void quantized_gated_linear(LlmcPool* pool, const LlmcQuantizedLinear& a) {
-  coded_product<T, GatedEpilogue<T, LlmcQuantizedLinear>>(pool, a, WholeRuns{a});
-}
+constexpr auto quantized_gated_linear = coded_product<T, GatedEpilogue<T, LlmcQuantizedLinear>, WholeRuns>;
 
 template <class T>
-void quantized_expert_linear(LlmcPool* pool, const LlmcQuantizedLinear& a) {
-  coded_product<T, LinearEpilogue<T, LlmcQuantizedLinear>>(pool, a, ExpertRuns{a, sort_pairs<T>(a)});
-}
+constexpr auto quantized_expert_linear = coded_product<T, LinearEpilogue<T, LlmcQuantizedLinear>, ExpertRuns<T>>;
 
 template <class T>
-void quantized_lm_head(LlmcPool* pool, const LlmcQuantizedLinear& a) {
-  coded_product<T, LinearEpilogue<float, LlmcQuantizedLinear>>(pool, a, WholeRuns{a});
-}
+constexpr auto quantized_lm_head = coded_product<T, LinearEpilogue<float, LlmcQuantizedLinear>, WholeRuns>;
 
 }  // namespace llmc

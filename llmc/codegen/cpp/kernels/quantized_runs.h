@@ -4,6 +4,7 @@
 // panel is read from memory once, while all tiles of the run's tokens go over each of its blocks of k in cache. A
 // token's sums do not depend on its run.
 #pragma once
+#include "experts.h"
 #include "quantized_linear.h"
 
 namespace llmc {
@@ -29,7 +30,7 @@ struct Runs {
   }
 };
 
-// The runs of a product with one weight. Experts' are those of experts.h.
+// The runs of a product with one weight.
 struct WholeRuns {
   const LlmcQuantizedLinear& a;
 
@@ -41,6 +42,40 @@ struct WholeRuns {
       const Run run{start, std::min(kBlockTokens, a.tokens - start), a.weight, a.bias, 0};
       body(Runs{&run, 1, false});
     }
+  }
+};
+
+// The runs of llmc::expert_linear: each expert's pairs of a token and a slot. T: of x.
+template <class T>
+struct ExpertRuns {
+  const LlmcQuantizedLinear& a;
+  const SortedPairs sorted = sort_pairs<T>(a);
+
+  // Calls body(runs) for the experts with at least `least` pairs and fewer than `fewer`, as many at a time as are packed
+  // together: a decode step's in one parallel loop, however few each has.
+  template <class Body>
+  void each(int64_t least, int64_t fewer, const Body& body) const {
+    const int64_t bytes = a.out / LLMC_PANEL * CodePanels(a, a.in).panel_bytes();
+    const bool is_shared = a.tokens == 1 && a.x_slots == 1 && sorted.most(a.experts) == 1;
+    std::array<Run, kBlockTokens> runs;
+    int64_t count = 0, packed = 0;
+    const auto flush = [&] {
+      if (count > 0) body(Runs{runs.data(), count, is_shared});
+      count = packed = 0;
+    };
+    for (int64_t expert = 0; expert < a.experts; expert++) {
+      const int64_t pairs = sorted.count(expert);
+      if (pairs < least || pairs >= fewer) continue;
+      for (int64_t done = 0; done < pairs; done += kBlockTokens) {
+        const int64_t tokens = std::min(kBlockTokens, pairs - done);
+        if (packed + tokens > kBlockTokens || count == kBlockTokens) flush();
+        const auto* weight = static_cast<const uint8_t*>(a.weight) + expert * bytes;
+        const float* bias = a.bias == nullptr ? nullptr : a.bias + expert * a.out;
+        runs[static_cast<size_t>(count++)] = {sorted.start(expert) + done, tokens, weight, bias, packed};
+        if (!is_shared) packed += tokens;
+      }
+    }
+    flush();
   }
 };
 
@@ -62,7 +97,7 @@ class RunProduct {
   RunProduct(const RunProduct&) = delete;
   RunProduct& operator=(const RunProduct&) = delete;
 
-  static Tiles tiles_of(int64_t tokens) { return {tokens, tallest(Product{}, decodes(tokens))}; }
+  static Tiles tiles_of(int64_t tokens) { return {tokens, BlockProduct<Product>::tallest(decodes(tokens))}; }
   int64_t tiles() const { return tiles_.count; }
   void pack(int64_t tile) const { x_.template pack<T>(a_, run_.start, tile); }
 
@@ -74,7 +109,7 @@ class RunProduct {
     auto* bytes = reinterpret_cast<uint8_t*>(operands + kCodeBlockBytes);  // behind a decoded block of those
     BlockProduct<Product> multiply{tiles_, decodes(tokens), operands};
     const Epilogue epilogue{a_};
-    const SparsePanels sparse = panels_.sparse(panel_count(a_));
+    const SparsePanels sparse = panels_.sparse(epilogue.panels());
     SparseCursor cursors[kMostPanelsTogether];
     if (panels_.is_sparse)
       for (int64_t panel = first; panel < end; panel++) cursors[panel - first] = sparse.cursor(panel);
@@ -107,12 +142,8 @@ class RunProduct {
       }
   }
 
-  static int64_t panel_count(const LlmcQuantizedLinear& a) {
-    return (Epilogue{a}.weight_rows() + LLMC_PANEL - 1) / LLMC_PANEL;
-  }
-
  private:
-  static bool decodes(int64_t tokens) { return kDecodes<Product> && tokens > kCodeTokens; }
+  static bool decodes(int64_t tokens) { return Product::kDecodes && tokens > kCodeTokens; }
   static LlmcQuantizedLinear with_weight(const LlmcQuantizedLinear& a, const Run& run) {
     LlmcQuantizedLinear one = a;
     one.weight = run.weight;
@@ -138,21 +169,15 @@ void quantized_product(LlmcPool* pool, const LlmcQuantizedLinear& a, const Runs&
   const auto product_of = [&](int64_t run) {
     return RunProduct<Product, T, Epilogue>(pool, a, runs.data[run], tokens);
   };
-  if (tokens * a.in < kSerialPack) {
-    for (int64_t run = 0; run < packed; run++) {
-      const auto product = product_of(run);
-      for (int64_t tile = 0; tile < product.tiles(); tile++) product.pack(tile);
-    }
-  } else {
-    // As many tiles of each run as a run can have: what is none is passed over.
-    const int64_t most = RunProduct<Product, T, Epilogue>::tiles_of(longest).count;
-    parallel_for(pool, packed * most, [&](int64_t index, void*) {
-      const auto product = product_of(index / most);
-      if (index % most < product.tiles()) product.pack(index % most);
-    });
-  }
-  const int64_t panels = RunProduct<Product, T, Epilogue>::panel_count(a);
-  const int64_t together = kIsTiled<Product> ? panels_together(longest) : 1;
+  // As many tiles of each run as a run can have: what is none is passed over.
+  const int64_t most = RunProduct<Product, T, Epilogue>::tiles_of(longest).count;
+  const auto pack = [&](int64_t index, void*) {
+    const auto product = product_of(index / most);
+    if (index % most < product.tiles()) product.pack(index % most);
+  };
+  parallel_for(pool, packed * most, pack, tokens * a.in < kSerialPack);
+  const int64_t panels = Epilogue{a}.panels();
+  const int64_t together = BlockProduct<Product>::kIsTiled ? panels_together(longest) : 1;
   // What a product is set up for at a time; and enough of them that no thread waits for another at the end.
   const int64_t taken = std::max(together, std::clamp<int64_t>(runs.count * panels / (16 * pool->threads()), 1, kPanelsTaken));
   const int64_t groups = (panels + taken - 1) / taken;

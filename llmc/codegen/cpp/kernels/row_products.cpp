@@ -43,19 +43,19 @@ struct RowReader {
   void operator()(int64_t row, int64_t k, int64_t count, float* to) const { read(parts, row, k, count, to); }
 };
 
-// Which row of the weight is a lane of a panel; none: -1. Gated panels hold as many gate rows as rows of up.
-inline int64_t row_of_lane(int64_t panel, int64_t lane, int64_t out, bool gated) {
-  if (!gated) return panel * LLMC_PANEL + lane < out ? panel * LLMC_PANEL + lane : -1;
-  const int64_t half = LLMC_PANEL / 2, row = panel * half + lane % half;
-  return row >= out ? -1 : lane < half ? row : row + out;
+// Which row of the weight is a lane of a panel of so many outputs; none: -1. Gated panels hold as many gate rows as rows
+// of up.
+inline int64_t row_of_lane(int64_t panel, int64_t lane, int64_t out, int64_t outputs) {
+  const int64_t row = panel * outputs + lane % outputs;
+  return row >= out ? -1 : lane < outputs ? row : row + out;
 }
 
 // to[k][lane]
-inline void decode_rows(const RowReader& read, const LlmcRowLinear& a, int64_t panel, bool gated, int64_t k,
+inline void decode_rows(const RowReader& read, const LlmcRowLinear& a, int64_t panel, int64_t outputs, int64_t k,
                         int64_t count, float* to) {
   float row[kBlockIn<float>];
   for (int64_t lane = 0; lane < LLMC_PANEL; lane++) {
-    const int64_t number = row_of_lane(panel, lane, a.out, gated);
+    const int64_t number = row_of_lane(panel, lane, a.out, outputs);
     if (number < 0)
       std::fill_n(row, count, 0.0f);
     else
@@ -64,53 +64,39 @@ inline void decode_rows(const RowReader& read, const LlmcRowLinear& a, int64_t p
   }
 }
 
+// As DensePanels.
+template <class Epilogue>
+struct RowPanels {
+  const LlmcRowLinear& a;
+
+  class Reader {
+   public:
+    Reader(const RowPanels& panels, int64_t, int64_t, void* memory)
+        : a_(panels.a), read_(panels.a), decoded_(static_cast<float*>(memory)) {}
+
+    void multiply(const PanelBlock<float>& block) {
+      decode_rows(read_, a_, block.panel, Epilogue::kOutputs, block.step, block.count, decoded_);
+      multiply_tiles(product_, block, 0, decoded_, decoded_, 0);
+    }
+
+   private:
+    const LlmcRowLinear& a_;
+    const RowReader read_;
+    float* decoded_;
+    TileProduct<float> product_;
+  };
+};
+
 template <class T, class Epilogue>
-void row_product(LlmcPool* pool, const LlmcRowLinear& a, bool gated, const Epilogue& epilogue) {
-  constexpr int64_t kIn = kBlockIn<float>;
-  const RowReader read(a);
-  const int64_t panels = (epilogue.weight_rows() + LLMC_PANEL - 1) / LLMC_PANEL;
-  for (int64_t start = 0; start < a.tokens; start += kBlockTokens) {
-    const int64_t tokens = std::min(kBlockTokens, a.tokens - start);
-    const Tiles tiles(tokens, PanelProduct<float>::kTokens);
-    // The tiles of one block of k lie together: that is the order in which they are read.
-    auto* packed = static_cast<float*>(pool->scratch(0));
-    parallel_for(pool, tiles.count, [&](int64_t tile, void*) {
-      const int64_t first = tiles.start(tile), height = tiles.height_of(tile);
-      for (int64_t t = 0; t < height; t++) {
-        const T* row = x_row<T>(a, start + first + t);
-        for (int64_t k = 0; k < a.in; k++) {
-          const int64_t block = k / kIn * kIn, count = std::min(kIn, a.in - block);
-          packed[block * tokens + first * count + (k - block) * height + t] = to_float(row[k]);
-        }
-      }
-    });
-    parallel_for(pool, panels, [&](int64_t panel, void* scratch) {
-      auto* sums = static_cast<float*>(scratch) + tokens * packed_floats(a.in);
-      float* weight = sums + tokens * LLMC_PANEL;
-      TileProduct<float> multiply;
-      for (int64_t k = 0; k < a.in; k += kIn) {
-        const int64_t count = std::min(kIn, a.in - k);
-        decode_rows(read, a, panel, gated, k, count, weight);
-        for (int64_t tile = 0; tile < tiles.count; tile++) {
-          const float* values = packed + k * tokens + tiles.start(tile) * count;
-          float* of_tile = sums + tiles.start(tile) * LLMC_PANEL;
-          multiply(tiles.height_of(tile), weight, values, count, of_tile, k == 0, weight, 0);
-        }
-      }
-      for (int64_t t = 0; t < tokens; t++) epilogue(start + t, panel, sums + t * LLMC_PANEL);
-    });
-  }
+void row_product(LlmcPool* pool, const LlmcRowLinear& a) {
+  panels_product<float, Epilogue, T>(pool, a, RowPanels<Epilogue>{a});
 }
 
 template <class T>
-void row_linear(LlmcPool* pool, const LlmcRowLinear& a) {
-  row_product<T>(pool, a, false, LinearEpilogue<T, LlmcRowLinear>{a});
-}
+constexpr auto row_linear = row_product<T, LinearEpilogue<T, LlmcRowLinear>>;
 
 template <class T>
-void row_gated_linear(LlmcPool* pool, const LlmcRowLinear& a) {
-  row_product<T>(pool, a, true, GatedEpilogue<T, LlmcRowLinear>{a});
-}
+constexpr auto row_gated_linear = row_product<T, GatedEpilogue<T, LlmcRowLinear>>;
 
 template <class T>
 void row_expert_linear(LlmcPool* pool, const LlmcRowLinear& a) {
@@ -121,23 +107,20 @@ void row_expert_linear(LlmcPool* pool, const LlmcRowLinear& a) {
 }
 
 template <class T>
-void row_lm_head(LlmcPool* pool, const LlmcRowLinear& a) {
-  row_product<T>(pool, a, false, LinearEpilogue<float, LlmcRowLinear>{a});
-}
+constexpr auto row_lm_head = row_product<T, LinearEpilogue<float, LlmcRowLinear>>;
 
 template <class T>
 void row_embedding(LlmcPool* pool, const LlmcRowEmbedding& a) {
   constexpr int64_t kMost = kBlockIn<float>;
   const RowReader read(a);
-  parallel_ranges(pool, a.tokens, 8, [&](int64_t begin, int64_t end, void*) {
+  parallel_each(pool, a.tokens, 8, [&](int64_t t) {
     float values[kMost];
-    for (int64_t t = begin; t < end; t++)
-      for (int64_t k = 0; k < a.channels; k += kMost) {
-        const int64_t count = std::min(kMost, a.channels - k);
-        read(a.ids[t], k, count, values);
-        T* to = static_cast<T*>(a.y.data) + t * a.y.stride + k;
-        for (int64_t i = 0; i < count; i++) to[i] = from_float<T>(values[i]);
-      }
+    for (int64_t k = 0; k < a.channels; k += kMost) {
+      const int64_t count = std::min(kMost, a.channels - k);
+      read(a.ids[t], k, count, values);
+      T* to = static_cast<T*>(a.y.data) + t * a.y.stride + k;
+      for (int64_t i = 0; i < count; i++) to[i] = from_float<T>(values[i]);
+    }
   });
 }
 
@@ -146,5 +129,6 @@ void row_embedding(LlmcPool* pool, const LlmcRowEmbedding& a) {
 
 LLMC_KERNELS(LlmcRowLinear, row_linear, llmc::row_linear)
 LLMC_KERNELS(LlmcRowLinear, row_gated_linear, llmc::row_gated_linear)
+LLMC_KERNELS(LlmcRowLinear, row_expert_linear, llmc::row_expert_linear)
 LLMC_KERNELS(LlmcRowLinear, row_lm_head, llmc::row_lm_head)
 LLMC_KERNELS(LlmcRowEmbedding, row_embedding, llmc::row_embedding)

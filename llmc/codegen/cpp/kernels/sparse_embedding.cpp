@@ -42,22 +42,20 @@ class ElementReader {
 // Calls body(y's row, panel, lane) for every token.
 template <class T, class Body>
 void for_tokens(LlmcPool* pool, const LlmcSparseEmbedding& a, const Body& body) {
-  parallel_ranges(pool, a.tokens, 1, [&](int64_t begin, int64_t end, void*) {
-    for (int64_t t = begin; t < end; t++)
-      body(static_cast<T*>(a.y.data) + t * a.y.stride, a.ids[t] / LLMC_PANEL, a.ids[t] % LLMC_PANEL);
+  parallel_for(pool, a.tokens, [&](int64_t t, void*) {
+    body(static_cast<T*>(a.y.data) + t * a.y.stride, a.ids[t] / LLMC_PANEL, a.ids[t] % LLMC_PANEL);
   });
 }
 
 template <class T>
 void sparse_embedding(LlmcPool* pool, const LlmcSparseEmbedding& a) {
-  using E = std::conditional_t<sizeof(T) == 2, uint16_t, uint32_t>;
   constexpr int64_t kStep = 4 / sizeof(T);  // neighbouring k of a lane
   const int64_t elements = (a.channels + kStep - 1) / kStep * kStep * LLMC_PANEL;
   const SparsePanels panels{static_cast<const uint8_t*>(a.weight), a.panels, (elements + 63) / 64, 0};
   for_tokens<T>(pool, a, [&](T* y, int64_t panel, int64_t lane) {
-    ElementReader<E> read(panels.cursor(panel));
+    ElementReader<ElementOf<T>> read(panels.cursor(panel));
     for (int64_t k = 0; k < a.channels; k++) {
-      const E element = read.at((k / kStep * LLMC_PANEL + lane) * kStep + k % kStep);
+      const ElementOf<T> element = read.at((k / kStep * LLMC_PANEL + lane) * kStep + k % kStep);
       std::memcpy(y + k, &element, sizeof element);
     }
   });

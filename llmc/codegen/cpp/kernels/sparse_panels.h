@@ -1,6 +1,7 @@
 // Weights without their zeros: how they lie in memory (api.h describes it), and how a block of a panel gets them back.
 #pragma once
 #include <algorithm>
+#include <type_traits>
 
 #include "api.h"
 #include "vector.h"
@@ -35,6 +36,10 @@ struct SparsePanels {
   SparseCursor cursor(int64_t panel) const { return {masks() + panel * masks_per_panel, data + offsets()[panel]}; }
 };
 
+// The bits of a plain weight's elements.
+template <class T>
+using ElementOf = std::conditional_t<sizeof(T) == 2, uint16_t, uint32_t>;
+
 // What stands for a zero, in each type of elements: codes are shifted to be unsigned.
 template <class E>
 constexpr E kZeroElement = 0;
@@ -42,8 +47,6 @@ template <>
 constexpr uint8_t kZeroElement<uint8_t> = 128;
 
 #if defined(__AVX512VBMI2__)
-constexpr bool kExpandsInRegisters = true;
-
 // A register of zeros that compilers do not know to be one: merged with zeros, the instructions below wait for nothing,
 // while with a zeroing mask they wait for what their register held before (Zen 4: a tenth of the time of one token).
 inline __attribute__((always_inline)) __m512i zeros_to_merge() {
@@ -66,45 +69,39 @@ inline __attribute__((always_inline)) __m512i expand_register(const uint8_t* fro
   return _mm512_mask_expand_epi32(zeros_to_merge(), mask, _mm512_loadu_si512(from));
 }
 
+// A bit for each element E of a register.
+template <class E>
+using RegisterMask =
+    std::conditional_t<sizeof(E) == 1, uint64_t, std::conditional_t<sizeof(E) == 2, uint32_t, uint16_t>>;
+
 // The next register of elements E; the cursor's value moves on.
-template <class E, class Mask>
-inline __attribute__((always_inline)) __m512i next_register(SparseCursor& at, Mask mask) {
+template <class E>
+inline __attribute__((always_inline)) __m512i next_register(SparseCursor& at, RegisterMask<E> mask) {
   const __m512i elements = expand_register(at.value, mask, E{});
   at.value += __builtin_popcountll(mask) * static_cast<int64_t>(sizeof(E));
   return elements;
 }
 
-inline void expand(SparseCursor& at, int64_t masks, uint8_t* to) {
-  for (int64_t i = 0; i < masks; i++, to += 64) _mm512_storeu_si512(to, next_register<uint8_t>(at, *at.mask++));
-}
-inline void expand(SparseCursor& at, int64_t masks, uint16_t* to) {
-  for (int64_t i = 0; i < masks; i++) {
-    const uint64_t mask = *at.mask++;
-#pragma GCC unroll 2
-    for (int part = 0; part < 2; part++, to += 32)
-      _mm512_storeu_si512(to, next_register<uint16_t>(at, static_cast<uint32_t>(mask >> (32 * part))));
-  }
-}
-inline void expand(SparseCursor& at, int64_t masks, uint32_t* to) {
-  for (int64_t i = 0; i < masks; i++) {
-    const uint64_t mask = *at.mask++;
-#pragma GCC unroll 4
-    for (int part = 0; part < 4; part++, to += 16)
-      _mm512_storeu_si512(to, next_register<uint32_t>(at, static_cast<uint16_t>(mask >> (16 * part))));
-  }
-}
-#else
-constexpr bool kExpandsInRegisters = false;
+#endif
 
 // `masks` times 64 elements from the cursor on, zeros between them.
 template <class E>
 inline void expand(SparseCursor& at, int64_t masks, E* to) {
+#if defined(__AVX512VBMI2__)
+  constexpr int kRegisters = sizeof(E), kElements = 64 / kRegisters;  // of a mask, and of one of those
+  for (int64_t i = 0; i < masks; i++) {
+    const uint64_t mask = *at.mask++;
+#pragma GCC unroll 4
+    for (int part = 0; part < kRegisters; part++, to += kElements)
+      _mm512_storeu_si512(to, next_register<E>(at, static_cast<RegisterMask<E>>(mask >> (kElements * part))));
+  }
+#else
   for (int64_t i = 0; i < masks; i++, to += 64) {
     std::fill_n(to, 64, kZeroElement<E>);
     for (uint64_t mask = *at.mask++; mask != 0; mask &= mask - 1, at.value += sizeof(E))
       std::memcpy(to + __builtin_ctzll(mask), at.value, sizeof(E));
   }
-}
 #endif
+}
 
 }  // namespace llmc

@@ -28,6 +28,7 @@ struct TiledProduct {
   using X = int32_t;
   static constexpr int kXPerWord = Codes::kCodes / 4;
   static constexpr int kXPerRun = 1;
+  static constexpr bool kDecodes = false;
 };
 
 // One token's values of one group, or part of one.
