@@ -1,6 +1,7 @@
 """What a Triton kernel says about itself: which op it computes, when it can, and the ways to launch it, as data."""
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +30,8 @@ class DeviceLaunch:
     """
 
     function: Any
-    arguments: dict[str, Argument]
-    constants: dict[str, Constant]
+    arguments: Mapping[str, Argument]
+    constants: Mapping[str, Constant]
     grid: tuple[str, ...]
     num_warps: int = 4
     num_stages: int = 3
@@ -84,3 +85,23 @@ def rows(name: str, operand: Operand | None) -> dict[str, Argument]:
     if operand is None:
         return {f"{name}_ptr": None, f"{name}_row_stride": 0}
     return {f"{name}_ptr": operand.pointer, f"{name}_row_stride": operand.stride}
+
+
+def named_arguments(
+    kernel: Any, call: RowsCall, results: Sequence[str] = ("y",), /, **more: Argument
+) -> dict[str, Argument]:
+    """The arguments of a kernel whose pointers have the names of the op's arguments, or of its results.
+
+    `{name}_ptr` beside `{name}_row_stride` are rows, by itself it is a vector. more: what is none of these.
+    """
+    parameters = inspect.signature(kernel.fn).parameters
+    found: dict[str, Argument] = {}
+    for parameter in parameters:
+        name = parameter.removesuffix("_ptr")
+        if name == parameter or parameter in more:
+            continue
+        if f"{name}_row_stride" in parameters:
+            found |= rows(name, call.result(results.index(name)) if name in results else call.rows(name))
+        else:
+            found[parameter] = call.vector(name)
+    return found | more

@@ -5,13 +5,11 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from torch import fx
 
 from llmc.codegen.call import Call
-from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
-from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks
+from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, named_arguments
+from llmc.codegen.triton.kernels.refusals import takes
 from llmc.codegen.triton.kernels.rows.row_block import row_block
-from llmc.graph.refusal import Refusal
 from llmc.targets import GpuTarget
 
 
@@ -34,23 +32,15 @@ def layer_scale_kernel(
     tl.store(y_ptr + token * y_row_stride + channel, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
-def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
-    """x: [tokens, channels] of a float dtype."""
-    return refuse_dtypes(node, "x") or refuse_ranks(node, x=(2,), weight=(1,))
-
-
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     """One launch."""
     (channels,) = call.shape("weight")
     block = min(row_block(channels, most_rows=1).columns, 1024)
-    return (
-        DeviceLaunch(
-            layer_scale_kernel,
-            {**rows("x", call.rows("x")), "weight_ptr": call.vector("weight"), **rows("y", call.result())},
-            {"CHANNELS": channels, "BLOCK": block},
-            (str(call.count("x")), str(triton.cdiv(channels, block))),
-        ),
-    )
+    arguments, constants = named_arguments(layer_scale_kernel, call), {"CHANNELS": channels, "BLOCK": block}
+    grid = (str(call.count("x")), str(triton.cdiv(channels, block)))
+    return (DeviceLaunch(layer_scale_kernel, arguments, constants, grid),)
 
 
-layer_scale = KernelTemplate(torch.ops.llmc.layer_scale.default, supports, candidates)
+layer_scale = KernelTemplate(
+    torch.ops.llmc.layer_scale.default, takes({"x": "tokens channels", "weight": "channels"}), candidates
+)

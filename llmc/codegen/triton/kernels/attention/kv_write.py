@@ -9,8 +9,8 @@ import triton.language as tl
 from torch import fx
 
 from llmc.codegen.call import Call, arguments_of
-from llmc.codegen.triton.kernel import Constant, DeviceLaunch, KernelTemplate, rows
-from llmc.codegen.triton.kernels.attention.kv_write_codes import code_launch
+from llmc.codegen.triton.kernel import Constant, DeviceLaunch, KernelTemplate, named_arguments
+from llmc.codegen.triton.kernels.attention.kv_write_codes import code_launch, code_write_kernel
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks, tensors_of
 from llmc.formats.cache_format import parse_cache_format
 from llmc.graph.refusal import Refusal
@@ -34,13 +34,13 @@ def kv_write_kernel(
     VALUE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
-    DIM_BLOCK: tl.constexpr,
 ) -> None:
     """Program (t, j) writes the j-th HEAD_BLOCK heads of token t into both caches, cast to the cache's dtype."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK)
     slot = tl.load(slot_mapping_ptr + token).to(tl.int64)
     position = slot_rows(slot, head, KV_HEADS, BLOCK_SIZE)
+    DIM_BLOCK: tl.constexpr = triton.next_power_of_2(max(HEAD_DIM, VALUE_DIM))
     copy_heads(k_ptr + token * k_row_stride, k_cache_ptr, head, position, KV_HEADS, HEAD_DIM, DIM_BLOCK)
     copy_heads(v_ptr + token * v_row_stride, v_cache_ptr, head, position, KV_HEADS, VALUE_DIM, DIM_BLOCK)
 
@@ -81,39 +81,27 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
 
 
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
+    slot = cache_constants(call)
     if call.plain("cache_format") is not None:
-        arguments = {**cache_arguments(call), "cos_ptr": None, "sin_ptr": None}
-        not_turned = {"HALF": 0, "INTERLEAVED": False}
-        return (code_launch(call, arguments, {**cache_constants(call), **cache_codes(call), **not_turned}),)
-    constants = cache_constants(call)
-    heads, dim = constants["KV_HEADS"], constants["DIM_BLOCK"]
-    block = min(triton.next_power_of_2(heads), max(1, _ELEMENTS_PER_PROGRAM // dim))
+        arguments = named_arguments(code_write_kernel, call, **caches(call), cos_ptr=None, sin_ptr=None)
+        return (code_launch(call, arguments, slot, {**cache_codes(call), "HALF": 0, "INTERLEAVED": False}),)
+    heads, dim = slot["KV_HEADS"], max(slot["HEAD_DIM"], slot["VALUE_DIM"])
+    block = min(triton.next_power_of_2(heads), max(1, _ELEMENTS_PER_PROGRAM // triton.next_power_of_2(dim)))
     grid = (str(call.count("k")), str(triton.cdiv(heads, block)))
-    return (DeviceLaunch(kv_write_kernel, cache_arguments(call), {**constants, "HEAD_BLOCK": block}, grid),)
+    arguments = named_arguments(kv_write_kernel, call, **caches(call))
+    return (DeviceLaunch(kv_write_kernel, arguments, {**slot, "HEAD_BLOCK": block}, grid),)
 
 
-def cache_arguments(call: Call) -> dict[str, Argument]:
-    """k, v, the caches and the slots."""
-    return {
-        **rows("k", call.rows("k")),
-        **rows("v", call.rows("v")),
-        "k_cache_ptr": call.cache("k_cache"),
-        "v_cache_ptr": call.cache("v_cache"),
-        "slot_mapping_ptr": call.vector("slot_mapping"),
-    }
+def caches(call: Call) -> dict[str, Argument]:
+    """Of keys and of values."""
+    return {f"{name}_ptr": call.cache(name) for name in ("k_cache", "v_cache")}
 
 
 def cache_constants(call: Call) -> dict[str, int]:
     """The shape of a slot."""
     kv_heads, head_dim = call.shape("k")
     _, value_dim = call.shape("v")
-    return {
-        "KV_HEADS": kv_heads,
-        "HEAD_DIM": head_dim,
-        "VALUE_DIM": value_dim,
-        "BLOCK_SIZE": call.block_size(),
-        "DIM_BLOCK": triton.next_power_of_2(max(head_dim, value_dim)),
-    }
+    return {"KV_HEADS": kv_heads, "HEAD_DIM": head_dim, "VALUE_DIM": value_dim, "BLOCK_SIZE": call.block_size()}
 
 
 def cache_codes(call: Call) -> dict[str, Constant]:

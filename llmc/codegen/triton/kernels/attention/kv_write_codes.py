@@ -14,7 +14,6 @@ from llmc.codegen.triton.kernels.attention.cache_codes import write_codes
 from llmc.program.launch_arguments import Argument
 
 _ELEMENTS_PER_PROGRAM = 1024
-_CONSTANTS = ["KV_HEADS", "HEAD_DIM", "VALUE_DIM", "BLOCK_SIZE", "CACHE_FORMAT", "CACHE_GROUP", "HALF", "INTERLEAVED"]
 
 
 @triton.jit
@@ -101,16 +100,15 @@ def _turned(
     return x
 
 
-def code_launch(call: Call, arguments: Mapping[str, Argument], constants: Mapping[str, Constant]) -> DeviceLaunch:
-    """The launch. arguments, constants: of the caches, as kv_write's, and of the rotation, where None turns nothing."""
-    heads, dims = constants["KV_HEADS"], (constants["HEAD_DIM"], constants["VALUE_DIM"])
-    assert isinstance(heads, int)
-    half_block = max(triton.next_power_of_2(int(dim or 0) // 2) for dim in dims)
+def code_launch(
+    call: Call, arguments: Mapping[str, Argument], slot: Mapping[str, int], constants: Mapping[str, Constant]
+) -> DeviceLaunch:
+    """The launch. slot, constants: of a slot's shape, and of what caches hold and how keys are turned."""
+    heads, half_block = slot["KV_HEADS"], triton.next_power_of_2(max(slot["HEAD_DIM"], slot["VALUE_DIM"]) // 2)
     block = min(triton.next_power_of_2(heads), max(1, _ELEMENTS_PER_PROGRAM // (2 * half_block)))
-    kept = {name: constants[name] for name in _CONSTANTS}
     return DeviceLaunch(
         code_write_kernel,
-        dict(arguments),
-        {**kept, "HEAD_BLOCK": block, "HALF_BLOCK": half_block},
+        arguments,
+        {**slot, **constants, "HEAD_BLOCK": block, "HALF_BLOCK": half_block},
         (str(call.count("k")), str(2 * triton.cdiv(heads, block))),
     )

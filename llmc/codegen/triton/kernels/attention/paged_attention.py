@@ -14,7 +14,7 @@ import triton
 from torch import fx
 
 from llmc.codegen.call import Call, arguments_of
-from llmc.codegen.triton.kernel import Constant, DeviceLaunch, KernelTemplate, rows
+from llmc.codegen.triton.kernel import Constant, DeviceLaunch, KernelTemplate, named_arguments
 from llmc.codegen.triton.kernels.attention.attention_tiles import (
     Tile,
     decode_tile,
@@ -23,7 +23,7 @@ from llmc.codegen.triton.kernels.attention.attention_tiles import (
     prefill_tiles,
     tree_tile,
 )
-from llmc.codegen.triton.kernels.attention.kv_write import cache_codes, refuse_format
+from llmc.codegen.triton.kernels.attention.kv_write import cache_codes, caches, refuse_format
 from llmc.codegen.triton.kernels.attention.paged_decode import combine_splits_kernel, paged_decode_kernel
 from llmc.codegen.triton.kernels.attention.paged_prefill import paged_prefill_kernel
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks
@@ -104,23 +104,13 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
         "VALUE_TILE": value_tile,
         **cache_codes(call),
     }
-    arguments: dict[str, Argument] = {
-        **rows("q", call.rows("q")),
-        "k_cache_ptr": call.cache("k_cache"),
-        "v_cache_ptr": call.cache("v_cache"),
-        "query_starts_ptr": call.vector("query_starts"),
-        "context_lens_ptr": call.vector("context_lens"),
-        "block_tables_ptr": call.vector("block_tables"),
-        "slopes_ptr": call.vector("slopes"),
-        "max_blocks": Count.MAX_BLOCKS,
-        "scale": float(call.plain("scale")),
-    }
+    common = {**caches(call), "max_blocks": Count.MAX_BLOCKS, "scale": float(call.plain("scale"))}
     is_fp32, widest = call.dtype("q") is torch.float32, max(dim_tile, value_tile)
     own = latent_tile(target, is_fp32) if is_latent else None
     shortest = own or decode_tile(target, is_fp32, widest, group, is_coded)
-    decode = _decode(call, target, arguments, constants, shortest)
-    masks, tokens = call.vector("tree_masks"), call.count("q")
-    arguments |= {"tree_masks_ptr": masks, "sinks_ptr": call.vector("sinks"), **rows("y", call.result())}
+    decode = _decode(call, target, common, constants, shortest)
+    arguments = named_arguments(paged_prefill_kernel, call, **common, requests=Count.REQUESTS)
+    tokens = call.count("q")
 
     def prefill(tile: Tile, trees: bool, then: tuple[DeviceLaunch, ...]) -> DeviceLaunch:
         row_tile = max(tile.rows, triton.next_power_of_2(group))
@@ -128,7 +118,7 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
         tiles = f"min(cdiv({tokens}, {row_tile // group}) + R, ({tokens} - R) * {_MAX_GRID})"
         return DeviceLaunch(
             paged_prefill_kernel,
-            {**arguments, "requests": Count.REQUESTS},
+            arguments,
             {**constants, "ROW_TILE": row_tile, "KEY_TILE": tile.keys, "TREES": trees},
             (str(heads // group), tiles),
             tile.num_warps,
@@ -136,14 +126,16 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
             then=then,
         )
 
-    trees = () if masks is None else (prefill(own or tree_tile(is_fp32, widest, group), True, ()),)
+    trees = (
+        () if arguments["tree_masks_ptr"] is None else (prefill(own or tree_tile(is_fp32, widest, group), True, ()),)
+    )
     is_padded = (head_dim, value_dim) != (dim_tile, value_tile)
     tiles = (own,) if own else prefill_tiles(target, is_fp32, widest, is_padded=is_padded, is_coded=is_coded)
     return tuple(prefill(tile, False, (*trees, *decode)) for tile in tiles)
 
 
 def _decode(
-    call: Call, target: GpuTarget, arguments: dict[str, Argument], constants: dict[str, Constant], tile: Tile
+    call: Call, target: GpuTarget, common: dict[str, Argument], constants: dict[str, Constant], tile: Tile
 ) -> tuple[DeviceLaunch, ...]:
     heads, value_tile, group = call.shape("q")[0], constants["VALUE_TILE"], constants["GROUP"]
     assert isinstance(value_tile, int) and isinstance(group, int)
@@ -151,10 +143,10 @@ def _decode(
     splits = decode_splits(target, heads // group, call.limits().max_model_len, min_split)
     columns = call.limits().max_sequences * heads * splits * (value_tile + 4)
     partials = call.workspace("partials", 1, columns, torch.float32).pointer
-    split: dict[str, Constant] = {"KEY_TILE": tile.keys, "SPLITS": splits, "MIN_SPLIT": min_split}
+    split = {"KEY_TILE": tile.keys, "SPLITS": splits, "MIN_SPLIT": min_split}
     attend = DeviceLaunch(
         paged_decode_kernel,
-        {**arguments, "partials_ptr": partials},
+        named_arguments(paged_decode_kernel, call, **common, partials_ptr=partials),
         {**constants, **split, "ROW_TILE": tile.rows},
         (str(splits), str(heads // group), "R"),
         tile.num_warps,
@@ -162,13 +154,7 @@ def _decode(
     )
     combine = DeviceLaunch(
         combine_splits_kernel,
-        {
-            "partials_ptr": partials,
-            "query_starts_ptr": arguments["query_starts_ptr"],
-            "context_lens_ptr": arguments["context_lens_ptr"],
-            "sinks_ptr": call.vector("sinks"),
-            **rows("y", call.result()),
-        },
+        named_arguments(combine_splits_kernel, call, partials_ptr=partials),
         {"HEADS": heads, **{n: constants[n] for n in ("VALUE_DIM", "WINDOW", "CHUNK", "VALUE_TILE")}, **split},
         (str(heads), "R"),
         num_warps=4 if value_tile <= _MAX_DIM else 8,

@@ -11,20 +11,19 @@ import triton.language as tl
 from torch import fx
 
 from llmc.codegen.call import Call
-from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
+from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, named_arguments, rows
 from llmc.codegen.triton.kernels.attention import kv_write as kv_write_kernels
 from llmc.codegen.triton.kernels.attention.kv_write import (
-    cache_arguments,
     cache_codes,
     cache_constants,
+    caches,
     copy_heads,
     slot_rows,
 )
-from llmc.codegen.triton.kernels.attention.kv_write_codes import code_launch
+from llmc.codegen.triton.kernels.attention.kv_write_codes import code_launch, code_write_kernel
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks
 from llmc.codegen.triton.kernels.rows.rope import rope_kernel, rotation_constants, turn
 from llmc.graph.refusal import Refusal
-from llmc.program.launch_arguments import Argument
 from llmc.targets import GpuTarget
 
 
@@ -51,9 +50,6 @@ def rope_kv_write_kernel(
     HALF: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
-    PAIR_BLOCK: tl.constexpr,
-    REST_BLOCK: tl.constexpr,
-    DIM_BLOCK: tl.constexpr,
 ) -> None:
     """Program (t, j): the j-th HEAD_BLOCK heads of token t's queries, then of its keys, then of its values."""
     token = tl.program_id(0).to(tl.int64)
@@ -66,7 +62,7 @@ def rope_kv_write_kernel(
         source = q_ptr + token * q_row_stride + head[:, None] * HEAD_DIM
         destination = y_ptr + token * y_row_stride + head[:, None] * HEAD_DIM
         is_head = (head < HEADS)[:, None]
-        turn(source, destination, is_head, token, cos_ptr, sin_ptr, HEAD_DIM, HALF, INTERLEAVED, PAIR_BLOCK, REST_BLOCK)
+        turn(source, destination, is_head, token, cos_ptr, sin_ptr, HEAD_DIM, HALF, INTERLEAVED)
     else:
         slot = tl.load(slot_mapping_ptr + token).to(tl.int64)
         if part < Q_PARTS + KV_PARTS:
@@ -74,22 +70,11 @@ def rope_kv_write_kernel(
             source = k_ptr + token * k_row_stride + head[:, None] * HEAD_DIM
             destination = k_cache_ptr + slot_rows(slot, head, KV_HEADS, BLOCK_SIZE)[:, None] * HEAD_DIM
             is_head = (head < KV_HEADS)[:, None]
-            turn(
-                source,
-                destination,
-                is_head,
-                token,
-                cos_ptr,
-                sin_ptr,
-                HEAD_DIM,
-                HALF,
-                INTERLEAVED,
-                PAIR_BLOCK,
-                REST_BLOCK,
-            )
+            turn(source, destination, is_head, token, cos_ptr, sin_ptr, HEAD_DIM, HALF, INTERLEAVED)
         else:
             head = (part - Q_PARTS - KV_PARTS) * HEAD_BLOCK + lane
             position = slot_rows(slot, head, KV_HEADS, BLOCK_SIZE)
+            DIM_BLOCK: tl.constexpr = triton.next_power_of_2(max(HEAD_DIM, VALUE_DIM))
             copy_heads(v_ptr + token * v_row_stride, v_cache_ptr, head, position, KV_HEADS, VALUE_DIM, DIM_BLOCK)
 
 
@@ -102,37 +87,27 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     heads, head_dim = call.shape("q")
     (half,) = call.shape("cos")
+    turned = rotation_constants(heads, head_dim, half, call.plain("interleaved"))
     if call.plain("cache_format") is not None:
-        return (_coded(call),)
-    constants = cache_constants(call) | rotation_constants(heads, head_dim, half, call.plain("interleaved"))
+        return (_coded(call, turned),)
+    constants = cache_constants(call) | turned
     block = constants["HEAD_BLOCK"]
     parts = triton.cdiv(heads, block) + 2 * triton.cdiv(constants["KV_HEADS"], block)
-    arguments = {
-        **rows("q", call.rows("q")),
-        **cache_arguments(call),
-        "cos_ptr": call.vector("cos"),
-        "sin_ptr": call.vector("sin"),
-        **rows("y", call.result()),
-    }
+    arguments = named_arguments(rope_kv_write_kernel, call, **caches(call))
     grid = (str(call.count("q")), str(parts))
-    return (DeviceLaunch(rope_kv_write_kernel, arguments, {"HEADS": heads, **constants}, grid),)
+    return (DeviceLaunch(rope_kv_write_kernel, arguments, constants, grid),)
 
 
-def _coded(call: Call) -> DeviceLaunch:
+def _coded(call: Call, turned: dict[str, int]) -> DeviceLaunch:
     """Queries are turned in a launch of their own where keys and values become codes."""
-    heads, head_dim = call.shape("q")
-    (half,) = call.shape("cos")
-    turned = rotation_constants(heads, head_dim, half, call.plain("interleaved"))
-    angles: dict[str, Argument] = {"cos_ptr": call.vector("cos"), "sin_ptr": call.vector("sin")}
-    rotation = {"HALF": half, "INTERLEAVED": call.plain("interleaved")}
-    constants = {**cache_constants(call), **cache_codes(call), **rotation}
-    write = code_launch(call, {**cache_arguments(call), **angles}, constants)
+    constants = {**cache_codes(call), "HALF": turned["HALF"], "INTERLEAVED": turned["INTERLEAVED"]}
+    arguments = named_arguments(code_write_kernel, call, **caches(call))
     return DeviceLaunch(
         rope_kernel,
-        {**rows("x", call.rows("q")), **angles, **rows("y", call.result())},
-        {"HEADS": heads, **turned},
-        (str(call.count("q")), str(triton.cdiv(heads, turned["HEAD_BLOCK"]))),
-        then=(write,),
+        named_arguments(rope_kernel, call, **rows("x", call.rows("q"))),
+        turned,
+        (str(call.count("q")), str(triton.cdiv(turned["HEADS"], turned["HEAD_BLOCK"]))),
+        then=(code_launch(call, arguments, cache_constants(call), constants),),
     )
 
 

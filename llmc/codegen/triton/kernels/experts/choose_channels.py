@@ -9,8 +9,8 @@ import triton.language as tl
 from torch import fx
 
 from llmc.codegen.call import Call
-from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
-from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks, tensors_of
+from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, named_arguments
+from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks, takes, tensors_of
 from llmc.graph.refusal import Refusal
 from llmc.targets import GpuTarget
 
@@ -28,10 +28,10 @@ def top_k_kernel(
     index_row_stride: int,
     CHANNELS: tl.constexpr,
     COUNT: tl.constexpr,
-    BLOCK: tl.constexpr,
 ) -> None:
     """Program (t, g): the COUNT largest of group g of token t, of equals the lower channel first; NaN is largest."""
     token, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    BLOCK: tl.constexpr = triton.next_power_of_2(CHANNELS)
     channel = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + token * x_row_stride + group * CHANNELS + channel, mask=channel < CHANNELS, other=0.0)
     x = x.to(tl.float32)
@@ -56,10 +56,9 @@ def take_channels_kernel(
     y_ptr: tl.tensor,
     y_row_stride: int,
     TAKEN: tl.constexpr,
-    BLOCK: tl.constexpr,
 ) -> None:
     """Program t: y[t, i] = x[t, index[t, i]]."""
-    token, place = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    token, place = tl.program_id(0).to(tl.int64), tl.arange(0, triton.next_power_of_2(TAKEN))
     inside = place < TAKEN
     channel = tl.load(index_ptr + token * index_row_stride + place, mask=inside, other=0)
     y = tl.load(x_ptr + token * x_row_stride + channel, mask=inside)
@@ -74,9 +73,9 @@ def mark_channels_kernel(
     y_row_stride: int,
     CHANNELS: tl.constexpr,
     MARKED: tl.constexpr,
-    BLOCK: tl.constexpr,
 ) -> None:
     """Program t: y[t, c] says whether c is among index[t]."""
+    BLOCK: tl.constexpr = triton.next_power_of_2(CHANNELS)
     token, channel = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     marked = tl.zeros([BLOCK], dtype=tl.int32)
     for place in range(MARKED):
@@ -94,39 +93,27 @@ def supports_x(node: fx.Node, target: GpuTarget) -> Refusal | None:
     return refuse_dtypes(node, "x") or refuse_ranks(node, x=ranks)
 
 
-def supports_index(node: fx.Node, target: GpuTarget) -> Refusal | None:
-    """index: [tokens, marked]."""
-    return refuse_ranks(node, index=(2,))
-
-
 def _top_k(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     *groups, channels = call.shape("x")
-    arguments = {
-        **rows("x", call.rows("x")),
-        **rows("values", call.result(0)),
-        **rows("index", call.result(1)),
-    }
-    block = triton.next_power_of_2(channels)
-    constants = {"CHANNELS": channels, "COUNT": call.plain("count"), "BLOCK": block}
-    return (
-        DeviceLaunch(top_k_kernel, arguments, constants, (str(call.count("x")), str(*groups or (1,))), num_warps=1),
-    )
+    arguments = named_arguments(top_k_kernel, call, ("values", "index"))
+    constants = {"CHANNELS": channels, "COUNT": call.plain("count")}
+    grid = (str(call.count("x")), str(*groups or (1,)))
+    return (DeviceLaunch(top_k_kernel, arguments, constants, grid, num_warps=1),)
 
 
 def _take(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     (taken,) = call.shape("index")
-    arguments = {**rows("x", call.rows("x")), **rows("index", call.rows("index")), **rows("y", call.result())}
-    constants = {"TAKEN": taken, "BLOCK": triton.next_power_of_2(taken)}
+    arguments, constants = named_arguments(take_channels_kernel, call), {"TAKEN": taken}
     return (DeviceLaunch(take_channels_kernel, arguments, constants, (str(call.count("index")),), num_warps=1),)
 
 
 def _mark(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     channels, (marked,) = call.plain("channels"), call.shape("index")
-    arguments = {**rows("index", call.rows("index")), **rows("y", call.result())}
-    constants = {"CHANNELS": channels, "MARKED": marked, "BLOCK": triton.next_power_of_2(channels)}
+    arguments = named_arguments(mark_channels_kernel, call)
+    constants = {"CHANNELS": channels, "MARKED": marked}
     return (DeviceLaunch(mark_channels_kernel, arguments, constants, (str(call.count("index")),), num_warps=1),)
 
 
 top_k = KernelTemplate(_llmc.top_k.default, supports_x, _top_k)
 take_channels = KernelTemplate(_llmc.take_channels.default, supports_x, _take)
-mark_channels = KernelTemplate(_llmc.mark_channels.default, supports_index, _mark)
+mark_channels = KernelTemplate(_llmc.mark_channels.default, takes({"index": "tokens marked"}, typed=()), _mark)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from llmc.codegen.call import Call
-from llmc.codegen.triton.kernel import DeviceLaunch
+from llmc.codegen.triton.kernel import DeviceLaunch, named_arguments
 from llmc.program.launch_arguments import Argument
 
 _BLOCK = 1024
@@ -81,10 +81,9 @@ def sort_launch(call: Call) -> tuple[DeviceLaunch, dict[str, Argument]]:
     sorted_pairs: dict[str, Argument] = {"pairs_ptr": pairs, "starts_ptr": starts}
     launch = DeviceLaunch(
         sort_pairs_kernel,
-        {"index_ptr": call.vector("index"), **sorted_pairs, "tokens": count},
+        named_arguments(sort_pairs_kernel, call, **sorted_pairs, tokens=count),
         {"SLOTS": slots, "EXPERTS": experts, "BLOCK": _BLOCK},
         (str(experts + 1),),
-        num_warps=4,
         num_stages=1,
     )
     return launch, sorted_pairs

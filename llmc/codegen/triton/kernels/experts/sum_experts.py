@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import fx
 
 from llmc.codegen.call import Call
-from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
+from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, named_arguments
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks
 from llmc.graph.refusal import Refusal
 from llmc.targets import GpuTarget
@@ -49,10 +49,9 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     slots, columns = call.shape("x")
     block = min(triton.next_power_of_2(columns), _MOST_COLUMNS)
-    arguments = {**rows("x", call.rows("x")), **rows("weights", call.rows("weights")), **rows("y", call.result())}
     constants = {"SLOTS": slots, "COLUMNS": columns, "BLOCK": block}
     grid = (str(call.count("x")), str(triton.cdiv(columns, block)))
-    return (DeviceLaunch(sum_experts_kernel, arguments, constants, grid),)
+    return (DeviceLaunch(sum_experts_kernel, named_arguments(sum_experts_kernel, call), constants, grid),)
 
 
 sum_experts = KernelTemplate(torch.ops.llmc.sum_experts.default, supports, candidates)

@@ -9,10 +9,9 @@ from dataclasses import replace
 import torch
 import triton
 import triton.language as tl
-from torch import fx
 
 from llmc.codegen.call import Call
-from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
+from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, named_arguments
 from llmc.codegen.triton.kernels.ranks.exchange import await_ranks, end_exchange, exchange_number, place_of
 from llmc.codegen.triton.kernels.ranks.reduce_rows import put_row
 from llmc.codegen.triton.kernels.ranks.reduce_ways import (
@@ -22,9 +21,7 @@ from llmc.codegen.triton.kernels.ranks.reduce_ways import (
     memory_seconds,
     most_rows,
 )
-from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks
-from llmc.graph.refusal import Refusal
-from llmc.program.launch_arguments import Argument
+from llmc.codegen.triton.kernels.refusals import takes
 from llmc.targets import GpuTarget
 
 _BLOCK = 2048
@@ -117,11 +114,6 @@ def join_channels_kernel(
         put_channels(from_rank, row, rank, ends_ptr, y_ptr, y_row_stride, BLOCK)
 
 
-def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
-    """x: [rows, channels] of a float dtype."""
-    return refuse_dtypes(node, "x") or refuse_ranks(node, x=(2,))
-
-
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     """By the ranks' memory for few rows, by a library for more."""
     x, count, dtype = call.rows("x"), call.count("x"), call.dtype("x")
@@ -131,22 +123,23 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     grid = str(count), str(-(-channels // block))
     warps = max(1, min(16, block // _ELEMENTS_PER_WARP))
     row_bytes = channels * dtype.itemsize
-    to: dict[str, Argument] = {"ends_ptr": call.vector("ends"), **rows("y", call.result()), "rows": count}
     sizes = {"CHANNELS": channels, "BLOCK": block}
     most = most_rows(row_bytes, -(-channels // block), ranks, target)
     launches = []
     if most:
-        own: dict[str, Argument] = {"ranks_ptr": RANKS, **rows("x", x), **to}
+        own = named_arguments(gather_channels_kernel, call, ranks_ptr=RANKS, rows=count)
         seconds = memory_seconds(most * row_bytes, ranks, target)
         constants = {**sizes, **memory_constants(ranks)}
-        kernel = gather_channels_kernel
-        launches.append(DeviceLaunch(kernel, own, constants, grid, warps, max_tokens=most, seconds=seconds))
+        launches.append(
+            DeviceLaunch(gather_channels_kernel, own, constants, grid, warps, max_tokens=most, seconds=seconds)
+        )
     whole = call.workspace("gathered", count, ranks * channels, dtype)
-    join = DeviceLaunch(join_channels_kernel, {"gathered_ptr": whole.pointer, **to}, {**sizes, "RANKS": ranks}, grid)
+    arguments = named_arguments(join_channels_kernel, call, gathered_ptr=whole.pointer, rows=count)
+    join = DeviceLaunch(join_channels_kernel, arguments, {**sizes, "RANKS": ranks}, grid, warps)
     moved = ranks * call.limits().max_batch_tokens * row_bytes
     seconds = target.links.of(ranks).all_gather(moved, ranks, custom=False)
     gather = replace(gather_launch(x, whole, count, channels, ranks), min_tokens=most + 1, seconds=seconds)
-    return (*launches, replace(gather, then=(replace(join, num_warps=warps),)))
+    return (*launches, replace(gather, then=(join,)))
 
 
-all_gather = KernelTemplate(torch.ops.llmc.all_gather.default, supports, candidates)
+all_gather = KernelTemplate(torch.ops.llmc.all_gather.default, takes({"x": "rows channels"}), candidates)

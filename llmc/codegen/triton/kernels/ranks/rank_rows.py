@@ -3,12 +3,10 @@
 import torch
 import triton
 import triton.language as tl
-from torch import fx
 
 from llmc.codegen.call import Call
-from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
-from llmc.codegen.triton.kernels.refusals import refuse_ranks
-from llmc.graph.refusal import Refusal
+from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, named_arguments
+from llmc.codegen.triton.kernels.refusals import takes
 from llmc.targets import GpuTarget
 
 _BLOCK = 256
@@ -31,16 +29,11 @@ def rank_rows_kernel(
     tl.store(y_ptr + token * y_row_stride, tl.where((own >= 0) & (own < ROWS), own, ROWS), mask=inside)
 
 
-def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
-    """One id a token."""
-    return refuse_ranks(node, ids=(1,))
-
-
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     count = call.count("ids")
-    arguments = {"ids_ptr": call.vector("ids"), "first_ptr": call.vector("first"), **rows("y", call.result())}
+    arguments = named_arguments(rank_rows_kernel, call, tokens=count)
     constants = {"ROWS": call.plain("rows"), "BLOCK": _BLOCK}
-    return (DeviceLaunch(rank_rows_kernel, {**arguments, "tokens": count}, constants, (f"cdiv({count}, {_BLOCK})",)),)
+    return (DeviceLaunch(rank_rows_kernel, arguments, constants, (f"cdiv({count}, {_BLOCK})",)),)
 
 
-rank_rows = KernelTemplate(torch.ops.llmc.rank_rows.default, supports, candidates)
+rank_rows = KernelTemplate(torch.ops.llmc.rank_rows.default, takes({"ids": "tokens"}, typed=()), candidates)

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from llmc.codegen.call import Call, stored_weight
 from llmc.codegen.triton.code_rows import row_bytes
-from llmc.codegen.triton.kernel import DeviceLaunch, rows
+from llmc.codegen.triton.kernel import DeviceLaunch, named_arguments
 from llmc.codegen.triton.kernels.products.weight_codes import code_values, load_above, low_codes
 from llmc.codegen.triton.kernels.rows.row_block import row_block
 from llmc.program import code_rows_layout
@@ -57,13 +57,7 @@ def code_lookup(call: Call) -> DeviceLaunch:
     block = min(row_block(columns, most_rows=1).columns, 1024)
     return DeviceLaunch(
         code_embedding_kernel,
-        {
-            "ids_ptr": call.vector("ids"),
-            "codes_ptr": codes,
-            "scales_ptr": scales,
-            "zeros_ptr": zeros,
-            **rows("y", call.result()),
-        },
+        named_arguments(code_embedding_kernel, call, codes_ptr=codes, scales_ptr=scales, zeros_ptr=zeros),
         {
             "COLUMNS": columns,
             "FORMAT": format,

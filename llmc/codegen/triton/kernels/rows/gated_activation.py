@@ -8,14 +8,12 @@ import math
 import torch
 import triton
 import triton.language as tl
-from torch import fx
 
 from llmc.codegen.call import Call
-from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
+from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, named_arguments
 from llmc.codegen.triton.kernels.activation import activate
-from llmc.codegen.triton.kernels.refusals import refuse_dtypes
+from llmc.codegen.triton.kernels.refusals import takes
 from llmc.codegen.triton.kernels.rows.row_block import row_block
-from llmc.graph.refusal import Refusal
 from llmc.targets import GpuTarget
 
 
@@ -41,24 +39,18 @@ def gated_activation_kernel(
     tl.store(y_ptr + token * y_row_stride + column, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
-def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
-    """gate and up of one float dtype."""
-    return refuse_dtypes(node, "gate", "up")
-
-
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     columns = math.prod(call.shape("gate"))
     block = min(row_block(columns).columns, 1024)
-    return (
-        DeviceLaunch(
-            gated_activation_kernel,
-            {**rows("gate", call.rows("gate")), **rows("up", call.rows("up")), **rows("y", call.result())},
-            {"COLUMNS": columns, "ACTIVATION": call.plain("activation"), "BLOCK": block},
-            (str(call.count("gate")), str(triton.cdiv(columns, block))),
-        ),
-    )
+    arguments = named_arguments(gated_activation_kernel, call)
+    constants = {"COLUMNS": columns, "ACTIVATION": call.plain("activation"), "BLOCK": block}
+    grid = (str(call.count("gate")), str(triton.cdiv(columns, block)))
+    return (DeviceLaunch(gated_activation_kernel, arguments, constants, grid),)
 
 
 gated_activation = KernelTemplate(
-    torch.ops.llmc.gated_activation.default, supports, candidates, in_place=(("gate", 0), ("up", 0))
+    torch.ops.llmc.gated_activation.default,
+    takes({}, typed=("gate", "up")),
+    candidates,
+    in_place=(("gate", 0), ("up", 0)),
 )

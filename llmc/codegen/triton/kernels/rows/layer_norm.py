@@ -2,7 +2,7 @@
 
 import torch
 
-from llmc.codegen.triton.kernels.rows.norm_templates import add_norm, norm
+from llmc.codegen.triton.kernels.rows.norm_templates import norm
 
 layer_norm = norm(torch.ops.llmc.layer_norm.default, centred=True)
-add_layer_norm = add_norm(torch.ops.llmc.add_layer_norm.default, centred=True)
+add_layer_norm = norm(torch.ops.llmc.add_layer_norm.default, centred=True)

@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 
 from llmc.codegen.call import Call
-from llmc.codegen.triton.kernel import DeviceLaunch, rows
+from llmc.codegen.triton.kernel import DeviceLaunch, named_arguments, rows
 from llmc.codegen.triton.kernels.rows.row_block import row_block
-from llmc.program.launch_arguments import Operand
+from llmc.program.launch_arguments import Argument, Operand
 
 
 @triton.jit
@@ -128,24 +128,17 @@ def store_rows(
         tl.store(sum_ptr + sum_row[:, None] + channel[None, :], s.to(sum_ptr.dtype.element_ty), mask=inside)
 
 
-def norm_launch(
-    call: Call, into: Operand, residual: Operand | None = None, total: Operand | None = None, *, centred: bool = False
-) -> DeviceLaunch:
-    """One launch for the node's x. into, residual, total: rows. centred: a layer norm, which has a bias."""
+def norm_launch(call: Call, into: Operand, *, centred: bool = False) -> DeviceLaunch:
+    """One launch for the node's x, or its residual sum. into: rows. centred: a layer norm, which has a bias."""
+    absent: dict[str, Argument] = {} if centred else {"bias_ptr": None}
+    if "residual" not in call.names():
+        absent |= {**rows("residual", None), **rows("sum", None)}
+    given = {**rows("y", into), "tokens": call.count("x"), "eps": call.plain("eps")}
     *groups, channels = call.shape("x")
     count, block = groups[0] if groups else 1, row_block(channels)
     return DeviceLaunch(
         norm_kernel,
-        {
-            **rows("x", call.rows("x")),
-            **rows("residual", residual),
-            "weight_ptr": call.vector("weight"),
-            "bias_ptr": call.vector("bias") if centred else None,
-            **rows("y", into),
-            **rows("sum", total),
-            "tokens": call.count("x"),
-            "eps": call.plain("eps"),
-        },
+        named_arguments(norm_kernel, call, ("y", "sum"), **given, **absent),
         {"CENTRED": centred, "GROUPS": count, "CHANNELS": channels, "ROWS": block.rows, "BLOCK": block.columns},
         (f"cdiv({call.count('x')} * {count}, {block.rows})",),
         num_warps=block.num_warps,

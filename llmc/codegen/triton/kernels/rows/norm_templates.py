@@ -2,47 +2,33 @@
 
 from typing import Any
 
-from torch import fx
-
 from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
 from llmc.codegen.triton.kernels.ranks.reduce_ways import NOTHING, Following, reduce_launches
 from llmc.codegen.triton.kernels.ranks.row_shares import row_shares
-from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks
+from llmc.codegen.triton.kernels.refusals import takes
 from llmc.codegen.triton.kernels.rows.norm_rows import norm_launch
-from llmc.graph.refusal import Refusal
 from llmc.program.launch_arguments import Argument
 from llmc.targets import GpuTarget
 
+_supports = takes({"x": "tokens groups? channels"}, typed=("x", "residual"))
+
 
 def norm(op: Any, *, centred: bool) -> KernelTemplate:
-    def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
-        reduced = call.within("x")
-        if reduced is not None:
-            return reduce_launches(reduced, call.result(), _following(call, reduced, None, centred, target), target)
-        return (norm_launch(call, call.result(), centred=centred),)
-
-    return KernelTemplate(op, supports, candidates)
-
-
-def add_norm(op: Any, *, centred: bool) -> KernelTemplate:
-    """The kernel of a norm of a residual sum, which writes the sum too. Either summand may be a sum over ranks."""
+    """The kernel of a norm, or of one of a residual sum, which writes the sum too. Either summand may be a sum over
+    ranks."""
 
     def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
-        for name, other in (("residual", "x"), ("x", "residual")):
+        summands = [name for name in ("residual", "x") if name in call.names()]
+        for name in summands:
             reduced = call.within(name)
             if reduced is not None:
-                return reduce_launches(
-                    reduced, call.result(), _following(call, reduced, other, centred, target), target
-                )
-        return (norm_launch(call, call.result(), call.rows("residual"), call.result(1), centred=centred),)
+                other = next((each for each in summands if each != name), None)
+                following = _following(call, reduced, other, centred, target)
+                return reduce_launches(reduced, call.result(), following, target)
+        return (norm_launch(call, call.result(), centred=centred),)
 
-    return KernelTemplate(op, supports, candidates)
-
-
-def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
-    """x and residual of a float dtype that they share, of rank 2 or 3."""
-    return refuse_dtypes(node, "x", "residual") or refuse_ranks(node, x=(2, 3))
+    return KernelTemplate(op, _supports, candidates)
 
 
 def _following(call: Call, reduced: Call, residual: str | None, centred: bool, target: GpuTarget) -> Following:

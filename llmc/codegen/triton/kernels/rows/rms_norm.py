@@ -2,7 +2,7 @@
 
 import torch
 
-from llmc.codegen.triton.kernels.rows.norm_templates import add_norm, norm
+from llmc.codegen.triton.kernels.rows.norm_templates import norm
 
 rms_norm = norm(torch.ops.llmc.rms_norm.default, centred=False)
-add_rms_norm = add_norm(torch.ops.llmc.add_rms_norm.default, centred=False)
+add_rms_norm = norm(torch.ops.llmc.add_rms_norm.default, centred=False)

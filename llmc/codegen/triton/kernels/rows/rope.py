@@ -7,12 +7,10 @@ pair before it writes it and touches no other program's heads, so the result may
 import torch
 import triton
 import triton.language as tl
-from torch import fx
 
 from llmc.codegen.call import Call
-from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
-from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks
-from llmc.graph.refusal import Refusal
+from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, named_arguments
+from llmc.codegen.triton.kernels.refusals import takes
 from llmc.targets import GpuTarget
 
 PAIRS_PER_PROGRAM = 512
@@ -31,8 +29,6 @@ def rope_kernel(
     HALF: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
-    PAIR_BLOCK: tl.constexpr,
-    REST_BLOCK: tl.constexpr,
 ) -> None:
     """Program (t, j) turns the j-th HEAD_BLOCK heads of token t."""
     token = tl.program_id(0).to(tl.int64)
@@ -40,7 +36,7 @@ def rope_kernel(
     source = x_ptr + token * x_row_stride + head[:, None] * HEAD_DIM
     destination = y_ptr + token * y_row_stride + head[:, None] * HEAD_DIM
     is_head = (head < HEADS)[:, None]
-    turn(source, destination, is_head, token, cos_ptr, sin_ptr, HEAD_DIM, HALF, INTERLEAVED, PAIR_BLOCK, REST_BLOCK)
+    turn(source, destination, is_head, token, cos_ptr, sin_ptr, HEAD_DIM, HALF, INTERLEAVED)
 
 
 @triton.jit
@@ -54,11 +50,9 @@ def turn(
     HEAD_DIM: tl.constexpr,
     HALF: tl.constexpr,
     INTERLEAVED: tl.constexpr,
-    PAIR_BLOCK: tl.constexpr,
-    REST_BLOCK: tl.constexpr,
 ) -> None:
     """Turn the heads at `source`: [heads, 1] pointers, in fp32, and pass the channels from 2·HALF on unchanged."""
-    pair = tl.arange(0, PAIR_BLOCK)
+    pair = tl.arange(0, triton.next_power_of_2(HALF))
     is_pair = pair < HALF
     first = (2 * pair if INTERLEAVED else pair)[None, :]
     second = (2 * pair + 1 if INTERLEAVED else pair + HALF)[None, :]
@@ -69,43 +63,28 @@ def turn(
     b = tl.load(source + second, mask=inside, other=0.0).to(tl.float32)
     tl.store(destination + first, (a * cos - b * sin).to(destination.dtype.element_ty), mask=inside)
     tl.store(destination + second, (b * cos + a * sin).to(destination.dtype.element_ty), mask=inside)
-    if REST_BLOCK > 0:
-        rest = 2 * HALF + tl.arange(0, REST_BLOCK)
+    REST: tl.constexpr = HEAD_DIM - 2 * HALF
+    if REST > 0:
+        rest = 2 * HALF + tl.arange(0, triton.next_power_of_2(REST))
         inside = is_head & (rest < HEAD_DIM)[None, :]
         values = tl.load(source + rest[None, :], mask=inside, other=0.0)
         tl.store(destination + rest[None, :], values.to(destination.dtype.element_ty), mask=inside)
-
-
-def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
-    """x: [tokens, heads, head_dim] of a float dtype."""
-    return refuse_dtypes(node, "x") or refuse_ranks(node, x=(3,))
 
 
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     heads, head_dim = call.shape("x")
     (half,) = call.shape("cos")
     constants = rotation_constants(heads, head_dim, half, call.plain("interleaved"))
-    arguments = {
-        **rows("x", call.rows("x")),
-        "cos_ptr": call.vector("cos"),
-        "sin_ptr": call.vector("sin"),
-        **rows("y", call.result()),
-    }
     grid = (str(call.count("x")), str(triton.cdiv(heads, constants["HEAD_BLOCK"])))
-    return (DeviceLaunch(rope_kernel, arguments, {"HEADS": heads, **constants}, grid),)
+    return (DeviceLaunch(rope_kernel, named_arguments(rope_kernel, call), constants, grid),)
 
 
 def rotation_constants(heads: int, head_dim: int, half: int, interleaved: bool) -> dict[str, int]:
-    """The constants of `turn`, and how many heads a program takes."""
-    pairs, rest = triton.next_power_of_2(half), head_dim - 2 * half
-    return {
-        "HEAD_DIM": head_dim,
-        "HALF": half,
-        "INTERLEAVED": interleaved,
-        "HEAD_BLOCK": min(triton.next_power_of_2(heads), max(1, PAIRS_PER_PROGRAM // pairs)),
-        "PAIR_BLOCK": pairs,
-        "REST_BLOCK": triton.next_power_of_2(rest) if rest else 0,
-    }
+    """The constants of a kernel that turns heads, a few in a program."""
+    block = min(triton.next_power_of_2(heads), max(1, PAIRS_PER_PROGRAM // triton.next_power_of_2(half)))
+    return {"HEADS": heads, "HEAD_DIM": head_dim, "HALF": half, "INTERLEAVED": interleaved, "HEAD_BLOCK": block}
 
 
-rope = KernelTemplate(torch.ops.llmc.rope.default, supports, candidates, in_place=(("x", 0),))
+rope = KernelTemplate(
+    torch.ops.llmc.rope.default, takes({"x": "tokens heads head_dim"}), candidates, in_place=(("x", 0),)
+)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import triton
+
 _ELEMENTS_PER_PROGRAM = 1024
 _LONGEST_WHOLE_ROW = 8192
 _ELEMENTS_PER_WARP = 256
@@ -18,11 +20,6 @@ class RowBlock:
 
 def row_block(columns: int, most_rows: int = 16) -> RowBlock:
     """The block for rows of that many columns. A row longer than a block is walked block by block."""
-    block = _power_of_two(columns) if columns <= _LONGEST_WHOLE_ROW else _LONGEST_WHOLE_ROW // 2
+    block = triton.next_power_of_2(columns) if columns <= _LONGEST_WHOLE_ROW else _LONGEST_WHOLE_ROW // 2
     rows = max(1, min(most_rows, _ELEMENTS_PER_PROGRAM // block))
     return RowBlock(rows, block, max(1, min(16, rows * block // _ELEMENTS_PER_WARP)))
-
-
-def _power_of_two(count: int) -> int:
-    """The smallest power of two that is not less than the count."""
-    return 1 << (count - 1).bit_length()

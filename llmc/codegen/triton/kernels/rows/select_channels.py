@@ -6,13 +6,11 @@ Memory-bound: moves 2·T·C elements. A program computes one block of one row's 
 import torch
 import triton
 import triton.language as tl
-from torch import fx
 
 from llmc.codegen.call import Call
-from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
-from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks
+from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, named_arguments
+from llmc.codegen.triton.kernels.refusals import takes
 from llmc.codegen.triton.kernels.rows.row_block import row_block
-from llmc.graph.refusal import Refusal
 from llmc.targets import GpuTarget
 
 
@@ -35,22 +33,14 @@ def select_channels_kernel(
     tl.store(y_ptr + token * y_row_stride + column, values, mask=inside)
 
 
-def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
-    """x: [rows, channels] of a float dtype."""
-    return refuse_dtypes(node, "x") or refuse_ranks(node, x=(2,), order=(1,))
-
-
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     (columns,) = call.shape("order")
     block = min(row_block(columns, most_rows=1).columns, 1024)
-    return (
-        DeviceLaunch(
-            select_channels_kernel,
-            {**rows("x", call.rows("x")), "order_ptr": call.vector("order"), **rows("y", call.result())},
-            {"COLUMNS": columns, "BLOCK": block},
-            (str(call.count("x")), str(triton.cdiv(columns, block))),
-        ),
-    )
+    arguments = named_arguments(select_channels_kernel, call)
+    grid = (str(call.count("x")), str(triton.cdiv(columns, block)))
+    return (DeviceLaunch(select_channels_kernel, arguments, {"COLUMNS": columns, "BLOCK": block}, grid),)
 
 
-select_channels = KernelTemplate(torch.ops.llmc.select_channels.default, supports, candidates)
+select_channels = KernelTemplate(
+    torch.ops.llmc.select_channels.default, takes({"x": "rows channels", "order": "channels"}), candidates
+)

@@ -8,13 +8,11 @@ import math
 import torch
 import triton
 import triton.language as tl
-from torch import fx
 
 from llmc.codegen.call import Call
-from llmc.codegen.triton.kernel import Constant, DeviceLaunch, KernelTemplate, rows
-from llmc.codegen.triton.kernels.refusals import refuse_dtypes
+from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, named_arguments, rows
+from llmc.codegen.triton.kernels.refusals import takes
 from llmc.codegen.triton.kernels.rows.row_block import row_block
-from llmc.graph.refusal import Refusal
 from llmc.program import Layout
 from llmc.program.launch_arguments import Argument, Count, Rows
 from llmc.targets import GpuTarget
@@ -39,15 +37,9 @@ def gather_rows_kernel(
     tl.store(y_ptr + i * y_row_stride + column, values, mask=inside)
 
 
-def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
-    """x of a float dtype."""
-    return refuse_dtypes(node, "x")
-
-
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
-    columns = math.prod(call.shape("x"))
-    arguments = {**rows("x", call.rows("x")), "rows_ptr": call.vector("rows"), **rows("y", call.result())}
-    return (gather_launch(arguments, columns, call.count("rows")),)
+    arguments = named_arguments(gather_rows_kernel, call)
+    return (gather_launch(arguments, math.prod(call.shape("x")), call.count("rows")),)
 
 
 def table_lookup(call: Call) -> DeviceLaunch:
@@ -65,8 +57,8 @@ def table_lookup(call: Call) -> DeviceLaunch:
 def gather_launch(arguments: dict[str, Argument], columns: int, count: Count | Rows | int) -> DeviceLaunch:
     """The launch that gathers `count` rows of that many columns."""
     block = min(row_block(columns, most_rows=1).columns, 2048)
-    constants: dict[str, Constant] = {"COLUMNS": columns, "BLOCK": block}
-    return DeviceLaunch(gather_rows_kernel, arguments, constants, (str(count), str(triton.cdiv(columns, block))))
+    grid = (str(count), str(triton.cdiv(columns, block)))
+    return DeviceLaunch(gather_rows_kernel, arguments, {"COLUMNS": columns, "BLOCK": block}, grid)
 
 
-select_rows = KernelTemplate(torch.ops.llmc.select_rows.default, supports, candidates)
+select_rows = KernelTemplate(torch.ops.llmc.select_rows.default, takes({}, typed=("x",)), candidates)

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from llmc.codegen.call import Call, stored_weight
-from llmc.codegen.triton.kernel import DeviceLaunch, rows
+from llmc.codegen.triton.kernel import DeviceLaunch, named_arguments
 from llmc.codegen.triton.kernels.products.sparse_tile import first_elements, sparse_tile
 from llmc.codegen.triton.kernels.rows.row_block import row_block
 from llmc.program import Layout
@@ -54,14 +54,9 @@ def sparse_lookup(call: Call) -> DeviceLaunch:
         torch.int8 if has_codes else call.plain("dtype") or stored.dtype("values")
     )
     block = min(max(row_block(columns, most_rows=1).columns, _LEAST_COLUMNS), _MOST_COLUMNS)
-    arguments: dict[str, Argument] = {
-        "ids_ptr": call.vector("ids"),
-        "values_ptr": values,
-        "masks_ptr": masks,
-        "starts_ptr": starts,
-        "scales_ptr": stored.weight("scales", Layout.ROWS) if has_codes else None,
-        **rows("y", call.result()),
-    }
+    weight: dict[str, Argument] = {"values_ptr": values, "masks_ptr": masks, "starts_ptr": starts}
+    scales = stored.weight("scales", Layout.ROWS) if has_codes else None
+    arguments = named_arguments(sparse_embedding_kernel, call, **weight, scales_ptr=scales)
     constants = {"COLUMNS": columns, "GROUPS": stored.shape("scales")[1] if has_codes else 1, "BLOCK": block}
     grid = (str(call.count("ids")), str(triton.cdiv(columns, block)))
     return DeviceLaunch(sparse_embedding_kernel, arguments, constants, grid)

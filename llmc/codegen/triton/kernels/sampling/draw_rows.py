@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import fx
 
 from llmc.codegen.call import RowsCall
-from llmc.codegen.triton.kernel import DeviceLaunch, RowsTemplate, rows
+from llmc.codegen.triton.kernel import DeviceLaunch, RowsTemplate, named_arguments, rows
 from llmc.codegen.triton.kernels.refusals import refuse_ranks, tensors_of
 from llmc.graph.refusal import Refusal
 from llmc.ops.sampling import GROUP_PLACES, NOISE_GROUP, NOISE_RUN, WINNER_SHIFT
@@ -121,15 +121,15 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
 
 def argmax_candidates(call: RowsCall, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     """One way: a launch over chunks, then one over their maxima."""
-    return (_launch(call, dict.fromkeys(("temperature_ptr", "seeds_ptr", "counters_ptr"))),)
+    return (_launch(call, temperature_ptr=None, seeds_ptr=None, counters_ptr=None),)
 
 
 def draw_candidates(call: RowsCall, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     """The same, with noise."""
-    return (_launch(call, {f"{name}_ptr": call.vector(name) for name in ("temperature", "seeds", "counters")}),)
+    return (_launch(call),)
 
 
-def _launch(call: RowsCall, noise: dict[str, Argument]) -> DeviceLaunch:
+def _launch(call: RowsCall, **noise: None) -> DeviceLaunch:
     (vocabulary,), count = call.shape("logits"), call.count("logits")
     chunk = min(_CHUNK, triton.next_power_of_2(vocabulary))
     chunks = triton.cdiv(vocabulary, chunk)
@@ -138,7 +138,7 @@ def _launch(call: RowsCall, noise: dict[str, Argument]) -> DeviceLaunch:
         found[f"{name}_ptr"] = call.workspace(name, count, chunks, dtype).pointer
     return DeviceLaunch(
         draw_chunks_kernel,
-        {**rows("logits", call.rows("logits")), **noise, **found},
+        named_arguments(draw_chunks_kernel, call, **noise, **found),
         {"VOCABULARY": vocabulary, "CHUNK": chunk, "CHUNKS": chunks},
         (str(chunks), str(count)),
         num_warps=8,

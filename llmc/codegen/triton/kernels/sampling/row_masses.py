@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import fx
 
 from llmc.codegen.call import RowsCall
-from llmc.codegen.triton.kernel import DeviceLaunch, RowsTemplate, rows
+from llmc.codegen.triton.kernel import DeviceLaunch, RowsTemplate, named_arguments
 from llmc.codegen.triton.kernels.refusals import refuse_ranks, tensors_of
 from llmc.graph.refusal import Refusal
 from llmc.targets import GpuTarget
@@ -40,12 +40,10 @@ def mass_chunks_kernel(
 
 
 @triton.jit
-def add_masses_kernel(
-    parts_ptr: tl.tensor, y_ptr: tl.tensor, y_row_stride: int, CHUNKS: tl.constexpr, CHUNK_TILE: tl.constexpr
-) -> None:
+def add_masses_kernel(parts_ptr: tl.tensor, y_ptr: tl.tensor, y_row_stride: int, CHUNKS: tl.constexpr) -> None:
     """Program l adds up row l's chunks. Grid: (L)."""
     row = tl.program_id(0).to(tl.int64)
-    chunk = tl.arange(0, CHUNK_TILE)
+    chunk = tl.arange(0, triton.next_power_of_2(CHUNKS))
     tl.store(
         y_ptr + row * y_row_stride, tl.sum(tl.load(parts_ptr + row * CHUNKS + chunk, mask=chunk < CHUNKS, other=0.0), 0)
     )
@@ -66,16 +64,15 @@ def candidates(call: RowsCall, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     parts = call.workspace("parts", count, chunks, torch.float32).pointer
     join = DeviceLaunch(
         add_masses_kernel,
-        {"parts_ptr": parts, **rows("y", call.result())},
-        {"CHUNKS": chunks, "CHUNK_TILE": triton.next_power_of_2(chunks)},
+        named_arguments(add_masses_kernel, call, parts_ptr=parts),
+        {"CHUNKS": chunks},
         (str(count),),
         num_warps=1,
     )
-    arguments = {**rows("logits", call.rows("logits")), **rows("values", call.rows("values"))}
     return (
         DeviceLaunch(
             mass_chunks_kernel,
-            {**arguments, "temperature_ptr": call.vector("temperature"), "parts_ptr": parts},
+            named_arguments(mass_chunks_kernel, call, parts_ptr=parts),
             {"VOCABULARY": vocabulary, "CHUNK": chunk, "CHUNKS": chunks},
             (str(chunks), str(count)),
             num_warps=8,

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import fx
 
 from llmc.codegen.call import RowsCall
-from llmc.codegen.triton.kernel import DeviceLaunch, RowsTemplate, rows
+from llmc.codegen.triton.kernel import DeviceLaunch, RowsTemplate, named_arguments
 from llmc.codegen.triton.kernels.refusals import refuse_ranks, tensors_of
 from llmc.codegen.triton.kernels.sampling.draw_rows import token_noise
 from llmc.graph.refusal import Refusal
@@ -46,11 +46,10 @@ def sample_candidates_kernel(
     covered_row_stride: int,
     CANDIDATES: tl.constexpr,
     COMPLETE: tl.constexpr,
-    TILE: tl.constexpr,
 ) -> None:
     """Program l draws row l's token. Grid: (L). Candidates are in descending order: what filters keep is a prefix."""
     row = tl.program_id(0).to(tl.int64)
-    lane = tl.arange(0, TILE)
+    lane = tl.arange(0, triton.next_power_of_2(CANDIDATES))
     temperature, top_k = tl.load(temperature_ptr + row), tl.load(top_k_ptr + row)
     top_p, min_p = tl.load(top_p_ptr + row), tl.load(min_p_ptr + row)
     is_random = temperature > 0.0
@@ -89,21 +88,9 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
 
 def candidates(call: RowsCall, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     (count,) = call.shape("values")
-    return (
-        DeviceLaunch(
-            sample_candidates_kernel,
-            {
-                **rows("values", call.rows("values")),
-                **rows("indices", call.rows("indices")),
-                **{f"{name}_ptr": call.vector(name) for name in _OF_A_ROW},
-                **rows("y", call.result(0)),
-                **rows("covered", call.result(1)),
-            },
-            {"CANDIDATES": count, "COMPLETE": call.plain("complete"), "TILE": triton.next_power_of_2(count)},
-            (str(call.count("values")),),
-            num_warps=1,
-        ),
-    )
+    arguments = named_arguments(sample_candidates_kernel, call, ("y", "covered"))
+    constants = {"CANDIDATES": count, "COMPLETE": call.plain("complete")}
+    return (DeviceLaunch(sample_candidates_kernel, arguments, constants, (str(call.count("values")),), num_warps=1),)
 
 
 sample_candidates = RowsTemplate(torch.ops.llmc.sample_candidates.default, supports, candidates)

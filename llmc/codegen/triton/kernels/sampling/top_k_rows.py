@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import fx
 
 from llmc.codegen.call import RowsCall, arguments_of
-from llmc.codegen.triton.kernel import Constant, DeviceLaunch, RowsTemplate, rows
+from llmc.codegen.triton.kernel import DeviceLaunch, RowsTemplate, named_arguments
 from llmc.codegen.triton.kernels.refusals import refuse_ranks, tensors_of
 from llmc.graph.refusal import Refusal
 from llmc.program.launch_arguments import Argument
@@ -41,7 +41,6 @@ def top_k_chunks_kernel(
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
     K: tl.constexpr,
-    K_TILE: tl.constexpr,
 ) -> None:
     """Program (c, l) leaves the K largest of chunk c of row l, and the sum of its weights if chunk_sums_ptr is given.
 
@@ -50,8 +49,8 @@ def top_k_chunks_kernel(
     chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     index = chunk * CHUNK + tl.arange(0, CHUNK)
     logits = tl.load(logits_ptr + row * logits_row_stride + index, mask=index < VOCABULARY, other=float("-inf"))
-    best = largest_keys(order_key(logits, index), K, K_TILE)
-    lane = tl.arange(0, K_TILE)
+    best = largest_keys(order_key(logits, index), K)
+    lane = tl.arange(0, triton.next_power_of_2(K))
     place = (row * CHUNKS + chunk) * K + lane
     tl.store(chunk_values_ptr + place, value_of_key(best), mask=lane < K)
     tl.store(chunk_indices_ptr + place, index_of_key(best), mask=lane < K)
@@ -68,14 +67,12 @@ def top_k_of_chunks_kernel(
     indices_ptr: tl.tensor,
     indices_row_stride: int,
     K: tl.constexpr,
-    K_TILE: tl.constexpr,
     CHUNKS: tl.constexpr,
-    CANDIDATE_TILE: tl.constexpr,
 ) -> None:
     """Program l writes row l's K largest of its CHUNKS · K candidates. Grid: (L)."""
     row = tl.program_id(0).to(tl.int64)
-    _, best = best_of_chunks(chunk_values_ptr, chunk_indices_ptr, row, K, K_TILE, CHUNKS, CANDIDATE_TILE)
-    lane = tl.arange(0, K_TILE)
+    _, best = best_of_chunks(chunk_values_ptr, chunk_indices_ptr, row, K, CHUNKS)
+    lane = tl.arange(0, triton.next_power_of_2(K))
     tl.store(values_ptr + row * values_row_stride + lane, value_of_key(best), mask=lane < K)
     tl.store(indices_ptr + row * indices_row_stride + lane, index_of_key(best), mask=lane < K)
 
@@ -86,17 +83,15 @@ def best_of_chunks(
     chunk_indices_ptr: tl.tensor,
     row: tl.tensor,
     K: tl.constexpr,
-    K_TILE: tl.constexpr,
     CHUNKS: tl.constexpr,
-    CANDIDATE_TILE: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
     """The logits of a row's candidates, and the keys of the K largest in descending order."""
-    candidate = tl.arange(0, CANDIDATE_TILE)
+    candidate = tl.arange(0, triton.next_power_of_2(CHUNKS * K))
     inside = candidate < CHUNKS * K
     first = row * (CHUNKS * K)
     logits = tl.load(chunk_values_ptr + first + candidate, mask=inside, other=float("-inf"))
     index = tl.load(chunk_indices_ptr + first + candidate, mask=inside, other=_LAST)
-    return logits, largest_keys(order_key(logits, index), K, K_TILE)
+    return logits, largest_keys(order_key(logits, index), K)
 
 
 @triton.jit
@@ -108,10 +103,11 @@ def order_key(logits: tl.tensor, index: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def largest_keys(keys: tl.tensor, K: tl.constexpr, K_TILE: tl.constexpr) -> tl.tensor:
-    """The K largest keys in descending order, in K_TILE lanes."""
-    lane = tl.arange(0, K_TILE)
-    found = tl.zeros([K_TILE], tl.int64)
+def largest_keys(keys: tl.tensor, K: tl.constexpr) -> tl.tensor:
+    """The K largest keys in descending order, in as many lanes, or the next power of two."""
+    LANES: tl.constexpr = triton.next_power_of_2(K)
+    lane = tl.arange(0, LANES)
+    found = tl.zeros([LANES], tl.int64)
     for i in range(K):
         best = tl.max(keys, axis=0)
         found = tl.where(lane == i, best, found)
@@ -150,16 +146,13 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
 
 def candidates(call: RowsCall, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     """One way: a launch over chunks, then one over their candidates."""
-    results = {**rows("values", call.result(0)), **rows("indices", call.result(1))}
-    return (chunked_launch(call, call.plain("k"), top_k_of_chunks_kernel, results),)
+    return (chunked_launch(call, call.plain("k"), top_k_of_chunks_kernel, ("values", "indices")),)
 
 
-def chunked_launch(
-    call: RowsCall, k: int, join: Any, results: dict[str, Argument], has_sums: bool = False
-) -> DeviceLaunch:
+def chunked_launch(call: RowsCall, k: int, join: Any, results: tuple[str, str], has_sums: bool = False) -> DeviceLaunch:
     """The launch that leaves the k largest logits of chunks, then that of `join`, which makes the results of them.
 
-    has_sums: join also reads the sum of each chunk's weights, CHUNK_TILE of them at once.
+    has_sums: join also reads the sum of each chunk's weights.
     """
     (vocabulary,), count = call.shape("logits"), call.count("logits")
     chunk = int(min(_CHUNK, triton.next_power_of_2(vocabulary)))
@@ -168,17 +161,14 @@ def chunked_launch(
     for name, dtype in (("chunk_values", torch.float32), ("chunk_indices", torch.int32)):
         found[f"{name}_ptr"] = call.workspace(name, count, chunks * k, dtype).pointer
     sums = {"chunk_sums_ptr": call.workspace("chunk_sums", count, chunks, torch.float32).pointer} if has_sums else {}
-    sizes: dict[str, Constant] = {"K": k, "K_TILE": triton.next_power_of_2(k), "CHUNKS": chunks}
-    tiles = {"CANDIDATE_TILE": triton.next_power_of_2(chunks * k)}
-    if has_sums:
-        tiles["CHUNK_TILE"] = triton.next_power_of_2(chunks)
+    sizes = {"K": k, "CHUNKS": chunks}
+    arguments = named_arguments(join, call, results, **found, **sums)
     return DeviceLaunch(
         top_k_chunks_kernel,
-        {**rows("logits", call.rows("logits")), **found, "chunk_sums_ptr": None, **sums},
+        named_arguments(top_k_chunks_kernel, call, **found, **{"chunk_sums_ptr": None, **sums}),
         {"VOCABULARY": vocabulary, "CHUNK": chunk, **sizes},
         (str(chunks), str(count)),
-        num_warps=4,
-        then=(DeviceLaunch(join, {**found, **sums, **results}, {**sizes, **tiles}, (str(count),), num_warps=8),),
+        then=(DeviceLaunch(join, arguments, sizes, (str(count),), num_warps=8),),
     )
 
 

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import fx
 
 from llmc.codegen.call import Call
-from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
+from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate
 from llmc.codegen.triton.kernels.refusals import refuse_ranks, tensors_of
 from llmc.codegen.triton.kernels.sampling.top_k_rows import best_of_chunks, chunked_launch, index_of_key, value_of_key
 from llmc.graph.refusal import Refusal
@@ -29,21 +29,18 @@ def top_tokens_kernel(
     logprobs_ptr: tl.tensor,
     logprobs_row_stride: int,
     K: tl.constexpr,
-    K_TILE: tl.constexpr,
     CHUNKS: tl.constexpr,
-    CHUNK_TILE: tl.constexpr,
-    CANDIDATE_TILE: tl.constexpr,
 ) -> None:
     """Program l writes row l's K likeliest tokens of its CHUNKS · K candidates. Grid: (rows)."""
     row = tl.program_id(0).to(tl.int64)
-    logits, best = best_of_chunks(chunk_values_ptr, chunk_indices_ptr, row, K, K_TILE, CHUNKS, CANDIDATE_TILE)
+    logits, best = best_of_chunks(chunk_values_ptr, chunk_indices_ptr, row, K, CHUNKS)
     largest = tl.max(logits, 0)
-    chunk = tl.arange(0, CHUNK_TILE)
+    chunk = tl.arange(0, triton.next_power_of_2(CHUNKS))
     # The first candidate of a chunk is its largest logit.
     heads = tl.load(chunk_values_ptr + row * (CHUNKS * K) + chunk * K, mask=chunk < CHUNKS, other=float("-inf"))
     sums = tl.load(chunk_sums_ptr + row * CHUNKS + chunk, mask=chunk < CHUNKS, other=0.0)
     log_sum = largest + tl.log(tl.sum(sums * tl.exp(heads - largest), 0))
-    lane = tl.arange(0, K_TILE)
+    lane = tl.arange(0, triton.next_power_of_2(K))
     ids = index_of_key(best)
     if token_map_ptr is not None:
         ids = tl.load(token_map_ptr + ids, mask=lane < K, other=0)
@@ -61,12 +58,7 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
 
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     """One way: a launch over chunks, then one over their candidates."""
-    results = {
-        "token_map_ptr": call.vector("token_map"),
-        **rows("ids", call.result(0)),
-        **rows("logprobs", call.result(1)),
-    }
-    return (chunked_launch(call, call.plain("count"), top_tokens_kernel, results, has_sums=True),)
+    return (chunked_launch(call, call.plain("count"), top_tokens_kernel, ("ids", "logprobs"), has_sums=True),)
 
 
 top_tokens = KernelTemplate(torch.ops.llmc.top_tokens.default, supports, candidates)

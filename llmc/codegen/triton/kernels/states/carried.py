@@ -1,12 +1,7 @@
 """What every kernel with a state reads of a step: one request's tokens, and the slot that its state is in."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
-
-from llmc.codegen.call import Call
-from llmc.program.launch_arguments import Argument
 
 
 @triton.jit
@@ -21,13 +16,3 @@ def carried(
     end = tl.load(query_starts_ptr + request + 1)
     slot = tl.load(state_slots_ptr + request).to(tl.int64)
     return first, end, slot, tl.load(context_lens_ptr + request) - (end - first)
-
-
-def carried_arguments(call: Call) -> dict[str, Argument]:
-    """The state and what says whose it is."""
-    return {
-        "state_ptr": call.state("state"),
-        "query_starts_ptr": call.vector("query_starts"),
-        "context_lens_ptr": call.vector("context_lens"),
-        "state_slots_ptr": call.vector("state_slots"),
-    }

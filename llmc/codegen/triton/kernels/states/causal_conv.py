@@ -5,17 +5,15 @@ step's tokens comes from the state. Memory-bound: moves 2·T·C elements; a row 
 from the cache.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl
 from torch import fx
 
 from llmc.codegen.call import Call
-from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
+from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, named_arguments
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks, tensors_of
-from llmc.codegen.triton.kernels.states.carried import carried, carried_arguments
+from llmc.codegen.triton.kernels.states.carried import carried
 from llmc.graph.refusal import Refusal
 from llmc.program.launch_arguments import Count
 from llmc.targets import GpuTarget
@@ -107,13 +105,7 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     """One launch."""
     width, channels = call.shape("weight")
     block = min(triton.next_power_of_2(channels), _MOST_CHANNELS)
-    arguments = {
-        **rows("x", call.rows("x")),
-        "weight_ptr": call.vector("weight"),
-        "bias_ptr": call.vector("bias"),
-        **rows("y", call.result()),
-        **carried_arguments(call),
-    }
+    arguments = named_arguments(causal_conv_kernel, call, state_ptr=call.state("state"))
     constants = {"CHANNELS": channels, "WIDTH": width, "BLOCK": block, "TOKENS": _TOKENS}
     grid = (str(triton.cdiv(channels, block)), str(Count.REQUESTS))
     return (DeviceLaunch(causal_conv_kernel, arguments, constants, grid),)

@@ -5,17 +5,15 @@ Columns of S do not know of each other: a program takes a few of one head's, of 
 registers; the next tokens are on their way meanwhile. Moves 8·R·H·K·V bytes of states, and q and k for each program.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl
 from torch import fx
 
 from llmc.codegen.call import Call
-from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
+from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, named_arguments
 from llmc.codegen.triton.kernels.refusals import refuse_ranks, tensors_of
-from llmc.codegen.triton.kernels.states.carried import carried, carried_arguments
+from llmc.codegen.triton.kernels.states.carried import carried
 from llmc.graph.refusal import Refusal
 from llmc.program.launch_arguments import Count
 from llmc.targets import GpuTarget
@@ -49,7 +47,6 @@ def linear_attention_kernel(
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     BY_CHANNEL: tl.constexpr,
-    KEY_BLOCK: tl.constexpr,
     VALUE_BLOCK: tl.constexpr,
 ) -> None:
     """Program (j, h, r): the j-th VALUE_BLOCK columns of head h's state, of request r.
@@ -58,7 +55,7 @@ def linear_attention_kernel(
     """
     head = tl.program_id(1)
     first, end, slot, earlier = carried(tl.program_id(2), query_starts_ptr, context_lens_ptr, state_slots_ptr)
-    key = tl.arange(0, KEY_BLOCK)
+    key = tl.arange(0, triton.next_power_of_2(KEY_DIM))
     value = tl.program_id(0) * VALUE_BLOCK + tl.arange(0, VALUE_BLOCK)
     keyed, valued = key < KEY_DIM, value < VALUE_DIM
     held = keyed[:, None] & valued[None, :]
@@ -99,20 +96,17 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     (groups, key_dim), (heads, value_dim) = call.shape("k"), call.shape("v")
     key_block = triton.next_power_of_2(key_dim)
     value_block = min(triton.next_power_of_2(value_dim), max(_LEAST_COLUMNS, _ELEMENTS // key_block))
-    operands = {name: call.rows(name) for name in ("q", "k", "v", "decay", "beta")}
-    arguments = {name: value for each in operands for name, value in rows(each, operands[each]).items()}
+    arguments = named_arguments(linear_attention_kernel, call, state_ptr=call.state("state"))
     constants = {
         "HEADS": heads,
         "GROUPS": groups,
         "KEY_DIM": key_dim,
         "VALUE_DIM": value_dim,
         "BY_CHANNEL": len(call.shape("decay")) == 2,
-        "KEY_BLOCK": key_block,
         "VALUE_BLOCK": value_block,
     }
     grid = (str(triton.cdiv(value_dim, value_block)), str(heads), str(Count.REQUESTS))
     warps = max(1, key_block * value_block // _ELEMENTS)
-    arguments |= {**rows("y", call.result()), **carried_arguments(call)}
     return (DeviceLaunch(linear_attention_kernel, arguments, constants, grid, num_warps=warps),)
 
 

@@ -5,18 +5,14 @@ A program takes a block of channels of one request through its tokens, the state
 their way meanwhile. Moves 12·T·C + 8·R·C bytes.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl
-from torch import fx
 
 from llmc.codegen.call import Call
-from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
-from llmc.codegen.triton.kernels.refusals import refuse_ranks
-from llmc.codegen.triton.kernels.states.carried import carried, carried_arguments
-from llmc.graph.refusal import Refusal
+from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, named_arguments
+from llmc.codegen.triton.kernels.refusals import takes
+from llmc.codegen.triton.kernels.states.carried import carried
 from llmc.program.launch_arguments import Count
 from llmc.targets import GpuTarget
 
@@ -57,25 +53,19 @@ def linear_recurrence_kernel(
     tl.store(state_ptrs, state, mask=inside)
 
 
-def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
-    """x, decay: [tokens, channels]."""
-    return refuse_ranks(node, x=(2,))
-
-
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     """One launch."""
     (channels,) = call.shape("x")
     block = min(triton.next_power_of_2(channels), _MOST_CHANNELS)
-    arguments = {
-        **rows("x", call.rows("x")),
-        **rows("decay", call.rows("decay")),
-        **rows("y", call.result()),
-        "initial": float(call.plain("initial")),
-        **carried_arguments(call),
-    }
+    initial = float(call.plain("initial"))
+    arguments = named_arguments(linear_recurrence_kernel, call, initial=initial, state_ptr=call.state("state"))
     constants = {"CHANNELS": channels, "TROPICAL": call.plain("tropical"), "BLOCK": block}
     grid = (str(triton.cdiv(channels, block)), str(Count.REQUESTS))
     return (DeviceLaunch(linear_recurrence_kernel, arguments, constants, grid, num_warps=2),)
 
 
-linear_recurrence = KernelTemplate(torch.ops.llmc.linear_recurrence_with_state.default, supports, candidates)
+linear_recurrence = KernelTemplate(
+    torch.ops.llmc.linear_recurrence_with_state.default,
+    takes({"x": "tokens channels", "decay": "tokens channels"}, typed=()),
+    candidates,
+)

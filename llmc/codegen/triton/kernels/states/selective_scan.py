@@ -4,17 +4,15 @@ A program takes a block of channels of one request through its tokens, their sta
 their way meanwhile. Moves 12·T·C + 8·R·C·N bytes, and B and C for each block.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl
 from torch import fx
 
 from llmc.codegen.call import Call
-from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
+from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, named_arguments
 from llmc.codegen.triton.kernels.refusals import refuse_ranks, tensors_of
-from llmc.codegen.triton.kernels.states.carried import carried, carried_arguments
+from llmc.codegen.triton.kernels.states.carried import carried
 from llmc.graph.refusal import Refusal
 from llmc.program.launch_arguments import Count
 from llmc.targets import GpuTarget
@@ -44,13 +42,12 @@ def selective_scan_kernel(
     CHANNELS: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
-    SIZE_BLOCK: tl.constexpr,
 ) -> None:
     """Program (j, r): the j-th BLOCK channels of request r. A channel's state has SIZE numbers."""
     first, end, slot, earlier = carried(tl.program_id(1), query_starts_ptr, context_lens_ptr, state_slots_ptr)
     channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = channel < CHANNELS
-    n = tl.arange(0, SIZE_BLOCK)
+    n = tl.arange(0, triton.next_power_of_2(SIZE))
     held = inside[:, None] & (n < SIZE)[None, :]
     places = channel[:, None] * SIZE + n[None, :]
     rates = tl.load(A_ptr + places, mask=held, other=0.0)
@@ -81,16 +78,8 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     channels, size = call.shape("A")
     size_block = triton.next_power_of_2(size)
     block = min(triton.next_power_of_2(channels), max(1, _ELEMENTS // size_block))
-    arguments = {
-        **rows("x", call.rows("x")),
-        **rows("dt", call.rows("dt")),
-        "A_ptr": call.vector("A"),
-        **rows("B", call.rows("B")),
-        **rows("C", call.rows("C")),
-        **rows("y", call.result()),
-        **carried_arguments(call),
-    }
-    constants = {"CHANNELS": channels, "SIZE": size, "BLOCK": block, "SIZE_BLOCK": size_block}
+    arguments = named_arguments(selective_scan_kernel, call, state_ptr=call.state("state"))
+    constants = {"CHANNELS": channels, "SIZE": size, "BLOCK": block}
     grid = (str(triton.cdiv(channels, block)), str(Count.REQUESTS))
     warps = max(1, block * size_block // _ELEMENTS)
     return (DeviceLaunch(selective_scan_kernel, arguments, constants, grid, num_warps=warps),)

@@ -7,12 +7,10 @@ text's sum has the same bits in any company.
 import torch
 import triton
 import triton.language as tl
-from torch import fx
 
 from llmc.codegen.call import Call
-from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
-from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks
-from llmc.graph.refusal import Refusal
+from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, named_arguments
+from llmc.codegen.triton.kernels.refusals import takes
 from llmc.program.launch_arguments import Count
 from llmc.targets import GpuTarget
 
@@ -61,25 +59,14 @@ def _first_token(query_starts_ptr: tl.tensor, token: tl.tensor, requests: int) -
     return tl.load(query_starts_ptr + low)
 
 
-def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
-    """x: [tokens, channels] of a float dtype."""
-    return refuse_dtypes(node, "x") or refuse_ranks(node, x=(2,))
-
-
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     """One launch."""
     (columns,) = call.shape("x")
     block = min(triton.next_power_of_2(columns), _MOST_COLUMNS)
-    arguments = {
-        **rows("x", call.rows("x")),
-        "query_starts_ptr": call.vector("query_starts"),
-        "rows_ptr": call.vector("rows"),
-        **rows("y", call.result()),
-        "requests": Count.REQUESTS,
-    }
+    arguments = named_arguments(pool_rows_kernel, call, requests=Count.REQUESTS)
     constants = {"COLUMNS": columns, "IS_MEAN": call.plain("pooling") == "mean", "BLOCK": block}
     grid = (str(call.count("rows")), str(triton.cdiv(columns, block)))
     return (DeviceLaunch(pool_rows_kernel, arguments, constants, grid),)
 
 
-pool_rows = KernelTemplate(torch.ops.llmc.pool_rows.default, supports, candidates)
+pool_rows = KernelTemplate(torch.ops.llmc.pool_rows.default, takes({"x": "tokens channels"}), candidates)

@@ -10,13 +10,13 @@ import triton.language as tl
 from torch import fx
 
 from llmc.codegen.call import Call, arguments_of
-from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
+from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, named_arguments
 from llmc.codegen.triton.kernels.attention.attend_keys import LOG2E, LOWEST, read_queries
 from llmc.codegen.triton.kernels.attention.attention_tiles import Tile, prefill_tiles
 from llmc.codegen.triton.kernels.attention.paged_prefill import request_of
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks, tensors_of
 from llmc.graph.refusal import Refusal
-from llmc.program.launch_arguments import Argument, Count
+from llmc.program.launch_arguments import Count
 from llmc.targets import GpuTarget
 
 _MAX_DIM = 256
@@ -117,13 +117,8 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     """One launch for each of prefill's tiles."""
     (heads, head_dim), (kv_heads, value_dim) = call.shape("q"), call.shape("v")
     dim_tile, value_tile = (max(16, triton.next_power_of_2(dim)) for dim in (head_dim, value_dim))
-    operands = {name: call.rows(name) for name in ("q", "k", "v")} | {"y": call.result()}
-    arguments: dict[str, Argument] = {
-        **{name: value for each in operands for name, value in rows(each, operands[each]).items()},
-        "query_starts_ptr": call.vector("query_starts"),
-        "requests": Count.REQUESTS,
-        "scale": float(call.plain("scale")),
-    }
+    scale = float(call.plain("scale"))
+    arguments = named_arguments(ragged_attention_kernel, call, requests=Count.REQUESTS, scale=scale)
     constants = {
         "GROUP": heads // kv_heads,
         "HEAD_DIM": head_dim,

@@ -3,12 +3,10 @@
 import torch
 import triton
 import triton.language as tl
-from torch import fx
 
 from llmc.codegen.call import Call
-from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
-from llmc.codegen.triton.kernels.refusals import refuse_ranks
-from llmc.graph.refusal import Refusal
+from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, named_arguments
+from llmc.codegen.triton.kernels.refusals import takes
 from llmc.program.launch_arguments import Count
 from llmc.targets import GpuTarget
 
@@ -39,20 +37,13 @@ def segments_of_texts_kernel(
         earlier += tl.sum(is_end, 0)
 
 
-def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
-    """ids: [tokens]."""
-    return refuse_ranks(node, ids=(1,))
-
-
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     """One launch."""
-    arguments = {
-        "ids_ptr": call.vector("ids"),
-        "query_starts_ptr": call.vector("query_starts"),
-        **rows("y", call.result()),
-    }
+    arguments = named_arguments(segments_of_texts_kernel, call)
     constants = {"SEPARATOR": call.plain("separator"), "COUNT": call.plain("count"), "BLOCK": _BLOCK}
     return (DeviceLaunch(segments_of_texts_kernel, arguments, constants, (str(Count.REQUESTS),)),)
 
 
-segments_of_texts = KernelTemplate(torch.ops.llmc.segments_of_texts.default, supports, candidates)
+segments_of_texts = KernelTemplate(
+    torch.ops.llmc.segments_of_texts.default, takes({"ids": "tokens"}, typed=()), candidates
+)
