@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from llmc.codegen.triton.backend import TritonBackend, Unspecialized
-from llmc.codegen.triton.kernel import Constant, DeviceLaunch, RowsTemplate
+from llmc.codegen.triton.kernel import DeviceLaunch, RowsTemplate, rows
 from llmc.codegen.triton.kernels.products.dense_gemv import gemv_kernel
 from llmc.codegen.triton.kernels.products.dense_narrow import narrow_kernel
 from llmc.codegen.triton.kernels.products.product_best import best_gemv_kernel, best_narrow_kernel
@@ -21,10 +21,10 @@ from llmc.codegen.triton.kernels.sampling.draw_rows import argmax_rows, draw_row
 from llmc.codegen.triton.kernels.sampling.row_masses import row_masses
 from llmc.codegen.triton.kernels.sampling.sample_candidates import sample_candidates
 from llmc.codegen.triton.kernels.sampling.top_k_rows import top_k_rows
+from llmc.graph.dtype_names import DTYPE_NAMES, TORCH_DTYPES
 from llmc.program import (
     CHOICE_INPUTS,
     CHOICE_OUTPUTS,
-    ITEMSIZES,
     Affine,
     Buffer,
     Launch,
@@ -102,8 +102,8 @@ def _add_filtered(tail: "_Tail", noise: "dict[str, _Tensor]", vocab_size: int) -
     values, indices = tail.buffer("values", count, torch.float32), tail.buffer("indices", count, torch.int32)
     tail.add(draw_rows, wanted, noise, {0: drawn, 1: "scores"})
     tail.add(top_k_rows, wanted, {"logits": tail.logits, "k": count}, {0: values, 1: indices})
-    rows: dict[str, Any] = {"logits": tail.logits, "values": values, **tail.inputs("temperature")}
-    tail.add(row_masses, wanted, rows, {0: masses})
+    weighed: dict[str, Any] = {"logits": tail.logits, "values": values, **tail.inputs("temperature")}
+    tail.add(row_masses, wanted, weighed, {0: masses})
     given: dict[str, Any] = {"values": values, "indices": indices, "masses": masses, "drawn": drawn}
     given |= {**tail.inputs(*CHOICE_INPUTS), "complete": count == vocab_size}
     tail.add(sample_candidates, wanted, given, {0: "tokens", 1: "covered"})
@@ -117,19 +117,17 @@ def _touches_logits(launch: Launch) -> bool:
 def _best(launch: Launch, kernel: Unspecialized, tail: "_Tail") -> DeviceLaunch | None:
     """The launch's product with argmax, if it is one that writes the logits and is not split; then the join."""
     constants = dict(kernel.constants)
-    is_whole = kernel.function == gemv_kernel.fn.__name__ or (
-        kernel.function == narrow_kernel.fn.__name__ and constants["SPLITS"] == 1
-    )
+    is_gemv = kernel.function == gemv_kernel.fn.__name__
+    is_whole = is_gemv or (kernel.function == narrow_kernel.fn.__name__ and constants["SPLITS"] == 1)
     has_masks = launch.arguments.get("masks_ptr") is not None
     if launch.arguments.get("y_ptr") != _LOGITS or not is_whole or has_masks:
         return None
     count, outputs, block = launch.arguments["tokens"], constants["OUT"], constants["OUT_BLOCK"]
     assert isinstance(count, Count) and isinstance(outputs, int) and isinstance(block, int)
-    is_gemv = kernel.function == gemv_kernel.fn.__name__
     blocks = _GEMV_BLOCKS if is_gemv else 1
     chunks = -(-outputs // (block * blocks))
-    kept = ("IN", "OUT", "OUT_BLOCK", "IN_BLOCK", *(("TOKENS",) if is_gemv else ("TOKEN_BLOCK", "UPCAST")))
-    own: dict[str, Constant] = {name: constants[name] for name in kept} | {"CHUNKS": chunks}
+    kept = ("IN", "OUT", "OUT_BLOCK", "IN_BLOCK", "TOKENS" if is_gemv else "TOKEN_BLOCK")
+    own = {name: constants[name] for name in kept} | {"CHUNKS": chunks}
     found: dict[str, Argument] = {
         "maxima_ptr": tail.buffer("maxima", chunks, torch.float32).pointer,
         "places_ptr": tail.buffer("places", chunks, torch.int32).pointer,
@@ -137,9 +135,7 @@ def _best(launch: Launch, kernel: Unspecialized, tail: "_Tail") -> DeviceLaunch 
     arguments = {
         name: launch.arguments.get(name) for name in ("x_ptr", "x_row_stride", "weight_ptr", "bias_ptr", "tokens")
     }
-    into: dict[str, Argument] = {}
-    for name in ("tokens", "scores"):
-        into |= {f"{name}_ptr": Operand("output", name), f"{name}_row_stride": 1}
+    into = {**rows("tokens", _output("tokens").rows), **rows("scores", _output("scores").rows)}
     return DeviceLaunch(
         best_gemv_kernel if is_gemv else best_narrow_kernel,
         {**arguments, **found},
@@ -176,21 +172,18 @@ class _Tail:
         self.buffers: list[Buffer] = []
         self.arena = program.arena
         self.logits = _Tensor(_LOGITS, program.vocab_size, torch.float32)
-        self._largest: dict[str, Buffer] = {}
 
     def inputs(self, *names: str) -> dict[str, _Tensor]:
         """Numbers that each row's request gives."""
-        dtypes = {"F32": torch.float32, "I32": torch.int32}
-        return {name: _Tensor(Operand("input", name), 1, dtypes[CHOICE_INPUTS[name]]) for name in names}
+        return {name: _Tensor(Operand("input", name), 1, TORCH_DTYPES[CHOICE_INPUTS[name]]) for name in names}
 
     def buffer(self, name: str, columns: int, dtype: torch.dtype) -> _Tensor:
         """A new one; each different size of a name is one buffer."""
         full = f"choosing_{name}_{columns}"
         if all(buffer.name != full for buffer in self.buffers):
-            dtype_name = {torch.float32: "F32", torch.int32: "I32"}[dtype]
             end, last = self.arena, self._at
-            self.buffers.append(Buffer(full, dtype_name, RowCount.LOGIT_ROWS, columns, end, last, last))
-            self.arena = _plus(end, -(-columns * ITEMSIZES[dtype_name] // _ALIGNMENT) * _ALIGNMENT)
+            self.buffers.append(Buffer(full, DTYPE_NAMES[dtype], RowCount.LOGIT_ROWS, columns, end, last, last))
+            self.arena = _plus(end, -(-columns * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT)
         return _Tensor(Operand("buffer", full), columns, dtype)
 
     def add(
@@ -274,7 +267,7 @@ class _OperandCall:
 
 
 def _output(name: str) -> _Tensor:
-    return _Tensor(Operand("output", name), 1, {"F32": torch.float32, "I32": torch.int32}[CHOICE_OUTPUTS[name]])
+    return _Tensor(Operand("output", name), 1, TORCH_DTYPES[CHOICE_OUTPUTS[name]])
 
 
 def _plus(size: Affine, logit_row_bytes: int) -> Affine:

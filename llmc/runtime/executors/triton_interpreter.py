@@ -1,7 +1,7 @@
 """Run a GPU engine without a GPU: the kernels' own sources through Triton's interpreter, on tensors of the CPU.
 
 For tests and for looking into kernels: thousands of times slower than a device. TRITON_INTERPRET=1 must be in the
-environment before Triton is imported. Products of bf16 are wrong in the interpreter: build with float32 or float16.
+environment before Triton is imported. It cuts off what a device rounds to bf16: build with float32 or float16.
 """
 
 from __future__ import annotations

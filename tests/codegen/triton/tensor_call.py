@@ -221,12 +221,9 @@ class TensorCall:
             counts |= {"R": self.limits().max_sequences, "max_blocks": self._arguments["block_tables"].shape[1]}
         grid = tuple(evaluate_grid(text, counts) for text in launch.grid)
         bound = {name: self._bind(value, counts) for name, value in launch.arguments.items()}
-        constants = launch.constants
         if self._device == "cpu":
             allow_computed_bounds()
-        if "UPCAST" in constants:
-            constants = constants | {"UPCAST": self._device == "cpu"}
-        launch.function[grid](**bound, **constants, num_warps=launch.num_warps, num_stages=launch.num_stages)
+        launch.function[grid](**bound, **launch.constants, num_warps=launch.num_warps, num_stages=launch.num_stages)
 
     def _bind(self, value: Argument, counts: dict[str, int]) -> Any:
         if isinstance(value, Operand):

@@ -110,7 +110,7 @@ def test_the_best_of_a_large_product(device: str, limit: int, tokens: int) -> No
     if is_gemv:
         best_gemv_kernel[chunks,](*arguments, **sizes, TOKENS=tokens, BLOCKS=blocks)
     else:
-        best_narrow_kernel[chunks, 1](*arguments, **sizes, TOKEN_BLOCK=16, UPCAST=device == "cpu")
+        best_narrow_kernel[chunks, 1](*arguments, **sizes, TOKEN_BLOCK=16)
     best = maxima.argmax(1)
     assert (best == chunks - 1).all()
     assert (places[:, -1] == outputs - 1).all()

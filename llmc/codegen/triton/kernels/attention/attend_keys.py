@@ -10,12 +10,11 @@ import triton
 import triton.language as tl
 
 from llmc.codegen.triton.kernels.attention.cache_codes import read_codes
+from llmc.codegen.triton.kernels.interpreted import INTERPRETED
 
 LOG2E = tl.constexpr(1.4426950408889634)
 # Below every score, and finite: a row that has seen no key yet makes no inf - inf.
 LOWEST = tl.constexpr(-1.0e30)
-# Triton's interpreter gets products of bf16 operands wrong: there they are widened first.
-INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit
@@ -42,8 +41,6 @@ def attend_keys(
     VALUE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     SOFTCAP: tl.constexpr,
-    DIM_TILE: tl.constexpr,
-    VALUE_TILE: tl.constexpr,
     KEY_TILE: tl.constexpr,
     CACHE_FORMAT: tl.constexpr,
     CACHE_GROUP: tl.constexpr,
@@ -60,6 +57,7 @@ def attend_keys(
     bit d leaves out the key d before a query's own, and the others are as near as they are without it.
     CACHE_FORMAT, CACHE_GROUP: of codes, which become numbers here (cache_codes.py); "none" for a cache of numbers.
     """
+    DIM_TILE: tl.constexpr = q.shape[1]
     dims = tl.arange(0, DIM_TILE)
     exponent_scale = (SOFTCAP if SOFTCAP > 0 else scale) * LOG2E
     for tile in tl.range(start, end, KEY_TILE):
@@ -78,13 +76,13 @@ def attend_keys(
         else:
             k = read_codes(
                 k_cache_ptr, block_and_head, keys % BLOCK_SIZE, present,
-                HEAD_DIM, BLOCK_SIZE, CACHE_FORMAT, CACHE_GROUP, KEY_TILE, DIM_TILE,
+                HEAD_DIM, BLOCK_SIZE, CACHE_FORMAT, CACHE_GROUP, DIM_TILE,
             )  # fmt: skip
         scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
         if q_values is not None:
             v = _read_values(
                 v_cache_ptr, block_and_head, keys, present,
-                VALUE_DIM, BLOCK_SIZE, VALUE_TILE, KEY_TILE, CACHE_FORMAT, CACHE_GROUP, MASKED,
+                VALUE_DIM, BLOCK_SIZE, weighted.shape[1], CACHE_FORMAT, CACHE_GROUP, MASKED,
             )  # fmt: skip
             scores = tl.dot(q_values, tl.trans(v.to(q.dtype)), scores, input_precision="ieee")
         if SOFTCAP > 0:
@@ -109,7 +107,7 @@ def attend_keys(
         if q_values is None:
             v = _read_values(
                 v_cache_ptr, block_and_head, keys, present,
-                VALUE_DIM, BLOCK_SIZE, VALUE_TILE, KEY_TILE, CACHE_FORMAT, CACHE_GROUP, MASKED,
+                VALUE_DIM, BLOCK_SIZE, weighted.shape[1], CACHE_FORMAT, CACHE_GROUP, MASKED,
             )  # fmt: skip
         weighted = tl.dot(weights.to(q.dtype), v.to(q.dtype), weighted, input_precision="ieee")
         row_max = new_max
@@ -125,7 +123,6 @@ def _read_values(
     VALUE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     VALUE_TILE: tl.constexpr,
-    KEY_TILE: tl.constexpr,
     CACHE_FORMAT: tl.constexpr,
     CACHE_GROUP: tl.constexpr,
     MASKED: tl.constexpr,
@@ -138,7 +135,7 @@ def _read_values(
     else:
         return read_codes(
             v_cache_ptr, block_and_head, keys % BLOCK_SIZE, present,
-            VALUE_DIM, BLOCK_SIZE, CACHE_FORMAT, CACHE_GROUP, KEY_TILE, VALUE_TILE,
+            VALUE_DIM, BLOCK_SIZE, CACHE_FORMAT, CACHE_GROUP, VALUE_TILE,
         )  # fmt: skip
 
 

@@ -97,10 +97,9 @@ def read_codes(
     BLOCK_SIZE: tl.constexpr,
     FORMAT: tl.constexpr,
     GROUP: tl.constexpr,
-    KEYS: tl.constexpr,
     DIM_TILE: tl.constexpr,
 ) -> tl.tensor:
-    """The values of some positions of a head, [KEYS, DIM_TILE], fp32, zero where absent and past DIM.
+    """The values of some positions of a head, [positions, DIM_TILE], fp32, zero where absent and past DIM.
 
     block_and_head: block · KV heads + head, int64.
     """
@@ -126,13 +125,13 @@ def read_codes(
     number += group[None, :] * BLOCK_SIZE + position[:, None]
     is_group = present[:, None] & (group < GROUPS)[None, :]
     scales = _bf16_values(tl.load(number, mask=is_group, other=0).to(tl.int32))[:, :, None]
-    grouped = values.reshape(KEYS, COUNT, DIM_TILE // COUNT) * scales
+    grouped = values.reshape(position.shape[0], COUNT, DIM_TILE // COUNT) * scales
     if FORMAT == "int4":
         minima = tl.load(number + GROUPS * BLOCK_SIZE, mask=is_group, other=0).to(tl.int32)
         grouped += _bf16_values(minima)[:, :, None]
-        return tl.where((dims < DIM)[None, :], grouped.reshape(KEYS, DIM_TILE), 0.0)
+        return tl.where((dims < DIM)[None, :], grouped.reshape(values.shape), 0.0)
     else:
-        return grouped.reshape(KEYS, DIM_TILE)
+        return grouped.reshape(values.shape)
 
 
 @triton.jit

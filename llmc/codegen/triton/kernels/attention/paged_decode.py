@@ -82,14 +82,12 @@ def paged_decode_kernel(
     weighted, row_sum, row_max = attend_keys(
         weighted, row_sum, row_max, q, q_values, own_rows, None, slopes, None, start, whole_tiles_to, first_key,
         k_cache_ptr, v_cache_ptr, table_ptr, kv_head, scale,
-        KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, DIM_TILE, VALUE_TILE, KEY_TILE,
-        CACHE_FORMAT, CACHE_GROUP, False,
+        KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, KEY_TILE, CACHE_FORMAT, CACHE_GROUP, False,
     )  # fmt: skip
     weighted, row_sum, row_max = attend_keys(
         weighted, row_sum, row_max, q, q_values, own_rows, None, slopes, None, whole_tiles_to, end, first_key,
         k_cache_ptr, v_cache_ptr, table_ptr, kv_head, scale,
-        KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, DIM_TILE, VALUE_TILE, KEY_TILE,
-        CACHE_FORMAT, CACHE_GROUP, True,
+        KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, KEY_TILE, CACHE_FORMAT, CACHE_GROUP, True,
     )  # fmt: skip
 
     partial = ((request.to(tl.int64) * KV_HEADS * SHARES * GROUP + head) * SPLITS + split) * (VALUE_TILE + 4)

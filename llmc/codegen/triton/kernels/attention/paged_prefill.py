@@ -125,21 +125,18 @@ def paged_prefill_kernel(
         weighted, row_sum, row_max = attend_keys(
             weighted, row_sum, row_max, q, q_values, own_rows, reach, slopes, None, start, all_see_from, first_key,
             k_cache_ptr, v_cache_ptr, table_ptr, kv_head, scale,
-            KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, DIM_TILE, VALUE_TILE, KEY_TILE,
-        CACHE_FORMAT, CACHE_GROUP, True,
+            KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, KEY_TILE, CACHE_FORMAT, CACHE_GROUP, True,
         )  # fmt: skip
         start = all_see_from
     weighted, row_sum, row_max = attend_keys(
         weighted, row_sum, row_max, q, q_values, own_rows, reach, slopes, None, start, all_see_to, first_key,
         k_cache_ptr, v_cache_ptr, table_ptr, kv_head, scale,
-        KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, DIM_TILE, VALUE_TILE, KEY_TILE,
-        CACHE_FORMAT, CACHE_GROUP, False,
+        KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, KEY_TILE, CACHE_FORMAT, CACHE_GROUP, False,
     )  # fmt: skip
     weighted, row_sum, row_max = attend_keys(
         weighted, row_sum, row_max, q, q_values, own_rows, reach, slopes, hidden, all_see_to, end, first_key,
         k_cache_ptr, v_cache_ptr, table_ptr, kv_head, scale,
-        KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, DIM_TILE, VALUE_TILE, KEY_TILE,
-        CACHE_FORMAT, CACHE_GROUP, True,
+        KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, KEY_TILE, CACHE_FORMAT, CACHE_GROUP, True,
     )  # fmt: skip
 
     y_ptrs = y_ptr + token[:, None] * y_row_stride + head[:, None] * VALUE_DIM + value_dims[None, :]

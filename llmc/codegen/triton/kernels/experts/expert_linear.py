@@ -9,7 +9,7 @@ from torch import fx
 from llmc.codegen.call import Call, arguments_of
 from llmc.codegen.storage import storage_for
 from llmc.codegen.triton.code_rows import row_bytes
-from llmc.codegen.triton.kernel import Constant, DeviceLaunch, KernelTemplate, rows
+from llmc.codegen.triton.kernel import Constant, DeviceLaunch, KernelTemplate, named_arguments
 from llmc.codegen.triton.kernels.experts.expert_tile import expert_code_tile_kernel, expert_tile_kernel
 from llmc.codegen.triton.kernels.experts.sort_pairs import sort_launch
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks
@@ -51,14 +51,8 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     (slots,), experts, count = call.shape("index"), call.plain("experts"), call.count("index")
     stored = call.within("weight")
     weight_rows, channels = call.shape("weight") if stored is None else stored.shape("codes")
-    out = weight_rows // experts
-    arguments: dict[str, Argument] = {
-        **rows("x", call.rows("x")),
-        "bias_ptr": call.vector("bias"),
-        **rows("y", call.result()),
-        **sorted_pairs,
-        "tokens": count,
-    }
+    out, out_block = weight_rows // experts, 32 if call.dtype("x") is torch.float32 else 64
+    given: dict[str, Argument] = {"bias_ptr": call.vector("bias"), **sorted_pairs, "tokens": count}
     constants: dict[str, Constant] = {
         "IN": channels,
         "OUT": out,
@@ -66,21 +60,19 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
         "X_SLOTS": 1 if len(call.shape("x")) == 1 else slots,
         "EXPERTS": experts,
         "PAIR_BLOCK": _PAIRS,
-        "OUT_BLOCK": 32 if call.dtype("x") is torch.float32 else 64,
-        "UPCAST": False,
+        "OUT_BLOCK": out_block,
     }
     if stored is None:
         function = expert_tile_kernel
-        arguments["weight_ptr"] = call.weight("weight", Layout.ROWS)
+        given["weight_ptr"] = call.weight("weight", Layout.ROWS)
         constants["IN_BLOCK"] = min(64, max(16, triton.next_power_of_2(channels)))
     else:
         function = expert_code_tile_kernel
-        arguments |= zip(("codes_ptr", "scales_ptr", "zeros_ptr"), stored.code_rows(), strict=True)
+        given |= zip(("codes_ptr", "scales_ptr", "zeros_ptr"), stored.code_rows(), strict=True)
         constants |= _of_codes(call, stored, channels, target)
     pairs = f"{count} * {slots}"
-    out_tiles = triton.cdiv(out, int(constants["OUT_BLOCK"] or 1))
-    grid = (str(out_tiles), f"min({pairs}, cdiv({pairs}, {_PAIRS}) + {experts})")
-    product = DeviceLaunch(function, arguments, constants, grid, num_warps=4, num_stages=3)
+    grid = (str(triton.cdiv(out, out_block)), f"min({pairs}, cdiv({pairs}, {_PAIRS}) + {experts})")
+    product = DeviceLaunch(function, named_arguments(function, call, **given), constants, grid)
     return (replace(sort, then=(product,)),)
 
 

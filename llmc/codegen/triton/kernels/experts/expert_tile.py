@@ -10,7 +10,7 @@ import triton.language as tl
 
 from llmc.codegen.triton.kernels.experts.sort_pairs import expert_of_tile
 from llmc.codegen.triton.kernels.products.coded_tile import add_chunk
-from llmc.codegen.triton.kernels.products.dense_narrow import multiply
+from llmc.codegen.triton.kernels.products.operand_tiles import multiply, read_tile
 
 
 @triton.jit
@@ -32,7 +32,6 @@ def expert_tile_kernel(
     PAIR_BLOCK: tl.constexpr,
     OUT_BLOCK: tl.constexpr,
     IN_BLOCK: tl.constexpr,
-    UPCAST: tl.constexpr,
 ) -> None:
     """Program (n, i): OUT_BLOCK outputs from the n-th on of the i-th tile of PAIR_BLOCK pairs.
 
@@ -51,13 +50,9 @@ def expert_tile_kernel(
             weight_row = weight_ptr + row[:, None] * IN
             for start in range(0, IN, IN_BLOCK):
                 channel = start + tl.arange(0, IN_BLOCK)
-                if IN % IN_BLOCK == 0:
-                    x = tl.load(x_row + channel[:, None])
-                    w = tl.load(weight_row + channel[None, :])
-                else:
-                    x = tl.load(x_row + channel[:, None], mask=(channel < IN)[:, None], other=0.0)
-                    w = tl.load(weight_row + channel[None, :], mask=(channel < IN)[None, :], other=0.0)
-                product = multiply(w, x, product, UPCAST)
+                x = read_tile(x_row + channel[:, None], (channel < IN)[:, None], IN % IN_BLOCK != 0)
+                w = read_tile(weight_row + channel[None, :], (channel < IN)[None, :], IN % IN_BLOCK != 0)
+                product = multiply(w, x, product)
             if bias_ptr is not None:
                 product += tl.load(bias_ptr + row)[:, None]
         store_pairs(product, y_ptr, y_row_stride, pair, place < end, out, OUT, SLOTS)
@@ -88,7 +83,6 @@ def expert_code_tile_kernel(
     PAIR_BLOCK: tl.constexpr,
     OUT_BLOCK: tl.constexpr,
     BYTE_BLOCK: tl.constexpr,
-    UPCAST: tl.constexpr,
 ) -> None:
     """The same with weights in codes (coded_tile.py), BYTE_BLOCK of their bytes a turn."""
     expert, first, end = expert_of_tile(starts_ptr, tl.program_id(1), tokens * SLOTS, EXPERTS, PAIR_BLOCK)
@@ -108,11 +102,13 @@ def expert_code_tile_kernel(
             for chunk in range(0, COUNT):
                 byte = chunk * BYTE_BLOCK + tl.arange(0, BYTE_BLOCK)
                 channel = byte // 16 * 32 + byte % 16 if IN_PAIRS else byte
-                x_low = _x(x_row, channel, IN, MASKED)
-                x_high = _x(x_row, channel + 16, IN, MASKED) if IN_PAIRS else x_low
+                x_low = read_tile(x_row + channel[:, None], (channel < IN)[:, None], MASKED)
+                x_high = x_low
+                if IN_PAIRS:
+                    x_high = read_tile(x_row + (channel + 16)[:, None], (channel + 16 < IN)[:, None], MASKED)
                 product, _ = add_chunk(
                     product, x_low, x_high, codes_ptr, scales_ptr, zeros_ptr, None, row, row, chunk * BYTE_BLOCK, byte,
-                    chunk // PER_GROUP, IN, FORMAT, ROW_BYTES, PLACES, GROUPS, OPERANDS, IN_PAIRS, MASKED, UPCAST,
+                    chunk // PER_GROUP, IN, FORMAT, ROW_BYTES, PLACES, GROUPS, OPERANDS, IN_PAIRS, MASKED,
                 )  # fmt: skip
             if GROUPS == 1:
                 product *= tl.load(scales_ptr + row).to(tl.float32)[:, None]
@@ -145,11 +141,3 @@ def store_pairs(
     row = (pair // SLOTS).to(tl.int64) * y_row_stride + pair % SLOTS * OUT
     inside = (out < OUT)[:, None] & is_pair[None, :]
     tl.store(y_ptr + (row[None, :] + out[:, None]), product.to(y_ptr.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _x(x_row: tl.tensor, channel: tl.tensor, IN: tl.constexpr, MASKED: tl.constexpr) -> tl.tensor:
-    if MASKED:
-        return tl.load(x_row + channel[:, None], mask=(channel < IN)[:, None], other=0)
-    else:
-        return tl.load(x_row + channel[:, None])

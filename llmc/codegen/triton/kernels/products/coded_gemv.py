@@ -8,6 +8,7 @@ products. x may be codes too, with a scale of each token's; W's codes may be sto
 import triton
 import triton.language as tl
 
+from llmc.codegen.triton.kernels.products.operand_tiles import read_tile
 from llmc.codegen.triton.kernels.products.product_store import store_product
 from llmc.codegen.triton.kernels.products.sparse_tile import first_elements, sparse_tile
 from llmc.codegen.triton.kernels.products.weight_codes import (
@@ -126,10 +127,8 @@ def _sums(
                 codes_ptr, masks_ptr, first, of_out, start * CHUNK_BYTES, IN, CHUNKS * CHUNK_BYTES
             )
             codes = codes.reshape(1, OUT_BLOCK, CHUNKS, CHUNK_BYTES)
-        elif MASKED:
-            codes = tl.load(codes_ptr + row * ROW_BYTES + place, mask=place < PLACES, other=0)
         else:
-            codes = tl.load(codes_ptr + row * ROW_BYTES + place)
+            codes = read_tile(codes_ptr + row * ROW_BYTES + place, place < PLACES, MASKED)
         above = load_above(codes_ptr + row * ROW_BYTES, place, PLACES, FORMAT, MASKED)
         zeros = row_zeros
         if IN_GROUPS:
@@ -157,7 +156,7 @@ def _x_values(
     x_row: tl.tensor, channel: tl.tensor, IN: tl.constexpr, X_FORMAT: tl.constexpr, MASKED: tl.constexpr
 ) -> tl.tensor:
     """x, or what its codes stand for before they are scaled, in fp32."""
-    x = tl.load(x_row + channel, mask=channel < IN, other=0) if MASKED else tl.load(x_row + channel)
+    x = read_tile(x_row + channel, channel < IN, MASKED)
     if X_FORMAT == "fp8":
         return e4m3_values(x.to(tl.int32))
     else:

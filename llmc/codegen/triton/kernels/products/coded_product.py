@@ -5,12 +5,14 @@ norm first. A few tokens are bound by reading the codes (code_gemv), more are mu
 (code_tile).
 """
 
+from dataclasses import replace
+
 from torch import Tensor, fx
 
 from llmc.codegen.call import Call, arguments_of, stored_weight
 from llmc.codegen.triton.code_rows import row_bytes
 from llmc.codegen.triton.kernel import rows
-from llmc.codegen.triton.kernels.products.product import Codes, Epilogue, Product, delta_arguments
+from llmc.codegen.triton.kernels.products.product import Codes, Epilogue, Product, product_of
 from llmc.codegen.triton.kernels.products.quantize_tokens import quantize_launch
 from llmc.codegen.triton.kernels.refusals import FLOATS, tensors_of
 from llmc.formats.code_format import CODE_FORMATS
@@ -25,8 +27,9 @@ _LEAST_GROUP = 32
 
 def coded_refusal(node: fx.Node, target: GpuTarget) -> Refusal | None:
     """Groups of a power of two of columns, or one a row; x as it is, or in codes that multiply the weight's."""
-    stored = arguments_of(unrounded_parts(node)["weight"])
-    return refuse_codes(node) or refuse_arrival(node, target, has_zeros=stored["zeros"] is not None)
+    tensors = tensors_of(unrounded_parts(node)["weight"])
+    refused = refuse_groups(node, tensors["scales"], int(tensors["codes"].shape[1]))
+    return refused or refuse_arrival(node, target, has_zeros="zeros" in tensors)
 
 
 def refuse_arrival(node: fx.Node, target: GpuTarget, *, has_zeros: bool) -> Refusal | None:
@@ -43,14 +46,9 @@ def refuse_arrival(node: fx.Node, target: GpuTarget, *, has_zeros: bool) -> Refu
     return None
 
 
-def refuse_codes(node: fx.Node) -> Refusal | None:
-    """What no kernel reads of a product's or lookup's weight: other scales, other groups."""
-    tensors = tensors_of(unrounded_parts(node)["weight"])
-    return refuse_groups(node, tensors["scales"], int(tensors["codes"].shape[1]))
-
-
 def refuse_groups(node: fx.Node, scales: Tensor, columns: int) -> Refusal | None:
-    """The same of scales [out, groups]."""
+    """What no kernel reads of a product's or lookup's weight: other scales than of floats, other groups. scales: [out,
+    groups]."""
     if scales.dtype not in FLOATS:
         return Refusal(f"scales are {scales.dtype}; GPU kernels know float16, bfloat16 and float32", node)
     group = columns // int(scales.shape[1])
@@ -81,7 +79,6 @@ def codes_product(
     groups, format = stored.shape("scales")[1], stored.plain("format")
     codes, scales, zeros = parts
     width = row_bytes(channels, code_rows_layout(format))
-    outputs = weight_rows // 2 if epilogue.gated else weight_rows
     quantize, x_format, source = None, "none", call
     if arrived is None:
         x: dict[str, Argument] = {**rows("x", call.rows("x")), "x_scales_ptr": None}
@@ -89,38 +86,11 @@ def codes_product(
         quantize, x = quantize_launch(arrived)
         x_format, source = arrived.plain("format"), arrived.within("x") or arrived
     nbytes = weight_rows * (width + groups * (stored.dtype("scales").itemsize + (zeros is not None)))
-    arguments: dict[str, Argument] = {
-        **x,
-        "codes_ptr": codes,
-        "scales_ptr": scales,
-        "zeros_ptr": zeros,
-        "bias_ptr": call.vector("bias"),
-        **delta_arguments(call),
-        **rows("residual", epilogue.residual),
-        **rows("y", call.result()),
-        "tokens": source.count("x"),
-        "scale": epilogue.scale,
-    }
-    itemsize = source.dtype("x").itemsize
-    return Product(
-        call,
-        arguments,
-        {
-            "IN": channels,
-            "OUT": outputs,
-            "GATED": epilogue.gated,
-            "ACTIVATION": epilogue.activation,
-            "FORMAT": format,
-            "X_FORMAT": x_format,
-            "ROW_BYTES": width,
-            "GROUPS": groups,
-        },
-        source.count("x"),
-        channels,
-        outputs,
-        epilogue.gated,
-        itemsize,
-        4 if epilogue.in_fp32 else itemsize,
-        has_aligned_rows=False,
-        codes=Codes(format, x_format, channels // groups if groups > 1 else None, nbytes, quantize, x),
+    operands = {**x, "codes_ptr": codes, "scales_ptr": scales, "zeros_ptr": zeros}
+    product = product_of(call, epilogue, source, shape, operands)
+    constants = {"FORMAT": format, "X_FORMAT": x_format, "ROW_BYTES": width, "GROUPS": groups}
+    return replace(
+        product,
+        constants={**product.constants, **constants},
+        codes=Codes(format, x_format, channels // groups if groups > 1 else None, nbytes, quantize),
     )

@@ -9,7 +9,9 @@ types. Where few programs would be busy, SPLITS of them share a tile as in dense
 import triton
 import triton.language as tl
 
+from llmc.codegen.triton.kernels.interpreted import INTERPRETED
 from llmc.codegen.triton.kernels.products.dense_tile import tile_of
+from llmc.codegen.triton.kernels.products.operand_tiles import multiply, read_tile
 from llmc.codegen.triton.kernels.products.product_store import store_product
 from llmc.codegen.triton.kernels.products.sparse_tile import first_elements, sparse_tile
 from llmc.codegen.triton.kernels.products.weight_codes import (
@@ -56,7 +58,6 @@ def code_tile_kernel(
     BYTE_BLOCK: tl.constexpr,
     SPLITS: tl.constexpr,
     GROUP: tl.constexpr,
-    UPCAST: tl.constexpr,
 ) -> None:
     """Program (n, s): the n-th tile [OUT_BLOCK, TOKEN_BLOCK] over the s-th part of IN, BYTE_BLOCK of W's bytes a turn.
 
@@ -95,12 +96,12 @@ def code_tile_kernel(
             x_high = _x_operand(x_row, channel + 16, IN, X_FORMAT, OPERANDS, MASKED)
         product, first = add_chunk(
             product, x_low, x_high, codes_ptr, scales_ptr, zeros_ptr, masks_ptr, first, row, chunk * BYTE_BLOCK, place,
-            chunk // PER_GROUP, IN, FORMAT, ROW_BYTES, PLACES, GROUPS, OPERANDS, IN_PAIRS, MASKED, UPCAST,
+            chunk // PER_GROUP, IN, FORMAT, ROW_BYTES, PLACES, GROUPS, OPERANDS, IN_PAIRS, MASKED,
         )  # fmt: skip
         if GATED:
             up, first_up = add_chunk(
                 up, x_low, x_high, codes_ptr, scales_ptr, zeros_ptr, masks_ptr, first_up, row + OUT, chunk * BYTE_BLOCK,
-                place, chunk // PER_GROUP, IN, FORMAT, ROW_BYTES, PLACES, GROUPS, OPERANDS, IN_PAIRS, MASKED, UPCAST,
+                place, chunk // PER_GROUP, IN, FORMAT, ROW_BYTES, PLACES, GROUPS, OPERANDS, IN_PAIRS, MASKED,
             )  # fmt: skip
     product, up = product.to(tl.float32), up.to(tl.float32)
     if GROUPS == 1:
@@ -148,27 +149,24 @@ def add_chunk(
     OPERANDS: tl.constexpr,
     IN_PAIRS: tl.constexpr,
     MASKED: tl.constexpr,
-    UPCAST: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
     """The sums with a chunk of channels added, all of one group, its scales included if there are several; and of codes
     behind masks where the next chunk's begin. first: where those of the chunk's first column do."""
     if masks_ptr is not None:
         codes, first = sparse_tile(codes_ptr, masks_ptr, first, row, column, IN, place.shape[0])
-    elif MASKED:
-        is_code = (place < PLACES)[None, :] & (row >= 0)[:, None]
-        codes = tl.load(codes_ptr + row[:, None] * ROW_BYTES + place[None, :], mask=is_code, other=0)
     else:
-        codes = tl.load(codes_ptr + row[:, None] * ROW_BYTES + place[None, :])
+        is_code = (place < PLACES)[None, :] & (row >= 0)[:, None]
+        codes = read_tile(codes_ptr + row[:, None] * ROW_BYTES + place[None, :], is_code, MASKED)
     above = load_above(codes_ptr + row[:, None] * ROW_BYTES, place[None, :], PLACES, FORMAT, MASKED)
     zeros = tl.zeros([row.shape[0], 1], dtype=tl.int32)
     if zeros_ptr is not None:
         zeros = tl.load(zeros_ptr + row * GROUPS + group).to(tl.int32)[:, None]
     part = sums if GROUPS == 1 else tl.zeros(sums.shape, dtype=tl.int32 if OPERANDS == "int8" else tl.float32)
     low = _operand(low_codes(codes, above, FORMAT), codes, zeros, FORMAT, OPERANDS)
-    part = _multiply(low, x_low, part, OPERANDS, UPCAST)
+    part = _multiply(low, x_low, part, OPERANDS)
     if IN_PAIRS:
         high = _operand(high_codes(codes, above, FORMAT), codes, zeros, FORMAT, OPERANDS)
-        part = _multiply(high, x_high, part, OPERANDS, UPCAST)
+        part = _multiply(high, x_high, part, OPERANDS)
     if GROUPS == 1:
         return part, first
     else:
@@ -201,10 +199,7 @@ def _x_operand(
     MASKED: tl.constexpr,
 ) -> tl.tensor:
     """A tile of xᵀ as the matrix units multiply it."""
-    if MASKED:
-        x = tl.load(x_row + channel[:, None], mask=(channel < IN)[:, None], other=0)
-    else:
-        x = tl.load(x_row + channel[:, None])
+    x = read_tile(x_row + channel[:, None], (channel < IN)[:, None], MASKED)
     if OPERANDS == "fp8":
         return x.to(tl.float8e4nv, bitcast=True)
     elif OPERANDS == "int8" or X_FORMAT == "none":
@@ -227,17 +222,12 @@ def _as_float(values: tl.tensor, OPERANDS: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def _multiply(a: tl.tensor, b: tl.tensor, total: tl.tensor, OPERANDS: tl.constexpr, UPCAST: tl.constexpr) -> tl.tensor:
-    """total + a·b. fp32 is multiplied as such, not as tf32; fp8 is summed in fp32 after 128 products at most.
-
-    UPCAST: for the interpreter, whose bf16 products are wrong.
-    """
+def _multiply(a: tl.tensor, b: tl.tensor, total: tl.tensor, OPERANDS: tl.constexpr) -> tl.tensor:
+    """total + a·b. fp32 is multiplied as such, not as tf32; fp8 is summed in fp32 after 128 products at most."""
     # Triton 3.7 compiles what follows a return, too: each case has a branch.
     if OPERANDS == "int8":
         return tl.dot(a, b, total, out_dtype=tl.int32)
-    elif UPCAST:
-        return tl.dot(a.to(tl.float32), b.to(tl.float32), total, input_precision="ieee")
-    elif OPERANDS == "fp8":
+    elif OPERANDS == "fp8" and not INTERPRETED:
         return tl.dot(a, b, total, max_num_imprecise_acc=128)
     else:
-        return tl.dot(a, b, total, input_precision="ieee")
+        return multiply(a, b, total)

@@ -4,12 +4,10 @@ import torch
 import triton
 
 from llmc.codegen.triton.kernels.products.product import Codes, Product
-from llmc.codegen.triton.kernels.products.product_way import Tiling, Way
+from llmc.codegen.triton.kernels.products.product_way import MOST_GEMV_ROWS, MOST_SPLIT_ROWS, Tiling, Way, token_block
 from llmc.codegen.triton.kernels.products.sparse_ways import sparse_gemv
 from llmc.targets import GpuTarget
 
-_MOST_GEMV_ROWS = 4
-_MOST_SPLIT_ROWS = 256
 # Bytes of codes that a thread reads at once, and channels of a tile's turn without groups.
 _THREAD_BYTES = 16
 _CHANNELS = 128
@@ -31,18 +29,18 @@ def code_operands(product: Product, codes: Codes, target: GpuTarget) -> str:
 
 def code_tilings(product: Product, codes: Codes, target: GpuTarget, tokens: int) -> tuple[Tiling, ...]:
     """The ways that can serve that many rows on the target."""
-    shapes = [_gemv(product, codes, target, tokens)] if tokens <= _MOST_GEMV_ROWS else []
+    shapes = [_gemv(product, codes, target, tokens)] if tokens <= MOST_GEMV_ROWS else []
     in_block = _tile_channels(product, codes, target)
     operands = code_operands(product, codes, target)
     if operands == "fp32":
         # There are no matrix units for fp32: a gate's operands and its partner's lie in registers side by side.
         most_tokens, channels = (16, 32) if product.gated else (32, 64)
-        block = min(most_tokens, _block(tokens))
-        for splits in (1, 2, 4, 8) if tokens <= _MOST_SPLIT_ROWS else (1,):
+        block = token_block(tokens, most_tokens)
+        for splits in (1, 2, 4, 8) if tokens <= MOST_SPLIT_ROWS else (1,):
             shapes.append(Tiling(Way.CODED_TILE, block, 32, min(channels, in_block), 4, 2, 0.3, splits))
         return tuple(shapes)
-    if tokens <= _MOST_SPLIT_ROWS:
-        block = min(32 if product.gated else 64, _block(tokens))
+    if tokens <= MOST_SPLIT_ROWS:
+        block = token_block(tokens, most=32 if product.gated else 64)
         for splits in (1, 2, 4, 8):
             if splits == 1 or product.channels >= splits * in_block:
                 shapes.append(Tiling(Way.CODED_TILE, block, 64, in_block, 4, 3, 0.35, splits))
@@ -75,7 +73,3 @@ def _gemv(product: Product, codes: Codes, target: GpuTarget, tokens: int) -> Til
     while out_block > 1 and product.outputs < 4 * target.sm_count * out_block:
         out_block //= 2
     return Tiling(Way.CODED_GEMV, triton.next_power_of_2(tokens), out_block, warps * per_warp, warps, 1, 1.0)
-
-
-def _block(tokens: int) -> int:
-    return max(16, 1 << (tokens - 1).bit_length())

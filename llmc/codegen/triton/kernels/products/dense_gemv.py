@@ -9,6 +9,7 @@ be stored without its zeros.
 import triton
 import triton.language as tl
 
+from llmc.codegen.triton.kernels.products.operand_tiles import read_tile
 from llmc.codegen.triton.kernels.products.product_store import store_product
 from llmc.codegen.triton.kernels.products.sparse_tile import first_elements, sparse_tile
 
@@ -81,6 +82,7 @@ def gemv_sums(
     weight_row = weight_ptr + row[None, :, None] * IN
     x_row = x_ptr + tl.minimum(first_token + token, tokens - 1)[:, None, None] * x_row_stride
     channel = tl.arange(0, IN_BLOCK)[None, None, :]
+    MASKED: tl.constexpr = IN % IN_BLOCK != 0
     product = tl.zeros([TOKENS, OUT_BLOCK, IN_BLOCK], dtype=tl.float32)
     up = tl.zeros([TOKENS, OUT_BLOCK, IN_BLOCK], dtype=tl.float32)
     squares = tl.zeros([TOKENS, 1, IN_BLOCK], dtype=tl.float32)
@@ -90,17 +92,12 @@ def gemv_sums(
         if GATED:
             first_up = first_elements(masks_ptr, starts_ptr, row + OUT, 0, IN)
     for start in range(0, IN, IN_BLOCK):
-        if IN % IN_BLOCK == 0:
-            x = tl.load(x_row + start + channel).to(tl.float32)
-        else:
-            x = tl.load(x_row + start + channel, mask=start + channel < IN, other=0.0).to(tl.float32)
+        x = read_tile(x_row + start + channel, start + channel < IN, MASKED).to(tl.float32)
         if masks_ptr is not None:
             w, first = sparse_tile(weight_ptr, masks_ptr, first, row, start, IN, IN_BLOCK)
             w = w[None, :, :]
-        elif IN % IN_BLOCK == 0:
-            w = tl.load(weight_row + start + channel)
         else:
-            w = tl.load(weight_row + start + channel, mask=start + channel < IN, other=0.0)
+            w = read_tile(weight_row + start + channel, start + channel < IN, MASKED)
         w = w.to(tl.float32)
         if NORMED:
             squares += x * x
@@ -108,14 +105,11 @@ def gemv_sums(
                 x *= tl.load(norm_ptr + start + channel, mask=start + channel < IN, other=0.0)
         product += x * w
         if GATED:
-            up_row = weight_row + OUT * IN
             if masks_ptr is not None:
                 up_w, first_up = sparse_tile(weight_ptr, masks_ptr, first_up, row + OUT, start, IN, IN_BLOCK)
                 up_w = up_w[None, :, :]
-            elif IN % IN_BLOCK == 0:
-                up_w = tl.load(up_row + start + channel)
             else:
-                up_w = tl.load(up_row + start + channel, mask=start + channel < IN, other=0.0)
+                up_w = read_tile(weight_row + OUT * IN + start + channel, start + channel < IN, MASKED)
             up += x * up_w.to(tl.float32)
     sums, up_sums = tl.sum(product, axis=2), tl.sum(up, axis=2)
     if NORMED:

@@ -10,6 +10,7 @@ W stored without its zeros, which its tiles get back (sparse_tile.py).
 import triton
 import triton.language as tl
 
+from llmc.codegen.triton.kernels.products.operand_tiles import multiply, read_tile
 from llmc.codegen.triton.kernels.products.product_store import store_product
 from llmc.codegen.triton.kernels.products.sparse_tile import first_elements, sparse_tile
 
@@ -42,7 +43,6 @@ def narrow_kernel(
     OUT_BLOCK: tl.constexpr,
     IN_BLOCK: tl.constexpr,
     SPLITS: tl.constexpr,
-    UPCAST: tl.constexpr,
 ) -> None:
     """Program (j, i, s): the j-th OUT_BLOCK outputs of the i-th TOKEN_BLOCK tokens over the s-th part of IN.
 
@@ -53,7 +53,7 @@ def narrow_kernel(
     split = tl.program_id(2)
     product, up = narrow_sums(
         x_ptr, x_row_stride, weight_ptr, masks_ptr, starts_ptr, norm_ptr, eps, first_token, first_out, split, tokens,
-        IN, OUT, GATED, NORMED, TOKEN_BLOCK, OUT_BLOCK, IN_BLOCK, SPLITS, UPCAST,
+        IN, OUT, GATED, NORMED, TOKEN_BLOCK, OUT_BLOCK, IN_BLOCK, SPLITS,
     )  # fmt: skip
     if SPLITS == 1:
         store_product(
@@ -92,7 +92,6 @@ def narrow_sums(
     OUT_BLOCK: tl.constexpr,
     IN_BLOCK: tl.constexpr,
     SPLITS: tl.constexpr,
-    UPCAST: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
     """W·xᵀ of a tile, [OUT_BLOCK, TOKEN_BLOCK], and of the gate's partner.
 
@@ -106,6 +105,7 @@ def narrow_sums(
     x_row = x_ptr + tl.minimum(first_token + token, tokens - 1)[None, :] * x_row_stride
     part = tl.arange(0, IN_BLOCK)
     PER_SPLIT: tl.constexpr = (IN + SPLITS * IN_BLOCK - 1) // (SPLITS * IN_BLOCK) * IN_BLOCK
+    MASKED: tl.constexpr = IN % (SPLITS * IN_BLOCK) != 0
     product = tl.zeros([OUT_BLOCK, TOKEN_BLOCK], dtype=tl.float32)
     up = tl.zeros([OUT_BLOCK, TOKEN_BLOCK], dtype=tl.float32)
     squares = tl.zeros([TOKEN_BLOCK], dtype=tl.float32)
@@ -116,34 +116,26 @@ def narrow_sums(
             first_up = first_elements(masks_ptr, starts_ptr, row + OUT, split * PER_SPLIT, IN)
     for start in range(0, PER_SPLIT, IN_BLOCK):
         channel = split * PER_SPLIT + start + part
-        if IN % (SPLITS * IN_BLOCK) == 0:
-            x = tl.load(x_row + channel[:, None])
-        else:
-            x = tl.load(x_row + channel[:, None], mask=(channel < IN)[:, None], other=0.0)
+        x = read_tile(x_row + channel[:, None], (channel < IN)[:, None], MASKED)
         if masks_ptr is not None:
             w, first = sparse_tile(weight_ptr, masks_ptr, first, row, split * PER_SPLIT + start, IN, IN_BLOCK)
-        elif IN % (SPLITS * IN_BLOCK) == 0:
-            w = tl.load(weight_row + channel[None, :])
         else:
-            w = tl.load(weight_row + channel[None, :], mask=(channel < IN)[None, :], other=0.0)
+            w = read_tile(weight_row + channel[None, :], (channel < IN)[None, :], MASKED)
         if NORMED:
             wide = x.to(tl.float32)
             squares += tl.sum(wide * wide, axis=0)
             if norm_ptr is not None:
                 wide *= tl.load(norm_ptr + channel, mask=channel < IN, other=0.0)[:, None]
             x = wide.to(x.dtype)
-        product = multiply(w, x, product, UPCAST)
+        product = multiply(w, x, product)
         if GATED:
-            up_row = weight_row + OUT * IN
             if masks_ptr is not None:
                 up_w, first_up = sparse_tile(
                     weight_ptr, masks_ptr, first_up, row + OUT, split * PER_SPLIT + start, IN, IN_BLOCK
                 )
-            elif IN % (SPLITS * IN_BLOCK) == 0:
-                up_w = tl.load(up_row + channel[None, :])
             else:
-                up_w = tl.load(up_row + channel[None, :], mask=(channel < IN)[None, :], other=0.0)
-            up = multiply(up_w, x, up, UPCAST)
+                up_w = read_tile(weight_row + OUT * IN + channel[None, :], (channel < IN)[None, :], MASKED)
+            up = multiply(up_w, x, up)
     if NORMED:
         norm = tl.rsqrt(squares / IN + eps)[None, :]
         product, up = product * norm, up * norm
@@ -187,12 +179,3 @@ def add_splits_kernel(
         bias_ptr, delta_ptr, delta_row_stride, adapters_ptr, residual_ptr, residual_row_stride,
         y_ptr, y_row_stride, scale, OUT, GATED, ACTIVATION,
     )  # fmt: skip
-
-
-@triton.jit
-def multiply(a: tl.tensor, b: tl.tensor, total: tl.tensor, UPCAST: tl.constexpr) -> tl.tensor:
-    """total + a·b. fp32 operands are multiplied in fp32, not rounded to tf32. UPCAST: for the interpreter, whose bf16
-    products are wrong."""
-    if UPCAST:
-        a, b = a.to(tl.float32), b.to(tl.float32)
-    return tl.dot(a, b, total, input_precision="ieee")

@@ -8,8 +8,8 @@ program walks over tiles of y, PROGRAMS apart, so that the loads of the next til
 import triton
 import triton.language as tl
 
-from llmc.codegen.triton.kernels.products.dense_narrow import multiply
 from llmc.codegen.triton.kernels.products.dense_tile import tile_of
+from llmc.codegen.triton.kernels.products.operand_tiles import multiply
 from llmc.codegen.triton.kernels.products.product_store import store_product
 
 
@@ -37,7 +37,6 @@ def persistent_kernel(
     IN_BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
     PROGRAMS: tl.constexpr,
-    UPCAST: tl.constexpr,
 ) -> None:
     """Tiles [TOKEN_BLOCK, OUT_BLOCK] of y, PROGRAMS apart; gated, the same tile of gate and of up.
 
@@ -54,9 +53,9 @@ def persistent_kernel(
         up = tl.zeros([TOKEN_BLOCK, OUT_BLOCK], dtype=tl.float32)
         for start in range(0, IN, IN_BLOCK):
             x = x_tiles.load([first_token, start])
-            product = multiply(x, w_tiles.load([first_out, start]).T, product, UPCAST)
+            product = multiply(x, w_tiles.load([first_out, start]).T, product)
             if GATED:
-                up = multiply(x, w_tiles.load([OUT + first_out, start]).T, up, UPCAST)
+                up = multiply(x, w_tiles.load([OUT + first_out, start]).T, up)
         # In halves, since a whole tile's addresses would not fit in registers beside its sums.
         HALF: tl.constexpr = OUT_BLOCK // 2
         left, right = _halves(product)

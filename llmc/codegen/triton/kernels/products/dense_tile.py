@@ -7,7 +7,7 @@ groups of GROUP tiles of tokens, so that they share what they read of W in the L
 import triton
 import triton.language as tl
 
-from llmc.codegen.triton.kernels.products.dense_narrow import multiply
+from llmc.codegen.triton.kernels.products.operand_tiles import multiply, read_tile
 from llmc.codegen.triton.kernels.products.product_store import store_product
 
 
@@ -34,7 +34,6 @@ def tile_kernel(
     OUT_BLOCK: tl.constexpr,
     IN_BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
-    UPCAST: tl.constexpr,
 ) -> None:
     """One tile [TOKEN_BLOCK, OUT_BLOCK] of y a program; gated, the same tile of gate and of up."""
     token_tile, out_tile = tile_of(tl.program_id(0), tl.cdiv(tokens, TOKEN_BLOCK), tl.cdiv(OUT, OUT_BLOCK), GROUP)
@@ -44,24 +43,17 @@ def tile_kernel(
     x_row = x_ptr + tl.minimum(first_token + token, tokens - 1)[:, None] * x_row_stride
     weight_row = weight_ptr + tl.minimum(first_out + out, OUT - 1)[None, :] * IN
     part = tl.arange(0, IN_BLOCK)
+    MASKED: tl.constexpr = IN % IN_BLOCK != 0
     product = tl.zeros([TOKEN_BLOCK, OUT_BLOCK], dtype=tl.float32)
     up = tl.zeros([TOKEN_BLOCK, OUT_BLOCK], dtype=tl.float32)
     for start in range(0, IN, IN_BLOCK):
         channel = start + part
-        if IN % IN_BLOCK == 0:
-            x = tl.load(x_row + channel[None, :])
-            w = tl.load(weight_row + channel[:, None])
-        else:
-            x = tl.load(x_row + channel[None, :], mask=(channel < IN)[None, :], other=0.0)
-            w = tl.load(weight_row + channel[:, None], mask=(channel < IN)[:, None], other=0.0)
-        product = multiply(x, w, product, UPCAST)
+        x = read_tile(x_row + channel[None, :], (channel < IN)[None, :], MASKED)
+        w = read_tile(weight_row + channel[:, None], (channel < IN)[:, None], MASKED)
+        product = multiply(x, w, product)
         if GATED:
-            up_row = weight_row + OUT * IN
-            if IN % IN_BLOCK == 0:
-                w = tl.load(up_row + channel[:, None])
-            else:
-                w = tl.load(up_row + channel[:, None], mask=(channel < IN)[:, None], other=0.0)
-            up = multiply(x, w, up, UPCAST)
+            w = read_tile(weight_row + OUT * IN + channel[:, None], (channel < IN)[:, None], MASKED)
+            up = multiply(x, w, up)
     store_product(
         product, up, first_token, first_out, token[:, None], out[None, :], tokens,
         bias_ptr, delta_ptr, delta_row_stride, adapters_ptr, residual_ptr, residual_row_stride,

@@ -11,12 +11,10 @@ import triton
 
 from llmc.codegen.triton.kernels.products.coded_ways import code_operands, code_tilings
 from llmc.codegen.triton.kernels.products.product import Product
-from llmc.codegen.triton.kernels.products.product_way import Tiling, Way
+from llmc.codegen.triton.kernels.products.product_way import MOST_GEMV_ROWS, MOST_SPLIT_ROWS, Tiling, Way, token_block
 from llmc.codegen.triton.kernels.products.sparse_ways import expanding_seconds, sparse_tilings
 from llmc.targets import GpuTarget
 
-MOST_GEMV_ROWS = 4
-MOST_NARROW_ROWS = 256
 # Of the processors, how many must have a program with loads in flight before the memory is the limit.
 _BUSY_SHARE = 0.7
 # Programs of one multiprocessor at a time, of the kernels that the memory bounds.
@@ -34,9 +32,10 @@ _BANDWIDTH_SHARE = {
     Way.DENSE_NARROW: 0.85,
     Way.DENSE_TILE: 0.8,
     Way.DENSE_PERSISTENT: 0.85,
+    Way.CODED_GEMV: 0.75,
+    Way.CODED_TILE: 0.7,
     Way.LIBRARY: 0.8,
 }
-_BANDWIDTH_SHARE |= {Way.CODED_GEMV: 0.75, Way.CODED_TILE: 0.7}
 
 
 def tilings(product: Product, target: GpuTarget, tokens: int) -> tuple[Tiling, ...]:
@@ -139,11 +138,12 @@ def _gemv(product: Product, target: GpuTarget, tokens: int) -> Tiling:
 def _shapes(product: Product, target: GpuTarget, tokens: int) -> list[Tiling]:
     """Shapes that compile without spilling for every target: fp32 has no matrix units, and gating doubles the sums."""
     if product.itemsize == 4:
-        counts = (1, 2, 4, 8) if tokens <= MOST_NARROW_ROWS else (1,)
-        return [Tiling(Way.DENSE_NARROW, min(32, _block(tokens)), 32, 32, 4, 2, 0.3, splits) for splits in counts]
+        counts = (1, 2, 4, 8) if tokens <= MOST_SPLIT_ROWS else (1,)
+        block = token_block(tokens, most=32)
+        return [Tiling(Way.DENSE_NARROW, block, 32, 32, 4, 2, 0.3, splits) for splits in counts]
     shapes: list[Tiling] = []
-    if tokens <= MOST_NARROW_ROWS:
-        block = min(64 if product.gated else 128, _block(tokens))
+    if tokens <= MOST_SPLIT_ROWS:
+        block = token_block(tokens, most=64 if product.gated else 128)
         in_block = 128 if block * (2 if product.gated else 1) <= 64 else 64
         for splits in (1, 2, 4, 8):
             if splits == 1 or product.channels >= splits * in_block:
@@ -158,10 +158,6 @@ def _shapes(product: Product, target: GpuTarget, tokens: int) -> list[Tiling]:
         shapes.append(Tiling(Way.DENSE_TILE, 128, half, in_block, 8, 4, 0.55))
         shapes.append(Tiling(Way.DENSE_TILE, 64, half, 32, 4, 4, 0.45))
     return shapes
-
-
-def _block(tokens: int) -> int:
-    return max(16, 1 << (tokens - 1).bit_length())
 
 
 def _fit(product: Product, target: GpuTarget, tiling: Tiling) -> Tiling | None:

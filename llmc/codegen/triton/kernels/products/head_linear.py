@@ -6,13 +6,11 @@ Memory-bound for few tokens: moves the weights once for each TOKEN_BLOCK of them
 import torch
 import triton
 import triton.language as tl
-from torch import fx
 
 from llmc.codegen.call import Call
-from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
-from llmc.codegen.triton.kernels.products.dense_narrow import multiply
-from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks
-from llmc.graph.refusal import Refusal
+from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, named_arguments
+from llmc.codegen.triton.kernels.products.operand_tiles import multiply, read_tile
+from llmc.codegen.triton.kernels.refusals import takes
 from llmc.program import Layout
 from llmc.targets import GpuTarget
 
@@ -30,7 +28,6 @@ def head_linear_kernel(
     TOKEN_BLOCK: tl.constexpr,
     OUT_BLOCK: tl.constexpr,
     IN_BLOCK: tl.constexpr,
-    UPCAST: tl.constexpr,
 ) -> None:
     """Program (h, o, t): a tile [TOKEN_BLOCK, OUT_BLOCK] of head h. Grid: (heads, cdiv(OUT, …), cdiv(T, …))."""
     head = tl.program_id(0)
@@ -42,45 +39,26 @@ def head_linear_kernel(
     product = tl.zeros([TOKEN_BLOCK, OUT_BLOCK], dtype=tl.float32)
     for start in range(0, IN, IN_BLOCK):
         channel = start + tl.arange(0, IN_BLOCK)
-        if IN % IN_BLOCK == 0:
-            x = tl.load(x_row + channel[None, :])
-            w = tl.load(weight_row + channel[:, None])
-        else:
-            x = tl.load(x_row + channel[None, :], mask=(channel < IN)[None, :], other=0.0)
-            w = tl.load(weight_row + channel[:, None], mask=(channel < IN)[:, None], other=0.0)
-        product = multiply(x, w, product, UPCAST)
+        x = read_tile(x_row + channel[None, :], (channel < IN)[None, :], IN % IN_BLOCK != 0)
+        w = read_tile(weight_row + channel[:, None], (channel < IN)[:, None], IN % IN_BLOCK != 0)
+        product = multiply(x, w, product)
     y_ptrs = y_ptr + token.to(tl.int64)[:, None] * y_row_stride + head * OUT + out[None, :]
     inside = (token < tokens)[:, None] & (out < OUT)[None, :]
     tl.store(y_ptrs, product.to(y_ptr.dtype.element_ty), mask=inside)
-
-
-def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
-    """x: [tokens, heads, in] and weight: [heads, out, in] of one float dtype."""
-    return refuse_dtypes(node, "x", "weight") or refuse_ranks(node, x=(3,), weight=(3,))
 
 
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     """Tiles of 16 tokens for short steps, of 64 for others; a token's sums are the same in both."""
     heads, out, channels = call.shape("weight")
     in_block, out_block = (max(16, min(64, triton.next_power_of_2(size))) for size in (channels, out))
+    weight = call.weight("weight", Layout.ROWS)
+    arguments = named_arguments(head_linear_kernel, call, weight_ptr=weight, tokens=call.count("x"))
 
     def launch(tokens: int, first: int, last: int | None) -> DeviceLaunch:
         return DeviceLaunch(
             head_linear_kernel,
-            {
-                **rows("x", call.rows("x")),
-                "weight_ptr": call.weight("weight", Layout.ROWS),
-                **rows("y", call.result()),
-                "tokens": call.count("x"),
-            },
-            {
-                "IN": channels,
-                "OUT": out,
-                "TOKEN_BLOCK": tokens,
-                "OUT_BLOCK": out_block,
-                "IN_BLOCK": in_block,
-                "UPCAST": False,
-            },
+            arguments,
+            {"IN": channels, "OUT": out, "TOKEN_BLOCK": tokens, "OUT_BLOCK": out_block, "IN_BLOCK": in_block},
             (str(heads), str(triton.cdiv(out, out_block)), f"cdiv({call.count('x')}, {tokens})"),
             min_tokens=first,
             max_tokens=last,
@@ -89,4 +67,8 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     return launch(16, 1, 32), launch(64, 33, None)
 
 
-head_linear = KernelTemplate(torch.ops.llmc.head_linear.default, supports, candidates)
+head_linear = KernelTemplate(
+    torch.ops.llmc.head_linear.default,
+    takes({"x": "tokens heads in", "weight": "heads out in"}, typed=("x", "weight")),
+    candidates,
+)

@@ -12,14 +12,12 @@ from dataclasses import replace
 import torch
 import triton
 import triton.language as tl
-from torch import fx
 
 from llmc.codegen.call import Call
-from llmc.codegen.triton.kernel import Constant, DeviceLaunch, KernelTemplate, rows
-from llmc.codegen.triton.kernels.products.dense_narrow import multiply
-from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks
+from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, named_arguments, rows
+from llmc.codegen.triton.kernels.products.operand_tiles import multiply
+from llmc.codegen.triton.kernels.refusals import takes
 from llmc.codegen.triton.kernels.rows.norm_rows import norm_launch
-from llmc.graph.refusal import Refusal
 from llmc.program import ADAPTERS
 from llmc.program.adapter_pools import MOST_PARTS
 from llmc.program.launch_arguments import Argument
@@ -44,7 +42,6 @@ def lora_shrink_kernel(
     TOKENS: tl.constexpr,
     RANK_BLOCK: tl.constexpr,
     IN_BLOCK: tl.constexpr,
-    UPCAST: tl.constexpr,
 ) -> None:
     """Program (t, p, b): x·Aᵀ of the tokens with t's adapter, of its part p, the b-th RANK_BLOCK of its ranks."""
     part, rank = tl.program_id(1), tl.program_id(2) * RANK_BLOCK + tl.arange(0, RANK_BLOCK)
@@ -62,7 +59,7 @@ def lora_shrink_kernel(
             x = tl.load(x_row + start + channel[None, :], mask=has[:, None] & inside[None, :], other=0.0)
             a_mask = inside[:, None] & (rank < ranks)[None, :]
             a = tl.load(a_row + start + channel[:, None], mask=a_mask, other=0.0)
-            sums = multiply(x, a, sums, UPCAST)
+            sums = multiply(x, a, sums)
         shrunk = shrunk_ptr + (first_token + token)[:, None] * shrunk_row_stride + (part * MAX_RANK + rank)[None, :]
         tl.store(shrunk, sums, mask=has[:, None] & (rank < ranks)[None, :])
 
@@ -105,7 +102,7 @@ def lora_expand_kernel(
             u = tl.load(shrunk + (start + rank)[None, :], mask=has[:, None] & inside[None, :], other=0.0)
             b_mask = inside[:, None] & (column < end)[None, :]
             w = tl.load(b + (start + rank)[:, None] * OUT, mask=b_mask, other=0.0).to(tl.float32)
-            sums = multiply(u, w, sums, False)
+            sums = multiply(u, w, sums)
         y = y_ptr + (first_token + token)[:, None] * y_row_stride + column[None, :]
         tl.store(y, sums, mask=has[:, None] & (column < end)[None, :])
 
@@ -125,11 +122,6 @@ def tokens_of_adapter(
     return first_token, adapters, own, (own != 0) & (first == place)
 
 
-def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
-    """x and the pools of one float dtype."""
-    return refuse_dtypes(node, "x", "lora_a", "lora_b") or refuse_ranks(node, x=(2,))
-
-
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     """One way, after the norm that x goes through where the product norms on the way."""
     _, parts, max_rank, channels = call.shape("lora_a")
@@ -137,19 +129,15 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     count = (norm or call).count("x")
     shrunk = rows("shrunk", call.workspace("shrunk", count, parts * max_rank, torch.float32))
     normed = None if norm is None else call.workspace("normed", count, channels, norm.dtype("x"))
-    common: dict[str, Argument] = {
-        "ranks_ptr": call.cache("ranks"),
-        "adapters_ptr": call.vector("adapters"),
-        "tokens": count,
-    }
-    sizes: dict[str, Constant] = {"PARTS": parts, "MAX_RANK": max_rank, "TOKENS": _TOKENS, "RANK_BLOCK": _RANK_BLOCK}
+    common: dict[str, Argument] = {**shrunk, "ranks_ptr": call.cache("ranks"), "tokens": count}
+    x = rows("x", call.rows("x") if normed is None else normed)
+    sizes = {"PARTS": parts, "MAX_RANK": max_rank, "TOKENS": _TOKENS, "RANK_BLOCK": _RANK_BLOCK}
     programs = f"cdiv({count}, {_TOKENS}) * {_TOKENS}"
     in_block = min(128 if call.dtype("lora_a").itemsize == 2 else 64, max(16, triton.next_power_of_2(channels)))
     shrink = DeviceLaunch(
         lora_shrink_kernel,
-        {**rows("x", call.rows("x") if normed is None else normed), "lora_a_ptr": call.cache("lora_a"), **shrunk}
-        | common,
-        {**sizes, "IN": channels, "IN_BLOCK": in_block, "UPCAST": False},
+        named_arguments(lora_shrink_kernel, call, **x, **common, lora_a_ptr=call.cache("lora_a")),
+        {**sizes, "IN": channels, "IN_BLOCK": in_block},
         (programs, str(parts), str(triton.cdiv(max_rank, _RANK_BLOCK))),
         sides=(ADAPTERS,),
     )
@@ -157,7 +145,7 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     padded = [*ends, *[ends[-1]] * (MOST_PARTS - len(ends))]
     expand = DeviceLaunch(
         lora_expand_kernel,
-        {**shrunk, "lora_b_ptr": call.cache("lora_b"), **rows("y", call.result())} | common,
+        named_arguments(lora_expand_kernel, call, **common, lora_b_ptr=call.cache("lora_b")),
         {**sizes, "OUT": ends[-1], **{f"END{i}": padded[i] for i in range(MOST_PARTS - 1)}, "OUT_BLOCK": _OUT_BLOCK},
         (programs, str(parts), str(triton.cdiv(max(widths), _OUT_BLOCK))),
         sides=(ADAPTERS,),
@@ -168,4 +156,6 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     return (replace(launches[0], then=launches[1:]),)
 
 
-lora = KernelTemplate(torch.ops.llmc.lora.default, supports, candidates)
+lora = KernelTemplate(
+    torch.ops.llmc.lora.default, takes({"x": "tokens channels"}, typed=("x", "lora_a", "lora_b")), candidates
+)

@@ -37,8 +37,7 @@ class Norm:
 class Codes:
     """How W is quantized. format, x_format: the op's. group: columns that share a scale; None for all of a row.
 
-    nbytes: of W, scales and zeros included. quantize: rounds x to codes into a workspace; coded: x_ptr, x_row_stride
-    and x_scales_ptr there.
+    nbytes: of W, scales and zeros included. quantize: rounds x to codes into a workspace, where the kernels find it.
     """
 
     format: str
@@ -46,7 +45,6 @@ class Codes:
     group: int | None
     nbytes: int
     quantize: DeviceLaunch | None
-    coded: dict[str, Argument]
 
     @property
     def per_byte(self) -> int:
@@ -100,7 +98,7 @@ class Product:
     gated: bool
     itemsize: int
     result_itemsize: int
-    has_aligned_rows: bool
+    has_aligned_rows: bool = False
     norm: Norm | None = None
     codes: Codes | None = None
     sparse: Sparse | None = None
@@ -162,37 +160,46 @@ def dense_product(call: Call, epilogue: Epilogue) -> Product:
 
 def rows_product(call: Call, epilogue: Epilogue, shape: tuple[int, int], weight: Operand) -> Product:
     """The same of elements [out, in] that lie anywhere."""
-    weight_rows, channels = shape
-    norm = call.within("x")
+    norm, channels = call.within("x"), shape[1]
     x, residual, y = (norm or call).rows("x"), epilogue.residual, call.result()
     assert x is not None
-    itemsize, gated = (norm or call).dtype("x").itemsize, epilogue.gated
-    arguments: dict[str, Argument] = {
-        **rows("x", x),
-        "weight_ptr": weight,
-        "bias_ptr": call.vector("bias"),
-        **delta_arguments(call),
-        **rows("residual", residual),
-        **rows("y", y),
-        "tokens": (norm or call).count("x"),
-        "scale": epilogue.scale,
-    }
-    outputs = weight_rows // 2 if gated else weight_rows
+    product = product_of(call, epilogue, norm or call, shape, {**rows("x", x), "weight_ptr": weight})
     read = (x.stride or 0, channels, x.offset)
     written = (each.stride or 0 for each in (residual, y) if each is not None)
-    is_aligned = all(stride * itemsize % _DESCRIPTOR_ALIGNMENT == 0 for stride in read)
+    is_aligned = all(stride * product.itemsize % _DESCRIPTOR_ALIGNMENT == 0 for stride in read)
+    return replace(
+        product,
+        has_aligned_rows=is_aligned and all(stride % _ELEMENTS_KNOWN_ALIGNED == 0 for stride in written),
+        norm=None if norm is None else _norm(call, norm, channels),
+    )
+
+
+def product_of(
+    call: Call, epilogue: Epilogue, source: Call, shape: tuple[int, int], operands: Mapping[str, Argument]
+) -> Product:
+    """What is said of any weight [out, in]. source: the call whose x is read. operands: pointers to x and weight."""
+    weight_rows, channels = shape
+    outputs = weight_rows // 2 if epilogue.gated else weight_rows
+    count, itemsize = source.count("x"), source.dtype("x").itemsize
+    arguments: dict[str, Argument] = {
+        **operands,
+        "bias_ptr": call.vector("bias"),
+        **delta_arguments(call),
+        **rows("residual", epilogue.residual),
+        **rows("y", call.result()),
+        "tokens": count,
+        "scale": epilogue.scale,
+    }
     return Product(
         call,
         arguments,
-        {"IN": channels, "OUT": outputs, "GATED": gated, "ACTIVATION": epilogue.activation},
-        (norm or call).count("x"),
+        {"IN": channels, "OUT": outputs, "GATED": epilogue.gated, "ACTIVATION": epilogue.activation},
+        count,
         channels,
         outputs,
-        gated,
+        epilogue.gated,
         itemsize,
         4 if epilogue.in_fp32 else itemsize,
-        is_aligned and all(stride % _ELEMENTS_KNOWN_ALIGNED == 0 for stride in written),
-        norm=None if norm is None else _norm(call, norm, channels),
     )
 
 

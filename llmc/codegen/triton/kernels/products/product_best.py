@@ -68,14 +68,13 @@ def best_narrow_kernel(
     OUT_BLOCK: tl.constexpr,
     IN_BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr,
-    UPCAST: tl.constexpr,
 ) -> None:
     """Program (j, i): the j-th OUT_BLOCK outputs of the i-th TOKEN_BLOCK tokens. Grid: (CHUNKS, token tiles)."""
     token, out = tl.arange(0, TOKEN_BLOCK), tl.arange(0, OUT_BLOCK)
     first_out, first_token = tl.program_id(0).to(tl.int64) * OUT_BLOCK, tl.program_id(1).to(tl.int64) * TOKEN_BLOCK
     logits, _ = narrow_sums(
         x_ptr, x_row_stride, weight_ptr, None, None, None, 0.0, first_token, first_out, 0, tokens,
-        IN, OUT, False, False, TOKEN_BLOCK, OUT_BLOCK, IN_BLOCK, 1, UPCAST,
+        IN, OUT, False, False, TOKEN_BLOCK, OUT_BLOCK, IN_BLOCK, 1,
     )  # fmt: skip
     index = tl.program_id(0) * OUT_BLOCK + out
     largest, place = _best_of_tile(logits, index[:, None], bias_ptr, OUT, 0)

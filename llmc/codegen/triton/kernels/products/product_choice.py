@@ -15,13 +15,12 @@ from llmc.codegen.triton.kernels.products.dense_narrow import add_splits_kernel,
 from llmc.codegen.triton.kernels.products.dense_persistent import persistent_kernel
 from llmc.codegen.triton.kernels.products.dense_tile import tile_kernel
 from llmc.codegen.triton.kernels.products.dense_ways import (
-    MOST_NARROW_ROWS,
     needs_finish,
     predicted_seconds,
     tilings,
 )
 from llmc.codegen.triton.kernels.products.product import WITHOUT_DELTA, WITHOUT_MASKS, Codes, Product
-from llmc.codegen.triton.kernels.products.product_way import Tiling, Way
+from llmc.codegen.triton.kernels.products.product_way import MOST_SPLIT_ROWS, Tiling, Way
 from llmc.codegen.triton.kernels.products.sparse_ways import SPARSE_WAYS
 from llmc.program import library_products
 from llmc.program.launch_arguments import Argument
@@ -119,7 +118,7 @@ def _launch(product: Product, target: GpuTarget, tiling: Tiling) -> DeviceLaunch
     if tiling.way is Way.DENSE_GEMV:
         constants |= {"TOKENS": tiling.token_block, "NORMED": tiling.normed}
         return _with(gemv_kernel, product, constants, (str(out_tiles),), tiling)
-    constants |= {"TOKEN_BLOCK": tiling.token_block, "UPCAST": False}
+    constants["TOKEN_BLOCK"] = tiling.token_block
     if tiling.way is Way.DENSE_NARROW:
         constants |= {"SPLITS": tiling.splits, "NORMED": tiling.normed}
         by_split = (str(out_tiles), token_tiles, str(tiling.splits))
@@ -148,7 +147,6 @@ def _code_launch(product: Product, codes: Codes, target: GpuTarget, tiling: Tili
         "BYTE_BLOCK": tiling.in_block // codes.per_byte,
         "SPLITS": tiling.splits,
         "GROUP": _GROUP,
-        "UPCAST": False,
     }
     tiles = f"cdiv({product.count}, {tiling.token_block}) * {out_tiles}"
     whole = _with(code_tile_kernel, product, constants, (tiles, str(tiling.splits)), tiling)
@@ -169,18 +167,15 @@ def _with(
 
 def _x(product: Product, tiling: Tiling) -> dict[str, Argument]:
     """Where the kernel finds x: normed, if a launch before it does that."""
-    if product.norm is not None and not tiling.normed:
-        return product.norm.normed
-    if product.codes is not None:
-        return product.codes.coded
-    return {name: product.arguments[name] for name in ("x_ptr", "x_row_stride")}
+    there = product.norm.normed if product.norm is not None and not tiling.normed else product.arguments
+    return {name: there[name] for name in ("x_ptr", "x_row_stride")}
 
 
 def _split(product: Product, whole: DeviceLaunch, splits: int) -> DeviceLaunch:
     """The launch with its sums going to a workspace, and the one that adds them up."""
     columns = splits * product.weight_rows
     # A fixed size: only this many rows are ever split, while a step may have many more.
-    workspace = product.call.workspace(f"partial_sums_{splits}", 1, MOST_NARROW_ROWS * columns, torch.float32)
+    workspace = product.call.workspace(f"partial_sums_{splits}", 1, MOST_SPLIT_ROWS * columns, torch.float32)
     pointer = workspace.pointer
     into: dict[str, Argument] = {"y_ptr": pointer, "y_row_stride": columns, "bias_ptr": None, **WITHOUT_DELTA}
     into |= rows("residual", None)

@@ -3,6 +3,11 @@
 from dataclasses import dataclass
 from enum import Enum
 
+import triton
+
+# Rows of x that kernels along a row's channels take, and of which sums are split, at most.
+MOST_GEMV_ROWS, MOST_SPLIT_ROWS = 4, 256
+
 
 class Way(Enum):
     """Which kernel computes a product; its file has the name. LIBRARY: of program/library_products.py, and a finish."""
@@ -34,3 +39,8 @@ class Tiling:
     splits: int = 1
     normed: bool = False
     expanded: bool = False
+
+
+def token_block(tokens: int, most: int) -> int:
+    """Rows of x in a tile for so many: as matrix units take them, at least 16."""
+    return int(min(most, max(16, triton.next_power_of_2(tokens))))

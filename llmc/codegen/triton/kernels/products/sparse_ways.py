@@ -11,7 +11,7 @@ from torch import fx
 
 from llmc.codegen.call import arguments_of
 from llmc.codegen.triton.kernels.products.product import Product
-from llmc.codegen.triton.kernels.products.product_way import Tiling, Way
+from llmc.codegen.triton.kernels.products.product_way import MOST_GEMV_ROWS, MOST_SPLIT_ROWS, Tiling, Way, token_block
 from llmc.targets import GpuTarget
 
 # Those whose kernels know masks.
@@ -19,7 +19,6 @@ SPARSE_WAYS = frozenset({Way.DENSE_GEMV, Way.DENSE_NARROW, Way.CODED_GEMV, Way.C
 # For each element of a tile; tests count them in the machine code.
 INSTRUCTIONS = 18
 _ISSUE_SHARE = 0.6
-_MOST_GEMV_ROWS, _MOST_SPLIT_ROWS = 4, 256
 # A warp's columns at a time, eight or sixteen for each lane: a scan over a row's bytes then stays within the warp.
 _GEMV_COLUMNS = {1: 512, 2: 256, 4: 256}
 # Of the memory's bandwidth, as a product of one token reaches it with dense weights and with codes.
@@ -38,11 +37,11 @@ def sparse_gemv(product: Product, target: GpuTarget, tokens: int, way: Way) -> T
 
 def sparse_tilings(product: Product, target: GpuTarget, tokens: int) -> list[Tiling]:
     """The ways that can serve that many rows of x with elements behind masks; of codes, coded_ways.py has them."""
-    if tokens <= _MOST_GEMV_ROWS:
+    if tokens <= MOST_GEMV_ROWS:
         return [sparse_gemv(product, target, tokens, Way.DENSE_GEMV)]
-    block = min(32 if product.itemsize == 4 else 64, max(16, triton.next_power_of_2(tokens)))
+    block = token_block(tokens, most=32 if product.itemsize == 4 else 64)
     out_block, in_block = (32, 32) if product.itemsize == 4 else (64, 64)
-    counts = (1, 2, 4, 8) if tokens <= _MOST_SPLIT_ROWS else (1,)
+    counts = (1, 2, 4, 8) if tokens <= MOST_SPLIT_ROWS else (1,)
     return [
         Tiling(Way.DENSE_NARROW, block, out_block, in_block, 4, 2, 0.3, splits)
         for splits in counts

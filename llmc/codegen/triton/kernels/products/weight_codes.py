@@ -9,6 +9,8 @@ exact numbers, and no slow conversion from bytes is needed. Formats are those of
 import triton
 import triton.language as tl
 
+from llmc.codegen.triton.kernels.products.operand_tiles import read_tile
+
 # 1.5·2²³: a small integer added to its bits is added to the number.
 _INTEGER_BITS = tl.constexpr(0x4B400000)
 _INTEGER = tl.constexpr(12582912.0)
@@ -25,7 +27,7 @@ def load_above(
         BITS: tl.constexpr = 2 if FORMAT == "int6" else 1
         RUN: tl.constexpr = 4 * BITS
         at = PLACES + place // 16 * RUN + place % RUN
-        above = tl.load(row_ptr + at, mask=place < PLACES, other=0) if MASKED else tl.load(row_ptr + at)
+        above = read_tile(row_ptr + at, place < PLACES, MASKED)
         return above.to(tl.int32) >> (place % 16 // RUN * BITS)
     else:
         return place
