@@ -134,9 +134,7 @@ def alternatives(
     starts = sorted({1, *(c.min_tokens for c in candidates), *(c.max_tokens + 1 for c in candidates if c.max_tokens)})
     ranges: list[tuple[DeviceLaunch, int, int | None]] = []
     for start, following in zip(starts, [*starts[1:], None], strict=True):
-        chosen = next(
-            c for c in candidates if c.min_tokens <= start and (c.max_tokens is None or start <= c.max_tokens)
-        )
+        chosen = next(c for c in candidates if _serves_all(c, start, start))
         last = None if following is None else following - 1
         if ranges and ranges[-1][0] is chosen:
             ranges[-1] = chosen, ranges[-1][1], last
@@ -152,8 +150,7 @@ def alternatives(
 def _of_counts(launch: DeviceLaunch) -> tuple[DeviceLaunch, ...]:
     """The launch by counts of a step, where it is made for a number of rows of which each count has several; none where
     no count has as many."""
-    arguments = (value for each in (launch, *launch.then) for value in each.arguments.values())
-    times = next((value.times for value in arguments if isinstance(value, Rows)), 1)
+    times = next((value.times for value in _values(launch) if isinstance(value, Rows)), 1)
     first, last = -(-launch.min_tokens // times), None if launch.max_tokens is None else launch.max_tokens // times
     return () if last is not None and last < first else (replace(launch, min_tokens=first, max_tokens=last),)
 
@@ -166,7 +163,10 @@ def _serves_all(launch: DeviceLaunch, first: int, last: int | None) -> bool:
 
 def _counted(launch: DeviceLaunch) -> RowCount:
     """What the launch's rows are."""
-    values = [value for each in (launch, *launch.then) for value in each.arguments.values()]
-    counts = [value.count if isinstance(value, Rows) else value for value in values]
-    is_logit_rows = Count.LOGIT_ROWS in counts
-    return RowCount.LOGIT_ROWS if is_logit_rows else RowCount.TOKENS
+    counts = [value.count if isinstance(value, Rows) else value for value in _values(launch)]
+    return RowCount.LOGIT_ROWS if Count.LOGIT_ROWS in counts else RowCount.TOKENS
+
+
+def _values(launch: DeviceLaunch) -> list[Argument]:
+    """What it and those that follow it are given."""
+    return [value for each in (launch, *launch.then) for value in each.arguments.values()]

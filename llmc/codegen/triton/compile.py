@@ -37,35 +37,6 @@ class CompiledKernel:
     assembly: Path
 
 
-def compile_kernels(
-    kernels: Sequence[DeviceKernel],
-    directory: Path,
-    targets: Sequence[GpuTarget],
-    progress: Callable[[int], None] | None = None,
-    folder: str = "kernels",
-    workers: "Workers | None" = None,
-) -> tuple[DeviceKernel, ...]:
-    """The kernels with a binary for each target's instruction set, in the folder.
-
-    Those of a library stay as they are. directory: the engine's, which kernels' sources are relative to, and the folder
-    too. progress: told 1 for each kernel compiled. workers: if some are running already. Raises LoweringError for a
-    kernel that does not compile or does not fit the target's shared memory.
-    """
-    archs = {target.arch_name: target for target in reversed(targets)}
-    jobs = [(kernel, target) for target in archs.values() for kernel in kernels if not kernel.is_library]
-    binaries: dict[str, dict[str, DeviceBinary]] = {kernel.name: {} for kernel in kernels}
-    if jobs:
-        opened: AbstractContextManager[Workers] = nullcontext(workers) if workers else Workers(_needed(len(jobs)))
-        with opened as ready:
-            (directory / folder).mkdir(parents=True, exist_ok=True)
-            for (kernel, target), compiled in zip(jobs, ready.compile_all(jobs, directory, folder), strict=True):
-                compiled.assembly.unlink()
-                binaries[kernel.name][target.arch_name] = compiled.binary
-                if progress is not None:
-                    progress(1)
-    return tuple(replace(kernel, binaries=dict(sorted(binaries[kernel.name].items()))) for kernel in kernels)
-
-
 def compile_program(
     program: Program,
     directory: Path,
@@ -74,9 +45,25 @@ def compile_program(
     folder: str = "kernels",
     workers: "Workers | None" = None,
 ) -> Program:
-    """The program with binaries for the kernels that its steps launch; otherwise as `compile_kernels`."""
-    compiled = compile_kernels(program.launched_kernels(), directory, (target,), progress, folder, workers)
-    by_name = {kernel.name: kernel for kernel in compiled}
+    """The program with binaries, in the folder, for the kernels that its steps launch.
+
+    Those of a library stay as they are. directory: the engine's, which kernels' sources are relative to, and the folder
+    too. progress: told 1 for each kernel compiled. workers: if some are running already. Raises LoweringError for a
+    kernel that does not compile or does not fit the target's shared memory.
+    """
+    kernels = program.launched_kernels()
+    if not kernels:
+        return program
+    by_name: dict[str, DeviceKernel] = {}
+    count = min(len(kernels), processors())
+    opened: AbstractContextManager[Workers] = nullcontext(workers) if workers else Workers(count)
+    with opened as ready:
+        (directory / folder).mkdir(parents=True, exist_ok=True)
+        for kernel, compiled in zip(kernels, ready.compile_all(kernels, target, directory, folder), strict=True):
+            compiled.assembly.unlink()
+            by_name[kernel.name] = replace(kernel, binaries={target.arch_name: compiled.binary})
+            if progress is not None:
+                progress(1)
     return replace(program, kernels=tuple(by_name.get(kernel.name, kernel) for kernel in program.kernels))
 
 
@@ -110,10 +97,10 @@ class Workers:
             self._cache.tidy()
 
     def compile_all(
-        self, jobs: Sequence[tuple[DeviceKernel, GpuTarget]], directory: Path, folder: str = "kernels"
+        self, kernels: Sequence[DeviceKernel], target: GpuTarget, directory: Path, folder: str = "kernels"
     ) -> Any:
-        """An iterator over the jobs' CompiledKernels, in order. Raises as `compile_kernels` does."""
-        return self._threads.map(lambda job: self.compile(job[0], job[1], directory, folder), jobs)
+        """An iterator over the kernels' CompiledKernels, in order. Raises as `compile_program` does."""
+        return self._threads.map(lambda kernel: self.compile(kernel, target, directory, folder), kernels)
 
     def compile_usable(
         self, kernels: Sequence[DeviceKernel], target: GpuTarget, directory: Path, folder: str = "kernels"
@@ -184,10 +171,6 @@ class Workers:
         process = CompileProcess(self._cache.path)
         self._processes.append(process)
         return process
-
-
-def _needed(jobs: int) -> int:
-    return min(jobs, processors())
 
 
 def processors() -> int:

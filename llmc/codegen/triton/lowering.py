@@ -3,8 +3,6 @@
 import importlib
 import inspect
 from collections.abc import Iterable, Mapping
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from llmc.codegen.kernel_ir import Loop
@@ -51,7 +49,7 @@ def _lower(graph: ModelGraph, target: GpuTarget, options: BuildOptions) -> Devic
     files = {module: f"kernels/{module.rpartition('.')[2]}.py" for module in sorted(modules | _imported(modules))}
     assert len(set(files.values())) == len(files), "modules are told apart by their last names in an engine"
     program = specialize(planned, backend.kernels, files, LOOPS_SOURCE)
-    sources = {file: _source(importlib.import_module(module)) for module, file in files.items()}
+    sources = {file: inspect.getsource(importlib.import_module(module)) for module, file in files.items()}
     if plan.loops:
         sources[LOOPS_SOURCE] = _print_loops(plan.program, plan.loops, graph.info.name)
     return DeviceLowered({target.name: program}, sources, plan.recipes, plan.refusals)
@@ -81,9 +79,3 @@ def _imported(modules: Iterable[str]) -> set[str]:
 def _device_module(value: Any) -> str | None:
     module = getattr(getattr(value, "fn", None), "__module__", None)
     return module if isinstance(module, str) and module.startswith(_KERNELS) else None
-
-
-def _source(module: ModuleType) -> str:
-    path = inspect.getsourcefile(module)
-    assert path is not None
-    return Path(path).read_text(encoding="utf-8")

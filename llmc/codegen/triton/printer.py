@@ -165,7 +165,7 @@ class _Printer:
             yield from self._sweeps()
             return
         start = "" if len(loop_grid(loop)) == 1 else f"tl.program_id(1) * {tile.block} + "
-        yield from self._columns(start)
+        yield self._columns(start)
         for i, s in enumerate(loop.statements):
             if isinstance(s, Reduce):
                 neutral, _, whole = _REDUCTIONS[s.reduction]
@@ -200,8 +200,7 @@ class _Printer:
         for i, r in reduced.items():
             yield f"b{i} = tl.full([{tile.outer}, {tile.block}], {_REDUCTIONS[r.reduction][0]}, tl.float32)"
         yield f"for start in range(0, {loop.dims[-1]}, {tile.block}):"
-        for line in self._columns("start + "):
-            yield "    " + line
+        yield "    " + self._columns("start + ")
         for i in loop.needed([*reduced, *stores]):
             if i in reduced:
                 neutral, joined, _ = _REDUCTIONS[reduced[i].reduction]
@@ -213,8 +212,8 @@ class _Printer:
         for i, r in reduced.items():
             yield f"v{i} = {self._mean(r, _REDUCTIONS[r.reduction][2].format(f'b{i}'))}"
 
-    def _columns(self, start: str) -> Iterator[str]:
-        yield f"c = {start}tl.arange(0, {self._tile.block})[None, :]"
+    def _columns(self, start: str) -> str:
+        return f"c = {start}tl.arange(0, {self._tile.block})[None, :]"
 
     def _mean(self, s: Reduce, total: str) -> str:
         return f"{total} / {float(self._loop.dims[-1])}" if s.reduction == "mean" else total
@@ -237,11 +236,9 @@ class _Printer:
             is_half = self._loop.parameters[s.parameter].dtype in ("BF16", "F16")
             return f"v{index} = {loaded}" + (".to(tl.float32)" if is_half else "")
         assert isinstance(s, Apply)
-        constants = [isinstance(self._loop.statements[o], Constant) for o in s.operands]
-        if s.function in _INFIX:
-            return f"v{index} = {_INFIX[s.function].format(*(self._operand(o, all(constants)) for o in s.operands))}"
-        operands = [self._operand(o, as_tensor=True) for o in s.operands]
-        pattern = _FUNCTIONS.get(s.function) or _BY_KIND[s.function, s.kind]
+        are_numbers = all(isinstance(self._loop.statements[o], Constant) for o in s.operands)
+        operands = [self._operand(o, as_tensor=are_numbers or s.function not in _INFIX) for o in s.operands]
+        pattern = _INFIX.get(s.function) or _FUNCTIONS.get(s.function) or _BY_KIND[s.function, s.kind]
         return f"v{index} = {pattern.format(*operands)}"
 
     def _store(self, s: Store) -> str:

@@ -81,8 +81,8 @@ def compile_checked(kernels: Sequence[DeviceKernel], target: GpuTarget, workers:
     (directory / "kernels").mkdir(exist_ok=True)
     assemblies = []
     # Kernels of several nodes may share a name, which is that of the files that they are written to.
-    jobs = [(replace(kernel, name=f"{kernel.name}.{i}"), target) for i, kernel in enumerate(kernels)]
-    compiled = workers.compile_all(jobs, directory)
+    renamed = [replace(kernel, name=f"{kernel.name}.{i}") for i, kernel in enumerate(kernels)]
+    compiled = workers.compile_all(renamed, target, directory)
     for kernel, result in zip(kernels, compiled, strict=True):
         spilled = result.binary.spill_bytes
         if kernel.function == "rope_angles_kernel" and spilled <= 32:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from llmc.codegen.triton.compile import Workers, compile_kernels
+from llmc.codegen.triton.compile import Workers, compile_program
 from llmc.codegen.triton.lowering import lower_device
 from llmc.graph.execute import Chunk, run_steps
 from llmc.graph.memory_source import MemorySource
@@ -80,8 +80,8 @@ def test_every_operation_compiles(name: str, workers: Workers, tmp_path: Path) -
     for file, text in lowered.sources.items():
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text(text, encoding="utf-8")
-    kernels = compile_kernels(lowered.program.kernels, tmp_path, [target], workers=workers)
-    binaries = [kernel.binaries[target.arch_name] for kernel in kernels]
+    program = compile_program(lowered.program, tmp_path, target, workers=workers)
+    binaries = [kernel.binaries[target.arch_name] for kernel in program.launched_kernels()]
     assert all(b.registers > 0 for b in binaries)
     assert sum(b.spill_bytes > 0 for b in binaries) <= 1
     assert all((tmp_path / b.file).stat().st_size > 0 for b in binaries)

@@ -62,7 +62,7 @@ class _Sum:
     y: Operand
     count: Count | Rows | int
     channels: int
-    itemsize: int
+    dtype: torch.dtype
     ranks: int
     following: Following
 
@@ -80,29 +80,30 @@ class _Sum:
     @property
     def row_bytes(self) -> int:
         """Of one rank's values."""
-        return self.channels * self.itemsize
+        return self.channels * self.dtype.itemsize
 
 
 def reduce_launches(
     collective: Call, into: Operand, following: Following, target: GpuTarget
 ) -> tuple[DeviceLaunch, ...]:
     """The launches of a sum over ranks by itself, or of what has claimed it. into: rows."""
-    x, dtype = collective.rows("x"), collective.dtype("x")
+    x, (channels,) = collective.rows("x"), collective.shape("x")
     assert x is not None
-    (channels,) = collective.shape("x")
-    ranks, count = collective.plain("ranks"), collective.count("x")
-    wanted = _Sum(x, into, count, channels, dtype.itemsize, ranks, following)
+    ranks = collective.plain("ranks")
+    wanted = _Sum(x, into, collective.count("x"), channels, collective.dtype("x"), ranks, following)
     most = most_rows(wanted.row_bytes, wanted.programs, ranks, target)
     launches = [_by_memory(wanted, most, target)] if most else []
     moved = collective.limits().max_batch_tokens * wanted.row_bytes
     # Bringing each its part takes as long as gathering does.
     seconds = 2 * target.links.of(ranks).all_gather(moved, ranks, custom=False)
     if following.shares is not None:
-        return *launches, replace(_by_shares(collective, wanted, dtype), min_tokens=most + 1, seconds=seconds)
-    if ranks > 2 and channels % ranks == 0:
-        return *launches, replace(_by_parts(collective, wanted, dtype), min_tokens=most + 1, seconds=seconds)
-    seconds = target.links.of(ranks).all_gather(ranks * moved, ranks, custom=False)
-    return *launches, replace(_gathered(collective, wanted, dtype), min_tokens=most + 1, seconds=seconds)
+        rest = _by_shares(collective, wanted)
+    elif ranks > 2 and channels % ranks == 0:
+        rest = _by_parts(collective, wanted)
+    else:
+        rest = _gathered(collective, wanted)
+        seconds = target.links.of(ranks).all_gather(ranks * moved, ranks, custom=False)
+    return *launches, replace(rest, min_tokens=most + 1, seconds=seconds)
 
 
 def most_rows(row_bytes: int, programs: int, ranks: int, target: GpuTarget) -> int:
@@ -138,83 +139,80 @@ def _by_memory(s: _Sum, most: int, target: GpuTarget) -> DeviceLaunch:
     )
 
 
-def _gathered(call: Call, s: _Sum, dtype: torch.dtype) -> DeviceLaunch:
-    whole = call.workspace("gathered", s.count, s.ranks * s.channels, dtype)
-    last = _sum_gathered(s, whole.pointer, s.following)
+def _gathered(call: Call, s: _Sum) -> DeviceLaunch:
+    whole = call.workspace("gathered", s.count, s.ranks * s.channels, s.dtype)
+    last = _sum_gathered(s, whole.pointer)
     return replace(gather_launch(s.x, whole, s.count, s.channels, s.ranks), then=(last,))
 
 
-def _by_parts(call: Call, s: _Sum, dtype: torch.dtype) -> DeviceLaunch:
+def _by_parts(call: Call, s: _Sum) -> DeviceLaunch:
     own_width = s.channels // s.ranks
-    parts = call.workspace("parts", s.count, s.channels, dtype)
-    own = call.workspace("own", s.count, own_width, dtype)
+    parts = call.workspace("parts", s.count, s.channels, s.dtype)
+    own = call.workspace("own", s.count, own_width, s.dtype)
     is_alone = s.following.arguments == NOTHING and s.y.stride == s.channels
-    whole = s.y if is_alone else call.workspace("whole", s.count, s.channels, dtype)
+    whole = s.y if is_alone else call.workspace("whole", s.count, s.channels, s.dtype)
     part = replace(s, y=own, channels=own_width, following=Following(NOTHING))
-    steps = [_sum_gathered(part, parts.pointer, part.following)]
+    steps = [_sum_gathered(part, parts.pointer)]
     steps.append(gather_launch(own, whole, s.count, own_width, s.ranks))
     if not is_alone:
-        steps.append(_sum_gathered(replace(s, ranks=1), whole.pointer, s.following))
-    return DeviceLaunch(
-        EXCHANGE_PARTS,
-        {"ranks_ptr": RANKS, **rows("x", s.x), "parts_ptr": parts.pointer, "rows": s.count}
-        | {"WIDTH": s.channels, "RANKS": s.ranks},
-        {},
-        ("1",),
-        then=tuple(steps),
-    )
+        steps.append(_sum_gathered(replace(s, ranks=1), whole.pointer))
+    exchanged = {**rows("x", s.x), "parts_ptr": parts.pointer}
+    return replace(_library(EXCHANGE_PARTS, s.count, s.channels, s.ranks, exchanged), then=tuple(steps))
 
 
-def _by_shares(call: Call, s: _Sum, dtype: torch.dtype) -> DeviceLaunch:
+def _by_shares(call: Call, s: _Sum) -> DeviceLaunch:
     shares, following = s.following.shares, s.following.arguments
     assert shares is not None
     # Of all rows that a step may have, and for each rank those behind all shares.
     most = (call.limits().max_batch_tokens + s.ranks * (s.ranks - 1)) * s.channels
-    sent, parts = (call.workspace(name, 1, most, dtype).pointer for name in ("sent", "parts"))
-    sizes: dict[str, Argument] = {"rows": s.count, "WIDTH": s.channels, "RANKS": s.ranks}
+    sent, parts = (call.workspace(name, 1, most, s.dtype).pointer for name in ("sent", "parts"))
     wanted = {"y": s.y}
     if shares.gathers_sum:
         total, stride = following["sum_ptr"], following["sum_row_stride"]
         assert isinstance(total, Operand) and isinstance(stride, int)
         wanted["sum"] = replace(total, stride=stride)
     whole = {
-        name: to if to.stride == s.channels else call.workspace(f"whole_{name}", s.count, s.channels, dtype)
+        name: to if to.stride == s.channels else call.workspace(f"whole_{name}", s.count, s.channels, s.dtype)
         for name, to in wanted.items()
     }
     to = {key: value for name, operand in whole.items() for key, value in rows(name, operand).items()}
     own = DeviceLaunch(
         sum_shares_kernel,
         {"rank_ptr": RANKS, "parts_ptr": parts, **following, **to, "rows": s.count},
-        {**_constants(s), "RANKS": s.ranks},
+        _constants(s),
         (f"cdiv({s.count}, {s.ranks}) + {s.ranks - 1}", str(s.programs)),
         num_warps=_warps(s),
     )
     steps = [own]
     for name, operand in whole.items():
-        gathered: dict[str, Argument] = {"ranks_ptr": RANKS, "y_ptr": operand.pointer, **sizes}
-        steps.append(DeviceLaunch(GATHER_SHARES, gathered, {}, ("1",)))
+        steps.append(_library(GATHER_SHARES, s.count, s.channels, s.ranks, {"y_ptr": operand.pointer}))
         if operand is not wanted[name]:
             copied = replace(s, y=wanted[name], ranks=1, following=Following(NOTHING))
-            steps.append(_sum_gathered(copied, operand.pointer, copied.following))
-    given: dict[str, Argument] = {"ranks_ptr": RANKS, **rows("x", s.x), "sent_ptr": sent, "parts_ptr": parts, **sizes}
-    return DeviceLaunch(EXCHANGE_ROWS, given, {}, ("1",), then=tuple(steps))
+            steps.append(_sum_gathered(copied, operand.pointer))
+    exchanged = {**rows("x", s.x), "sent_ptr": sent, "parts_ptr": parts}
+    return replace(_library(EXCHANGE_ROWS, s.count, s.channels, s.ranks, exchanged), then=tuple(steps))
 
 
 def gather_launch(x: Operand, whole: Operand, count: Count | Rows | int, width: int, ranks: int) -> DeviceLaunch:
     """The library's launch that brings all ranks' rows."""
-    arguments: dict[str, Argument] = {"ranks_ptr": RANKS, **rows("x", x), "whole_ptr": whole.pointer, "rows": count}
-    return DeviceLaunch(GATHER_ROWS, arguments | {"WIDTH": width, "RANKS": ranks}, {}, ("1",))
+    return _library(GATHER_ROWS, count, width, ranks, {**rows("x", x), "whole_ptr": whole.pointer})
 
 
-def _sum_gathered(s: _Sum, gathered: Operand, following: Following) -> DeviceLaunch:
-    arguments = {"gathered_ptr": gathered, **following.arguments, **rows("y", s.y), "rows": s.count}
-    constants = {**_constants(s), "RANKS": s.ranks}
-    return DeviceLaunch(sum_gathered_kernel, arguments, constants, _grid(s), num_warps=_warps(s))
+def _library(
+    function: LibraryFunction, count: Count | Rows | int, width: int, ranks: int, operands: Mapping[str, Argument]
+) -> DeviceLaunch:
+    sizes = {"rows": count, "WIDTH": width, "RANKS": ranks}
+    return DeviceLaunch(function, {"ranks_ptr": RANKS, **operands, **sizes}, {}, ("1",))
+
+
+def _sum_gathered(s: _Sum, gathered: Operand) -> DeviceLaunch:
+    arguments = {"gathered_ptr": gathered, **s.following.arguments, **rows("y", s.y), "rows": s.count}
+    return DeviceLaunch(sum_gathered_kernel, arguments, _constants(s), _grid(s), num_warps=_warps(s))
 
 
 def _constants(s: _Sum) -> dict[str, Constant]:
     kind: dict[str, Constant] = {"NORMED": s.following.is_normed, "CENTRED": s.following.is_centred}
-    return {**kind, "CHANNELS": s.channels, "BLOCK": s.block}
+    return {**kind, "RANKS": s.ranks, "CHANNELS": s.channels, "BLOCK": s.block}
 
 
 def _grid(s: _Sum) -> tuple[str, ...]:
