@@ -8,8 +8,7 @@ and shapes follow from them, calls that differ in more than their tensors' data 
 """
 
 import inspect
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import onnx
@@ -152,15 +151,23 @@ def _filled(body: Body, node: fx.Node, values: Mapping[str, Value]) -> tuple[str
     function = FUNCTIONS.get(node.target)
     if function is None:
         raise NotInOnnx("nobody has written its function of standard ops")
-    wanted = _parameters(function)
     arguments = {name: _valued(name, value, values) for name, value in _named(node).items()}
+    wanted = _wanted(function, arguments)
     ignored = {name: arguments[name] for name in arguments if name not in wanted and name not in _OF_MEMORY}
     for name, value in ignored.items():
         # What a function reads of the result says the rest.
         if "result" not in wanted and value is not None and value != _default(node.target, name) and name != "dtype":
             raise NotInOnnx(f"{name}={_text(value)} has no counterpart")
-    made = function(body, **{n: _result(node) if n == "result" else arguments[n] for n in wanted})
+    given = arguments | {"result": _result(node)}
+    made = function(body, **{name: given[name] for name in wanted if name in given})
     return (made,) if isinstance(made, str) else tuple(made)
+
+
+def _wanted(function: Function, arguments: Iterable[str]) -> list[str]:
+    """What a function takes beside the body: the parameters that it names and, where it has `**`, all arguments."""
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    return [*(each.name for each in parameters), *(arguments if takes_all else ())]
 
 
 def _valued(name: str, argument: Any, values: Mapping[str, Value]) -> Any:
@@ -178,11 +185,6 @@ def _result(node: fx.Node) -> Value | list[Value]:
 
 def _default(target: Any, name: str) -> Any:
     return next((a.default_value for a in target._schema.arguments if a.name == name and a.has_default_value()), None)
-
-
-@cache
-def _parameters(function: Function) -> tuple[str, ...]:
-    return tuple(inspect.signature(function).parameters)[1:]
 
 
 def _refused(node: fx.Node, reason: str) -> LoweringError:

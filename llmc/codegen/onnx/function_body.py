@@ -1,6 +1,6 @@
 """The nodes of one function while it is written: ops in, names of values out."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,6 +148,15 @@ class InnerBody(Body):
 
     def _name(self) -> str:
         return f"inner_{super()._name()}"
+
+
+def standard(op: str, **attributes: Any) -> Callable[..., str]:
+    """The function of an op that is a standard op of its tensors, in their order, and of nothing else."""
+
+    def build(b: Body, **arguments: Any) -> str:
+        return b(op, *(each for each in arguments.values() if isinstance(each, Value)), **attributes)
+
+    return build
 
 
 def _input(operand: Operand) -> str:

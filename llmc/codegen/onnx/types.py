@@ -3,6 +3,7 @@
 from typing import Any
 
 import onnx
+import sympy
 import torch
 from onnx import TensorProto
 
@@ -47,6 +48,4 @@ def _text(size: torch.SymInt, known: dict[Any, str]) -> str:
 
 
 def _symbol(name: str) -> Any:
-    import sympy
-
     return sympy.Symbol(name, integer=True, positive=True)

@@ -13,42 +13,13 @@ from llmc.graph.pointwise import Kind, emit, kind_of
 
 _TYPES = {Kind.FLOAT: TensorProto.FLOAT, Kind.INT: TensorProto.INT64, Kind.BOOL: TensorProto.BOOL}
 _NUMBERS = {Kind.FLOAT: np.float32, Kind.INT: np.int64, Kind.BOOL: np.bool_}
-_SAME_NAME = {
-    "add": "Add",
-    "sub": "Sub",
-    "mul": "Mul",
-    "div": "Div",
-    "pow": "Pow",
-    "maximum": "Max",
-    "minimum": "Min",
-    "lt": "Less",
-    "le": "LessOrEqual",
-    "gt": "Greater",
-    "ge": "GreaterOrEqual",
-    "eq": "Equal",
-    "and": "And",
-    "or": "Or",
-    "not": "Not",
-    "neg": "Neg",
-    "abs": "Abs",
-    "reciprocal": "Reciprocal",
-    "sqrt": "Sqrt",
-    "exp": "Exp",
-    "log": "Log",
-    "sin": "Sin",
-    "cos": "Cos",
-    "erf": "Erf",
-    "floor": "Floor",
-    "ceil": "Ceil",
-    "tanh": "Tanh",
-    "sigmoid": "Sigmoid",
-    "gelu": "Gelu",
-    "relu": "Relu",
-    "softplus": "Softplus",
-    "where": "Where",
+_STANDARD = {
+    **{name: name.capitalize() for name in ("add", "sub", "mul", "div", "pow", "and", "or", "not", "neg", "abs")},
+    **{name: name.capitalize() for name in ("reciprocal", "sqrt", "exp", "log", "sin", "cos", "erf", "floor", "ceil")},
+    **{name: name.capitalize() for name in ("tanh", "sigmoid", "gelu", "relu", "softplus", "where")},
+    **{"maximum": "Max", "minimum": "Min", "lt": "Less", "le": "LessOrEqual", "gt": "Greater", "ge": "GreaterOrEqual"},
     # Values are fp32 all the way.
-    "round_bf16": "Identity",
-    "round_f16": "Identity",
+    **{"eq": "Equal", "round_bf16": "Identity", "round_f16": "Identity"},
 }
 
 
@@ -91,7 +62,7 @@ class _Statements:
             return self._add(b("Cast", names[0], to=_TYPES[Kind(function.removeprefix("to_"))]))
         if function in _COMPOSED:
             return self._add(_COMPOSED[function](b, kind, *names))
-        return self._add(b(_SAME_NAME[function], *names))
+        return self._add(b(_STANDARD[function], *names))
 
     def reduce(self, reduction: str, operand: int) -> int:
         """Reductions have functions of their own, over any axis: aten_rows.py."""

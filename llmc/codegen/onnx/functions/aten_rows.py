@@ -1,11 +1,13 @@
 """aten's ops that make new tensors, reduce axes or multiply: what is left of them in captured and canonical graphs."""
 
+import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
-from llmc.codegen.onnx.function_body import Body, Value
+from llmc.codegen.onnx.function_body import Body, Value, standard
 
 aten = torch.ops.aten
 
@@ -70,20 +72,15 @@ def erfc(b: Body, self: Value) -> str:
     return b("Sub", b.number(1.0), b("Erf", self))
 
 
-def variance(b: Body, self: Value, dim: Sequence[int], correction: float | None, keepdim: bool, result: Value) -> str:
-    """Mean of squared differences from the mean; correction: what is taken from the count."""
+def variance(
+    b: Body, self: Value, dim: Sequence[int], keepdim: bool, correction: float | None = None, unbiased: bool = True
+) -> str:
+    """Mean of squared differences from the mean; correction: what is taken from the count, 1 for None if unbiased."""
     axes = [d % len(self.shape) for d in dim]
-    count = 1
-    for axis in axes:
-        count *= self.size(axis)
+    count = math.prod(map(self.size, axes))
     centred = b("Sub", self, b("ReduceMean", self, b.integers(axes), keepdims=1))
     total = b("ReduceSum", b("Mul", centred, centred), b.integers(axes), keepdims=int(keepdim))
-    return b("Div", total, b.number(count - (1 if correction is None else correction)))
-
-
-def variance_of_sample(b: Body, self: Value, dim: Sequence[int], unbiased: bool, keepdim: bool, result: Value) -> str:
-    """The same, of the count less one where unbiased."""
-    return variance(b, self, dim, float(unbiased), keepdim, result)
+    return b("Div", total, b.number(count - (unbiased if correction is None else correction)))
 
 
 def linear(b: Body, input: Value, weight: Value, bias: Value | None) -> str:
@@ -102,16 +99,6 @@ def baddbmm(b: Body, self: Value, batch1: Value, batch2: Value, beta: float, alp
     product = b("MatMul", batch1, batch2)
     scaled = product if alpha == 1 else b("Mul", product, b.number(alpha))
     return b("Add", self if beta == 1 else b("Mul", self, b.number(beta)), scaled)
-
-
-def matmul(b: Body, self: Value, other: Value) -> str:
-    """MatMul."""
-    return b("MatMul", self, other)
-
-
-def matrix_product(b: Body, self: Value, mat2: Value) -> str:
-    """MatMul."""
-    return b("MatMul", self, mat2)
 
 
 def einsum(b: Body, equation: str, tensors: Sequence[Value]) -> str:
@@ -134,32 +121,14 @@ def rms_norm(b: Body, input: Value, normalized_shape: Sequence[int], weight: Val
     return b("RMSNormalization", input, ones, axis=-len(normalized_shape), epsilon=epsilon)
 
 
-def full(b: Body, size: Sequence[int | Value], fill_value: float, result: Value) -> str:
-    """A number, expanded."""
-    return b("Expand", _number(b, fill_value, result), b.sizes(size))
+def full(
+    b: Body, fill_value: float, result: Value, size: Sequence[int | Value] | None = None, self: Value | None = None
+) -> str:
+    """A number, expanded to a size or, where none is given, to a tensor's shape."""
+    return b("Expand", _number(b, fill_value, result), b("Shape", self) if size is None else b.sizes(size))
 
 
-def filled(value: float) -> Any:
-    """The function of what is full of one number."""
-
-    def build(b: Body, size: Sequence[int | Value], result: Value) -> str:
-        return full(b, size, value, result)
-
-    return build
-
-
-def filled_like(value: float) -> Any:
-    """The same, in a tensor's shape."""
-
-    def build(b: Body, self: Value, result: Value) -> str:
-        return b("Expand", _number(b, value, result), b("Shape", self))
-
-    return build
-
-
-def full_like(b: Body, self: Value, fill_value: float, result: Value) -> str:
-    """A number, expanded to a tensor's shape."""
-    return b("Expand", _number(b, fill_value, result), b("Shape", self))
+zeros, ones = partial(full, fill_value=0), partial(full, fill_value=1)
 
 
 def scalar_tensor(b: Body, s: float, result: Value) -> str:
@@ -167,17 +136,7 @@ def scalar_tensor(b: Body, s: float, result: Value) -> str:
     return b("Identity", _number(b, s, result))
 
 
-def arange(b: Body, end: int | Value, result: Value) -> str:
-    """Range from 0."""
-    return arange_step(b, 0, end, 1, result)
-
-
-def arange_start(b: Body, start: int | Value, end: int | Value, result: Value) -> str:
-    """Range in steps of one."""
-    return arange_step(b, start, end, 1, result)
-
-
-def arange_step(b: Body, start: int | Value, end: int | Value, step: int, result: Value) -> str:
+def arange(b: Body, end: int | Value, result: Value, start: int | Value = 0, step: int = 1) -> str:
     """Range."""
     bounds = (b.integer(int(each)) if isinstance(each, int | float) else each for each in (start, end, step))
     whole = b("Range", *bounds)
@@ -216,29 +175,29 @@ FUNCTIONS: dict[Any, Any] = {
     aten.topk.default: topk,
     aten.erfc.default: erfc,
     aten.var.correction: variance,
-    aten.var.dim: variance_of_sample,
+    aten.var.dim: variance,
     aten.linear.default: linear,
     aten.addmm.default: addmm,
     aten.baddbmm.default: baddbmm,
-    aten.matmul.default: matmul,
-    aten.mm.default: matrix_product,
-    aten.bmm.default: matrix_product,
+    aten.matmul.default: standard("MatMul"),
+    aten.mm.default: standard("MatMul"),
+    aten.bmm.default: standard("MatMul"),
     aten.einsum.default: einsum,
     aten.layer_norm.default: layer_norm,
     aten.rms_norm.default: rms_norm,
     aten.full.default: full,
-    aten.full_like.default: full_like,
-    aten.zeros.default: filled(0),
-    aten.ones.default: filled(1),
-    aten.new_zeros.default: filled(0),
-    aten.new_ones.default: filled(1),
+    aten.full_like.default: full,
+    aten.zeros.default: zeros,
+    aten.ones.default: ones,
+    aten.new_zeros.default: zeros,
+    aten.new_ones.default: ones,
     aten.new_full.default: full,
-    aten.zeros_like.default: filled_like(0),
-    aten.ones_like.default: filled_like(1),
+    aten.zeros_like.default: zeros,
+    aten.ones_like.default: ones,
     aten.scalar_tensor.default: scalar_tensor,
     aten.arange.default: arange,
-    aten.arange.start: arange_start,
-    aten.arange.start_step: arange_step,
+    aten.arange.start: arange,
+    aten.arange.start_step: arange,
     aten.__and__.Tensor: bitwise("And", "BitwiseAnd"),
     aten.__or__.Tensor: bitwise("Or", "BitwiseOr"),
 }

@@ -4,29 +4,17 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
-from llmc.codegen.onnx.function_body import Body, NotInOnnx, Operand, Value
+from llmc.codegen.onnx.function_body import END, Body, NotInOnnx, Operand, Value, standard
 
 aten = torch.ops.aten
 Sizes = Sequence[int | Value]
-_END = np.iinfo(np.int64).max
 
 
-def same(b: Body, self: Value) -> str:
-    """The tensor itself: memory is nobody's business here."""
-    return b("Identity", self)
-
-
-def reshape(b: Body, self: Value, shape: Sizes) -> str:
-    """Reshape."""
-    return b("Reshape", self, b.sizes(shape))
-
-
-def view(b: Body, self: Value, size: Sizes) -> str:
-    """Reshape."""
-    return b("Reshape", self, b.sizes(size))
+def reshape(b: Body, self: Value, shape: Sizes = (), size: Sizes = ()) -> str:
+    """Reshape. size: what view calls the shape."""
+    return b("Reshape", self, b.sizes(shape or size))
 
 
 def flatten(b: Body, self: Value, result: Value, start_dim: int, end_dim: int) -> str:
@@ -76,7 +64,7 @@ def select(b: Body, self: Value, dim: int, index: int | Value) -> str:
 
 def slice_(b: Body, self: Value, dim: int, start: Any, end: Any, step: int) -> str:
     """Slice."""
-    bounds = [0 if start is None else start, _END if end is None else end]
+    bounds = [0 if start is None else start, END if end is None else end]
     return b("Slice", self, *(b.sizes([each]) for each in bounds), b.integers([dim]), b.integers([step]))
 
 
@@ -117,11 +105,6 @@ def repeat_interleave(b: Body, self: Value, repeats: int, dim: int) -> str:
     return b("Reshape", wide, sizes)
 
 
-def embedding(b: Body, weight: Value, indices: Value) -> str:
-    """Rows of a table."""
-    return b("Gather", weight, indices, axis=0)
-
-
 def index_select(b: Body, self: Value, dim: int, index: Value) -> str:
     """Gather."""
     return b("Gather", self, index, axis=dim)
@@ -152,7 +135,7 @@ def diff(b: Body, self: Value, dim: int, prepend: Value | None, append: Value | 
     if prepend is not None or append is not None:
         whole = b("Concat", *(each for each in (prepend, self, append) if each is not None), axis=dim)
     axis = dim % len(self.shape)
-    return b("Sub", b.slice(whole, axis, 1, _END), b.slice(whole, axis, 0, -1))
+    return b("Sub", b.slice(whole, axis, 1, END), b.slice(whole, axis, 0, -1))
 
 
 def sym_size(b: Body, self: Value, dim: int) -> str:
@@ -160,13 +143,14 @@ def sym_size(b: Body, self: Value, dim: int) -> str:
     return b.squeeze(b.length(self, dim % len(self.shape)), 0)
 
 
+# They are the tensor itself: memory is nobody's business here.
 _ALIASES = ("alias", "clone", "contiguous", "detach", "lift_fresh_copy")
 
 FUNCTIONS: dict[Any, Any] = {
-    **{getattr(aten, name).default: same for name in _ALIASES},
+    **{getattr(aten, name).default: standard("Identity") for name in _ALIASES},
     aten.reshape.default: reshape,
-    aten.view.default: view,
-    aten._unsafe_view.default: view,
+    aten.view.default: reshape,
+    aten._unsafe_view.default: reshape,
     aten.flatten.using_ints: flatten,
     aten.expand.default: expand,
     aten.permute.default: permute,
@@ -184,7 +168,7 @@ FUNCTIONS: dict[Any, Any] = {
     aten.chunk.default: split,
     aten.unbind.int: unbind,
     aten.repeat_interleave.self_int: repeat_interleave,
-    aten.embedding.default: embedding,
+    aten.embedding.default: standard("Gather", axis=0),
     aten.index_select.default: index_select,
     aten.gather.default: gather,
     aten.index.Tensor: index,
@@ -202,14 +186,9 @@ def arithmetic(op: str) -> Any:
     return build
 
 
-def negative(b: Body, operand_0: Value) -> str:
-    """A size below zero."""
-    return b("Neg", operand_0)
-
-
 ON_SIZES: dict[Any, Any] = {
     operator.add: arithmetic("Add"),
     operator.sub: arithmetic("Sub"),
     operator.mul: arithmetic("Mul"),
-    operator.neg: negative,
+    operator.neg: standard("Neg"),
 }

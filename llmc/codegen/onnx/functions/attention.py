@@ -11,7 +11,7 @@ import torch
 
 from llmc.codegen.onnx.function_body import END, Body, NotInOnnx, Operand, Value
 from llmc.codegen.onnx.functions.requests import padded, places
-from llmc.codegen.onnx.functions.rows import rotate
+from llmc.codegen.onnx.functions.rows import rope
 
 llmc = torch.ops.llmc
 
@@ -110,9 +110,9 @@ def rope_kv_write(
 ) -> tuple[str, str, str]:
     """q rotated, and both caches with k rotated and v in them."""
     _check_plain(cache_format)
-    turned = Value(rotate(b, k, cos, sin, interleaved), k.fake)
+    turned = Value(rope(b, k, cos, sin, interleaved), k.fake)
     caches = _written(b, turned, k_cache, slot_mapping), _written(b, v, v_cache, slot_mapping)
-    return rotate(b, q, cos, sin, interleaved), *caches
+    return rope(b, q, cos, sin, interleaved), *caches
 
 
 def _check_plain(cache_format: str | None) -> None:

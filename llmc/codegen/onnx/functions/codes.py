@@ -13,7 +13,7 @@ from llmc.ops.sparse_weight import MASK_BITS
 llmc = torch.ops.llmc
 
 
-def dequantize(b: Body, codes: Value, scales: Value, zeros: Value | None, format: str, dtype: Any) -> str:
+def dequantize(b: Body, codes: Value, scales: Value, zeros: Value | None, format: str) -> str:
     """DequantizeLinear of blocks, a group of columns each; a table or a cast where codes are no integers."""
     rows, columns, groups = codes.size(0), codes.size(1), scales.size(1)
     if CODE_FORMATS[format].integers is None:
@@ -36,12 +36,12 @@ def _scaled(b: Body, numbers: str, scales: Value, rows: int, columns: int, group
     return b.reshape(grouped, rows, columns)
 
 
-def sparse_bitmask(b: Body, values: Value, masks: Value, columns: int, dtype: Any) -> str:
+def sparse_bitmask(b: Body, values: Value, masks: Value, columns: int) -> str:
     """The elements that masks say, with zeros between them."""
     return _expanded(b, values, masks, columns)
 
 
-def sparse_codes(b: Body, values: Value, masks: Value, scales: Value, columns: int, format: str, dtype: Any) -> str:
+def sparse_codes(b: Body, values: Value, masks: Value, scales: Value, columns: int, format: str) -> str:
     """What the codes that masks say stand for."""
     numbers = _expanded(b, Value(code_numbers(b, values, format), scales.fake), masks, columns)
     return _scaled(b, numbers, scales, masks.size(0), columns, scales.size(1))
@@ -58,7 +58,7 @@ def _expanded(b: Body, values: Value, masks: Value, columns: int) -> str:
     return b("Where", b("Cast", kept, to=TensorProto.BOOL), b.reshape(found, -1, columns), b.number(0.0))
 
 
-def round_tokens(b: Body, x: Value, scale: Value | None, format: str, dtype: Any) -> str:
+def round_tokens(b: Body, x: Value, scale: Value | None, format: str) -> str:
     """Each token's channels rounded to codes with one scale, and back."""
     largest = CODE_FORMATS[format].largest
     if scale is None:

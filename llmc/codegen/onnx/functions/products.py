@@ -24,11 +24,6 @@ def product(b: Body, x: Value, weight: Value, bias: Value | None) -> str:
     return y if bias is None else b("Add", y, bias)
 
 
-def linear(b: Body, x: Value, weight: Value, bias: Value | None, dtype: Any) -> str:
-    """x·weightᵀ + bias."""
-    return product(b, x, weight, bias)
-
-
 def head_linear(b: Body, x: Value, weight: Value) -> str:
     """One product for each head, of all tokens and one more: that of a single row would have other bits."""
     rows = b.transpose(_with_a_row_of_zeros(b, x), 1, 0, 2)
@@ -40,20 +35,8 @@ def _with_a_row_of_zeros(b: Body, x: Value) -> str:
     return b("Concat", x, b.constant(np.zeros(shape, np.float32)), axis=0)
 
 
-def lm_head(b: Body, x: Value, weight: Value, bias: Value | None) -> str:
-    """x·weightᵀ + bias."""
-    return product(b, x, weight, bias)
-
-
 def fused_linear(
-    b: Body,
-    x: Value,
-    weight: Value,
-    bias: Value | None,
-    residual: Value | None,
-    activation: str,
-    scale: float,
-    dtype: Any,
+    b: Body, x: Value, weight: Value, bias: Value | None, residual: Value | None, activation: str, scale: float
 ) -> str:
     """activation(x·weightᵀ + bias)·scale + residual."""
     y = product(b, x, weight, bias)
@@ -62,13 +45,13 @@ def fused_linear(
     return y if residual is None else b("Add", y, residual)
 
 
-def gated_linear(b: Body, x: Value, weight: Value, bias: Value | None, activation: str, dtype: Any) -> str:
+def gated_linear(b: Body, x: Value, weight: Value, bias: Value | None, activation: str) -> str:
     """activation of the first half of the channels times the second half."""
     gate, up = b.several("Split", 2, product(b, x, weight, bias), axis=len(x.shape) - 1, num_outputs=2)
     return b("Mul", activated(b, gate, activation), up)
 
 
-def expert_linear(b: Body, x: Value, weight: Value, bias: Value | None, index: Value, experts: int, dtype: Any) -> str:
+def expert_linear(b: Body, x: Value, weight: Value, bias: Value | None, index: Value, experts: int) -> str:
     """A loop over the experts that any token is sent to. Each multiplies all rows and keeps its own: a row's bits then
     do not depend on where its neighbours go. One token more is sent nowhere, so that no product is of a single row,
     which would have other bits."""
@@ -112,8 +95,8 @@ def sum_experts(b: Body, x: Value, weights: Value) -> str:
 
 
 FUNCTIONS: dict[Any, Any] = {
-    llmc.linear.default: linear,
-    llmc.lm_head.default: lm_head,
+    llmc.linear.default: product,
+    llmc.lm_head.default: product,
     llmc.fused_linear.default: fused_linear,
     llmc.gated_linear.default: gated_linear,
     llmc.expert_linear.default: expert_linear,

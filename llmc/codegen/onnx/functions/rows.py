@@ -5,46 +5,38 @@ from typing import Any
 import numpy as np
 import torch
 
-from llmc.codegen.onnx.function_body import Body, Operand, Value
-from llmc.codegen.onnx.functions.activations import activation
+from llmc.codegen.onnx.function_body import Body, Value, standard
+from llmc.codegen.onnx.functions.activations import activation as activated
 
 llmc = torch.ops.llmc
 
 
 def rms_norm(b: Body, x: Value, weight: Value | None, eps: float) -> str:
     """RMSNormalization, which computes in fp32."""
-    return _rms(b, x, x.size(-1), weight, eps)
+    return b("RMSNormalization", x, weight or _ones(b, x), axis=-1, epsilon=eps)
 
 
 def add_rms_norm(b: Body, x: Value, residual: Value, weight: Value | None, eps: float) -> tuple[str, str]:
     """Of the sum, and the sum."""
-    total = b("Add", x, residual)
-    return _rms(b, total, x.size(-1), weight, eps), total
+    total = Value(b("Add", x, residual), x.fake)
+    return rms_norm(b, total, weight, eps), total.name
 
 
 def layer_norm(b: Body, x: Value, weight: Value | None, bias: Value | None, eps: float) -> str:
     """LayerNormalization, which computes in fp32."""
-    return _layer(b, x, x.size(-1), weight, bias, eps)
+    return b("LayerNormalization", x, weight or _ones(b, x), bias, axis=-1, epsilon=eps)
 
 
 def add_layer_norm(
     b: Body, x: Value, residual: Value, weight: Value | None, bias: Value | None, eps: float
 ) -> tuple[str, str]:
     """Of the sum, and the sum."""
-    total = b("Add", x, residual)
-    return _layer(b, total, x.size(-1), weight, bias, eps), total
+    total = Value(b("Add", x, residual), x.fake)
+    return layer_norm(b, total, weight, bias, eps), total.name
 
 
-def _rms(b: Body, x: Operand, channels: int, weight: Value | None, eps: float) -> str:
-    return b("RMSNormalization", x, weight or _ones(b, channels), axis=-1, epsilon=eps)
-
-
-def _layer(b: Body, x: Operand, channels: int, weight: Value | None, bias: Value | None, eps: float) -> str:
-    return b("LayerNormalization", x, weight or _ones(b, channels), bias, axis=-1, epsilon=eps)
-
-
-def _ones(b: Body, count: int) -> str:
-    return b.constant(np.ones(count, np.float32))
+def _ones(b: Body, x: Value) -> str:
+    return b.constant(np.ones(x.size(-1), np.float32))
 
 
 def rope_angles(b: Body, positions: Value, inv_freq: Value, scale: float) -> tuple[str, str]:
@@ -55,12 +47,8 @@ def rope_angles(b: Body, positions: Value, inv_freq: Value, scale: float) -> tup
 
 
 def rope(b: Body, x: Value, cos: Value, sin: Value, interleaved: bool) -> str:
-    """RotaryEmbedding of one batch whose cache has a row for each token."""
-    return rotate(b, x, cos, sin, interleaved)
-
-
-def rotate(b: Body, x: Value, cos: Value, sin: Value, interleaved: bool) -> str:
-    """x: [tokens, heads, head_dim] as RotaryEmbedding takes it: [1, tokens, heads · head_dim]."""
+    """RotaryEmbedding of one batch whose cache has a row for each token: x, [tokens, heads, head_dim], is [1, tokens,
+    heads · head_dim] there."""
     heads, head_dim = x.size(1), x.size(2)
     turned = b(
         "RotaryEmbedding",
@@ -74,7 +62,7 @@ def rotate(b: Body, x: Value, cos: Value, sin: Value, interleaved: bool) -> str:
     return b.reshape(turned, -1, heads, head_dim)
 
 
-def embedding(b: Body, ids: Value, weight: Value, dtype: Any) -> str:
+def embedding(b: Body, ids: Value, weight: Value) -> str:
     """Rows of a table."""
     return b("Gather", weight, ids, axis=0)
 
@@ -87,11 +75,6 @@ def rank_rows(b: Body, ids: Value, first: Value, rows: int) -> str:
     return b("Where", inside, own, beyond)
 
 
-def select_rows(b: Body, x: Value, rows: Value) -> str:
-    """Some rows."""
-    return b("Gather", x, rows, axis=0)
-
-
 def select_channels(b: Body, x: Value, order: Value) -> str:
     """Some channels."""
     return b("Gather", x, order, axis=len(x.shape) - 1)
@@ -99,15 +82,8 @@ def select_channels(b: Body, x: Value, order: Value) -> str:
 
 def gated_activation(b: Body, gate: Value, up: Value, activation: str) -> str:
     """activation(gate)·up."""
-    return b("Mul", _activation(b, gate, activation), up)
+    return b("Mul", activated(b, gate, activation), up)
 
-
-def hand_over(b: Body, x: Value, stage: int) -> str:
-    """Where all stages are one graph, x itself."""
-    return b("Identity", x)
-
-
-_activation = activation
 
 FUNCTIONS: dict[Any, Any] = {
     llmc.rms_norm.default: rms_norm,
@@ -118,8 +94,8 @@ FUNCTIONS: dict[Any, Any] = {
     llmc.rope.default: rope,
     llmc.embedding.default: embedding,
     llmc.rank_rows.default: rank_rows,
-    llmc.select_rows.default: select_rows,
+    llmc.select_rows.default: standard("Gather", axis=0),
     llmc.select_channels.default: select_channels,
     llmc.gated_activation.default: gated_activation,
-    llmc.hand_over.default: hand_over,
+    llmc.hand_over.default: standard("Identity"),  # all stages are one graph
 }

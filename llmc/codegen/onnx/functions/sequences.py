@@ -4,7 +4,7 @@ Either way tokens are rows [requests, most, …], which requests take side by si
 along the rows. A request that has fewer of them than another keeps its state in the rest.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -81,6 +81,11 @@ class StepSequences:
         flat = b("Reshape", y, b("Concat", b.integers([-1]), b("Shape", y, start=2), axis=0))
         tokens = b("Gather", flat, self._places, axis=0)
         return tokens, b("ScatterND", self._state, b.unsqueeze(self._slots, 1), after)
+
+
+def sequences(b: Body, x: Value, shape: Sequence[int], step: Mapping[str, Value], initial: float = 0.0) -> Sequences:
+    """Those of a step where its arguments are given, else the one that x has the tokens of. shape: of the state."""
+    return StepSequences(b, x, initial=initial, **step) if step else OneSequence(b, x, shape, initial)
 
 
 # A body, the state before and one row of each input, all [requests, …] -> the state after, and y.

@@ -1,4 +1,8 @@
-"""Ops that carry a state from token to token: causal_conv, selective_scan, linear_attention, linear_recurrence."""
+"""Ops that carry a state from token to token: causal_conv, selective_scan, linear_attention, linear_recurrence.
+
+Each function is of two ops: of one sequence, and of a step, whose state, query_starts, context_lens and state_slots are
+`step`, as of StepSequences.
+"""
 
 from collections.abc import Sequence
 from functools import partial
@@ -7,33 +11,15 @@ from typing import Any
 import torch
 
 from llmc.codegen.onnx.function_body import END, Body, Value
-from llmc.codegen.onnx.functions.sequences import OneSequence, Sequences, StepSequences, behind, scan
+from llmc.codegen.onnx.functions.sequences import behind, scan, sequences
 
 llmc = torch.ops.llmc
 
 
-def causal_conv(b: Body, x: Value, weight: Value, bias: Value | None) -> tuple[str, ...]:
-    """Of one sequence."""
-    return _convolve(b, x, weight, bias, OneSequence(b, x, (weight.size(0) - 1, weight.size(1))))
-
-
-def causal_conv_with_state(
-    b: Body,
-    x: Value,
-    weight: Value,
-    bias: Value | None,
-    state: Value,
-    query_starts: Value,
-    context_lens: Value,
-    state_slots: Value,
-) -> tuple[str, ...]:
-    """Of a step."""
-    return _convolve(b, x, weight, bias, StepSequences(b, x, state, query_starts, context_lens, state_slots))
-
-
-def _convolve(b: Body, x: Value, weight: Value, bias: Value | None, of: Sequences) -> tuple[str, ...]:
+def causal_conv(b: Body, x: Value, weight: Value, bias: Value | None, **step: Value) -> tuple[str, ...]:
     """All tokens at once: a sum of rows, each `width - 1 - j` places back."""
     width = weight.size(0)
+    of = sequences(b, x, (width - 1, weight.size(1)), step)
     rows = b("Concat", of.before, of.rows(x), axis=1)
     y = None if bias is None else bias.name
     for j in range(width):
@@ -44,61 +30,24 @@ def _convolve(b: Body, x: Value, weight: Value, bias: Value | None, of: Sequence
     return of.results(y, behind(b, of, rows, width - 1))
 
 
-def selective_scan(b: Body, x: Value, dt: Value, A: Value, B: Value, C: Value) -> tuple[str, ...]:
-    """Of one sequence."""
-    return _selective(b, x, dt, A, B, C, OneSequence(b, x, (A.size(0), A.size(1))))
+def selective_scan(b: Body, x: Value, dt: Value, A: Value, B: Value, C: Value, **step: Value) -> tuple[str, ...]:
+    """Rows of dt, x and B are matrices of one row, and those of C columns."""
 
-
-def selective_scan_with_state(
-    b: Body,
-    x: Value,
-    dt: Value,
-    A: Value,
-    B: Value,
-    C: Value,
-    state: Value,
-    query_starts: Value,
-    context_lens: Value,
-    state_slots: Value,
-) -> tuple[str, ...]:
-    """Of a step."""
-    return _selective(b, x, dt, A, B, C, StepSequences(b, x, state, query_starts, context_lens, state_slots))
-
-
-def _selective(b: Body, x: Value, dt: Value, A: Value, B: Value, C: Value, of: Sequences) -> tuple[str, ...]:
     def rule(inner: Body, before: str, rows: Sequence[str]) -> tuple[str, str]:
         times, added, b_row, c_column = rows
         kept = inner("Exp", inner("Mul", times, A))
         after = inner("Add", inner("Mul", kept, before), inner("Mul", added, b_row))
         return after, inner.squeeze(inner("MatMul", after, c_column), 2)
 
+    of = sequences(b, x, (A.size(0), A.size(1)), step)
     steps = of.rows(dt)
     times, added = b.unsqueeze(steps, 3), b.unsqueeze(b("Mul", steps, of.rows(x)), 3)
     return scan(b, of, rule, [times, added, b.unsqueeze(of.rows(B), 2), b.unsqueeze(of.rows(C), 3)], 3)
 
 
-def linear_attention(b: Body, q: Value, k: Value, v: Value, decay: Value, beta: Value | None) -> tuple[str, ...]:
-    """Of one sequence."""
-    return _attend(b, q, k, v, decay, beta, OneSequence(b, q, (v.size(1), k.size(2), v.size(2))))
-
-
-def linear_attention_with_state(
-    b: Body,
-    q: Value,
-    k: Value,
-    v: Value,
-    decay: Value,
-    beta: Value | None,
-    state: Value,
-    query_starts: Value,
-    context_lens: Value,
-    state_slots: Value,
+def linear_attention(
+    b: Body, q: Value, k: Value, v: Value, decay: Value, beta: Value | None, **step: Value
 ) -> tuple[str, ...]:
-    """Of a step."""
-    return _attend(b, q, k, v, decay, beta, StepSequences(b, q, state, query_starts, context_lens, state_slots))
-
-
-def _attend(b: Body, q: Value, k: Value, v: Value, decay: Value, beta: Value | None, of: Sequences) -> tuple[str, ...]:
     """Rows of q, k and v are matrices of one row, and those of decay columns."""
 
     def rule(inner: Body, before: str, rows: Sequence[str]) -> tuple[str, str]:
@@ -110,6 +59,7 @@ def _attend(b: Body, q: Value, k: Value, v: Value, decay: Value, beta: Value | N
         return after, inner.squeeze(inner("MatMul", q_row, after), 2)
 
     heads = v.size(1)
+    of = sequences(b, q, (heads, k.size(2), v.size(2)), step)
     inputs = [b.unsqueeze(of.rows(_repeated(b, each, heads)), 3) for each in (q, k)]
     inputs.append(b.unsqueeze(of.rows(v), 3))
     kept = b("Exp", of.rows(decay))
@@ -128,28 +78,11 @@ def _repeated(b: Body, x: Value, heads: int) -> str:
     return b.reshape(wide, -1, heads, width)
 
 
-def linear_recurrence(b: Body, x: Value, decay: Value, initial: float, tropical: bool) -> tuple[str, ...]:
-    """Of one sequence."""
-    return _recur(b, x, decay, tropical, OneSequence(b, x, (x.size(1),), initial))
-
-
-def linear_recurrence_with_state(
-    b: Body,
-    x: Value,
-    decay: Value,
-    initial: float,
-    tropical: bool,
-    state: Value,
-    query_starts: Value,
-    context_lens: Value,
-    state_slots: Value,
+def linear_recurrence(
+    b: Body, x: Value, decay: Value, initial: float, tropical: bool, **step: Value
 ) -> tuple[str, ...]:
-    """Of a step."""
-    of = StepSequences(b, x, state, query_starts, context_lens, state_slots, initial)
-    return _recur(b, x, decay, tropical, of)
-
-
-def _recur(b: Body, x: Value, decay: Value, tropical: bool, of: Sequences) -> tuple[str, ...]:
+    """In the semiring of max and + where it is tropical."""
+    of = sequences(b, x, (x.size(1),), step, initial)
     rule = partial(_channel_rule, *(("Add", "Max") if tropical else ("Mul", "Add")))
     return scan(b, of, rule, [of.rows(x), of.rows(decay)], 2)
 
@@ -162,11 +95,11 @@ def _channel_rule(times: str, plus: str, inner: Body, before: str, rows: Sequenc
 
 FUNCTIONS: dict[Any, Any] = {
     llmc.causal_conv.default: causal_conv,
-    llmc.causal_conv_with_state.default: causal_conv_with_state,
+    llmc.causal_conv_with_state.default: causal_conv,
     llmc.selective_scan.default: selective_scan,
-    llmc.selective_scan_with_state.default: selective_scan_with_state,
+    llmc.selective_scan_with_state.default: selective_scan,
     llmc.linear_attention.default: linear_attention,
-    llmc.linear_attention_with_state.default: linear_attention_with_state,
+    llmc.linear_attention_with_state.default: linear_attention,
     llmc.linear_recurrence.default: linear_recurrence,
-    llmc.linear_recurrence_with_state.default: linear_recurrence_with_state,
+    llmc.linear_recurrence_with_state.default: linear_recurrence,
 }
