@@ -1,6 +1,6 @@
 """One operator's call, as its translation sees it: inputs, attributes, and how to refuse it by name."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,6 +83,15 @@ class Call:
             return [int(each) for each in given]
         return self.integers(index) if self.has(index) else None
 
+    def slices(self) -> Iterator[tuple[Any, Any, int, int]]:
+        """(start, end, axis, step) of each axis that a Slice cuts; one that is negative counts from the end."""
+        starts, ends = self.axes("starts", 1), self.axes("ends", 2)
+        if starts is None or ends is None:
+            raise self.refused("it does not say from where to where")
+        axes = self.axes("axes", 3) or list(range(len(starts)))
+        steps = self.integers(4) if self.has(4) else [1] * len(starts)
+        return zip(starts, ends, axes, steps, strict=True)
+
     def unless(self, condition: bool, problem: str, fix: str | None = None) -> None:
         """Raise CaptureError if the condition does not hold."""
         if not condition:
@@ -103,6 +112,10 @@ class Call:
         if found is None or not isinstance(found, kind | int if kind is float else kind):
             raise self.refused(f"its attribute {name} is {found!r:.60}", fix="export the model again")
         return found
+
+
+# What operators are in torch's and llmc's words, by domain and name.
+Translations = Mapping[tuple[str, str], Callable[[Call], Translated]]
 
 
 def as_tensor(value: Value) -> Tensor:

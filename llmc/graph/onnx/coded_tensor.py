@@ -47,10 +47,10 @@ class CodedTensor:
         return values[:, torch.arange(0, self.columns, width) // self.block].contiguous()
 
 
-def size(node: OnnxNode, name: str, default: int | None = None) -> int:
-    """An attribute that counts something."""
+def whole(node: OnnxNode, name: str, default: int | None = None, *, least: int = 1) -> int:
+    """An attribute that is a whole number, of 31 bits at most."""
     found = node.attributes.get(name, default)
-    if not isinstance(found, int) or not 0 < found < 1 << 31:
+    if not isinstance(found, int) or not least <= found < 1 << 31:
         raise unfit(node, f"its attribute {name} is {found!r:.40}")
     return found
 
@@ -62,6 +62,11 @@ def initializer(node: OnnxNode, graph: OnnxGraph, index: int) -> OnnxTensor:
     if found is None:
         raise unfit(node, f"its input {index}, {name!r:.80}, is no initializer")
     return found
+
+
+def optional_initializer(node: OnnxNode, graph: OnnxGraph, index: int) -> OnnxTensor | None:
+    """The same, None where it was left out."""
+    return initializer(node, graph, index) if index < len(node.inputs) and node.inputs[index] else None
 
 
 def unfit(node: OnnxNode, problem: str) -> CheckpointError:

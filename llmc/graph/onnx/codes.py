@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from llmc.errors import CheckpointError
-from llmc.graph.onnx.coded_tensor import FORMATS, CodedTensor, initializer, size, unfit
+from llmc.graph.onnx.coded_tensor import FORMATS, CodedTensor, initializer, optional_initializer, unfit, whole
 from llmc.graph.onnx.linear_codes import LINEAR, linear_codes, linear_weight
 from llmc.graph.onnx.model import OnnxGraph, OnnxNode
 from llmc.graph.onnx.tensors import OnnxTensor
@@ -75,9 +75,9 @@ def _matmul(node: OnnxNode, graph: OnnxGraph, made_by: Mapping[str, OnnxNode]) -
         raise unfit(node, "its codes are packed for one kind of GPU (weight_prepacked)")
     if len(node.inputs) > 4 and node.inputs[4]:
         raise unfit(node, "its columns are in another order (g_idx)")
-    rows, columns, block, bits = (size(node, name) for name in ("N", "K", "block_size", "bits"))
+    rows, columns, block, bits = (whole(node, name) for name in ("N", "K", "block_size", "bits"))
     parts = [initializer(node, graph, index) for index in (1, 2)]
-    zeros = initializer(node, graph, 3) if len(node.inputs) > 3 and node.inputs[3] else None
+    zeros = optional_initializer(node, graph, 3)
     yield node.inputs[1], _checked(node, parts[0], parts[1], zeros, bits, rows, columns, block)
 
 
@@ -88,8 +88,8 @@ def _lookup(node: OnnxNode, graph: OnnxGraph, made_by: Mapping[str, OnnxNode]) -
     if data not in graph.tensors:
         raise unfit(node, f"its table {name!r:.80} is no initializer")
     codes, scales = graph.tensors[data], initializer(node, graph, 2)
-    zeros = initializer(node, graph, 3) if len(node.inputs) > 3 and node.inputs[3] else None
-    bits, block = size(node, "bits", 4), size(node, "block_size", 128)
+    zeros = optional_initializer(node, graph, 3)
+    bits, block = whole(node, "bits", 4), whole(node, "block_size", 128)
     axis = node.attributes.get("quantize_axis", 1)
     if codes.packed is not None or codes.dtype is not torch.uint8 or axis not in (1, -1) or len(scales.shape) != 2:
         raise unfit(node, f"its table is of {codes.packed or codes.dtype}, quantized along axis {axis}")
@@ -107,9 +107,8 @@ def _experts(node: OnnxNode, graph: OnnxGraph, made_by: Mapping[str, OnnxNode]) 
         if len(node.inputs) <= at or not node.inputs[at]:
             continue
         codes, scales = initializer(node, graph, at), initializer(node, graph, at + 1)
-        has_zeros = len(node.inputs) > 11 + number and bool(node.inputs[11 + number])
-        zeros = initializer(node, graph, 11 + number) if has_zeros else None
-        bits = size(node, f"fc{number + 1}_expert_weight_bits", size(node, "expert_weight_bits", 4))
+        zeros = optional_initializer(node, graph, 11 + number)
+        bits = whole(node, f"fc{number + 1}_expert_weight_bits", whole(node, "expert_weight_bits", 4))
         if len(codes.shape) != 3 or bits not in FORMATS:
             raise unfit(node, f"its weight {codes.name!r:.80} is {list(codes.shape)} of {bits} bits")
         rows, columns = codes.shape[0] * codes.shape[1], codes.shape[2] * (8 // bits)

@@ -1,5 +1,6 @@
 """An ONNX graph as a module that torch.export traces: each node is its operator's translation, called in order."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -128,7 +129,7 @@ class _Run:
         given = dict(zip(function.inputs, call.inputs, strict=False))
         inner: dict[str, Value] = {name: value for name, value in given.items() if value is not None}
         attributes = {**function.attributes, **call.node.attributes}
-        nodes = [_with_attributes(node, attributes, inner) for node in function.nodes]
+        nodes = [_with_attributes(node, attributes) for node in function.nodes]
         self.nodes(nodes, inner, function.opsets)
         return tuple(inner.get(name) for name in function.outputs)
 
@@ -170,21 +171,17 @@ def _constant_of(call: Call) -> Value:
     return constant(tensor)
 
 
-def _with_attributes(node: OnnxNode, given: Mapping[str, Any], inner: Mapping[str, Value]) -> OnnxNode:
+def _with_attributes(node: OnnxNode, given: Mapping[str, Any]) -> OnnxNode:
     """A function's node with the attributes of the call."""
     found = {
         name: given.get(value.name) if isinstance(value, Reference) else value
         for name, value in node.attributes.items()
     }
-    named = {name: value for name, value in found.items() if value is not None}
-    return replace(node, attributes=named, inputs=tuple(name if name in inner or name else "" for name in node.inputs))
+    return replace(node, attributes={name: value for name, value in found.items() if value is not None})
 
 
 def _elements(value: Tensor) -> int:
-    found = 1
-    for size in value.shape:
-        found *= size if isinstance(size, int) else 1
-    return found
+    return math.prod(size for size in value.shape if isinstance(size, int))
 
 
 def _told(error: Exception) -> str:

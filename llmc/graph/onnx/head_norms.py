@@ -6,13 +6,11 @@ becomes
 so that tokens keep an axis of their own.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
 from torch import Tensor
 
-from llmc.graph.onnx.call import Call, Translated
+from llmc.graph.onnx.call import Call, Translated, Translations
 from llmc.graph.onnx.model import OnnxGraph, OnnxNode
 from llmc.graph.onnx.tensors import OnnxTensor
 
@@ -60,6 +58,4 @@ def _join(call: Call) -> Translated:
     return x
 
 
-HEAD_NORMS: Mapping[tuple[str, str], Callable[[Call], Translated]] = MappingProxyType(
-    {(_DOMAIN, "SplitHeads"): _split, (_DOMAIN, "JoinHeads"): _join}
-)
+HEAD_NORMS: Translations = {(_DOMAIN, "SplitHeads"): _split, (_DOMAIN, "JoinHeads"): _join}

@@ -128,12 +128,7 @@ def _concat(call: Call) -> Known:
 
 def _slice(call: Call) -> Known:
     x = call.known(0)
-    starts, ends = (call.axes(name, index) for name, index in (("starts", 1), ("ends", 2)))
-    if starts is None or ends is None:
-        raise call.refused("it does not say from where to where")
-    axes = call.axes("axes", 3) or list(range(len(starts)))
-    steps = call.integers(4) if call.has(4) else [1] * len(starts)
-    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+    for start, end, axis, step in call.slices():
         window = slice(start, None if step < 0 and end < -x.shape[axis] else end, step)
         x = x[(slice(None),) * (axis % x.ndim) + (window,)]
     return x

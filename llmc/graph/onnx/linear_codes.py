@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from llmc.graph.onnx.coded_tensor import CodedTensor, initializer, unfit
+from llmc.graph.onnx.coded_tensor import CodedTensor, initializer, optional_initializer, unfit, whole
 from llmc.graph.onnx.model import OnnxGraph, OnnxNode
 from llmc.graph.onnx.tensors import OnnxTensor
 from llmc.graph.stored_codes import UnpackedCodes
@@ -22,13 +22,13 @@ def linear_weight(
 ) -> Iterator[tuple[str, CodedTensor]]:
     """The weight, by the name of its codes."""
     codes, scales = (initializer(node, graph, index) for index in (0, 1))
-    zeros = initializer(node, graph, 2) if len(node.inputs) > 2 and node.inputs[2] else None
+    zeros = optional_initializer(node, graph, 2)
     if len(codes.shape) != 2 or not codes.numel or _bits(codes) is None or not scales.dtype.is_floating_point:
         kind = codes.packed or codes.dtype
         raise unfit(node, f"{codes.name!r:.80} is {list(codes.shape)} of {kind}, no matrix of 4- or 8-bit codes")
     is_turned = has_columns_first(node)
     rows, columns = reversed(codes.shape) if is_turned else codes.shape
-    block = _whole(node, "block_size", 0) or columns
+    block = whole(node, "block_size", 0, least=0) or columns
     coded = CodedTensor(LINEAR, codes, scales, zeros, _bits(codes) or 8, rows, columns, block, is_turned)
     for part in (scales, zeros):
         if part is not None and part.numel not in (1, rows * coded.groups):
@@ -41,8 +41,8 @@ def linear_weight(
 
 def has_columns_first(node: OnnxNode) -> bool:
     """Whether the matrix is [in, out]. Blocks are runs along the inputs; else each output has a scale."""
-    along = _whole(node, "axis", 1, least=-2) % 2
-    return along == (0 if _whole(node, "block_size", 0) else 1)
+    along = whole(node, "axis", 1, least=-2) % 2
+    return along == (0 if whole(node, "block_size", 0, least=0) else 1)
 
 
 def linear_codes(coded: CodedTensor) -> UnpackedCodes:
@@ -81,10 +81,3 @@ def _bits(codes: OnnxTensor) -> int | None:
 
 def _is_signed(codes: OnnxTensor) -> bool:
     return codes.packed == "int4" or codes.dtype is torch.int8
-
-
-def _whole(node: OnnxNode, name: str, default: int, *, least: int = 0) -> int:
-    found = node.attributes.get(name, default)
-    if not isinstance(found, int) or not least <= found < 1 << 31:
-        raise unfit(node, f"its attribute {name} is {found!r:.40}")
-    return found

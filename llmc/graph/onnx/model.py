@@ -7,7 +7,7 @@ from typing import Any
 
 from llmc.errors import CheckpointError
 from llmc.graph.onnx.package import import_onnx
-from llmc.graph.onnx.tensors import DOWNLOAD_AGAIN, OnnxTensor, read_tensor, utf8
+from llmc.graph.onnx.tensors import DOWNLOAD_AGAIN, OnnxTensor, damaged, read_tensor, utf8
 
 _MOST_NODES = 1 << 20
 _MOST_DEPTH = 8
@@ -100,11 +100,11 @@ def read_model(file: Path) -> OnnxModel:
     for each in proto.functions:
         key = (reader.domain(each.domain), reader.text(each.name), reader.text(each.overload))
         if key in functions:
-            raise reader.error(f"function {each.name!r:.80} is there twice")
+            raise damaged(f"function {each.name!r:.80} is there twice", file)
         functions[key] = reader.function(each)
     graph = reader.graph(proto.graph, 0)
     if not graph.nodes:
-        raise reader.error("its graph has no nodes")
+        raise damaged("its graph has no nodes", file)
     metadata = {reader.text(each.key): reader.text(each.value) for each in proto.metadata_props}
     return OnnxModel(file, graph, functions, reader.opsets(proto), metadata)
 
@@ -145,7 +145,7 @@ class _Reader:
     def graph(self, proto: Any, depth: int) -> OnnxGraph:
         """depth: of graphs within nodes of graphs."""
         if depth > _MOST_DEPTH:
-            raise self.error(f"graphs lie within each other more than {_MOST_DEPTH} deep")
+            raise damaged(f"graphs lie within each other more than {_MOST_DEPTH} deep", self._file)
         if len(proto.sparse_initializer):
             raise CheckpointError(
                 "the model has sparse initializers, which are not read", at=self._file, fix="store them dense"
@@ -153,7 +153,7 @@ class _Reader:
         tensors: dict[str, OnnxTensor] = {}
         for each in proto.initializer:
             if not each.name or each.name in tensors:
-                raise self.error(f"tensor {each.name!r:.80} is there twice, or has no name")
+                raise damaged(f"tensor {each.name!r:.80} is there twice, or has no name", self._file)
             tensors[each.name] = read_tensor(each, self._file)
         values = tuple(self._value(each) for each in proto.input if each.name not in tensors)
         return OnnxGraph(self.nodes(proto.node, depth), values, tuple(map(self._value, proto.output)), tensors)
@@ -174,7 +174,7 @@ class _Reader:
         """Of a graph or function."""
         self._nodes += len(protos)
         if self._nodes > _MOST_NODES:
-            raise self.error(f"it has more than {_MOST_NODES} nodes")
+            raise damaged(f"it has more than {_MOST_NODES} nodes", self._file)
         return tuple(
             OnnxNode(
                 self.text(each.name),
@@ -187,10 +187,6 @@ class _Reader:
             )
             for each in protos
         )
-
-    def error(self, problem: str) -> CheckpointError:
-        """Of this file."""
-        return CheckpointError(f"damaged ONNX file: {problem}", at=self._file, fix=DOWNLOAD_AGAIN)
 
     def text(self, value: str | bytes) -> str:
         """A name."""
@@ -236,7 +232,7 @@ class _Reader:
             return tuple(getattr(proto, several))
         if proto.type == 8:
             return tuple(map(_text, proto.strings))
-        raise self.error(f"attribute {self.text(proto.name)!r:.80} is of type {proto.type}, which is not read")
+        raise damaged(f"attribute {self.text(proto.name)!r:.80} is of type {proto.type}, which is not read", self._file)
 
 
 def _text(value: bytes) -> str:

@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 
-from llmc.errors import CheckpointError
 from llmc.graph.onnx.model import OnnxGraph, OnnxModel, OnnxNode
-from llmc.graph.onnx.tensors import DOWNLOAD_AGAIN, OnnxTensor
+from llmc.graph.onnx.tensors import OnnxTensor, damaged
 
 # Tables that are read at the positions: weights like any other.
 _LOOKUPS = frozenset({("Gather", 0)})
@@ -33,7 +32,7 @@ def needed_graph(model: OnnxModel, logits: str) -> OnnxGraph:
         missing = [name for name in reads(node) if name not in known]
         if missing or any(name in known for name in node.outputs if name):
             problem = f"reads {missing[0]!r:.80}, which no earlier node makes" if missing else "makes what is there"
-            raise CheckpointError(f"damaged ONNX file: {node.label} {problem}", at=model.file, fix=DOWNLOAD_AGAIN)
+            raise damaged(f"{node.label} {problem}", model.file)
         known |= {*node.outputs}
         value = node.attributes.get("value") if node.op == "Constant" else None
         if isinstance(value, OnnxTensor) and len(node.outputs) == 1:
@@ -41,9 +40,7 @@ def needed_graph(model: OnnxModel, logits: str) -> OnnxGraph:
         else:
             nodes.append(node)
     if logits not in known:
-        raise CheckpointError(
-            f"damaged ONNX file: no node makes its output {logits!r:.80}", at=model.file, fix=DOWNLOAD_AGAIN
-        )
+        raise damaged(f"no node makes its output {logits!r:.80}", model.file)
     used = {name for node in nodes for name in reads(node)} | {logits}
     return OnnxGraph(
         tuple(nodes), graph.inputs, graph.outputs, {name: t for name, t in tensors.items() if name in used}

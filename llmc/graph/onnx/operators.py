@@ -1,10 +1,10 @@
 """The table of all operators that are read."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from types import MappingProxyType
 
 from llmc.errors import CaptureError
-from llmc.graph.onnx.call import Call, Translated
+from llmc.graph.onnx.call import Translations
 from llmc.graph.onnx.head_norms import HEAD_NORMS
 from llmc.graph.onnx.model import OnnxModel, OnnxNode
 from llmc.graph.onnx.translations.attention import ATTENTION
@@ -16,7 +16,7 @@ from llmc.graph.onnx.translations.reductions import REDUCTIONS
 from llmc.graph.onnx.translations.rotary import ROTARY
 from llmc.graph.onnx.translations.shapes import SHAPES
 
-OPERATORS: Mapping[tuple[str, str], Callable[[Call], Translated]] = MappingProxyType(
+OPERATORS: Translations = MappingProxyType(
     {**POINTWISE, **SHAPES, **REDUCTIONS, **PRODUCTS, **NORMS, **ROTARY, **ATTENTION, **EXPERTS, **HEAD_NORMS}
 )
 # The newest versions whose operators mean what the translations say.

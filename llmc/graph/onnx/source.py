@@ -1,6 +1,7 @@
 """The tensors of an ONNX file as a WeightSource: by the names of its initializers, read one at a time."""
 
 import functools
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -95,10 +96,10 @@ def onnx_dtype(file: Path) -> torch.dtype:
 
 
 def _most(tensors: Iterable[OnnxTensor], file: Path) -> torch.dtype:
-    elements: dict[torch.dtype, int] = {}
+    elements = Counter[torch.dtype]()
     for tensor in tensors:
         if tensor.dtype.is_floating_point:
-            elements[tensor.dtype] = elements.get(tensor.dtype, 0) + tensor.numel
+            elements[tensor.dtype] += tensor.numel
     if not elements:
         raise CheckpointError("the model holds no floating-point tensor", at=file, fix="name a decoder's .onnx file")
-    return max(elements, key=lambda dtype: elements[dtype])
+    return elements.most_common(1)[0][0]

@@ -83,7 +83,7 @@ class OnnxTensor:
 def utf8(value: str | bytes, file: Path) -> str:
     """A text of a file. Raises CheckpointError for bytes that are none, which protobuf hands on as they are."""
     if isinstance(value, bytes):
-        raise _damaged(f"a name is no UTF-8: {value!r:.80}", file)
+        raise damaged(f"a name is no UTF-8: {value!r:.80}", file)
     return value
 
 
@@ -98,17 +98,17 @@ def read_tensor(proto: Any, file: Path) -> OnnxTensor:
             fix="llmc reads floating-point numbers of 16 to 64 bits, integers, booleans, and codes of MatMulNBits",
         )
     if len(shape) > _MOST_AXES or any(size < 0 for size in shape) or math.prod(shape) >= 1 << 62:
-        raise _damaged(f"tensor {name!r:.80} has shape {list(shape)!s:.120}", file)
+        raise damaged(f"tensor {name!r:.80} has shape {list(shape)!s:.120}", file)
     packed = _FOUR_BITS.get(proto.data_type)
     count = math.prod(shape)
     nbytes = -(-count // 2) if packed is not None else count * dtype.itemsize
     if proto.HasField("segment"):
-        raise _damaged(f"tensor {name!r:.80} is cut into segments", file)
+        raise damaged(f"tensor {name!r:.80} is cut into segments", file)
     if proto.data_location == 1:
         entries = {utf8(entry.key, file): utf8(entry.value, file) for entry in proto.external_data}
         return OnnxTensor(name, dtype, shape, external_bytes(file, name, entries, nbytes), file, packed)
     if len(proto.raw_data if proto.HasField("raw_data") else _bytes(proto)) != nbytes:
-        raise _damaged(f"tensor {name!r:.80} of {dtype} {list(shape)!s:.120} does not have {nbytes} bytes", file)
+        raise damaged(f"tensor {name!r:.80} of {dtype} {list(shape)!s:.120} does not have {nbytes} bytes", file)
     return OnnxTensor(name, dtype, shape, proto, file, packed)
 
 
@@ -121,5 +121,6 @@ def _bytes(proto: Any) -> bytes:
     return numbers.astype(kind).tobytes()
 
 
-def _damaged(problem: str, file: Path) -> CheckpointError:
+def damaged(problem: str, file: Path) -> CheckpointError:
+    """That a file is not what its writer left."""
     return CheckpointError(f"damaged ONNX file: {problem}", at=file, fix=DOWNLOAD_AGAIN)

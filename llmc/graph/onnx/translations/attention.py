@@ -5,14 +5,11 @@ window of GroupQueryAttention counts the token itself, as in onnxruntime since 1
 onnxruntime#25927).
 """
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-
 import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from llmc.graph.onnx.call import Call, Translated
+from llmc.graph.onnx.call import Call, Translated, Translations
 from llmc.graph.onnx.translations.norms import rms_norm
 from llmc.graph.onnx.translations.rotary import rotated
 
@@ -141,10 +138,8 @@ def _masked(qkv: list[Tensor], mask: Tensor, scale: float, softcap: float | None
     return torch.matmul(torch.softmax(scores + mask, -1), v)
 
 
-ATTENTION: Mapping[tuple[str, str], Callable[[Call], Translated]] = MappingProxyType(
-    {
-        ("", "Attention"): _standard,
-        ("com.microsoft", "GroupQueryAttention"): _group_query,
-        ("com.microsoft", "MultiHeadAttention"): _multi_head,
-    }
-)
+ATTENTION: Translations = {
+    ("", "Attention"): _standard,
+    ("com.microsoft", "GroupQueryAttention"): _group_query,
+    ("com.microsoft", "MultiHeadAttention"): _multi_head,
+}

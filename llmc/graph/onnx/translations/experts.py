@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from llmc.graph.onnx.call import Call, Translated
+from llmc.graph.onnx.call import Call, Translated, Translations
 
 _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
@@ -93,9 +93,7 @@ def _swiglu(call: Call, gate: Tensor, up: Tensor) -> Tensor:
     return turned * (up + beta if beta else up)
 
 
-EXPERTS: Mapping[tuple[str, str], Callable[[Call], Translated]] = MappingProxyType(
-    {
-        ("com.microsoft", "MoE"): partial(_experts, first=2, second=4, third=6, bias_after=1, chosen_by=None),
-        ("com.microsoft", "QMoE"): partial(_experts, first=2, second=5, third=8, bias_after=2, chosen_by=14),
-    }
-)
+EXPERTS: Translations = {
+    ("com.microsoft", "MoE"): partial(_experts, first=2, second=4, third=6, bias_after=1, chosen_by=None),
+    ("com.microsoft", "QMoE"): partial(_experts, first=2, second=5, third=8, bias_after=2, chosen_by=14),
+}

@@ -1,24 +1,13 @@
 """Norms, alone and with the residual sum before them."""
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 
 from torch import Tensor
 from torch.nn import functional
 
-from llmc.graph.onnx.call import Call, Translated
+from llmc.graph.onnx.call import Call, Translated, Translations
 
 _MICROSOFT = "com.microsoft"
-
-
-def _over_last(call: Call, x: Tensor) -> None:
-    call.unless(call.integer("axis", -1) % x.dim() == x.dim() - 1, "it is not over the last axis")
-
-
-def _rms_norm(call: Call) -> Translated:
-    x = call.tensor(0)
-    _over_last(call, x)
-    return rms_norm(x, call.tensor(1), call.real("epsilon", 1e-5))
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -26,42 +15,42 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return functional.rms_norm(x, weight.shape, weight, eps)
 
 
-def _layer_norm(call: Call) -> Translated:
-    x = call.tensor(0)
-    _over_last(call, x)
-    return _layer_normed(x, call.tensor(1), call.optional(2), call), None, None
+def _rms(call: Call, x: Tensor, weight: int) -> Tensor:
+    """weight: which input is the weight."""
+    return rms_norm(x, call.tensor(weight), call.real("epsilon", 1e-5))
 
 
-def _layer_normed(x: Tensor, weight: Tensor, bias: Tensor | None, call: Call) -> Tensor:
-    return functional.layer_norm(x, weight.shape, weight, bias, call.real("epsilon", 1e-5))
+def _layer(call: Call, x: Tensor, weight: int) -> Tensor:
+    """The same; the bias comes after the weight."""
+    scales = call.tensor(weight)
+    return functional.layer_norm(x, scales.shape, scales, call.optional(weight + 1), call.real("epsilon", 1e-5))
 
 
-def _with_residual(norm: Callable[[Call, Tensor], Tensor], bias: int) -> Callable[[Call], Translated]:
+def _alone(norm: Callable[[Call, Tensor, int], Tensor]) -> Callable[[Call], Translated]:
+    def translate(call: Call) -> Translated:
+        x = call.tensor(0)
+        call.unless(call.integer("axis", -1) % x.dim() == x.dim() - 1, "it is not over the last axis")
+        return norm(call, x, 1), None, None
+
+    return translate
+
+
+def _with_residual(norm: Callable[[Call, Tensor, int], Tensor], bias: int) -> Callable[[Call], Translated]:
     """bias: which input is added to the sum, too."""
 
     def translate(call: Call) -> Translated:
         total = call.tensor(0) + call.tensor(1)
         added = call.optional(bias)
         total = total if added is None else total + added
-        return norm(call, total), None, None, total
+        return norm(call, total, 2), None, None, total
 
     return translate
 
 
-def _summed_rms(call: Call, total: Tensor) -> Tensor:
-    return rms_norm(total, call.tensor(2), call.real("epsilon", 1e-5))
-
-
-def _summed_layer(call: Call, total: Tensor) -> Tensor:
-    return _layer_normed(total, call.tensor(2), call.optional(3), call)
-
-
-NORMS: Mapping[tuple[str, str], Callable[[Call], Translated]] = MappingProxyType(
-    {
-        ("", "RMSNormalization"): _rms_norm,
-        ("", "SimplifiedLayerNormalization"): _rms_norm,
-        ("", "LayerNormalization"): _layer_norm,
-        (_MICROSOFT, "SkipSimplifiedLayerNormalization"): _with_residual(_summed_rms, 3),
-        (_MICROSOFT, "SkipLayerNormalization"): _with_residual(_summed_layer, 4),
-    }
-)
+NORMS: Translations = {
+    ("", "RMSNormalization"): _alone(_rms),
+    ("", "SimplifiedLayerNormalization"): _alone(_rms),
+    ("", "LayerNormalization"): _alone(_layer),
+    (_MICROSOFT, "SkipSimplifiedLayerNormalization"): _with_residual(_rms, 3),
+    (_MICROSOFT, "SkipLayerNormalization"): _with_residual(_layer, 4),
+}

@@ -1,14 +1,13 @@
 """Operators on elements: arithmetic, comparisons, activations, casts."""
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from llmc.graph.onnx.call import Call, Translated, Value, as_tensor, torch_dtype
+from llmc.graph.onnx.call import Call, Translated, Translations, Value, as_tensor, torch_dtype
 from llmc.graph.onnx.tensors import DTYPES
 
 
@@ -106,11 +105,6 @@ def _clip(call: Call) -> Translated:
     return torch.clamp(call.tensor(0), *bounds)
 
 
-def _not_a_number(call: Call) -> Translated:
-    # Of scores that are masked, and of sums of them: a row that sees itself has no such number.
-    return torch.isnan(call.tensor(0))
-
-
 def _gelu(call: Call) -> Translated:
     return functional.gelu(call.tensor(0), approximate=call.text("approximate", "none"))
 
@@ -128,61 +122,48 @@ def _quick_gelu(call: Call) -> Translated:
     return x * torch.sigmoid(x * call.real("alpha", 1.702))
 
 
-def _softplus(call: Call) -> Translated:
-    return functional.softplus(call.tensor(0))
-
-
 def _leaky(call: Call) -> Translated:
     return functional.leaky_relu(call.tensor(0), call.real("alpha", 0.01))
 
 
 _MICROSOFT = "com.microsoft"
-POINTWISE: Mapping[tuple[str, str], Callable[[Call], Translated]] = MappingProxyType(
-    {
-        ("", "Add"): _pair(lambda a, b: a + b),
-        ("", "Sub"): _pair(lambda a, b: a - b),
-        ("", "Mul"): _pair(lambda a, b: a * b),
-        ("", "Div"): _pair(_divided),
-        ("", "Mod"): _remainder,
-        ("", "Pow"): _power,
-        ("", "Max"): _of_all(torch.maximum),
-        ("", "Min"): _of_all(torch.minimum),
-        ("", "Sum"): _of_all(torch.add),
-        ("", "Equal"): _pair(lambda a, b: a == b),
-        ("", "Less"): _pair(lambda a, b: a < b),
-        ("", "LessOrEqual"): _pair(lambda a, b: a <= b),
-        ("", "Greater"): _pair(lambda a, b: a > b),
-        ("", "GreaterOrEqual"): _pair(lambda a, b: a >= b),
-        ("", "And"): _of_all(torch.bitwise_and),
-        ("", "Or"): _of_all(torch.bitwise_or),
-        ("", "Not"): _single(torch.logical_not),
-        ("", "Neg"): _single(torch.neg),
-        ("", "Abs"): _single(torch.abs),
-        ("", "Exp"): _single(torch.exp),
-        ("", "Log"): _single(torch.log),
-        ("", "Sqrt"): _single(torch.sqrt),
-        ("", "Reciprocal"): _single(torch.reciprocal),
-        ("", "Floor"): _single(torch.floor),
-        ("", "Ceil"): _single(torch.ceil),
-        ("", "Sin"): _single(torch.sin),
-        ("", "Cos"): _single(torch.cos),
-        ("", "Erf"): _single(torch.erf),
-        ("", "Tanh"): _single(torch.tanh),
-        ("", "Sigmoid"): _single(torch.sigmoid),
-        ("", "Relu"): _single(torch.relu),
-        ("", "Softplus"): _softplus,
-        ("", "LeakyRelu"): _leaky,
-        ("", "Gelu"): _gelu,
-        ("", "IsNaN"): _not_a_number,
-        ("", "Identity"): lambda call: call.value(0),
-        ("", "Dropout"): lambda call: call.value(0),
-        ("", "Where"): _where,
-        ("", "Clip"): _clip,
-        ("", "Cast"): lambda call: cast(call, call.tensor(0), call.integer("to")),
-        ("", "CastLike"): lambda call: call.tensor(0).to(call.tensor(1).dtype),
-        (_MICROSOFT, "Gelu"): _biased_gelu("none"),
-        (_MICROSOFT, "BiasGelu"): _biased_gelu("none"),
-        (_MICROSOFT, "FastGelu"): _biased_gelu("tanh"),
-        (_MICROSOFT, "QuickGelu"): _quick_gelu,
-    }
+# In torch and in ONNX, but for the capital.
+_NAMED_ALIKE = (
+    *("Neg", "Abs", "Exp", "Log", "Sqrt", "Reciprocal", "Floor", "Ceil"),
+    *("Sin", "Cos", "Erf", "Tanh", "Sigmoid", "Relu"),
 )
+POINTWISE: Translations = {
+    ("", "Add"): _pair(lambda a, b: a + b),
+    ("", "Sub"): _pair(lambda a, b: a - b),
+    ("", "Mul"): _pair(lambda a, b: a * b),
+    ("", "Div"): _pair(_divided),
+    ("", "Mod"): _remainder,
+    ("", "Pow"): _power,
+    ("", "Max"): _of_all(torch.maximum),
+    ("", "Min"): _of_all(torch.minimum),
+    ("", "Sum"): _of_all(torch.add),
+    ("", "Equal"): _pair(lambda a, b: a == b),
+    ("", "Less"): _pair(lambda a, b: a < b),
+    ("", "LessOrEqual"): _pair(lambda a, b: a <= b),
+    ("", "Greater"): _pair(lambda a, b: a > b),
+    ("", "GreaterOrEqual"): _pair(lambda a, b: a >= b),
+    ("", "And"): _of_all(torch.bitwise_and),
+    ("", "Or"): _of_all(torch.bitwise_or),
+    ("", "Not"): _single(torch.logical_not),
+    **{("", name): _single(getattr(torch, name.lower())) for name in _NAMED_ALIKE},
+    ("", "Softplus"): _single(functional.softplus),
+    ("", "LeakyRelu"): _leaky,
+    ("", "Gelu"): _gelu,
+    # Of scores that are masked, and of sums of them: a row that sees itself has no such number.
+    ("", "IsNaN"): _single(torch.isnan),
+    ("", "Identity"): lambda call: call.value(0),
+    ("", "Dropout"): lambda call: call.value(0),
+    ("", "Where"): _where,
+    ("", "Clip"): _clip,
+    ("", "Cast"): lambda call: cast(call, call.tensor(0), call.integer("to")),
+    ("", "CastLike"): lambda call: call.tensor(0).to(call.tensor(1).dtype),
+    (_MICROSOFT, "Gelu"): _biased_gelu("none"),
+    (_MICROSOFT, "BiasGelu"): _biased_gelu("none"),
+    (_MICROSOFT, "FastGelu"): _biased_gelu("tanh"),
+    (_MICROSOFT, "QuickGelu"): _quick_gelu,
+}

@@ -3,14 +3,11 @@
 An initializer of codes stands here for the numbers that they are (codes.py, linear_codes.py): [out, in].
 """
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from llmc.graph.onnx.call import Call, Translated
+from llmc.graph.onnx.call import Call, Translated, Translations
 from llmc.graph.onnx.linear_codes import LINEAR, has_columns_first
 
 
@@ -54,13 +51,11 @@ def _linear_codes(call: Call) -> Translated:
     return weight.t() if has_columns_first(call.node) else weight
 
 
-PRODUCTS: Mapping[tuple[str, str], Callable[[Call], Translated]] = MappingProxyType(
-    {
-        ("", "MatMul"): _matmul,
-        ("", "Gemm"): _gemm,
-        ("", LINEAR): _linear_codes,
-        ("com.microsoft", "FusedMatMul"): _fused_matmul,
-        ("com.microsoft", "MatMulNBits"): _coded_matmul,
-        ("com.microsoft", "GatherBlockQuantized"): _coded_lookup,
-    }
-)
+PRODUCTS: Translations = {
+    ("", "MatMul"): _matmul,
+    ("", "Gemm"): _gemm,
+    ("", LINEAR): _linear_codes,
+    ("com.microsoft", "FusedMatMul"): _fused_matmul,
+    ("com.microsoft", "MatMulNBits"): _coded_matmul,
+    ("com.microsoft", "GatherBlockQuantized"): _coded_lookup,
+}

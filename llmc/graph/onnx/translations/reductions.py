@@ -1,13 +1,12 @@
 """Operators along axes: sums, means, softmax, the largest."""
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from llmc.graph.onnx.call import Call, Translated
+from llmc.graph.onnx.call import Call, Translated, Translations
 
 
 def _reduced(reduce: Callable[..., Any]) -> Callable[[Call], Translated]:
@@ -50,15 +49,13 @@ def _last_largest(call: Call) -> Translated:
     return torch.argmax(call.tensor(0), call.integer("axis", 0), bool(call.integer("keepdims", 1)))
 
 
-REDUCTIONS: Mapping[tuple[str, str], Callable[[Call], Translated]] = MappingProxyType(
-    {
-        ("", "ReduceMean"): _reduced(_mean),
-        ("", "ReduceSum"): _reduced(torch.sum),
-        ("", "ReduceMax"): _reduced(torch.amax),
-        ("", "ReduceMin"): _reduced(torch.amin),
-        ("", "CumSum"): _cumulative,
-        ("", "Softmax"): _softmax,
-        ("", "TopK"): _top,
-        ("", "ArgMax"): _last_largest,
-    }
-)
+REDUCTIONS: Translations = {
+    ("", "ReduceMean"): _reduced(_mean),
+    ("", "ReduceSum"): _reduced(torch.sum),
+    ("", "ReduceMax"): _reduced(torch.amax),
+    ("", "ReduceMin"): _reduced(torch.amin),
+    ("", "CumSum"): _cumulative,
+    ("", "Softmax"): _softmax,
+    ("", "TopK"): _top,
+    ("", "ArgMax"): _last_largest,
+}

@@ -1,12 +1,9 @@
 """Rotary embedding from tables of cosines and sines: the operator, and as it is within attention."""
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-
 import torch
 from torch import Tensor
 
-from llmc.graph.onnx.call import Call, Translated
+from llmc.graph.onnx.call import Call, Translated, Translations
 
 
 def rotated(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
@@ -41,9 +38,7 @@ def _rotary(call: Call, positions: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return rotated(by_token, positions.squeeze(0), cos, sin, turned).flatten(1).unsqueeze(0)
 
 
-ROTARY: Mapping[tuple[str, str], Callable[[Call], Translated]] = MappingProxyType(
-    {
-        ("", "RotaryEmbedding"): _standard,
-        ("com.microsoft", "RotaryEmbedding"): _microsoft,
-    }
-)
+ROTARY: Translations = {
+    ("", "RotaryEmbedding"): _standard,
+    ("com.microsoft", "RotaryEmbedding"): _microsoft,
+}

@@ -1,7 +1,5 @@
 """Operators that move elements: shapes, slices, lookups; and those that make tensors of nothing but numbers."""
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -9,7 +7,7 @@ import torch
 from torch import SymInt, Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from llmc.graph.onnx.call import Call, Known, Translated
+from llmc.graph.onnx.call import Call, Known, Translated, Translations
 from llmc.graph.onnx.constants import constant
 from llmc.graph.onnx.known_numbers import array
 from llmc.graph.onnx.translations.pointwise import number
@@ -112,12 +110,7 @@ def _split(call: Call) -> Translated:
 
 def _slice(call: Call) -> Translated:
     x = call.tensor(0)
-    starts, ends = call.axes("starts", 1), call.axes("ends", 2)
-    if starts is None or ends is None:
-        raise call.refused("it does not say from where to where")
-    axes = call.axes("axes", 3) or list(range(len(starts)))
-    steps = call.integers(4) if call.has(4) else [1] * len(starts)
-    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+    for start, end, axis, step in call.slices():
         call.unless(step > 0, f"it counts backwards, in steps of {step}")
         x = _cut(x, axis % x.dim(), start, end, step)
     return x
@@ -183,26 +176,24 @@ def _scattered(call: Call) -> Translated:
     return torch.scatter(call.tensor(0), call.integer("axis", 0), call.tensor(1), call.tensor(2))
 
 
-SHAPES: Mapping[tuple[str, str], Callable[[Call], Translated]] = MappingProxyType(
-    {
-        ("", "Shape"): _shape,
-        ("", "Size"): _size,
-        ("", "Reshape"): _reshape,
-        ("", "Flatten"): _flatten,
-        ("", "Expand"): _expand,
-        ("", "Tile"): _tile,
-        ("", "Squeeze"): _squeeze,
-        ("", "Unsqueeze"): _unsqueeze,
-        ("", "Transpose"): _transpose,
-        ("", "Concat"): _concat,
-        ("", "Split"): _split,
-        ("", "Slice"): _slice,
-        ("", "Gather"): _gather,
-        ("", "GatherElements"): _gather_elements,
-        ("", "GatherND"): _gather_points,
-        ("", "Range"): _range,
-        ("", "ConstantOfShape"): _filled,
-        ("", "Trilu"): _triangle,
-        ("", "ScatterElements"): _scattered,
-    }
-)
+SHAPES: Translations = {
+    ("", "Shape"): _shape,
+    ("", "Size"): _size,
+    ("", "Reshape"): _reshape,
+    ("", "Flatten"): _flatten,
+    ("", "Expand"): _expand,
+    ("", "Tile"): _tile,
+    ("", "Squeeze"): _squeeze,
+    ("", "Unsqueeze"): _unsqueeze,
+    ("", "Transpose"): _transpose,
+    ("", "Concat"): _concat,
+    ("", "Split"): _split,
+    ("", "Slice"): _slice,
+    ("", "Gather"): _gather,
+    ("", "GatherElements"): _gather_elements,
+    ("", "GatherND"): _gather_points,
+    ("", "Range"): _range,
+    ("", "ConstantOfShape"): _filled,
+    ("", "Trilu"): _triangle,
+    ("", "ScatterElements"): _scattered,
+}
