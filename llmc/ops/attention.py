@@ -89,7 +89,8 @@ def heads_fit(call: OpCall) -> str | None:
     return None
 
 
-def _attended_whole(a: Any) -> Any:
+def attended(a: Any) -> Any:
+    """The fake: q's rows and heads, of v's channels."""
     return a.q.new_empty((a.q.shape[0], a.q.shape[1], a.v.shape[2]))
 
 
@@ -101,7 +102,7 @@ def attention_flops(call: OpCall) -> sympy.Expr:
 
 
 @op(
-    fake=_attended_whole,
+    fake=attended,
     stages=WHOLE_SEQUENCE,
     flops=attention_flops,
     check=heads_fit,

@@ -5,14 +5,13 @@ both sides: Warner et al. 2024, "ModernBERT".
 """
 
 from itertools import pairwise
-from typing import Any
 
 import sympy
 import torch
 from torch import Tensor
 
 from llmc.graph.op_record import A, OpCall
-from llmc.ops.attention import heads_fit
+from llmc.ops.attention import attended, heads_fit
 from llmc.ops.registry import FROM_SERVING, UNTIL_SERVING, op
 
 
@@ -32,11 +31,6 @@ def attend_both_ways(
     return torch.einsum("hqk,khd->qhd", scores.softmax(-1), values)
 
 
-def _attended(a: Any) -> Tensor:
-    found: Tensor = a.q.new_empty((a.q.shape[0], a.q.shape[1], a.v.shape[2]))
-    return found
-
-
 def _flops(call: OpCall) -> sympy.Expr:
     """Of scores and weighted sums: of a text of n tokens n · n pairs, about twice as many as causal ones."""
     tokens, heads, head_dim = call.sizes("q")
@@ -48,7 +42,7 @@ def _flops(call: OpCall) -> sympy.Expr:
 
 
 @op(
-    fake=_attended,
+    fake=attended,
     stages=UNTIL_SERVING,
     flops=_flops,
     check=heads_fit,
@@ -64,7 +58,7 @@ def bidirectional_attention(
     return attend_both_ways(q, k, v, scale, window, softcap).to(q.dtype).contiguous()
 
 
-@op(fake=_attended, stages=FROM_SERVING, flops=_flops, check=heads_fit)
+@op(fake=attended, stages=FROM_SERVING, flops=_flops, check=heads_fit)
 def ragged_attention(
     q: Tensor,
     k: Tensor,

@@ -4,6 +4,7 @@ A convolution along tokens, of each channel by itself; what lies before the sequ
 `width - 1` rows of x. Named after ONNX's CausalConvWithState.
 """
 
+import sympy
 import torch
 from torch import Tensor
 
@@ -18,6 +19,10 @@ def _check(call: OpCall) -> str | None:
     return None if fits else f"x {x} and weight {weight} are not [tokens, channels] and [width, channels]"
 
 
+def _flops(call: OpCall) -> sympy.Expr:
+    return 2 * call.elements() * call.arguments["weight"].shape[0]
+
+
 def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
     """state: [width - 1, channels], the rows before x. Both results are fp32."""
     rows, taps = torch.cat((state, x.float())), weight.float()
@@ -27,26 +32,14 @@ def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor) -> 
     return y, rows[x.shape[0] :]
 
 
-@op(
-    fake=like("x"),
-    stages=UNTIL_SERVING,
-    flops=lambda call: 2 * call.elements() * call.arguments["weight"].shape[0],
-    check=_check,
-    fallback="states",
-)
+@op(fake=like("x"), stages=UNTIL_SERVING, flops=_flops, check=_check, fallback="states")
 def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Of one sequence. x: [tokens, channels]; weight: [width, channels]; bias: [channels]. In fp32, rounded once."""
     state = x.new_zeros((weight.shape[0] - 1, x.shape[1]), dtype=torch.float32)
     return _convolve(x, weight, bias, state)[0].to(x.dtype)
 
 
-@op(
-    fake=like("x"),
-    stages=FROM_SERVING,
-    flops=lambda call: 2 * call.elements() * call.arguments["weight"].shape[0],
-    check=_check,
-    writes=("state",),
-)
+@op(fake=like("x"), stages=FROM_SERVING, flops=_flops, check=_check, writes=("state",))
 def causal_conv_with_state(
     x: Tensor,
     weight: Tensor,

@@ -23,7 +23,10 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 
     Source: Ba, Kiros and Hinton 2016.
     """
-    return _normalized(x.float(), weight, bias, eps).to(x.dtype)
+    centred = x.float() - x.float().mean(-1, keepdim=True)
+    y = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
+    y = y if weight is None else y * weight.float()
+    return (y if bias is None else y + bias.float()).to(x.dtype)
 
 
 @op(fake=like("x", "x"), stages=WHEN_OPTIMIZED, flops=per_element(8), rows=("x", "residual"), check=weight_fits)
@@ -32,11 +35,4 @@ def add_layer_norm(
 ) -> tuple[Tensor, Tensor]:
     """(layer_norm(s), s) with s = x + residual rounded to x's dtype."""
     total = (x.float() + residual.float()).to(x.dtype)
-    return _normalized(total.float(), weight, bias, eps).to(x.dtype), total
-
-
-def _normalized(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    centred = x - x.mean(-1, keepdim=True)
-    y = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
-    y = y if weight is None else y * weight.float()
-    return y if bias is None else y + bias.float()
+    return layer_norm(total, weight, bias, eps), total

@@ -5,42 +5,35 @@ that is None. How a weight is stored and how x arrives are ops of their own befo
 token_codes.py); where their values are not rounded, in fp32, a product's kernel computes them too.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from llmc.graph.op_record import OpCall
 from llmc.ops.activation import apply_activation
-from llmc.ops.registry import FROM_CAPTURED, PRODUCT, WHEN_OPTIMIZED, channels_of, matrix_product, op
+from llmc.ops.registry import FROM_CAPTURED, PRODUCT, WHEN_OPTIMIZED, matrix_product, op, product_result
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _product(
+    x: Tensor, weight: Tensor, bias: Tensor | None, delta: Tensor | None = None, adapters: Tensor | None = None
+) -> Tensor:
+    """The sums, with what adapters add to the rows of tokens that have one."""
     y = x.float() @ weight.float().t()
-    return y if bias is None else y + bias.float()
-
-
-def _adapted(y: Tensor, delta: Tensor | None, adapters: Tensor | None) -> Tensor:
-    """The sums with what adapters add to the rows of tokens that have one."""
+    y = y if bias is None else y + bias.float()
     return y if delta is None or adapters is None else torch.where(adapters[:, None] != 0, y + delta, y)
 
 
-def fits(weight: str) -> Callable[[OpCall], str | None]:
-    """A check of the shapes of a product of x: [..., in] with a weight: [out, in]."""
-
-    def check(call: OpCall) -> str | None:
-        x, rows = call.shape("x"), call.shape(weight)
-        return None if len(rows) == 2 and x[-1] == rows[1] else f"x {x} does not fit {weight} {rows}"
-
-    return check
+def fits(call: OpCall) -> str | None:
+    """A check of the shapes of a product of x: [..., in] with weight: [out, in]."""
+    x, weight = call.shape("x"), call.shape("weight")
+    return None if len(weight) == 2 and x[-1] == weight[1] else f"x {x} does not fit weight {weight}"
 
 
 @op(
-    fake=channels_of("weight"),
+    fake=product_result(),
     stages=FROM_CAPTURED,
-    flops=matrix_product("weight"),
+    flops=matrix_product,
     rows=("x", "delta", "adapters"),
-    check=fits("weight"),
+    check=fits,
     takes=PRODUCT,
     axes="x[* i] weight[o i] bias[o] -> [* o]",
 )
@@ -56,15 +49,15 @@ def linear(
 
     delta: [tokens, out], fp32, what llmc::lora says, and read where adapters, [tokens], is not 0.
     """
-    return _adapted(_product(x, weight, bias), delta, adapters).to(dtype or x.dtype)
+    return _product(x, weight, bias, delta, adapters).to(dtype or x.dtype)
 
 
 @op(
-    fake=channels_of("weight"),
+    fake=product_result(),
     stages=WHEN_OPTIMIZED,
-    flops=matrix_product("weight"),
+    flops=matrix_product,
     rows=("x", "residual", "delta", "adapters"),
-    check=fits("weight"),
+    check=fits,
     takes=PRODUCT,
 )
 def fused_linear(
@@ -84,16 +77,16 @@ def fused_linear(
     activation: a name from llmc.ops.activation, "identity" for none. scale: 1.0 for none (Granite's
     residual multiplier).
     """
-    y = apply_activation(_adapted(_product(x, weight, bias), delta, adapters), activation) * scale
+    y = apply_activation(_product(x, weight, bias, delta, adapters), activation) * scale
     return (y if residual is None else y + residual.float()).to(dtype or x.dtype)
 
 
 @op(
-    fake=channels_of("weight", rows=2),
+    fake=product_result(rows=2),
     stages=WHEN_OPTIMIZED,
-    flops=matrix_product("weight"),
+    flops=matrix_product,
     rows=("x", "delta", "adapters"),
-    check=fits("weight"),
+    check=fits,
     takes=PRODUCT,
 )
 def gated_linear(
@@ -110,16 +103,16 @@ def gated_linear(
     bias: [2·out]; delta: [tokens, 2·out], adapters: as linear's, added before the activation; returns [..., out].
     Source: Shazeer 2020, "GLU variants improve transformer".
     """
-    gate, up = _adapted(_product(x, weight, bias), delta, adapters).chunk(2, dim=-1)
+    gate, up = _product(x, weight, bias, delta, adapters).chunk(2, dim=-1)
     return (apply_activation(gate, activation) * up).to(dtype or x.dtype)
 
 
 @op(
-    fake=channels_of("weight", dtype=torch.float32),
+    fake=product_result(dtype=torch.float32),
     stages=FROM_CAPTURED,
-    flops=matrix_product("weight"),
+    flops=matrix_product,
     rows=("x",),
-    check=fits("weight"),
+    check=fits,
     takes=PRODUCT,
     axes="x[* i] weight[o i] bias[o] -> [* o]",
 )

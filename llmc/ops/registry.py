@@ -43,14 +43,14 @@ def like(*names: str) -> Fake:
     return lambda a: tuple(torch.empty_like(getattr(a, name)) for name in names)
 
 
-def channels_of(weight: str, *, rows: int = 1, dtype: torch.dtype | None = None) -> Fake:
-    """The fake of a product: x's rows, with a channel for each `rows` rows of a weight [out, in].
+def product_result(*, rows: int = 1, dtype: torch.dtype | None = None) -> Fake:
+    """The fake of a product: x's rows, with a channel for each `rows` rows of weight: [out, in].
 
     dtype: of the result; None: the argument of that name says it, or else x's does.
     """
 
     def fake(a: Any) -> torch.Tensor:
-        shape = (*a.x.shape[:-1], getattr(a, weight).shape[0] // rows)
+        shape = (*a.x.shape[:-1], a.weight.shape[0] // rows)
         result: torch.Tensor = a.x.new_empty(shape, dtype=dtype or a.dtype or a.x.dtype)
         return result
 
@@ -62,14 +62,9 @@ def per_element(count: int) -> Flops:
     return lambda call: count * call.elements()
 
 
-def matrix_product(weight: str) -> Flops:
-    """Of each row of `x` with each of a weight's."""
-
-    def flops(call: OpCall) -> sympy.Expr:
-        rows = product(call.sizes("x")[:-1])
-        return 2 * rows * product(call.sizes(weight))
-
-    return flops
+def matrix_product(call: OpCall) -> sympy.Expr:
+    """The flops of each row of x with each of weight's."""
+    return 2 * product(call.sizes("x")[:-1]) * product(call.sizes("weight"))
 
 
 def op(
@@ -97,13 +92,14 @@ def op(
 
     def register(reference: F) -> F:
         name = reference.__name__
-        names = tuple(inspect.signature(reference).parameters)
         defaults = {p.name: p.default for p in inspect.signature(reference).parameters.values()}
 
         def fake_kernel(*args: Any, **kwargs: Any) -> Any:
-            return fake(SimpleNamespace(**{**defaults, **dict(zip(names, args, strict=False)), **kwargs}))
+            return fake(SimpleNamespace(**{**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}))
 
-        _LIBRARY.define(name + _schema(reference, writes))
+        # Numbers are numbers: a size that changes from step to step is never an argument.
+        schema = torch.library.infer_schema(reference, mutates_args=tuple(writes)).replace("SymInt", "int")
+        _LIBRARY.define(name + schema)
         _LIBRARY.impl(name, reference, "CompositeExplicitAutograd")
         torch.library.register_fake(f"llmc::{name}", fake_kernel, lib=_LIBRARY)
         overload = getattr(torch.ops.llmc, name).default
@@ -128,8 +124,3 @@ def op(
         return reference
 
     return register
-
-
-def _schema(reference: Callable[..., Any], writes: Collection[str]) -> str:
-    """Of the signature. Numbers are numbers: a size that changes from step to step is never an argument."""
-    return torch.library.infer_schema(reference, mutates_args=tuple(writes)).replace("SymInt", "int")

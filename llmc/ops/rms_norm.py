@@ -29,16 +29,13 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 
     Source: Zhang and Sennrich 2019.
     """
-    return _normalized(x.float(), weight, eps).to(x.dtype)
+    y = x.float()
+    y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps)
+    return (y if weight is None else y * weight.float()).to(x.dtype)
 
 
 @op(fake=like("x", "x"), stages=WHEN_OPTIMIZED, flops=per_element(5), rows=("x", "residual"), check=weight_fits)
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
     """(rms_norm(s), s) with s = x + residual in x's dtype: the norm sees what the next layer adds to."""
     total = (x.float() + residual.float()).to(x.dtype)
-    return _normalized(total.float(), weight, eps).to(x.dtype), total
-
-
-def _normalized(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-    return y if weight is None else y * weight.float()
+    return rms_norm(total, weight, eps), total

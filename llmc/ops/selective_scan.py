@@ -5,11 +5,12 @@
 Source: Gu and Dao 2023, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces".
 """
 
+import sympy
 import torch
 from torch import Tensor
 
 from llmc.graph.op_record import OpCall
-from llmc.ops.registry import FROM_SERVING, UNTIL_SERVING, Flops, like, op
+from llmc.ops.registry import FROM_SERVING, UNTIL_SERVING, like, op
 from llmc.ops.states import check_floats, scan_step
 
 
@@ -20,7 +21,8 @@ def _check(call: OpCall) -> str | None:
     return check_floats(call, ("x", "dt", "A", "B", "C"))
 
 
-_flops: Flops = lambda call: 6 * call.elements() * call.arguments["A"].shape[1]  # noqa: E731
+def _flops(call: OpCall) -> sympy.Expr:
+    return 6 * call.elements() * call.arguments["A"].shape[1]
 
 
 def _scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:

@@ -87,7 +87,9 @@ def weight_scales(weight: Tensor, format: str, group: int, symmetric: bool, rows
 def weight_zeros(weight: Tensor, scales: Tensor, format: str, rows: int) -> Tensor:
     """The code of zero, int8 [out, groups], that gives each group's minimum the least code: of asymmetric integers."""
     low, _ = _extent(weight, weight.shape[1] // scales.shape[1], rows)
-    smallest, largest = _integers(format)
+    integers = CODE_FORMATS[format].integers
+    assert integers is not None, f"{format} has no zeros"
+    smallest, largest = integers
     return (smallest - torch.round(low / scales.float())).clamp(smallest, largest).to(torch.int8)
 
 
@@ -115,12 +117,6 @@ def nearest_codes(scaled: Tensor, zeros: Tensor | None, format: str) -> Tensor:
         return _e2m1_codes(scaled)
     levels = torch.tensor(codes.table, dtype=torch.float32, device=scaled.device)
     return torch.bucketize(scaled, (levels[1:] + levels[:-1]) / 2).to(torch.uint8)
-
-
-def _integers(format: str) -> tuple[int, int]:
-    found = CODE_FORMATS[format].integers
-    assert found is not None, f"{format} has no zeros"
-    return found
 
 
 def _e2m1_codes(scaled: Tensor) -> Tensor:

@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 
 from llmc.ops.linear import fits
-from llmc.ops.registry import FROM_CAPTURED, PRODUCT, channels_of, matrix_product, op
+from llmc.ops.registry import FROM_CAPTURED, PRODUCT, matrix_product, op, product_result
 
 
 @op(
-    fake=channels_of("weight"),
+    fake=product_result(),
     stages=FROM_CAPTURED,
-    flops=matrix_product("weight"),
+    flops=matrix_product,
     rows=("x",),
-    check=fits("weight"),
+    check=fits,
     takes=PRODUCT,
 )
 def squared_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
