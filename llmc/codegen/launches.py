@@ -1,7 +1,6 @@
 """Launches, one after the other: loops, kernel calls and copies, with the buffers that they keep alive."""
 
 import itertools
-import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 
@@ -19,7 +18,7 @@ from llmc.codegen.node_call import NodeCall
 from llmc.codegen.origin import origin_of, unsupported
 from llmc.codegen.placement import Placement, Placer, Unit, row_stride_only, unit_nodes, unit_reads
 from llmc.codegen.side_views import SideViews
-from llmc.codegen.views import Value, View, Views
+from llmc.codegen.views import KEEP_TOKENS_APART, Value, View, Views
 from llmc.codegen.weight_slots import WeightSlots
 from llmc.graph.cost import group_cost
 from llmc.graph.model_graph import ModelGraph
@@ -44,7 +43,6 @@ CONCATENATIONS = frozenset({torch.ops.aten.cat.default, torch.ops.aten.stack.def
 _FIRST_OWN = 100
 # Of a node's own workspace, which no loop computes.
 _CODES = {torch.int8: "I8", torch.uint8: "U8"}
-_KEEP_TOKENS_APART = "keep tokens on an axis of their own: every operation but attention works on one token at a time"
 
 
 class LaunchBuilder:
@@ -77,7 +75,7 @@ class LaunchBuilder:
         self.weights = WeightSlots(graph, views, backend)
         self.alternatives: list[Alternative] = []
         self.loops: dict[Loop, str] = {}
-        self._side_outputs: list[SideOutput] = []
+        self.side_outputs: list[SideOutput] = []
 
     def emit(self, unit: Unit) -> None:
         start, alternatives = len(self.launches), len(self.alternatives)
@@ -124,11 +122,9 @@ class LaunchBuilder:
     def finish_logits(self) -> None:
         """Copy the output into the caller's logits, where the launch that makes it could not write it there."""
         if self._placements.get(self._output.value) != Placement(None, 0, self._output.value.columns):
-            columns = math.prod(dims_of(self._output.shape))
-            place = Place(Operand("output", "logits"), "F32", columns)
-            loop, pointers = build_copy(
-                self._output, place, contiguous_strides(self._output.shape, columns), self.locate
-            )
+            place = Place(Operand("output", "logits"), "F32", self._output.columns)
+            strides = contiguous_strides(self._output.shape, self._output.columns)
+            loop, pointers = build_copy(self._output, place, strides, self.locate)
             self._launch_loop(loop, pointers, (self._output.value.node,))
 
     def finish_sides(self) -> None:
@@ -138,18 +134,14 @@ class LaunchBuilder:
             whole = self.contiguous(view, view.value.dtype, view.value.node, packed=True)
             self.launches[start:] = [replace(launch, sides=(name,)) for launch in self.launches[start:]]
             operand, _ = self.operand(whole)
-            self._side_outputs.append(
+            self.side_outputs.append(
                 SideOutput(name, _dtype_of(whole.value), whole.rows, dims_of(whole.shape), operand.name)
             )
-
-    def side_outputs(self) -> tuple[SideOutput, ...]:
-        """Where the side outputs lie at the end of a step."""
-        return tuple(self._side_outputs)
 
     def planned_buffers(self) -> tuple[tuple[Buffer, ...], MemoryPlan]:
         """The buffers that the launches use, with their places in the arena; side outputs stay to the end."""
         homes = {name: home for home, name in self._names.items()}
-        kept = dict.fromkeys((side.buffer for side in self._side_outputs), len(self.launches) - 1)
+        kept = dict.fromkeys((side.buffer for side in self.side_outputs), len(self.launches) - 1)
         spans = spans_of(self.launches).items()
         return plan_buffers([_unplaced(n, homes[n], first, kept.get(n, last)) for n, (first, last) in spans])
 
@@ -199,7 +191,7 @@ class LaunchBuilder:
 
         packed: the rows, too, must lie one after the other.
         """
-        columns = math.prod(dims_of(view.shape))
+        columns = view.columns
         fits = row_stride_only(view) and _dtype_of(view.value) == dtype_name(dtype)
         placement = self._placements.get(view.value)
         if fits and placement is not None and (not packed or placement.row_stride == columns):
@@ -238,7 +230,7 @@ class LaunchBuilder:
         assert isinstance(axis_argument, int)
         axis = axis_argument % len(result.shape)
         if isinstance(result.shape[axis], RowCount):
-            raise unsupported(node, "it joins tensors along the token axis", _KEEP_TOKENS_APART)
+            raise unsupported(node, "it joins tensors along the token axis", KEEP_TOKENS_APART)
         start = 0
         for part in parts:
             assert isinstance(part, fx.Node)
@@ -250,11 +242,11 @@ class LaunchBuilder:
                 view = View(view.value, view.offset, shape, strides)
             size = view.shape[axis]
             if not isinstance(size, int):
-                raise unsupported(node, "it joins tensors along the token axis", _KEEP_TOKENS_APART)
+                raise unsupported(node, "it joins tensors along the token axis", KEEP_TOKENS_APART)
             to = self.locate(View(result.value, start * result.strides[axis], view.shape, result.strides))
             over = View(result.value, 0, view.shape, result.strides)
             loop, pointers = build_copy(view, to, strides_over(over, view.shape), self.locate)
-            nbytes = 2 * math.prod(dims_of(view.shape)) * _itemsize(result.value)
+            nbytes = 2 * view.columns * ITEMSIZES[_dtype_of(result.value)]
             self._launch_loop(loop, pointers, (node,), nbytes)
             start += size
 
@@ -335,10 +327,6 @@ def _dtype_of(value: Value) -> str:
     if name is None:
         raise unsupported(value.node, f"its result is {value.dtype}", "use float32, bfloat16 or float16")
     return name
-
-
-def _itemsize(value: Value) -> int:
-    return ITEMSIZES[_dtype_of(value)]
 
 
 def _buffer_name(value: Value) -> str:

@@ -1,5 +1,6 @@
 """Turn a group of nodes into a loop: loads of what it reads, the nodes' arithmetic, stores of what others need."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,7 +46,7 @@ def build_copy(view: View, to: Place, strides: tuple[int, ...], locate: Locate) 
     """A loop that writes a view's elements to `to`. strides: there, from one row, dim… of the view to the next."""
     builder = _LoopBuilder(view.shape, {}, locate)
     index = builder.load(view, kind_of(view.value.dtype))
-    builder.store_at(index, to, (to.row_stride if strides[0] else 0, *strides[1:]))
+    builder.store_at(index, to, _in_memory(strides, to))
     return builder.finish()
 
 
@@ -154,8 +155,5 @@ def _in_memory(strides: tuple[int, ...], place: Place) -> tuple[int, ...]:
 
 def contiguous_strides(space: Space, row_stride: int) -> tuple[int, ...]:
     """Strides over a space of elements that lie one after the other within a row."""
-    strides, step = [], 1
-    for size in reversed(dims_of(space)):
-        strides.append(step)
-        step *= size
-    return (row_stride, *reversed(strides))
+    dims = dims_of(space)
+    return (row_stride, *(math.prod(dims[axis + 1 :]) for axis in range(len(dims))))

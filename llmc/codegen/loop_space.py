@@ -22,11 +22,9 @@ def operand_view(node: fx.Node, views: Views) -> View:
 
 def space_of(node: fx.Node, views: Views, copies: frozenset[fx.Node]) -> Space:
     """The space of one node: its result's shape, or its input's if it reduces. No leading 1s."""
-    if node in copies or not reduces(node):
-        return _without_leading_ones(operand_view(node, views).value.shape if node in copies else _shape(node, views))
-    source = node.args[0]
-    assert isinstance(source, fx.Node)
-    return _without_leading_ones(operand_view(source, views).shape)
+    if node in copies:
+        return _without_leading_ones(operand_view(node, views).value.shape)
+    return _without_leading_ones(_source_shape(node, views) if reduces(node) else operand_view(node, views).shape)
 
 
 def result_view(node: fx.Node, views: Views, copies: frozenset[fx.Node]) -> View:
@@ -68,10 +66,6 @@ def dims_of(space: Space) -> tuple[int, ...]:
 def reads_in_place(view: View, producer: Value, result: View, space: Space) -> bool:
     """Whether reading the view in the space gives, at each place, what the producer's loop has just computed there."""
     return view.value == producer and view.offset == 0 and strides_over(view, space) == strides_over(result, space)
-
-
-def _shape(node: fx.Node, views: Views) -> tuple[Dim, ...]:
-    return operand_view(node, views).shape
 
 
 def _source_shape(node: fx.Node, views: Views) -> tuple[Dim, ...]:

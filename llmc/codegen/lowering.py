@@ -4,7 +4,6 @@ cpp/lowering.py prints it as C++, triton/lowering.py makes GPU kernels of the sa
 `_units` (what is launched, and when) → launches.py (one launch after the other).
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,7 +20,6 @@ from llmc.codegen.limits import engine_limits
 from llmc.codegen.logit_rows import check_logit_rows
 from llmc.codegen.loop_builder import dtype_name
 from llmc.codegen.loop_refusal import loop_refusal
-from llmc.codegen.loop_space import dims_of
 from llmc.codegen.origin import unsupported
 from llmc.codegen.placement import Unit, unit_nodes
 from llmc.codegen.side_views import SideViews
@@ -75,7 +73,7 @@ def plan_step(graph: ModelGraph, backend: Backend, options: BuildOptions) -> Ste
     buffers, plan = builder.planned_buffers()
     program = Program(
         limits=limits,
-        vocab_size=graph.info.row_width if graph.hands_over else math.prod(dims_of(output.shape)),
+        vocab_size=graph.info.row_width if graph.hands_over else output.columns,
         arena=plan.arena,
         unplanned_arena=plan.unplanned,
         buffers=buffers,
@@ -84,11 +82,11 @@ def plan_step(graph: ModelGraph, backend: Backend, options: BuildOptions) -> Ste
         states=tuple(StateSlot(state.shape) for state in graph.states),
         launches=tuple(builder.launches),
         alternatives=builder.planned_alternatives(),
-        side_outputs=builder.side_outputs(),
+        side_outputs=tuple(builder.side_outputs),
         hidden_width=hidden_width(graph),
         layout=RankLayout(graph.ranks, graph.pipeline_stages),
         stage=graph.pipeline_stage or 0,
-        hands_over=math.prod(dims_of(output.shape)) if graph.hands_over else 0,
+        hands_over=output.columns if graph.hands_over else 0,
         adapters=graph.adapters,
         reaches=graph.reaches,
     )

@@ -6,7 +6,7 @@ number of rows. Placing the largest buffers first, each at the lowest free offse
 Pisarchyk and Lee 2020, "Efficient memory management for deep neural net inference".
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from llmc.program import Affine, RowCount
@@ -39,15 +39,15 @@ def plan_memory(lifetimes: Sequence[Lifetime]) -> MemoryPlan:
     for rows in RowCount:
         planned |= _plan_region({i: life for i, life in enumerate(lifetimes) if life.rows is rows})
     ends = {rows: [planned[i] + _padded(x) for i, x in enumerate(lifetimes) if x.rows is rows] for rows in RowCount}
-    arena = _affine({rows: max(ends[rows], default=0) for rows in RowCount})
-    total = _affine({rows: sum(_padded(x) for x in lifetimes if x.rows is rows) for rows in RowCount})
-    starts = {
-        RowCount.ONE: Affine(),
-        RowCount.TOKENS: Affine(arena.constant),
-        RowCount.LOGIT_ROWS: Affine(arena.constant, arena.tokens),
+    sizes = {rows: max(ends[rows], default=0) for rows in RowCount}
+    total = {rows: sum(_padded(x) for x in lifetimes if x.rows is rows) for rows in RowCount}
+    before: dict[RowCount, dict[RowCount, int]] = {
+        RowCount.ONE: {},
+        RowCount.TOKENS: {RowCount.ONE: sizes[RowCount.ONE]},
+        RowCount.LOGIT_ROWS: {RowCount.ONE: sizes[RowCount.ONE], RowCount.TOKENS: sizes[RowCount.TOKENS]},
     }
-    offsets = tuple(_shifted(starts[x.rows], x.rows, planned[i]) for i, x in enumerate(lifetimes))
-    return MemoryPlan(offsets, arena, total)
+    offsets = tuple(_affine(before[x.rows] | {x.rows: planned[i]}) for i, x in enumerate(lifetimes))
+    return MemoryPlan(offsets, _affine(sizes), _affine(total))
 
 
 def _plan_region(lifetimes: dict[int, Lifetime]) -> dict[int, int]:
@@ -72,12 +72,5 @@ def _padded(life: Lifetime) -> int:
     return -(-life.row_bytes // ALIGNMENT) * ALIGNMENT
 
 
-def _affine(sizes: dict[RowCount, int]) -> Affine:
-    return Affine(sizes[RowCount.ONE], sizes[RowCount.TOKENS], sizes[RowCount.LOGIT_ROWS])
-
-
-def _shifted(start: Affine, rows: RowCount, offset: int) -> Affine:
-    by_rows = _affine({r: offset if r is rows else 0 for r in RowCount})
-    return Affine(
-        start.constant + by_rows.constant, start.tokens + by_rows.tokens, start.logit_rows + by_rows.logit_rows
-    )
+def _affine(sizes: Mapping[RowCount, int]) -> Affine:
+    return Affine(*(sizes.get(rows, 0) for rows in (RowCount.ONE, RowCount.TOKENS, RowCount.LOGIT_ROWS)))

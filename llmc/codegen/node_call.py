@@ -1,6 +1,5 @@
 """How one node's arguments become those of a kernel call."""
 
-import math
 import operator
 from dataclasses import replace
 from typing import Any, Protocol
@@ -10,7 +9,6 @@ from torch import Tensor, fx
 
 from llmc.codegen.call import arguments_of
 from llmc.codegen.claims import Claims
-from llmc.codegen.loop_space import dims_of
 from llmc.codegen.origin import unsupported
 from llmc.codegen.placement import row_stride_only
 from llmc.codegen.views import View, Views
@@ -129,7 +127,7 @@ class NodeCall:
     def _vector(self, name: str) -> Operand:
         view = self._view(name)
         if view.value.node.name in self._builder.graph.weights:
-            if view.offset or not row_stride_only(view) or math.prod(dims_of(view.shape)) != view.value.columns:
+            if view.offset or not row_stride_only(view) or view.columns != view.value.columns:
                 raise unsupported(self._node, f"{name} is a part of a weight", _FOLD)
             if view.value.dtype is torch.int32:
                 slot = self._builder.weights.request(view.value.node, Layout.ROWS, torch.int32)

@@ -142,7 +142,8 @@ class Placer:
             result = result_view(value.node, self._views, self._copies)
             for view in self._unit_reads[unit]:
                 a, b = strides_over(view, launch.space), strides_over(result, launch.space)
-                if a[1:] == b[1:] and (a[0] != 0) == (b[0] != 0) and _same_size(view, value):
+                same_size = view.rows is value.rows and view.columns == value.columns
+                if same_size and a[1:] == b[1:] and (a[0] != 0) == (b[0] != 0):
                     yield view, result
             return
         for name, index in self._in_place_arguments(launch):
@@ -164,13 +165,3 @@ class Placer:
                 if interferes and start < high and low < end:
                     return False
         return True
-
-
-def _same_size(view: View, value: Value) -> bool:
-    sizes: list[int] = []
-    for shape in (view.shape, value.shape):
-        size = 1
-        for d in shape:
-            size *= d if isinstance(d, int) else 1
-        sizes.append(size)
-    return sizes[0] == sizes[1] and view.rows is value.rows

@@ -32,6 +32,8 @@ _ALIASES = frozenset(
 _CASTS = frozenset({_aten._to_copy.default, _aten.to.dtype})
 _RESHAPES = frozenset({_aten.view.default, _aten._unsafe_view.default, _aten.reshape.default})
 
+KEEP_TOKENS_APART = "keep tokens on an axis of their own: every operation but attention works on one token at a time"
+
 
 @dataclass(frozen=True)
 class Value:
@@ -50,7 +52,7 @@ class Value:
     @property
     def columns(self) -> int:
         """Elements in a row."""
-        return math.prod(d for d in self.shape if isinstance(d, int))
+        return columns_of(self.shape)
 
     def whole(self) -> "View":
         """The view that sees all of it."""
@@ -74,6 +76,11 @@ class View:
         """What its row axis counts."""
         return row_count(self.shape)
 
+    @property
+    def columns(self) -> int:
+        """Elements in a row, also of those that it sees more than once."""
+        return columns_of(self.shape)
+
     def extent(self) -> tuple[int, int]:
         """First and one past the last element of a row that it can touch."""
         reach = sum((d - 1) * s for d, s in zip(self.shape, self.strides, strict=True) if isinstance(d, int))
@@ -93,6 +100,11 @@ Views = dict[fx.Node, View | tuple[View, ...]]
 def row_count(shape: tuple[Dim, ...]) -> RowCount:
     """What the row axis of a shape counts; ONE if it has none."""
     return next((d for d in shape if isinstance(d, RowCount)), RowCount.ONE)
+
+
+def columns_of(shape: tuple[Dim, ...]) -> int:
+    """Elements in a row of a shape."""
+    return math.prod(d for d in shape if isinstance(d, int))
 
 
 def find_views(graph: ModelGraph, claimed: Collection[fx.Node] = ()) -> tuple[Views, frozenset[fx.Node]]:
@@ -195,7 +207,7 @@ class _Finder:
     def _strided(self, node: fx.Node, tensor: Tensor, value: Value) -> View:
         shape, offset = self._dims(tensor.shape, node), int(tensor.storage_offset())
         if offset >= max(value.columns, 1):
-            raise unsupported(node, "it takes some of the tokens by their place in the step", _ROW_FIX)
+            raise unsupported(node, "it takes some of the tokens by their place in the step", KEEP_TOKENS_APART)
         return View(value, offset, shape, tuple(map(int, tensor.stride())))
 
     def _shape(self, fake: Tensor, node: fx.Node) -> tuple[Dim, ...]:
@@ -211,19 +223,16 @@ class _Finder:
             return size
         expression = size.node.expr.xreplace({s: sympy.Integer(_PRIMES[rows]) for s, rows in self._symbols.items()})
         if not expression.is_number:
-            raise unsupported(node, f"its shape has the unknown size {size}", _ROW_FIX)
+            raise unsupported(node, f"its shape has the unknown size {size}", KEEP_TOKENS_APART)
         return int(expression)
 
     def _dims(self, sizes: Any, node: fx.Node) -> tuple[Dim, ...]:
         dims = tuple(_ROW_COUNTS.get(int(s), int(s)) for s in sizes)
         if any(isinstance(d, int) and d >= min(_ROW_COUNTS) for d in dims) and node.op != "placeholder":
-            raise unsupported(node, f"its shape {_shown(dims)} mixes tokens with another axis", _ROW_FIX)
+            raise unsupported(node, f"its shape {_shown(dims)} mixes tokens with another axis", KEEP_TOKENS_APART)
         if sum(isinstance(d, RowCount) for d in dims) > 1:
-            raise unsupported(node, f"its shape {_shown(dims)} has two token axes", _ROW_FIX)
+            raise unsupported(node, f"its shape {_shown(dims)} has two token axes", KEEP_TOKENS_APART)
         return dims
-
-
-_ROW_FIX = "keep tokens on an axis of their own: every operation but attention works on one token at a time"
 
 
 def _row_symbols(graph: ModelGraph) -> Mapping[Any, RowCount]:
@@ -246,13 +255,7 @@ def _row_symbols(graph: ModelGraph) -> Mapping[Any, RowCount]:
 
 
 def _natural_strides(shape: tuple[Dim, ...]) -> tuple[int, ...]:
-    strides, step = [0] * len(shape), 1
-    for axis in reversed(range(len(shape))):
-        size = shape[axis]
-        if isinstance(size, int):
-            strides[axis] = step
-            step *= size
-    return tuple(step if isinstance(d, RowCount) else s for d, s in zip(shape, strides, strict=True))
+    return tuple(columns_of(shape if isinstance(d, RowCount) else shape[axis + 1 :]) for axis, d in enumerate(shape))
 
 
 def _meta_tensor(value: Value) -> Tensor:
