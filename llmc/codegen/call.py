@@ -4,7 +4,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
+from llmc.graph.call_arguments import call_arguments
 from llmc.program import Layout, Limits
 from llmc.program.launch_arguments import Count, Operand, Rows
 
@@ -99,9 +101,5 @@ def stored_weight(call: Call) -> Call:
 
 
 def arguments_of(node: fx.Node) -> dict[str, Any]:
-    """The node's arguments by schema name; defaults filled in."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
-        return {}
-    given = dict(zip((a.name for a in schema.arguments), node.args, strict=False)) | dict(node.kwargs)
-    return {a.name: given.get(a.name, a.default_value) for a in schema.arguments}
+    """The node's arguments by schema name, defaults filled in; none of what has no schema."""
+    return call_arguments(node) if isinstance(node.target, OpOverload) else {}

@@ -36,14 +36,10 @@ class Claims:
 
 def find_claims(graph: ModelGraph, backend: Backend) -> Claims:
     wanted = {product: tuple(unrounded_parts(product).values()) for product in graph.graph.nodes}
-    readers: dict[fx.Node, set[fx.Node]] = {}
-    for product, parts in wanted.items():
-        for part in parts:
-            readers.setdefault(part, set()).add(product)
     before: dict[fx.Node, tuple[fx.Node, ...]] = {}
     refusals: dict[Refusal, None] = {}
     for product, parts in wanted.items():
-        claimed = [part for part in parts if set(part.users) == readers[part]]
+        claimed = [part for part in parts if all(part in wanted[user] for user in part.users)]
         more = backend.taken_in(product)
         if isinstance(more, Refusal):
             refusals[more] = None

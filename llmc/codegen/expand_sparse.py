@@ -6,7 +6,6 @@ sparse_codes(values, masks, scales)  ->  dequantize(codes, scales)
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import fx
@@ -65,5 +64,4 @@ def _expand(graph: ModelGraph, node: fx.Node) -> None:
 
 def _note(graph: ModelGraph, node: fx.Node, why: str) -> None:
     names = set(stored_names(graph.weights[arguments_of(node)["values"].name]))
-    what: dict[str, Any] = {"bits": None, "reason": why}
-    graph.sparse = tuple(replace(each, **what) if each.tensor in names else each for each in graph.sparse)
+    graph.sparse = tuple(replace(s, bits=None, reason=why) if s.tensor in names else s for s in graph.sparse)

@@ -18,7 +18,6 @@ from llmc.codegen.kernel_ir import Loop
 from llmc.codegen.launches import CONCATENATIONS, LaunchBuilder
 from llmc.codegen.limits import engine_limits
 from llmc.codegen.logit_rows import check_logit_rows
-from llmc.codegen.loop_builder import dtype_name
 from llmc.codegen.loop_refusal import loop_refusal
 from llmc.codegen.origin import unsupported
 from llmc.codegen.placement import Unit, unit_nodes
@@ -124,14 +123,7 @@ def _output_view(graph: ModelGraph, views: Views) -> View:
 
 
 def _caches(graph: ModelGraph, backend: Backend) -> tuple[CacheSlot, ...]:
-    slots = []
     for cache in graph.caches:
-        if cache.format is not None:
-            format = str(cache.format)
-            slots.append(CacheSlot(cache.kv_heads, cache.head_dim, cache.value_dim, "U8", format, cache.group))
-            continue
-        dtype = dtype_name(cache.dtype)
-        if dtype is None or cache.dtype not in backend.float_dtypes:
+        if cache.format is None and cache.dtype not in backend.float_dtypes:
             raise LoweringError(f"the KV cache cannot be {cache.dtype}", fix="build with kv_dtype float32 or bfloat16")
-        slots.append(CacheSlot(cache.kv_heads, cache.head_dim, cache.value_dim, dtype, group=cache.group))
-    return tuple(slots)
+    return tuple(cache.slot() for cache in graph.caches)

@@ -20,7 +20,7 @@ from llmc.graph.serialize import WeightOf, serialize_graph
 from llmc.graph.step_inputs import hidden_width, is_of_logit_rows
 from llmc.graph.weights import Recipe
 from llmc.options import BuildOptions
-from llmc.program import Affine, CacheSlot, Layout, Program, RankLayout, RowCount, SideOutput, StateSlot, WeightSlot
+from llmc.program import Affine, Layout, Program, RankLayout, RowCount, SideOutput, StateSlot, WeightSlot
 from llmc.program.program_interface import memory_text
 
 
@@ -58,17 +58,7 @@ def graph_program(graph: ModelGraph, options: BuildOptions, weights: tuple[Weigh
         unplanned_arena=Affine(),
         buffers=(),
         weights=weights,
-        caches=tuple(
-            CacheSlot(
-                c.kv_heads,
-                c.head_dim,
-                c.value_dim,
-                DTYPE_NAMES[c.dtype],
-                None if c.format is None else str(c.format),
-                c.group,
-            )
-            for c in graph.caches
-        ),
+        caches=tuple(cache.slot() for cache in graph.caches),
         states=tuple(StateSlot(state.shape) for state in graph.states),
         side_outputs=tuple(_side_output(graph, name, node) for name, node in graph.sides().items()),
         hidden_width=hidden_width(graph),

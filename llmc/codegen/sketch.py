@@ -87,14 +87,10 @@ class SketchBackend:
                 found |= self._part(name, argument, part)
             elif name in _CACHES:
                 found[name] = call.cache(name)
-            elif argument.op != "placeholder":
-                operand = call.rows(name)
-                assert operand is not None
-                found[name] = operand
             elif argument.name in self._weights and argument.meta["val"].dim() > 1:
                 found[name] = call.weight(name, Layout.ROWS)
             else:
-                operand = call.vector(name)
+                operand = call.vector(name) if argument.op == "placeholder" else call.rows(name)
                 assert operand is not None
                 found[name] = operand
         return found
@@ -103,11 +99,8 @@ class SketchBackend:
         """What a product's kernel reads in the place of a claimed argument: codes, or x as it was."""
         if node.target in SPARSE:
             dtype = call.dtype("values")
-            return {
-                name: call.sparse_panels(
-                    Layout.SPARSE_PANELS if dtype.is_floating_point else Layout.SPARSE_CODE_PANELS, dtype
-                )
-            }
+            layout = Layout.SPARSE_PANELS if dtype.is_floating_point else Layout.SPARSE_CODE_PANELS
+            return {name: call.sparse_panels(layout, dtype)}
         if "codes" in arguments_of(node):
             parts = zip(("codes", "scales", "zeros"), call.code_rows(), strict=True)
             return {f"{name}_{part}": operand for part, operand in parts if operand is not None}

@@ -12,10 +12,11 @@ from llmc.formats.cache_format import CacheFormat
 from llmc.formats.pruned_part import PrunedPart
 from llmc.formats.quantized_weight import QuantizedWeight
 from llmc.formats.sparse_weight import SparseWeight
+from llmc.graph.dtype_names import DTYPE_NAMES
 from llmc.graph.fake_value import FakeValues
 from llmc.graph.stage import Stage
 from llmc.graph.weights import Recipe
-from llmc.program import AdapterPools, Head, Reach
+from llmc.program import AdapterPools, CacheSlot, Head, Reach
 
 if TYPE_CHECKING:
     from llmc.graph.drafts.draft_checkpoint import DraftCheckpoint
@@ -62,6 +63,11 @@ class CacheSpec:
         """Elements of one head at one position. part: "k" or "v"."""
         channels = self.head_dim if part == "k" else self.value_dim
         return channels if self.format is None else self.format.position_bytes(channels)
+
+    def slot(self) -> CacheSlot:
+        """As a program has it."""
+        format = None if self.format is None else str(self.format)
+        return CacheSlot(self.kv_heads, self.head_dim, self.value_dim, DTYPE_NAMES[self.dtype], format, self.group)
 
 
 @dataclass(frozen=True)

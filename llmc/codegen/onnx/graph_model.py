@@ -9,17 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import onnx
-import torch
 from onnx import TensorProto, helper
 from torch import fx
-from torch._ops import OpOverload
 
+from llmc.codegen.dependencies import written_arguments
 from llmc.codegen.onnx.calls import Calls
 from llmc.codegen.onnx.function_table import NOTHING
 from llmc.codegen.onnx.types import IR_VERSION, OPSET, value_info
 from llmc.codegen.onnx.weights import OnnxWeight
 from llmc.errors import LoweringError
-from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.step_inputs import symbol_names
 from llmc.graph.weights import stored_names
@@ -111,7 +109,7 @@ class _Writer:
         results = [] if value is None else [f"{node.name}.{i}" for i in range(len(value))] if several else [node.name]
         for name, each in zip(results, value if several else [value], strict=False):
             self._infos[name] = value_info(name, each, self._sizes)
-        changed = written(node)
+        changed = written_arguments(node)
         outputs = [*results, *(f"{each.name}{WRITTEN}" for each in changed)]
         self._nodes.append(self._calls.node(node, self._names, outputs))
         self._names[node] = node.name
@@ -128,19 +126,6 @@ class _Writer:
             found.append(value_info(name, node.meta["val"], self._sizes))
         caches = [node for node in graph.inputs() if self._names[node] != node.name]
         return found + [self._infos[self._names[node]] for node in caches]
-
-
-def written(node: fx.Node) -> list[fx.Node]:
-    """The arguments that an op writes, in order."""
-    if not isinstance(node.target, OpOverload):
-        return []
-    arguments = call_arguments(node)
-    return [arguments[each.name] for each in node.target._schema.arguments if is_written(each)]
-
-
-def is_written(argument: torch.Argument) -> bool:
-    """Of a schema."""
-    return argument.alias_info is not None and argument.alias_info.is_write
 
 
 def _initializer(graph: ModelGraph, weight: OnnxWeight) -> onnx.TensorProto:

@@ -110,14 +110,10 @@ def read_interface(graph: OnnxGraph, file: Path, head_dim: int | None) -> Interf
 
 
 def _by_shape(value: OnnxValue) -> Role | None:
-    if (
-        _PAST.search(value.name)
-        and not _STATES.search(value.name)
-        and value.shape is not None
-        and len(value.shape) == 4
-    ):
+    axes = None if value.shape is None else len(value.shape)
+    if axes == 4 and _PAST.search(value.name) and not _STATES.search(value.name):
         return Role.PAST
-    if value.type in _INTEGERS and value.shape is not None and len(value.shape) == 2:
+    if axes == 2 and value.type in _INTEGERS:
         return Role.POSITIONS if "position" in value.name else Role.IDS
     return None
 

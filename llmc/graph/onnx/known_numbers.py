@@ -119,11 +119,8 @@ def _gather(call: Call) -> Known:
 
 def _concat(call: Call) -> Known:
     parts = [call.known(index) for index in range(len(call.inputs))]
-    return (
-        array(np.concatenate([part.astype(object) for part in parts], axis=call.integer("axis")))
-        if any(part.dtype == object for part in parts)
-        else np.concatenate(parts, axis=call.integer("axis"))
-    )
+    found = np.concatenate(parts, axis=call.integer("axis"))
+    return array(found) if found.dtype == object else found
 
 
 def _slice(call: Call) -> Known:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -122,18 +123,15 @@ def _parsed(onnx: Any, file: Path) -> Any:
                 fix="export it with external data: onnx.save(model, FILE, save_as_external_data=True)",
             )
         return onnx.ModelProto.FromString(file.read_bytes())
-    except _decode_error(onnx) as error:
+    except _decode_error() as error:
         raise CheckpointError(f"not an ONNX file, or damaged: {error}", at=file, fix=DOWNLOAD_AGAIN) from None
     except OSError as error:
         raise CheckpointError(f"cannot read it: {error.strerror}", at=file, fix="check its permissions") from None
 
 
-def _decode_error(onnx: Any) -> type[Exception]:
-    """What protobuf raises, which has no types of its own."""
-    from importlib import import_module
-
-    found: type[Exception] = import_module("google.protobuf.message").DecodeError
-    return found
+def _decode_error() -> Any:
+    """What protobuf raises, which has no types of its own. It is there if onnx is."""
+    return import_module("google.protobuf.message").DecodeError
 
 
 class _Reader:

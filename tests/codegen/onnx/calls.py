@@ -12,8 +12,8 @@ from torch import Tensor, fx
 from torch._subclasses import FakeTensorMode
 
 import llmc.ops  # noqa: F401 (registers the ops)
+from llmc.codegen.dependencies import written_arguments
 from llmc.codegen.onnx.calls import Calls
-from llmc.codegen.onnx.graph_model import is_written, written
 from llmc.codegen.onnx.types import IR_VERSION, OPSET, value_info
 
 ops = torch.ops.llmc
@@ -37,7 +37,7 @@ def in_onnxruntime(op: Any, *arguments: Any, **named: Any) -> list[np.ndarray[An
     node = graph.call_function(op, tuple(map(given, arguments)), {name: given(v) for name, v in named.items()})
     node.meta["val"] = _fake(op, mode, node)
     results = node.meta["val"] if isinstance(node.meta["val"], list | tuple) else [node.meta["val"]]
-    results = [*results, *(each.meta["val"] for each in written(node))]
+    results = [*results, *(each.meta["val"] for each in written_arguments(node))]
     outputs = [f"y{i}" for i in range(len(results))]
     calls = Calls()
     made = calls.node(node, {each: each.name for each in node.all_input_nodes}, outputs)
@@ -64,7 +64,7 @@ def _fake(op: Any, mode: FakeTensorMode, node: fx.Node) -> Any:
 def check(op: Any, *arguments: Any, **named: Any) -> None:
     """The function's results are the op's, and so is what both write."""
     found = in_onnxruntime(op, *arguments, **named)
-    changed = [is_written(each) for each in op._schema.arguments]
+    changed = [each.alias_info is not None and each.alias_info.is_write for each in op._schema.arguments]
     arguments = tuple(given.clone() if is_it else given for given, is_it in zip(arguments, changed, strict=False))
     made = op(*arguments, **named)
     wanted = [*(made if isinstance(made, list | tuple) else [made])]

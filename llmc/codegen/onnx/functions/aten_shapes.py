@@ -17,7 +17,7 @@ def reshape(b: Body, self: Value, shape: Sizes = (), size: Sizes = ()) -> str:
     return b("Reshape", self, b.sizes(shape or size))
 
 
-def flatten(b: Body, self: Value, result: Value, start_dim: int, end_dim: int) -> str:
+def flatten(b: Body, self: Value, start_dim: int, end_dim: int) -> str:
     """Reshape, with the sizes before and behind as they are."""
     rank = len(self.shape)
     start, end = start_dim % rank, end_dim % rank

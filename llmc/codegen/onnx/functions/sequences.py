@@ -2,10 +2,12 @@
 
 Either way tokens are rows [requests, most, …], which requests take side by side, and states [requests, …]: Scan goes
 along the rows. A request that has fewer of them than another keeps its state in the rest.
+
+Of either, before: the states, [requests, …]. counts: tokens of each request, [requests, 1]. is_row: which rows are
+tokens, [requests, most]; None where all are.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,21 +15,6 @@ from onnx import TensorProto
 
 from llmc.codegen.onnx.function_body import Body, InnerBody, Operand, Value
 from llmc.codegen.onnx.functions.requests import padded, places
-
-
-class Sequences(Protocol):
-    """before: the states, [requests, …]. counts: tokens of each request, [requests, 1]. is_row: which rows are tokens,
-    [requests, most]; None where all are."""
-
-    before: str
-    counts: str
-    is_row: str | None
-
-    def rows(self, x: Operand) -> str:
-        """[tokens, …] as [requests, most, …]."""
-
-    def results(self, y: str, after: str) -> tuple[str, ...]:
-        """y of each row as of tokens, and what is written of the states."""
 
 
 class OneSequence:
@@ -40,11 +27,11 @@ class OneSequence:
         self.is_row: str | None = None
 
     def rows(self, x: Operand) -> str:
-        """Those of a single request."""
+        """[tokens, …] as [1, tokens, …]."""
         return self._b.unsqueeze(x, 0)
 
     def results(self, y: str, after: str) -> tuple[str, ...]:
-        """Nothing is written."""
+        """y of each row as of tokens. Nothing is written."""
         return (self._b.squeeze(y, 0),)
 
 
@@ -72,15 +59,18 @@ class StepSequences:
         self.before = b("Where", has_state, b("Gather", state, self._slots, axis=0), b.number(initial))
 
     def rows(self, x: Operand) -> str:
-        """Rows that a request lacks repeat its last."""
+        """[tokens, …] as [requests, most, …]. Rows that a request lacks repeat its last."""
         return self._b("Gather", x, self._index, axis=0)
 
     def results(self, y: str, after: str) -> tuple[str, ...]:
-        """The states are put back."""
+        """y of each row as of tokens, and the states, put back."""
         b = self._b
         flat = b("Reshape", y, b("Concat", b.integers([-1]), b("Shape", y, start=2), axis=0))
         tokens = b("Gather", flat, self._places, axis=0)
         return tokens, b("ScatterND", self._state, b.unsqueeze(self._slots, 1), after)
+
+
+Sequences = OneSequence | StepSequences
 
 
 def sequences(b: Body, x: Value, shape: Sequence[int], step: Mapping[str, Value], initial: float = 0.0) -> Sequences:

@@ -52,17 +52,14 @@ def _rows(weight: Tensor) -> Tensor:
 def _routed(call: Call, router: Tensor, mixing: Tensor | None) -> tuple[Tensor, Tensor]:
     """(experts, weights): [T, slots] each."""
     count = call.integer("k", 1)
-    if mixing is not None:
+    if mixing is None:
+        weights, index = torch.topk(torch.softmax(router.float(), -1), count)
+    else:
         index = torch.topk(router, count).indices
         weights = torch.gather(mixing, -1, index)
-        if call.integer("normalize_routing_weights", 0):
-            weights = weights / weights.sum(-1, keepdim=True)
-        return index, weights
-    probabilities = torch.softmax(router.float(), -1)
-    values, index = torch.topk(probabilities, count)
     if call.integer("normalize_routing_weights", 0):
-        values = values / values.sum(-1, keepdim=True)
-    return index, values.to(router.dtype)
+        weights = weights / weights.sum(-1, keepdim=True)
+    return index, weights.to(router.dtype) if mixing is None else weights
 
 
 def _gated(call: Call, product: Callable[[Tensor, int], Tensor], x: Tensor, first: int, third: int) -> Tensor:
