@@ -5,7 +5,7 @@ from itertools import pairwise
 import networkx as nx
 from torch import fx
 
-from llmc.codegen.views import View, Views
+from llmc.codegen.views import View, Views, operand_views, views_of
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.pointwise import ELEMENTARY
 
@@ -23,16 +23,6 @@ def computing_nodes(graph: ModelGraph, views: Views, copies: frozenset[fx.Node])
         for node in graph.graph.nodes
         if node.op == "call_function" and (node in copies or _has_own_value(node, views) or written_arguments(node))
     )
-
-
-def operand_views(node: fx.Node, views: Views) -> tuple[View, ...]:
-    """What a node reads, a view for each tensor among its arguments."""
-    found: list[View] = []
-    for source in node.all_input_nodes:
-        view = views.get(source)
-        if view is not None:
-            found += [view] if isinstance(view, View) else view
-    return tuple(found)
 
 
 def dependencies(graph: ModelGraph, views: Views, copies: frozenset[fx.Node]) -> nx.DiGraph:
@@ -66,6 +56,4 @@ def written_arguments(node: fx.Node) -> tuple[fx.Node, ...]:
 
 
 def _has_own_value(node: fx.Node, views: Views) -> bool:
-    view = views.get(node)
-    first = view[0] if isinstance(view, tuple) else view
-    return first is not None and first.value.node is node
+    return any(view.value.node is node for view in views_of(node, views))

@@ -13,9 +13,9 @@ from itertools import combinations, pairwise
 import networkx as nx
 from torch import fx
 
-from llmc.codegen.dependencies import dependencies, is_loop_node, operand_views
+from llmc.codegen.dependencies import dependencies, is_loop_node
 from llmc.codegen.loop_space import Space, merged_space, reads_in_place, result_view, space_of
-from llmc.codegen.views import Value, Views
+from llmc.codegen.views import Value, Views, operand_views
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.pointwise import reduces
 from llmc.program import RowCount

@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from llmc.codegen.backend import Backend, KernelCall
+from llmc.codegen.call import arguments_of
 from llmc.codegen.claims import Claims
 from llmc.codegen.fuse_groups import Group
 from llmc.codegen.kernel_ir import Apply, Loop, Reduce
@@ -18,7 +19,7 @@ from llmc.codegen.node_call import NodeCall
 from llmc.codegen.origin import origin_of, unsupported
 from llmc.codegen.placement import Placement, Placer, Unit, row_stride_only, unit_nodes, unit_reads
 from llmc.codegen.side_views import SideViews
-from llmc.codegen.views import KEEP_TOKENS_APART, Value, View, Views
+from llmc.codegen.views import KEEP_TOKENS_APART, Value, View, Views, view_of, views_of
 from llmc.codegen.weight_slots import WeightSlots
 from llmc.graph.cost import group_cost
 from llmc.graph.model_graph import ModelGraph
@@ -112,8 +113,7 @@ class LaunchBuilder:
 
     def _copy_first_rows(self, stand_in: fx.Node, product: fx.Node, sides: tuple[str, ...]) -> None:
         """What a product gives, from the one that stands in for it."""
-        wide, narrow = self.views[stand_in], self.views[product]
-        assert isinstance(wide, View) and isinstance(narrow, View)
+        wide, narrow = view_of(stand_in, self.views), view_of(product, self.views)
         first = View(wide.value, wide.offset, narrow.shape, (wide.strides[0], *wide.strides[2:]))
         loop, pointers = build_copy(first, self.locate(narrow), strides_over(narrow, narrow.shape), self.locate)
         self._launch_loop(loop, pointers, (product,))
@@ -222,20 +222,13 @@ class LaunchBuilder:
 
     def _concatenate(self, node: fx.Node) -> None:
         """One copying loop for each part, into its place in the result."""
-        parts = node.args[0]
-        assert isinstance(parts, list | tuple)
-        result = self.views[node]
-        assert isinstance(result, View)
-        axis_argument = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
-        assert isinstance(axis_argument, int)
-        axis = axis_argument % len(result.shape)
+        given, result = arguments_of(node), view_of(node, self.views)
+        axis = given["dim"] % len(result.shape)
         if isinstance(result.shape[axis], RowCount):
             raise unsupported(node, "it joins tensors along the token axis", KEEP_TOKENS_APART)
         start = 0
-        for part in parts:
-            assert isinstance(part, fx.Node)
-            view = self.views[part]
-            assert isinstance(view, View)
+        for part in given["tensors"]:
+            view = view_of(part, self.views)
             if node.target is torch.ops.aten.stack.default:
                 shape, strides = view.shape, view.strides
                 shape, strides = (*shape[:axis], 1, *shape[axis:]), (*strides[:axis], 0, *strides[axis:])
@@ -302,8 +295,7 @@ def _written(units: Sequence[Unit], kept: Sequence[View], views: Views) -> dict[
     for unit in units:
         found: list[Value] = []
         for node in unit_nodes(unit):
-            results = views.get(node)
-            for view in (results,) if isinstance(results, View) else results or ():
+            for view in views_of(node, views):
                 if not isinstance(unit, Group) or view.value in read:
                     found.append(view.value)
         written[unit] = tuple(found)

@@ -10,8 +10,8 @@ from torch import fx
 
 from llmc.codegen.fuse_groups import Group
 from llmc.codegen.kernel_ir import Apply, Constant, Load, Loop, Parameter, Reduce, Statement, Store, collapse
-from llmc.codegen.loop_space import Space, dims_of, operand_view, reads_in_place, result_view, strides_over
-from llmc.codegen.views import View, Views, row_count
+from llmc.codegen.loop_space import Space, dims_of, reads_in_place, result_view, strides_over
+from llmc.codegen.views import View, Views, row_count, view_of
 from llmc.graph.pointwise import Kind, emit, kind_of
 from llmc.program.launch_arguments import Operand
 
@@ -93,7 +93,7 @@ class _LoopBuilder:
         """An argument's element at the loop's place: what the loop has computed, or a load."""
         if not isinstance(argument, fx.Node):
             return self.number(argument, kind)
-        view = operand_view(argument, self._views)
+        view = view_of(argument, self._views)
         if view.value.node in self._computed:
             index, result = self._computed[view.value.node]
             assert reads_in_place(view, result.value, result, self._space), f"{argument.name} is read across the loop"

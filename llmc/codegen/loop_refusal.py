@@ -22,13 +22,12 @@ def loop_refusal(node: fx.Node, float_dtypes: frozenset[torch.dtype]) -> Refusal
         return Refusal(f"it works on the bits of {value.dtype}; loops know it for booleans only", node)
     if not reduces(node):
         return None
-    source = node.args[0]
-    assert isinstance(source, fx.Node)
-    rank = source.meta["val"].dim()
+    shape = node.all_input_nodes[0].meta["val"].shape
+    rank = len(shape)
     axes = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
     found = [axes] if isinstance(axes, int) else list(axes) if isinstance(axes, Sequence) else list(range(rank))
     if [a % rank for a in found if isinstance(a, int)] != [rank - 1]:
         return Refusal(f"it reduces axes {found} of {rank}; a loop reduces only the last one", node)
-    if not isinstance(source.meta["val"].shape[-1], int):
+    if not isinstance(shape[-1], int):
         return Refusal("it reduces over the tokens", node)
     return None

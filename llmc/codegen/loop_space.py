@@ -6,30 +6,23 @@ computed in a space has its shape, or 1 in place of the last axis: the results o
 
 from torch import fx
 
-from llmc.codegen.views import Dim, Value, View, Views
+from llmc.codegen.views import Dim, Value, View, Views, view_of
 from llmc.graph.pointwise import reduces
 from llmc.program import RowCount
 
 Space = tuple[Dim, ...]
 
 
-def operand_view(node: fx.Node, views: Views) -> View:
-    """The one view of a node with one result."""
-    view = views[node]
-    assert isinstance(view, View), f"{node.name} has several results"
-    return view
-
-
 def space_of(node: fx.Node, views: Views, copies: frozenset[fx.Node]) -> Space:
     """The space of one node: its result's shape, or its input's if it reduces. No leading 1s."""
     if node in copies:
-        return _without_leading_ones(operand_view(node, views).value.shape)
-    return _without_leading_ones(_source_shape(node, views) if reduces(node) else operand_view(node, views).shape)
+        return _without_leading_ones(view_of(node, views).value.shape)
+    return _without_leading_ones(_source_shape(node, views) if reduces(node) else view_of(node, views).shape)
 
 
 def result_view(node: fx.Node, views: Views, copies: frozenset[fx.Node]) -> View:
     """How a node's loop sees its own result: aligned with the space, with an axis of 1 that keepdim=False drops."""
-    value = operand_view(node, views).value
+    value = view_of(node, views).value
     whole = value.whole()
     if node not in copies and reduces(node) and len(value.shape) < len(_source_shape(node, views)):
         return View(value, 0, (*value.shape, 1), (*whole.strides, 0))
@@ -69,9 +62,7 @@ def reads_in_place(view: View, producer: Value, result: View, space: Space) -> b
 
 
 def _source_shape(node: fx.Node, views: Views) -> tuple[Dim, ...]:
-    source = node.args[0]
-    assert isinstance(source, fx.Node)
-    return operand_view(source, views).shape
+    return view_of(node.all_input_nodes[0], views).shape
 
 
 def _without_leading_ones(shape: tuple[Dim, ...]) -> Space:

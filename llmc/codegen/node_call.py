@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from llmc.codegen.call import arguments_of
 from llmc.codegen.origin import unsupported
 from llmc.codegen.placement import row_stride_only
-from llmc.codegen.views import View
+from llmc.codegen.views import View, view_of, views_of
 from llmc.graph.product_parts import is_of_experts, is_product, stored_rows
 from llmc.program import Layout, Limits, RowCount
 from llmc.program.launch_arguments import Count, Operand, Rows
@@ -90,8 +90,7 @@ class NodeCall:
         return self._given["rows", name]
 
     def result(self, index: int = 0) -> Operand:
-        views = self._builder.views[self._node]
-        view = views if isinstance(views, View) else views[index]
+        view = views_of(self._node, self._builder.views)[index]
         operand, stride = self._builder.operand(view)
         value = self._node.meta["val"]
         times = self._flat_rows(value if isinstance(value, Tensor) else value[index])
@@ -200,6 +199,4 @@ class NodeCall:
         return view.value.node
 
     def _view(self, name: str) -> View:
-        view = self._builder.views[self._arguments[name]]
-        assert isinstance(view, View), f"{name} of {self._node.name} is a tuple"
-        return view
+        return view_of(self._arguments[name], self._builder.views)

@@ -11,10 +11,9 @@ import torch
 from torch import fx
 
 from llmc.codegen.call import arguments_of
-from llmc.codegen.dependencies import operand_views
 from llmc.codegen.fuse_groups import Group
 from llmc.codegen.loop_space import result_view, strides_over
-from llmc.codegen.views import Value, View, Views
+from llmc.codegen.views import Value, View, Views, operand_views
 
 Unit = fx.Node | Group
 # Arguments of a node's kernel that may lie where a result goes, and which result.

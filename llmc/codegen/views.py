@@ -102,6 +102,24 @@ def row_count(shape: tuple[Dim, ...]) -> RowCount:
     return next((d for d in shape if isinstance(d, RowCount)), RowCount.ONE)
 
 
+def views_of(node: fx.Node, views: Views) -> tuple[View, ...]:
+    """Of each of a node's results, or of what a claimed node reads; none of what has no value."""
+    found = views.get(node, ())
+    return (found,) if isinstance(found, View) else found
+
+
+def view_of(node: fx.Node, views: Views) -> View:
+    """The one view of a node with one result."""
+    view = views[node]
+    assert isinstance(view, View), f"{node.name} has several results"
+    return view
+
+
+def operand_views(node: fx.Node, views: Views) -> tuple[View, ...]:
+    """What a node reads, a view for each tensor among its arguments."""
+    return tuple(view for source in node.all_input_nodes for view in views_of(source, views))
+
+
 def columns_of(shape: tuple[Dim, ...]) -> int:
     """Elements in a row of a shape."""
     return math.prod(d for d in shape if isinstance(d, int))
@@ -117,7 +135,7 @@ def find_views(graph: ModelGraph, claimed: Collection[fx.Node] = ()) -> tuple[Vi
     finder = _Finder(graph)
     for node in graph.graph.nodes:
         if node in claimed:
-            finder.views[node] = finder.read_by(node)
+            finder.views[node] = operand_views(node, finder.views)
         else:
             finder.visit(node)
     return finder.views, frozenset(finder.copies)
@@ -144,10 +162,6 @@ class _Finder:
         else:
             self._look_through(node)
 
-    def read_by(self, node: fx.Node) -> tuple[View, ...]:
-        found = (self.views.get(source, ()) for source in node.all_input_nodes)
-        return tuple(view for views in found for view in ((views,) if isinstance(views, View) else views))
-
     def _is_view(self, node: fx.Node) -> bool:
         if node.target is operator.getitem or node.target in _ALIASES or node.target in _RESHAPES:
             return True
@@ -167,8 +181,7 @@ class _Finder:
         self._tensors[node] = tuple(_meta_tensor(v) for v in values)
 
     def _look_through(self, node: fx.Node) -> None:
-        source = node.args[0]
-        assert isinstance(source, fx.Node)
+        source = node.all_input_nodes[0]
         below = self._values[source]
         if node.target is operator.getitem:
             index = node.args[1]
@@ -183,8 +196,8 @@ class _Finder:
         self.views[node] = self._view_of(node)
 
     def _viewed(self, node: fx.Node, below: Value) -> tuple[Any, Value]:
-        assert callable(node.target) and isinstance(node.args[0], fx.Node)
-        tensor = self._tensors[node.args[0]]
+        assert callable(node.target)
+        tensor = self._tensors[node.all_input_nodes[0]]
         if node.target not in _RESHAPES:
             args, kwargs = map_arg((node.args, node.kwargs), lambda n: self._tensors[n])
             return node.target(*args, **kwargs), below

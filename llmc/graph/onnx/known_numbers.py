@@ -18,7 +18,7 @@ from llmc.graph.onnx.call import Call, Known
 from llmc.graph.onnx.constants import NUMPY_DTYPES, constant
 from llmc.graph.onnx.tensors import DTYPES
 
-MOST = 1 << 16
+_MOST = 1 << 16
 Arithmetic = Callable[[Call], Known | tuple[Known, ...]]
 
 
@@ -163,26 +163,19 @@ def _where(call: Call) -> Known:
 def _filled(call: Call) -> Known:
     value = call.node.attributes.get("value")
     number = np.zeros(1, np.float32) if value is None else np.asarray(constant(value)).reshape(1)
-    return np.full(limited(call, call.integers(0)), number[0])
+    return np.full(call.integers(0), number[0])
 
 
 def _expand(call: Call) -> Known:
-    sizes = call.integers(1)
-    wanted = np.broadcast_shapes(call.known(0).shape, tuple(limited(call, sizes)))
+    wanted = np.broadcast_shapes(call.known(0).shape, tuple(call.integers(1)))
     return np.broadcast_to(call.known(0), wanted)
 
 
 def _range(call: Call) -> Known:
     start, end, step = (call.known(index).reshape(-1)[0] for index in range(3))
-    limited(call, [math.ceil((end - start) / step)])
+    count = math.ceil((end - start) / step)
+    call.unless(count <= _MOST, f"it makes known numbers of shape [{count}]")
     return np.arange(start, end, step)
-
-
-def limited(call: Call, sizes: list[Any]) -> list[int]:
-    """The sizes, if known numbers of such sizes are worth keeping."""
-    if any(isinstance(size, SymInt) for size in sizes) or math.prod(max(size, 0) for size in sizes) > MOST:
-        raise call.refused(f"it makes known numbers of shape {sizes!s:.120}")
-    return sizes
 
 
 def is_small(call: Call) -> bool:
@@ -190,12 +183,12 @@ def is_small(call: Call) -> bool:
     op, values = call.node.op_type, call.inputs
     sizes: list[Any] = []
     if op == "ConstantOfShape":
-        sizes = list(values[0].reshape(-1)) if isinstance(values[0], np.ndarray) else [MOST + 1]
+        sizes = list(values[0].reshape(-1)) if isinstance(values[0], np.ndarray) else [_MOST + 1]
     elif op == "Expand" and isinstance(values[1], np.ndarray):
         sizes = list(values[1].reshape(-1))
     elif op == "Range":
         return not any(isinstance(v, np.ndarray) and v.dtype == object for v in values)
-    return not any(isinstance(size, SymInt) for size in sizes) and math.prod(max(int(s), 0) for s in sizes) <= MOST
+    return not any(isinstance(size, SymInt) for size in sizes) and math.prod(max(int(s), 0) for s in sizes) <= _MOST
 
 
 ARITHMETIC: Mapping[str, Arithmetic] = MappingProxyType(
