@@ -32,9 +32,7 @@ def longest_sequence(info: ModelInfo, options: BuildOptions) -> int:
 
     Raises OptionError for more than the model's positions, or than a step holds of texts that are read as a whole.
     """
-    longest = info.max_positions if options.max_model_len is None else options.max_model_len
-    if longest is None:
-        longest = DEFAULT_MODEL_LEN
+    longest = options.max_model_len or info.max_positions or DEFAULT_MODEL_LEN
     if info.max_positions is not None and longest > info.max_positions:
         raise OptionError(
             f"max_model_len is {longest}, but the model has {info.max_positions} positions",

@@ -111,7 +111,7 @@ class Placer:
             source = next(
                 (
                     view.value
-                    for view, _ in self._replaceable(writers[value], value)
+                    for view in self._replaceable(writers[value], value)
                     if view == view.value.whole() and all(r.unit == writers[value] for r in self._reads[view.value])
                 ),
                 None,
@@ -121,21 +121,21 @@ class Placer:
             value = source
 
     def _in_place(self, unit: int, value: Value) -> Placement | None:
-        for view, _ in self._replaceable(unit, value):
+        for view in self._replaceable(unit, value):
             old = self._placements[view.value]
             if old.home is not None and self._is_free(unit, view, old):
                 return Placement(old.home, old.offset + view.offset, old.row_stride)
         return None
 
-    def _replaceable(self, unit: int, value: Value) -> Iterator[tuple[View, View]]:
-        """(what the unit reads, what it writes there) where both are walked alike and other reads do not interfere."""
-        for view, result in self._walked_alike(unit, value):
+    def _replaceable(self, unit: int, value: Value) -> Iterator[View]:
+        """What the unit reads and may be written over, as both are walked alike and other reads do not interfere."""
+        for view in self._walked_alike(unit, value):
             computed = view.value.node.op != "placeholder"
             others = (v for v in self._unit_reads[unit] if v != view)
             if computed and view.value.dtype == value.dtype and not any(v.overlaps(view) for v in others):
-                yield view, result
+                yield view
 
-    def _walked_alike(self, unit: int, value: Value) -> Iterator[tuple[View, View]]:
+    def _walked_alike(self, unit: int, value: Value) -> Iterator[View]:
         launch = self._units[unit]
         if isinstance(launch, Group):
             result = result_view(value.node, self._views, self._copies)
@@ -143,12 +143,12 @@ class Placer:
                 a, b = strides_over(view, launch.space), strides_over(result, launch.space)
                 same_size = view.rows is value.rows and view.columns == value.columns
                 if same_size and a[1:] == b[1:] and (a[0] != 0) == (b[0] != 0):
-                    yield view, result
+                    yield view
             return
         for name, index in self._in_place_arguments(launch):
             source = self._views[arguments_of(launch)[name]]
             if index == value.index and isinstance(source, View) and row_stride_only(source):
-                yield source, value.whole()
+                yield source
 
     def _is_free(self, unit: int, view: View, old: Placement) -> bool:
         """Whether nothing reads that part of the buffer after this unit, and this unit writes nothing else there."""

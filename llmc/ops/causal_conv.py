@@ -50,11 +50,8 @@ def causal_conv_with_state(
     state_slots: Tensor,
 ) -> Tensor:
     """Of a step. state: [slots, width - 1, channels]; the rest as in causal_conv and scan_step (ops/states.py)."""
-    return scan_step(
-        lambda tokens, before: _convolve(x[tokens], weight, bias, before),
-        torch.zeros_like(x),
-        state,
-        query_starts,
-        context_lens,
-        state_slots,
-    )
+
+    def scan(tokens: slice, before: Tensor) -> tuple[Tensor, Tensor]:
+        return _convolve(x[tokens], weight, bias, before)
+
+    return scan_step(scan, torch.zeros_like(x), state, query_starts, context_lens, state_slots)

@@ -50,12 +50,8 @@ def linear_recurrence_with_state(
     state_slots: Tensor,
 ) -> Tensor:
     """Of a step. state: [slots, channels]; the rest as in linear_recurrence and scan_step (ops/states.py)."""
-    return scan_step(
-        lambda tokens, before: _scan(x[tokens], decay[tokens], tropical, before),
-        torch.zeros_like(x),
-        state,
-        query_starts,
-        context_lens,
-        state_slots,
-        initial,
-    )
+
+    def scan(tokens: slice, before: Tensor) -> tuple[Tensor, Tensor]:
+        return _scan(x[tokens], decay[tokens], tropical, before)
+
+    return scan_step(scan, torch.zeros_like(x), state, query_starts, context_lens, state_slots, initial)

@@ -54,11 +54,8 @@ def selective_scan_with_state(
     state_slots: Tensor,
 ) -> Tensor:
     """Of a step. state: [slots, channels, n]; the rest as in selective_scan and scan_step (ops/states.py)."""
-    return scan_step(
-        lambda tokens, before: _scan(x[tokens], dt[tokens], A, B[tokens], C[tokens], before),
-        torch.zeros_like(x),
-        state,
-        query_starts,
-        context_lens,
-        state_slots,
-    )
+
+    def scan(tokens: slice, before: Tensor) -> tuple[Tensor, Tensor]:
+        return _scan(x[tokens], dt[tokens], A, B[tokens], C[tokens], before)
+
+    return scan_step(scan, torch.zeros_like(x), state, query_starts, context_lens, state_slots)

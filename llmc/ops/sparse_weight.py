@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from llmc.graph.op_record import OpCall, Part
-from llmc.ops.registry import FROM_CAPTURED, IN_NO_GRAPH, op, per_element
+from llmc.ops.registry import FROM_CAPTURED, IN_NO_GRAPH, like, op, per_element
 from llmc.ops.weight_codes import weight_values
 
 MASK_BITS = 64
@@ -104,11 +104,7 @@ def sparse_values(weight: Tensor, count: int) -> Tensor:
     return torch.nn.functional.pad(found, (0, count - len(found)))
 
 
-@op(
-    fake=lambda a: torch.empty_like(a.weight),
-    stages=IN_NO_GRAPH,
-    flops=per_element(1),
-)
+@op(fake=like("weight"), stages=IN_NO_GRAPH, flops=per_element(1))
 def pruned(weight: Tensor, masks: Tensor) -> Tensor:
     """A weight [out, in] with zeros where masks [out, ⌈in / 64⌉] have no bit: a recipe that keeps the checkpoint's
     tensor and one bit for each element."""

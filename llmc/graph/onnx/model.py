@@ -1,4 +1,7 @@
-"""An ONNX file as plain data: graphs, nodes, functions and tensors, checked as far as goes without their meaning."""
+"""An ONNX file as plain data: graphs, nodes, functions and tensors, checked as far as goes without their meaning.
+
+The onnx package, an extra, reads the protobuf of a file and nothing else.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from llmc.errors import CheckpointError
-from llmc.graph.onnx.package import import_onnx
 from llmc.graph.onnx.tensors import DOWNLOAD_AGAIN, OnnxTensor, damaged, read_tensor, utf8
 
 _MOST_NODES = 1 << 20
@@ -94,8 +96,7 @@ class Reference:
 
 def read_model(file: Path) -> OnnxModel:
     """The model of a file; data of tensors are not read. Raises CheckpointError."""
-    onnx = import_onnx(file)
-    proto = _parsed(onnx, file)
+    proto = _parsed(file)
     reader = _Reader(file)
     functions: dict[tuple[str, str, str], OnnxFunction] = {}
     for each in proto.functions:
@@ -110,7 +111,13 @@ def read_model(file: Path) -> OnnxModel:
     return OnnxModel(file, graph, functions, reader.opsets(proto), metadata)
 
 
-def _parsed(onnx: Any, file: Path) -> Any:
+def _parsed(file: Path) -> Any:
+    try:
+        import onnx
+    except ImportError as error:
+        raise CheckpointError(
+            f"reading an ONNX model needs the onnx package: {error}", at=file, fix='pip install "llmc-compiler[onnx]"'
+        ) from error
     if not file.is_file():
         kind = "no regular file" if file.exists() else "no such file"
         raise CheckpointError(kind, at=file, fix="name an .onnx file, or the directory that holds one")

@@ -1,10 +1,7 @@
 """What of a graph the logits need: nodes in order, constants among the tensors, and which tensors say positions."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
-
-import torch
 
 from llmc.graph.onnx.model import OnnxGraph, OnnxModel, OnnxNode
 from llmc.graph.onnx.tensors import OnnxTensor, damaged
@@ -50,16 +47,12 @@ def needed_graph(model: OnnxModel, logits: str) -> OnnxGraph:
 def reads(node: OnnxNode) -> Iterable[str]:
     """What a node reads, with what the graphs within it read from outside."""
     yield from (name for name in node.inputs if name)
-    for graph in _inner_graphs(node.attributes):
+    for graph in (value for value in node.attributes.values() if isinstance(value, OnnxGraph)):
         own = {value.name for value in graph.inputs} | graph.tensors.keys()
         for inner in graph.nodes:
             yield from (name for name in reads(inner) if name not in own)
             own |= {*inner.outputs}
         yield from (value.name for value in graph.outputs if value.name not in own)
-
-
-def _inner_graphs(attributes: Mapping[str, Any]) -> list[OnnxGraph]:
-    return [value for value in attributes.values() if isinstance(value, OnnxGraph)]
 
 
 def positional_tensors(graph: OnnxGraph, ids: str) -> frozenset[str]:
@@ -84,8 +77,5 @@ def positional_tensors(graph: OnnxGraph, ids: str) -> frozenset[str]:
         else:
             made = frozenset(each for name in names for each in stored.get(name, frozenset()))
             stored |= dict.fromkeys(node.outputs, made)
-    return frozenset(name for name in found if _nbytes(graph.tensors[name]) <= _LARGEST_CONSTANT)
-
-
-def _nbytes(tensor: OnnxTensor) -> int:
-    return tensor.numel * torch.empty((), dtype=tensor.dtype).itemsize
+    tensors = (graph.tensors[name] for name in found)
+    return frozenset(each.name for each in tensors if each.numel * each.dtype.itemsize <= _LARGEST_CONSTANT)
