@@ -28,7 +28,6 @@ FUNCTIONS: Mapping[Any, Function] = MappingProxyType(
         **choices.FUNCTIONS,
         **states.FUNCTIONS,
         **aten_shapes.FUNCTIONS,
-        **aten_shapes.ON_SIZES,
         **aten_rows.FUNCTIONS,
     }
 )

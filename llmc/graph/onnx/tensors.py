@@ -15,44 +15,32 @@ from llmc.errors import CheckpointError
 from llmc.graph.onnx.external_data import ExternalBytes, external_bytes
 
 DOWNLOAD_AGAIN = "download the file again, or export the model again"
-# By ONNX's numbers. Of four bits two lie in a byte, the first one low.
-DTYPES: Mapping[int, torch.dtype] = MappingProxyType(
+# By ONNX's numbers: elements, which field holds them where raw_data does not, and how its numbers become their bytes.
+_ELEMENTS: Mapping[int, tuple[torch.dtype, str, Any]] = MappingProxyType(
     {
-        1: torch.float32,
-        2: torch.uint8,
-        3: torch.int8,
-        4: torch.uint16,
-        5: torch.int16,
-        6: torch.int32,
-        7: torch.int64,
-        9: torch.bool,
-        10: torch.float16,
-        11: torch.float64,
-        12: torch.uint32,
-        13: torch.uint64,
-        16: torch.bfloat16,
+        1: (torch.float32, "float_data", np.float32),
+        2: (torch.uint8, "int32_data", np.uint8),
+        3: (torch.int8, "int32_data", np.int8),
+        4: (torch.uint16, "int32_data", np.uint16),
+        5: (torch.int16, "int32_data", np.int16),
+        6: (torch.int32, "int32_data", np.int32),
+        7: (torch.int64, "int64_data", np.int64),
+        9: (torch.bool, "int32_data", np.bool_),
+        10: (torch.float16, "int32_data", np.uint16),
+        11: (torch.float64, "double_data", np.float64),
+        12: (torch.uint32, "uint64_data", np.uint32),
+        13: (torch.uint64, "uint64_data", np.uint64),
+        16: (torch.bfloat16, "int32_data", np.uint16),
+        21: (torch.uint8, "int32_data", np.uint8),
+        22: (torch.uint8, "int32_data", np.uint8),
     }
 )
+# Two lie in a byte, the first one low.
 _FOUR_BITS = {21: "uint4", 22: "int4"}
+DTYPES: Mapping[int, torch.dtype] = MappingProxyType(
+    {number: dtype for number, (dtype, _, _) in _ELEMENTS.items() if number not in _FOUR_BITS}
+)
 _MOST_AXES = 16
-# Which field holds the elements where raw_data does not, and how its numbers become the elements' bytes.
-_FIELDS = {
-    1: ("float_data", np.float32),
-    11: ("double_data", np.float64),
-    7: ("int64_data", np.int64),
-    12: ("uint64_data", np.uint32),
-    13: ("uint64_data", np.uint64),
-    2: ("int32_data", np.uint8),
-    3: ("int32_data", np.int8),
-    4: ("int32_data", np.uint16),
-    5: ("int32_data", np.int16),
-    6: ("int32_data", np.int32),
-    9: ("int32_data", np.bool_),
-    10: ("int32_data", np.uint16),
-    16: ("int32_data", np.uint16),
-    21: ("int32_data", np.uint8),
-    22: ("int32_data", np.uint8),
-}
 
 
 @dataclass(frozen=True)
@@ -90,8 +78,7 @@ def utf8(value: str | bytes, file: Path) -> str:
 def read_tensor(proto: Any, file: Path) -> OnnxTensor:
     """The entry of a TensorProto, whose data stay where they are. Raises CheckpointError for one that is not whole."""
     name, shape = utf8(proto.name, file), tuple(proto.dims)
-    dtype = DTYPES.get(proto.data_type, torch.uint8 if proto.data_type in _FOUR_BITS else None)
-    if dtype is None:
+    if proto.data_type not in _ELEMENTS:
         raise CheckpointError(
             f"tensor {name!r:.80} is of ONNX type {proto.data_type}, which is not read",
             at=file,
@@ -99,7 +86,7 @@ def read_tensor(proto: Any, file: Path) -> OnnxTensor:
         )
     if len(shape) > _MOST_AXES or any(size < 0 for size in shape) or math.prod(shape) >= 1 << 62:
         raise damaged(f"tensor {name!r:.80} has shape {list(shape)!s:.120}", file)
-    packed = _FOUR_BITS.get(proto.data_type)
+    (dtype, _, _), packed = _ELEMENTS[proto.data_type], _FOUR_BITS.get(proto.data_type)
     count = math.prod(shape)
     nbytes = -(-count // 2) if packed is not None else count * dtype.itemsize
     if proto.HasField("segment"):
@@ -116,7 +103,7 @@ def _bytes(proto: Any) -> bytes:
     if proto.HasField("raw_data"):
         raw: bytes = proto.raw_data
         return raw
-    field, kind = _FIELDS[proto.data_type]
+    _, field, kind = _ELEMENTS[proto.data_type]
     numbers = np.asarray(getattr(proto, field))
     return numbers.astype(kind).tobytes()
 

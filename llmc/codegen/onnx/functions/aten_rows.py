@@ -128,9 +128,6 @@ def full(
     return b("Expand", _number(b, fill_value, result), b("Shape", self) if size is None else b.sizes(size))
 
 
-zeros, ones = partial(full, fill_value=0), partial(full, fill_value=1)
-
-
 def scalar_tensor(b: Body, s: float, result: Value) -> str:
     """A constant."""
     return b("Identity", _number(b, s, result))
@@ -163,9 +160,7 @@ FUNCTIONS: dict[Any, Any] = {
     aten.sum.dim_IntList: reduction("ReduceSum"),
     aten.amax.default: reduction("ReduceMax"),
     aten.amin.default: reduction("ReduceMin"),
-    aten._softmax.default: softmax,
-    aten.softmax.int: softmax,
-    aten._safe_softmax.default: softmax,
+    **dict.fromkeys((aten._softmax.default, aten.softmax.int, aten._safe_softmax.default), softmax),
     aten.max.dim: max_of_axis,
     aten.argmax.default: argmax,
     aten.clamp.Tensor: clamp,
@@ -179,25 +174,15 @@ FUNCTIONS: dict[Any, Any] = {
     aten.linear.default: linear,
     aten.addmm.default: addmm,
     aten.baddbmm.default: baddbmm,
-    aten.matmul.default: standard("MatMul"),
-    aten.mm.default: standard("MatMul"),
-    aten.bmm.default: standard("MatMul"),
+    **dict.fromkeys((aten.matmul.default, aten.mm.default, aten.bmm.default), standard("MatMul")),
     aten.einsum.default: einsum,
     aten.layer_norm.default: layer_norm,
     aten.rms_norm.default: rms_norm,
-    aten.full.default: full,
-    aten.full_like.default: full,
-    aten.zeros.default: zeros,
-    aten.ones.default: ones,
-    aten.new_zeros.default: zeros,
-    aten.new_ones.default: ones,
-    aten.new_full.default: full,
-    aten.zeros_like.default: zeros,
-    aten.ones_like.default: ones,
+    **dict.fromkeys((aten.full.default, aten.new_full.default, aten.full_like.default), full),
+    **dict.fromkeys((aten.zeros.default, aten.new_zeros.default, aten.zeros_like.default), partial(full, fill_value=0)),
+    **dict.fromkeys((aten.ones.default, aten.new_ones.default, aten.ones_like.default), partial(full, fill_value=1)),
     aten.scalar_tensor.default: scalar_tensor,
-    aten.arange.default: arange,
-    aten.arange.start: arange,
-    aten.arange.start_step: arange,
+    **dict.fromkeys((aten.arange.default, aten.arange.start, aten.arange.start_step), arange),
     aten.__and__.Tensor: bitwise("And", "BitwiseAnd"),
     aten.__or__.Tensor: bitwise("Or", "BitwiseOr"),
 }

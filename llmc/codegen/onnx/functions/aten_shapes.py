@@ -143,14 +143,21 @@ def sym_size(b: Body, self: Value, dim: int) -> str:
     return b.squeeze(b.length(self, dim % len(self.shape)), 0)
 
 
+def arithmetic(op: str) -> Any:
+    """The function of Python's arithmetic on sizes."""
+
+    def build(b: Body, operand_0: int | Value, operand_1: int | Value) -> str:
+        return b(op, *(b.integer(each) if isinstance(each, int) else each for each in (operand_0, operand_1)))
+
+    return build
+
+
 # They are the tensor itself: memory is nobody's business here.
 _ALIASES = ("alias", "clone", "contiguous", "detach", "lift_fresh_copy")
 
 FUNCTIONS: dict[Any, Any] = {
     **{getattr(aten, name).default: standard("Identity") for name in _ALIASES},
-    aten.reshape.default: reshape,
-    aten.view.default: reshape,
-    aten._unsafe_view.default: reshape,
+    **dict.fromkeys((aten.reshape.default, aten.view.default, aten._unsafe_view.default), reshape),
     aten.flatten.using_ints: flatten,
     aten.expand.default: expand,
     aten.permute.default: permute,
@@ -174,19 +181,6 @@ FUNCTIONS: dict[Any, Any] = {
     aten.index.Tensor: index,
     aten.diff.default: diff,
     aten.sym_size.int: sym_size,
-}
-
-
-def arithmetic(op: str) -> Any:
-    """The function of Python's arithmetic on sizes."""
-
-    def build(b: Body, operand_0: int | Value, operand_1: int | Value) -> str:
-        return b(op, *(b.integer(each) if isinstance(each, int) else each for each in (operand_0, operand_1)))
-
-    return build
-
-
-ON_SIZES: dict[Any, Any] = {
     operator.add: arithmetic("Add"),
     operator.sub: arithmetic("Sub"),
     operator.mul: arithmetic("Mul"),

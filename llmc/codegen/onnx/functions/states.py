@@ -94,12 +94,8 @@ def _channel_rule(times: str, plus: str, inner: Body, before: str, rows: Sequenc
 
 
 FUNCTIONS: dict[Any, Any] = {
-    llmc.causal_conv.default: causal_conv,
-    llmc.causal_conv_with_state.default: causal_conv,
-    llmc.selective_scan.default: selective_scan,
-    llmc.selective_scan_with_state.default: selective_scan,
-    llmc.linear_attention.default: linear_attention,
-    llmc.linear_attention_with_state.default: linear_attention,
-    llmc.linear_recurrence.default: linear_recurrence,
-    llmc.linear_recurrence_with_state.default: linear_recurrence,
+    **dict.fromkeys((llmc.causal_conv.default, llmc.causal_conv_with_state.default), causal_conv),
+    **dict.fromkeys((llmc.selective_scan.default, llmc.selective_scan_with_state.default), selective_scan),
+    **dict.fromkeys((llmc.linear_attention.default, llmc.linear_attention_with_state.default), linear_attention),
+    **dict.fromkeys((llmc.linear_recurrence.default, llmc.linear_recurrence_with_state.default), linear_recurrence),
 }
