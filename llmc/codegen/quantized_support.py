@@ -52,14 +52,15 @@ def _scheme_refusal(scheme: Scheme, backend: Backend, dtype: torch.dtype) -> str
         zeros = None if scheme.symmetric else torch.empty(_ROWS, groups, dtype=torch.int8)
         x_scale = torch.empty(1) if scheme.is_static else None
         result = torch.empty(_TOKENS, _ROWS, dtype=dtype)
-    graph = _CallGraph()
+    graph = fx.Graph()
     arrived: Any = x
     if scheme.activation != "none":
-        values = x.float()
-        arrived = graph.call(_llmc.round_tokens.default, (x, x_scale, scheme.activation, torch.float32), values)
-    weight = graph.call(_llmc.dequantize.default, (codes, scales, zeros, scheme.format, torch.float32), codes.float())
+        rounding = (x, x_scale, scheme.activation, torch.float32)
+        arrived = _call(graph, _llmc.round_tokens.default, rounding, x.float())
+    stored = (codes, scales, zeros, scheme.format, torch.float32)
+    weight = _call(graph, _llmc.dequantize.default, stored, codes.float())
     arguments = (arrived, weight, None, None, "identity", 1.0, dtype)
-    return graph.refusal(_llmc.fused_linear.default, arguments, result, backend)
+    return _reason(backend, _call(graph, _llmc.fused_linear.default, arguments, result))
 
 
 def _cache_refusal(format: CacheFormat, backend: Backend, dtype: torch.dtype) -> str | None:
@@ -70,32 +71,26 @@ def _cache_refusal(format: CacheFormat, backend: Backend, dtype: torch.dtype) ->
         table = torch.empty(_TOKENS, 4, dtype=torch.int32)
     write = (heads, heads, cache, cache, indices, str(format))
     read = (heads, cache, cache, indices, indices, table, 0.125, None, None, None, str(format), 64)
-    return _CallGraph().refusal(_llmc.kv_write.default, write, None, backend) or _CallGraph().refusal(
-        _llmc.paged_attention.default, read, heads, backend
-    )
+    writes = _call(fx.Graph(), _llmc.kv_write.default, write, None)
+    reads = _call(fx.Graph(), _llmc.paged_attention.default, read, heads)
+    return _reason(backend, writes) or _reason(backend, reads)
 
 
-class _CallGraph:
-    """A graph of a call and what it reads."""
+def _call(graph: fx.Graph, op: OpOverload, args: tuple[Any, ...], result: torch.Tensor | None) -> fx.Node:
+    """Append a call; tensors among the arguments become placeholders."""
 
-    def __init__(self) -> None:
-        self._graph = fx.Graph()
-
-    def call(self, op: OpOverload, args: tuple[object, ...], result: torch.Tensor | None) -> fx.Node:
-        """Append a call; tensors among the arguments become placeholders."""
-        node = self._graph.create_node("call_function", op, tuple(map(self._argument, args)))
-        node.meta["val"] = result
-        return node
-
-    def refusal(
-        self, op: OpOverload, args: tuple[object, ...], result: torch.Tensor | None, backend: Backend
-    ) -> str | None:
-        found = backend.refusal(self.call(op, args, result))
-        return None if found is None else found.reason
-
-    def _argument(self, value: object) -> Any:
+    def argument(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        node = self._graph.placeholder("a")
+        node = graph.placeholder("a")
         node.meta["val"] = value
         return node
+
+    node = graph.create_node("call_function", op, tuple(map(argument, args)))
+    node.meta["val"] = result
+    return node
+
+
+def _reason(backend: Backend, node: fx.Node) -> str | None:
+    found = backend.refusal(node)
+    return None if found is None else found.reason

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from llmc.errors import CheckpointError
 from llmc.graph.checkpoint import HidingSource, SafetensorsSource, TensorEntry, check_shape, read_json
-from llmc.graph.code_numbers import code_numbers
 from llmc.graph.marlin_24 import marlin_24_shape, unpack_marlin_24
 from llmc.graph.quantization_config import (
     EXPERT_BLOCKS,
@@ -102,7 +101,7 @@ class QuantizedSource(HidingSource):
         unpacked = self._unpacked(base)
         if not part:
             weight = self._weights[base]
-            return weight.as_model_has_it(_values(unpacked, weight.scheme.format))
+            return weight.as_model_has_it(unpacked.values(weight.scheme.format))
         found: Tensor | None = getattr(unpacked, part) if part in _PARTS else None
         if found is None:
             raise CheckpointError(f"weight {base!r} has no {part}", at=self.directory, fix="compile the model again")
@@ -183,19 +182,6 @@ def _in_group_order(found: UnpackedCodes, g_idx: Tensor | None) -> UnpackedCodes
     if len(sizes) != found.scales.shape[1] or int(sizes.min()) != int(sizes.max()):
         raise ValueError(f"weight_g_idx gives groups {int(sizes.min())} to {int(sizes.max())} columns")
     return replace(found, codes=found.codes[:, order].contiguous(), order=order)
-
-
-def _values(unpacked: UnpackedCodes, format: str) -> Tensor:
-    values = code_numbers(unpacked.codes, format)
-    width = values.shape[1] // unpacked.scales.shape[1]
-    if unpacked.zeros is not None:
-        values = values - unpacked.zeros.float().repeat_interleave(width, 1)
-    values = values * unpacked.scales.float().repeat_interleave(width, 1)
-    if unpacked.order is None:
-        return values
-    in_place = torch.empty_like(values)
-    in_place[:, unpacked.order] = values
-    return in_place
 
 
 def _find_weights(files: SafetensorsSource, groups: Sequence[ModuleGroup]) -> dict[str, StoredWeight]:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from llmc.graph.code_numbers import code_numbers
+
 # AWQ's kernels want the eight columns of a word in this order.
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
@@ -27,6 +29,19 @@ class UnpackedCodes:
     scales: Tensor
     zeros: Tensor | None
     order: Tensor | None = None
+
+    def values(self, format: str) -> Tensor:
+        """The weight [out, in] that they stand for, fp32, its columns in place."""
+        values = code_numbers(self.codes, format)
+        width = values.shape[1] // self.scales.shape[1]
+        if self.zeros is not None:
+            values = values - self.zeros.float().repeat_interleave(width, 1)
+        values = values * self.scales.float().repeat_interleave(width, 1)
+        if self.order is None:
+            return values
+        in_place = torch.empty_like(values)
+        in_place[:, self.order] = values
+        return in_place
 
 
 def unpack_gptq(

@@ -52,7 +52,8 @@ class Calls:
     def node(self, node: fx.Node, inputs: Mapping[fx.Node, str], outputs: list[str]) -> onnx.NodeProto:
         """The call of a node. inputs: what the values that it reads are called; outputs: what its results are, and
         after them the arguments that it writes. Raises LoweringError for what standard ops cannot say."""
-        domain, _, kind = _qualified_name(node.target).partition(".")
+        name = op_name(node.target) if isinstance(node.target, OpOverload) else f"python.{op_name(node.target)}"
+        domain, _, kind = name.partition(".")
         tensors = dict(_tensors(node))
         attributes = [helper.make_attribute(name, *_attribute(value)) for name, value in _attributes(node, tensors)]
         content = _function(node, tensors, [each.name for each in attributes], len(outputs))
@@ -75,10 +76,6 @@ class Calls:
             if text:
                 made.metadata_props.add(key=name, value=str(text))
         return made
-
-
-def _qualified_name(target: Any) -> str:
-    return op_name(target) if isinstance(target, OpOverload) else f"python.{op_name(target)}"
 
 
 def _named(node: fx.Node) -> dict[str, Any]:

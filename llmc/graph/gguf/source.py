@@ -11,7 +11,6 @@ from torch import Tensor
 from llmc.errors import CheckpointError
 from llmc.formats.schemes import Scheme, parse_scheme
 from llmc.graph.checkpoint import check_shape
-from llmc.graph.code_numbers import code_numbers
 from llmc.graph.dtype_names import NAMED_DTYPES
 from llmc.graph.gguf.architectures import described
 from llmc.graph.gguf.block_codes import NUMBERS, decoded, unpack_blocks
@@ -107,9 +106,7 @@ class GgufSource:
             unpacked = self._unpacked(base)
             return unpacked.codes if part == "codes" else unpacked.scales
         if kind.codes is not None:
-            unpacked = self._unpacked(base)
-            scales = unpacked.scales.float().repeat_interleave(kind.elements, 1)
-            return _as_model_has_it(code_numbers(unpacked.codes, kind.codes) * scales, place)
+            return _as_model_has_it(self._unpacked(base).values(kind.codes), place)
         data = _bytes_of(place)
         if kind.name in NUMBERS:
             values = torch.frombuffer(data, dtype=NUMBERS[kind.name])

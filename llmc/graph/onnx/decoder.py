@@ -121,7 +121,7 @@ class _Run:
             raise call.refused(f"it does not fit its inputs: {_told(error)}", "export the model again") from error
         found = made if isinstance(made, tuple) else (made,)
         for value in found:
-            if isinstance(value, Tensor) and _elements(value) > _MOST_ELEMENTS:
+            if isinstance(value, Tensor) and math.prod(n for n in value.shape if isinstance(n, int)) > _MOST_ELEMENTS:
                 raise call.refused(f"it makes {list(value.shape)}, more than a model does", "export the model again")
         return found
 
@@ -178,10 +178,6 @@ def _with_attributes(node: OnnxNode, given: Mapping[str, Any]) -> OnnxNode:
         for name, value in node.attributes.items()
     }
     return replace(node, attributes={name: value for name, value in found.items() if value is not None})
-
-
-def _elements(value: Tensor) -> int:
-    return math.prod(size for size in value.shape if isinstance(size, int))
 
 
 def _told(error: Exception) -> str:

@@ -49,7 +49,8 @@ def linear_codes(coded: CodedTensor) -> UnpackedCodes:
     """All parts, bit by bit; unsigned codes less the middle of their range."""
     stored = _numbers(coded.codes)
     zeros = None if coded.zeros is None else _numbers(coded.zeros)
-    if zeros is None and not _is_signed(coded.codes):
+    is_signed = coded.codes.packed == "int4" or coded.codes.dtype is torch.int8
+    if zeros is None and not is_signed:
         zeros = torch.full((1,), -(1 << (coded.bits - 1)), dtype=torch.int8)
     found = None if zeros is None or not bool(zeros.any()) else coded.of_equal_runs(_of_rows(coded, zeros))
     scales = coded.of_equal_runs(_of_rows(coded, coded.scales.load()))
@@ -77,7 +78,3 @@ def _bits(codes: OnnxTensor) -> int | None:
     if codes.packed is not None:
         return 4
     return 8 if codes.dtype in (torch.int8, torch.uint8) else None
-
-
-def _is_signed(codes: OnnxTensor) -> bool:
-    return codes.packed == "int4" or codes.dtype is torch.int8

@@ -54,7 +54,8 @@ def called(op: OpOverload, call: Call, inputs: Sequence[str]) -> Translated:
     """inputs: the names of the function's."""
     tensors = {argument.name for argument in op._schema.arguments if "Tensor" in str(argument.type)}
     given = {
-        name: call.tensor(index) if name in tensors or _list_of(name) in tensors else _number(call, index)
+        # One of a list is called after it.
+        name: call.tensor(index) if {name, name.rpartition("_")[0]} & tensors else _number(call, index)
         for index, name in enumerate(inputs)
     }
     keywords: dict[str, Any] = {}
@@ -67,11 +68,6 @@ def called(op: OpOverload, call: Call, inputs: Sequence[str]) -> Translated:
     if isinstance(result, SymInt | int):
         return array(result)
     return tuple(result) if isinstance(result, tuple | list) else result
-
-
-def _list_of(name: str) -> str:
-    """The argument in whose list an input stands."""
-    return name.rpartition("_")[0]
 
 
 def _number(call: Call, index: int) -> Any:

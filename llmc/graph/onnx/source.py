@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from llmc.errors import CheckpointError
-from llmc.graph.code_numbers import code_numbers
 from llmc.graph.onnx.coded_tensor import CodedTensor
 from llmc.graph.onnx.codes import unpacked
 from llmc.graph.onnx.model import read_model
@@ -65,15 +64,8 @@ class OnnxSource:
             if found is None:
                 raise CheckpointError(f"weight {base!r:.80} has no {part}", at=self.file, fix="build the model again")
             return found
-        return self._numbers(name) if name in self._coded else self._tensor(name).load()
-
-    def _numbers(self, name: str) -> Tensor:
-        parts = self._unpacked(name)
-        width = parts.codes.shape[1] // parts.scales.shape[1]
-        values = code_numbers(parts.codes, self._coded[name].format)
-        if parts.zeros is not None:
-            values = values - parts.zeros.float().repeat_interleave(width, 1)
-        return values * parts.scales.float().repeat_interleave(width, 1)
+        coded = self._coded.get(name)
+        return self._tensor(name).load() if coded is None else self._unpacked(name).values(coded.format)
 
     def dtype(self) -> torch.dtype:
         """The floating-point dtype that most elements that are no codes are stored in."""

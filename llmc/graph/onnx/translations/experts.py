@@ -37,16 +37,13 @@ def _experts(call: Call, *, first: int, second: int, third: int, bias_after: int
     def product(x: Tensor, at: int) -> Tensor:
         bias = call.optional(at + bias_after)
         flat = None if bias is None else bias.flatten()
-        found: Tensor = torch.ops.llmc.expert_linear.default(x, _rows(call.tensor(at)), flat, index, experts)
+        weight = call.tensor(at).flatten(0, -2)
+        found: Tensor = torch.ops.llmc.expert_linear.default(x, weight, flat, index, experts)
         return found
 
     y = _gated(call, product, rows, first, third)
     summed: Tensor = torch.ops.llmc.sum_experts.default(product(y, second), weights)
     return summed.reshape(x.shape)
-
-
-def _rows(weight: Tensor) -> Tensor:
-    return weight.flatten(0, 1) if weight.dim() == 3 else weight
 
 
 def _routed(call: Call, router: Tensor, mixing: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -80,13 +80,8 @@ def _where(call: Call) -> Translated:
     dtype = next((side.dtype for side in sides if isinstance(side, Tensor)), None)
     for index, side in enumerate(sides):
         if not isinstance(side, Tensor):
-            sides[index] = torch.full((), side, dtype=dtype or _number_dtype(call, index + 1))
+            sides[index] = torch.full((), side, dtype=dtype or torch_dtype(call.known(index + 1)))
     return torch.where(condition, *sides)
-
-
-def _number_dtype(call: Call, index: int) -> torch.dtype:
-    value = call.value(index)
-    return value.dtype if isinstance(value, Tensor) else torch_dtype(value)
 
 
 def cast(call: Call, x: Tensor, number: int) -> Tensor:
