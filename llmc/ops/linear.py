@@ -23,7 +23,7 @@ def _product(
 
 
 def fits(call: OpCall) -> str | None:
-    """A check of the shapes of a product of x: [..., in] with weight: [out, in]."""
+    """Why x: [..., in] and weight: [out, in] have no product, or None."""
     x, weight = call.shape("x"), call.shape("weight")
     return None if len(weight) == 2 and x[-1] == weight[1] else f"x {x} does not fit weight {weight}"
 

@@ -14,9 +14,9 @@ from llmc.codegen.onnx.functions import aten_rows, aten_shapes, attention, choic
 llmc = torch.ops.llmc
 
 # A function's first argument is the body that it fills, the others are the op's own by name, as many as matter:
-# tensors as Value, numbers as they are; `result` is what the op returns. What not each of its ops has is a parameter
-# with a default, or stands in `**`. It returns the names of its results and, after them, of each argument that the op
-# writes.
+# tensors as Value, numbers as they are; `result` is what the op returns. What only some of a function's ops have is a
+# parameter with a default, or stands in `**`. It returns the names of its results and, after them, of each argument
+# that the op writes.
 Function = Callable[..., str | tuple[str, ...]]
 
 FUNCTIONS: Mapping[Any, Function] = MappingProxyType(
