@@ -67,7 +67,7 @@ class _Writer:
         self._nodes: list[onnx.NodeProto] = []
         self._infos: dict[str, onnx.ValueInfoProto] = {}
         # What each node's value is called now: that of a cache changes as it is written.
-        self._names = {node: node.name for node in graph.graph.find_nodes(op="placeholder")}
+        self._names: dict[fx.Node, str] = {node: node.name for node in graph.graph.find_nodes(op="placeholder")}
 
     def model(self, weights: Sequence[OnnxWeight]) -> onnx.ModelProto:
         """All of it."""
