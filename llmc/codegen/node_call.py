@@ -2,24 +2,43 @@
 
 import operator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx
 
 from llmc.codegen.call import arguments_of
+from llmc.codegen.claims import Claims
 from llmc.codegen.origin import unsupported
 from llmc.codegen.placement import row_stride_only
-from llmc.codegen.views import View, view_of, views_of
+from llmc.codegen.views import View, Views, view_of, views_of
+from llmc.codegen.weight_slots import WeightSlots
+from llmc.graph.model_graph import ModelGraph
 from llmc.graph.product_parts import is_of_experts, is_product, stored_rows
 from llmc.program import Layout, Limits, RowCount
 from llmc.program.launch_arguments import Count, Operand, Rows
 
-if TYPE_CHECKING:
-    from llmc.codegen.launches import LaunchBuilder
-
 _TOP_TOKENS = torch.ops.llmc.top_tokens.default
 _FOLD = "compute it from weights alone, outside of what depends on the tokens, so that it can be folded at build time"
+
+
+class StepMemory(Protocol):
+    """What a call asks of the step that it becomes a launch of; launches.py has it."""
+
+    graph: ModelGraph
+    claims: Claims
+    views: Views
+    weights: WeightSlots
+    limits: Limits
+
+    def operand(self, view: View) -> tuple[Operand, int]:
+        """The pointer to a computed view, and its row stride."""
+
+    def contiguous(self, view: View, dtype: torch.dtype, node: fx.Node, packed: bool = False) -> View:
+        """The view itself, or that of a copy whose rows are contiguous."""
+
+    def workspace(self, node: fx.Node, name: str, rows: RowCount, columns: int, dtype: torch.dtype) -> Operand:
+        """A buffer of its own for the launches of one node."""
 
 
 class NodeCall:
@@ -29,7 +48,7 @@ class NodeCall:
     claims; owner: which claims it.
     """
 
-    def __init__(self, builder: "LaunchBuilder", node: fx.Node, owner: fx.Node | None = None) -> None:
+    def __init__(self, builder: StepMemory, node: fx.Node, owner: fx.Node | None = None) -> None:
         self._builder, self._node, self._owner = builder, node, owner or node
         self._arguments = arguments_of(node)
         self._given: dict[tuple[str, str], Operand] = {}
