@@ -6,7 +6,9 @@ a gigabyte on one core, XXH3 0.04 s (Zen 4).
 """
 
 import hashlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, Literal
 
 import xxhash
 
@@ -14,6 +16,8 @@ from llmc.engine_format.manifest import FileRecord
 from llmc.errors import EngineFormatError
 
 CHUNK_BYTES = 64 << 20
+HashKind = Literal["SHA-256", "XXH3"]
+_HASHES: Mapping[HashKind, Callable[[memoryview], Any]] = {"SHA-256": hashlib.sha256, "XXH3": xxhash.xxh3_64}
 
 
 class ChunkDigest:
@@ -66,31 +70,16 @@ class ChunkHasher:
 def check_sha256(content: memoryview, record: FileRecord, at: Path) -> None:
     """Raise EngineFormatError for the first chunk of a file's content that has another SHA-256 than its record says."""
     for index, digest in enumerate(record.sha256):
-        check_chunk_sha256(content, index, digest, at)
+        check_chunk("SHA-256", content, index, digest, at)
 
 
-def check_chunk_sha256(content: memoryview, index: int, digest: str, at: Path) -> None:
-    """The same of one chunk."""
-    found = hashlib.sha256(_chunk(content, index)).hexdigest()
+def check_chunk(kind: HashKind, content: memoryview, index: int, digest: str, at: Path) -> None:
+    """Raise EngineFormatError if a chunk of a file's content has another hash than `digest`."""
+    begin = index * CHUNK_BYTES
+    found = _HASHES[kind](content[begin : begin + CHUNK_BYTES]).hexdigest()
     if found != digest:
-        raise _corrupt("SHA-256", index, found, digest, at)
-
-
-def check_chunk_xxh3(content: memoryview, index: int, digest: str, at: Path) -> None:
-    """Raise EngineFormatError if a chunk of a file's content has another XXH3 than `digest`."""
-    found = xxhash.xxh3_64_hexdigest(_chunk(content, index))
-    if found != digest:
-        raise _corrupt("XXH3", index, found, digest, at)
-
-
-def _chunk(content: memoryview, index: int) -> memoryview:
-    return content[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
-
-
-def _corrupt(kind: str, index: int, found: str, digest: str, at: Path) -> EngineFormatError:
-    return EngineFormatError(
-        f"the file is corrupt: bytes from {index * CHUNK_BYTES} on have {kind} {found[:16]}…, "
-        f"the manifest says {digest[:16]}…",
-        at=at,
-        fix="copy the engine again, or rebuild it with `llmc build`",
-    )
+        raise EngineFormatError(
+            f"the file is corrupt: bytes from {begin} on have {kind} {found[:16]}…, the manifest says {digest[:16]}…",
+            at=at,
+            fix="copy the engine again, or rebuild it with `llmc build`",
+        )

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from llmc.engine_format.chunk_hash import check_chunk_sha256, check_chunk_xxh3
+from llmc.engine_format.chunk_hash import check_chunk
 from llmc.engine_format.engine_files import EngineFiles, is_weights
 
 # Threads beyond which memory gives no more.
@@ -22,7 +22,7 @@ class WeightCheck:
 
     def __init__(self, files: EngineFiles) -> None:
         work = [
-            partial(check_chunk_xxh3, files.mapped(name), index, digest, files.path / name)
+            partial(check_chunk, "XXH3", files.mapped(name), index, digest, files.path / name)
             for name in files.below("weights")
             for index, digest in enumerate(files.records[name].xxh3)
         ]
@@ -46,7 +46,7 @@ def compare_hashes(files: EngineFiles, names: Iterable[str]) -> None:
     """Compare these files' SHA-256. Raises EngineFormatError for the first chunk that is corrupt."""
     with _pool(_cores()) as pool:
         parts = [
-            pool.submit(check_chunk_sha256, files.mapped(name), index, digest, files.path / name)
+            pool.submit(check_chunk, "SHA-256", files.mapped(name), index, digest, files.path / name)
             for name in names
             for index, digest in enumerate(files.records[name].sha256)
         ]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from llmc.engine_format import start_engine, weight_check
-from llmc.engine_format.chunk_hash import check_chunk_xxh3
+from llmc.engine_format.chunk_hash import check_chunk
 from llmc.engine_format.weight_check import WeightCheck
 from llmc.errors import EngineFormatError
 from llmc.runtime.loading import load
@@ -37,13 +37,13 @@ def engine(draft_engine: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Weights are compared only when the event is set."""
-    may_go, check = threading.Event(), check_chunk_xxh3
+    may_go, check = threading.Event(), check_chunk
 
     def wait_and_check(*arguments: object) -> None:
         may_go.wait()
         check(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(weight_check, "check_chunk_xxh3", wait_and_check)
+    monkeypatch.setattr(weight_check, "check_chunk", wait_and_check)
     yield may_go
     may_go.set()
 
