@@ -8,10 +8,11 @@ from typing import Any
 from llmc.debug.coverage import Coverage
 from llmc.debug.hf_plan import agreement, beside, hf_plan
 from llmc.debug.placement_record import Placements, StageRanks, stage_ranks
+from llmc.debug.report.contents import read_placements
 from llmc.engine_format import read_engine
-from llmc.engine_format.reader import COVERAGE_NAME, PASSES_NAME, PLACEMENTS_NAME
-from llmc.errors import EngineFormatError, LlmcError, OptionError
-from llmc.files.typed_json import REBUILD, from_json, to_json
+from llmc.engine_format.reader import COVERAGE_NAME, PASSES_NAME
+from llmc.errors import LlmcError, OptionError
+from llmc.files.typed_json import from_json, to_json
 from llmc.graph.pass_record import PassRecord, RefusalRecord, RewriteRecord
 from llmc.program import Program
 
@@ -67,12 +68,6 @@ class Explanation:
 
 
 @dataclass(frozen=True)
-class _Report:
-    passes: tuple[PassRecord, ...]
-    coverage: tuple[Coverage, ...]
-
-
-@dataclass(frozen=True)
 class NodeHistory:
     """All that happened to one node. made, used: (pass, rewrite) that created it, and those that were about it."""
 
@@ -85,19 +80,18 @@ def explain_engine(engine: Path) -> Explanation:
     """What the engine's own report says. Raises EngineFormatError if it has none, or one that cannot be read."""
     directory = read_engine(engine, check_weights=False, check_machine=False)
     files = directory.files
-    content = {"passes": _timed(files.json(PASSES_NAME)), "coverage": files.json(COVERAGE_NAME)}
-    report = from_json(_Report, content, "report")
-    placements = files.json(PLACEMENTS_NAME) if PLACEMENTS_NAME in files else None
-    ranks = explain_ranks(placements, directory.stage_programs, directory.manifest.model.family)
-    return Explanation(report.passes, report.coverage, ranks=ranks)
+    # The file holds no times, so that builds give the same bytes.
+    timed = [{**each, "seconds": 0.0} for each in files.parsed(PASSES_NAME, tuple[dict[str, Any], ...])]
+    passes = from_json(tuple[PassRecord, ...], timed, str(files.path / PASSES_NAME))
+    ranks = explain_ranks(read_placements(files), directory.stage_programs, directory.manifest.model.family)
+    return Explanation(passes, files.parsed(COVERAGE_NAME, tuple[Coverage, ...]), ranks=ranks)
 
 
-def explain_ranks(placements: Any, stages: Sequence[Program], family: str) -> RankExplanation | None:
-    """Of an engine; None for one of a single rank. placements: as placements.json has them, None without it."""
+def explain_ranks(placements: Placements | None, stages: Sequence[Program], family: str) -> RankExplanation | None:
+    """Of an engine; None for one of a single rank. placements: of one whose weights are cut."""
     if stages[0].layout.ranks == 1:
         return None
-    found = Placements() if placements is None else from_json(Placements, placements, PLACEMENTS_NAME)
-    return RankExplanation(found, stage_ranks(stages), hf_plan(family))
+    return RankExplanation(placements or Placements(), stage_ranks(stages), hf_plan(family))
 
 
 def history(explanation: Explanation, node: str) -> NodeHistory:
@@ -118,10 +112,3 @@ def history(explanation: Explanation, node: str) -> NodeHistory:
             fix="node names: llmc passes MODEL --stop-after N --graph, or report/graphs/*.txt of an engine",
         )
     return NodeHistory(made, used, about)
-
-
-def _timed(records: Any) -> Any:
-    """The records of passes.json, which holds no times so that builds give the same bytes."""
-    if not isinstance(records, list) or not all(isinstance(each, dict) for each in records):
-        raise EngineFormatError("the report is not a list of passes", at=PASSES_NAME, fix=REBUILD)
-    return [{**each, "seconds": 0.0} for each in records]

@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from llmc.engine_format.chunk_hash import CHUNK_BYTES, check_sha256
 from llmc.engine_format.manifest import MANIFEST_NAME, FileRecord
 from llmc.errors import EngineFormatError
 from llmc.files.mapped_file import mapped_file
 from llmc.files.regular_file import open_regular
-from llmc.files.typed_json import REBUILD
+from llmc.files.typed_json import REBUILD, from_json
+
+T = TypeVar("T")
 
 WEIGHTS = "weights/"
 # Of a file that is read as a whole; weights are mapped.
@@ -74,6 +76,10 @@ class EngineFiles:
             return json.loads(self.text(name))
         except (ValueError, RecursionError) as error:
             raise EngineFormatError(f"the file is not JSON: {error}", at=self.path / name, fix=REBUILD) from None
+
+    def parsed(self, name: str, kind: type[T]) -> T:
+        """A file of JSON as from_json makes a `kind` of it; raises as `read`."""
+        return from_json(kind, self.json(name), str(self.path / name))
 
     def mapped(self, name: str) -> memoryview:
         """A file's bytes as memory, of the right size, the same each time; their hashes are not checked. Raises as

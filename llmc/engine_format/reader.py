@@ -11,7 +11,7 @@ from llmc.engine_format.weight_check import WeightCheck, compare_hashes
 from llmc.engine_format.weight_file import StoredTensor, check_slot, read_header
 from llmc.errors import EngineFormatError, TargetError
 from llmc.files.atomic_directory import TEMPORARY_SUFFIX
-from llmc.files.typed_json import REBUILD, from_json
+from llmc.files.typed_json import REBUILD
 from llmc.formats.pruned_part import PrunedPart
 from llmc.formats.quantized_weight import QuantizedWeight
 from llmc.formats.sparse_weight import SparseWeight
@@ -153,19 +153,13 @@ def _open(path: Path) -> tuple[EngineFiles, Manifest]:
 
 
 def _describe(files: EngineFiles, manifest: Manifest, *, check_machine: bool) -> EngineDirectory:
-    path = files.path
-    executable = check_required(path, manifest)
-    files.read(executable)  # It is not the executor that compares it.
     programs = read_programs(files, manifest)
-    for each in programs:
-        check_agreement(path, manifest, each)
-        check_program(each.program, path / each.file)
-    program = programs[0].program
-    stages = (StageProgram(program, path / executable), *_further_stages(files, manifest, program))
+    program, executable = programs[0].program, _executable(files, manifest)
+    stages = (StageProgram(program, executable), *_further_stages(files, manifest, program))
     tensors = find_weights(files, program)
     if check_machine:
-        check_target(path, manifest.target)
-    return EngineDirectory(files, manifest, program, path / executable, tensors, programs, stages)
+        check_target(files.path, manifest.target)
+    return EngineDirectory(files, manifest, program, executable, tensors, programs, stages)
 
 
 def stage_folder(stage: int) -> str:
@@ -179,20 +173,15 @@ def _further_stages(files: EngineFiles, manifest: Manifest, first: Program) -> l
     before = first
     for number in range(1, first.layout.pipeline):
         folder = stage_folder(number)
-        file = f"{folder}{PROGRAM_NAME}"
-        program, at = program_from_json(files.text(file), files.path / file), files.path / file
-        check_agreement(files.path, manifest, TargetProgram(manifest.target.name, file, program))
-        check_program(program, at)
+        program = _program(files, manifest, f"{folder}{PROGRAM_NAME}")
         if (program.layout, program.stage) != (first.layout, number) or program.hidden_width != before.hands_over:
             raise EngineFormatError(
                 f"stage {before.stage} of {first.layout} hands over {before.hands_over} numbers a token; this is stage "
                 f"{program.stage} of {program.layout}, which takes {program.hidden_width}",
-                at=at,
+                at=files.path / folder / PROGRAM_NAME,
                 fix=REBUILD,
             )
-        library = _only_executable(files.path, manifest, folder)
-        files.read(library)
-        found.append(StageProgram(program, files.path / library))
+        found.append(StageProgram(program, _executable(files, manifest, folder)))
         before = program
     return found
 
@@ -200,23 +189,17 @@ def _further_stages(files: EngineFiles, manifest: Manifest, first: Program) -> l
 def read_quantization(files: EngineFiles) -> tuple[QuantizedWeight, ...]:
     """What quantization did to each weight of an engine, finished or about to be; empty for one without. Raises
     EngineFormatError."""
-    if QUANTIZATION_NAME not in files:
-        return ()
-    return from_json(tuple[QuantizedWeight, ...], files.json(QUANTIZATION_NAME), str(files.path / QUANTIZATION_NAME))
+    return files.parsed(QUANTIZATION_NAME, tuple[QuantizedWeight, ...]) if QUANTIZATION_NAME in files else ()
 
 
 def read_sparsity(files: EngineFiles) -> tuple[SparseWeight, ...]:
     """What became of each weight with zeros; nothing for an engine without. Raises EngineFormatError."""
-    if SPARSITY_NAME not in files:
-        return ()
-    return from_json(tuple[SparseWeight, ...], files.json(SPARSITY_NAME), str(files.path / SPARSITY_NAME))
+    return files.parsed(SPARSITY_NAME, tuple[SparseWeight, ...]) if SPARSITY_NAME in files else ()
 
 
 def read_pruning(files: EngineFiles) -> tuple[PrunedPart, ...]:
     """What each part of a model lost; nothing for an engine without. Raises EngineFormatError."""
-    if PRUNING_NAME not in files:
-        return ()
-    return from_json(tuple[PrunedPart, ...], files.json(PRUNING_NAME), str(files.path / PRUNING_NAME))
+    return files.parsed(PRUNING_NAME, tuple[PrunedPart, ...]) if PRUNING_NAME in files else ()
 
 
 def check_directory(path: Path) -> None:
@@ -238,38 +221,26 @@ def check_directory(path: Path) -> None:
         )
 
 
-def check_required(path: Path, manifest: Manifest) -> str:
-    """The files that no engine can do without are in the manifest; the name of the one that is executed.
-
-    For a GPU engine that is its program, which names the binaries: check_agreement looks for them.
-    """
-    if PROGRAM_NAME not in manifest.files:
-        raise EngineFormatError(f"the manifest lists no {PROGRAM_NAME}", at=path / MANIFEST_NAME, fix=REBUILD)
-    return _only_executable(path, manifest)
-
-
-def _only_executable(path: Path, manifest: Manifest, folder: str = "") -> str:
-    """What is executed of the first stage, or of the one in a folder."""
+def _executable(files: EngineFiles, manifest: Manifest, folder: str = "") -> Path:
+    """What is executed of the first stage, or of the one in a folder. For a GPU engine that is its program."""
     executed = kind_of_engine(manifest.target.name).executed
     own = [name.removeprefix(folder) for name in manifest.files if name.startswith(folder)]
     executables = [folder + name for name in own if executed.fullmatch(name)]
     if len(executables) != 1:
         raise EngineFormatError(
             f"the manifest lists {len(executables)} files to execute, an engine has one",
-            at=path / MANIFEST_NAME,
+            at=files.path / MANIFEST_NAME,
             fix=REBUILD,
         )
-    return executables[0]
+    files.read(executables[0])  # It is not the executor that compares it.
+    return files.path / executables[0]
 
 
 def read_programs(files: EngineFiles, manifest: Manifest) -> tuple[TargetProgram, ...]:
     """The program, or one for each GPU that the engine was built for; they have the same weights."""
     names = manifest.target.name.split(",")
     places = [PROGRAM_NAME, *(f"{PROGRAMS}/{name}.json" for name in names[1:])]
-    found = [
-        TargetProgram(name, place, program_from_json(files.text(place), files.path / place))
-        for name, place in zip(names, places, strict=True)
-    ]
+    found = [TargetProgram(name, at, _program(files, manifest, at)) for name, at in zip(names, places, strict=True)]
     for other in found[1:]:
         if other.program.weights != found[0].program.weights:
             raise EngineFormatError(
@@ -278,14 +249,14 @@ def read_programs(files: EngineFiles, manifest: Manifest) -> tuple[TargetProgram
     return tuple(found)
 
 
-def check_agreement(path: Path, manifest: Manifest, of_target: TargetProgram) -> None:
-    """The manifest and the program speak of the same engine."""
-    program = of_target.program
+def _program(files: EngineFiles, manifest: Manifest, name: str) -> Program:
+    """Of a file; its numbers make sense, and the manifest speaks of the same engine."""
+    program = program_from_json(files.text(name), files.path / name)
     if manifest.limits != program.limits or manifest.model.row_width != program.vocab_size:
         raise EngineFormatError(
             f"the manifest gives {manifest.limits} and rows of {manifest.model.row_width} numbers, "
             f"the program {program.limits} and {program.vocab_size}",
-            at=path / of_target.file,
+            at=files.path / name,
             fix=REBUILD,
         )
     for kernel in program.kernels:
@@ -293,8 +264,10 @@ def check_agreement(path: Path, manifest: Manifest, of_target: TargetProgram) ->
         for file in (*source, *(binary.file for binary in kernel.binaries.values())):
             if file not in manifest.files:
                 raise EngineFormatError(
-                    f"the manifest lists no {file} of kernel {kernel.name}", at=path / MANIFEST_NAME, fix=REBUILD
+                    f"the manifest lists no {file} of kernel {kernel.name}", at=files.path / MANIFEST_NAME, fix=REBUILD
                 )
+    check_program(program, files.path / name)
+    return program
 
 
 def of_rank(engine: EngineDirectory, rank: int) -> EngineDirectory:
@@ -322,13 +295,12 @@ def _stored_tensors(files: EngineFiles, rank: int) -> dict[str, StoredTensor]:
             stored.update(read_header(files.mapped(name), files.path / name))
     if SHARED_NAME not in files:
         return stored
-    at = files.path / SHARED_NAME
     theirs = _stored_tensors(engine_files(files.path.parent), rank)
-    for own, name in from_json(dict[str, str], files.json(SHARED_NAME), str(at)).items():
+    for own, name in files.parsed(SHARED_NAME, dict[str, str]).items():
         if name not in theirs:
             raise EngineFormatError(
                 f"weight {own!r} is {name!r} of the engine around this one, which holds none of that name",
-                at=at,
+                at=files.path / SHARED_NAME,
                 fix=REBUILD,
             )
         stored[own] = theirs[name]

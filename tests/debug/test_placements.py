@@ -17,7 +17,6 @@ from llmc.debug.placement_record import PlacedWeight
 from llmc.debug.report.contents import read_contents
 from llmc.debug.report.page import report_page, script
 from llmc.engine_format import read_engine
-from llmc.files.typed_json import to_json
 from llmc.graph.capture import capture
 from llmc.options import parse_options
 from llmc.passes.pipeline import default
@@ -83,8 +82,7 @@ def test_the_report_says_the_same(explanation: Explanation, draft_engine: Path) 
     directory = read_engine(draft_engine)
     program = replace(directory.program, layout=RankLayout(tensor=4))
     contents = read_contents(directory.files, directory.manifest, program)
-    placements = to_json(explanation.ranks.placements)
-    page = report_page(replace(contents, placements=placements))
+    page = report_page(replace(contents, placements=explanation.ranks.placements))
     data = json.loads(page.partition('<script id="data" type="application/json">')[2].partition("</script>")[0])
     said, shown = explanation.ranks.to_json(), data["ranks"]
     assert {**shown, "stages": None} == {**json.loads(json.dumps(said)), "stages": None}

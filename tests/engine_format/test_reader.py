@@ -154,6 +154,8 @@ def test_names_that_the_file_system_refuses(engine: Path) -> None:
 def test_a_required_file_that_the_manifest_does_not_list(engine: Path) -> None:
     resign(engine, lambda m: replace(m, files={k: v for k, v in m.files.items() if k != "graph.json"}))
     refuse(engine, "lists 0 files to execute", "manifest.json")
+    resign(engine, lambda m: replace(m, files={k: v for k, v in m.files.items() if k != "program.json"}))
+    refuse(engine, "lists no program.json", "manifest.json")
 
 
 def test_hashes_that_do_not_cover_the_file(engine: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def report_page(
     data = {
         "engine": _engine(contents),
         "passes": contents.passes,
-        "provenance": {"sources": contents.sources, "nodes": contents.nodes},
+        "provenance": to_json(contents.provenance),
         **graphs_data(contents.graphs, contents.path),
         "pruning": pruning_data(contents),
         "kernels": kernels_data(contents),
@@ -73,7 +74,7 @@ def report_page(
     }
     page = (_ASSETS / "page.html").read_text(encoding="utf-8")
     parts = {
-        "title": _escaped(f"{contents.manifest.model.name} · llmc report"),
+        "title": escape(f"{contents.manifest.model.name} · llmc report", quote=False),
         "style": (_ASSETS / "style.css").read_text(encoding="utf-8"),
         "data": script_json(data),
         "script": script(),
@@ -131,7 +132,3 @@ def _default_rates(contents: EngineContents) -> Rates:
     if not contents.program.kernels:
         return _NOMINAL
     return gpu_rates(gpu_target(contents.manifest.target.name).compiled[0])
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

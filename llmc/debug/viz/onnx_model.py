@@ -42,19 +42,16 @@ def onnx_model(stage: StageGraph) -> onnx.ModelProto:
     from onnx import checker, helper
 
     values = _Values(stage)
-    nodes = [_node(node, values, stage.origins) for node in stage.graph.nodes if not values.is_alias(node)]
+    calls = [node for node in stage.graph.nodes if node.op is not None and not values.is_alias(node)]
     inputs = [info for node in stage.graph.nodes if node.op is None for info in values.infos(node)]
     returned = [values.infos(node)[0] for node in stage.graph.nodes if node.name in stage.graph.returns]
-    inner = [
-        i for node in stage.graph.nodes if node.op is not None and not values.is_alias(node) for i in values.infos(node)
-    ]
     names = {info.name for info in returned}
     graph = helper.make_graph(
-        [node for node in nodes if node is not None],
+        [_node(node, values, stage.origins) for node in calls],
         re.sub(r"\W+", "_", stage.title),
         inputs,
         returned,
-        value_info=[info for info in inner if info.name not in names],
+        value_info=[info for node in calls for info in values.infos(node) if info.name not in names],
     )
     domains = {"": 21} | {str(node.op).partition(".")[0]: 1 for node in stage.graph.nodes if node.op is not None}
     model = helper.make_model(
@@ -93,10 +90,8 @@ class _Values:
     def infos(self, node: NodeText) -> list[onnx.ValueInfoProto]:
         from onnx import TensorProto, helper
 
-        if self.is_alias(node):
-            kind, shape = _types(node.type)[0]
-            return [helper.make_tensor_value_info(self.name(node.name), getattr(TensorProto, kind), shape)]
-        pairs = zip(self.outputs(node), _types(node.type), strict=True)
+        names = [self.name(node.name)] if self.is_alias(node) else self.outputs(node)
+        pairs = zip(names, _types(node.type), strict=True)
         return [helper.make_tensor_value_info(n, getattr(TensorProto, kind), shape) for n, (kind, shape) in pairs]
 
 
@@ -113,12 +108,10 @@ def _types(text: str) -> list[tuple[str, list[int | str]]]:
     ]
 
 
-def _node(node: NodeText, values: _Values, origins: Mapping[str, NodeOrigin]) -> onnx.NodeProto | None:
+def _node(node: NodeText, values: _Values, origins: Mapping[str, NodeOrigin]) -> onnx.NodeProto:
     from onnx import helper
 
-    if node.op is None:
-        return None
-    domain, _, op = node.op.partition(".")
+    domain, _, op = str(node.op).partition(".")
     inputs, attributes = [], dict[str, Any]()
     for name, text in _arguments(node):
         references = re.findall(r"%(\w+)", text)
@@ -126,7 +119,7 @@ def _node(node: NodeText, values: _Values, origins: Mapping[str, NodeOrigin]) ->
             inputs += [values.name(reference) for reference in references]
         elif text != "None":
             attributes[name] = _attribute(text)
-    origin = origins.get(node.name, NodeOrigin(None, None))
+    origin = origins.get(node.name, NodeOrigin())
     made = helper.make_node(
         op, inputs, values.outputs(node), name=node.name, domain=domain, doc_string=origin.source, **attributes
     )

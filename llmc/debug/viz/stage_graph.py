@@ -6,14 +6,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from llmc.debug.report.contents import read_graphs
-from llmc.engine_format import EngineFiles, read_engine
+from llmc.debug.report.contents import Provenance, read_graphs, read_provenance
+from llmc.engine_format import read_engine
 from llmc.engine_format.manifest import MANIFEST_NAME
 from llmc.engine_format.reader import NODES_NAME
-from llmc.errors import EngineFormatError, OptionError
-from llmc.files.typed_json import REBUILD
+from llmc.errors import OptionError
+from llmc.files.typed_json import from_json
 from llmc.graph.graph_text import GraphText, read_graph_text
 from llmc.options import BuildOptions
 
@@ -27,8 +27,8 @@ STAGES = ("captured", "canonical", "serving", "optimized")
 class NodeOrigin:
     """source: the model's line; rewrite: the one that made the node. None for what has none."""
 
-    source: str | None
-    rewrite: str | None
+    source: str | None = None
+    rewrite: str | None = None
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ def stage_graph(source: Path, stage: str, options: BuildOptions, passes: Sequenc
         raise OptionError(f"{stage!r} is no stage", at=f"--stage={stage}", fix=f"stages: {', '.join(STAGES)}")
     if (source / MANIFEST_NAME).exists():
         engine = read_engine(source, check_weights=False, check_machine=False)
-        name, graphs, nodes = engine.manifest.model.name, read_graphs(engine.files), _read_nodes(engine.files)
+        name, graphs, known = engine.manifest.model.name, read_graphs(engine.files), read_provenance(engine.files)
     else:
-        name, graphs, nodes = _run(source, options, passes)
+        name, graphs, known = _run(source, options, passes)
     texts = [read_graph_text(text, source) for _, _, text in graphs]
     reached = [text for text in texts if text.stage == stage]
     if not reached:
@@ -63,17 +63,16 @@ def stage_graph(source: Path, stage: str, options: BuildOptions, passes: Sequenc
             at=source,
             fix="choose one of these, or build the engine again with this llmc",
         )
-    lines = nodes["sources"]
     origins = {
-        node: NodeOrigin(None if line is None else lines[line], rewrite)
-        for node, (line, rewrite) in nodes["nodes"].items()
+        node: NodeOrigin(None if line is None else known.sources[line], rewrite)
+        for node, (line, rewrite) in known.nodes.items()
     }
     return StageGraph(f"{name}, {stage}", reached[0] if stage == "captured" else reached[-1], origins)
 
 
 def _run(
     model: Path, options: BuildOptions, passes: Sequence[Pass] | None
-) -> tuple[str, tuple[tuple[int, str, str], ...], dict[str, Any]]:
+) -> tuple[str, tuple[tuple[int, str, str], ...], Provenance]:
     from llmc.debug.dump import dumped
     from llmc.graph.capture import capture
     from llmc.passes.model_data import ModelData
@@ -87,15 +86,4 @@ def _run(
     data = ModelData(captured.source, captured.tokenizer)
     run_pipeline(captured.graph, passes or default(), options, dumped(captured.graph, record), data)
     graphs = tuple((i, name, text) for i, (name, text) in enumerate(record.files.items()))
-    nodes: dict[str, Any] = json.loads(record.nodes_text())
-    return captured.graph.info.name, graphs, nodes
-
-
-def _read_nodes(files: EngineFiles) -> dict[str, Any]:
-    if NODES_NAME not in files:
-        return {"sources": [], "nodes": {}}
-    content = files.json(NODES_NAME)
-    try:
-        return {"sources": content["sources"], "nodes": content["nodes"]}
-    except (KeyError, TypeError) as error:
-        raise EngineFormatError(f"cannot be read: {error!r:.100}", at=files.path / NODES_NAME, fix=REBUILD) from None
+    return captured.graph.info.name, graphs, from_json(Provenance, json.loads(record.nodes_text()), NODES_NAME)
