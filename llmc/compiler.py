@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 import warnings
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Unpack
@@ -50,10 +49,6 @@ from llmc.engine_format.reader import (
 )
 from llmc.engine_format.writer import EngineWriter
 from llmc.errors import BuildWarning, LoweringError, OptionError, PassError
-from llmc.files.typed_json import to_json
-from llmc.formats.pruned_part import PrunedPart
-from llmc.formats.quantized_weight import QuantizedWeight
-from llmc.formats.sparse_weight import SparseWeight
 from llmc.graph.capture import Captured, Model, capture
 from llmc.graph.drafts.draft_engine import draft_options, target_ids
 from llmc.graph.dtype_names import torch_name
@@ -135,37 +130,23 @@ def build(
     place, resolved, parsed = path_argument("output", output), resolve_target(target), parse_options(options)
     wish = DivisionWish(parallel, ranks, memory, None if trace is None else path_argument("trace", trace))
     wish.check(options)
-    if isinstance(model, str | Path):
-        model = local_model(model)
-    if parallel is not None:
-        pipeline = default() if passes is None else _checked(passes)
-        parsed = parsed.model_copy(update=consider_divisions(model, resolved, wish, options, pipeline).sizes())
-    return _build(model, place, resolved, parsed, passes, tokenizer, Stages(progress))
-
-
-def _build(
-    model: Model,
-    output: Path,
-    target: Target,
-    options: BuildOptions,
-    passes: Sequence[Pass] | None,
-    tokenizer: object | None,
-    stages: Stages,
-) -> BuildReport:
+    model = local_model(model) if isinstance(model, str | Path) else model
     pipeline = default() if passes is None else _checked(passes)
-    kind = kind_of(target)
-    kind.check(options)
-    options, notes = in_dtype_of_target(model, target, kind, options)
+    if parallel is not None:
+        parsed = parsed.model_copy(update=consider_divisions(model, resolved, wish, options, pipeline).sizes())
+    kind = kind_of(resolved)
+    kind.check(parsed)
+    parsed, notes = in_dtype_of_target(model, resolved, kind, parsed)
     with given_tokenizer(tokenizer) as tokenizer_files:
 
         def captured() -> Captured:
-            found = with_tokenizer(capture(model, options), tokenizer_files)
-            longest_sequence(found.graph.info, options)  # Refused now, not when passes have read all weights.
+            found = with_tokenizer(capture(model, parsed), tokenizer_files)
+            longest_sequence(found.graph.info, parsed)  # Refused now, not when passes have read all weights.
             return found
 
-        report = _write_engine(captured, output, target, kind, options, pipeline, stages, notes)
+        report = _write_engine(captured, place, resolved, kind, parsed, pipeline, Stages(progress), notes)
     for note in report.warnings:
-        warnings.warn(note, BuildWarning, stacklevel=4)
+        warnings.warn(note, BuildWarning, stacklevel=3)
     return report
 
 
@@ -195,7 +176,7 @@ def _write_engine(
             program = joined_program(programs)
             shared = shared_slots(outer, builds) if outer else {}
             if shared:
-                writer.write_text(SHARED_NAME, json.dumps(shared, indent=1) + "\n")
+                writer.write_json(SHARED_NAME, shared)
             own = [slot for slot in program.weights if slot.name not in shared]
             with stages("weights", program.ranks * sum(slot.nbytes for slot in own)):
                 for each in builds:
@@ -307,14 +288,13 @@ def run_passes(
         )
     for name, text in (*kept.files.items(), (NODES_NAME, kept.nodes_text())):
         writer.write_text(name, text)
-    records = [record.to_json() for record in result.records]
-    writer.write_text(PASSES_NAME, json.dumps(records, indent=1, ensure_ascii=False) + "\n")
+    writer.write_json(PASSES_NAME, [record.to_json() for record in result.records])
     coverage = covered.coverage()
-    writer.write_text(COVERAGE_NAME, json.dumps(to_json(coverage), indent=1, ensure_ascii=False) + "\n")
+    writer.write_json(COVERAGE_NAME, coverage)
     explanation = overview_lines(captured.graph.info.name, Explanation(result.records, coverage))
     writer.write_text(EXPLANATION_NAME, "".join(f"{line.text}\n" for line in explanation))
     if placed.placements is not None:
-        writer.write_text(PLACEMENTS_NAME, json.dumps(to_json(placed.placements), indent=1, ensure_ascii=False) + "\n")
+        writer.write_json(PLACEMENTS_NAME, placed.placements)
     if options.strict:
         check_complete(coverage)
     return result
@@ -322,15 +302,10 @@ def run_passes(
 
 def write_weight_records(graph: ModelGraph, writer: EngineWriter) -> None:
     """What became of weights that have codes, of those that have zeros, and of parts that lost some of theirs."""
-    made: dict[str, tuple[QuantizedWeight | SparseWeight | PrunedPart, ...]] = {
-        QUANTIZATION_NAME: graph.quantized,
-        SPARSITY_NAME: graph.sparse,
-        PRUNING_NAME: graph.pruned,
-    }
-    for name, records in made.items():
+    made = ((QUANTIZATION_NAME, graph.quantized), (SPARSITY_NAME, graph.sparse), (PRUNING_NAME, graph.pruned))
+    for name, records in made:
         if records:
-            text = json.dumps([asdict(record) for record in records], indent=1, ensure_ascii=False)
-            writer.write_text(name, text + "\n")
+            writer.write_json(name, records)
 
 
 def packed(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, Unpack, get_args
 
@@ -105,8 +105,7 @@ def export(
             for file in (*captured.tokenizer_files, *_config_of(model)):
                 shutil.copyfile(file, directory.path / file.name)
             directory.commit()
-    sizes = written.nodes, written.functions, written.model_bytes, written.weight_bytes
-    return ExportReport(place, wanted.value, *sizes, stages.seconds)
+    return ExportReport(place, wanted.value, **asdict(written), seconds=stages.seconds)
 
 
 def graph_at(
@@ -190,8 +189,7 @@ def _export_engine(
         for name in opened.files.below("tokenizer"):
             shutil.copyfile(engine / name, directory.path / Path(name).name)
         directory.commit()
-    sizes = written.nodes, written.functions, written.model_bytes, written.weight_bytes
-    return ExportReport(place, Stage.OPTIMIZED.value, *sizes, stages.seconds)
+    return ExportReport(place, Stage.OPTIMIZED.value, **asdict(written), seconds=stages.seconds)
 
 
 def _is_export(path: Path) -> bool:

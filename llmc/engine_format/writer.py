@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,7 @@ from llmc.files.atomic_directory import AtomicDirectory
 from llmc.files.mapped_file import HUGE_PAGE_BYTES
 from llmc.files.regular_file import open_regular
 from llmc.files.storage_error import storage_error
+from llmc.files.typed_json import to_json
 from llmc.program import WeightSlot
 
 if TYPE_CHECKING:
@@ -89,6 +91,10 @@ class EngineWriter:
         """A UTF-8 file. name: relative to the engine, with forward slashes."""
         self.write_bytes(name, text.encode())
 
+    def write_json(self, name: str, value: Any) -> None:
+        """A file of a dataclass, or of plain data with such in it."""
+        self.write_text(name, json.dumps(to_json(value), indent=1, ensure_ascii=False) + "\n")
+
     def write_bytes(self, name: str, data: bytes) -> None:
         """A file of these bytes."""
         with _HashedFile(self._new_path(name), len(data), self._pool) as file:
@@ -130,7 +136,7 @@ class EngineWriter:
         weights: Sequence[tuple[WeightSlot, Callable[[], PackedWeight]]],
         *,
         rank: int = 0,
-        progress: Callable[[int], None] | None = None,
+        progress: Callable[[int], None] = lambda nbytes: None,
     ) -> None:
         """Stream the weights into weights/rank{rank}-*.safetensors.
 
@@ -149,8 +155,7 @@ class EngineWriter:
                 for slot, gap in zip(slots, gaps, strict=True):
                     file.write(memoryview(bytes(gap)))
                     file.write(_packed_bytes(slot, next(makers)[1]()))
-                    if progress is not None:
-                        progress(slot.nbytes)
+                    progress(slot.nbytes)
             self._files[self._folder + name] = file.record()
 
     def finish(self, manifest: Manifest) -> Manifest:

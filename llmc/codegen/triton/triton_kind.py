@@ -1,6 +1,5 @@
 """The GPU targets: Triton kernels, compiled ahead of time by processes that start while the model is captured."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -101,7 +100,10 @@ class TritonBuilder:
                 writer.write_text(name, text)
             if lowered.graph_text is not None:
                 writer.write_text(GRAPH_NAME, lowered.graph_text)
-            writer.write_text(LOWERING_NAME, _refusals_text(lowered))
+            refused = [
+                {"node": r.node.name, "reason": r.reason, "source": source_line(r.node)} for r in lowered.refusals
+            ]
+            writer.write_json(LOWERING_NAME, refused)
             for member in self._target.compiled:
                 self._compile_member(member, lowered, writer, stages)
         return lowered.program
@@ -119,8 +121,3 @@ class TritonBuilder:
         lowered.programs[member.name] = compiled
         if compiled is not lowered.program:
             writer.write_text(f"{PROGRAMS}/{member.name}.json", program_to_json(compiled))
-
-
-def _refusals_text(lowered: DeviceLowered) -> str:
-    refused = [{"node": r.node.name, "reason": r.reason, "source": source_line(r.node)} for r in lowered.refusals]
-    return json.dumps(refused, indent=1, ensure_ascii=False) + "\n"
