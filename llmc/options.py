@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from llmc.errors import OptionError
+from llmc.errors import OptionError, did_you_mean
 from llmc.formats.cache_format import parse_cache_format
 from llmc.formats.pruning import Pruning, parse_pruning
 from llmc.formats.schemes import Quantization, parse_quantization
@@ -26,6 +25,13 @@ _EXAMPLES = {
     "quantize": "int8",
     "sparsity": "magnitude:0.5",
     "prune": "channels=0.125",
+}
+# What refuses a value that cannot be read.
+_PARSERS: Mapping[str, Callable[[Any], object]] = {
+    "quantize": parse_quantization,
+    "sparsity": parse_sparsity,
+    "prune": parse_pruning,
+    "kv_cache": lambda value: value == "auto" or parse_cache_format(value),
 }
 _SPELLINGS = {
     "fp32": "float32",
@@ -118,7 +124,7 @@ class BuildOptions(BaseModel):
         name = str(value).removeprefix("torch.").lower()
         return _SPELLINGS.get(name, name)
 
-    @field_validator("quantize", "sparsity", "prune", mode="before")
+    @field_validator(*_EXAMPLES, mode="before")
     @classmethod
     def _split(cls, value: Any, info: ValidationInfo) -> Any:
         items = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
@@ -147,35 +153,16 @@ class BuildOptions(BaseModel):
                 )
         return named
 
-    @field_validator("quantize")
+    @field_validator(*_PARSERS)
     @classmethod
-    def _parses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        parse_quantization(value)
-        return value
-
-    @field_validator("sparsity")
-    @classmethod
-    def _is_sparsity(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        parse_sparsity(value)
-        return value
-
-    @field_validator("prune")
-    @classmethod
-    def _is_pruning(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        parse_pruning(value)
+    def _parses(cls, value: Any, info: ValidationInfo) -> Any:
+        _PARSERS[info.field_name or ""](value)
         return value
 
     @field_validator("calibration", "speculative", mode="before")
     @classmethod
     def _is_path(cls, value: Any) -> Any:
         return os.fspath(value) if isinstance(value, os.PathLike) else value
-
-    @field_validator("kv_cache")
-    @classmethod
-    def _is_cache_format(cls, value: str) -> str:
-        if value != "auto":
-            parse_cache_format(value)
-        return value
 
     @property
     def adapters(self) -> dict[str, Path]:
@@ -249,8 +236,7 @@ def parse_options(values: Mapping[str, object]) -> BuildOptions:
         name = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
             known = sorted(BuildOptions.model_fields)
-            near = difflib.get_close_matches(name, known, n=1)
-            fix = f"did you mean {near[0]!r}?" if near else f"known options: {', '.join(known)}"
+            fix = did_you_mean(name, known).rstrip() or f"known options: {', '.join(known)}"
             raise OptionError(f"unknown build option {name!r}", at=f"{name}={first['input']!r}", fix=fix) from None
         raise OptionError(
             f"build option {name!r} cannot be {first['input']!r}: {first['msg']}",
