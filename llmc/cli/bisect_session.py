@@ -114,8 +114,8 @@ def _check(
     import torch
 
     from llmc.codegen.onnx.installed import require_onnx
-    from llmc.debug.check_passes import BUDGETS
     from llmc.debug.cut_checks import CommandCheck, LogitCheck, SpeedCheck
+    from llmc.debug.difference import BUDGETS
     from llmc.debug.second_opinion import LARGEST_DIFFERENCE, OpinionCheck
     from llmc.graph.dtype_names import torch_name
     from llmc.passes.rewrite import Numerics

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from llmc.debug.check_passes import BUDGETS
+from llmc.debug.difference import BUDGETS
 from llmc.errors import LlmcError, OptionError, PassError
 from llmc.graph.capture import Captured
 from llmc.graph.model_graph import ModelGraph
@@ -145,7 +145,7 @@ def bisect(
     *,
     good: int = 0,
     uncut: Collection[str] = (),
-    progress: Callable[[Probe], None] | None = None,
+    progress: Callable[[Probe], None] = lambda probe: None,
 ) -> Culprit:
     """Find the first rewrite with which the check fails.
 
@@ -158,8 +158,7 @@ def bisect(
     def holds(number: int) -> bool:
         probe = Probe(number, check(number))
         probes.append(probe)
-        if progress is not None:
-            progress(probe)
+        progress(probe)
         return probe.outcome.is_good
 
     numbers = [record.number for name, record in whole.rewrites if name not in uncut]
@@ -182,17 +181,13 @@ def bisect(
     ends = [last for name, _, last in whole.spans() if name not in uncut]
     for cuts in (ends, numbers):
         low, high = _search([low, *(c for c in cuts if low < c < high), high], holds)
-    failing = next(p for p in reversed(probes) if p.number == high)
+    outcome = next(p.outcome for p in reversed(probes) if p.number == high)
+    rewrite: RewriteRecord | None = None
     if whole.failed_pass is not None and high == total:
-        return _culprit(whole, whole.failed_pass, None, low, failing, probes)
-    name, rewrite = whole.at(high)
-    return _culprit(whole, name, rewrite, low, failing, probes)
-
-
-def _culprit(
-    whole: Outline, name: str, rewrite: RewriteRecord | None, good: int, failing: Probe, probes: list[Probe]
-) -> Culprit:
-    return Culprit(name, whole.numerics[name], rewrite, good, failing.number, failing.outcome, tuple(probes))
+        name = whole.failed_pass
+    else:
+        name, rewrite = whole.at(high)
+    return Culprit(name, whole.numerics[name], rewrite, low, high, outcome, tuple(probes))
 
 
 def cut_graph(pipeline: Pipeline, number: int) -> ModelGraph:

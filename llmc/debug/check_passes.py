@@ -2,29 +2,15 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
+from llmc.debug.difference import budget, difference
 from llmc.errors import LlmcError, PassError
 from llmc.graph.execute import run_tokens
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.pass_record import PassRecord
 from llmc.graph.weights import WeightSource
-from llmc.passes.rewrite import Numerics
 
-# Largest |Δlogit| over the standard deviation of the logits. An exact pass may still change the shape of a product,
-# for which BLAS may sum in another order. In bf16 one rounding more or less is 2⁻⁸, which a few layers amplify.
-BUDGETS: dict[tuple[Numerics, torch.dtype], float] = {
-    (Numerics.EXACT, torch.float32): 1e-5,
-    (Numerics.EXACT, torch.bfloat16): 0.05,
-    (Numerics.EXACT, torch.float16): 0.01,
-    (Numerics.REORDER, torch.float32): 1e-4,
-    (Numerics.REORDER, torch.bfloat16): 0.3,
-    (Numerics.REORDER, torch.float16): 0.1,
-    (Numerics.LOSSY, torch.float32): 0.5,
-    (Numerics.LOSSY, torch.bfloat16): 0.5,
-    (Numerics.LOSSY, torch.float16): 0.5,
-}
 _LENGTH = 24
 
 
@@ -45,16 +31,14 @@ class PassChecker:
         if not record.rewrites:
             return
         logits = self._run(record, graph)
-        difference = relative_difference(logits, self._logits)
-        budget = record.budget or BUDGETS[Numerics(record.numerics), graph.info.dtype]
-        self.differences[record.name] = difference
+        found, allowed = difference(logits, self._logits), budget(record, graph.info.dtype)
+        self.differences[record.name] = found.relative
         self._logits = logits
-        # Not `difference > budget`, which NaN would pass.
-        if not difference <= budget:
+        if not found.within(allowed):
             numbers = f"rewrites #{record.rewrites[0].number} to #{record.rewrites[-1].number}"
             raise PassError(
-                f"pass {record.name} changes the logits by {difference:.1e} of their spread, "
-                f"{record.numerics} allows {budget:.0e}",
+                f"pass {record.name} changes the logits by {found.relative:.1e} of their spread, "
+                f"{record.numerics} allows {allowed:.0e}",
                 at=numbers,
                 fix=f"build with disable_passes=({record.name!r},), and report the model; "
                 "stop_after between these numbers finds the rewrite",
@@ -71,11 +55,6 @@ class PassChecker:
                 at=f"rewrites #{record.rewrites[0].number} to #{record.rewrites[-1].number}",
                 fix=f"build with disable_passes=({record.name!r},); LLMC_DEBUG=1 shows the traceback",
             ) from error
-
-
-def relative_difference(logits: Tensor, reference: Tensor) -> float:
-    """The largest difference over the standard deviation of the reference."""
-    return float((logits - reference).abs().max() / reference.std())
 
 
 def example_tokens(graph: ModelGraph) -> tuple[int, ...]:

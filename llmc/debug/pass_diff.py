@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from llmc.debug.check_passes import BUDGETS
-from llmc.debug.difference import Difference, budget, difference
+from llmc.debug.difference import BUDGETS, Difference, budget, difference
 from llmc.debug.dump import dumped
 from llmc.debug.memo_run import MemoRun, default_chunks
 from llmc.errors import OptionError, PassError, did_you_mean
@@ -77,7 +76,7 @@ def diff_passes(
     first: str | None = None,
     last: str | None = None,
     by_rewrite: bool = False,
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] = lambda name: None,
 ) -> ModelDifference:
     """Run the pipeline once, and the graph before and after each pass from `first` to `last` (both included).
 
@@ -86,9 +85,8 @@ def diff_passes(
     """
     chosen = pass_range(passes, first, last)
     runner = MemoRun(captured.source, tokens, chunk_sizes=default_chunks(len(tokens)), block_size=options.block_size)
-    tell = progress or (lambda name: None)
-    watcher = _Watcher(runner, captured.graph, chosen, by_rewrite, tell)
-    data = ModelData(captured.source, captured.tokenizer, lambda what, done, of: tell(f"{what} {done}/{of}"))
+    watcher = _Watcher(runner, captured.graph, chosen, by_rewrite, progress)
+    data = ModelData(captured.source, captured.tokenizer, lambda what, done, of: progress(f"{what} {done}/{of}"))
     observe = dumped(captured.graph, watcher.after_pass)
     error: PassError | None = None
     try:

@@ -19,8 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from llmc.debug.bisect import Culprit
-from llmc.debug.check_passes import BUDGETS
-from llmc.debug.difference import Difference, difference
+from llmc.debug.difference import BUDGETS, Difference, difference
 from llmc.debug.graph_source import function_source, rank_name
 from llmc.debug.region import ChangedRegion, Region, run_region
 from llmc.errors import OptionError, PassError
