@@ -46,10 +46,8 @@ def source(node: fx.Node) -> fx.Node:
 def _mean_squares(graph: ModelGraph, *, centered: bool) -> list[fx.Node]:
     """Means over the last axis of squares. centered: of a difference to a mean, as LayerNorm has it."""
     found = []
-    for node in calls(graph):
-        if node.target is not aten.mean.dim or not isinstance(node.args[0], fx.Node):
-            continue
-        square = source(node.args[0])
+    for node in calls_to(graph, aten.mean.dim):
+        square = source(node.all_input_nodes[0])
         operands = square.all_input_nodes
         is_power = square.target is aten.pow.Tensor_Scalar and square.args[1] == 2
         is_product = square.target is aten.mul.Tensor and len(operands) == 1
@@ -79,8 +77,8 @@ def _weighted_outside(graph: ModelGraph, norm: object) -> list[fx.Node]:
     """Products of a norm that has no weight with one: half of the norm is fused."""
     weights = set(graph.weight_nodes())
     found = []
-    for node in calls(graph):
-        operands = [source(a) for a in node.all_input_nodes] if node.target is aten.mul.Tensor else []
+    for node in calls_to(graph, aten.mul.Tensor):
+        operands = [source(a) for a in node.all_input_nodes]
         norms = [a for a in operands if a.target is norm]
         vectors = [a for a in operands if a in weights and a.meta["val"].dim() == 1]
         if norms and vectors and call_arguments(norms[0])["weight"] is None:
@@ -95,13 +93,8 @@ def whole_norms(norm: object) -> Callable[[ModelGraph], int]:
 
 def rotations(graph: ModelGraph) -> list[fx.Node]:
     """What multiplies by the cosines of rotary angles without being a rope; and cosines that are not known as such."""
-    halves = [
-        u
-        for n in calls(graph)
-        if n.target is ops.rope_angles.default
-        for u in n.users
-        if u.target is getitem and u.args[1] == 0
-    ]
+    angles = calls_to(graph, ops.rope_angles.default)
+    halves = [u for n in angles for u in n.users if u.target is getitem and u.args[1] == 0]
     cosines = calls_to(graph, aten.cos.default)
     return [r for h in (*halves, *cosines) for r in _angle_products(h)] + [c for c in cosines if not _angle_products(c)]
 
@@ -141,13 +134,10 @@ def _products_with_weights(graph: ModelGraph) -> list[tuple[fx.Node, fx.Node]]:
 
 def gates(graph: ModelGraph) -> list[fx.Node]:
     """Products of an activation with another tensor of its shape."""
-    found = []
-    for node in calls(graph):
-        if node.target is not aten.mul.Tensor or len(node.all_input_nodes) != 2:
-            continue
-        for factor, other in (node.all_input_nodes, node.all_input_nodes[::-1]):
-            is_gate = factor.target in ACTIVATIONS and other not in factor.all_input_nodes and other.op != "placeholder"
-            if is_gate and list(factor.meta["val"].shape) == list(other.meta["val"].shape):
-                found.append(node)
-                break
-    return found
+    products = [n for n in calls_to(graph, aten.mul.Tensor) if len(n.all_input_nodes) == 2]
+    return [n for n in products if any(_opens(*each) for each in (n.all_input_nodes, n.all_input_nodes[::-1]))]
+
+
+def _opens(factor: fx.Node, other: fx.Node) -> bool:
+    is_gate = factor.target in ACTIVATIONS and other not in factor.all_input_nodes and other.op != "placeholder"
+    return is_gate and list(factor.meta["val"].shape) == list(other.meta["val"].shape)

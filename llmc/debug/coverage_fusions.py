@@ -26,11 +26,8 @@ def gated_products(graph: ModelGraph) -> list[fx.Node]:
 
 def activated_products(graph: ModelGraph) -> list[fx.Node]:
     """Activations of a product."""
-    return [
-        n
-        for n in calls(graph)
-        if n.target in ACTIVATIONS | {aten.tanh.default} and n.all_input_nodes[0].target is ops.linear.default
-    ]
+    activations = calls_to(graph, *ACTIVATIONS, aten.tanh.default)
+    return [n for n in activations if n.all_input_nodes[0].target is ops.linear.default]
 
 
 def activations_done(graph: ModelGraph) -> int:
@@ -46,9 +43,8 @@ def residual_sums(graph: ModelGraph) -> list[fx.Node]:
     """Sums of two matrices one of which is a product that has no sum in it yet."""
     return [
         n
-        for n in calls(graph)
-        if n.target is aten.add.Tensor
-        and len(n.all_input_nodes) == 2
+        for n in calls_to(graph, aten.add.Tensor)
+        if len(n.all_input_nodes) == 2
         and len({str(a.meta["val"].shape) for a in n.all_input_nodes}) == 1
         and any(_is_open_product(a) for a in n.all_input_nodes)
     ]
@@ -73,12 +69,8 @@ def merged_reads(graph: ModelGraph) -> int:
 
 def shared_reads(graph: ModelGraph) -> list[fx.Node]:
     """Values that several plain products with weights read; each stands for one that could be."""
-    found = []
-    for node in graph.graph.nodes:
-        readers = [u for u in node.users if u.target is ops.linear.default and u.args[0] is node]
-        if len(readers) > 1:
-            found.append(readers[-1])
-    return found
+    plain = ([u for u in n.users if u.target is ops.linear.default and u.args[0] is n] for n in graph.graph.nodes)
+    return [readers[-1] for readers in plain if len(readers) > 1]
 
 
 def rotated_writes(graph: ModelGraph) -> list[fx.Node]:

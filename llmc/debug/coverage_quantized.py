@@ -1,10 +1,10 @@
 """What quantization should reach, where the options or the checkpoint ask for it."""
 
-from collections.abc import Callable
+from functools import partial
 
 from torch import fx
 
-from llmc.debug.coverage_rule import CANONICAL_STAGES, SERVING_STAGES, CoverageRule, calls, calls_of, named
+from llmc.debug.coverage_rule import CoverageRule, calls, calls_of, canonical, named, serving
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.op_record import OpRecord
 from llmc.graph.product_parts import part_of, parts_before
@@ -20,11 +20,8 @@ def _is_part(record: OpRecord) -> bool:
     return record.part is not None
 
 
-def _products_of(is_quantized: bool) -> Callable[[ModelGraph], list[fx.Node]]:
-    def found(graph: ModelGraph) -> list[fx.Node]:
-        return [n for n in calls_of(graph, _is_product) if ("weight" in parts_before(n)) is is_quantized]
-
-    return found
+def _products(graph: ModelGraph, *, is_quantized: bool) -> list[fx.Node]:
+    return [n for n in calls_of(graph, _is_product) if ("weight" in parts_before(n)) is is_quantized]
 
 
 def _wants_codes(graph: ModelGraph, options: BuildOptions) -> bool:
@@ -49,32 +46,29 @@ def _plain_caches(graph: ModelGraph) -> list[fx.Node]:
 
 
 QUANTIZED_RULES: tuple[CoverageRule, ...] = (
-    CoverageRule(
+    canonical(
         "products",
         "quantized",
         ("read_codes", "quantize_weights"),
-        CANONICAL_STAGES,
         _is_product,
-        left_nodes=_products_of(is_quantized=False),
-        count=lambda graph: len(_products_of(is_quantized=True)(graph)),
+        left_nodes=partial(_products, is_quantized=False),
+        count=lambda graph: len(_products(graph, is_quantized=True)),
         reach=0,
         is_wanted=_wants_codes,
     ),
-    CoverageRule(
+    serving(
         "readers of quantized weights",
         "computed on their codes",
         ("multiply_unrounded",),
-        SERVING_STAGES,
         _is_part,
         left_nodes=_readers_of_values,
         count=_readers_of_codes,
         reach=0,
     ),
-    CoverageRule(
+    serving(
         "KV caches",
         "quantized",
         ("quantize_kv_cache",),
-        SERVING_STAGES,
         named(),
         left_nodes=_plain_caches,
         count=lambda graph: sum(spec.format is not None for spec in graph.caches),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from torch import fx
 from torch._ops import OpOverload
@@ -11,8 +12,6 @@ from llmc.graph.op_record import OpRecord, record_of
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
 
-CANONICAL_STAGES = frozenset({Stage.CAPTURED, Stage.CANONICAL})
-SERVING_STAGES = frozenset({Stage.SERVING, Stage.OPTIMIZED})
 # Some of the llmc:: ops, by what their records say.
 Ops = Callable[[OpRecord], bool]
 Finder = Callable[[ModelGraph], list[fx.Node]]
@@ -28,28 +27,24 @@ def named(*overloads: OpOverload) -> Ops:
 
 @dataclass(frozen=True)
 class CoverageRule:
-    """what, verb: as in "6 of 6 attentions paged". done: the ops that show one each, or where not each call of them is
-    one, in `count` how many a graph has. left: what shows one each that is not done: ops, or nodes of a graph.
+    """stages: of the graphs that it is read off; the last one counts. what, verb: as in "6 of 6 attentions paged".
+    done: the ops that show one each, or where not each call of them is one, in `count` how many a graph has. left: what
+    shows one each that is not done: ops, or nodes of a graph.
 
-    passes: whose refusals explain what is left. stages: of the graphs that it is read off; the last one counts.
-    reach: how many uses a refusal's node may be away from what it explains. is_wanted: whether the rule is about a
-    graph at all.
+    passes: whose refusals explain what is left. reach: how many uses a refusal's node may be away from what it
+    explains. is_wanted: whether the rule is about a graph at all.
     """
 
+    stages: frozenset[Stage]
     what: str
     verb: str
     passes: tuple[str, ...]
-    stages: frozenset[Stage]
     done: Ops
     left_ops: Ops = lambda record: False
     left_nodes: Finder = lambda graph: []
     count: Callable[[ModelGraph], int] | None = None
     reach: int = _NEIGHBOURHOOD
     is_wanted: Callable[[ModelGraph, BuildOptions], bool] = lambda graph, options: True
-
-    def is_about(self, record: OpRecord) -> bool:
-        """Whether calls of an op count, as done or as left."""
-        return self.done(record) or self.left_ops(record)
 
     def number_done(self, graph: ModelGraph) -> int:
         """How many a graph has."""
@@ -58,6 +53,10 @@ class CoverageRule:
     def left(self, graph: ModelGraph) -> list[fx.Node]:
         """The nodes of a graph that are not done, each standing for one."""
         return [*calls_of(graph, self.left_ops), *self.left_nodes(graph)]
+
+
+canonical = partial(CoverageRule, frozenset({Stage.CAPTURED, Stage.CANONICAL}))
+serving = partial(CoverageRule, frozenset({Stage.SERVING, Stage.OPTIMIZED}))
 
 
 def calls(graph: ModelGraph) -> Iterable[fx.Node]:

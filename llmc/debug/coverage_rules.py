@@ -34,7 +34,7 @@ from llmc.debug.coverage_fusions import (
     unselected,
 )
 from llmc.debug.coverage_quantized import QUANTIZED_RULES
-from llmc.debug.coverage_rule import CANONICAL_STAGES, SERVING_STAGES, CoverageRule, calls_to, named
+from llmc.debug.coverage_rule import CoverageRule, calls_to, canonical, named, serving
 from llmc.graph.op_record import OpRecord
 
 aten, ops = torch.ops.aten, torch.ops.llmc
@@ -53,153 +53,135 @@ def _begins_from_zero(record: OpRecord) -> bool:
 
 
 RULES: tuple[CoverageRule, ...] = (
-    CoverageRule(
+    canonical(
         "attentions",
         "recognised",
         ("fuse_sdpa_attention", "fuse_eager_attention"),
-        CANONICAL_STAGES,
         named(ops.attention.default, ops.bidirectional_attention.default),
         left_nodes=attentions,
     ),
-    CoverageRule(
+    serving(
         "attentions",
         "paged",
         ("page_kv_cache",),
-        SERVING_STAGES,
         named(ops.paged_attention.default),
         named(ops.attention.default),
     ),
-    CoverageRule(
+    serving(
         "choices of keys",
         "paged",
         ("leave_out_choices", "page_kv_cache"),
-        SERVING_STAGES,
         named(ops.paged_choose_keys.default),
         named(ops.choose_keys.default),
     ),
-    CoverageRule(
+    serving(
         "states",
         "kept between steps",
         ("keep_states",),
-        SERVING_STAGES,
         _keeps_state,
         _begins_from_zero,
     ),
-    CoverageRule(
+    serving(
         "operations over whole texts",
         "kept apart by text",
         ("batch_texts",),
-        SERVING_STAGES,
         named(ops.ragged_attention.default, ops.segments_of_texts.default, ops.pool_rows.default),
         named(ops.bidirectional_attention.default, ops.segments.default, ops.pool.default),
     ),
-    CoverageRule(
+    canonical(
         "RMSNorms",
         "fused",
         ("fuse_rms_norm", "fuse_rms_norm_without_weight"),
-        CANONICAL_STAGES,
         named(ops.rms_norm.default),
         left_nodes=rms_norms,
         count=whole_norms(ops.rms_norm.default),
     ),
-    CoverageRule(
+    canonical(
         "LayerNorms",
         "fused",
         ("fuse_layer_norm", "fuse_layer_norm_without_bias", "fuse_layer_norm_without_weight", "fuse_layer_norm_casts"),
-        CANONICAL_STAGES,
         named(ops.layer_norm.default),
         left_nodes=layer_norms,
         count=whole_norms(ops.layer_norm.default),
     ),
-    CoverageRule(
+    canonical(
         "rotations by position",
         "fused",
         ("fuse_rope_angles", "simplify_repeats", "fuse_rope"),
-        CANONICAL_STAGES,
         named(ops.rope.default),
         left_nodes=rotations,
     ),
-    CoverageRule(
+    canonical(
         "gated activations",
         "fused",
         ("fuse_gated_activation",),
-        CANONICAL_STAGES,
         named(ops.gated_activation.default),
         left_nodes=gates,
     ),
-    CoverageRule(
+    canonical(
         "products with a weight",
         "recognised",
         ("fuse_linear", "make_lm_head"),
-        CANONICAL_STAGES,
         _is_product,
         left_nodes=weight_products,
     ),
-    CoverageRule(
+    canonical(
         "products with experts' weights",
         "recognised",
         ("fuse_expert_linear",),
-        CANONICAL_STAGES,
         lambda record: record.is_of_experts,
         left_nodes=expert_products,
     ),
-    CoverageRule(
+    canonical(
         "embeddings",
         "recognised",
         ("fuse_embedding",),
-        CANONICAL_STAGES,
         lambda record: record.is_lookup,
         left_nodes=lambda graph: calls_to(graph, aten.embedding.default),
     ),
-    CoverageRule(
+    serving(
         "outputs",
         "limited to requested rows",
         ("select_logit_rows",),
-        SERVING_STAGES,
         named(ops.select_rows.default),
         left_nodes=unselected,
         count=selected,
     ),
-    CoverageRule(
+    serving(
         "gated products",
         "made one",
         ("fuse_gated_linear",),
-        SERVING_STAGES,
         named(ops.gated_linear.default),
         left_nodes=gated_products,
     ),
-    CoverageRule(
+    serving(
         "activations of a product",
         "fused into it",
         tuple(f"fuse_linear_{name}" for name in ("gelu", "silu", "relu", "sigmoid", "tanh")),
-        SERVING_STAGES,
         named(ops.fused_linear.default),
         left_nodes=activated_products,
         count=activations_done,
     ),
-    CoverageRule(
+    serving(
         "groups of products of one input",
         "merged",
         ("merge_qkv",),
-        SERVING_STAGES,
         named(ops.linear.default, ops.fused_linear.default),
         left_nodes=shared_reads,
         count=merged_reads,
     ),
-    CoverageRule(
+    serving(
         "residual sums",
         "fused",
         ("fuse_linear_residual", "fuse_add_norm"),
-        SERVING_STAGES,
         named(ops.fused_linear.default, *ADDING_NORMS),
         left_nodes=residual_sums,
         count=residuals_done,
     ),
-    CoverageRule(
+    serving(
         "rotations and cache writes",
         "made one",
         ("fuse_rope_kv_write",),
-        SERVING_STAGES,
         named(ops.rope_kv_write.default),
         left_nodes=rotated_writes,
     ),

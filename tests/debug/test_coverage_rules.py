@@ -20,7 +20,7 @@ COUNTED = {op: record for op, record in RECORDS.items() if record.stages & {Stag
 
 
 def rules_about(record: OpRecord) -> set[str]:
-    return {f"{rule.what} {rule.verb}" for rule in RULES if rule.is_about(record)}
+    return {f"{rule.what} {rule.verb}" for rule in RULES if rule.done(record) or rule.left_ops(record)}
 
 
 def rule(what: str) -> CoverageRule:
