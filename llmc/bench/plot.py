@@ -34,13 +34,8 @@ def plot_run(records: Sequence[RequestRecord], path: Path, title: str) -> None:
     scale = sum(r.output_tokens for r in done) / len(pieces) / width if pieces and width else 0.0
     left.hist(pieces, bins=bins, weights=[scale] * len(pieces), color=_OUT, alpha=0.85)
     left.set(xlabel="seconds", ylabel="output tokens a second", title="throughput")
-    shown = {
-        "ttft": [1e3 * t for r in done if (t := r.first_token) is not None],
-        "tpot": [1e3 * t for r in done if (t := r.per_token) is not None],
-        "e2el": [1e3 * r.total for r in done],
-    }
-    for (name, values), color in zip(shown.items(), (_IN, _OUT, "#d97706"), strict=True):
-        ordered = sorted(values)
+    for name, color in (("ttft", _IN), ("tpot", _OUT), ("e2el", "#d97706")):
+        ordered = sorted(1e3 * seconds for r in done for seconds in r.seconds(name))
         shares = [(i + 1) / len(ordered) for i in range(len(ordered))]
         right.step(ordered, shares, where="post", label=LATENCIES[name], color=color)
     right.set(xscale="log", xlabel="milliseconds", ylabel="share of requests", title="latency")

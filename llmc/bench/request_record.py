@@ -1,6 +1,7 @@
 """What one request of a load saw."""
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 
 @dataclass
@@ -29,11 +30,13 @@ class RequestRecord:
         return (self.pieces[-1] - self.pieces[0]) / (self.output_tokens - 1) if self.output_tokens > 1 else None
 
     @property
-    def gaps(self) -> list[float]:
-        """Seconds between one piece and the next."""
-        return [b - a for a, b in zip(self.pieces, self.pieces[1:], strict=False)]
-
-    @property
     def total(self) -> float:
         """Seconds from the request to its last piece."""
         return self.ended - self.sent
+
+    def seconds(self, latency: str) -> list[float]:
+        """Of a latency by its name in summary.py: of itl one for each gap, of others one, or none of too few tokens."""
+        if latency == "itl":
+            return [b - a for a, b in pairwise(self.pieces)]
+        value = {"ttft": self.first_token, "tpot": self.per_token, "e2el": self.total}[latency]
+        return [] if value is None else [value]

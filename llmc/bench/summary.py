@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from llmc.bench.request_record import RequestRecord
 from llmc.errors import OptionError
 
@@ -59,12 +61,7 @@ def summarize(records: Sequence[RequestRecord], duration: float, goals: Mapping[
     done = [r for r in records if r.error is None]
     prompt, output = sum(r.prompt_tokens for r in done), sum(r.output_tokens for r in done)
     cached = [r.cached_tokens for r in done if r.cached_tokens is not None]
-    samples = {
-        "ttft": [t for r in done if (t := r.first_token) is not None],
-        "tpot": [t for r in done if (t := r.per_token) is not None],
-        "itl": [gap for r in done for gap in r.gaps],
-        "e2el": [r.total for r in done],
-    }
+    samples = {name: [t for r in done for t in r.seconds(name)] for name in LATENCIES}
     good = sum(_meets(r, goals) for r in done)
     return Summary(
         completed=len(done),
@@ -84,16 +81,9 @@ def summarize(records: Sequence[RequestRecord], duration: float, goals: Mapping[
 
 def latency(seconds: Sequence[float]) -> Latency:
     """Mean, median and 99th percentile in milliseconds."""
-    return Latency(1e3 * statistics.fmean(seconds), 1e3 * statistics.median(seconds), 1e3 * quantile(seconds, 0.99))
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """The value that `share` of the values do not exceed, interpolated between neighbours as numpy does."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    return Latency(
+        1e3 * statistics.fmean(seconds), 1e3 * statistics.median(seconds), 1e3 * float(np.quantile(seconds, 0.99))
+    )
 
 
 def parse_goals(texts: Sequence[str]) -> dict[str, float]:
@@ -113,5 +103,4 @@ def parse_goals(texts: Sequence[str]) -> dict[str, float]:
 
 
 def _meets(record: RequestRecord, goals: Mapping[str, float]) -> bool:
-    seen = {"ttft": record.first_token, "tpot": record.per_token, "e2el": record.total}
-    return all((value := seen[name]) is None or 1e3 * value <= goal for name, goal in goals.items())
+    return all(1e3 * seconds <= goal for name, goal in goals.items() for seconds in record.seconds(name))

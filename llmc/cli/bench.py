@@ -158,8 +158,10 @@ def bench_latency(
     json_file: Json = None,
 ) -> None:
     """Time whole batches, one after the other, without a server."""
+    import numpy as np
+
     from llmc.bench.prompts import PromptShape, make_requests
-    from llmc.bench.summary import latency, quantile
+    from llmc.bench.summary import latency
     from llmc.runtime.loading import load
     from llmc.runtime.sampling.sampling_params import SamplingParams
 
@@ -185,7 +187,7 @@ def bench_latency(
     table = facts(f"{engine.name}: batches of {batch_size}", right=True)
     table.add_row("mean", f"{found.mean:.1f} ms")
     for share in (0.1, 0.5, 0.9, 0.99):
-        table.add_row(f"p{share * 100:g}", f"{1e3 * quantile(seconds, share):.1f} ms")
+        table.add_row(f"p{share * 100:g}", f"{1e3 * np.quantile(seconds, share):.1f} ms")
     table.add_row("a token", f"{found.mean / output_len:.2f} ms")
     for row in draft_rows(drafts):
         table.add_row(*row)

@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from llmc.bench.request_record import RequestRecord
-from llmc.bench.summary import Summary, quantile, summarize
+from llmc.bench.summary import Summary, summarize
 from llmc.errors import OptionError
 from llmc.prediction.step_shape import StepShape
 from llmc.program import Program
@@ -33,9 +35,8 @@ class Served:
 
     def percentile(self, name: str, share: float) -> float:
         """Milliseconds of ttft or tpot; 0 where no request has any."""
-        found = [r.first_token if name == "ttft" else r.per_token for r in self.records]
-        values = [each for each in found if each is not None]
-        return 1e3 * quantile(values, share) if values else 0.0
+        values = [each for record in self.records for each in record.seconds(name)]
+        return 1e3 * float(np.quantile(values, share)) if values else 0.0
 
 
 @dataclass(frozen=True)

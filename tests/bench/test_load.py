@@ -13,7 +13,7 @@ from llmc.bench.draft_counts import DraftCounts, read_counts
 from llmc.bench.load import Arrival
 from llmc.bench.prompts import PromptShape, make_requests
 from llmc.bench.request_record import RequestRecord
-from llmc.bench.summary import parse_goals, quantile, summarize
+from llmc.bench.summary import parse_goals, summarize
 from llmc.errors import OptionError
 
 
@@ -92,14 +92,6 @@ def test_drafts_are_counted_from_the_metrics_of_whoever_serves() -> None:
     assert found.since(DraftCounts(2, 20, 10)) == DraftCounts(10, 100, 20)
     assert read_counts("llmc:num_requests_running 1.0\n") is None
     assert (DraftCounts(0, 0, 0).acceptance, DraftCounts(0, 0, 0).tokens_a_step) == (0.0, 1.0)
-
-
-def test_quantiles_are_numpys() -> None:
-    import numpy as np
-
-    values = [5.0, 1.0, 4.0, 9.0, 2.0]
-    for share in (0.0, 0.25, 0.5, 0.9, 0.99, 1.0):
-        assert quantile(values, share) == pytest.approx(float(np.quantile(values, share)))
 
 
 def test_goals_and_arrivals_that_cannot_be() -> None:
