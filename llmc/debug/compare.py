@@ -45,9 +45,9 @@ class Comparison:
 
 def compare(engine: LogitFunction, reference: LogitFunction, sequences: Sequence[Sequence[int]]) -> Comparison:
     """Run both over each sequence (at least two tokens each) and gather the differences, one sequence in memory."""
-    count, positions, same, targets = 0, 0, 0, 0
+    count, positions, same = 0, 0, 0
     total, value_sum, square_sum = 0.0, 0.0, 0.0
-    ours_nll, reference_nll = 0.0, 0.0
+    perplexity, reference_perplexity = Perplexity(), Perplexity()
     of_tokens: list[Logits] = []
     for tokens in sequences:
         ours = engine(tokens).astype(np.float64)
@@ -60,9 +60,8 @@ def compare(engine: LogitFunction, reference: LogitFunction, sequences: Sequence
         count += theirs.size
         positions += len(tokens)
         same += int((ours.argmax(-1) == theirs.argmax(-1)).sum())
-        targets += len(tokens) - 1
-        ours_nll += negative_log_likelihood(ours, tokens)
-        reference_nll += negative_log_likelihood(theirs, tokens)
+        perplexity.add(ours, tokens)
+        reference_perplexity.add(theirs, tokens)
     by_token = np.concatenate(of_tokens)
     variance = square_sum / count - (value_sum / count) ** 2
     return Comparison(
@@ -72,8 +71,8 @@ def compare(engine: LogitFunction, reference: LogitFunction, sequences: Sequence
         mean_difference=total / count,
         spread=float(np.sqrt(variance)),
         top1_agreement=same / positions,
-        perplexity=float(np.exp(ours_nll / targets)),
-        reference_perplexity=float(np.exp(reference_nll / targets)),
+        perplexity=perplexity.value,
+        reference_perplexity=reference_perplexity.value,
     )
 
 
@@ -84,9 +83,9 @@ class Perplexity:
         self.tokens = 0
         self._total = 0.0
 
-    def add(self, logits: Logits, tokens: Sequence[int]) -> None:
+    def add(self, logits: Logits | npt.NDArray[np.float64], tokens: Sequence[int]) -> None:
         """Take in one sequence. logits: [tokens, vocabulary]."""
-        self._total += negative_log_likelihood(logits.astype(np.float64), tokens)
+        self._total += negative_log_likelihood(logits.astype(np.float64, copy=False), tokens)
         self.tokens += len(tokens) - 1
 
     @property

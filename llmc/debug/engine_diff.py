@@ -43,11 +43,7 @@ def diff_engines(first: Path, second: Path, sample: Sample | None = None) -> Eng
     engine, OptionError for tokens that do not fit.
     """
     one, two = (read_engine(path, check_machine=False) for path in (first, second))
-    changes = tuple(
-        Change(section, name, a, b)
-        for section, a_values, b_values in _sections(one, two)
-        for name, a, b in _different(a_values, b_values)
-    )
+    changes = tuple(_changes(one, two))
     if one.manifest.model.vocab_size != two.manifest.model.vocab_size:
         sizes = f"{one.manifest.model.vocab_size} and {two.manifest.model.vocab_size}"
         return EngineDifference(changes, None, f"their vocabularies have {sizes} tokens", ())
@@ -64,8 +60,8 @@ def diff_engines(first: Path, second: Path, sample: Sample | None = None) -> Eng
         return EngineDifference(changes, None, error.problem, ids)
 
 
-def _sections(one: EngineDirectory, two: EngineDirectory) -> Iterator[tuple[str, dict[str, str], dict[str, str]]]:
-    readers = (
+def _changes(one: EngineDirectory, two: EngineDirectory) -> Iterator[Change]:
+    sections = (
         ("model", lambda e: _flat(to_json(e.manifest.model))),
         ("target", lambda e: _flat(to_json(e.manifest.target))),
         ("option", lambda e: _flat(e.manifest.options)),
@@ -78,14 +74,11 @@ def _sections(one: EngineDirectory, two: EngineDirectory) -> Iterator[tuple[str,
         ("size", _sizes),
         ("built by", lambda e: {"llmc": e.manifest.llmc_version}),
     )
-    for section, read in readers:
-        yield section, read(one), read(two)
-
-
-def _different(one: Mapping[str, str], two: Mapping[str, str]) -> Iterator[tuple[str, str | None, str | None]]:
-    for name in dict.fromkeys((*one, *two)):
-        if one.get(name) != two.get(name):
-            yield name, one.get(name), two.get(name)
+    for section, read in sections:
+        first, second = read(one), read(two)
+        for name in dict.fromkeys((*first, *second)):
+            if first.get(name) != second.get(name):
+                yield Change(section, name, first.get(name), second.get(name))
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, str]:

@@ -36,10 +36,7 @@ def overview_lines(name: str, explanation: Explanation) -> Iterator[Line]:
     yield from _rewritten(explanation)
     if explanation.ranks is not None:
         yield Line("")
-        for style, text in placement_lines(
-            explanation.ranks.placements, explanation.ranks.stages, explanation.ranks.plan
-        ):
-            yield Line(text, style)
+        yield from (Line(text, style) for style, text in placement_lines(explanation.ranks))
     alike: dict[tuple[str, str], list[RefusalRecord]] = {}
     for record in explanation.passes:
         for refusal in record.refusals:
@@ -57,7 +54,7 @@ def pass_lines(record: PassRecord) -> Iterator[Line]:
     """Every rewrite of a pass under the source line it is about, and every near-miss."""
     count = len(record.rewrites)
     yield Line(
-        f"{record.name} ({record.numerics}): {count} {_plural(count, 'rewrite')}, "
+        f"{record.name} ({record.numerics}): {_rewrites(count)}, "
         f"{len(record.refusals)} refused, {record.nodes_before} → {record.nodes_after} nodes",
         "bold",
     )
@@ -105,17 +102,13 @@ def _rewritten(explanation: Explanation) -> Iterator[Line]:
     yield Line("what the passes rewrote", "bold")
     if explanation.error is not None:
         count = sum(len(record.rewrites) for record in explanation.passes)
-        yield Line(f"  {count} {_plural(count, 'rewrite')} until then: --pass NAME shows those of one pass")
+        yield Line(f"  {_rewrites(count)} until then: --pass NAME shows those of one pass")
         return
     for record in explanation.passes:
         if record.rewrites:
             count = len(record.rewrites)
-            numbers = (
-                f"#{record.rewrites[0].number}–{record.rewrites[-1].number}"
-                if count > 1
-                else f"#{record.rewrites[0].number}"
-            )
-            yield Line(f"  {record.name}: {count} {_plural(count, 'rewrite')}, {numbers} ({record.numerics})")
+            numbers = f"#{record.rewrites[0].number}" + (f"–{record.rewrites[-1].number}" if count > 1 else "")
+            yield Line(f"  {record.name}: {_rewrites(count)}, {numbers} ({record.numerics})")
 
 
 def _error(name: str, error: LlmcError) -> Iterator[Line]:
@@ -150,5 +143,5 @@ def _rewrite(rewrite: RewriteRecord) -> str:
     return f"#{rewrite.number} {rewrite.description}{arrow}"
 
 
-def _plural(count: int, noun: str) -> str:
-    return noun if count == 1 else f"{noun}s"
+def _rewrites(count: int) -> str:
+    return f"{count} rewrite{'' if count == 1 else 's'}"

@@ -1,19 +1,16 @@
 """What `llmc explain` says of a model that is cut for several ranks, line by line."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
+from llmc.debug.explain import RankExplanation
 from llmc.debug.hf_plan import agreement, beside
 from llmc.debug.placement_record import PlacedCollective, PlacedWeight, Placements, StageRanks
 
 
-def placement_lines(
-    found: Placements, stages: Sequence[StageRanks], plan: Mapping[str, str]
-) -> Iterator[tuple[str, str]]:
+def placement_lines(ranks: RankExplanation) -> Iterator[tuple[str, str]]:
     """(style, text) of each line: weights that are cut, what is whole, what ranks exchange, and the memory of one in
-    each stage.
-
-    plan: Hugging Face's.
-    """
+    each stage."""
+    found, stages, plan = ranks.placements, ranks.stages, ranks.plan
     in_stages = f" in {len(stages)} stages" if len(stages) > 1 else ""
     yield "bold", f"on {found.ranks * len(stages)} ranks{in_stages}"
     if found.ranks > 1:
@@ -27,13 +24,9 @@ def placement_lines(
 
 def _placements(found: Placements, plan: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     yield "", "  cut"
-    for weight in found.weights:
-        if weight.axis is not None:
-            yield from _weight(weight, plan)
+    yield from (line for each in found.weights if each.axis is not None for line in _weight(each, plan))
     yield "", "  whole on every rank"
-    for weight in found.weights:
-        if weight.axis is None:
-            yield from _weight(weight, plan)
+    yield from (line for each in found.weights if each.axis is None for line in _weight(each, plan))
     yield "", "  exchanged"
     for collective in found.collectives:
         yield "", f"    {_times(collective.count)}{collective_text(collective)}"

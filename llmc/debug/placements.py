@@ -43,18 +43,13 @@ class PlacementObserver:
 def placements(graph: ModelGraph, refusals: Sequence[str], *, stages: int = 1) -> Placements:
     """Of a graph that the partition has just come out of. refusals: what it said of weights that it left whole. stages:
     as of PlacementObserver; with more than one, ranks gather all logits."""
-    collectives = _collectives(graph, may_choose=stages == 1)
-    return Placements(graph.ranks, tuple(_weights(graph, refusals)), tuple(collectives))
-
-
-def _weights(graph: ModelGraph, refusals: Sequence[str]) -> Iterator[PlacedWeight]:
-    found: dict[PlacedWeight, int] = {}
-    for node in graph.weight_nodes():
-        placed = _placed(graph, node, refusals)
-        if placed is not None:
-            found[placed] = found.get(placed, 0) + 1
-    for placed, count in found.items():
-        yield replace(placed, count=count)
+    weights = Counter(_placed(graph, node, refusals) for node in graph.weight_nodes())
+    collectives = Counter(_collectives(graph, may_choose=stages == 1))
+    return Placements(
+        graph.ranks,
+        tuple(replace(each, count=count) for each, count in weights.items() if each is not None),
+        tuple(replace(each, count=count) for each, count in collectives.items()),
+    )
 
 
 def _placed(graph: ModelGraph, node: fx.Node, refusals: Sequence[str]) -> PlacedWeight | None:
@@ -123,17 +118,13 @@ def _readers(weight: fx.Node) -> Iterator[fx.Node]:
 
 
 def _collectives(graph: ModelGraph, *, may_choose: bool) -> Iterator[PlacedCollective]:
-    found: dict[PlacedCollective, int] = {}
     for node in graph.graph.nodes:
         if node.op == "call_function" and op_name(node.target) in _COLLECTIVES:
             of = _origin(graph, call_arguments(node)["x"])
             of_logits = op_name(node.target) == _COLLECTIVES[1] and node is graph.logits()
             chosen = CANDIDATE_BYTES * graph.ranks if of_logits and may_choose else None
             name = op_name(node.target).removeprefix("llmc.")
-            each = PlacedCollective(name, of, 1, _row_bytes(node.meta["val"]), chosen)
-            found[each] = found.get(each, 0) + 1
-    for each, count in found.items():
-        yield replace(each, count=count)
+            yield PlacedCollective(name, of, 1, _row_bytes(node.meta["val"]), chosen)
 
 
 def _origin(graph: ModelGraph, node: fx.Node) -> str:
