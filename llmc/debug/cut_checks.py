@@ -150,10 +150,10 @@ class SpeedCheck:
 
 def decode_seconds(engines: Sequence[Path], tokens: Sequence[int]) -> list[float]:
     """Seconds of a decode step of each engine: the median of rounds that measure all of them in turn."""
-    opened = [load(path, check_weights=False) for path in engines]
     params = SamplingParams(max_tokens=_STEPS + 1, temperature=0.0, ignore_eos=True)
-    rounds: list[list[float]] = [[] for _ in opened]
-    try:
+    rounds: list[list[float]] = [[] for _ in engines]
+    with contextlib.ExitStack() as stack:
+        opened = [stack.enter_context(load(path, check_weights=False)) for path in engines]
         for turn in range(_ROUNDS + 1):
             for engine, seconds in zip(opened, rounds, strict=True):
                 stream = engine.stream(list(tokens[:8]), params)
@@ -162,9 +162,6 @@ def decode_seconds(engines: Sequence[Path], tokens: Sequence[int]) -> list[float
                 *_, last = stream
                 if turn:  # The first one warms up.
                     seconds.append((time.perf_counter() - start) / (last.tokens - first.tokens))
-    finally:
-        for engine in opened:
-            engine.close()
     return [statistics.median(seconds) for seconds in rounds]
 
 

@@ -71,9 +71,8 @@ def agreement(weights: Iterable[PlacedWeight], plan: Mapping[str, str]) -> tuple
 def _is_even(weight: PlacedWeight) -> bool:
     """Whether ranks have as much as each other, but for an element, and no two of them the same: as all styles cut."""
     piece = weight.shape[weight.axis or 0] // weight.runs
-    return sum(weight.parts) == weight.runs * piece and max(weight.parts) == weight.runs * -(
-        -piece // len(weight.parts)
-    )
+    largest = -(-piece // len(weight.parts))
+    return sum(weight.parts) == weight.runs * piece and max(weight.parts) == weight.runs * largest
 
 
 def _names(module: str, name: str) -> bool:

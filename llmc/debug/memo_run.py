@@ -122,9 +122,8 @@ class MemoRun:
                     values[node] = inputs[node.name] if recipe is None else self._weight(recipe, graph.ranks)
                     constant |= set() if recipe is None else {node}
                 elif node.op == "call_function" and node.all_input_nodes and constant.issuperset(node.all_input_nodes):
-                    values[node] = Value(
-                        call_key(node, values), partial(_compute_constant, node, _operands(node, values))
-                    )
+                    operands = {each: values[each] for each in node.all_input_nodes}
+                    values[node] = Value(call_key(node, values), partial(_compute_constant, node, operands))
                     constant.add(node)
                 elif node.op == "call_function":
                     key = call_key(node, values)
@@ -139,7 +138,7 @@ class MemoRun:
         """Equal for recipes that give equal weights."""
         known = self._recipe_keys.get(id(recipe)) or self._known_recipes.get(id(recipe))
         # The recipe is kept, so that its id stays its own.
-        known = self._recipe_keys[id(recipe)] = known or (recipe, _recipe_key(recipe))
+        known = self._recipe_keys[id(recipe)] = known or (recipe, _key(recipe))
         return known[1]
 
     def _weight(self, recipe: Recipe, ranks: int) -> Value:
@@ -153,7 +152,7 @@ def default_chunks(count: int) -> tuple[int, ...]:
 
 def value_of(content: Any) -> Value:
     """A value with the key of its content."""
-    return Value(_content_key(content), lambda: content)
+    return Value(_key(content), lambda: content)
 
 
 def call_key(node: fx.Node, values: dict[fx.Node, Value]) -> str:
@@ -176,10 +175,6 @@ def _make(node: fx.Node, values: dict[fx.Node, Value]) -> _Call:
     written = written_arguments(node)
     args = tuple(copied(a) if i in written else a for i, a in enumerate(given[0]))
     return _Call(value_of(_call(node, args, given[1])), {i: value_of(args[i]) for i in written})
-
-
-def _operands(node: fx.Node, values: dict[fx.Node, Value]) -> dict[fx.Node, Value]:
-    return {each: values[each] for each in node.all_input_nodes}
 
 
 def _compute_constant(node: fx.Node, operands: dict[fx.Node, Value]) -> Any:
@@ -209,27 +204,23 @@ def written_arguments(node: fx.Node) -> tuple[int, ...]:
     return tuple(i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
 
 
-def _content_key(content: Any) -> str:
-    if isinstance(content, Tensor):
-        flat = content.detach().contiguous().reshape(-1)
-        digest = hashlib.blake2b(flat.view(torch.uint8).numpy().data, digest_size=16).hexdigest()
-        return f"{content.dtype}{list(content.shape)}{digest}"
-    if isinstance(content, OnRanks):
-        return f"ranks {_content_key(content.values)}"
-    if isinstance(content, tuple | list):
-        return f"({','.join(_content_key(c) for c in content)})"
-    return repr(content)
-
-
-def _recipe_key(recipe: Any) -> str:
-    if isinstance(recipe, Stored):
-        return f"stored {recipe.name} {recipe.dtype}"
-    if isinstance(recipe, Constant):
-        return _content_key(recipe.value)
-    if isinstance(recipe, PerRank):
-        return f"ranks {_recipe_key(recipe.recipes)}"
-    if isinstance(recipe, Derived):
-        return f"{recipe.target}{_recipe_key(recipe.args)}{_recipe_key(recipe.kwargs)}"
-    if isinstance(recipe, tuple | list):
-        return f"[{','.join(_recipe_key(r) for r in recipe)}]"
-    return repr(recipe)
+def _key(value: Any) -> str:
+    """Equal for equal contents, and for recipes that give equal weights."""
+    match value:
+        case Tensor():
+            flat = value.detach().contiguous().reshape(-1)
+            digest = hashlib.blake2b(flat.view(torch.uint8).numpy().data, digest_size=16).hexdigest()
+            return f"{value.dtype}{list(value.shape)}{digest}"
+        case OnRanks():
+            return f"ranks {_key(value.values)}"
+        case Stored():
+            return f"stored {value.name} {value.dtype}"
+        case Constant():
+            return _key(value.value)
+        case PerRank():
+            return f"ranks {_key(value.recipes)}"
+        case Derived():
+            return f"{value.target}{_key(value.args)}{_key(value.kwargs)}"
+        case tuple() | list():
+            return f"[{','.join(map(_key, value))}]"
+    return repr(value)

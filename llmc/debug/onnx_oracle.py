@@ -1,7 +1,7 @@
 """The second opinion: a graph of any stage, exported and run by onnxruntime, whose kernels nobody here has written."""
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +46,8 @@ class OnnxOracle:
         found, caches = [], dict[str, Any]()
         for step in sequence_inputs(self._graph, token_ids, chunk_sizes=chunks, block_size=block_size):
             arrays = {name: value.numpy() for name, value in step.items() if name in self._inputs}
-            results = self._run(arrays | caches)
+            results = dict(zip(self._outputs, self._session.run(None, arrays | caches), strict=True))
             caches = {n.removesuffix(WRITTEN): v for n, v in results.items() if n.endswith(WRITTEN)}
             found.append(torch.from_numpy(results[LOGITS]))
         logits = torch.cat(found, dim=found[0].dim() - 2)
         return logits if logits.dim() == 2 else logits[0]
-
-    def _run(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(zip(self._outputs, self._session.run(None, dict(arrays)), strict=True))

@@ -4,6 +4,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,25 +67,18 @@ def profile_engine(
         )
     count = thread_count(threads)
     executor, blocks = _open(directory, count)
-    try:
+    with closing(executor):
         steps = []
-        for prepare in (_prefill, _decode):
-            profiler = Profiler(directory, executor, blocks, count)
-            prepared = prepare(profiler, workload)
+        for is_prefill in (True, False):
+            profiler = Profiler(directory, executor, blocks, count)  # Each step may take all blocks.
+            if is_prefill:
+                prepared = profiler.prefill(workload.prefill)
+            else:
+                prepared = profiler.decode(workload.batch, workload.context)
             tell(prepared.name)
             steps.append(profiler.measure(prepared, workload.repeats))
-    finally:
-        executor.close()
     manifest = directory.manifest
     return Profile(PROFILE_VERSION, manifest.model.name, manifest.target.name, count, tuple(steps))
-
-
-def _prefill(profiler: "Profiler", workload: Workload) -> PreparedStep:
-    return profiler.prefill(workload.prefill)
-
-
-def _decode(profiler: "Profiler", workload: Workload) -> PreparedStep:
-    return profiler.decode(workload.batch, workload.context)
 
 
 def _open(directory: EngineDirectory, threads: int) -> tuple[Executor, int]:

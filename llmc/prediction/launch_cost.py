@@ -1,6 +1,6 @@
 """What a launch costs, and which of a machine's rates apply to it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llmc.program import Launch, Program
 
@@ -35,18 +35,16 @@ def launch_costs(program: Program) -> tuple[LaunchCost, ...]:
 
 def launch_cost(launch: Launch) -> LaunchCost:
     """The cost of one. Products of CPU engines are the launches that have an `in`."""
-    kind = kind_of(launch)
+    plain = LaunchCost(launch.bytes_moved, launch.flops, "0", kind_of(launch))
     if launch.grid:
-        return LaunchCost(launch.bytes_moved, launch.flops, "0", kind)
+        return plain
     if launch.family == "paged_attention":
-        group = launch.number("heads") // launch.number("kv_heads")
-        tiles = ("C", ATTENTION_KEYS)
-        return LaunchCost(launch.bytes_moved, launch.flops, "0", kind, f"{group}*T", "R", *tiles, is_shared=True)
+        rows = f"{launch.number('heads') // launch.number('kv_heads')}*T"
+        return replace(plain, rows=rows, parts="R", depth="C", depth_tile=ATTENTION_KEYS, is_shared=True)
     if "in" not in launch.arguments:
-        return LaunchCost(launch.bytes_moved, launch.flops, "0", kind)
+        return plain
     rows = str(launch.arguments["tokens"])
-    packed = f"{launch.number('in')}*{rows}"
-    return LaunchCost(launch.bytes_moved, launch.flops, packed, kind, rows, is_shared=True)
+    return replace(plain, packed=f"{launch.number('in')}*{rows}", rows=rows, is_shared=True)
 
 
 def kind_of(launch: Launch) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from llmc.codegen.cpp.measured_rates import measured_rates
@@ -11,18 +12,15 @@ from llmc.graph.capture import Captured
 from llmc.links import LINKS
 from llmc.options import BuildOptions
 from llmc.passes.rewrite import Pass
-from llmc.prediction.rates import Rates
 from llmc.program import Program, RankLayout
 from llmc.runtime.memory import available_bytes
 from llmc.simulation.compare import Comparison, compare
-from llmc.simulation.divisions import Division, division_of, divisions
+from llmc.simulation.divisions import division_of, divisions
 from llmc.simulation.load import Arrival
 from llmc.simulation.pricing import Machine
 from llmc.simulation.programs import model_programs
 from llmc.simulation.recorded_rates import rates_on_record
 from llmc.targets import Target, cpu_target_here
-
-Told = Callable[[str], None]
 
 
 def machine_of(
@@ -57,7 +55,7 @@ def rent_for_model(
     ranks: int,
     load: Sequence[Arrival],
     goals: Mapping[str, float],
-    told: Told = lambda doing: None,
+    told: Callable[[str], None] = lambda doing: None,
 ) -> Comparison:
     """Every division of the ranks, or only that which the options ask for. told: what is being done."""
     # Here, because it takes long to import.
@@ -67,7 +65,9 @@ def rent_for_model(
     ways = divisions(ranks) if asked.ranks == 1 else (division_of(asked, ranks),)
     programs = model_programs(captured, passes, options, machine.target, told)
     machine = _measured(machine, lambda: programs.program(RankLayout()))
-    found = compare(ways, programs.program, machine, load, goals, _telling(told))
+    found = compare(
+        ways, programs.program, machine, load, goals, progress=lambda division: told(f"simulating {division}")
+    )
     return replace(found, has_stages=kind_of(machine.target).has_stages)
 
 
@@ -88,15 +88,7 @@ def _measured(machine: Machine, program: Callable[[], Program]) -> Machine:
     here = cpu_target_here(machine.target.name)
     if here is None:
         return machine
-
-    def measured(program: Program) -> Rates:
-        return measured_rates(here, machine.threads, program)
-
+    measure = partial(measured_rates, here, machine.threads)
     if machine.recorded is None:
-        return replace(machine, rates=measured(program()))
-    found = rates_on_record(machine.recorded, here.name, machine.threads, program(), measured)
-    return replace(machine, rates=found)
-
-
-def _telling(told: Told) -> Callable[[Division], None]:
-    return lambda division: told(f"simulating {division}")
+        return replace(machine, rates=measure(program()))
+    return replace(machine, rates=rates_on_record(machine.recorded, here.name, machine.threads, program(), measure))

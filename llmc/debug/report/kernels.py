@@ -47,9 +47,7 @@ def kernels_data(contents: EngineContents) -> dict[str, Any]:
                 "depth": cost.depth,
                 "depth_tile": cost.depth_tile,
                 "shared": cost.is_shared,
-                "nodes": launch.origin.nodes,
-                "rewrite": launch.origin.rewrite,
-                "source": launch.origin.source,
+                **to_json(launch.origin),
                 "call": calls.get(index, _arguments(launch)),
                 "only": to_json(launch.only),
             }

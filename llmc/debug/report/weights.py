@@ -7,7 +7,6 @@ from typing import Any
 from llmc.debug.measured_perplexity import MeasuredPerplexity
 from llmc.debug.report.contents import EngineContents
 from llmc.files.typed_json import to_json
-from llmc.program import CacheSlot
 
 _LAYER = re.compile(r"\.(\d+)\.")
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -43,13 +42,8 @@ def _cache(contents: EngineContents, itemsize: int) -> dict[str, Any] | None:
     return {
         "formats": list(formats),
         "token_bytes": contents.manifest.memory["kv_per_token"],
-        "plain_bytes": sum(_plain_bytes(cache, itemsize) for cache in caches),
+        "plain_bytes": sum(cache.kv_heads * (cache.head_dim + cache.value_dim) * itemsize for cache in caches),
     }
-
-
-def _plain_bytes(cache: CacheSlot, itemsize: int) -> int:
-    """Of one position."""
-    return cache.kv_heads * (cache.head_dim + cache.value_dim) * itemsize
 
 
 def sparsity_data(contents: EngineContents) -> list[dict[str, Any]]:
