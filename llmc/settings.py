@@ -74,16 +74,12 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
             raise OptionError(f"unknown environment variable {name}", at=f"{name}={environ[name]}", fix=hint)
     threads = environ.get("LLMC_THREADS", "")
     if threads and not (threads.isascii() and threads.isdigit() and 1 <= int(threads) <= 1024):
-        raise OptionError(
-            f"LLMC_THREADS cannot be {threads!r}",
-            at=f"LLMC_THREADS={threads}",
-            fix="give a whole number from 1 to 1024, or unset it for one thread per processor",
-        )
+        fix = "give a whole number from 1 to 1024, or unset it for one thread per processor"
+        raise _cannot_be("LLMC_THREADS", threads, fix)
     for name, more in (("LLMC_DEBUG", ""), ("LLMC_CAPTURE_CACHE", CaptureCache.ALWAYS.value)):
         value = environ.get(name, "")
         if value not in ("", "0", "1", more):
-            fix = f"set it to 0, 1 or {more}" if more else "set it to 0 or 1"
-            raise OptionError(f"{name} cannot be {value!r}", at=f"{name}={value}", fix=fix)
+            raise _cannot_be(name, value, f"set it to 0, 1 or {more}" if more else "set it to 0 or 1")
     dump = environ.get("LLMC_DUMP", "")
     return Settings(
         _cache_dir(environ),
@@ -98,14 +94,16 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
     )
 
 
+def _cannot_be(name: str, value: str, fix: str) -> OptionError:
+    return OptionError(f"{name} cannot be {value!r}", at=f"{name}={value}", fix=fix)
+
+
 def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
     text = environ.get(name, "")
     if not text:
         return default
     if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", text, re.ASCII) is None or not float(text):
-        raise OptionError(
-            f"{name} cannot be {text!r}", at=f"{name}={text}", fix=f"give seconds, or unset it for {default:g}"
-        )
+        raise _cannot_be(name, text, f"give seconds, or unset it for {default:g}")
     return float(text)
 
 
@@ -123,10 +121,6 @@ def _cache_bytes(size: str) -> int | None:
         return None
     found = re.fullmatch(r"([0-9]{1,15}) ?([KMGT]i?B?|B)?", size, re.IGNORECASE | re.ASCII)
     if found is None:
-        raise OptionError(
-            f"LLMC_CACHE_SIZE cannot be {size!r}",
-            at=f"LLMC_CACHE_SIZE={size}",
-            fix="give a size such as 20GiB or 500MiB, or unset it",
-        )
+        raise _cannot_be("LLMC_CACHE_SIZE", size, "give a size such as 20GiB or 500MiB, or unset it")
     unit = (found[2] or "B")[0].upper()
     return int(found[1]) << 10 * "BKMGT".index(unit)

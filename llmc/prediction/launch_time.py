@@ -14,7 +14,6 @@ multiplies. No number here is fitted to a model's measured steps.
 """
 
 import math
-from collections.abc import Iterable
 
 from llmc.links import SHARED_MEMORY
 from llmc.prediction.collectives import collective_seconds, is_collective
@@ -22,7 +21,7 @@ from llmc.prediction.cost_expression import evaluate_expression
 from llmc.prediction.launch_cost import LaunchCost, launch_costs
 from llmc.prediction.rates import Rates
 from llmc.prediction.step_shape import StepShape
-from llmc.program import Launch, Program
+from llmc.program import Program
 
 
 def predict_launch(cost: LaunchCost, step: StepShape, rates: Rates) -> float:
@@ -42,11 +41,10 @@ def predict_launch(cost: LaunchCost, step: StepShape, rates: Rates) -> float:
 
 def predict_step(program: Program, step: StepShape, rates: Rates) -> float:
     """Seconds of the step's launches together, on one machine. rates: of a rank, where there are several."""
-    pairs: Iterable[tuple[Launch, LaunchCost]] = zip(program.launches, launch_costs(program), strict=True)
     return sum(
         collective_seconds(launch, step, program.ranks, SHARED_MEMORY)
         if is_collective(launch)
         else predict_launch(cost, step, rates)
-        for launch, cost in pairs
+        for launch, cost in zip(program.launches, launch_costs(program), strict=True)
         if launch.runs(tokens=step.tokens, logit_rows=step.logit_rows)
     )

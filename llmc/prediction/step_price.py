@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import attrgetter
 
 from llmc.links import Link
 from llmc.prediction.collectives import ALL_REDUCE, collective_seconds, is_collective
@@ -20,6 +21,10 @@ from llmc.program.rank_memory import PLACE_BYTES
 from llmc.targets import GpuTarget
 
 _ADD_NORMS = ("add_rms_norm", "add_layer_norm")
+# What the price of a launch depends on, beside the numbers among its arguments.
+_priced_by = attrgetter(
+    "family", "dtypes", "bytes_moved", "flops", "grid", "only", "wanted", "sides", "unless", "seconds"
+)
 # Seconds of one launch in a step.
 _Price = Callable[[Launch, StepShape], float]
 
@@ -86,19 +91,7 @@ def _priced(launches: Sequence[Launch], price: _Price) -> tuple[tuple[Launch, in
     counts = Counter[object]()
     for launch in launches:
         numbers = tuple((n, v) for n, v in launch.arguments.items() if isinstance(v, int | float | str))
-        key = (
-            launch.family,
-            launch.dtypes,
-            numbers,
-            launch.bytes_moved,
-            launch.flops,
-            launch.grid,
-            launch.only,
-            launch.wanted,
-            launch.sides,
-            launch.unless,
-            launch.seconds,
-        )
+        key = (numbers, _priced_by(launch))
         kinds.setdefault(key, launch)
         counts[key] += 1
     return tuple((kinds[key], count, price) for key, count in counts.items())

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from llmc.errors import LoweringError, OptionError, PassError
 from llmc.program import Program, RankLayout
@@ -57,19 +58,20 @@ def compare(
     progress: Callable[[Division], None] = lambda division: None,
 ) -> Comparison:
     """Serve the load in each way. Raises OptionError for a request that is too long for the model."""
+
+    @cache
+    def program_or_problem(layout: RankLayout) -> Program | str:
+        try:
+            return program_of(layout)
+        except (PassError, LoweringError) as error:
+            return f"{error.problem}; {error.fix}" if error.fix else error.problem
+
     outcomes: list[Outcome] = []
-    programs: dict[RankLayout, Program | Refused] = {}
     for division in divisions:
         progress(division)
-        layout = division.layout
-        if layout not in programs:
-            try:
-                programs[layout] = program_of(layout)
-            except (PassError, LoweringError) as error:
-                programs[layout] = Refused(division, f"{error.problem}; {error.fix}" if error.fix else error.problem)
-        program = programs[layout]
-        if isinstance(program, Refused):
-            outcomes.append(Refused(division, program.reason))
+        program = program_or_problem(division.layout)
+        if isinstance(program, str):
+            outcomes.append(Refused(division, program))
             continue
         check_fits(program, load)
         outcomes.append(serve(program, division, machine, load, dict(goals)))
