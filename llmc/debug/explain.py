@@ -30,8 +30,7 @@ class RankExplanation:
         """Plain data; beside: "same", or how Hugging Face's plan differs; agreement: matrices, and those cut alike."""
         weights = [to_json(each) | {"beside": beside(each, self.plan)} for each in self.placements.weights]
         alike = agreement(self.placements.weights, self.plan) if self.plan else None
-        stages = [to_json(each) for each in self.stages]
-        return {**to_json(self.placements), "weights": weights, "stages": stages, "agreement": alike}
+        return {**to_json(self.placements), "weights": weights, "stages": to_json(self.stages), "agreement": alike}
 
 
 @dataclass(frozen=True)

@@ -101,8 +101,7 @@ class MemoRun:
         caches = {n.name for n in graph.inputs() if n.name.startswith(("kv_cache_", "state_"))}
         try:
             for inputs in steps:
-                given = {name: value_of(tensor) for name, tensor in inputs.items() if name not in carried}
-                before = given | carried
+                before = {name: value_of(tensor) for name, tensor in inputs.items() if name not in carried} | carried
                 after = self._run(graph, before, kept)
                 carried = {name: after[name] for name in caches}
                 found.append(StepValues(before, after))

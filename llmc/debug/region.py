@@ -60,12 +60,12 @@ def changed_region(before: ModelGraph, after: ModelGraph, runner: MemoRun, sourc
     gone = [n for name, n in old.items() if name not in new]
     made = [n for name, n in new.items() if name not in old]
     readers = {n.name for n in (*_memory_readers(gone), *_memory_readers(made))}
-    inputs = {name for name in changed if old[name].op == "placeholder"}
-    renewed = frozenset(inputs)
-    readers |= {u.name for name in inputs for u in old[name].users}
-    shown = [name for name in old if name in new and (name in changed or name in readers) and name not in inputs]
+    renewed = frozenset(name for name in changed if old[name].op == "placeholder")
+    readers |= {u.name for name in renewed for u in old[name].users}
+    shown = [name for name in both if (name in changed or name in readers) and name not in renewed]
     ends = [g.logits() for g in (before, after)]
-    pairs = [(name, old[name], new[name]) for name in shown if _has_value(old[name])]
+    # A write gives no tensor that could be compared.
+    pairs = [(name, old[name], new[name]) for name in shown if isinstance(old[name].meta.get("val"), Tensor)]
     if ends[0].name != ends[1].name or not pairs:
         pairs.append(("logits", ends[0], ends[1]))
     region = _region(before, [*gone, *(old[name] for name in shown)], [(name, node) for name, node, _ in pairs])
@@ -107,11 +107,6 @@ def _memory_readers(nodes: Iterable[fx.Node]) -> list[fx.Node]:
     """The calls that read what some nodes write, apart from those nodes."""
     written = [node.args[i] for node in nodes for i in written_arguments(node)]
     return [user for tensor in written if isinstance(tensor, fx.Node) for user in tensor.users]
-
-
-def _has_value(node: fx.Node) -> bool:
-    """Whether a node gives tensors: a write gives none."""
-    return isinstance(node.meta.get("val"), Tensor)
 
 
 def _region(

@@ -28,7 +28,7 @@ class _Lines:
         self.numbers: dict[str, int] = {}
         self._at = at
         self._nodes: list[NodeText] = []
-        self._tokens: list[int | None] = []
+        self._tokens: dict[int, int] = {}
         self._known_tokens: dict[tuple[str, ...], int] = {}
 
     def graph(self, number: int, name: str, text: str) -> dict[str, Any]:
@@ -50,13 +50,11 @@ class _Lines:
                 raise EngineFormatError(f"a graph has the line {line[:80]!r}", at=self._at, fix=REBUILD)
             number = self.numbers[line] = len(self.numbers)
             self._nodes.append(node)
-            self._tokens.append(None)
         return number
 
     def _token(self, line: int, computed: dict[str, int]) -> int:
         """A name stands for a placeholder or for a computed node in all of an engine's graphs."""
-        token = self._tokens[line]
-        if token is None:
+        if line not in self._tokens:
             key = node_token(self._nodes[line], computed)
-            token = self._tokens[line] = self._known_tokens.setdefault(key, len(self._known_tokens))
-        return token
+            self._tokens[line] = self._known_tokens.setdefault(key, len(self._known_tokens))
+        return self._tokens[line]
