@@ -139,5 +139,6 @@ def gates(graph: ModelGraph) -> list[fx.Node]:
 
 
 def _opens(factor: fx.Node, other: fx.Node) -> bool:
+    """Whether an activation is a gate for another tensor, of the same shape."""
     is_gate = factor.target in ACTIVATIONS and other not in factor.all_input_nodes and other.op != "placeholder"
     return is_gate and list(factor.meta["val"].shape) == list(other.meta["val"].shape)

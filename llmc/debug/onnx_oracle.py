@@ -1,7 +1,7 @@
 """The second opinion: a graph of any stage, exported and run by onnxruntime, whose kernels nobody here has written."""
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ def nothing(amount: int) -> None:
 class OnnxOracle:
     """A graph in a session of onnxruntime on the CPU. Raises LoweringError for what standard ops cannot say."""
 
-    def __init__(self, graph: ModelGraph, source: WeightSource, advance: Callable[[int], None] = nothing) -> None:
+    def __init__(self, graph: ModelGraph, source: WeightSource) -> None:
         require_onnx("oracle=onnxruntime", "onnxruntime")
         import onnxruntime
 
@@ -33,7 +33,7 @@ class OnnxOracle:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # Of errors alone.
         with tempfile.TemporaryDirectory(prefix="llmc-onnx-") as directory:
-            write_model_files(graph, source, Path(directory), advance)
+            write_model_files(graph, source, Path(directory), nothing)
             self._session = onnxruntime.InferenceSession(
                 str(Path(directory, MODEL_NAME)), options, providers=["CPUExecutionProvider"]
             )
