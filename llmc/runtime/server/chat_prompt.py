@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from llmc.runtime.server.errors import bad_request
-from llmc.runtime.server.schemas.chat import ChatRequest, Message, Tool
+from llmc.runtime.server.schemas.chat import ChatRequest, Message
+from llmc.runtime.server.schemas.tokens import TokenizeRequest
 from llmc.runtime.server.served_model import ServedModel, check_text
+from llmc.runtime.text.chat_template import TemplateInput
 from llmc.runtime.text.conversation import says_nothing
 
 # What templates call the variable that turns thinking off: Qwen's, and DeepSeek's and Granite's.
@@ -15,23 +17,17 @@ _THINKING_SWITCHES = ("enable_thinking", "thinking")
 
 
 async def chat_prompt(
-    model: ServedModel,
-    messages: Sequence[Message],
-    tools: Sequence[Tool] | None,
-    *,
-    template: str | None,
-    add_generation_prompt: bool,
-    continue_final_message: bool,
-    extra: dict[str, Any],
+    model: ServedModel, body: ChatRequest | TokenizeRequest, messages: Sequence[Message], *, shows_tools: bool = True
 ) -> str:
-    return await model.render(
+    """messages: those of the body that the prompt is made of."""
+    given = TemplateInput(
         [template_message(model, message) for message in messages],
-        template=template,
-        tools=[tool.model_dump(exclude_none=True) for tool in tools] if tools else None,
-        add_generation_prompt=add_generation_prompt,
-        continue_final_message=continue_final_message,
-        extra=extra,
+        [tool.model_dump(exclude_none=True) for tool in body.tools] if body.tools and shows_tools else None,
+        body.add_generation_prompt,
+        body.continue_final_message,
+        template_variables(body) if isinstance(body, ChatRequest) else body.chat_template_kwargs,
     )
+    return await model.render(given, body.chat_template)
 
 
 def template_message(model: ServedModel, message: Message) -> dict[str, Any]:

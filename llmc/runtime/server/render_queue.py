@@ -3,19 +3,17 @@
 import asyncio
 import threading
 import time
-from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
-from typing import Any
 
 from llmc.errors import UnavailableError
-from llmc.runtime.text.chat_template import SECONDS, ChatTemplate, TemplateRenderer
+from llmc.runtime.text.chat_template import SECONDS, ChatTemplate, TemplateInput, TemplateRenderer
 
 _WORKERS = 2
 
 
 class RenderQueue:
-    """A renderer and who waits for it. most_waiting: with more, the next gets UnavailableError at once.
+    """A renderer and who waits for it. most_waiting: with more, the next gets UnavailableError at once. pending: those
+    that are being rendered, and those that wait.
 
     Its threads are no others': while they wait for a slow template, everything else goes on.
     """
@@ -24,7 +22,7 @@ class RenderQueue:
         self._renderer = renderer
         self._threads = ThreadPoolExecutor(threads, "llmc-template")
         self._most = threads + most_waiting
-        self._pending = 0
+        self.pending = 0
         self._lock = threading.Lock()
 
     @staticmethod
@@ -38,43 +36,19 @@ class RenderQueue:
         renderer = TemplateRenderer(workers=_WORKERS, patience_seconds=SECONDS, niceness=19)
         return RenderQueue(renderer, _WORKERS, most_waiting=16)
 
-    @property
-    def pending(self) -> int:
-        """Those that are being rendered, and those that wait."""
-        return self._pending
-
     def warm(self) -> None:
         """Start a worker now, so that the first chat does not wait for it."""
         self._renderer.warm()
 
-    async def render(
-        self,
-        template: ChatTemplate,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None,
-        add_generation_prompt: bool,
-        continue_final_message: bool,
-        extra: Mapping[str, Any] | None,
-    ) -> str:
+    async def render(self, template: ChatTemplate, given: TemplateInput) -> str:
         """See TemplateRenderer; the request has arrived now. Raises what it raises, and UnavailableError when full."""
-        render = partial(
-            self._renderer.render,
-            template,
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            extra=extra,
-            arrived=time.monotonic(),
-        )
         with self._lock:
-            if self._pending >= self._most:
+            if self.pending >= self._most:
                 raise UnavailableError(
-                    f"{self._pending} chat templates wait to be rendered", at="messages", fix="try again later"
+                    f"{self.pending} chat templates wait to be rendered", at="messages", fix="try again later"
                 )
-            self._pending += 1
-        rendered = self._threads.submit(render)
+            self.pending += 1
+        rendered = self._threads.submit(self._renderer.render, template, given, time.monotonic())
         rendered.add_done_callback(self._done)
         return await asyncio.wrap_future(rendered)
 
@@ -85,4 +59,4 @@ class RenderQueue:
 
     def _done(self, rendered: Future[str]) -> None:
         with self._lock:
-            self._pending -= 1
+            self.pending -= 1

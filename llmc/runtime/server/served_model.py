@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from fastapi.routing import APIRoute
 
@@ -22,7 +21,7 @@ from llmc.runtime.server.thinking import ThinkTags
 from llmc.runtime.server.token_texts import TokenTexts
 from llmc.runtime.server.tool_calls import ToolForm
 from llmc.runtime.server.unknown_fields import WarningRoute
-from llmc.runtime.text.chat_template import ChatTemplate
+from llmc.runtime.text.chat_template import ChatTemplate, TemplateInput
 from llmc.runtime.text.prompts import check_ids
 from llmc.runtime.text.tokenizer import Tokenizer
 
@@ -35,11 +34,10 @@ class ServedModel:
     """names: what requests may call the model, the first is how it calls itself. template: None if it has none.
 
     think_tags: what the model thinks comes between; None for a model that does not. max_model_len: tokens of prompt
-    and output together. request_renderer: of templates that requests
-    bring, None if they may not. max_waiting: sequences that may
-    wait before new requests get 429; None is no limit. stall_seconds: a step that takes longer makes the server
-    unhealthy. warns_of_unknown: unknown fields of requests are left out with a warning. allows_lora_updates: requests
-    may load and unload adapters.
+    and output together. request_renderer: of templates that requests bring, None if they may not. max_waiting:
+    sequences that may wait before new requests get 429; None is no limit. stall_seconds: a step that takes longer makes
+    the server unhealthy. warns_of_unknown: unknown fields of requests are left out with a warning. allows_lora_updates:
+    requests may load and unload adapters.
     """
 
     engine: AsyncEngine
@@ -123,16 +121,7 @@ class ServedModel:
         check_ids("tokens", ids, self.vocab_size)
         return self.engine.engine.tokenizer.decode(ids, skip_special_tokens=False)
 
-    async def render(
-        self,
-        messages: Sequence[dict[str, Any]],
-        *,
-        template: str | None,
-        tools: Sequence[dict[str, Any]] | None,
-        add_generation_prompt: bool,
-        continue_final_message: bool,
-        extra: dict[str, Any] | None,
-    ) -> str:
+    async def render(self, given: TemplateInput, template: str | None) -> str:
         """The prompt of chat messages. template: one that the request brought, else the model's."""
         if template is not None and self.request_renderer is None:
             raise bad_request(
@@ -146,21 +135,15 @@ class ServedModel:
                 "(or one of the built-in ones: --chat-template plain)",
                 "messages",
             )
-        if continue_final_message and add_generation_prompt:
+        if given.continue_final_message and given.add_generation_prompt:
             raise bad_request(
                 "continue_final_message and add_generation_prompt exclude each other", "continue_final_message"
             )
-        chosen = self.template if template is None else ChatTemplate(template, self._special_tokens())
+        special_tokens = {} if self.template is None else self.template.special_tokens
+        chosen = self.template if template is None else ChatTemplate(template, special_tokens)
         renderer = self.renderer if template is None else self.request_renderer
         assert chosen is not None and renderer is not None
-        return await renderer.render(
-            chosen,
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            extra=extra,
-        )
+        return await renderer.render(chosen, given)
 
     def output_limit(self, asked: int | None, prompt_tokens: int, param: str) -> int:
         """How many tokens may be generated; None asks for all that fit. 400 if the two do not fit together."""
@@ -173,9 +156,6 @@ class ServedModel:
                 param if prompt_tokens < self.max_model_len else "prompt",
             )
         return room if asked is None else asked
-
-    def _special_tokens(self) -> dict[str, str]:
-        return dict(self.template.special_tokens) if self.template is not None else {}
 
 
 def _is_longer(tokenizer: Tokenizer, text: str, limit: int) -> bool:

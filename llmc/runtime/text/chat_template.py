@@ -45,6 +45,18 @@ class ChatTemplate:
     special_tokens: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class TemplateInput:
+    """What a template makes a prompt of. continue_final_message: the prompt ends inside the last message, for the model
+    to go on with it. extra: other variables of the template."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    extra: Mapping[str, Any] | None = None
+
+
 def engine_template(engine: EngineFiles) -> ChatTemplate | None:
     """The template that came with the model (chat_template.jinja, else tokenizer_config.json), or None."""
     config = _tokenizer_config(engine)
@@ -69,12 +81,9 @@ def named_template(name: str, engine: EngineFiles) -> ChatTemplate:
 
 def special_tokens(engine: EngineFiles) -> dict[str, str]:
     """The tokens that tokenizer_config.json names, such as bos_token, as text."""
-    found: dict[str, str] = {}
-    for name, value in _tokenizer_config(engine).items():
-        text = value.get("content") if isinstance(value, dict) else value
-        if name.endswith("_token") and isinstance(text, str):
-            found[name] = text
-    return found
+    named = {name: value for name, value in _tokenizer_config(engine).items() if name.endswith("_token")}
+    texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
 class TemplateRenderer:
@@ -109,33 +118,22 @@ class TemplateRenderer:
         with self._free, suppress(RequestError):  # Whoever needs one is told.
             self._put_back(self._worker())
 
-    def render(
-        self,
-        template: ChatTemplate,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        extra: Mapping[str, Any] | None = None,
-        arrived: float | None = None,
-    ) -> str:
+    def render(self, template: ChatTemplate, given: TemplateInput, arrived: float | None = None) -> str:
         """The prompt. Raises RequestError for a template that fails, takes too long or too much memory.
 
-        continue_final_message: the prompt ends inside the last message, for the model to go on with it. extra: other
-        variables of the template. arrived: when the request did, on the clock of time.monotonic; default now. Raises
-        UnavailableError if others have kept the workers busy for all of its time.
+        arrived: when the request did, on the clock of time.monotonic; default now. Raises UnavailableError if others
+        have kept the workers busy for all of its time.
         """
         deadline = (time.monotonic() if arrived is None else arrived) + self._patience_seconds
         variables = {
             **template.special_tokens,
-            "messages": list(messages),
-            "tools": None if tools is None else list(tools),
+            "messages": list(given.messages),
+            "tools": None if given.tools is None else list(given.tools),
             "documents": None,
-            "add_generation_prompt": add_generation_prompt,
-            **(extra or {}),
+            "add_generation_prompt": given.add_generation_prompt,
+            **(given.extra or {}),
         }
-        question = {"template": template.source, "variables": variables, "continue": continue_final_message}
+        question = {"template": template.source, "variables": variables, "continue": given.continue_final_message}
         answer = self._answer(question, deadline)
         if "error" in answer:
             raise RequestError(
@@ -221,13 +219,9 @@ def _failure(reason: str) -> RequestError:
 
 def _default_of(value: Any) -> str | None:
     """The template of tokenizer_config.json: a text, or a list of named ones of which `default` counts."""
-    if isinstance(value, str):
-        return value
     if isinstance(value, list):
-        named = {e.get("name"): e.get("template") for e in value if isinstance(e, dict)}
-        default = named.get("default")
-        return default if isinstance(default, str) else None
-    return None
+        value = {e.get("name"): e.get("template") for e in value if isinstance(e, dict)}.get("default")
+    return value if isinstance(value, str) else None
 
 
 def _tokenizer_config(engine: EngineFiles) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from llmc.engine_format.path_argument import path_argument
 from llmc.errors import RequestError
 from llmc.runtime.text.chat_template import (
     ChatTemplate,
+    TemplateInput,
     TemplateRenderer,
     engine_template,
     named_template,
@@ -61,14 +62,9 @@ class ConversationPrompts:
             ("chat_template_kwargs", chat_template_kwargs, isinstance(chat_template_kwargs, Mapping | None)),
         ):
             _check_json(name, value, is_right)
-        text = self._renderer.render(
-            self.template(chat_template),
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt and not continue_final_message,
-            continue_final_message=continue_final_message,
-            extra=chat_template_kwargs,
-        )
+        begins_answer = add_generation_prompt and not continue_final_message
+        given = TemplateInput(messages, tools, begins_answer, continue_final_message, chat_template_kwargs)
+        text = self._renderer.render(self.template(chat_template), given)
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def template(self, given: str | None) -> ChatTemplate:

@@ -13,6 +13,7 @@ from llmc.errors import OptionError, RequestError
 from llmc.runtime.text.chat_template import (
     BUILT_IN,
     ChatTemplate,
+    TemplateInput,
     TemplateRenderer,
     engine_template,
     named_template,
@@ -48,15 +49,15 @@ def test_renders_what_transformers_renders(renderer: TemplateRenderer) -> None:
         expected = render_jinja_template(
             conversations=[messages], tools=tools, chat_template=HF_STYLE, add_generation_prompt=True, bos_token="<s>"
         )[0][0]
-        assert renderer.render(ChatTemplate(HF_STYLE, {"bos_token": "<s>"}), messages, tools=tools) == expected
+        assert renderer.render(ChatTemplate(HF_STYLE, {"bos_token": "<s>"}), TemplateInput(messages, tools)) == expected
 
 
 def test_built_in_templates_and_continuing(renderer: TemplateRenderer) -> None:
     plain = ChatTemplate(BUILT_IN["plain"])
-    assert renderer.render(plain, MESSAGES) == "User: What's 2 < 3?\nAssistant:"
+    assert renderer.render(plain, TemplateInput(MESSAGES)) == "User: What's 2 < 3?\nAssistant:"
     begun = [*MESSAGES, {"role": "assistant", "content": "It is"}]
-    continued = renderer.render(plain, begun, add_generation_prompt=False, continue_final_message=True)
-    assert continued == "User: What's 2 < 3?\nAssistant: It is"
+    given = TemplateInput(begun, add_generation_prompt=False, continue_final_message=True)
+    assert renderer.render(plain, given) == "User: What's 2 < 3?\nAssistant: It is"
 
 
 BOMBS = {
@@ -73,8 +74,8 @@ BOMBS = {
 @pytest.mark.parametrize("name", quick_sample(BOMBS, {*BOMBS} - {"endless loop"}))
 def test_bombs_are_refused_and_the_next_chat_is_served(name: str, renderer: TemplateRenderer) -> None:
     with pytest.raises(RequestError, match="chat template"):
-        renderer.render(ChatTemplate(BOMBS[name]), MESSAGES)
-    assert renderer.render(ChatTemplate(BUILT_IN["plain"]), MESSAGES).startswith("User:")
+        renderer.render(ChatTemplate(BOMBS[name]), TemplateInput(MESSAGES))
+    assert renderer.render(ChatTemplate(BUILT_IN["plain"]), TemplateInput(MESSAGES)).startswith("User:")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +91,7 @@ def test_bombs_are_refused_and_the_next_chat_is_served(name: str, renderer: Temp
 )
 def test_escapes_and_broken_templates_are_refused(source: str, renderer: TemplateRenderer) -> None:
     with pytest.raises(RequestError, match="chat template fails"):
-        renderer.render(ChatTemplate(source), MESSAGES)
+        renderer.render(ChatTemplate(source), TemplateInput(MESSAGES))
 
 
 def test_a_bomb_does_not_hold_up_other_chats() -> None:
@@ -100,7 +101,7 @@ def test_a_bomb_does_not_hold_up_other_chats() -> None:
     renderer.warm()
     bomb = threading.Thread(target=_explode, args=(renderer,))
     bomb.start()
-    renderer.render(ChatTemplate(BUILT_IN["plain"]), MESSAGES)
+    renderer.render(ChatTemplate(BUILT_IN["plain"]), TemplateInput(MESSAGES))
     assert bomb.is_alive(), "the chat waited for the bomb"
     renderer.close()
     bomb.join()
@@ -108,7 +109,7 @@ def test_a_bomb_does_not_hold_up_other_chats() -> None:
 
 def _explode(renderer: TemplateRenderer) -> None:
     with pytest.raises(RequestError):
-        renderer.render(ChatTemplate(BOMBS["endless loop"]), MESSAGES)
+        renderer.render(ChatTemplate(BOMBS["endless loop"]), TemplateInput(MESSAGES))
 
 
 def test_templates_of_an_engine(tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
 """The prompt of a response's conversation; with truncation `auto` its oldest turns are left out until it fits."""
 
-from collections.abc import Sequence
+from functools import partial
 
-from llmc.runtime.server.chat_prompt import chat_prompt, template_variables
+from llmc.runtime.server.chat_prompt import chat_prompt
 from llmc.runtime.server.prompt_truncation import MOST_CONTEXTS
-from llmc.runtime.server.schemas.chat import ChatRequest, Message
+from llmc.runtime.server.schemas.chat import ChatRequest
 from llmc.runtime.server.served_model import ServedModel
 
 
@@ -16,41 +16,29 @@ async def fitted_prompt(
     A turn begins with a user's message; what the system says stays. The last turn is never left out.
     """
     if not shortens:
-        return await _prompt(model, chat, chat.messages, shows_tools, model.max_model_len)
+        return await _prompt(model, chat, 0, shows_tools, model.max_model_len)
     turns = [i for i, message in enumerate(chat.messages) if message.role == "user"] or [0]
     room = model.max_model_len - max(1, chat.max_completion_tokens or 1)
     first, last = 0, len(turns) - 1
-    fitting = await _prompt(model, chat, chat.messages, shows_tools, MOST_CONTEXTS * model.max_model_len)
+    since = partial(_prompt, model, chat, shows_tools=shows_tools, most=MOST_CONTEXTS * model.max_model_len)
+    fitting = await since(0)
     if len(fitting[1]) <= room:
         return fitting
     # The fewer turns there are, the shorter is the prompt.
     while first < last:
         middle = (first + last) // 2
-        tried = await _without(model, chat, turns[middle], shows_tools)
+        tried = await since(turns[middle])
         if len(tried[1]) <= room:
             last = middle
         else:
             first = middle + 1
-    return await _without(model, chat, turns[last], shows_tools)
-
-
-async def _without(model: ServedModel, chat: ChatRequest, start: int, shows_tools: bool) -> tuple[str, list[int]]:
-    """The prompt without the messages before `start`, those of the system excepted."""
-    kept = [message for message in chat.messages[:start] if message.role in ("system", "developer")]
-    messages = [*kept, *chat.messages[start:]]
-    return await _prompt(model, chat, messages, shows_tools, MOST_CONTEXTS * model.max_model_len)
+    return await since(turns[last])
 
 
 async def _prompt(
-    model: ServedModel, chat: ChatRequest, messages: Sequence[Message], shows_tools: bool, most: int
+    model: ServedModel, chat: ChatRequest, start: int, shows_tools: bool, most: int
 ) -> tuple[str, list[int]]:
-    text = await chat_prompt(
-        model,
-        messages,
-        chat.tools if shows_tools else None,
-        template=None,
-        add_generation_prompt=True,
-        continue_final_message=False,
-        extra=template_variables(chat),
-    )
+    """Without the messages before `start`, those of the system excepted. most: as in ServedModel.tokenize."""
+    kept = [message for message in chat.messages[:start] if message.role in ("system", "developer")]
+    text = await chat_prompt(model, chat, [*kept, *chat.messages[start:]], shows_tools=shows_tools)
     return text, await model.tokenize(text, chat.add_special_tokens, most)

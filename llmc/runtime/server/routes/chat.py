@@ -1,7 +1,6 @@
 """POST /v1/chat/completions."""
 
 import uuid
-from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -9,7 +8,7 @@ from starlette.responses import Response
 from llmc.runtime.server.answer_plan import answer_plan
 from llmc.runtime.server.api_key import tenant_of
 from llmc.runtime.server.chat_generation import asked_tokens, generation_request
-from llmc.runtime.server.chat_prompt import chat_prompt, template_variables, template_warnings
+from llmc.runtime.server.chat_prompt import chat_prompt, template_warnings
 from llmc.runtime.server.chat_reply import ChatReply
 from llmc.runtime.server.errors import bad_request
 from llmc.runtime.server.prompt_truncation import longest_text, truncated
@@ -18,8 +17,6 @@ from llmc.runtime.server.schemas.field_notes import warnings_of
 from llmc.runtime.server.served_model import ServedModel
 from llmc.runtime.server.tool_plan import tool_plan
 from llmc.runtime.server.unknown_fields import ignored_of
-
-ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
 
 
 def chat_routes(model: ServedModel) -> APIRouter:
@@ -32,15 +29,7 @@ def chat_routes(model: ServedModel) -> APIRouter:
         if body.stream_options is not None and not body.stream:
             raise bad_request("stream_options is only for stream=true", "stream_options")
         tools = tool_plan(model, body)
-        prompt = await chat_prompt(
-            model,
-            body.messages,
-            body.tools if tools.shows_tools else None,
-            template=body.chat_template,
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            extra=template_variables(body),
-        )
+        prompt = await chat_prompt(model, body, body.messages, shows_tools=tools.shows_tools)
         whole_ids = await model.tokenize(prompt, body.add_special_tokens, longest_text(model, body))
         ids = truncated(model, whole_ids, body, asked_tokens(body))
         plan = answer_plan(model, body, tools, prompt)

@@ -45,13 +45,5 @@ async def token_ids(model: ServedModel, body: TokenizeRequest) -> list[int]:
         return await model.tokenize(
             body.prompt, body.add_special_tokens is not False, MOST_CONTEXTS * model.max_model_len
         )
-    prompt = await chat_prompt(
-        model,
-        body.messages or [],
-        body.tools,
-        template=body.chat_template,
-        add_generation_prompt=body.add_generation_prompt,
-        continue_final_message=body.continue_final_message,
-        extra=body.chat_template_kwargs or {},
-    )
+    prompt = await chat_prompt(model, body, body.messages or [])
     return await model.tokenize(prompt, bool(body.add_special_tokens))
