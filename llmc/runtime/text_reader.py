@@ -86,7 +86,7 @@ class TextReader:
             vectors = zip(rows[: len(found)], rows[len(found) :], strict=True)
             return [similarity(head, one, other) for one, other in vectors]
         head = self._head(Task.SCORE)
-        pairs = [tokenizer.encode_pair(_text(one), _text(other)) for one, other in zip(queries, found, strict=True)]
+        pairs = [tokenizer.encode(_text(one), _text(other)) for one, other in zip(queries, found, strict=True)]
         return [float(activated(head, row, activation)[0]) for row in self._completer.rows(pairs, progress, adapter)]
 
     def classify(

@@ -2,13 +2,14 @@
 
 from llmc.runtime.server.errors import bad_request
 from llmc.runtime.server.schemas.sampling_fields import SamplingFields
+from llmc.runtime.server.schemas.text_rows import RowFields
 from llmc.runtime.server.served_model import ServedModel
 
 # Of a text that is cut, or only counted, more may be read than can be continued.
 MOST_CONTEXTS = 16
 
 
-def longest_text(model: ServedModel, fields: SamplingFields) -> int:
+def longest_text(model: ServedModel, fields: SamplingFields | RowFields) -> int:
     """How many tokens a prompt's text may have before it is cut."""
     return model.max_model_len * (1 if fields.truncate_prompt_tokens is None else MOST_CONTEXTS)
 

@@ -16,7 +16,7 @@ from llmc.runtime.sampling.sampling_params import SamplingParams
 from llmc.runtime.server.api_key import tenant_of
 from llmc.runtime.server.errors import bad_request
 from llmc.runtime.server.outputs import outputs_of
-from llmc.runtime.server.prompt_truncation import MOST_CONTEXTS
+from llmc.runtime.server.prompt_truncation import longest_text
 from llmc.runtime.server.schemas.text_rows import RowFields
 from llmc.runtime.server.served_model import ServedModel
 from llmc.runtime.server.unknown_fields import ignored_of
@@ -41,8 +41,8 @@ class TextRows:
 async def read_text(model: ServedModel, fields: RowFields, text: str | list[int]) -> list[int]:
     """Token ids of a text, cut as the request asks."""
     if isinstance(text, str):
-        longest = model.max_model_len * (1 if fields.truncate_prompt_tokens is None else MOST_CONTEXTS)
-        return cut(model, fields, await model.tokenize(text, fields.add_special_tokens, longest))
+        ids = await model.tokenize(text, fields.add_special_tokens, longest_text(model, fields))
+        return cut(model, fields, ids)
     check_ids("input", text, model.vocab_size)
     return cut(model, fields, text)
 

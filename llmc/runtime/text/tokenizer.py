@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmc.engine_format import EngineFiles
@@ -20,29 +19,30 @@ _KEPT_TEXTS = 256
 
 
 class Tokenizer:
-    """The tokenizer of an engine directory, read on first use; an engine may have none."""
+    """The tokenizer of an engine directory, read on first use; an engine may have none. path: of tokenizer.json."""
 
     def __init__(self, engine: EngineFiles) -> None:
-        self._files, self._path = engine, engine.path / TOKENIZER_NAME
+        self.path = engine.path / TOKENIZER_NAME
+        self._files = engine
         self._containing: dict[str, frozenset[int]] = {}
 
     def __repr__(self) -> str:
-        return f"<Tokenizer {self._path}{'' if self.exists else ', which does not exist'}>"
+        return f"<Tokenizer {self.path}{'' if self.exists else ', which does not exist'}>"
 
     @cached_property
     def exists(self) -> bool:
         """Whether the engine has a tokenizer."""
         return TOKENIZER_NAME in self._files
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text, with the special tokens that the tokenizer adds. Raises RequestError without one."""
-        return self._encoded(text, add_special_tokens=add_special_tokens)
+    def encode(self, text: str, pair: str | None = None, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text, with the special tokens that the tokenizer adds. Raises RequestError without one.
 
-    def _encoded(self, text: str, pair: str | None = None, *, add_special_tokens: bool = True) -> list[int]:
+        pair: a second text, put together with the first as the tokenizer does it.
+        """
         if not self.exists:
             raise RequestError(
                 "the prompt is text, but the engine has no tokenizer",
-                at=self._path,
+                at=self.path,
                 fix="give token ids (a list of int), or rebuild from a model directory with a tokenizer.json",
             )
         try:
@@ -52,10 +52,6 @@ class Tokenizer:
                 f"the text cannot be written as UTF-8: {text!r:.80}", fix="leave out surrogates such as '\\ud800'"
             ) from None
         return ids
-
-    def encode_pair(self, first: str, second: str) -> list[int]:
-        """Token ids of two texts as the tokenizer puts a pair together. Raises RequestError without one."""
-        return self._encoded(first, second)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids; empty if the engine has no tokenizer."""
@@ -83,11 +79,6 @@ class Tokenizer:
             self._containing[text] = found
         return found
 
-    @property
-    def path(self) -> Path:
-        """Where tokenizer.json is, if it exists."""
-        return self._path
-
     @cached_property
     def _vocabulary_bytes(self) -> list[bytes]:
         if not self.exists:
@@ -114,7 +105,7 @@ class Tokenizer:
         except Exception as error:
             raise EngineFormatError(
                 f"the tokenizer cannot be read: {error}",
-                at=self._path,
+                at=self.path,
                 fix="rebuild the engine from a model directory with a valid tokenizer.json",
             ) from None
         tokenizer.no_truncation()

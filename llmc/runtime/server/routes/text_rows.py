@@ -31,26 +31,22 @@ def text_row_routes(model: ServedModel) -> APIRouter:
 
     @router.post("/v1/embeddings", response_model=None)
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
-        checked_head(model, body, Task.EMBED)
         return await answer(request, _embeddings(model, body, request))
 
     @router.post("/v1/classify", response_model=None)
     @router.post("/classify", response_model=None)
     async def classify(body: ClassifyRequest, request: Request) -> Response:
-        checked_head(model, body, Task.CLASSIFY)
         return await answer(request, _classify(model, body, request))
 
     @router.post("/v1/score", response_model=None)
     @router.post("/score", response_model=None)
     async def score(body: ScoreRequest, request: Request) -> Response:
-        checked_head(model, body, Task.SCORE, Task.EMBED)
         return await answer(request, _score(model, body, request))
 
     @router.post("/v1/rerank", response_model=None)
     @router.post("/v2/rerank", response_model=None)
     @router.post("/rerank", response_model=None)
     async def rerank(body: RerankRequest, request: Request) -> Response:
-        checked_head(model, body, Task.SCORE, Task.EMBED)
         return await answer(request, _rerank(model, body, request))
 
     return router
@@ -105,8 +101,6 @@ async def _classify(model: ServedModel, body: ClassifyRequest, request: Request)
 async def _score(model: ServedModel, body: ScoreRequest, request: Request) -> Json:
     documents = [body.text_2] if isinstance(body.text_2, str) else body.text_2
     queries = [body.text_1] * len(documents) if isinstance(body.text_1, str) else body.text_1
-    if len(queries) != len(documents):
-        raise bad_request(f"there are {len(queries)} text_1 and {len(documents)} text_2", "text_1")
     scores, found = await _scores(model, body, request, queries, documents, body.use_activation)
     data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
     return framed(model, body, request, "score", {"data": data, "usage": found.usage()})
@@ -133,6 +127,8 @@ async def _scores(
 ) -> tuple[list[float], TextRows]:
     """Of pairs that a scorer reads together, or how alike the vectors are that an embedder makes of both."""
     head = checked_head(model, body, Task.SCORE, Task.EMBED)
+    if len(queries) != len(documents):
+        raise bad_request(f"there are {len(queries)} text_1 and {len(documents)} text_2", "text_1")
     if head.task is Task.EMBED:
         texts = []
         for given, names in ((queries, QUERY), (documents, DOCUMENT)):
@@ -145,7 +141,7 @@ async def _scores(
     for query, document in zip(queries, documents, strict=True):
         for text in (query, document):
             check_text(text, "documents")
-        encode = partial(model.engine.engine.tokenizer.encode_pair, query, document)
+        encode = partial(model.engine.engine.tokenizer.encode, query, document)
         pairs.append(cut(model, body, await asyncio.to_thread(encode)))
     found = await rows_of(model, body, request, pairs)
     return [float(activated(head, row, activation)[0]) for row in found.rows], found
