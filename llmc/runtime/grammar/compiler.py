@@ -129,8 +129,7 @@ class GrammarCompiler:
         Does nothing where grammars cannot be compiled.
         """
         with suppress(LlmcError):
-            tokenizer = self._tokenizer
-            del tokenizer
+            _ = self._tokenizer
             with self._changed:
                 self._start_missing()
                 self._changed.wait_for(lambda: not self._is_starting)
@@ -161,8 +160,7 @@ class GrammarCompiler:
 
     def _tried(self, grammar: Grammar, deadline: float) -> str:
         """The grammar in llguidance's notation, once it has been compiled in time in a worker."""
-        tokenizer = self._tokenizer  # Says what is missing, which the worker could not.
-        del tokenizer
+        _ = self._tokenizer  # Says what is missing, which the worker could not.
         try:
             answer = self._try(grammar, self._quick, _QUICK_SECONDS, deadline)
             if answer is not None and "late" in answer:

@@ -114,22 +114,19 @@ def _sentence(grammar: Grammar) -> str:
 
     source = grammar.source
     try:
-        if grammar.kind is GrammarKind.JSON_OBJECT:
-            return str(LLMatcher.grammar_from_json_schema(_JSON_OBJECT, defaults=_JSON_DEFAULTS))
-        if grammar.kind is GrammarKind.JSON_SCHEMA:
-            return str(LLMatcher.grammar_from_json_schema(source, defaults=_JSON_DEFAULTS))
+        if grammar.kind in (GrammarKind.JSON_OBJECT, GrammarKind.JSON_SCHEMA):
+            schema = _JSON_OBJECT if grammar.kind is GrammarKind.JSON_OBJECT else source
+            return str(LLMatcher.grammar_from_json_schema(schema, defaults=_JSON_DEFAULTS))
         if grammar.kind is GrammarKind.REGEX:
             return str(LLMatcher.grammar_from_regex(source))
         if grammar.kind is GrammarKind.CHOICE:
             return str(LLMatcher.grammar_from_lark(_choice(json.loads(source))))
         return str(grammar_from("grammar", source))
-    except (ValueError, RecursionError) as error:
-        raise _refusal(str(error)) from None
     except Exception as error:
         # llguidance's translator from GBNF has an error of its own, which derives from Exception only.
-        if type(error).__name__ != "GbnfToLarkError":
-            raise
-        raise _refusal(str(error)) from None
+        if isinstance(error, ValueError | RecursionError) or type(error).__name__ == "GbnfToLarkError":
+            raise _refusal(str(error)) from None
+        raise
 
 
 def _after(preamble: Preamble, text: str) -> str:
