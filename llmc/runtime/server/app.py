@@ -1,7 +1,6 @@
 """The server's ASGI application: routes, errors, and around them the limits that every request passes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
@@ -14,7 +13,7 @@ from llmc.runtime.server.engine_metrics import EngineCollector
 from llmc.runtime.server.errors import add_error_handlers
 from llmc.runtime.server.host_check import CheckHost
 from llmc.runtime.server.lifecycle import CountRequests, Lifecycle
-from llmc.runtime.server.live import LiveView
+from llmc.runtime.server.options import ServeOptions
 from llmc.runtime.server.orderly_end import EndOrderly
 from llmc.runtime.server.request_id import NameRequests
 from llmc.runtime.server.request_metrics import CountAnswers
@@ -29,36 +28,23 @@ from llmc.runtime.server.routes.text_rows import text_row_routes
 from llmc.runtime.server.routes.tokens import token_routes
 from llmc.runtime.server.served_model import ServedModel
 
-
-@dataclass(frozen=True)
-class HttpLimits:
-    """api_keys: none means that everybody may ask. max_body_bytes, body_seconds: of a request's body.
-
-    header_seconds: of its headers. allowed_origins: of pages in browsers that may use the API. allowed_hosts: names
-    that requests may call the server, None for any. metrics_without_key: /metrics is open. behind_router: whether
-    requests come from llmc's own router, which has checked their keys.
-    """
-
-    api_keys: Sequence[str] = ()
-    max_body_bytes: int = 4 << 20
-    body_seconds: float = 1.5
-    header_seconds: float = 1.5
-    allowed_origins: Sequence[str] = ()
-    allowed_hosts: Sequence[str] | None = None
-    metrics_without_key: bool = False
-    behind_router: bool = False
+_BODY_SECONDS = 1.5
 
 
-def create_app(model: ServedModel, registry: CollectorRegistry, limits: HttpLimits) -> FastAPI:
-    """The application. registry: the one that the model's metrics are in."""
+def create_app(
+    model: ServedModel, registry: CollectorRegistry, options: ServeOptions, hosts: Sequence[str] | None
+) -> FastAPI:
+    """The application. registry: the one that the model's metrics are in. hosts: as of outer_middleware."""
     registry.register(EngineCollector(model.engine, model.name))
     app = FastAPI(
         title="llmc",
         docs_url=None,  # FastAPI's page loads scripts from elsewhere; routes/docs.py has another.
         redoc_url=None,
-        middleware=[Middleware(CountAnswers, metrics=model.metrics), *outer_middleware(model.lifecycle, limits)],
+        middleware=[
+            Middleware(CountAnswers, metrics=model.metrics),
+            *outer_middleware(model.lifecycle, options, hosts),
+        ],
     )
-    view = LiveView(model.engine, model.metrics.latest, model.name, model.max_model_len, model.stall_seconds)
     for routes in (
         completion_routes(model),
         chat_routes(model),
@@ -66,7 +52,7 @@ def create_app(model: ServedModel, registry: CollectorRegistry, limits: HttpLimi
         text_row_routes(model),
         token_routes(model),
         adapter_routes(model),
-        status_routes(model, registry, view),
+        status_routes(model, registry),
         page_routes(),
         docs_routes(app),
     ):
@@ -75,24 +61,24 @@ def create_app(model: ServedModel, registry: CollectorRegistry, limits: HttpLimi
     return app
 
 
-def outer_middleware(lifecycle: Lifecycle, limits: HttpLimits) -> list[Middleware]:
+def outer_middleware(lifecycle: Lifecycle, options: ServeOptions, hosts: Sequence[str] | None) -> list[Middleware]:
     """Outermost first: a name for the request, by which name it comes, who asks, whether the server still serves, how
-    much is sent.
+    much is sent. hosts: names that requests may call the server, None for any.
     """
-    found = [Middleware(NameRequests, behind_router=limits.behind_router)]
-    if limits.allowed_hosts is not None:
-        found.append(Middleware(CheckHost, hosts=limits.allowed_hosts))
-    if limits.allowed_origins:
-        origins = list(limits.allowed_origins)
+    found = [Middleware(NameRequests, behind_router=options.behind_router)]
+    if hosts is not None:
+        found.append(Middleware(CheckHost, hosts=hosts))
+    if options.allowed_origins:
+        origins = list(options.allowed_origins)
         found.append(Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]))
-    if limits.behind_router:
+    if options.behind_router:
         found.append(Middleware(TrustRouter))
-    if limits.api_keys:
-        is_open = OPEN_PATHS | {"/metrics"} if limits.metrics_without_key else OPEN_PATHS
-        found.append(Middleware(RequireApiKey, keys=limits.api_keys, open_paths=is_open))
+    if options.api_keys:
+        is_open = OPEN_PATHS | {"/metrics"} if options.metrics_without_key else OPEN_PATHS
+        found.append(Middleware(RequireApiKey, keys=options.api_keys, open_paths=is_open))
     found += [
         Middleware(CountRequests, lifecycle=lifecycle),
         Middleware(EndOrderly, lifecycle=lifecycle),
-        Middleware(LimitBody, max_bytes=limits.max_body_bytes, seconds=limits.body_seconds),
+        Middleware(LimitBody, max_bytes=options.max_body_bytes, seconds=_BODY_SECONDS),
     ]
     return found

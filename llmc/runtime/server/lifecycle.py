@@ -25,11 +25,6 @@ class Lifecycle:
         self._tasks: set[asyncio.Task[object]] = set()
         self._changed = asyncio.Event()
 
-    @property
-    def in_flight(self) -> int:
-        """Requests begun and not ended, streams included."""
-        return len(self._tasks)
-
     @contextmanager
     def request(self) -> Iterator[None]:
         """A request, which the current task serves until the block ends."""

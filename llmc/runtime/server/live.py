@@ -1,16 +1,22 @@
 """What the page at / shows: gauges and counters of this moment, requests in flight, and the latest finished ones."""
 
+from __future__ import annotations
+
 import time
 from collections import deque
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from llmc.runtime.async_engine import AsyncEngine
 from llmc.runtime.engine_stats import RequestView
 from llmc.runtime.requests.request_output import RequestOutput
 
+if TYPE_CHECKING:
+    from llmc.runtime.server.served_model import ServedModel
+
 _REMEMBERED = 240
 _SHOWN_REQUESTS = 40
+# The fields of EngineStats that are shown as they are, and are added up over replicas.
+SUMMED_STATS = ("running", "waiting", "preemptions", "prompt_tokens", "generation_tokens", "steps")
 
 
 @dataclass(frozen=True)
@@ -59,71 +65,45 @@ class LatestRequests:
         return tuple(self._kept)
 
 
-class LiveView:
-    """Snapshots of one engine as JSON. stall_seconds: a step that takes longer makes it unhealthy."""
-
-    def __init__(
-        self, engine: AsyncEngine, latest: LatestRequests, name: str, max_model_len: int, stall_seconds: float
-    ) -> None:
-        self._engine = engine
-        self._latest = latest
-        self._name = name
-        self._max_model_len = max_model_len
-        self._stall_seconds = stall_seconds
-        self._started = time.monotonic()
-
-    def snapshot(self) -> dict[str, Any]:
-        """Seconds, tokens and blocks; `now` is on the clock of every `at`."""
-        stats, manifest = self._engine.stats(), self._engine.engine.manifest
-        requests = self._engine.requests()
-        limits, drafts = self._engine.engine.limits, stats.speculation
-        return {
-            "now": time.monotonic(),
-            "uptime": time.monotonic() - self._started,
-            "healthy": self._engine.is_healthy(self._stall_seconds),
-            "model": {
-                "name": self._name,
-                "family": manifest.model.family,
-                "parameters": manifest.model.parameters,
-                "dtype": manifest.model.dtype,
-                "target": manifest.target.name,
-                "max_model_len": self._max_model_len,
-                "max_sequences": limits.max_sequences,
-                "max_batch_tokens": limits.max_batch_tokens,
-                "block_size": limits.block_size,
-            },
-            "running": stats.running,
-            "waiting": stats.waiting,
-            "blocks": {
-                "total": stats.blocks_total,
-                "used": stats.blocks_used,
-                "cached": stats.blocks_cached,
-                "free": stats.blocks_free,
-            },
-            "prefix_cache": {"queries": stats.prefix_cache_queries, "hits": stats.prefix_cache_hits},
-            "snapshots": {} if stats.snapshots is None else asdict(stats.snapshots),
-            "drafts": {} if drafts is None else {"tokens": drafts.draft_tokens, "accepted": drafts.accepted_tokens},
-            "preemptions": stats.preemptions,
-            "prompt_tokens": stats.prompt_tokens,
-            "generation_tokens": stats.generation_tokens,
-            "steps": stats.steps,
-            "finished": dict(stats.finished),
-            "step_seconds": [record.seconds for record in stats.recent_steps[-60:]],
-            "step_tokens": [record.prompt_tokens + record.decode_tokens for record in stats.recent_steps[-60:]],
-            "requests": [_request_json(view) for view in requests[:_SHOWN_REQUESTS]],
-            "requests_not_shown": max(0, len(requests) - _SHOWN_REQUESTS),
-            "latest": [asdict(done) for done in self._latest.kept()],
-        }
+def live_view(model: ServedModel, started: float) -> dict[str, Any]:
+    """Seconds, tokens and blocks of a served model as JSON; `now` is on the clock of every `at`, and of `started`."""
+    stats, manifest = model.engine.stats(), model.engine.engine.manifest
+    requests = model.engine.requests()
+    limits, drafts = model.engine.engine.limits, stats.speculation
+    return {
+        "now": time.monotonic(),
+        "uptime": time.monotonic() - started,
+        "healthy": model.engine.is_healthy(model.stall_seconds),
+        "model": {
+            "name": model.name,
+            "family": manifest.model.family,
+            "parameters": manifest.model.parameters,
+            "dtype": manifest.model.dtype,
+            "target": manifest.target.name,
+            "max_model_len": model.max_model_len,
+            "max_sequences": limits.max_sequences,
+            "max_batch_tokens": limits.max_batch_tokens,
+            "block_size": limits.block_size,
+        },
+        **{name: getattr(stats, name) for name in SUMMED_STATS},
+        "blocks": {
+            "total": stats.blocks_total,
+            "used": stats.blocks_used,
+            "cached": stats.blocks_cached,
+            "free": stats.blocks_free,
+        },
+        "prefix_cache": {"queries": stats.prefix_cache_queries, "hits": stats.prefix_cache_hits},
+        "snapshots": {} if stats.snapshots is None else asdict(stats.snapshots),
+        "drafts": {} if drafts is None else {"tokens": drafts.draft_tokens, "accepted": drafts.accepted_tokens},
+        "finished": dict(stats.finished),
+        "step_seconds": [record.seconds for record in stats.recent_steps[-60:]],
+        "step_tokens": [record.prompt_tokens + record.decode_tokens for record in stats.recent_steps[-60:]],
+        "requests": [_request_json(view) for view in requests[:_SHOWN_REQUESTS]],
+        "requests_not_shown": max(0, len(requests) - _SHOWN_REQUESTS),
+        "latest": [asdict(done) for done in model.metrics.latest.kept()],
+    }
 
 
 def _request_json(view: RequestView) -> dict[str, Any]:
-    return {
-        "id": view.request_id,
-        "priority": view.priority.value,
-        "state": view.state,
-        "seconds": view.seconds,
-        "prompt_tokens": view.prompt_tokens,
-        "computed_tokens": view.computed_tokens,
-        "output_tokens": view.output_tokens,
-        "blocks": view.blocks,
-    }
+    fields = asdict(view)
+    return {"id": fields.pop("request_id"), **fields, "priority": view.priority.value}

@@ -1,8 +1,9 @@
 """How to serve an engine: frozen and validated; names as vLLM has them where the meaning is the same."""
 
 import ipaddress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from llmc.errors import OptionError
 from llmc.runtime.speculation.config import parse_speculative_config
@@ -80,16 +81,14 @@ class ServeOptions:
     def __post_init__(self) -> None:
         self._check("port", 0 <= self.port <= 65535, "0 to 65535; 0 takes a free one")
         self._check("max_body_bytes", self.max_body_bytes >= 1024, "at least 1024")
-        self._check("drain_seconds", self.drain_seconds >= 0, "0 or more")
         self._check("stall_seconds", self.stall_seconds > 0, "more than 0")
-        self._check("state_cache_bytes", self.state_cache_bytes is None or self.state_cache_bytes >= 0, "0 or more")
-        self._check("output_cache_bytes", self.output_cache_bytes >= 0, "0 or more")
-        self._check("response_store_bytes", self.response_store_bytes >= 0, "0 or more")
         self._check("response_store_seconds", self.response_store_seconds > 0, "more than 0")
         if self.speculative_config is not None:
             parse_speculative_config(self.speculative_config)
         share = self.gpu_memory_utilization
         self._check("gpu_memory_utilization", share is None or 0 < share <= 1, "a share from above 0 to 1")
+        for name in ("drain_seconds", "state_cache_bytes", "output_cache_bytes", "response_store_bytes"):
+            self._check(name, (getattr(self, name) or 0) >= 0, "0 or more")
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes", "max_waiting"):
             value = getattr(self, name)
             self._check(name, value is None or value >= 1, "1 or more")
@@ -112,6 +111,27 @@ class ServeOptions:
             flag = f"--{name.replace('_', '-')}"
             value = "…" if name == "api_keys" else repr(getattr(self, name))
             raise OptionError(f"{flag} cannot be {value}", at=f"{flag} {value}", fix=f"give {allowed}")
+
+
+def parsed(kind: type[Any], name: str, value: Any) -> Any:
+    """The value of a field as a command line or JSON has it: lists become tuples, and texts numbers or paths where the
+    field is one. Raises OptionError for an unknown field."""
+    known = {field.name: field for field in fields(kind)}
+    if name not in known:
+        raise OptionError(f"unknown option {name!r}", at=name, fix="see ServeOptions and RayOptions")
+    if name in ("engine", "uds"):
+        return Path(value)
+    kind_name = str(known[name].type)
+    if kind_name.startswith("tuple"):
+        return (value,) if isinstance(value, str) else tuple(value)
+    if not isinstance(value, str) or "str" in kind_name:
+        return value
+    try:
+        if "bool" in kind_name:
+            return {"true": True, "false": False}[value.lower()]
+        return int(value) if "int" in kind_name else float(value)
+    except (KeyError, ValueError):
+        raise OptionError(f"{name} cannot be {value!r}", at=name, fix=f"give a {kind_name}") from None
 
 
 def are_networks(text: str) -> bool:

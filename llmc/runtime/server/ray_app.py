@@ -5,8 +5,7 @@
 Needs the extra `ray`. Every route of `llmc serve` is there but those of one process alone (/, /live).
 """
 
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
+from dataclasses import dataclass, fields
 from typing import Any
 
 from fastapi import FastAPI
@@ -14,8 +13,8 @@ from prometheus_client import CollectorRegistry
 
 from llmc.errors import OptionError
 from llmc.runtime.server.app import create_app
-from llmc.runtime.server.options import ServeOptions
-from llmc.runtime.server.serve import http_limits, open_model
+from llmc.runtime.server.options import ServeOptions, parsed
+from llmc.runtime.server.serve import open_model
 
 INGRESS = "llmc"
 
@@ -68,8 +67,7 @@ def application(options: ServeOptions, scaling: RayOptions) -> Any:
     def replica_app() -> FastAPI:
         registry = CollectorRegistry()
         # Ray listens, not these options' host.
-        limits = replace(http_limits(options), allowed_hosts=options.allowed_hosts or None)
-        return create_app(open_model(options, registry), registry, limits)
+        return create_app(open_model(options, registry), registry, options, options.allowed_hosts or None)
 
     # Ray makes the application in each replica, where the engine is loaded, and nowhere else.
     @serve.ingress(replica_app)
@@ -90,26 +88,6 @@ def application(options: ServeOptions, scaling: RayOptions) -> Any:
         graceful_shutdown_timeout_s=options.drain_seconds,
     )(Replica)
     return deployment.bind()
-
-
-def parsed(kind: type[Any], name: str, value: Any) -> Any:
-    """A field's value; texts become numbers where the default is one. Raises OptionError for an unknown field."""
-    known = {field.name: field for field in fields(kind)}
-    if name not in known:
-        raise OptionError(f"unknown option {name!r}", at=name, fix="see ServeOptions and RayOptions")
-    if name in ("engine", "uds"):
-        return Path(value)
-    kind_name = str(known[name].type)
-    if kind_name.startswith("tuple"):
-        return (value,) if isinstance(value, str) else tuple(value)
-    if not isinstance(value, str) or "str" in kind_name:
-        return value
-    try:
-        if "bool" in kind_name:
-            return {"true": True, "false": False}[value.lower()]
-        return int(value) if "int" in kind_name else float(value)
-    except (KeyError, ValueError):
-        raise OptionError(f"{name} cannot be {value!r}", at=name, fix=f"give a {kind_name}") from None
 
 
 def require_ray_extra() -> None:

@@ -20,7 +20,7 @@ from llmc.runtime.async_engine import AsyncEngine
 from llmc.runtime.engine import Engine
 from llmc.runtime.loading import load
 from llmc.runtime.ranks.launch import work_for_first_rank
-from llmc.runtime.server.app import HttpLimits, create_app
+from llmc.runtime.server.app import create_app
 from llmc.runtime.server.header_limit import limited_headers
 from llmc.runtime.server.host_check import hosts_of
 from llmc.runtime.server.lifecycle import Lifecycle
@@ -36,6 +36,7 @@ from llmc.runtime.server.token_texts import TokenTexts
 from llmc.runtime.server.tool_calls import FORMS, ToolForm, form_of_template
 from llmc.runtime.text.chat_template import engine_template, named_template
 
+_HEADER_SECONDS = 1.5
 _CLOSE_SECONDS = 5.0
 
 
@@ -50,8 +51,11 @@ def serve(options: ServeOptions, listening: Callable[[str], None]) -> bool:
         registry = CollectorRegistry()
         model = open_model(options, registry)
         try:
-            app = create_app(model, registry, http_limits(options))
-            return run_app(app, listener, model.lifecycle, options, lambda: listening(address_of(listener, options)))
+            app = create_app(model, registry, options, hosts_of(options))
+            server = DrainingServer(app, options, model.lifecycle, lambda: listening(address_of(listener, options)))
+            with event_loop() as runner:
+                runner.run(server.serve(sockets=[listener]))
+            return server.drained
         finally:
             close_model(model)
 
@@ -159,28 +163,6 @@ def close_model(model: ServedModel) -> None:
     closing.join(_CLOSE_SECONDS)
 
 
-def http_limits(options: ServeOptions) -> HttpLimits:
-    """The options that are about HTTP alone."""
-    return HttpLimits(
-        api_keys=options.api_keys,
-        max_body_bytes=options.max_body_bytes,
-        allowed_origins=options.allowed_origins,
-        allowed_hosts=hosts_of(options),
-        metrics_without_key=options.metrics_without_key,
-        behind_router=options.behind_router,
-    )
-
-
-def run_app(
-    app: FastAPI, listener: socket.socket, lifecycle: Lifecycle, options: ServeOptions, started: Callable[[], None]
-) -> bool:
-    """Serve until SIGTERM or SIGINT, then drain; a second signal ends at once. Whether every request was finished."""
-    server = DrainingServer(uvicorn_config(app, options), lifecycle, options.drain_seconds, started)
-    with event_loop() as runner:
-        runner.run(server.serve(sockets=[listener]))
-    return server.drained
-
-
 def event_loop() -> asyncio.Runner:
     """asyncio on libuv, which takes less time for each piece of a stream."""
     import uvloop
@@ -192,7 +174,7 @@ def uvicorn_config(app: ASGIApp, options: ServeOptions) -> uvicorn.Config:
     """How uvicorn serves; its log of requests comes with the level info."""
     return uvicorn.Config(
         app,
-        http=limited_headers(http_limits(options).header_seconds),
+        http=limited_headers(_HEADER_SECONDS),
         log_level=options.uvicorn_log_level,
         access_log=options.uvicorn_log_level in ("info", "debug", "trace"),
         lifespan="off",
@@ -212,18 +194,15 @@ def _log_config(level: str) -> dict[str, Any]:
 
 
 class DrainingServer(uvicorn.Server):
-    """uvicorn's server, which on SIGTERM first finishes what is in flight; new requests get 503 meanwhile.
-
-    drained: whether nothing was left when it ended.
+    """uvicorn's server, which on SIGTERM or SIGINT first finishes what is in flight; new requests get 503 meanwhile. A
+    second signal ends it at once. drained: whether nothing was left when it ended.
     """
 
-    def __init__(
-        self, config: uvicorn.Config, lifecycle: Lifecycle, seconds: float, started: Callable[[], None]
-    ) -> None:
-        super().__init__(config)
+    def __init__(self, app: FastAPI, options: ServeOptions, lifecycle: Lifecycle, started: Callable[[], None]) -> None:
+        super().__init__(uvicorn_config(app, options))
         self.drained = False
         self._lifecycle = lifecycle
-        self._seconds = seconds
+        self._seconds = options.drain_seconds
         self._started = started
         self._draining: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None

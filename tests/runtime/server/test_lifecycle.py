@@ -24,7 +24,7 @@ from starlette.testclient import TestClient
 from llmc.errors import ModelFailureError
 from llmc.runtime.loop.step_loop import StepLoop
 from llmc.runtime.requests.job_builder import JobBuilder
-from llmc.runtime.server.app import HttpLimits, create_app
+from llmc.runtime.server.app import create_app
 from llmc.runtime.server.options import ServeOptions
 from llmc.runtime.server.serve import close_model, open_model
 from llmc.runtime.server.served_model import ServedModel
@@ -177,7 +177,7 @@ def test_what_is_cut_off_is_told_so(engine_directory: Path, tmp_path: Path, repl
 def test_every_500_is_logged_under_the_name_that_the_client_is_told(
     in_process: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = TestClient(create_app(in_process, CollectorRegistry(), HttpLimits()))
+    client = TestClient(create_app(in_process, CollectorRegistry(), ServeOptions(engine=Path()), None))
 
     def asked(**more: object) -> tuple[Any, str]:
         with logged_text("llmc.server") as log:
@@ -220,7 +220,7 @@ def in_process(engine_directory: Path) -> Iterator[ServedModel]:
 
 
 def test_a_stuck_loop_is_not_healthy(in_process: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = TestClient(create_app(in_process, CollectorRegistry(), HttpLimits()))
+    client = TestClient(create_app(in_process, CollectorRegistry(), ServeOptions(engine=Path()), None))
     let_go, step = threading.Event(), StepLoop.step
 
     def stuck(loop: StepLoop) -> Any:
@@ -240,7 +240,9 @@ def test_a_stuck_loop_is_not_healthy(in_process: ServedModel, monkeypatch: pytes
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_dead_loop_is_not_healthy(in_process: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = TestClient(create_app(in_process, CollectorRegistry(), HttpLimits()), raise_server_exceptions=False)
+    client = TestClient(
+        create_app(in_process, CollectorRegistry(), ServeOptions(engine=Path()), None), raise_server_exceptions=False
+    )
 
     def dies(loop: StepLoop) -> Any:
         raise RuntimeError("the step broke")

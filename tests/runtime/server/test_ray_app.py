@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from llmc.errors import OptionError
-from llmc.runtime.server.options import ServeOptions
-from llmc.runtime.server.ray_app import RayOptions, parsed
+from llmc.runtime.server.options import ServeOptions, parsed
+from llmc.runtime.server.ray_app import RayOptions
 from tests.runtime.server.conftest import eventually
 
 

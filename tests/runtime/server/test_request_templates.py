@@ -14,15 +14,16 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from llmc.errors import RequestError, UnavailableError
-from llmc.runtime.server.app import HttpLimits, create_app
+from llmc.runtime.server.app import create_app
 from llmc.runtime.server.options import ServeOptions
 from llmc.runtime.server.render_queue import RenderQueue
 from llmc.runtime.server.serve import close_model, open_model
 from llmc.runtime.server.served_model import ServedModel
-from llmc.runtime.text.chat_template import BUILT_IN, ChatTemplate, TemplateRenderer
+from llmc.runtime.text.chat_template import BUILT_IN, ChatTemplate, TemplateInput, TemplateRenderer
 
 LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 USER: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
+GIVEN = TemplateInput(USER)
 PLAIN = ChatTemplate(BUILT_IN["plain"])
 
 
@@ -40,7 +41,7 @@ def test_looping_templates_hold_up_nobody(model: ServedModel) -> None:
     """24 of them run and wait throughout; the 25th is refused at once, long texts and other chats are served."""
 
     async def ask() -> None:
-        transport = httpx.ASGITransport(app=create_app(model, CollectorRegistry(), HttpLimits()))
+        transport = httpx.ASGITransport(app=create_app(model, CollectorRegistry(), ServeOptions(engine=Path()), None))
         async with httpx.AsyncClient(transport=transport, base_url="http://llmc", timeout=None) as client:
 
             async def chat(**more: Any) -> httpx.Response:
@@ -68,10 +69,10 @@ def test_a_template_does_not_wait_for_its_seat_without_a_bound() -> None:
     """The time counts from the arrival: one that has used it up while it waited is not rendered any more."""
     renderer = TemplateRenderer(workers=1, seconds=600, patience_seconds=600)
     try:
-        assert renderer.render(PLAIN, USER).startswith("User: hi")
+        assert renderer.render(PLAIN, GIVEN).startswith("User: hi")
         with renderer._free, pytest.raises(UnavailableError, match="too many"):
-            renderer.render(PLAIN, USER, arrived=time.monotonic() - 600)
-        assert renderer.render(PLAIN, USER, arrived=time.monotonic()).startswith("User: hi")
+            renderer.render(PLAIN, GIVEN, time.monotonic() - 600)
+        assert renderer.render(PLAIN, GIVEN, time.monotonic()).startswith("User: hi")
     finally:
         renderer.close()
 
@@ -82,7 +83,7 @@ def test_a_deadline_counts_from_the_arrival() -> None:
     try:
         renderer.warm()
         with pytest.raises(RequestError, match="did not finish within") as caught:
-            renderer.render(ChatTemplate(LOOPS), USER, arrived=time.monotonic() - 599)
+            renderer.render(ChatTemplate(LOOPS), GIVEN, time.monotonic() - 599)
         assert not isinstance(caught.value, UnavailableError)
     finally:
         renderer.close()

@@ -19,6 +19,7 @@ from llmc.runtime.server.api_key import HOLDER_HEADER, holder_of
 from llmc.runtime.server.connection import ClientLeft, while_connected
 from llmc.runtime.server.errors import ApiError, end_stream_with, stream_end, typed_error_event
 from llmc.runtime.server.lifecycle import Lifecycle
+from llmc.runtime.server.live import SUMMED_STATS
 from llmc.runtime.server.replicas.replica import Replica
 from llmc.runtime.server.replicas.routing import Candidate, Router, previous_response_of, prompt_of
 from llmc.runtime.server.request_id import REQUEST_ID_HEADER, request_id
@@ -215,19 +216,9 @@ class MergedMetrics(Collector):
 
 def merged_view(views: Sequence[tuple[Replica, dict[str, Any]]], replicas: Sequence[Replica]) -> dict[str, Any]:
     """The replicas' live views as one: sums, all requests, and a line for each replica."""
-    first = views[0][1]
-    merged: dict[str, Any] = {**first, "healthy": all(replica.healthy for replica in replicas)}
-    rest = [view for _, view in views[1:]]
-    for name in (
-        "running",
-        "waiting",
-        "preemptions",
-        "prompt_tokens",
-        "generation_tokens",
-        "steps",
-        "requests_not_shown",
-    ):
-        merged[name] = first[name] + sum(view[name] for view in rest)
+    merged: dict[str, Any] = {**views[0][1], "healthy": all(replica.healthy for replica in replicas)}
+    for name in (*SUMMED_STATS, "requests_not_shown"):
+        merged[name] = sum(view[name] for _, view in views)
     for name in ("blocks", "prefix_cache", "snapshots", "drafts", "finished"):
         keys = {key: None for _, view in views for key in view[name]}
         merged[name] = {key: sum(view[name].get(key, 0) for _, view in views) for key in keys}

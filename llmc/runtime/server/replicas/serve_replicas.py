@@ -12,6 +12,7 @@ from llmc.errors import LlmcError, OptionError
 from llmc.runtime.ranks.launch import refuse_launched
 from llmc.runtime.server.app import outer_middleware
 from llmc.runtime.server.errors import add_error_handlers
+from llmc.runtime.server.host_check import hosts_of
 from llmc.runtime.server.lifecycle import Lifecycle
 from llmc.runtime.server.listener import address_of, listen
 from llmc.runtime.server.options import ServeOptions
@@ -20,7 +21,7 @@ from llmc.runtime.server.replicas.replica import Replica
 from llmc.runtime.server.replicas.routing import Router, Routing
 from llmc.runtime.server.routes.docs import docs_routes
 from llmc.runtime.server.routes.page import page_routes
-from llmc.runtime.server.serve import DrainingServer, event_loop, http_limits, uvicorn_config
+from llmc.runtime.server.serve import DrainingServer, event_loop
 from llmc.runtime.threads import available_cores
 
 _STOP_SECONDS = 10.0
@@ -47,10 +48,8 @@ def serve_replicas(options: ServeOptions, count: int, routing: str, listening: C
         router, lifecycle = Router(Routing(routing)), Lifecycle()
         worker_options = options_of_worker(options, count)
         replicas = [Replica(i, worker_options, Path(folder), router.forget) for i in range(count)]
-        config = uvicorn_config(create_proxy(replicas, router, lifecycle, options), options)
-        server = DrainingServer(
-            config, lifecycle, options.drain_seconds, lambda: listening(address_of(listener, options))
-        )
+        app = create_proxy(replicas, router, lifecycle, options)
+        server = DrainingServer(app, options, lifecycle, lambda: listening(address_of(listener, options)))
 
         async def run() -> None:
             try:
@@ -71,9 +70,8 @@ def serve_replicas(options: ServeOptions, count: int, routing: str, listening: C
 
 def create_proxy(replicas: Sequence[Replica], router: Router, lifecycle: Lifecycle, options: ServeOptions) -> FastAPI:
     """The application that clients talk to."""
-    app = FastAPI(
-        title="llmc", docs_url=None, redoc_url=None, middleware=outer_middleware(lifecycle, http_limits(options))
-    )
+    middleware = outer_middleware(lifecycle, options, hosts_of(options))
+    app = FastAPI(title="llmc", docs_url=None, redoc_url=None, middleware=middleware)
     app.include_router(proxy_routes(replicas, router, lifecycle))
     app.include_router(page_routes())
     app.include_router(docs_routes(app))

@@ -5,12 +5,10 @@ import os
 import signal
 import sys
 import threading
-from pathlib import Path
-from typing import Any
 
 from llmc.errors import LlmcError
 from llmc.runtime.server.early_end import end_on_sigterm
-from llmc.runtime.server.options import ServeOptions
+from llmc.runtime.server.options import ServeOptions, parsed
 from llmc.runtime.server.serve import serve
 
 
@@ -27,10 +25,8 @@ def main() -> None:
 
 
 def read_options(line: str) -> ServeOptions:
-    values: dict[str, Any] = json.loads(line)
-    tuples = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-    paths = {name: Path(values[name]) for name in ("engine", "uds") if values[name] is not None}
-    return ServeOptions(**{**values, **tuples, **paths})
+    given = {name: value for name, value in json.loads(line).items() if value is not None}
+    return ServeOptions(**{name: parsed(ServeOptions, name, value) for name, value in given.items()})
 
 
 def _follow_router() -> None:

@@ -1,5 +1,6 @@
 """GET /v1/models, /health, /version, /metrics and /live: what is served, and how it does."""
 
+import time
 from importlib import metadata
 from typing import Any
 
@@ -8,12 +9,12 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from starlette.responses import JSONResponse, Response
 
 from llmc.runtime.server.errors import ApiError
-from llmc.runtime.server.live import LiveView
+from llmc.runtime.server.live import live_view
 from llmc.runtime.server.served_model import ServedModel
 
 
-def status_routes(model: ServedModel, registry: CollectorRegistry, view: LiveView) -> APIRouter:
-    router = APIRouter()
+def status_routes(model: ServedModel, registry: CollectorRegistry) -> APIRouter:
+    router, started = APIRouter(), time.monotonic()
 
     def names() -> tuple[str, ...]:
         return (*model.names, *model.engine.engine.adapters.names())
@@ -45,7 +46,7 @@ def status_routes(model: ServedModel, registry: CollectorRegistry, view: LiveVie
 
     @router.get("/live", response_model=None)
     async def live() -> Response:
-        return JSONResponse(view.snapshot(), headers={"Cache-Control": "no-store"})
+        return JSONResponse(live_view(model, started), headers={"Cache-Control": "no-store"})
 
     return router
 
