@@ -29,15 +29,22 @@ def answer_plan(model: ServedModel, body: ChatRequest, tools: ToolPlan, prompt: 
     """prompt: the template's text, which may have begun the thinking."""
     tags = model.think_tags
     if tags is None:
-        return _plan(model, body, tools.grammar, tools.reader, tools.keeps_special, None)
-    thinking = Thinking(tags, begins_inside(body, tags, prompt))
+        plan = AnswerPlan(tools.grammar, tools.reader, tools.keeps_special, None)
+    else:
+        plan = _thinking_plan(model, body, tools, Thinking(tags, begins_inside(body, tags, prompt)))
+    if not plan.keeps_special or not body.skip_special_tokens:
+        return plan
+    ends = tuple(model.texts.text(token) for token in model.engine.engine.info.eos_token_ids)
+    return replace(plan, reader=lambda: WithoutEnd(ends, plan.reader()))
 
+
+def _thinking_plan(model: ServedModel, body: ChatRequest, tools: ToolPlan, thinking: Thinking) -> AnswerPlan:
     def reader() -> ChatDeltas:
         return ThinkingDeltas(ThinkingReader(thinking), tools.reader(), body.include_reasoning)
 
-    marked = model.texts.is_special(tags.closing) or model.texts.is_special(tags.opening)
+    marked = model.texts.is_special(thinking.tags.closing) or model.texts.is_special(thinking.tags.opening)
     grammar = None if tools.grammar is None else replace(tools.grammar, preamble=preamble(model, thinking))
-    return _plan(model, body, grammar, reader, tools.keeps_special or marked, thinking)
+    return AnswerPlan(grammar, reader, tools.keeps_special or marked, thinking)
 
 
 def begins_inside(body: ChatRequest, tags: ThinkTags, prompt: str) -> bool:
@@ -58,17 +65,3 @@ def preamble(model: ServedModel, thinking: Thinking) -> Preamble:
     special = model.texts.is_special
     tags = thinking.tags
     return Preamble(None if thinking.begun else mark(tags.opening), mark(tags.closing))
-
-
-def _plan(
-    model: ServedModel,
-    body: ChatRequest,
-    grammar: Grammar | None,
-    reader: Callable[[], ChatDeltas],
-    keeps_special: bool,
-    thinking: Thinking | None,
-) -> AnswerPlan:
-    if not keeps_special or not body.skip_special_tokens:
-        return AnswerPlan(grammar, reader, keeps_special, thinking)
-    ends = tuple(model.texts.text(token) for token in model.engine.engine.info.eos_token_ids)
-    return AnswerPlan(grammar, lambda: WithoutEnd(ends, reader()), keeps_special, thinking)

@@ -4,6 +4,7 @@ import asyncio
 import time
 
 from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -41,7 +42,7 @@ class LimitBody:
         except TimeoutError:
             message = f"the body stopped for {self._seconds:g} seconds or came too slowly"
             await _refuse(408, message, scope, receive, send)
-        except _Disconnected:
+        except ClientDisconnect:
             return
         else:
             await self._app(scope, _replayed(body, receive), send)
@@ -53,7 +54,7 @@ class LimitBody:
             allowed = start + self._seconds + len(body) / LEAST_BYTES_PER_SECOND - time.monotonic()
             message = await asyncio.wait_for(receive(), max(0.0, allowed))
             if message["type"] == "http.disconnect":
-                raise _Disconnected
+                raise ClientDisconnect
             body += message.get("body", b"")
             if len(body) > self._max_bytes:
                 raise _TooLarge
@@ -63,10 +64,6 @@ class LimitBody:
 
 class _TooLarge(Exception):
     """The body has too many bytes."""
-
-
-class _Disconnected(Exception):
-    """The client left before its body was whole."""
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

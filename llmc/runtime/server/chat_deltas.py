@@ -1,7 +1,8 @@
 """A choice's text as chat deltas: thoughts, then content, or tool calls where the request has tools."""
 
 import uuid
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from typing import Any
 
 from llmc.runtime.requests.request_output import FinishReason
 from llmc.runtime.server.parsed_calls import ParsedCall
@@ -11,27 +12,26 @@ from llmc.runtime.server.tool_calls import RequiredCallsReader, ToolCallReader
 Json = dict[str, Any]
 
 
-class ChatDeltas(Protocol):
+class ChatDeltas(ABC):
     """Turns pieces of a choice's text into deltas of an assistant's message."""
 
+    @abstractmethod
     def feed(self, text: str, ended: FinishReason | None) -> list[Json]:
         """The deltas that are certain after this piece. ended: why no other follows; None if one may."""
 
     def finish_reason(self, reason: FinishReason) -> str:
         """The engine's reason as the client is told it."""
+        return reason
 
 
-class ContentDeltas:
+class ContentDeltas(ChatDeltas):
     """Every piece is content."""
 
     def feed(self, text: str, ended: FinishReason | None) -> list[Json]:
         return [{"content": text}] if text else []
 
-    def finish_reason(self, reason: FinishReason) -> str:
-        return reason
 
-
-class _ToolDeltas:
+class _ToolDeltas(ChatDeltas):
     """What has been told of calls."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class RequiredToolDeltas(_ToolDeltas):
         return self._deltas(rest, calls)
 
 
-class NamedToolDeltas:
+class NamedToolDeltas(ChatDeltas):
     """The output is the arguments of one function, passed on as it comes."""
 
     def __init__(self, name: str) -> None:
@@ -100,11 +100,8 @@ class NamedToolDeltas:
         self._begun = True
         return [{"tool_calls": [call_json(0, ParsedCall(self._name, text))]}]
 
-    def finish_reason(self, reason: FinishReason) -> str:
-        return reason
 
-
-class ThinkingDeltas:
+class ThinkingDeltas(ChatDeltas):
     """A model's thoughts under `reasoning`, then whatever its answer is.
 
     answer: reads what comes after the thoughts. shows: whether the client is told them."""
@@ -127,7 +124,7 @@ class ThinkingDeltas:
         return self._answer.finish_reason(reason)
 
 
-class WithoutEnd:
+class WithoutEnd(ChatDeltas):
     """The text of the token that ended the output is left out, where special tokens are shown. ends: such texts."""
 
     def __init__(self, ends: tuple[str, ...], inner: ChatDeltas) -> None:

@@ -9,7 +9,7 @@ from llmc.runtime.server.chat_deltas import ChatDeltas, joined_message
 from llmc.runtime.server.reply import Json, Reply
 from llmc.runtime.server.schemas.chat import ChatRequest
 from llmc.runtime.server.served_model import ServedModel
-from llmc.runtime.server.token_logprobs import logprob_json, ranked_json
+from llmc.runtime.server.token_logprobs import logprob_json, prompt_logprobs_json
 
 
 @dataclass
@@ -59,8 +59,7 @@ class ChatReply(Reply[ChatRequest]):
     def whole(self) -> Json:
         answer = self.framed([self._whole_choice(i, choice) for i, choice in enumerate(self._choices)])
         if self._body.prompt_logprobs is not None and self._prompt_logprobs is not None:
-            found = self._prompt_logprobs
-            answer["prompt_logprobs"] = [None if e is None else ranked_json(self._model.texts, e) for e in found]
+            answer["prompt_logprobs"] = prompt_logprobs_json(self._model.texts, self._prompt_logprobs)
         return answer
 
     def counts(self) -> Usage:

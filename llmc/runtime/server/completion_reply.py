@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
 
 from llmc.runtime.requests.request_output import ChoiceDelta, RequestOutput, TokenLogprobs, Usage
 from llmc.runtime.server.reply import Json, Reply
 from llmc.runtime.server.schemas.completion import CompletionRequest
 from llmc.runtime.server.served_model import ServedModel
-from llmc.runtime.server.token_logprobs import ranked_json
+from llmc.runtime.server.token_logprobs import prompt_logprobs_json
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class _Choice:
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
-    logprobs: Json | None = None
+    logprobs: dict[str, list[Any]] = field(default_factory=dict)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     offset: int = 0
@@ -64,9 +66,10 @@ class CompletionReply(Reply[CompletionRequest]):
     def whole(self) -> Json:
         choices = []
         for i, choice in enumerate(self._choices):
-            entry = self._entry(i, choice.text, choice.logprobs, choice.finish_reason, choice.stop_reason)
+            entry = self._entry(i, choice.text, choice.logprobs or None, choice.finish_reason, choice.stop_reason)
             if self._body.prompt_logprobs is not None:
-                entry["prompt_logprobs"] = self._prompt_logprobs_json(i // self._per_prompt)
+                found = self._prompt_logprobs[i // self._per_prompt]
+                entry["prompt_logprobs"] = None if found is None else prompt_logprobs_json(self._model.texts, found)
             if self._body.return_token_ids:
                 prompt = self._prompts[i // self._per_prompt]
                 entry |= {"token_ids": choice.tokens, "prompt_token_ids": list(prompt.ids)}
@@ -82,19 +85,20 @@ class CompletionReply(Reply[CompletionRequest]):
         number = index * self._per_prompt + delta.index
         choice = self._choices[number]
         text: str = ""
-        logprobs: Json | None = None
-        if self._body.logprobs is not None:
-            logprobs = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
+        told: list[tuple[int, TokenLogprobs | None]] = []
         if not choice.begun and self._body.echo:
             text += self._prompts[index].text
-            self._add_prompt(logprobs, choice, index)
+            found = self._prompt_logprobs[index]
+            told += () if found is None else zip(self._prompts[index].ids, found, strict=True)
         choice.begun = True
         if not self._drops_output:
             text += delta.text
-            self._add_tokens(logprobs, choice, delta)
+            told += ((entry.token_id, entry) for entry in delta.logprobs or ())
             choice.tokens += delta.token_ids
         choice.text += text
-        choice.logprobs = _joined(choice.logprobs, logprobs)
+        logprobs = None if self._body.logprobs is None else self._logprobs(choice, told)
+        for name, values in (logprobs or {}).items():
+            choice.logprobs.setdefault(name, []).extend(values)
         choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
         entry = self._entry(number, text, logprobs, delta.finish_reason, delta.stop_reason)
         if self._body.return_token_ids:
@@ -104,26 +108,16 @@ class CompletionReply(Reply[CompletionRequest]):
     def _entry(self, number: int, text: str, logprobs: Json | None, finish: str | None, stop: str | int | None) -> Json:
         return {"index": number, "text": text, "logprobs": logprobs, "finish_reason": finish, "stop_reason": stop}
 
-    def _add_prompt(self, logprobs: Json | None, choice: _Choice, index: int) -> None:
-        found = self._prompt_logprobs[index]
-        if logprobs is None or found is None:
-            return
-        for token, entry in zip(self._prompts[index].ids, found, strict=True):
-            self._add(logprobs, choice, token, entry)
-
-    def _add_tokens(self, logprobs: Json | None, choice: _Choice, delta: ChoiceDelta) -> None:
-        if logprobs is not None and delta.logprobs is not None:
-            for entry in delta.logprobs:
-                self._add(logprobs, choice, entry.token_id, entry)
-
-    def _add(self, logprobs: Json, choice: _Choice, token: int, entry: TokenLogprobs | None) -> None:
-        """One token in OpenAI's four parallel lists; the first of a prompt has no probability."""
-        text = self._text(token)
-        logprobs["tokens"].append(text)
-        logprobs["text_offset"].append(choice.offset)
-        logprobs["token_logprobs"].append(None if entry is None else entry.logprob)
-        logprobs["top_logprobs"].append(None if entry is None else self._top(entry))
-        choice.offset += len(text)
+    def _logprobs(self, choice: _Choice, told: Sequence[tuple[int, TokenLogprobs | None]]) -> dict[str, list[Any]]:
+        """Tokens in OpenAI's four parallel lists; the first of a prompt has no probability."""
+        tokens = [self._text(token) for token, _ in told]
+        *offsets, choice.offset = accumulate(map(len, tokens), initial=choice.offset)
+        return {
+            "text_offset": offsets,
+            "token_logprobs": [None if entry is None else entry.logprob for _, entry in told],
+            "tokens": tokens,
+            "top_logprobs": [None if entry is None else self._top(entry) for _, entry in told],
+        }
 
     def _top(self, entry: TokenLogprobs) -> dict[str, float]:
         """The likeliest tokens and the chosen one by text; of two with one text the likelier."""
@@ -131,14 +125,3 @@ class CompletionReply(Reply[CompletionRequest]):
         for token, logprob in (*entry.top, (entry.token_id, entry.logprob)):
             top.setdefault(self._text(token), logprob)
         return top
-
-    def _prompt_logprobs_json(self, index: int) -> list[Json | None] | None:
-        """vLLM's form: by token id, with rank and text."""
-        found = self._prompt_logprobs[index]
-        return None if found is None else [None if e is None else ranked_json(self._model.texts, e) for e in found]
-
-
-def _joined(before: Json | None, added: Json | None) -> Json | None:
-    if before is None or added is None:
-        return added if before is None else before
-    return {name: before[name] + added[name] for name in before}

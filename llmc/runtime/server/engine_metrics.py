@@ -1,12 +1,12 @@
 """The engine's gauges and counters for Prometheus, read when they are scraped; vLLM's names under `llmc:`."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from llmc.runtime.async_engine import AsyncEngine
-from llmc.runtime.engine_stats import EngineStats, SpeculationStats, WindowStats
+from llmc.runtime.engine_stats import EngineStats, SpeculationStats
 from llmc.runtime.speculation.acceptance_config import AcceptanceMethod
 
 
@@ -17,71 +17,51 @@ class EngineCollector(Collector):
         self._engine = engine
         self._model = model
 
-    def collect(self) -> Iterable[Metric]:
+    def collect(self) -> Iterator[Metric]:
         """One family per figure."""
         stats = self._engine.stats()
         for name, text, value in gauges(stats):
-            gauge = GaugeMetricFamily(f"llmc:{name}", text, labels=["model_name"])
-            gauge.add_metric([self._model], value)
-            yield gauge
+            yield self._family(GaugeMetricFamily, name, text, [(value,)])
         for name, text, value in counters(stats):
-            counter = CounterMetricFamily(f"llmc:{name}", text, labels=["model_name"])
-            counter.add_metric([self._model], value)
-            yield counter
-        finished = CounterMetricFamily(
-            "llmc:request_success", "Requests by why they ended.", labels=["model_name", "finished_reason"]
-        )
-        for reason, count in sorted(stats.finished.items()):
-            finished.add_metric([self._model, reason], count)
-        yield finished
-        yield from window_blocks(stats.windows, self._model)
+            yield self._family(CounterMetricFamily, name, text, [(value,)])
+        finished, text = sorted(stats.finished.items()), "Requests by why they ended."
+        yield self._family(CounterMetricFamily, "request_success", text, finished, "finished_reason")
+        if stats.windows:
+            total = [(window.reach, window.total) for window in stats.windows]
+            used = [(window.reach, window.used) for window in stats.windows]
+            text = "KV blocks of layers with a window."
+            yield self._family(GaugeMetricFamily, "kv_cache_window_blocks", text, total, "reach")
+            yield self._family(GaugeMetricFamily, "kv_cache_window_blocks_used", "Those of them in use.", used, "reach")
         if stats.rank_restarts:
-            yield rank_restarts(stats.rank_restarts, self._model)
+            restarts = [(str(rank), count) for rank, count in stats.rank_restarts.items()]
+            text = "How often a rank was lost and started again."
+            yield self._family(CounterMetricFamily, "rank_restarts", text, restarts, "rank")
         if stats.speculation is not None:
-            places = CounterMetricFamily(
-                "llmc:spec_decode_num_accepted_tokens_per_pos",
-                "Drafts that came true, by their place.",
-                labels=["model_name", "position"],
-            )
-            for position, count in enumerate(stats.speculation.accepted_at):
-                places.add_metric([self._model, str(position)], count)
-            yield places
-            yield acceptance(stats.speculation, self._model)
+            yield from self._drafts(stats.speculation)
 
+    def _drafts(self, stats: SpeculationStats) -> Iterator[Metric]:
+        """By their places, and which of them count, and whether that changes what answers are likely."""
+        places = [(str(position), count) for position, count in enumerate(stats.accepted_at)]
+        name, text = "spec_decode_num_accepted_tokens_per_pos", "Drafts that came true, by their place."
+        yield self._family(CounterMetricFamily, name, text, places, "position")
+        is_lossy = stats.acceptance == AcceptanceMethod.TYPICAL.value
+        method = [(stats.acceptance, str(is_lossy).lower(), 1)]
+        text = "How drafts are accepted; a lossy method changes what answers are likely."
+        yield self._family(GaugeMetricFamily, "spec_decode_acceptance", text, method, "method", "lossy")
 
-def rank_restarts(counts: Mapping[int, int], model: str) -> Metric:
-    """Of an engine of several ranks."""
-    found = CounterMetricFamily(
-        "llmc:rank_restarts", "How often a rank was lost and started again.", labels=["model_name", "rank"]
-    )
-    for rank, count in counts.items():
-        found.add_metric([model, str(rank)], count)
-    return found
-
-
-def window_blocks(windows: Sequence[WindowStats], model: str) -> Iterable[Metric]:
-    """Of layers that do not see everything; nothing of a model without such."""
-    figures = (
-        ("kv_cache_window_blocks", "KV blocks of layers with a window.", [window.total for window in windows]),
-        ("kv_cache_window_blocks_used", "Those of them in use.", [window.used for window in windows]),
-    )
-    for name, text, values in figures if windows else ():
-        family = GaugeMetricFamily(f"llmc:{name}", text, labels=["model_name", "reach"])
-        for window, value in zip(windows, values, strict=True):
-            family.add_metric([model, window.reach], value)
-        yield family
-
-
-def acceptance(stats: SpeculationStats, model: str) -> Metric:
-    """Which drafts count, and whether that changes what answers are likely."""
-    found = GaugeMetricFamily(
-        "llmc:spec_decode_acceptance",
-        "How drafts are accepted; a lossy method changes what answers are likely.",
-        labels=["model_name", "method", "lossy"],
-    )
-    is_lossy = stats.acceptance == AcceptanceMethod.TYPICAL.value
-    found.add_metric([model, stats.acceptance, str(is_lossy).lower()], 1)
-    return found
+    def _family(
+        self,
+        kind: type[GaugeMetricFamily | CounterMetricFamily],
+        name: str,
+        text: str,
+        samples: Iterable[tuple[*tuple[str, ...], float]],
+        *labels: str,
+    ) -> Metric:
+        """samples: what each label says, and the value."""
+        found = kind(f"llmc:{name}", text, labels=["model_name", *labels])
+        for *values, number in samples:
+            found.add_metric([self._model, *values], number)
+        return found
 
 
 def gauges(stats: EngineStats) -> list[tuple[str, str, float]]:

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -19,38 +20,24 @@ from llmc.runtime.server.schemas.text_parts import TEXT_ONLY
 _log = logging.getLogger("llmc.server")
 _STREAM_END = "llmc.stream_end"
 _TYPES: Mapping[int, str] = {
-    400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
-    405: "invalid_request_error",
     408: "timeout_error",
-    413: "invalid_request_error",
-    422: "invalid_request_error",
     429: "rate_limit_error",
-    431: "invalid_request_error",
     503: "service_unavailable_error",
 }
 
 
+@dataclass(eq=False)
 class ApiError(Exception):
     """An answer with an error status. param: the field that is wrong, if one is. retry_after: seconds."""
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        param: str | None = None,
-        code: str | None = None,
-        retry_after: int | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.param = param
-        self.code = code
-        self.retry_after = retry_after
+    status: int
+    message: str
+    param: str | None = field(default=None, kw_only=True)
+    code: str | None = field(default=None, kw_only=True)
+    retry_after: int | None = field(default=None, kw_only=True)
 
     def response(self) -> JSONResponse:
         """The HTTP answer."""
@@ -74,13 +61,9 @@ def of_llmc_error(error: LlmcError) -> ApiError:
     message = f"{error.problem}; {error.fix}" if error.fix else error.problem
     if isinstance(error, UnavailableError):
         return ApiError(503, message, retry_after=1)
-    if isinstance(error, ModelFailureError):
-        return ApiError(500, message)
-    if isinstance(error, RequestError):
+    if isinstance(error, RequestError) and not isinstance(error, ModelFailureError):
         return ApiError(400, message, param=error.at)
-    if isinstance(error, AdapterError):
-        return ApiError(400, message)
-    return ApiError(500, message)
+    return ApiError(400 if isinstance(error, AdapterError) else 500, message)
 
 
 def answer_to(scope: Scope, error: Exception) -> ApiError:

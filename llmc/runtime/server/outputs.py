@@ -64,8 +64,7 @@ async def outputs_of(
 async def _measured(model: ServedModel, request: GenerationRequest) -> AsyncGenerator[RequestOutput, None]:
     """The outputs of one request, which are told to the metrics."""
     loop, before = asyncio.get_running_loop(), None
-    stream = model.engine.generate(request)
-    try:
+    async with aclosing(model.engine.generate(request)) as stream:
         async for output in stream:
             now = loop.time()
             if before is not None:
@@ -74,10 +73,6 @@ async def _measured(model: ServedModel, request: GenerationRequest) -> AsyncGene
             if output.finished:
                 model.metrics.finished(output, request.params.n)
             yield output
-    finally:
-        close = getattr(stream, "aclose", None)
-        if close is not None:
-            await close()
 
 
 async def answer(request: Request, work: Coroutine[Any, Any, Event]) -> Response:

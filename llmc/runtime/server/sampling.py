@@ -154,15 +154,8 @@ def _of_format(fields: SamplingFields) -> list[tuple[str, Grammar]]:
 def _of_structured(outputs: StructuredOutputs | None) -> list[tuple[str, Grammar]]:
     if outputs is None:
         return []
-    found: list[tuple[str, Grammar]] = []
-    if outputs.json_schema is not None:
-        found.append(("structured_outputs.json", json_schema(outputs.json_schema, "structured_outputs")))
-    if outputs.regex is not None:
-        found.append(("structured_outputs.regex", Grammar(GrammarKind.REGEX, outputs.regex)))
-    if outputs.choice is not None:
-        found.append(("structured_outputs.choice", Grammar(GrammarKind.CHOICE, json.dumps(outputs.choice))))
-    if outputs.grammar is not None:
-        found.append(("structured_outputs.grammar", Grammar(GrammarKind.EBNF, outputs.grammar)))
+    given = {"json": outputs.json_schema, "regex": outputs.regex, "choice": outputs.choice, "grammar": outputs.grammar}
+    found = _of_forms("structured_outputs.", given, "structured_outputs")
     if outputs.json_object:
         found.append(("structured_outputs.json_object", Grammar(GrammarKind.JSON_OBJECT)))
     if not found:
@@ -171,16 +164,22 @@ def _of_structured(outputs: StructuredOutputs | None) -> list[tuple[str, Grammar
 
 
 def _of_guided(fields: SamplingFields) -> list[tuple[str, Grammar]]:
-    found: list[tuple[str, Grammar]] = []
-    if fields.guided_json is not None:
-        found.append(("guided_json", json_schema(fields.guided_json, "guided_json")))
-    if fields.guided_regex is not None:
-        found.append(("guided_regex", Grammar(GrammarKind.REGEX, fields.guided_regex)))
-    if fields.guided_choice is not None:
-        found.append(("guided_choice", Grammar(GrammarKind.CHOICE, json.dumps(fields.guided_choice))))
-    if fields.guided_grammar is not None:
-        found.append(("guided_grammar", Grammar(GrammarKind.EBNF, fields.guided_grammar)))
-    return found
+    given = {
+        "json": fields.guided_json,
+        "regex": fields.guided_regex,
+        "choice": fields.guided_choice,
+        "grammar": fields.guided_grammar,
+    }
+    return _of_forms("guided_", given, "guided_json")
+
+
+def _of_forms(prefix: str, given: Mapping[str, Any], param: str) -> list[tuple[str, Grammar]]:
+    """Those that are given, by vLLM's names, which Grammar has as well. param: of the field with a schema."""
+    return [
+        (f"{prefix}{name}", json_schema(value, param) if name == "json" else Grammar(name, value))
+        for name, value in given.items()
+        if value is not None
+    ]
 
 
 def _bias(bias: dict[str, float] | None) -> dict[int, float]:

@@ -1,6 +1,6 @@
 """A token's log-probabilities as chat and responses give them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llmc.runtime.requests.request_output import TokenLogprobs
@@ -22,8 +22,12 @@ def logprob_json(texts: TokenTexts, entry: TokenLogprobs, top: int, text: Callab
     }
 
 
-def ranked_json(texts: TokenTexts, entry: TokenLogprobs) -> Json:
-    """A prompt token's log-probabilities as vLLM gives them: by token id, with rank and text."""
+def prompt_logprobs_json(texts: TokenTexts, found: Sequence[TokenLogprobs | None]) -> list[Json | None]:
+    """Of a prompt's tokens as vLLM gives them: by token id, with rank and text."""
+    return [None if entry is None else _ranked_json(texts, entry) for entry in found]
+
+
+def _ranked_json(texts: TokenTexts, entry: TokenLogprobs) -> Json:
     tokens = {token: (logprob, rank) for rank, (token, logprob) in enumerate(entry.top, start=1)}
     tokens[entry.token_id] = (entry.logprob, entry.rank)
     return {

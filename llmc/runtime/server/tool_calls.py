@@ -52,7 +52,6 @@ class ToolCallReader:
         self._names = names
         self._pending = ""
         self._seen_text = False
-        self.calls = 0
 
     def feed(self, piece: str) -> tuple[str, list[ParsedCall]]:
         """The text and the calls that are certain after this piece."""
@@ -71,7 +70,7 @@ class ToolCallReader:
             end = self._end(opening)
             if end is None:
                 return text, calls
-            parsed = self._parsed(opening, end)
+            parsed = parse_calls(self._body(self._pending[:end], opening), self._names)
             calls += parsed
             if not parsed:
                 text += self._pending[:end]
@@ -91,7 +90,6 @@ class ToolCallReader:
         if not calls:
             calls, text = cut_calls(body, self._names) if cut else ([], rest)
             text = text if calls else rest
-        self.calls += len(calls)
         return text, calls
 
     def _opening(self) -> tuple[int, str] | None:
@@ -129,11 +127,6 @@ class ToolCallReader:
         at = self._pending.find(closing, len(opening))
         return None if at < 0 else at + len(closing)
 
-    def _parsed(self, opening: str, end: int) -> list[ParsedCall]:
-        calls = parse_calls(self._body(self._pending[:end], opening), self._names)
-        self.calls += len(calls)
-        return calls
-
     def _body(self, text: str, opening: str) -> str:
         body = text if opening == "{" else text[len(opening) :]
         return body.removesuffix(self._form.closing) if self._form.closing else body
@@ -146,7 +139,6 @@ class RequiredCallsReader:
         self._names = names
         self._pending = ""
         self._decoder = json.JSONDecoder()
-        self.calls = 0
 
     def feed(self, piece: str) -> list[ParsedCall]:
         """The calls that this piece completes."""
@@ -161,14 +153,12 @@ class RequiredCallsReader:
             if call is not None:
                 calls.append(call)
             self._pending = self._pending[end:].lstrip("[, \t\r\n")
-        self.calls += len(calls)
         return calls
 
     def finish(self) -> tuple[str, list[ParsedCall]]:
         """What is left of an output that broke off: a call as far as it came, or text that is not yet one."""
         rest, self._pending = self._pending, ""
         calls, text = cut_calls(rest, self._names)
-        self.calls += len(calls)
         return text.strip(" \t\r\n]"), calls
 
 

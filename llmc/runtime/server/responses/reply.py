@@ -119,7 +119,8 @@ class ResponseReply:
     def _of_delta(self, delta: ChoiceDelta) -> Iterator[Json]:
         reason = delta.finish_reason
         self._tokens += delta.token_ids
-        self._logprobs += [self._logprob(entry) for entry in delta.logprobs or ()]
+        top = self._chat.top_logprobs or 0
+        self._logprobs += [logprob_json(self._model.texts, entry, top) for entry in delta.logprobs or ()]
         for found in self._reader.feed(delta.text, reason):
             yield from self._items.add(found, self._new_logprobs() if found.get("content") else [])
         if reason is not None:
@@ -133,9 +134,6 @@ class ResponseReply:
             self._told_logprobs = self._thought_tokens()
         found, self._told_logprobs = self._logprobs[self._told_logprobs :], len(self._logprobs)
         return found
-
-    def _logprob(self, entry: Any) -> Json:
-        return logprob_json(self._model.texts, entry, self._chat.top_logprobs or 0)
 
     def _thought_tokens(self) -> int:
         return 0 if self._thinking is None else self._thinking.tokens(self._tokens, self._model.texts.utf8)

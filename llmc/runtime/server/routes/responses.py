@@ -207,12 +207,7 @@ async def events(model: ServedModel, asked: AskedResponse) -> AsyncGenerator[Eve
 
 
 async def whole(model: ServedModel, asked: AskedResponse) -> Event:
-    reply = asked.reply
-    async with aclosing(outputs_of(model, [asked.request])) as outputs:
-        async for _, output in outputs:
-            for _event in reply.take(output):
-                pass
-    for _event in reply.end():
-        pass
-    keep(model, asked)
-    return reply.response(reply.status)
+    async with aclosing(events(model, asked)) as found:
+        async for _ in found:
+            pass
+    return asked.reply.response(asked.reply.status)
