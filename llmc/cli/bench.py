@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,9 +19,9 @@ from llmc.cli.help_text import GroupHelp, VerbHelp
 from llmc.cli.missing_package import require_extra
 from llmc.cli.opening_options import SpeculativeConfig
 from llmc.cli.option_group import expand_groups
-from llmc.cli.output_file import check_output, write_output
+from llmc.cli.output_file import check_output, write_figures
 from llmc.cli.shape_options import ShapeOptions
-from llmc.cli.table import Column, FittingTable, facts, standard_output
+from llmc.cli.table import Column, FittingTable, facts, numeric, standard_output
 from llmc.errors import LlmcError, OptionError
 from llmc.settings import settings
 
@@ -65,17 +66,12 @@ def bench_serve(
 
     arrival = Arrival(concurrency=max_concurrency, rate=request_rate, burstiness=burstiness, seed=seed)
     goals = parse_goals(goodput or [])
-    for output in (json_file, plot):
-        check_output(output)
+    check_output(json_file, plot)
     if plot is not None:
         require_plot_extra()
     server, max_model_len = asyncio.run(find_server(base_url, model, api_key or settings().api_key))
-    if max_model_len is not None and shape.longest > max_model_len:
-        raise OptionError(
-            f"prompts and outputs of up to {shape.longest} tokens do not fit the model's {max_model_len}",
-            at="--input-len, --output-len, --prefix-len",
-            fix="make them shorter",
-        )
+    if max_model_len is not None:
+        _check_fits(shape, max_model_len, "model", at="--input-len, --output-len, --prefix-len")
     requests = make_requests(shape, num_prompts, vocab_size, seed)
     if warmup:
         others = make_requests(shape, warmup, vocab_size, seed + 1)  # The measured ones must not be in a cache.
@@ -90,7 +86,7 @@ def bench_serve(
     first = min(record.sent for record in records)
     # `llmc simulate --trace` reads them, too.
     requests_json = {"requests": [{"arrival": r.sent - first, **_record_json(r)} for r in records]}
-    _write(json_file, summary.to_json() | given | draft_figures(drafts) | requests_json)
+    write_figures(json_file, summary.to_json() | given | draft_figures(drafts) | requests_json)
     if plot is not None:
         plot_run(records, plot, title)
     if summary.failed:
@@ -141,7 +137,7 @@ def bench_throughput(
         table.add_row(*row)
     standard_output().print(table)
     settings_json = {"shape": vars(shape), "num_prompts": num_prompts, "seed": seed}
-    _write(json_file, {**figures, **draft_figures(drafts), **settings_json})
+    write_figures(json_file, {**figures, **draft_figures(drafts), **settings_json})
 
 
 @bench.command("latency", cls=VerbHelp)
@@ -193,7 +189,7 @@ def bench_latency(
         table.add_row(*row)
     standard_output().print(table)
     figures = {**vars(found), **draft_figures(drafts), "seconds": seconds}
-    _write(json_file, {**figures, "shape": vars(shape), "batch_size": batch_size})
+    write_figures(json_file, {**figures, "shape": vars(shape), "batch_size": batch_size})
 
 
 @bench.command("startup", cls=VerbHelp)
@@ -215,41 +211,35 @@ def bench_startup(
             advance()
             measured["process to first answer of a server"].append(server_seconds(engine))
             advance()
-    columns = (Column("", wraps=True), Column("median", right=True), Column("worst", right=True))
-    table = FittingTable(f"{engine.name}: start", columns)
+    table = FittingTable(f"{engine.name}: start", (Column("", wraps=True), *numeric("median", "worst")))
     for name, seconds in measured.items():
         table.add_row(name, f"{latency(seconds).median / 1e3:.2f} s", f"{max(seconds):.2f} s")
     standard_output().print(table)
-    _write(json_file, measured)
+    write_figures(json_file, measured)
 
 
 def _load_in_words(users: int | None, rate: float | None) -> str:
     return f"{f'{users} users' if users else 'no limit on users'}, {f'{rate:g} requests/s' if rate else 'sent at once'}"
 
 
-def _check_fits(shape: PromptShape, max_model_len: int) -> None:
+def _check_fits(
+    shape: PromptShape, max_model_len: int, whose: str = "engine", at: str = "--input-len, --output-len"
+) -> None:
     if shape.longest > max_model_len:
         raise OptionError(
-            f"prompts and outputs of up to {shape.longest} tokens do not fit the engine's {max_model_len}",
-            at="--input-len, --output-len",
+            f"prompts and outputs of up to {shape.longest} tokens do not fit the {whose}'s {max_model_len}",
+            at=at,
             fix="make them shorter",
         )
 
 
-class _progress:
+@contextmanager
+def _progress(name: str, total: int) -> Iterator[Callable[[], None]]:
     """A bar on standard error; entering gives a function that advances it."""
-
-    def __init__(self, name: str, total: int) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._bars = Progress(*columns, console=Console(stderr=True), transient=True)
-        self._task = self._bars.add_task(name, total=total)
-
-    def __enter__(self) -> Any:
-        self._bars.start()
-        return lambda: self._bars.advance(self._task)
-
-    def __exit__(self, *error: object) -> None:
-        self._bars.stop()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(name, total=total)
+        yield lambda: bars.advance(task)
 
 
 def _record_json(record: RequestRecord) -> dict[str, Any]:
@@ -262,8 +252,3 @@ def _record_json(record: RequestRecord) -> dict[str, Any]:
         "cached_tokens": record.cached_tokens,
         "error": record.error,
     }
-
-
-def _write(path: Path | None, figures: dict[str, Any]) -> None:
-    if path is not None:
-        write_output(path, json.dumps(figures, indent=1) + "\n")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from llmc.cli.draft_rows import draft_rows
-from llmc.cli.table import Column, FittingTable
+from llmc.cli.table import Column, FittingTable, numeric
 
 if TYPE_CHECKING:
     from llmc.bench.draft_counts import DraftCounts
@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 def summary_table(summary: Summary, title: str, drafts: DraftCounts | None = None) -> FittingTable:
     """Latencies above, throughput below, then what came of the server's drafts, if it has some."""
-    figures = (("mean", 1), ("median", 0), ("p99", 0))
-    columns = (Column("", wraps=True), *(Column(name, rank, right=True) for name, rank in figures))
-    table = FittingTable(title, columns)
+    table = FittingTable(title, (Column("", wraps=True), *numeric(("mean", 1), "median", "p99")))
     from llmc.bench.summary import LATENCIES
 
     for name, text in LATENCIES.items():

@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +23,7 @@ from llmc.cli.model_options import ModelOptions
 from llmc.cli.parallel_options import ParallelOptions
 from llmc.cli.shown_warnings import show_warning
 from llmc.cli.stage_bars import StageBars
-from llmc.cli.table import Column, FittingTable, facts, standard_output
+from llmc.cli.table import Column, FittingTable, facts, numeric, standard_output
 from llmc.cli.units import in_bytes, in_seconds
 from llmc.cli.weight_tables import mean_bits, pruning_table, quantization_table, sparsity_table
 from llmc.errors import BuildWarning, OptionError
@@ -52,44 +53,18 @@ def build(
     *,
     chosen: ModelOptions,
     plan: ParallelOptions,
-    max_model_len: Annotated[int | None, typer.Option(help="longest sequence, prompt and output together")] = None,
-    max_batch_tokens: Annotated[int, typer.Option(help="tokens a step")] = _DEFAULTS.max_batch_tokens,
-    max_sequences: Annotated[
-        int | None, typer.Option(help=f"requests a step, {_DEFAULTS.max_sequences} unless given")
-    ] = None,
-    max_logit_rows: Annotated[
-        int | None, typer.Option(help="rows of logits a step; with drafts a request takes several")
-    ] = None,
-    block_size: Annotated[int, typer.Option(help="positions in a KV block")] = _DEFAULTS.block_size,
-    stop_after: Annotated[int | None, typer.Option(help="cut the pipeline after this rewrite number")] = None,
-    finish_cut: Annotated[
-        bool, typer.Option("--finish-cut", help="after the cut, still run the passes that an engine needs")
-    ] = False,
-    check_passes: Annotated[bool, typer.Option("--check-passes", help="run the graph around each pass")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="fail if anything is not covered: see explain")] = False,
+    limits: LimitOptions,
 ) -> None:
     """Compile a model into an engine directory that runs without the model's source."""
     with _collector_paused():
-        options: dict[str, Any] = {
-            **chosen.values(),
-            "max_model_len": max_model_len,
-            "max_batch_tokens": max_batch_tokens,
-            "max_logit_rows": max_logit_rows,
-            "block_size": block_size,
-            "stop_after": stop_after,
-            "finish_cut": finish_cut,
-            "check_passes": check_passes,
-            "strict": strict,
-        }
-        # Only what was asked for has to fit a GPU's memory.
-        if max_sequences is not None:
-            options["max_sequences"] = max_sequences
+        options = {**chosen.values(), **limits.values()}
         parse_options(options)
         plan.check(options)
         resolved = resolve_target(target)
         path = output or default_output(model, resolved.name)
         ask_before_replacing(path, force)
-        _say_where(path if output is None else None)
+        if output is None:
+            Console(stderr=True, highlight=False, soft_wrap=True).print(f"writes {path}", markup=False)
         from llmc.compiler import build as build_engine
 
         options |= plan.divide(model, resolved, options, chosen.passes())
@@ -100,9 +75,29 @@ def build(
     _print_report(report, path if output is None else None)
 
 
-def _say_where(unnamed: Path | None) -> None:
-    if unnamed is not None:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"writes {unnamed}", markup=False)
+@dataclass(frozen=True)
+class LimitOptions:
+    """Build options of an engine's steps, and of how far the passes run."""
+
+    max_model_len: Annotated[int | None, typer.Option(help="longest sequence, prompt and output together")] = None
+    max_batch_tokens: Annotated[int, typer.Option(help="tokens a step")] = _DEFAULTS.max_batch_tokens
+    max_sequences: Annotated[
+        int | None, typer.Option(help=f"requests a step, {_DEFAULTS.max_sequences} unless given")
+    ] = None
+    max_logit_rows: Annotated[
+        int | None, typer.Option(help="rows of logits a step; with drafts a request takes several")
+    ] = None
+    block_size: Annotated[int, typer.Option(help="positions in a KV block")] = _DEFAULTS.block_size
+    stop_after: Annotated[int | None, typer.Option(help="cut the pipeline after this rewrite number")] = None
+    finish_cut: Annotated[
+        bool, typer.Option("--finish-cut", help="after the cut, still run the passes that an engine needs")
+    ] = False
+    check_passes: Annotated[bool, typer.Option("--check-passes", help="run the graph around each pass")] = False
+    strict: Annotated[bool, typer.Option("--strict", help="fail if anything is not covered: see explain")] = False
+
+    def values(self) -> dict[str, Any]:
+        """By the names of BuildOptions, what was given: only max_sequences that were asked for have to fit a GPU."""
+        return {name: value for name, value in vars(self).items() if value is not None}
 
 
 def _print_report(report: BuildReport, unnamed: Path | None) -> None:
@@ -152,14 +147,7 @@ def _collector_paused() -> Iterator[None]:
 
 def passes_table(report: BuildReport) -> FittingTable:
     """Each pass that rewrote or refused something."""
-    columns = (
-        Column("pass"),
-        Column("rewrites", right=True),
-        Column("refused", right=True),
-        Column("nodes", rank=2, right=True),
-        Column("time", rank=1, right=True),
-    )
-    table = FittingTable("passes", columns)
+    table = FittingTable("passes", (Column("pass"), *numeric("rewrites", "refused", ("nodes", 2), ("time", 1))))
     for record in report.passes:
         if record.rewrites or record.refusals:
             refused = Text(str(len(record.refusals)), style="yellow" if record.refusals else "")
@@ -174,14 +162,13 @@ def passes_table(report: BuildReport) -> FittingTable:
 def kernels_table(report: BuildReport) -> FittingTable:
     """Which kernels a step launches, and how often."""
     title = f"kernels: {report.kernels.total()} launches a decode step"
-    columns = (Column("kernel"), Column("launches", right=True))
+    columns = (Column("kernel"), *numeric("launches"))
     if not report.binaries:
         table = FittingTable(title, columns)
         for name, count in sorted(report.kernels.items()):
             table.add_row(name, str(count))
         return table
-    of_binaries = (("registers", 2), ("spills", 1), ("shared memory", 3))
-    table = FittingTable(title, (*columns, *(Column(name, rank, right=True) for name, rank in of_binaries)))
+    table = FittingTable(title, (*columns, *numeric(("registers", 2), ("spills", 1), ("shared memory", 3))))
     for name, binaries in report.binaries.items():
         found = list(binaries.values())
         registers, spills = max(b.registers for b in found), max(b.spill_bytes for b in found)

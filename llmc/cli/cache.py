@@ -10,7 +10,7 @@ from rich.console import Console
 
 from llmc.cache import CacheEntry, CacheKind, cache_entries, cache_limit, open_cache
 from llmc.cli.help_text import GroupHelp, VerbHelp
-from llmc.cli.table import Column, FittingTable, standard_output
+from llmc.cli.table import Column, FittingTable, numeric, standard_output
 from llmc.cli.units import ago, in_bytes
 from llmc.settings import settings
 
@@ -63,14 +63,14 @@ def clear(
         print(json.dumps({"removed": [*map(_record, removed)], "in_use": [*map(_record, left)]}, indent=1))
         return
     console = Console(soft_wrap=True, highlight=False)
-    console.print(f"removed {_count(removed)}, {in_bytes(sum(entry.nbytes for entry in removed))}")
+    count = f"{len(removed)} {'entry' if len(removed) == 1 else 'entries'}"
+    console.print(f"removed {count}, {in_bytes(sum(entry.nbytes for entry in removed))}")
     for entry in left:
         console.print(f"in use, not removed: {entry.path}", markup=False)
 
 
 def _kind_table(found: list[CacheEntry]) -> FittingTable:
-    figures = (("entries", 2), ("size", 0), ("last used", 1))
-    counted = (Column(name, rank, right=True) for name, rank in figures)
+    counted = numeric(("entries", 2), "size", ("last used", 1))
     table = FittingTable("", (Column("kind"), *counted, Column("what", rank=3, wraps=True)))
     for kind in CacheKind:
         of_kind = [entry for entry in found if entry.kind is kind]
@@ -82,15 +82,10 @@ def _kind_table(found: list[CacheEntry]) -> FittingTable:
 
 def _entry_table(found: list[CacheEntry]) -> FittingTable:
     """Names may be folded, but only they."""
-    columns = (Column("kind", rank=2), Column("name"), Column("size", right=True), Column("last used", 1, right=True))
-    table = FittingTable("", columns)
+    table = FittingTable("", (Column("kind", rank=2), Column("name"), *numeric("size", ("last used", 1))))
     for entry in sorted(found, key=lambda entry: -entry.used):
         table.add_row(entry.kind.value, entry.path.name, in_bytes(entry.nbytes), ago(time.time() - entry.used))
     return table
-
-
-def _count(entries: list[CacheEntry]) -> str:
-    return f"{len(entries)} {'entry' if len(entries) == 1 else 'entries'}"
 
 
 def _record(entry: CacheEntry) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 
-from llmc.cli.table import Column, FittingTable
+from llmc.cli.table import Column, FittingTable, numeric
 from llmc.cli.units import in_bytes, in_seconds
 from llmc.prediction.device_step import StepPrediction
 from llmc.program import Launch, Program
@@ -16,9 +16,8 @@ def device_kernels(program: Program, target: GpuTarget, found: StepPrediction) -
         f"launches, {in_bytes(found.bytes_moved)} ({found.bandwidth_share:.0%} of {target.bandwidth / 1e12:.2f} TB/s), "
         f"{found.flops / 1e12:.3g} TFLOP ({found.peak_share:.0%} of the matrix peak)"
     )
-    figures = (("threads", 6), ("registers", 2), ("spills", 1), ("shared", 3), ("bytes", 4), ("predicted", 0))
-    columns = (Column("kernel"), Column("for", rank=5), *(Column(name, rank, right=True) for name, rank in figures))
-    table = FittingTable(title, columns)
+    figures = numeric(("threads", 6), ("registers", 2), ("spills", 1), ("shared", 3), ("bytes", 4), "predicted")
+    table = FittingTable(title, (Column("kernel"), Column("for", rank=5), *figures))
     launched = {launch.kernel for launch in program.launches}
     for kernel in program.kernels:
         seconds = found.kernel_seconds.get(kernel.name)

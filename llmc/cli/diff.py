@@ -16,7 +16,7 @@ from llmc.cli.model_argument import model_argument
 from llmc.cli.model_options import ModelOptions
 from llmc.cli.sample_options import SampleOptions
 from llmc.cli.status_line import status_line
-from llmc.cli.table import Column, FittingTable, standard_output
+from llmc.cli.table import Column, FittingTable, numeric, standard_output
 from llmc.debug.sample_tokens import Sample, sample_tokens
 from llmc.errors import OptionError
 
@@ -105,10 +105,9 @@ def parse_range(passes: str | None) -> tuple[str | None, str | None]:
 def print_model(console: Console, name: str, found: ModelDifference, nodes: bool) -> None:
     """A row a pass; with nodes, under each the rewrites that changed a bit; then the verdict."""
     dtype = str(found.dtype).removeprefix("torch.")
-    ranks = (("n", 5), ("max |Δ|", 3), ("mean |Δ|", 4), ("relative", 0), ("allowed", 1), ("top-1", 2))
     named = (Column(""), Column("pass"), Column("numerics", rank=6))
-    columns = (*named, *(Column(name, rank, right=True) for name, rank in ranks))
-    table = FittingTable(f"{name}, {dtype}, on {len(found.tokens)} tokens", columns)
+    numbers = numeric(("n", 5), ("max |Δ|", 3), ("mean |Δ|", 4), "relative", ("allowed", 1), ("top-1", 2))
+    table = FittingTable(f"{name}, {dtype}, on {len(found.tokens)} tokens", (*named, *numbers))
     for each in found.passes:
         *figures, top1 = _cells(each.difference)
         cells = (each.name, each.numerics, str(each.count), *figures, f"{each.budget:.0e}", top1)

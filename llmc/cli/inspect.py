@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from llmc.cli.cache_text import cache_text
-from llmc.cli.table import Column, FittingTable, facts, standard_output
+from llmc.cli.table import Column, FittingTable, facts, numeric, standard_output
 from llmc.cli.units import in_bytes
 from llmc.cli.weight_tables import pruning_table, quantization_table, sparsity_table
 
 if TYPE_CHECKING:
     from llmc.engine_format import EngineDirectory
     from llmc.program import Launch
-
-T = TypeVar("T")
 
 
 def inspect(
@@ -54,16 +51,14 @@ def inspect(
     if weights:
         console.print(weight_list(directory))
     if quantization:
-        print_report(console, quantization_table, read_quantization(directory.files), "no weight is quantized")
+        quantized = read_quantization(directory.files)
+        console.print(quantization_table(quantized) if quantized else "no weight is quantized")
     if sparsity:
-        print_report(console, sparsity_table, read_sparsity(directory.files), "no weight is sparse")
+        sparse = read_sparsity(directory.files)
+        console.print(sparsity_table(sparse) if sparse else "no weight is sparse")
     if pruning:
-        print_report(console, pruning_table, read_pruning(directory.files), "nothing was pruned")
-
-
-def print_report(console: Console, of: Callable[[Sequence[T]], FittingTable], found: Sequence[T], none: str) -> None:
-    """What the build's report says of weights or parts; that there are none, where it says nothing."""
-    console.print(of(found) if found else none)
+        pruned = read_pruning(directory.files)
+        console.print(pruning_table(pruned) if pruned else "nothing was pruned")
 
 
 def overview(directory: EngineDirectory) -> FittingTable:
@@ -105,8 +100,7 @@ def kernel_costs(directory: EngineDirectory, context: int) -> FittingTable:
         total[0] += 1
         total[1] += evaluate_expression(launch.bytes_moved, step)
         total[2] += evaluate_expression(launch.flops, step)
-    figures = (("launches", 1), ("bytes", 0), ("share", 2), ("FLOPs", 3))
-    columns = (Column("kernel"), *(Column(name, rank, right=True) for name, rank in figures))
+    columns = (Column("kernel"), *numeric(("launches", 1), "bytes", ("share", 2), ("FLOPs", 3)))
     table = FittingTable(f"kernels of a decode step, one request at context {context}", columns)
     whole = sum(total[1] for total in totals.values())
     for name, (count, moved, flops) in sorted(totals.items(), key=lambda item: -item[1][1]):
@@ -145,7 +139,7 @@ def print_launches(console: Console, launches: tuple[Launch, ...]) -> None:
 
 def weight_list(directory: EngineDirectory) -> FittingTable:
     """Every weight: shape, layout, bytes."""
-    columns = (Column("name"), Column("shape"), Column("dtype", 2), Column("layout", 3), Column("bytes", 1, right=True))
+    columns = (Column("name"), Column("shape"), Column("dtype", 2), Column("layout", 3), *numeric(("bytes", 1)))
     table = FittingTable("weights", columns)
     for slot in directory.whole_program.weights:
         shape = " × ".join(map(str, slot.shape))

@@ -1,23 +1,31 @@
 """Files that verbs write: whether they can be is asked before the work, and answered with the place."""
 
 import errno
+import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from llmc.errors import OptionError
 
 
-def check_output(path: Path | None) -> None:
+def check_output(*paths: Path | None) -> None:
     """Raise OptionError if a file cannot be written there, without writing it. None is no file."""
-    if path is None:
-        return
-    if path.is_dir():
-        raise _cannot(path, errno.EISDIR)
-    folder = path.parent
-    if not folder.is_dir():
-        raise _cannot(path, errno.ENOTDIR if folder.exists() else errno.ENOENT)
-    if not os.access(path if path.exists() else folder, os.W_OK):
-        raise _cannot(path, errno.EACCES)
+    for path in filter(None, paths):
+        if path.is_dir():
+            raise _cannot(path, errno.EISDIR)
+        folder = path.parent
+        if not folder.is_dir():
+            raise _cannot(path, errno.ENOTDIR if folder.exists() else errno.ENOENT)
+        if not os.access(path if path.exists() else folder, os.W_OK):
+            raise _cannot(path, errno.EACCES)
+
+
+def write_figures(path: Path | None, figures: Mapping[str, Any]) -> None:
+    """Write them as JSON. None is no file. Raises OptionError where it cannot be."""
+    if path is not None:
+        write_output(path, json.dumps(figures, indent=1) + "\n")
 
 
 def write_output(path: Path, content: str | bytes) -> None:

@@ -38,15 +38,12 @@ class ParallelOptions(DivisionWish):
         """
         if self.parallel is None:
             return {}
-        from llmc.cli.simulation_table import comparison_table, refusals_table
+        from llmc.cli.simulation_table import print_comparison
 
         with Console(stderr=True).status("capturing") as status:
             found = consider_divisions(model, target, self, options, passes, status.update)
         console = standard_output()
         title = f"{self.ranks} × {target.name}: {found.requests} requests, predicted"
-        console.print(comparison_table(found.comparison, title))
-        refusals = refusals_table(found.comparison)
-        if refusals is not None:
-            console.print(refusals)
+        print_comparison(console, found.comparison, title)
         console.print(f"builds {found.best}", highlight=False)
         return found.sizes()

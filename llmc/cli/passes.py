@@ -11,7 +11,7 @@ from rich.console import Console
 
 from llmc.cli.model_argument import model_argument
 from llmc.cli.model_options import ModelOptions
-from llmc.cli.table import Column, FittingTable, standard_output
+from llmc.cli.table import Column, FittingTable, numeric, standard_output
 from llmc.options import parse_options
 
 if TYPE_CHECKING:
@@ -55,13 +55,7 @@ def passes(
     if graph:
         print(render(result.graph), end="")
         return
-    columns = (
-        Column("pass"),
-        Column("numerics", rank=2),
-        Column("rewrites", right=True),
-        Column("refused", right=True),
-        Column("nodes", rank=1, right=True),
-    )
+    columns = (Column("pass"), Column("numerics", rank=2), *numeric("rewrites", "refused", ("nodes", 1)))
     table = FittingTable(f"passes on {model}", columns)
     for record in result.records:
         counts = (str(len(record.rewrites)), str(len(record.refusals)))

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from llmc.cli.output_file import check_output, write_output
-from llmc.cli.table import Column, FittingTable, standard_output
+from llmc.cli.table import Column, FittingTable, numeric, standard_output
 from llmc.cli.units import in_bytes, in_seconds
 
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ def profile(
     from llmc.engine_format import read_engine
     from llmc.files.typed_json import to_json
 
-    check_output(trace)
-    check_output(json_file)
+    check_output(trace, json_file)
     program = read_engine(engine, check_weights=False).program
     longest = min(program.limits.max_batch_tokens, program.limits.max_model_len)
     workload = Workload(
@@ -103,9 +102,8 @@ def step_table(step: StepProfile, launches: tuple[Launch, ...]) -> FittingTable:
             total.bytes += moved
             total.flops += flops
     title = f"{step.name}: {in_seconds(step.seconds)} measured (±{step.spread / 2:.0%}, median of {step.repeats})"
-    figures = (("n", 4), ("measured", 0), ("share", 3), ("predicted", 1), ("ratio", 2), ("GB/s", 5), ("GFLOP/s", 6))
-    columns = (Column("kernel"), *(Column(name, rank, right=True) for name, rank in figures))
-    table = FittingTable(title, columns, caption=machine_line(step))
+    figures = numeric(("n", 4), "measured", ("share", 3), ("predicted", 1), ("ratio", 2), ("GB/s", 5), ("GFLOP/s", 6))
+    table = FittingTable(title, (Column("kernel"), *figures), caption=machine_line(step))
     for name, total in sorted(totals.items(), key=lambda item: -item[1].measured):
         table.add_row(name, *total.cells(every.measured))
     table.add_section()

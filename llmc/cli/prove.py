@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmc.cli.status_line import status_line
-from llmc.cli.table import Column, FittingTable, standard_output
+from llmc.cli.table import Column, FittingTable, numeric, standard_output
 from llmc.errors import OptionError
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _is_number(value: object) -> bool:
 
 
 def _table(verdicts: list[Verdict]) -> FittingTable:
-    columns = (Column("pass"), Column("verdict"), Column("forms", rank=1, right=True), Column("because", wraps=True))
+    columns = (Column("pass"), Column("verdict"), *numeric(("forms", 1)), Column("because", wraps=True))
     table = FittingTable("over the reals, at small shapes", columns)
     for verdict in verdicts:
         about = str(verdict.counterexample or verdict.reason or "")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from llmc.cli.status_line import status_line
-from llmc.cli.table import Column, FittingTable, standard_output
+from llmc.cli.table import Column, FittingTable, numeric, standard_output
 from llmc.errors import LlmcError
 
 if TYPE_CHECKING:
@@ -54,12 +54,7 @@ def opinion_on_stages(engine: Engine, model: Path, tokens: Sequence[int]) -> Log
 
 
 def opinions_table(opinions: Sequence[StageOpinion], tokens: int, allowed: float) -> FittingTable:
-    columns = (
-        Column("stage"),
-        Column("nodes", rank=1, right=True),
-        Column("max |Δlogit| / spread", right=True),
-        Column("top-1", right=True),
-    )
+    columns = (Column("stage"), *numeric(("nodes", 1), "max |Δlogit| / spread", "top-1"))
     table = FittingTable(f"graphs in onnxruntime against themselves, {tokens} tokens in fp32", columns)
     for each in opinions:
         good = each.difference.within(allowed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +11,7 @@ from rich.console import Console
 from llmc.cli.machine_options import MachineOptions
 from llmc.cli.model_argument import model_argument
 from llmc.cli.model_options import ModelOptions
-from llmc.cli.output_file import check_output, write_output
+from llmc.cli.output_file import check_output, write_figures
 from llmc.cli.shape_options import ShapeOptions
 from llmc.cli.table import standard_output
 from llmc.files.hub_model import model_name
@@ -51,14 +50,13 @@ def simulate(
     """Serve a load on a virtual clock, for each way to divide the ranks into tensor ranks, stages and replicas."""
     from llmc.bench.plot import require_plot_extra
     from llmc.bench.summary import parse_goals
-    from llmc.cli.simulation_table import comparison_json, comparison_table, refusals_table
+    from llmc.cli.simulation_table import comparison_json, print_comparison
     from llmc.simulation.compare import best_or_refuse
     from llmc.simulation.load import drawn_load, longest, read_trace
     from llmc.simulation.plot import plot_comparison
 
     goals = parse_goals(goodput or [])
-    for output in (json_file, plot):
-        check_output(output)
+    check_output(json_file, plot)
     if plot is not None:
         require_plot_extra()
     load = drawn_load(shape, num_prompts, request_rate, seed) if trace is None else read_trace(trace)
@@ -71,13 +69,9 @@ def simulate(
     comparison = _compared(model, chosen, limits, rented, ranks, load, goals)
     title = f"{model_name(model)} on {ranks} × {rented.target.name}: {len(load)} requests"
     console = standard_output()
-    console.print(comparison_table(comparison, title))
-    refusals = refusals_table(comparison)
-    if refusals is not None:
-        console.print(refusals)
-    if json_file is not None:
-        figures = {"model": str(model), "target": rented.target.name, "ranks": ranks, **comparison_json(comparison)}
-        write_output(json_file, json.dumps(figures, indent=1) + "\n")
+    print_comparison(console, comparison, title)
+    about = {"model": str(model), "target": rented.target.name, "ranks": ranks}
+    write_figures(json_file, about | comparison_json(comparison))
     best = best_or_refuse(comparison, rented)
     if plot is not None:
         plot_comparison(comparison, plot, title)

@@ -2,29 +2,31 @@
 
 from typing import Any
 
-from llmc.cli.table import Column, FittingTable
+from rich.console import Console
+
+from llmc.cli.table import Column, FittingTable, numeric
 from llmc.cli.units import in_bytes
 from llmc.simulation.compare import Comparison
 from llmc.simulation.serve import Refused, Served
 
 
+def print_comparison(console: Console, comparison: Comparison, title: str) -> None:
+    """The divisions that serve the load, then those that cannot, and why."""
+    console.print(comparison_table(comparison, title))
+    refused = [each for each in comparison.outcomes if isinstance(each, Refused)]
+    if refused:
+        table = FittingTable("what does not fit", (Column("division"), Column("why", wraps=True)))
+        for each in refused:
+            table.add_row(str(each.division), each.reason)
+        console.print(table)
+
+
 def comparison_table(comparison: Comparison, title: str) -> FittingTable:
     """A row for each division that serves the load, the best in bold."""
-    has_goals = bool(comparison.goals)
     columns = (
-        Column("TP", right=True),
-        Column("PP", right=True),
-        Column("replicas", right=True),
-        Column("tokens/s", right=True),
-        Column("good requests/s" if has_goals else "requests/s", rank=2, right=True),
-        Column("TTFT p50", right=True),
-        Column("p99", rank=1, right=True),
-        Column("TPOT p50", right=True),
-        Column("p99", rank=1, right=True),
-        Column("weights a rank", rank=3, right=True),
-        Column("KV room", rank=2, right=True),
-        Column("used", rank=4, right=True),
-        Column("preempted", rank=4, right=True),
+        *numeric("TP", "PP", "replicas", "tokens/s", ("good requests/s" if comparison.goals else "requests/s", 2)),
+        *numeric("TTFT p50", ("p99", 1), "TPOT p50", ("p99", 1)),
+        *numeric(("weights a rank", 3), ("KV room", 2), ("used", 4), ("preempted", 4)),
     )
     caption = "times in ms; KV room: tokens a replica, of as many sequences as a step may have"
     if not comparison.has_stages and any(each.division.layout.pipeline > 1 for each in comparison.served):
@@ -47,17 +49,6 @@ def comparison_table(comparison: Comparison, title: str) -> FittingTable:
             str(each.preemptions),
             style="bold" if each is comparison.best else "italic" if layout.pipeline > built else "",
         )
-    return table
-
-
-def refusals_table(comparison: Comparison) -> FittingTable | None:
-    """Those that cannot serve it, and why; None if all can."""
-    refused = [each for each in comparison.outcomes if isinstance(each, Refused)]
-    if not refused:
-        return None
-    table = FittingTable("what does not fit", (Column("division"), Column("why", wraps=True)))
-    for each in refused:
-        table.add_row(str(each.division), each.reason)
     return table
 
 

@@ -113,12 +113,15 @@ class FittingTable:
         return (*header, *(cells[column] for cells, _ in self._rows))
 
 
-def facts(title: str, *rows: tuple[str, Cell], right: bool = False) -> FittingTable:
-    """A table of names and what they are. right: for values that are numbers."""
-    table = FittingTable(title, (Column("", style="bold"), Column("", wraps=True, right=right)), has_header=False)
-    for name, value in rows:
-        table.add_row(name, value)
-    return table
+def numeric(*names: str | tuple[str, int]) -> tuple[Column, ...]:
+    """Columns of numbers; one that may be left out comes with its rank."""
+    ranked = ((each, 0) if isinstance(each, str) else each for each in names)
+    return tuple(Column(name, rank, right=True) for name, rank in ranked)
+
+
+def facts(title: str, *, right: bool = False) -> FittingTable:
+    """A table for names and what they are. right: for values that are numbers."""
+    return FittingTable(title, (Column("", style="bold"), Column("", wraps=True, right=right)), has_header=False)
 
 
 def standard_output() -> Console:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmc.cli.stage_bars import StageBars
-from llmc.cli.table import Column, FittingTable, facts, standard_output
+from llmc.cli.table import Column, FittingTable, facts, numeric, standard_output
 from llmc.cli.units import in_seconds
 
 if TYPE_CHECKING:
@@ -53,8 +53,7 @@ def train_medusa(
 
 
 def _acceptance_table(trained: TrainedHeads) -> FittingTable:
-    columns = (Column("head"), Column("top-1", right=True), Column("top-5", right=True))
-    table = FittingTable("accepted, of tokens that were kept apart", columns)
+    table = FittingTable("accepted, of tokens that were kept apart", (Column("head"), *numeric("top-1", "top-5")))
     for index, head in enumerate(trained.heads):
         table.add_row(f"{index}, {index + 2} tokens on", f"{head.top_1:.3f}", f"{head.top_5:.3f}")
     return table

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from llmc.cli.table import Column, FittingTable, standard_output
+from llmc.cli.table import Column, FittingTable, numeric, standard_output
 from llmc.cli.units import in_seconds
 
 if TYPE_CHECKING:
@@ -31,9 +31,8 @@ def tune(
 
 def tuned_table(results: tuple[Tuned, ...]) -> FittingTable:
     """Time before and after, a kernel a row."""
-    figures = (("before", 3), ("after", 2), ("gain", 1), ("warps", 4), ("stages", 5))
-    columns = (Column("kernel"), Column("chosen", rank=2), *(Column(name, rank, right=True) for name, rank in figures))
-    table = FittingTable("kernels, seconds a launch", columns)
+    figures = numeric(("before", 3), ("after", 2), ("gain", 1), ("warps", 4), ("stages", 5))
+    table = FittingTable("kernels, seconds a launch", (Column("kernel"), Column("chosen", rank=2), *figures))
     for r in results:
         gain = f"{r.before / r.after:.2f}x" if r.after < r.before else ""
         chosen = "" if r.what == r.kernel else r.what

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from llmc.cli.table import Column, FittingTable
+from llmc.cli.table import Column, FittingTable, numeric
 
 if TYPE_CHECKING:
     from llmc.formats.pruned_part import PrunedPart
@@ -15,20 +15,10 @@ if TYPE_CHECKING:
 
 def quantization_table(weights: Sequence[QuantizedWeight]) -> FittingTable:
     """Scheme, bits and error of each weight; reasons where mixed precision chose."""
-    on_output = any(weight.is_output_error for weight in weights)
-    has_reasons = any(weight.reason for weight in weights)
-    columns = (
-        Column("weight"),
-        Column("scheme", rank=2),
-        Column("bits", right=True),
-        Column("output error" if on_output else "weight error", rank=1, right=True),
-        *((Column("why", rank=3, wraps=True),) if has_reasons else ()),
-    )
-    table = FittingTable(f"quantized weights: {mean_bits(weights):.3f} bits on average", columns)
-    for weight in weights:
-        row = (weight.module, weight.scheme, f"{weight.bits:.3f}", _error(weight, on_output))
-        table.add_row(*row, *((weight.reason or "",) if has_reasons else ()))
-    return table
+    columns = (Column("weight"), Column("scheme", rank=2), *numeric("bits"))
+    title = f"quantized weights: {mean_bits(weights):.3f} bits on average"
+    rows = [(weight.module, weight.scheme, f"{weight.bits:.3f}") for weight in weights]
+    return _with_errors(title, columns, Column("why", rank=3, wraps=True), weights, rows)
 
 
 def mean_bits(weights: Sequence[QuantizedWeight]) -> float:
@@ -39,43 +29,44 @@ def mean_bits(weights: Sequence[QuantizedWeight]) -> float:
 
 def sparsity_table(weights: Sequence[SparseWeight]) -> FittingTable:
     """Share of zeros, bits, error and predicted gain of each weight; why one is dense."""
-    on_output = any(weight.is_output_error for weight in weights)
-    has_reasons = any(weight.reason for weight in weights)
-    columns = (
-        Column("weight"),
-        Column("zeros by", rank=3),
-        Column("zeros", right=True),
-        Column("bits", right=True),
-        Column("gain", rank=2, right=True),
-        Column("output error" if on_output else "weight error", rank=1, right=True),
-        *((Column("why dense", rank=4, wraps=True),) if has_reasons else ()),
-    )
+    columns = (Column("weight"), Column("zeros by", rank=3), *numeric("zeros", "bits", ("gain", 2)))
     elements = sum(weight.rows * weight.columns for weight in weights)
     zeros = sum(weight.zeros * weight.rows * weight.columns for weight in weights) / elements
-    table = FittingTable(f"sparse weights: {zeros:.1%} zeros on average; gain of decoding by its bytes", columns)
+    title = f"sparse weights: {zeros:.1%} zeros on average; gain of decoding by its bytes"
+    rows = []
     for weight in weights:
         bits = "dense" if weight.bits is None else f"{weight.bits:.2f}"
         gain = "" if weight.gain is None else f"{weight.gain:.2f}x"
-        row = (weight.module, weight.scheme, f"{weight.zeros:.1%}", bits, gain, _error(weight, on_output))
-        table.add_row(*row, *((weight.reason or "",) if has_reasons else ()))
-    return table
+        rows.append((weight.module, weight.scheme, f"{weight.zeros:.1%}", bits, gain))
+    return _with_errors(title, columns, Column("why dense", rank=4, wraps=True), weights, rows)
 
 
 def pruning_table(parts: Sequence[PrunedPart]) -> FittingTable:
     """Of each part what went, what its output lost, and the parameters left."""
     before, left = (sum(each) for each in zip(*((p.parameters, p.parameters_left) for p in parts), strict=True))
-    columns = (
-        Column("pruned"),
-        Column("taken out", right=True),
-        Column("output error", rank=1, right=True),
-        Column("parameters", rank=2, right=True),
-        Column("left", right=True),
-    )
+    columns = (Column("pruned"), *numeric("taken out", ("output error", 1), ("parameters", 2), "left"))
     table = FittingTable(f"pruned parts: {left / before:.1%} of {before / 1e6:.2f} M parameters left", columns)
     for part in parts:
         taken = "the layer" if part.kind == "layer" else f"{len(part.removed)} of {part.of} {part.kind}"
         share = f"{part.parameters_left / part.parameters:.1%}" if part.parameters else ""
         table.add_row(part.module, taken, f"{part.error:.2%}", f"{part.parameters:,}", share)
+    return table
+
+
+def _with_errors(
+    title: str,
+    columns: Sequence[Column],
+    why: Column,
+    weights: Sequence[QuantizedWeight | SparseWeight],
+    rows: Sequence[tuple[str, ...]],
+) -> FittingTable:
+    """The rows with each weight's error, and the reason for its storage where any has one."""
+    on_output = any(weight.is_output_error for weight in weights)
+    has_reasons = any(weight.reason for weight in weights)
+    error = numeric(("output error" if on_output else "weight error", 1))
+    table = FittingTable(title, (*columns, *error, *((why,) if has_reasons else ())))
+    for weight, row in zip(weights, rows, strict=True):
+        table.add_row(*row, _error(weight, on_output), *((weight.reason or "",) if has_reasons else ()))
     return table
 
 

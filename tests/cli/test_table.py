@@ -64,12 +64,16 @@ def test_text_wraps_between_words_and_only_a_name_that_is_wider_than_the_termina
 
 
 def test_facts_have_no_header() -> None:
-    lines = printed(facts("engine", ("size", "13 MiB")), 40).splitlines()
+    table = facts("engine")
+    table.add_row("size", "13 MiB")
+    lines = printed(table, 40).splitlines()
     assert [line for line in lines if "│" in line] == ["│ size │ 13 MiB │"]
 
 
 def test_cells_are_no_markup() -> None:
-    table = facts("[bold]title", ("path", "models/[red]x"), ("state", Text("[ok]", style="green")))
+    table = facts("[bold]title")
+    table.add_row("path", "models/[red]x")
+    table.add_row("state", Text("[ok]", style="green"))
     for part in ("[bold]title", "models/[red]x", "[ok]"):
         assert part in printed(table, 80)
 
