@@ -30,22 +30,7 @@ if TYPE_CHECKING:
 def bisect(
     model: Annotated[Path, model_argument("model directory")],
     *,
-    check: Annotated[
-        str | None,
-        typer.Option(help="shell command that exits with 0 for a good cut: {engine} {graph} {logits} {number}"),
-    ] = None,
-    against: Annotated[
-        Path | None, typer.Option(help="model directory or engine whose logits are right; default: the captured graph")
-    ] = None,
-    tolerance: Annotated[
-        float | None, typer.Option(help="largest difference over the logits' spread; default by dtype")
-    ] = None,
-    slower_than: Annotated[
-        float | None, typer.Option(help="find what makes a decode step take this many times as long")
-    ] = None,
-    oracle: Annotated[
-        str | None, typer.Option(help="onnxruntime: find from which rewrite on it computes something else")
-    ] = None,
+    asked: Asked,
     good: Annotated[int, typer.Option(help="start from this many rewrites, known to be good", min=0)] = 0,
     at: Annotated[int | None, typer.Option(help="only check with and without this rewrite", min=1)] = None,
     output: Annotated[
@@ -61,7 +46,6 @@ def bisect(
     Checks: --check COMMAND; --slower-than RATIO; --oracle onnxruntime; otherwise logits, against those of --against or
     of the captured graph. A pass that crashes fails every check.
     """
-    asked = Asked(check, against, tolerance, slower_than, oracle)
     asked.validate()
     directory = output or Path(f"{model.name}-bisect")
     if at is None and directory.exists() and (not directory.is_dir() or any(directory.iterdir())):

@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
 
 from llmc.cli.model_options import ModelOptions
 from llmc.cli.verify import TOLERANCE
@@ -27,26 +29,29 @@ ORACLE = "onnxruntime"
 
 @dataclass(frozen=True)
 class Asked:
-    """Which check the user wants."""
+    """Which check the user wants, as options."""
 
-    check: str | None
-    against: Path | None
-    tolerance: float | None
-    slower_than: float | None
-    oracle: str | None = None
+    check: Annotated[
+        str | None,
+        Option(help="shell command that exits with 0 for a good cut: {engine} {graph} {logits} {number}"),
+    ] = None
+    against: Annotated[
+        Path | None, Option(help="model directory or engine whose logits are right; default: the captured graph")
+    ] = None
+    tolerance: Annotated[float | None, Option(help="largest difference over the logits' spread; default by dtype")] = (
+        None
+    )
+    slower_than: Annotated[float | None, Option(help="find what makes a decode step take this many times as long")] = (
+        None
+    )
+    oracle: Annotated[str | None, Option(help="onnxruntime: find from which rewrite on it computes something else")] = (
+        None
+    )
 
     def validate(self) -> None:
         """Raise OptionError for two checks at once, or a figure out of range."""
-        given = [
-            name
-            for name, value in (
-                ("--check", self.check),
-                ("--against", self.against),
-                ("--slower-than", self.slower_than),
-                ("--oracle", self.oracle),
-            )
-            if value is not None
-        ]
+        names = {"--check": self.check, "--against": self.against, "--slower-than": self.slower_than}
+        given = [name for name, value in {**names, "--oracle": self.oracle}.items() if value is not None]
         if len(given) > 1:
             raise OptionError(f"{' and '.join(given)} are two checks", at=given[1], fix="give one")
         if self.tolerance is not None and (self.check is not None or self.slower_than is not None):

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -36,16 +36,6 @@ COMMANDS = {
 }
 
 
-class Answerer(Protocol):
-    """What answers a conversation."""
-
-    def answer(self, messages: list[dict[str, str]], settings: dict[str, Any]) -> Iterator[str]:
-        """Pieces of the next message."""
-
-    def count(self, messages: list[dict[str, str]]) -> tuple[int, int]:
-        """Tokens of the conversation, and how many the model takes."""
-
-
 def chat(
     model: Annotated[Path, model_argument("engine directory, or a model directory that is built (once) for it")],
     system: Annotated[str | None, typer.Option(help="system message")] = None,
@@ -71,18 +61,19 @@ def chat(
     opening.check()
     path = built.engine(model, max_model_len=max_model_len)
     console = Console(highlight=False)
-    with opening.open(path) as opened, conversation_prompt(opened, chat_template) as prompt:
+    with opening.open(path) as opened:
+        prompt = conversation_prompt(opened, chat_template)
         if prompt.is_plain:
             console.print("[yellow]the model has no chat template: it is shown a plain transcript[/]")
         console.print(f"[bold]{opened.info.name}[/], {opened.limits.max_model_len} tokens  [dim]/help, /exit[/]")
-        talk(Conversation(EngineAnswerer(prompt), settings, system), console)
+        talk(Conversation(prompt, settings, system), console)
 
 
 @dataclass
 class Conversation:
-    """Who answers, with which sampling settings, and what was said."""
+    """What the model is shown, with which sampling settings it answers, and what was said."""
 
-    answerer: Answerer
+    prompt: ConversationPrompt
     settings: dict[str, Any]
     system: str | None = None
     turns: list[dict[str, str]] = field(default_factory=list)
@@ -91,28 +82,22 @@ class Conversation:
         """The system message and the turns."""
         return ([{"role": "system", "content": self.system}] if self.system else []) + self.turns
 
+    @property
+    def limit(self) -> int:
+        """How many tokens of a conversation the model takes."""
+        return self.prompt.engine.limits.max_model_len
 
-class EngineAnswerer:
-    """Answers with an engine in this process."""
-
-    def __init__(self, prompt: ConversationPrompt) -> None:
-        self._prompt = prompt
-        self._engine = prompt.engine
-
-    def answer(self, messages: list[dict[str, str]], settings: dict[str, Any]) -> Iterator[str]:
-        ids = self._prompt.token_ids(messages)
-        room = self._engine.limits.max_model_len - len(ids)
-        if room < 1:
+    def answer(self) -> Iterator[str]:
+        """Pieces of the next message."""
+        ids = self.prompt.token_ids(self.messages())
+        if len(ids) >= self.limit:
             raise RequestError(
-                f"the conversation has {len(ids)} tokens, the model takes {self._engine.limits.max_model_len}",
+                f"the conversation has {len(ids)} tokens, the model takes {self.limit}",
                 fix="start anew with /clear, or take back turns with /undo",
             )
-        params = sampling(settings, room, stop=self._prompt.stops())
-        for piece in self._engine.stream(ids, params):
+        params = sampling(self.settings, self.limit - len(ids), stop=self.prompt.stops())
+        for piece in self.prompt.engine.stream(ids, params):
             yield piece.text
-
-    def count(self, messages: list[dict[str, str]]) -> tuple[int, int]:
-        return len(self._prompt.token_ids(messages)), self._engine.limits.max_model_len
 
 
 def sampling(settings: dict[str, Any], room: int, stop: tuple[str, ...]) -> SamplingParams:
@@ -158,7 +143,7 @@ def _read_line(console: Console) -> str:
 def _answer(conversation: Conversation, console: Console) -> None:
     pieces: list[str] = []
     try:
-        for piece in conversation.answerer.answer(conversation.messages(), conversation.settings):
+        for piece in conversation.answer():
             pieces.append(piece)
             console.out(piece.lstrip() if not "".join(pieces[:-1]).strip() else piece, end="", highlight=False)
     except KeyboardInterrupt:
@@ -189,8 +174,8 @@ def _command(line: str, conversation: Conversation, console: Console) -> None:
             console.print(f"[bold]{message['role']}[/]", end=" ")
             console.print(message["content"], markup=False)
     elif name == "/tokens":
-        used, limit = conversation.answerer.count(conversation.messages())
-        console.print(f"{used} of {limit} tokens")
+        used = len(conversation.prompt.token_ids(conversation.messages()))
+        console.print(f"{used} of {conversation.limit} tokens")
     elif name == "/set":
         _set(rest.split(), conversation.settings, console)
     elif name == "/save":

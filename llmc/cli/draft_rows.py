@@ -1,4 +1,4 @@
-"""What came of drafts, at the end of what `llmc bench` prints and writes."""
+"""What came of drafts, at the end of what `llmc bench` and `llmc run` print and write."""
 
 from __future__ import annotations
 

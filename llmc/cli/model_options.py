@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -82,30 +82,13 @@ class ModelOptions:
 
     def values(self) -> dict[str, Any]:
         """By the names of BuildOptions, as they were given."""
-        return {
-            "task": self.task,
-            "pooling": self.pooling,
-            "dtype": self.dtype,
-            "kv_dtype": self.kv_dtype,
-            "quantize": ",".join(self.quantize or ()),
-            "sparsity": ",".join(self.sparsity or ()),
-            "prune": ",".join(self.prune or ()),
-            "kv_cache": self.kv_cache,
-            "calibration": None if self.calibration is None else str(self.calibration),
-            "calibration_sequences": self.calibration_sequences,
-            "calibration_length": self.calibration_length,
-            "speculative": self.speculative,
-            "lora": tuple(self.lora or ()),
-            "enable_lora": self.enable_lora,
-            "max_loras": self.max_loras,
-            "max_lora_rank": self.max_lora_rank,
-            "lora_targets": tuple(self.lora_targets or ()),
-            "tensor_parallel_size": self.tensor_parallel_size,
-            "enable_expert_parallel": self.enable_expert_parallel,
-            "pipeline_parallel_size": self.pipeline_parallel_size,
-            "disable_passes": tuple(self.disable_pass or ()),
-            "allow_fallback": tuple(self.allow_fallback or ()),
-        }
+        found = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "passes_from"}
+        found["disable_passes"] = found.pop("disable_pass")
+        for name in ("quantize", "sparsity", "prune"):  # One of them may be several, with commas between.
+            found[name] = ",".join(found[name] or ())
+        for name in ("lora", "lora_targets", "disable_passes", "allow_fallback"):
+            found[name] = tuple(found[name] or ())
+        return {**found, "calibration": None if self.calibration is None else str(self.calibration)}
 
     def parse(self) -> BuildOptions:
         """Raises OptionError."""

@@ -15,7 +15,9 @@ def expand_groups(verb: Callable[..., None]) -> Callable[..., None]:
     A group with an attribute `panel` has its options under that heading in the help.
     """
     signature = inspect.signature(verb, eval_str=True)
-    groups = {name: each.annotation for name, each in signature.parameters.items() if _is_group(each.annotation)}
+    groups: dict[str, Any] = {
+        name: each.annotation for name, each in signature.parameters.items() if is_dataclass(each.annotation)
+    }
     parameters = [
         option
         for name, each in signature.parameters.items()
@@ -38,10 +40,6 @@ def changed_options(group: Any) -> tuple[str, ...]:
     """What is not as it is by default in a group, as it is spelled on the command line."""
     changed = (each.name for each in fields(group) if (getattr(group, each.name) or None) != (each.default or None))
     return tuple(f"--{name.replace('_', '-')}" for name in changed)
-
-
-def _is_group(annotation: Any) -> bool:
-    return is_dataclass(annotation)
 
 
 def _options(group: type[Any]) -> tuple[Parameter, ...]:

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from llmc.cli.adapter_argument import built_for, load_adapter
 from llmc.cli.conversation_prompt import TEMPLATE_HELP, ConversationPrompt, check_template, conversation_prompt
+from llmc.cli.draft_rows import drafts_of
 from llmc.cli.engine_options import EngineOptions
 from llmc.cli.model_argument import model_argument
 from llmc.cli.opening_options import OpeningOptions
@@ -62,8 +63,7 @@ def run(
         adapter = None if lora is None else load_adapter(engine, lora)
         loaded = time.perf_counter()
         if chat:
-            with conversation_prompt(engine, chat_template) as conversation:
-                tokens = answer(engine, conversation, prompts, system, params, json, adapter)
+            tokens = answer(conversation_prompt(engine, chat_template), prompts, system, params, json, adapter)
         else:
             tokens = complete(engine, prompts, params, json, adapter)
         seconds = time.perf_counter() - loaded
@@ -76,14 +76,13 @@ def run(
 
 def acceptance(engine: Engine) -> str:
     """What came of speculation, to be put behind other figures; nothing without it."""
-    speculation = engine.loop.speculation
-    if speculation is None:
+    made = drafts_of(engine)
+    if made is None:
         return ""
-    stats = speculation.stats
-    if not stats.drafts:
+    if not made.drafts:
         return "; nothing was drafted"
-    share = stats.accepted_tokens / stats.draft_tokens
-    return f"; {share:.0%} of {stats.draft_tokens} drafts accepted, {stats.tokens_a_step:.2f} tokens a step with drafts"
+    accepted = f"{made.acceptance:.0%} of {made.draft_tokens} drafts accepted"
+    return f"; {accepted}, {made.tokens_a_step:.2f} tokens a step with drafts"
 
 
 def read_prompts(prompts: list[str] | None, file: Path | None) -> list[str]:
@@ -108,7 +107,6 @@ def complete(engine: Engine, prompts: list[str], params: SamplingParams, json: b
 
 
 def answer(
-    engine: Engine,
     conversation: ConversationPrompt,
     prompts: list[str],
     system: str | None,
@@ -119,10 +117,10 @@ def answer(
     """Print the answer to each message, a single one as it comes; returns the tokens generated."""
     if conversation.is_plain:
         Console(stderr=True).print("[yellow]the model has no chat template: it is shown a plain transcript[/]")
+    engine = conversation.engine
     before = [] if system is None else [{"role": "system", "content": system}]
     ids = [conversation.token_ids([*before, {"role": "user", "content": each}]) for each in prompts]
-    stops = conversation.stops()
-    params = replace(params, stop=(*params.stop, *stops))
+    params = replace(params, stop=(*params.stop, *conversation.stops()))
     if len(prompts) == 1 and not json:
         return stream_one(engine, ids[0], "", params, adapter)
     return print_all(engine.generate(ids, params, adapter=adapter), prompts, [""] * len(ids), json)

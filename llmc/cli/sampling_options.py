@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -92,10 +91,8 @@ def read_grammar(text: str) -> Grammar:
     word, colon, rest = text.partition(":")
     if text == "json":
         return Grammar(GrammarKind.JSON_OBJECT)
-    if colon and word == "regex":
-        return Grammar(GrammarKind.REGEX, rest)
-    if colon and word == "choice":
-        return Grammar(GrammarKind.CHOICE, json.dumps(rest.split("|")))
+    if colon and word in ("regex", "choice"):
+        return Grammar(word, rest if word == "regex" else rest.split("|"))
     kinds = {
         ".json": GrammarKind.JSON_SCHEMA,
         ".lark": GrammarKind.EBNF,

@@ -1,7 +1,7 @@
 """What builds and loads warn of, as the command line shows it: one line on standard error."""
 
 import warnings
-from typing import TextIO
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -20,17 +20,10 @@ def show_warnings_plainly() -> None:
     they are."""
     usual = warnings.showwarning
 
-    def show(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
         if issubclass(category, BuildWarning | LoadWarning):
             show_warning(str(message))
         else:
-            usual(message, category, filename, lineno, file, line)
+            usual(message, category, *place, **more)
 
     warnings.showwarning = show

@@ -1,7 +1,5 @@
 """How a build goes on, for people: a progress bar a stage, on standard error."""
 
-from types import TracebackType
-
 from rich import progress as bars
 from rich.console import Console
 
@@ -22,9 +20,7 @@ class StageBars:
     def __enter__(self) -> "StageBars":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._task is None:
             return
         if kind is None:

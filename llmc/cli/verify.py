@@ -11,6 +11,7 @@ from rich.text import Text
 
 from llmc.cli.output_file import check_output, write_output
 from llmc.cli.table import FittingTable, facts, standard_output
+from llmc.debug.sample_tokens import read_text
 from llmc.errors import LlmcError, OptionError
 
 if TYPE_CHECKING:
@@ -129,11 +130,7 @@ def token_sequences(engine: Engine, text: Path | None, length: int, count: int |
     if text is None:
         generator = np.random.default_rng(seed)
         return [generator.integers(0, engine.info.vocab_size, length).tolist() for _ in range(count or 1)]
-    try:
-        content = text.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(f"cannot read the text file: {error}", at=text, fix="name a UTF-8 text file") from None
-    pieces = windows(engine.tokenize(content), length, count)
+    pieces = windows(engine.tokenize(read_text(text)), length, count)
     if not pieces:
         raise OptionError("the text has fewer than two tokens", at=text, fix="name a longer text file")
     return pieces

@@ -44,7 +44,9 @@ def sample_tokens(
     if sample.tokens is not None:
         return _checked(_parse(sample.tokens), vocab_size, max_length)
     if tokenizer is not None and tokenizer.is_file():
-        return _checked(_encode(tokenizer, _read(text) if text is not None else PROSE)[:limit], vocab_size, max_length)
+        return _checked(
+            _encode(tokenizer, read_text(text) if text is not None else PROSE)[:limit], vocab_size, max_length
+        )
     if text is not None:
         raise OptionError(
             "the model has no tokenizer.json, so there is no way to read a text",
@@ -69,7 +71,8 @@ def _encode(tokenizer: Path, text: str) -> list[int]:
     return ids
 
 
-def _read(text: Path) -> str:
+def read_text(text: Path) -> str:
+    """Raises OptionError for what is no UTF-8 text file."""
     try:
         return text.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
