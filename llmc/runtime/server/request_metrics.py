@@ -1,14 +1,17 @@
-"""What finished requests took, as Prometheus histograms with vLLM's names under `llmc:`."""
+"""What finished requests took, as Prometheus histograms with vLLM's names under `llmc:`, and the latest of them."""
+
+from collections import deque
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmc.runtime.requests.request_output import RequestOutput
-from llmc.runtime.server.live import LatestRequests
 
 # Of answers before a route was chosen: a wrong key, a large body, an unknown path.
 UNROUTED = "unrouted"
 
+_REMEMBERED = 240
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 _TOKEN_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 1.0, 2.5)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
@@ -17,11 +20,11 @@ _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000,
 class RequestMetrics:
     """Histograms of one server. Times are measured in the engine, so they leave out HTTP.
 
-    latest: the latest finished requests, for the live page.
+    latest: the latest finished requests, oldest first, for the live page.
     """
 
     def __init__(self, registry: CollectorRegistry, model: str) -> None:
-        self.latest = LatestRequests()
+        self.latest: deque[Finished] = deque(maxlen=_REMEMBERED)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             made = Histogram(f"llmc:{name}", text, ["model_name"], buckets=buckets, registry=registry)
@@ -53,7 +56,7 @@ class RequestMetrics:
         self._answers.labels(self._model, path, str(status)).inc()
 
     def finished(self, output: RequestOutput, choices: int) -> None:
-        self.latest.add(output)
+        """A request's last output. choices: how many it asked for."""
         times, usage = output.times, output.usage
         self._prompt_tokens.observe(usage.prompt_tokens)
         self._output_tokens.observe(usage.completion_tokens)
@@ -62,16 +65,33 @@ class RequestMetrics:
             self._queue.observe(max(0.0, times.started - times.arrived))
         if times.finished is None:
             return
-        self._end_to_end.observe(times.finished - times.arrived)
-        if times.first_token is None:
-            return
-        self._first_token.observe(times.first_token - times.arrived)
-        if times.started is not None:
-            self._prefill.observe(max(0.0, times.first_token - times.started))
-        decode = times.finished - times.first_token
-        self._decode.observe(decode)
-        if usage.completion_tokens > choices:
-            self._per_token.observe(decode * choices / (usage.completion_tokens - choices))
+        first, per_token, total = None, None, times.finished - times.arrived
+        self._end_to_end.observe(total)
+        if times.first_token is not None:
+            first, decode = times.first_token - times.arrived, times.finished - times.first_token
+            self._first_token.observe(first)
+            if times.started is not None:
+                self._prefill.observe(max(0.0, times.first_token - times.started))
+            self._decode.observe(decode)
+            if usage.completion_tokens > choices:
+                self._per_token.observe(decode * choices / (usage.completion_tokens - choices))
+            if usage.completion_tokens > 1:
+                per_token = decode / (usage.completion_tokens - 1)
+        counts = usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens
+        self.latest.append(Finished(times.finished, first, per_token, total, *counts))
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A finished request: seconds to the first token, a later token and the end; None for what it never had."""
+
+    at: float
+    first_token: float | None
+    per_token: float | None
+    total: float
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
 
 
 class CountAnswers:
@@ -82,10 +102,6 @@ class CountAnswers:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self._metrics.answered(getattr(scope.get("route"), "path", UNROUTED), message["status"])
