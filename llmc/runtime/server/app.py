@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -36,16 +36,8 @@ def create_app(
 ) -> FastAPI:
     """The application. registry: the one that the model's metrics are in. hosts: as of outer_middleware."""
     registry.register(EngineCollector(model.engine, model.name))
-    app = FastAPI(
-        title="llmc",
-        docs_url=None,  # FastAPI's page loads scripts from elsewhere; routes/docs.py has another.
-        redoc_url=None,
-        middleware=[
-            Middleware(CountAnswers, metrics=model.metrics),
-            *outer_middleware(model.lifecycle, options, hosts),
-        ],
-    )
-    for routes in (
+    return application(
+        [Middleware(CountAnswers, metrics=model.metrics), *outer_middleware(model.lifecycle, options, hosts)],
         completion_routes(model),
         chat_routes(model),
         response_routes(model),
@@ -53,10 +45,15 @@ def create_app(
         token_routes(model),
         adapter_routes(model),
         status_routes(model, registry),
-        page_routes(),
-        docs_routes(app),
-    ):
-        app.include_router(routes)
+    )
+
+
+def application(middleware: Sequence[Middleware], *routes: APIRouter) -> FastAPI:
+    """With the live page and the page of the routes, and errors in OpenAI's shape."""
+    # FastAPI's page of the routes loads scripts from elsewhere; routes/docs.py has another.
+    app = FastAPI(title="llmc", docs_url=None, redoc_url=None, middleware=middleware)
+    for each in (*routes, page_routes(), docs_routes(app)):
+        app.include_router(each)
     add_error_handlers(app)
     return app
 

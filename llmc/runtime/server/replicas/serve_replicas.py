@@ -2,16 +2,13 @@
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from fastapi import FastAPI
-
 from llmc.errors import LlmcError, OptionError
 from llmc.runtime.ranks.launch import refuse_launched
-from llmc.runtime.server.app import outer_middleware
-from llmc.runtime.server.errors import add_error_handlers
+from llmc.runtime.server.app import application, outer_middleware
 from llmc.runtime.server.host_check import hosts_of
 from llmc.runtime.server.lifecycle import Lifecycle
 from llmc.runtime.server.listener import address_of, listen
@@ -19,8 +16,6 @@ from llmc.runtime.server.options import ServeOptions
 from llmc.runtime.server.replicas.proxy import proxy_routes
 from llmc.runtime.server.replicas.replica import Replica
 from llmc.runtime.server.replicas.routing import Router, Routing
-from llmc.runtime.server.routes.docs import docs_routes
-from llmc.runtime.server.routes.page import page_routes
 from llmc.runtime.server.serve import DrainingServer, event_loop
 from llmc.runtime.threads import available_cores
 
@@ -48,7 +43,8 @@ def serve_replicas(options: ServeOptions, count: int, routing: str, listening: C
         router, lifecycle = Router(Routing(routing)), Lifecycle()
         worker_options = options_of_worker(options, count)
         replicas = [Replica(i, worker_options, Path(folder), router.forget) for i in range(count)]
-        app = create_proxy(replicas, router, lifecycle, options)
+        middleware = outer_middleware(lifecycle, options, hosts_of(options))
+        app = application(middleware, proxy_routes(replicas, router, lifecycle))
         server = DrainingServer(app, options, lifecycle, lambda: listening(address_of(listener, options)))
 
         async def run() -> None:
@@ -66,17 +62,6 @@ def serve_replicas(options: ServeOptions, count: int, routing: str, listening: C
         except* LlmcError as failed:
             raise failed.exceptions[0] from None
         return server.drained
-
-
-def create_proxy(replicas: Sequence[Replica], router: Router, lifecycle: Lifecycle, options: ServeOptions) -> FastAPI:
-    """The application that clients talk to."""
-    middleware = outer_middleware(lifecycle, options, hosts_of(options))
-    app = FastAPI(title="llmc", docs_url=None, redoc_url=None, middleware=middleware)
-    app.include_router(proxy_routes(replicas, router, lifecycle))
-    app.include_router(page_routes())
-    app.include_router(docs_routes(app))
-    add_error_handlers(app)
-    return app
 
 
 def options_of_worker(options: ServeOptions, count: int) -> ServeOptions:
