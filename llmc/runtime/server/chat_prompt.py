@@ -21,11 +21,11 @@ async def chat_prompt(
 ) -> str:
     """messages: those of the body that the prompt is made of."""
     given = TemplateInput(
-        [template_message(model, message) for message in messages],
-        [tool.model_dump(exclude_none=True) for tool in body.tools] if body.tools and shows_tools else None,
-        body.add_generation_prompt,
-        body.continue_final_message,
-        template_variables(body) if isinstance(body, ChatRequest) else body.chat_template_kwargs,
+        messages=[template_message(model, message) for message in messages],
+        tools=[tool.model_dump(exclude_none=True) for tool in body.tools] if body.tools and shows_tools else None,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        extra=template_variables(body) if isinstance(body, ChatRequest) else body.chat_template_kwargs,
     )
     return await model.render(given, body.chat_template)
 
@@ -43,10 +43,7 @@ def template_message(model: ServedModel, message: Message) -> dict[str, Any]:
     if thought is not None:
         check_text(thought, "messages")
         found["reasoning_content"] = thought
-    if message.name is not None:
-        found["name"] = message.name
-    if message.tool_call_id is not None:
-        found["tool_call_id"] = message.tool_call_id
+    found |= message.model_dump(include={"name", "tool_call_id"}, exclude_none=True)
     if message.tool_calls:
         found["tool_calls"] = [
             {

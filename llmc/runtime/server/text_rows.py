@@ -33,10 +33,6 @@ class TextRows:
     rows: tuple[Row, ...]
     tokens: int
 
-    def usage(self) -> Json:
-        """As OpenAI counts for embeddings."""
-        return {"prompt_tokens": self.tokens, "total_tokens": self.tokens}
-
 
 async def read_text(model: ServedModel, fields: RowFields, text: str | list[int]) -> list[int]:
     """Token ids of a text, cut as the request asks."""
@@ -104,8 +100,8 @@ async def input_ids(
     return found
 
 
-def framed(model: ServedModel, fields: RowFields, request: Request, kind: str, content: Json) -> Json:
-    """An answer with what all of them say. kind: the beginning of its id."""
+def framed(model: ServedModel, fields: RowFields, request: Request, kind: str, found: TextRows, **content: Any) -> Json:
+    """An answer with what all of them say; tokens as OpenAI counts for embeddings. kind: the beginning of its id."""
     warnings = ignored_of(request)
     return {
         "id": f"{kind}-{uuid.uuid4().hex}",
@@ -113,5 +109,6 @@ def framed(model: ServedModel, fields: RowFields, request: Request, kind: str, c
         "created": int(time.time()),
         "model": fields.model or model.name,
         **content,
+        "usage": {"prompt_tokens": found.tokens, "total_tokens": found.tokens},
         **({"warnings": warnings} if warnings else {}),
     }

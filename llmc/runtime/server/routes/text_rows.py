@@ -79,7 +79,7 @@ async def _embeddings(model: ServedModel, body: EmbeddingRequest, request: Reque
         }
         for index, vector in enumerate(vectors)
     ]
-    return framed(model, body, request, "embd", {"data": data, "usage": found.usage()})
+    return framed(model, body, request, "embd", found, data=data)
 
 
 def _encoded(vector: Row) -> str:
@@ -92,10 +92,9 @@ async def _classify(model: ServedModel, body: ClassifyRequest, request: Request)
     data = []
     for index, row in enumerate(found.rows):
         made = classification(head, row, body.use_activation)
-        data.append(
-            {"index": index, "label": made.label, "probs": made.scores.tolist(), "num_classes": len(made.scores)}
-        )
-    return framed(model, body, request, "classify", {"data": data, "usage": found.usage()})
+        scores = made.scores.tolist()
+        data.append({"index": index, "label": made.label, "probs": scores, "num_classes": len(scores)})
+    return framed(model, body, request, "classify", found, data=data)
 
 
 async def _score(model: ServedModel, body: ScoreRequest, request: Request) -> Json:
@@ -103,7 +102,7 @@ async def _score(model: ServedModel, body: ScoreRequest, request: Request) -> Js
     queries = [body.text_1] * len(documents) if isinstance(body.text_1, str) else body.text_1
     scores, found = await _scores(model, body, request, queries, documents, body.use_activation)
     data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
-    return framed(model, body, request, "score", {"data": data, "usage": found.usage()})
+    return framed(model, body, request, "score", found, data=data)
 
 
 async def _rerank(model: ServedModel, body: RerankRequest, request: Request) -> Json:
@@ -114,7 +113,7 @@ async def _rerank(model: ServedModel, body: RerankRequest, request: Request) -> 
     for index in order[: body.top_n]:
         document = {"document": {"text": body.documents[index]}} if body.return_documents else {}
         results.append({"index": index, **document, "relevance_score": scores[index]})
-    return framed(model, body, request, "rerank", {"results": results, "usage": found.usage()})
+    return framed(model, body, request, "rerank", found, results=results)
 
 
 async def _scores(
