@@ -33,5 +33,4 @@ class NameRequests:
 
 def request_id(scope: Scope) -> str:
     """The request's name."""
-    found: str = scope.get(_REQUEST_ID, "without a name")
-    return found
+    return str(scope.get(_REQUEST_ID, "without a name"))

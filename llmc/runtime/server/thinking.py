@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from llmc.errors import OptionError
+from llmc.runtime.text.output_text import held_back
 
 
 @dataclass(frozen=True)
@@ -126,8 +127,7 @@ class ThinkingReader:
         elif last:
             self._pending, thought = "", thought.rstrip()
         else:
-            kept = max((n for n in range(1, len(closing)) if thought.endswith(closing[:n])), default=0)
-            certain = thought[: len(thought) - kept].rstrip()
+            certain = thought[: len(thought) - held_back(thought, (closing,))].rstrip()
             self._pending, thought = thought[len(certain) :], certain
         thought = thought if self._told else thought.lstrip()
         self._told = self._told or bool(thought)

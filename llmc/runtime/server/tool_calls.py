@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmc.runtime.server.parsed_calls import ParsedCall, as_call, cut_calls, parse_calls
+from llmc.runtime.text.output_text import held_back
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class ToolCallReader:
         """Take what cannot be the beginning of an opening any more."""
         openings, pending = self._form.openings, self._pending
         if not self._form.at_start:
-            keep = max((n for o in openings for n in range(1, len(o)) if pending.endswith(o[:n])), default=0)
+            keep = held_back(pending, openings)
         elif self._seen_text or not any(o.startswith(pending.lstrip()) for o in openings):
             keep = 0
         else:

@@ -141,8 +141,7 @@ class TemplateRenderer:
                 at="messages",
                 fix="check the messages' roles, order and content against what the model's template takes",
             )
-        prompt: str = answer["prompt"]
-        return prompt
+        return str(answer["prompt"])
 
     def close(self) -> None:
         """End the workers; a template that is being rendered is an error then."""

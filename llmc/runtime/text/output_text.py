@@ -1,7 +1,7 @@
 """A request's output as text that grows: whole characters only, cut before the first stop string."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
@@ -58,7 +58,7 @@ class OutputText:
 
     def read(self) -> str:
         """The text that is certain and was not read before."""
-        end = len(self._text) if self.stopped else len(self._text) - self._held_back()
+        end = len(self._text) if self.stopped else len(self._text) - held_back(self._text, self._stop)
         piece = self._text[self._read : end]
         self._read = max(self._read, end)
         return piece
@@ -77,9 +77,7 @@ class OutputText:
             self._text = self._text[: at + len(self.stopped_by) if self._keep_stop else at]
             self.stopped = True
 
-    def _held_back(self) -> int:
-        """How many characters at the end could be the beginning of a stop string."""
-        return max(
-            (n for s in self._stop for n in range(1, len(s)) if self._text.endswith(s[:n])),
-            default=0,
-        )
+
+def held_back(text: str, marks: Iterable[str]) -> int:
+    """How many characters at the end of a text could be the beginning of one of the marks."""
+    return max((n for mark in marks for n in range(1, len(mark)) if text.endswith(mark[:n])), default=0)

@@ -16,12 +16,10 @@ from llmc.runtime.server.served_model import ServedModel
 def status_routes(model: ServedModel, registry: CollectorRegistry) -> APIRouter:
     router, started = APIRouter(), time.monotonic()
 
-    def names() -> tuple[str, ...]:
-        return (*model.names, *model.engine.engine.adapters.names())
-
     @router.get("/v1/models", response_model=None)
     async def models() -> Response:
-        return JSONResponse({"object": "list", "data": [card(model, name) for name in names()]})
+        names = (*model.names, *model.engine.engine.adapters.names())
+        return JSONResponse({"object": "list", "data": [card(model, name) for name in names]})
 
     @router.get("/v1/models/{name:path}", response_model=None)
     async def one_model(name: str) -> Response:
