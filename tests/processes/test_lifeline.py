@@ -11,7 +11,7 @@ import psutil
 
 from llmc.processes.lifeline import Lifeline
 from llmc.processes.worker_command import worker_environment
-from llmc.runtime.text.chat_template import ChatTemplate, TemplateRenderer
+from llmc.runtime.text.chat_template import ChatTemplate, TemplateInput, TemplateRenderer
 
 # 7**10**8 is one call into C, which runs for minutes and lets no other thread run; with a child of its own.
 BUSY = """
@@ -79,7 +79,8 @@ def test_a_worker_outlives_the_thread_that_started_it() -> None:
     renderer, prompts = TemplateRenderer(workers=1), []
 
     def ask() -> None:
-        prompts.append(renderer.render(ChatTemplate("{{ messages[0].content }}"), [{"role": "user", "content": "hi"}]))
+        given = TemplateInput([{"role": "user", "content": "hi"}])
+        prompts.append(renderer.render(ChatTemplate("{{ messages[0].content }}"), given))
 
     workers = []
     for _ in range(2):

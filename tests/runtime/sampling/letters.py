@@ -23,7 +23,7 @@ class Letters(Tokenizer):
         super().__init__(engine)
         self.exists = True
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, pair: str | None = None, *, add_special_tokens: bool = True) -> list[int]:
         return [ord(letter) - ord("a") for letter in text if letter != " "]
 
     @property

@@ -44,19 +44,13 @@ struct FetchCodes {
   }
 };
 
-// As many tokens' product waits for memory on two cores of a Zen 4. If these ask for pages alone, codes of 8 bits come at
-// 1.1 to 1.4 times the rate of asking for every line or for none, those of 4 bits at 1.02 to 1.25 times (memory from 20
-// to 40 GB/s).
-template <class Product>
-constexpr int64_t most_waiting(int64_t bits) {
-  return bits == 4 ? 4 : Product::kIsInteger ? 8 : 1;
-}
-
-// By `tiles` of `tokens` together, each `fetches` times.
+// By `tiles` of `tokens` together, each `fetches` times. As many as kMostWaiting tokens' product waits for memory on two
+// cores of a Zen 4. If these ask for pages alone, codes of 8 bits come at 1.1 to 1.4 times the rate of asking for every
+// line or for none, those of 4 bits at 1.02 to 1.25 times (memory from 20 to 40 GB/s).
 template <class Product>
 FetchCodes fetch_after(const CodeBlock& block, int64_t tokens, int64_t tiles, int64_t fetches) {
   // Planes are not read here.
-  if (!block.panels.in_planes() && is_read_ahead(tokens, most_waiting<Product>(block.panels.bits))) {
+  if (!block.panels.in_planes() && is_read_ahead(tokens, Product::kMostWaiting)) {
     ask_for_pages(block.next, block.bytes);
     return {block.codes, 0};
   }
