@@ -46,16 +46,17 @@ def launch_problem(launch: Launch, kernel: DeviceKernel, bounds: "LaunchBounds")
 
 
 class LaunchBounds:
-    """The counts of a program's largest step, and how many elements lie at each operand."""
+    """The counts of a program's largest step, where its buffers begin, and how many elements lie at each operand."""
 
     def __init__(self, program: Program) -> None:
         limits = program.limits
         self.dtypes = operand_dtypes(program)
+        self.buffers = {buffer.name: buffer.offset for buffer in program.buffers}
         self.counts = {
             "T": limits.max_batch_tokens,
             "L": limits.max_logit_rows,
             "R": limits.max_sequences,
-            "max_blocks": -(-limits.max_model_len // limits.block_size),
+            "max_blocks": limits.blocks_for(limits.max_model_len),
         }
         rows = {RowCount.TOKENS: self.counts["T"], RowCount.LOGIT_ROWS: self.counts["L"], RowCount.ONE: 1}
         # (elements, rows); no rows where a row stride means nothing.

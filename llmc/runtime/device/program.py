@@ -10,20 +10,19 @@ from typing import Any
 from llmc.errors import EngineFormatError
 from llmc.files.typed_json import REBUILD
 from llmc.program import (
-    CHOICE_INPUTS,
-    CHOICE_OUTPUTS,
     ITEMSIZES,
-    STEP_INPUTS,
     Affine,
     DeviceKernel,
+    DeviceParameter,
     Launch,
     Program,
     RowRange,
     StepOutput,
     is_for,
 )
-from llmc.program.launch_arguments import Count, Operand, Rows
+from llmc.program.launch_arguments import Argument, Count, Operand, Rows
 from llmc.program.launch_grid import evaluate_grid
+from llmc.program.launch_signature import dtype_of
 from llmc.runtime.device.launch_check import LaunchBounds, check_kernels, launch_problem
 
 ARENA = "arena"
@@ -113,13 +112,11 @@ def plan_calls(program: Program) -> tuple[PlannedCall, ...]:
     """
     check_kernels(program)
     kernels = {kernel.name: kernel for kernel in program.kernels}
-    memory, bounds = _Memory(program), LaunchBounds(program)
-    return tuple(_planned(launch, kernels, memory, bounds) for launch in program.launches)
+    bounds = LaunchBounds(program)
+    return tuple(_planned(launch, kernels, bounds) for launch in program.launches)
 
 
-def _planned(
-    launch: Launch, kernels: Mapping[str, DeviceKernel], memory: "_Memory", bounds: LaunchBounds
-) -> PlannedCall:
+def _planned(launch: Launch, kernels: Mapping[str, DeviceKernel], bounds: LaunchBounds) -> PlannedCall:
     kernel = kernels.get(launch.kernel)
     if kernel is None:
         raise EngineFormatError(f"a launch names the kernel {launch.kernel!r}, which is not there", fix=REBUILD)
@@ -128,53 +125,20 @@ def _planned(
     problem = launch_problem(launch, kernel, bounds)
     if problem is not None:
         raise EngineFormatError(f"a launch of {kernel.name} {problem}", fix=REBUILD)
-    arguments = []
-    for parameter in kernel.parameters:
-        value = launch.arguments.get(parameter.name)
-        if isinstance(value, Operand):
-            argument: CallArgument = memory.pointer(value)
-        elif isinstance(value, Count | Rows):
-            argument = value
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            argument = Number(value, parameter.type)
-        else:
-            raise EngineFormatError(f"a launch of {kernel.name} has no {parameter.name}", fix=REBUILD)
-        arguments.append(argument)
+    arguments = (_argument(launch.arguments[each.name], each, bounds) for each in kernel.parameters)
     return PlannedCall(kernel, tuple(arguments), launch.grid, launch.only, launch.wanted, launch.sides, launch.unless)
 
 
-class _Memory:
-    """Where the program's operands lie."""
-
-    def __init__(self, program: Program) -> None:
-        self._buffers = {buffer.name: buffer for buffer in program.buffers}
-        self._weights = {slot.name: slot for slot in program.weights}
-        self._caches = program.cache_names()
-        self._states = program.state_names()
-        self._ranks = program.ranks
-        self._pools = {} if program.adapters is None else program.adapters.dtypes()
-
-    def pointer(self, operand: Operand) -> Pointer:
-        space, name = operand.space, operand.name
-        if space == "buffer" and name in self._buffers:
-            buffer = self._buffers[name]
-            start, extra = buffer.offset, operand.offset * ITEMSIZES[buffer.dtype]
-            return Pointer(ARENA, "", Affine(start.constant + extra, start.tokens, start.logit_rows), buffer.dtype)
-        if space == "weight" and name in self._weights:
-            return self._at(operand, self._weights[name].dtype)
-        if space == "cache" and name in self._caches:
-            return self._at(operand, self._caches[name].dtype)
-        if space == "state" and name in self._states:
-            return self._at(operand, "F32")
-        if space == "adapter" and name in self._pools:
-            return self._at(operand, self._pools[name])
-        if space == "input":
-            return self._at(operand, (STEP_INPUTS | CHOICE_INPUTS).get(name, "I32"))
-        if space == "output":
-            return self._at(operand, CHOICE_OUTPUTS.get(name, "F32"))
-        if (space, name) == RANKS and self._ranks > 1:
-            return self._at(operand, "I64")
-        raise EngineFormatError(f"a launch names {operand}, which the program does not have", fix=REBUILD)
-
-    def _at(self, operand: Operand, dtype: str) -> Pointer:
-        return Pointer(operand.space, operand.name, Affine(operand.offset * ITEMSIZES[dtype]), dtype)
+def _argument(value: Argument, parameter: DeviceParameter, bounds: LaunchBounds) -> CallArgument:
+    """Of a launch that has no problem."""
+    if isinstance(value, Operand):
+        dtype = dtype_of(bounds.dtypes, value)
+        offset = value.offset * ITEMSIZES[dtype]
+        if value.space != "buffer":
+            return Pointer(value.space, value.name, Affine(offset), dtype)
+        start = bounds.buffers[value.name]
+        return Pointer(ARENA, "", Affine(start.constant + offset, start.tokens, start.logit_rows), dtype)
+    if isinstance(value, Count | Rows):
+        return value
+    assert isinstance(value, int | float), "anything else is a problem"
+    return Number(value, parameter.type)
