@@ -112,7 +112,7 @@ def pack_inputs(step: Step, shape: StepShape, into: npt.NDArray[np.uint8], choic
     offsets = shape.input_offsets()
     given: dict[str, npt.NDArray[np.generic]] = dict(step.inputs())
     if choices is not None:
-        given |= {name: getattr(choices, name) for name in CHOICE_INPUTS}
+        given |= choices.arrays()
     for name, values in given.items():
         start = offsets[name]
         into[start : start + values.nbytes].view(values.dtype)[:] = values.reshape(-1)

@@ -24,7 +24,7 @@ from llmc.files.typed_json import REBUILD
 from llmc.program import LOGITS, WRITTEN, Program, RowCount
 from llmc.runtime.executors.executor import Logits, SideArray
 from llmc.runtime.executors.opening_request import OpeningRequest
-from llmc.runtime.executors.reference_tiles import TILE, tiles_of
+from llmc.runtime.executors.reference_tiles import TILE, run_tiles, tiles_of
 from llmc.runtime.executors.slot_views import move_slots, slot_views
 from llmc.runtime.executors.step_parts import parts_of
 from llmc.runtime.loop.step import Ints, Step, input_names
@@ -100,15 +100,11 @@ class OnnxRuntimeExecutor:
         return logits
 
     def _step_in_tiles(self, step: Step) -> Logits:
-        found: list[Logits] = []
-        sides: list[list[SideArray]] = [[] for _ in self._sides]
-        for tile in tiles_of(step, [count * self._block_size for count in self._blocks]):
-            logits, *others = self._run(self._with_own_blocks(tile.step, int(tile.tokens[0])))
-            found.append(logits[tile.wanted])
-            for side, rows, value in zip(self._sides, sides, others, strict=True):
-                rows.append(value[tile.wanted if side.rows is RowCount.LOGIT_ROWS else tile.tokens])
-        self._left = {side.name: np.concatenate(rows) for side, rows in zip(self._sides, sides, strict=True)}
-        return np.concatenate(found)
+        tiles = tiles_of(step, [count * self._block_size for count in self._blocks])
+        logits, self._left = run_tiles(
+            tiles, self._sides, lambda tile: self._run(self._with_own_blocks(tile.step, int(tile.tokens[0])))
+        )
+        return logits
 
     def _with_own_blocks(self, tile: Step, place: int) -> Step:
         """With the blocks up to the end of the tile, which its place in the sequence alone says. place: of the first

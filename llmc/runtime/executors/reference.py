@@ -9,7 +9,6 @@ bits then depend on nothing but the tokens before it. All ranks of a partitioned
 
 from collections.abc import Callable, Iterator, Mapping
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,11 +21,11 @@ from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.graph.interpreter import GraphInterpreter
 from llmc.graph.ranks import on_ranks
 from llmc.graph.serialize import deserialize_graph, read_memory_text, read_weight_table
-from llmc.program import Program, RowCount
+from llmc.program import Program
 from llmc.program.program_interface import check_interface, memory_text
 from llmc.runtime.executors.executor import Logits, SideArray
 from llmc.runtime.executors.opening_request import OpeningRequest
-from llmc.runtime.executors.reference_tiles import Tile, texts_of, tiles_of
+from llmc.runtime.executors.reference_tiles import Tile, run_tiles, texts_of, tiles_of
 from llmc.runtime.executors.slot_views import move_slots, slot_views
 from llmc.runtime.executors.stored_weights import graph_weights
 from llmc.runtime.loop.step import Ints, Step, input_names
@@ -76,20 +75,16 @@ class ReferenceExecutor:
 
     def step(self, step: Step) -> Logits:
         """Tile by tile, every node in turn, in inference mode."""
-        found: list[Logits] = []
-        sides: list[list[SideArray]] = [[] for _ in self._sides]
-        for tile in self._tiles(step.for_groups(self._blocks[1:])):
-            arrays = dict(tile.step.inputs())
-            inputs = {name: torch.from_numpy(arrays[name]) for name in self._step_inputs}
-            # Side outputs are computed whether they are wanted or not, so that a step has the same products.
-            logits, *others = self._interpreter.outputs(self._tensors | inputs)
-            found.append(logits.float().numpy()[tile.wanted])
-            for side, rows, value in zip(self._sides, sides, others, strict=True):
-                kept = tile.wanted if side.rows is RowCount.LOGIT_ROWS else tile.tokens
-                chosen = value[torch.from_numpy(kept).long()]
-                rows.append((chosen.float() if chosen.is_floating_point() else chosen).numpy())
-        self._left = {side.name: np.concatenate(rows) for side, rows in zip(self._sides, sides, strict=True)}
-        return np.concatenate(found)
+        tiles = self._tiles(step.for_groups(self._blocks[1:]))
+        logits, self._left = run_tiles(tiles, self._sides, self._run)
+        return logits
+
+    def _run(self, tile: Tile) -> list[SideArray]:
+        arrays = dict(tile.step.inputs())
+        inputs = {name: torch.from_numpy(arrays[name]) for name in self._step_inputs}
+        # Side outputs are computed whether they are wanted or not, so that a step has the same products.
+        outputs = self._interpreter.outputs(self._tensors | inputs)
+        return [(each.float() if each.is_floating_point() else each).numpy() for each in outputs]
 
     def side_output(self, name: str) -> SideArray:
         return self._left[name]

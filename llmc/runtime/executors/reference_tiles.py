@@ -4,12 +4,16 @@ Of a model that reads texts as a whole a tile is a text.
 Tokens of a tree that have the same position, or skip some, come in tiles of their own.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from llmc.program import RowCount, SideOutput
+from llmc.runtime.executors.executor import Logits, SideArray
+from llmc.runtime.executors.step_parts import part_of
 from llmc.runtime.loop.step import Ints, Step
 
 TILE = 16
@@ -47,23 +51,24 @@ def tiles_of(step: Step, spare_slots: Sequence[int]) -> Iterator[Tile]:
 
 def texts_of(step: Step) -> Iterator[Tile]:
     """Each request as a step of its own, with the rows that it wants."""
-    for r, table in enumerate(step.block_tables):
-        tokens = slice(int(step.query_starts[r]), int(step.query_starts[r + 1]))
-        wanted = step.logit_rows[(step.logit_rows >= tokens.start) & (step.logit_rows < tokens.stop)] - tokens.start
-        count = tokens.stop - tokens.start
-        alone = Step(
-            input_ids=step.input_ids[tokens],
-            positions=step.positions[tokens],
-            slot_mapping=step.slot_mapping[tokens],
-            query_starts=np.array([0, count], np.int32),
-            context_lens=step.context_lens[r : r + 1],
-            block_tables=table[None],
-            logit_rows=wanted.astype(np.int32),
-            tree_masks=step.tree_masks[tokens],
-            window_slots=None if step.window_slots is None else step.window_slots[:, tokens],
-            window_tables=None if step.window_tables is None else step.window_tables[:, r : r + 1],
-        )
-        yield Tile(alone, np.arange(count, dtype=np.int32), np.arange(len(wanted), dtype=np.int32))
+    for request in range(len(step.context_lens)):
+        text = part_of(step, np.array([request]))
+        tokens, wanted = (np.arange(len(each), dtype=np.int32) for each in (text.tokens, text.wanted))
+        yield Tile(text.step, tokens, wanted)
+
+
+def run_tiles(
+    tiles: Iterable[Tile], sides: Sequence[SideOutput], run: Callable[[Tile], Sequence[Any]]
+) -> tuple[Logits, dict[str, SideArray]]:
+    """The whole step's logits and side outputs. run: gives a tile's as arrays, in that order."""
+    found: list[Logits] = []
+    of_sides: list[list[SideArray]] = [[] for _ in sides]
+    for tile in tiles:
+        logits, *others = run(tile)
+        found.append(logits[tile.wanted])
+        for side, rows, value in zip(sides, of_sides, others, strict=True):
+            rows.append(value[tile.wanted if side.rows is RowCount.LOGIT_ROWS else tile.tokens])
+    return np.concatenate(found), {side.name: np.concatenate(rows) for side, rows in zip(sides, of_sides, strict=True)}
 
 
 def _tile(

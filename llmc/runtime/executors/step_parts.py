@@ -26,11 +26,13 @@ def parts_of(step: Step) -> Iterator[StepPart]:
     single = np.flatnonzero(counts == 1)
     groups = [single] if len(single) else []
     for requests in (*groups, *(np.array([r]) for r in np.flatnonzero(counts > 1))):
-        yield _part(step, requests, counts[requests])
+        yield part_of(step, requests)
 
 
-def _part(step: Step, requests: np.ndarray[tuple[int], np.dtype[np.intp]], counts: Ints) -> StepPart:
+def part_of(step: Step, requests: np.ndarray[tuple[int], np.dtype[np.intp]]) -> StepPart:
+    """Of these requests."""
     tokens = np.concatenate([np.arange(step.query_starts[r], step.query_starts[r + 1]) for r in requests])
+    counts = np.diff(step.query_starts)[requests]
     wanted = np.flatnonzero(np.isin(step.logit_rows, tokens))
     part = replace(
         step,

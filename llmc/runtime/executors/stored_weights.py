@@ -28,8 +28,14 @@ def graph_weights(engine: EngineDirectory, table: Mapping[str, WeightOf]) -> dic
                 fix=REBUILD,
             )
         slot, tensor = stored[weight.slot]
-        weights[name] = in_rows(_tensor(engine.weight_file(tensor), tensor), slot, TORCH_DTYPES[weight.dtype])
+        weights[name] = in_rows(stored_tensor(engine, tensor), slot, TORCH_DTYPES[weight.dtype])
     return weights
+
+
+def stored_tensor(engine: EngineDirectory, stored: StoredTensor) -> Tensor:
+    """As it is in its file: a copy, because torch has no read-only tensors."""
+    data = torch.from_numpy(np.array(engine.weight_file(stored)[stored.begin : stored.end]))
+    return data.view(TORCH_DTYPES[stored.dtype]).view(stored.shape)
 
 
 def in_rows(data: Tensor, slot: WeightSlot, dtype: torch.dtype) -> Tensor:
@@ -59,9 +65,3 @@ def in_rows(data: Tensor, slot: WeightSlot, dtype: torch.dtype) -> Tensor:
 
 def _codes(padded: Tensor, slot: WeightSlot) -> Tensor:
     return padded[:, : slot.shape[1]].contiguous()
-
-
-def _tensor(file: memoryview, stored: StoredTensor) -> Tensor:
-    # A copy, because torch has no read-only tensors.
-    data = torch.from_numpy(np.array(file[stored.begin : stored.end]))
-    return data.view(TORCH_DTYPES[stored.dtype]).view(stored.shape)

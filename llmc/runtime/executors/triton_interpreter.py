@@ -20,10 +20,9 @@ from torch import Tensor
 
 import llmc.ops  # noqa: F401  (registers the ops that the kernels' sources name)
 from llmc.engine_format import EngineDirectory
-from llmc.engine_format.weight_file import StoredTensor
 from llmc.errors import OptionError
 from llmc.graph.dtype_names import TORCH_DTYPES
-from llmc.program import CHOICE_INPUTS, CHOICE_OUTPUTS, Program, StepOutput, library_functions
+from llmc.program import CHOICE_OUTPUTS, Program, StepOutput, library_functions
 from llmc.runtime.adapters.placed_adapter import PlacedAdapter
 from llmc.runtime.device.adapter_tensors import adapter_tensors, with_adapters
 from llmc.runtime.device.library_only import library_only
@@ -33,6 +32,7 @@ from llmc.runtime.executors.opening_request import OpeningRequest
 from llmc.runtime.executors.side_outputs import SideOutputs
 from llmc.runtime.executors.slot_views import move_slots, slot_views
 from llmc.runtime.executors.state_memory import copy_slot
+from llmc.runtime.executors.stored_weights import stored_tensor
 from llmc.runtime.loop.step import Ints, Step
 from llmc.runtime.sampling.row_choice import RowChoices
 
@@ -64,7 +64,7 @@ def interpret_engine(
 def interpret_rank(engine: EngineDirectory, blocks: int, snapshots: int = 0) -> TritonInterpreterExecutor:
     """One rank's executor; `engine` has its weights."""
     slots = zip(engine.program.weights, engine.tensors, strict=True)
-    weights = {slot.name: _tensor(engine.weight_file(stored), stored) for slot, stored in slots}
+    weights = {slot.name: stored_tensor(engine, stored) for slot, stored in slots}
     return TritonInterpreterExecutor(engine.program, engine.path, weights, blocks, snapshots)
 
 
@@ -113,8 +113,8 @@ class TritonInterpreterExecutor:
 
     def choose(self, step: Step, wanted: StepOutput, choices: RowChoices) -> Chosen:
         """The wanted rows' tokens."""
-        for name in CHOICE_INPUTS:
-            self._memory["input", name] = torch.from_numpy(getattr(choices, name).copy())
+        for name, values in choices.arrays().items():
+            self._memory["input", name] = torch.from_numpy(values.copy())
         self._memory["output", "covered"].fill_(1)
         self._launch_all(step, wanted)
         rows = len(step.logit_rows)
@@ -242,8 +242,3 @@ def _load_module(path: Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def _tensor(file: memoryview, stored: StoredTensor) -> Tensor:
-    # A copy, because torch has no read-only tensors.
-    return torch.from_numpy(np.array(file[stored.begin : stored.end]))
