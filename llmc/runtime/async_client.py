@@ -52,16 +52,16 @@ def choice_news(client: Client, choice: Request) -> ChoiceNews | None:
 
 def view(client: Client, now: float) -> RequestView:
     """For who looks at what is in flight."""
-    sequences = client.job.sequences
+    sequences, prompt_tokens = client.job.sequences, len(client.request.prompt_token_ids)
     blocks = sum(len(sequence.standing.blocks) for sequence in sequences)
     return RequestView(
         request_id=client.request.request_id,
         priority=client.request.priority,
         state="running" if blocks else "waiting",
         seconds=now - client.arrived,
-        prompt_tokens=client.job.prompt_tokens,
+        prompt_tokens=prompt_tokens,
         computed_tokens=max((sequence.computed for sequence in sequences), default=0),
-        output_tokens=sum(max(0, len(s.tokens) - client.job.prompt_tokens) for s in sequences),
+        output_tokens=sum(max(0, len(s.tokens) - prompt_tokens) for s in sequences),
         blocks=blocks,
     )
 

@@ -350,7 +350,7 @@ class AsyncEngine:
         for sequence in job.sequences:
             self._owners.pop(sequence, None)
             self._loop.remove(sequence)
-        self._prompt_tokens += job.prompt_tokens
+        self._prompt_tokens += len(client.request.prompt_token_ids)
         client.first_token = client.first_token or now
         if job.error is not None or not job.finished:
             self._finished["error"] += 1

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from llmc.errors import RequestError
 from llmc.runtime.requests.beam_search import BeamSearch
@@ -35,10 +35,6 @@ class GenerationJob(Protocol):
     @property
     def sequences(self) -> Sequence[Request]:
         """All that may be in the loop now."""
-
-    @property
-    def prompt_tokens(self) -> int:
-        """How many the prompt has."""
 
     @property
     def finished(self) -> bool:
@@ -77,11 +73,6 @@ class SampledJob:
         return self.choices
 
     @property
-    def prompt_tokens(self) -> int:
-        """How many the prompt has."""
-        return self.first.prompt_tokens
-
-    @property
     def finished(self) -> bool:
         """Whether all have ended, or one has failed."""
         return all(choice.finished for choice in self.choices) or self.error is not None
@@ -98,7 +89,7 @@ class SampledJob:
         if not self.first.scored_end:
             return None
         found = self.first.prompt_logprobs
-        return (None, *found, *[None] * (self.prompt_tokens - 1 - len(found)))
+        return (None, *found, *[None] * (self.first.prompt_tokens - 1 - len(found)))
 
     def stop(self, reason: FinishReason) -> None:
         """End every choice."""
@@ -116,11 +107,12 @@ class SampledJob:
 
 @dataclass(frozen=True)
 class BeamJob:
-    """A beam search; its `given` best hypotheses are the answer."""
+    """A beam search; its `given` best hypotheses are the answer. Log-probabilities of the prompt are not given."""
 
     search: BeamSearch
     given: int
     with_logprobs: bool
+    prompt_logprobs: ClassVar[None] = None
 
     @property
     def first(self) -> Request:
@@ -131,11 +123,6 @@ class BeamJob:
         return self.search.beams
 
     @property
-    def prompt_tokens(self) -> int:
-        """How many the prompt has."""
-        return self.search.prompt_tokens
-
-    @property
     def finished(self) -> bool:
         """Whether the search is over."""
         return self.search.finished
@@ -143,11 +130,6 @@ class BeamJob:
     @property
     def error(self) -> RequestError | None:
         return self.search.error
-
-    @property
-    def prompt_logprobs(self) -> None:
-        """Not given for beams."""
-        return None
 
     def stop(self, reason: FinishReason) -> None:
         """End the search."""

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from llmc.errors import ModelFailureError
+from llmc.errors import ModelFailureError, RequestError
 from llmc.runtime.requests.generation_job import ChoiceResult
 from llmc.runtime.requests.request import Origin, Request
 from llmc.runtime.requests.request_output import FinishReason, Row
@@ -47,18 +48,14 @@ class TextRow(Request):
 
 @dataclass(frozen=True)
 class RowJob:
-    """A GenerationJob of one text: its result has no tokens, but a row."""
+    """A GenerationJob of one text: its result has no tokens, and no probabilities of any, but a row."""
 
     first: TextRow
+    prompt_logprobs: ClassVar[None] = None
 
     @property
     def sequences(self) -> Sequence[TextRow]:
         return (self.first,)
-
-    @property
-    def prompt_tokens(self) -> int:
-        """How many the text has."""
-        return len(self.first.tokens)
 
     @property
     def finished(self) -> bool:
@@ -66,16 +63,9 @@ class RowJob:
         return self.first.finished
 
     @property
-    def error(self) -> ModelFailureError | None:
+    def error(self) -> RequestError | None:
         """Why the row is of no use."""
-        found = self.first.error
-        assert found is None or isinstance(found, ModelFailureError)
-        return found
-
-    @property
-    def prompt_logprobs(self) -> None:
-        """There are no probabilities of tokens."""
-        return None
+        return self.first.error
 
     def stop(self, reason: FinishReason) -> None:
         """End the sequence."""
