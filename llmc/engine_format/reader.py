@@ -131,6 +131,11 @@ def start_engine(path: Path) -> tuple[EngineDirectory, WeightCheck]:
         raise
 
 
+def engine_to_run(path: Path, *, check_weights: bool) -> tuple[EngineDirectory, WeightCheck | None]:
+    """As `start_engine`, or without comparing its weights."""
+    return start_engine(path) if check_weights else (read_engine(path, check_weights=False, check_machine=False), None)
+
+
 def engine_files(path: Path) -> EngineFiles:
     """The files of an engine, each of which is checked when it is read. Raises EngineFormatError."""
     return _open(path)[0]

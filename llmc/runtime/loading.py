@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmc.engine_format.path_argument import path_argument
-from llmc.engine_format.reader import EngineDirectory, read_engine, start_engine
+from llmc.engine_format.reader import engine_to_run
 from llmc.errors import OptionError
 from llmc.program import Head, Limits
 from llmc.runtime.ranks.launch import work_for_first_rank
@@ -57,7 +57,7 @@ def load(
     drafts = None if speculation is None else _speculative_config(speculation, output_cache_bytes)
     place = path_argument("path", path)
     work_for_first_rank(place, threads, executor)
-    directory, check = start_engine(place) if check_weights else (_read_unchecked(place), None)
+    directory, check = engine_to_run(place, check_weights=check_weights)
     # Not before, because importing the runtime takes as long as comparing the weights does meanwhile.
     from llmc.runtime.engine import Engine
     from llmc.runtime.executors.absent import AbsentExecutor
@@ -82,10 +82,6 @@ def load(
     return Engine(
         directory, opened, loop, owned, prefix_cache=prefix_cache, output_cache_bytes=output_cache_bytes, check=check
     )
-
-
-def _read_unchecked(place: Path) -> EngineDirectory:
-    return read_engine(place, check_weights=False, check_machine=False)
 
 
 def given_or_loaded(engine: Engine | str | Path, speculation: str | Mapping[str, object] | None) -> Engine:

@@ -7,8 +7,7 @@ import numpy as np
 
 from llmc.engine_format import EngineDirectory
 from llmc.engine_format.engine_kinds import ExecutorName
-from llmc.engine_format.reader import DRAFT, DRAFT_IDS_NAME, read_engine, start_engine
-from llmc.engine_format.weight_check import WeightCheck
+from llmc.engine_format.reader import DRAFT, DRAFT_IDS_NAME, engine_to_run
 from llmc.errors import EngineFormatError, OptionError
 from llmc.files.typed_json import REBUILD
 from llmc.program import HIDDEN, Program
@@ -16,14 +15,7 @@ from llmc.runtime.executors.executor import Executor
 from llmc.runtime.executors.opening import open_second
 from llmc.runtime.speculation.config_values import OPTION
 from llmc.runtime.speculation.draft_vocabulary import TokenIds, in_vocabulary
-
-
-@dataclass(frozen=True)
-class DraftLayer:
-    """An inner engine. check: of its weights, under way."""
-
-    directory: EngineDirectory
-    check: WeightCheck | None
+from llmc.runtime.speculation.second_engine import SecondEngine
 
 
 @dataclass(frozen=True)
@@ -32,7 +24,7 @@ class BuiltInDraft:
     outer one's tokens, one for each of theirs; None where the vocabularies are the same. vocab_size: of the outer one.
     """
 
-    layers: tuple[DraftLayer, ...]
+    layers: tuple[SecondEngine, ...]
     ids: TokenIds | None
     vocab_size: int
 
@@ -50,8 +42,7 @@ class BuiltInDraft:
     def close(self) -> None:
         """Without having opened it."""
         for layer in self.layers:
-            if layer.check is not None:
-                layer.check.cancel()
+            layer.close()
 
 
 def start_built_in(first: EngineDirectory, method: str, *, check_weights: bool) -> BuiltInDraft:
@@ -64,13 +55,10 @@ def start_built_in(first: EngineDirectory, method: str, *, check_weights: bool) 
             at=OPTION,
             fix="build it with one: llmc build MODEL --speculative DIRECTORY, or mtp",
         )
-    layers: list[DraftLayer] = []
+    layers: list[SecondEngine] = []
     while f"{DRAFT}/manifest.json" in (layers[-1].directory if layers else first).files:
         path = path / DRAFT if layers else path
-        if check_weights:
-            layers.append(DraftLayer(*start_engine(path)))
-        else:
-            layers.append(DraftLayer(read_engine(path, check_weights=False, check_machine=False), None))
+        layers.append(SecondEngine(*engine_to_run(path, check_weights=check_weights)))
     draft = BuiltInDraft(tuple(layers), None, first.program.vocab_size)
     try:
         family = layers[0].directory.manifest.model.family

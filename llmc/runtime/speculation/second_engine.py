@@ -1,11 +1,11 @@
-"""A draft model's engine: whether it fits the engine that it drafts for."""
+"""A draft model's engine, and whether it fits the engine that it drafts for."""
 
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
 from llmc.engine_format import EngineDirectory
-from llmc.engine_format.reader import read_engine, start_engine
+from llmc.engine_format.reader import engine_to_run
 from llmc.engine_format.weight_check import WeightCheck
 from llmc.errors import LlmcError, OptionError
 from llmc.program import Program
@@ -14,7 +14,7 @@ from llmc.runtime.text.tokenizer import TOKENIZER_NAME, Tokenizer
 
 @dataclass(frozen=True)
 class SecondEngine:
-    """check: of its weights, under way."""
+    """One that drafts, or a layer of what does. check: of its weights, under way."""
 
     directory: EngineDirectory
     check: WeightCheck | None
@@ -33,10 +33,7 @@ class SecondEngine:
 def start_second(path: Path, first: EngineDirectory, *, check_weights: bool) -> SecondEngine:
     """The engine at the path, for drafting for the first one. Raises EngineFormatError, or OptionError if it does not
     fit."""
-    if check_weights:
-        second = SecondEngine(*start_engine(path))
-    else:
-        second = SecondEngine(read_engine(path, check_weights=False, check_machine=False), None)
+    second = SecondEngine(*engine_to_run(path, check_weights=check_weights))
     try:
         _check_limits(second.directory, first)
         _check_vocabulary(second.directory, first)
