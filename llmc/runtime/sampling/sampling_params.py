@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from llmc.errors import RequestError
+from llmc.errors import RequestError, did_you_mean
 from llmc.keywords import shows_fields
 from llmc.runtime.grammar.grammar import Grammar
 from llmc.runtime.sampling.logits_processor import LogitsProcessor, argument_count
@@ -95,8 +94,7 @@ class SamplingParams:
         known = sorted(f.name for f in fields(cls))
         for name, value in values.items():
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                fix = f"did you mean {near[0]!r}?" if near else f"known parameters: {', '.join(known)}"
+                fix = did_you_mean(name, known).rstrip() or f"known parameters: {', '.join(known)}"
                 raise RequestError(f"unknown sampling parameter {name!r}", at=f"{name}={value!r:.80}", fix=fix)
         return super().__new__(cls)
 

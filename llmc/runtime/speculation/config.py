@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from llmc.errors import OptionError
+from llmc.errors import OptionError, did_you_mean
 from llmc.runtime.speculation.acceptance_config import AcceptanceConfig, AcceptanceMethod, take_acceptance
 from llmc.runtime.speculation.config_values import OPTION, number, read_values, text
 from llmc.runtime.speculation.draft import MOST_NODES
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 MOST_DRAFTS = 1024
 TREE_WIDTH = 4
 EXAMPLE = '\'{"method": "ngram", "num_speculative_tokens": 4}\''
-METHODS = ("draft_model", "eagle3", "lookahead", "medusa", "mtp", "ngram", "suffix")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +53,8 @@ class Eagle3Config(HiddenConfig):
 class MedusaConfig(MethodConfig):
     """num_speculative_tokens: drafts a step at the most; default 8."""
 
+    num_speculative_tokens: int = number(1, MOST_DRAFTS, 8)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LookaheadConfig(MethodConfig):
@@ -62,9 +62,10 @@ class LookaheadConfig(MethodConfig):
     n-grams that are verified in a step; default 5. num_speculative_tokens: drafts a step at the most, by default
     (window + guesses) · (ngram - 1), which must not be more than 63."""
 
-    window: int = number(1, MOST_NODES)
-    ngram: int = number(2, 16)
-    guesses: int = number(1, MOST_NODES)
+    num_speculative_tokens: int = number(1, MOST_DRAFTS, MOST_NODES)
+    window: int = number(1, MOST_NODES, 5)
+    ngram: int = number(2, 16, 3)
+    guesses: int = number(1, MOST_NODES, 5)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,15 +90,25 @@ class SuffixConfig(MethodConfig):
     suffix_decoding_max_spec_factor: drafts for each token that matches; default 1.0. suffix_decoding_min_token_prob:
     how likely a draft has to be, by how often its tokens followed each other; default 0.1."""
 
-    suffix_decoding_max_tree_depth: int = number(1, 1024)
-    suffix_decoding_max_cached_requests: int = number(0, 10**9)
-    suffix_decoding_max_spec_factor: float = number(0, 1000)
-    suffix_decoding_min_token_prob: float = number(0, 1)
+    suffix_decoding_max_tree_depth: int = number(1, 1024, 24)
+    suffix_decoding_max_cached_requests: int = number(0, 10**9, 10_000)
+    suffix_decoding_max_spec_factor: float = number(0, 1000, 1.0)
+    suffix_decoding_min_token_prob: float = number(0, 1, 0.1)
 
 
 SpeculativeConfig = (
     DraftModelConfig | Eagle3Config | LookaheadConfig | MedusaConfig | MtpConfig | NgramConfig | SuffixConfig
 )
+_KINDS: Mapping[str, type[SpeculativeConfig]] = {
+    "draft_model": DraftModelConfig,
+    "eagle3": Eagle3Config,
+    "lookahead": LookaheadConfig,
+    "medusa": MedusaConfig,
+    "mtp": MtpConfig,
+    "ngram": NgramConfig,
+    "suffix": SuffixConfig,
+}
+METHODS = tuple(_KINDS)
 
 
 def parse_speculative_config(given: str | Mapping[str, object]) -> SpeculativeConfig:
@@ -131,49 +142,32 @@ def parse_speculative_config(given: str | Mapping[str, object]) -> SpeculativeCo
 
 
 def _of_method(method: object, values: Mapping[str, Any]) -> SpeculativeConfig:
+    kind = _KINDS.get(method) if isinstance(method, str) else None
+    if not isinstance(method, str) or kind is None:
+        raise _unknown_method(method)
     if method in ("eagle3", "medusa", "mtp") and "model" in values:
         raise OptionError(
             f"what the method {method!r} drafts with is in the engine, and model names something else",
             at=OPTION,
             fix=f"build it in, and leave model out: llmc build MODEL --speculative {values['model']!s:.200}",
         )
-    if method == "draft_model":
-        return read_values(DraftModelConfig, values, method)
-    if method == "eagle3":
-        return read_values(Eagle3Config, values, method)
-    if method == "lookahead":
-        return _lookahead(values)
-    if method == "mtp":
-        return read_values(MtpConfig, values, method)
-    if method == "medusa":
-        return read_values(MedusaConfig, {"num_speculative_tokens": 8, **values}, method)
     if method == "ngram":
         shortest, longest = values.get("prompt_lookup_max", 5), values.get("prompt_lookup_min", 5)
-        ngram = read_values(
-            NgramConfig, {"prompt_lookup_min": shortest, "prompt_lookup_max": longest, **values}, "ngram"
-        )
-        if ngram.prompt_lookup_min > ngram.prompt_lookup_max:
-            raise OptionError(
-                f"prompt_lookup_min {ngram.prompt_lookup_min} is more than prompt_lookup_max {ngram.prompt_lookup_max}",
-                at=OPTION,
-                fix="give prompt_lookup_max at least as much",
-            )
-        return ngram
+        values = {"prompt_lookup_min": shortest, "prompt_lookup_max": longest, **values}
     if method == "suffix":
-        defaults = {
-            "num_speculative_tokens": values.get("suffix_decoding_max_tree_depth", 24),
-            "suffix_decoding_max_tree_depth": 24,
-            "suffix_decoding_max_cached_requests": 10_000,
-            "suffix_decoding_max_spec_factor": 1.0,
-            "suffix_decoding_min_token_prob": 0.1,
-        }
-        return read_values(SuffixConfig, {**defaults, **values}, method)
-    raise _unknown_method(method)
+        values = {"num_speculative_tokens": values.get("suffix_decoding_max_tree_depth", 24), **values}
+    config = read_values(kind, values, method)
+    if isinstance(config, NgramConfig) and config.prompt_lookup_min > config.prompt_lookup_max:
+        raise OptionError(
+            f"prompt_lookup_min {config.prompt_lookup_min} is more than prompt_lookup_max {config.prompt_lookup_max}",
+            at=OPTION,
+            fix="give prompt_lookup_max at least as much",
+        )
+    return _of_one_step(config) if isinstance(config, LookaheadConfig) else config
 
 
-def _lookahead(values: Mapping[str, Any]) -> LookaheadConfig:
-    given = {"window": 5, "ngram": 3, "guesses": 5, **values}
-    config = read_values(LookaheadConfig, {"num_speculative_tokens": 1, **given}, "lookahead")
+def _of_one_step(config: LookaheadConfig) -> LookaheadConfig:
+    """With no more drafts than the window and the guesses make."""
     drafts = (config.window + config.guesses) * (config.ngram - 1)
     if drafts > MOST_NODES:
         raise OptionError(
@@ -182,7 +176,7 @@ def _lookahead(values: Mapping[str, Any]) -> LookaheadConfig:
             at=OPTION,
             fix="give a smaller window, fewer guesses or a smaller ngram",
         )
-    return replace(config, num_speculative_tokens=min(drafts, values.get("num_speculative_tokens", drafts)))
+    return replace(config, num_speculative_tokens=min(drafts, config.num_speculative_tokens))
 
 
 def new_drafter(config: LookaheadConfig | MedusaConfig | NgramConfig | SuffixConfig) -> Drafter:
@@ -197,7 +191,7 @@ def new_drafter(config: LookaheadConfig | MedusaConfig | NgramConfig | SuffixCon
     if isinstance(config, LookaheadConfig):
         return LookaheadDrafter(config.window, config.ngram, config.guesses)
     if isinstance(config, MedusaConfig):
-        return MedusaDrafter(trees=True)
+        return MedusaDrafter()
     if isinstance(config, NgramConfig):
         return NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max)
     depth = config.suffix_decoding_max_tree_depth
@@ -221,5 +215,6 @@ def _unknown_method(method: object) -> OptionError:
     fix = f"give one of {', '.join(METHODS)}: {EXAMPLE}"
     if method is None:
         return OptionError("no method is given", at=OPTION, fix=fix)
-    near = difflib.get_close_matches(str(method), METHODS, n=1)
-    return OptionError(f"unknown method {method!r:.80}", at=OPTION, fix=f"did you mean {near[0]!r}?" if near else fix)
+    return OptionError(
+        f"unknown method {method!r:.80}", at=OPTION, fix=did_you_mean(str(method), METHODS).rstrip() or fix
+    )

@@ -1,11 +1,10 @@
 """Values of --speculative-config: what a field takes, and reading them into a dataclass."""
 
-import difflib
 from collections.abc import Mapping
-from dataclasses import Field, field, fields
+from dataclasses import MISSING, Field, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from llmc.errors import OptionError
+from llmc.errors import OptionError, did_you_mean
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -16,9 +15,9 @@ SHARED_KEYS = ("method", "rejection_sample_method", "draft_sample_method", "post
 Config = TypeVar("Config", bound="DataclassInstance")
 
 
-def number(low: int, high: int) -> Any:
-    """A field for a number of that range, whole if the field's type is int."""
-    return field(metadata={"low": low, "high": high})
+def number(low: int, high: int, default: float | None = None) -> Any:
+    """A field for a number of that range, whole if the field's type is int. default: None where it has to be given."""
+    return field(default=MISSING if default is None else default, metadata={"low": low, "high": high})
 
 
 def text() -> Any:
@@ -32,14 +31,14 @@ def read_values(kind: type[Config], values: Mapping[str, Any], method: str) -> C
     for name in values:
         if name not in known:
             keys = (*known, *SHARED_KEYS)
-            near = difflib.get_close_matches(name, keys, n=1)
-            fix = f"did you mean {near[0]!r}?" if near else f"its keys are {', '.join(keys)}"
+            fix = did_you_mean(name, keys).rstrip() or f"its keys are {', '.join(keys)}"
             raise OptionError(f"the method {method!r} has no key {name!r:.80}", at=OPTION, fix=fix)
     for name, each in known.items():
-        if name not in values:
+        if name in values:
+            check_value(each, values[name])
+        elif each.default is MISSING:
             example = each.metadata.get("example", "4")
             raise OptionError(f"the method {method!r} needs {name}", at=OPTION, fix=f'add "{name}": {example}')
-        check_value(each, values[name])
     return kind(**values)
 
 

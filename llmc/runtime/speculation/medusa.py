@@ -29,10 +29,9 @@ class _HeadRows:
 
 
 class MedusaDrafter(Drafter):
-    """Drafts of the engine's own heads: trees, or chains of each head's likeliest token."""
+    """Trees of the candidates of the engine's own heads."""
 
-    def __init__(self, *, trees: bool) -> None:
-        self._trees = trees
+    def __init__(self) -> None:
         self._said: dict[SampledRequest, _HeadRows] = {}
         self._truth: RankTruth | None = None
 
@@ -68,8 +67,6 @@ class MedusaDrafter(Drafter):
         said = self._said.get(request)
         if not most or said is None or self._truth is None or said.length != len(request.tokens):
             return NO_DRAFT
-        if not self._trees:
-            return Draft(said.ids[:most, 0].tolist())
         likely = self._truth.likely(said.probabilities)
         order = np.argsort(-likely, axis=1, kind="stable")
         ids, shares = (np.take_along_axis(each, order, 1).tolist() for each in (said.ids, likely))

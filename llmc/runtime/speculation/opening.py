@@ -20,8 +20,8 @@ from llmc.runtime.speculation.built_in_draft import BuiltInDraft, start_built_in
 from llmc.runtime.speculation.config import (
     DraftModelConfig,
     Eagle3Config,
+    HiddenConfig,
     MedusaConfig,
-    MtpConfig,
     SpeculativeConfig,
     new_drafter,
 )
@@ -32,7 +32,6 @@ from llmc.runtime.speculation.gate import Gate
 from llmc.runtime.speculation.hidden_drafter import HiddenDrafter
 from llmc.runtime.speculation.second_engine import SecondEngine, start_second
 from llmc.runtime.speculation.speculation import Speculation
-from llmc.runtime.speculation.step_times import Prior
 
 
 @dataclass(frozen=True)
@@ -55,8 +54,10 @@ class SpeculationPlan:
         return Speculation(new_drafter, most, self._new_gate, acceptance)
 
     def _new_gate(self, most: int) -> Gate:
-        prior = _prior(self.first.program, self.first)
-        return Gate(most, prior, _prior(self.programs[0], self.first) if self.programs else None)
+        own, *others = (
+            step_prior(each, self.first.manifest.target.name) for each in (self.first.program, *self.programs)
+        )
+        return Gate(most, own, others[0] if others else None)
 
     def _new_drafter(self, blocks: int, threads: int, name: ExecutorName | None) -> Callable[[], Drafter]:
         needs_origins = self.config.acceptance.method is AcceptanceMethod.REJECTION
@@ -64,7 +65,7 @@ class SpeculationPlan:
             assert isinstance(self.second, SecondEngine), "a draft model is an engine"
             executor = open_second(self.second.directory, blocks, threads, name, self.second.check)
             return partial(DraftModel, executor, self.programs[0].limits, says_from_what=needs_origins)
-        if isinstance(self.config, Eagle3Config | MtpConfig):
+        if isinstance(self.config, HiddenConfig):
             assert isinstance(self.second, BuiltInDraft), "it is a part of the engine"
             layers = self.second.open(blocks, threads, name)
             limits, width = self.programs[0].limits, self.config.tree_width
@@ -103,7 +104,7 @@ def plan_speculation(
         _check_ranks(second.programs[0], "build what drafts for one rank: --tensor-parallel-size 1")
         _check_states(second.programs[0], Path(config.model))
         return SpeculationPlan(config, first, second)
-    if isinstance(config, Eagle3Config | MtpConfig):
+    if isinstance(config, HiddenConfig):
         method = "eagle3" if isinstance(config, Eagle3Config) else "mtp"
         draft = start_built_in(first, method, check_weights=check_weights)
         _check_ranks(draft.programs[0], "draft with ngram, suffix or lookahead, or with an engine of one rank")
@@ -111,10 +112,6 @@ def plan_speculation(
     if isinstance(config, MedusaConfig):
         _check_heads(first)
     return SpeculationPlan(config, first, None)
-
-
-def _prior(program: Program, first: EngineDirectory) -> Prior | None:
-    return step_prior(program, first.manifest.target.name)
 
 
 def _check_ranks(second: Program, instead: str) -> None:

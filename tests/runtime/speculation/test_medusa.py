@@ -70,10 +70,10 @@ def observe(drafter: MedusaDrafter, chunks: list[Chunk], left: Left) -> None:
 
 
 def test_the_row_of_the_last_token_that_came_true_is_asked() -> None:
-    drafter = MedusaDrafter(trees=False)
+    drafter = MedusaDrafter()
     own = request(1, 2, 3)
     own.tokens.append(4)
-    left = Left([[[10, 11], [12, 13]], [[20, 21], [22, 23]], [[30, 31], [32, 33]]], [[0.6, 0.2], [0.5, 0.1]])
+    left = Left([[[10], [12]], [[20], [22]], [[30], [32]]], [[0.6], [0.5]])
     observe(drafter, [Chunk(own, 0, 3, 1)], left)
     assert drafter.propose([own], [5]) == [Draft([10, 12])]
     # A draft of two, of which the first came true: row 1 of three.
@@ -84,7 +84,7 @@ def test_the_row_of_the_last_token_that_came_true_is_asked() -> None:
 
 
 def test_nothing_is_drafted_of_rows_that_are_not_the_requests_last() -> None:
-    drafter = MedusaDrafter(trees=False)
+    drafter = MedusaDrafter()
     own, other = request(1, 2), request(5)
     own.tokens.append(3)
     observe(drafter, [Chunk(own, 0, 2, 1)], Left([[[7]]], [[0.5]]))
@@ -96,7 +96,7 @@ def test_nothing_is_drafted_of_rows_that_are_not_the_requests_last() -> None:
 
 
 def test_trees_take_the_candidates_that_are_expected_to_come_true() -> None:
-    drafter = MedusaDrafter(trees=True)
+    drafter = MedusaDrafter()
     own = request(1)
     own.tokens.append(2)
     likely = [[0.5, 0.4], [0.6, 0.1]]
@@ -107,7 +107,7 @@ def test_trees_take_the_candidates_that_are_expected_to_come_true() -> None:
 
 def test_candidates_are_weighed_by_how_often_their_head_and_rank_was_right() -> None:
     """A head that is sure and always wrong in its first candidate, and right in its second."""
-    drafter = MedusaDrafter(trees=True)
+    drafter = MedusaDrafter()
     own = request(1)
     own.tokens.append(2)
     left = Left([[[10, 11], [20, 21]]], [[0.9, 0.05], [0.5, 0.4]])
