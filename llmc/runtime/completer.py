@@ -5,7 +5,6 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 from llmc.errors import RequestError
-from llmc.runtime.adapters.placed_adapter import PlacedAdapter
 from llmc.runtime.adapters.registry import AdapterRegistry
 from llmc.runtime.grammar.compiler import GrammarCompiler
 from llmc.runtime.loop.shared_loop import SharedLoop
@@ -13,10 +12,10 @@ from llmc.runtime.output_cache import CachedAnswer, OutputCache
 from llmc.runtime.progress import Progress, Told, telling
 from llmc.runtime.requests.completion import Choice, Completion, Piece
 from llmc.runtime.requests.generation import Generation
-from llmc.runtime.requests.generation_job import ChoiceResult, GenerationJob
+from llmc.runtime.requests.generation_job import GenerationJob
 from llmc.runtime.requests.generation_request import GenerationRequest
 from llmc.runtime.requests.job_builder import JobBuilder
-from llmc.runtime.requests.request_output import Row
+from llmc.runtime.requests.request_output import ChoiceResult, Row
 from llmc.runtime.sampling.sampling_params import SamplingParams
 from llmc.runtime.text.piece_stream import pieces
 from llmc.runtime.text.tokenizer import Tokenizer
@@ -44,11 +43,7 @@ class Completer:
         adapter: str | None = None,
     ) -> list[Completion]:
         """One completion a prompt, in order. Raises RequestError before anything is computed, or what befalls one."""
-        chosen = self._adapter(adapter)
-        requests = [
-            GenerationRequest(prompt_token_ids=tuple(s), params=p, request_id=str(i), adapter=chosen)
-            for i, (s, p) in enumerate(zip(prompts, params, strict=True))
-        ]
+        requests = self._requests(prompts, params, adapter)
         completions = []
         for request, (answer, found) in zip(requests, self._answers(requests, progress), strict=True):
             choices = tuple(self._choice(result, request.params) for result in answer.results)
@@ -57,13 +52,7 @@ class Completer:
 
     def rows(self, texts: Sequence[Sequence[int]], progress: Progress, adapter: str | None = None) -> list[Row]:
         """What the model gives for each text, [width], in order. Raises as `complete` does."""
-        chosen = self._adapter(adapter)
-        requests = [
-            GenerationRequest(
-                prompt_token_ids=tuple(text), params=SamplingParams(), request_id=str(i), adapter=chosen, wants_row=True
-            )
-            for i, text in enumerate(texts)
-        ]
+        requests = self._requests(texts, [SamplingParams()] * len(texts), adapter, wants_row=True)
         rows = [answer.results[0].row for answer, _ in self._answers(requests, progress)]
         return [row for row in rows if row is not None]
 
@@ -81,8 +70,20 @@ class Completer:
                     self.cache.put(request, answer)
             yield answer, len(request.prompt_token_ids) if job is None else job.first.standing.cached_tokens
 
-    def _adapter(self, name: str | None) -> PlacedAdapter | None:
-        return None if name is None else self.adapters.get(name)
+    def _requests(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams],
+        adapter: str | None,
+        wants_row: bool = False,
+    ) -> list[GenerationRequest]:
+        chosen = None if adapter is None else self.adapters.get(adapter)
+        return [
+            GenerationRequest(
+                prompt_token_ids=tuple(prompt), params=own, request_id=str(i), adapter=chosen, wants_row=wants_row
+            )
+            for i, (prompt, own) in enumerate(zip(prompts, params, strict=True))
+        ]
 
     def stream(
         self, prompt: Sequence[int], params: SamplingParams, adapter: str | None = None
@@ -94,9 +95,7 @@ class Completer:
                 at="params",
                 fix="use generate, or the asyncio engine, whose streams have several",
             )
-        chosen = self._adapter(adapter)
-        asked = GenerationRequest(prompt_token_ids=tuple(prompt), params=params, request_id="0", adapter=chosen)
-        job = self._job(0, asked)
+        job = self._job(0, *self._requests([prompt], [params], adapter))
         (request,) = job.sequences
         assert isinstance(request, Generation), "beam search has more than one beam"
         return pieces(self.loop, request, self.job_builder.output_text(params), has_text=self.tokenizer.exists)

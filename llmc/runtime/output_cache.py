@@ -6,9 +6,8 @@ from hashlib import sha256
 from threading import Lock
 
 from llmc.runtime.engine_stats import CacheStats
-from llmc.runtime.requests.generation_job import ChoiceResult
 from llmc.runtime.requests.generation_request import GenerationRequest
-from llmc.runtime.requests.request_output import TokenLogprobs
+from llmc.runtime.requests.request_output import ChoiceResult, TokenLogprobs
 
 # Measured with sys.getsizeof on CPython 3.11, objects and what points to them.
 _ENTRY_BYTES, _TOKEN_BYTES, _LOGPROB_BYTES, _TOP_BYTES = 700, 40, 150, 130

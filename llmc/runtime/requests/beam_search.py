@@ -17,7 +17,7 @@ import numpy.typing as npt
 from llmc.errors import RequestError
 from llmc.runtime.requests.generation import Ending
 from llmc.runtime.requests.request import Forks, Origin, Request
-from llmc.runtime.requests.request_output import FinishReason, TokenLogprobs
+from llmc.runtime.requests.request_output import ChoiceResult, FinishReason, TokenLogprobs
 from llmc.runtime.sampling.logit_edits import LogitEdit, edited
 from llmc.runtime.sampling.logprobs import likeliest, log_normalizer
 from llmc.runtime.sampling.sampler import nothing_allowed, penalize_output, penalize_repetition
@@ -44,33 +44,14 @@ class _Candidate:
         return text
 
 
-@dataclass(frozen=True)
-class Hypothesis:
-    """A complete continuation. score: what it is ranked by. text: if stop strings were looked for."""
-
-    logprobs: tuple[TokenLogprobs, ...]
-    score: float
-    finish_reason: FinishReason
-    stop_reason: str | int | None
-    text: str | None
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        """What was generated."""
-        return tuple(each.token_id for each in self.logprobs)
-
-    @property
-    def total(self) -> float:
-        """Its log-probability."""
-        return sum(each.logprob for each in self.logprobs)
-
-
 class BeamSearch:
-    """One client's search; its beams are sequences of the scheduler, and wait for each other at every length.
+    """A GenerationJob; its beams are sequences of the scheduler, and wait for each other at every length.
 
-    hypotheses: the complete ones, best first; the answer when `finished`. text: an empty one that knows the stop
-    strings, if there are any. edits: what changes a beam's logits by its tokens. dtype: the engine's.
+    text: an empty one that knows the stop strings, if there are any. edits: what changes a beam's logits by its tokens.
+    dtype: the engine's. Log-probabilities of the prompt are not given.
     """
+
+    prompt_logprobs = None
 
     def __init__(
         self,
@@ -86,7 +67,8 @@ class BeamSearch:
         self.dtype = dtype
         assert params.beam_width is not None
         self.width = params.beam_width
-        self.hypotheses: list[Hypothesis] = []
+        # The complete ones and what they are ranked by, best first.
+        self._hypotheses: list[tuple[float, ChoiceResult]] = []
         self.finished = False
         self.error: RequestError | None = None
         self.prompt_tokens = len(prompt)
@@ -101,8 +83,12 @@ class BeamSearch:
         self._reports: dict[Beam, list[_Candidate]] = {}
 
     @property
-    def beams(self) -> "tuple[Beam, ...]":
+    def sequences(self) -> "tuple[Beam, ...]":
         return tuple(self._live)
+
+    def results(self) -> list[ChoiceResult]:
+        """The best hypotheses first."""
+        return [found for _, found in self._hypotheses[: self._params.n]]
 
     def stop(self, reason: FinishReason) -> None:
         """End the search with what there is: the complete ones, then the live ones."""
@@ -147,7 +133,7 @@ class BeamSearch:
             return
         candidates = [candidate for found in self._reports.values() for candidate in found]
         self._reports = {}
-        if not candidates and not self.hypotheses:
+        if not candidates and not self._hypotheses:
             self.fail(nothing_allowed(self._params))
             return self.leave(current, forks)
         candidates.sort(key=lambda c: -c.total)
@@ -205,10 +191,10 @@ class BeamSearch:
         self._live = live
 
     def _is_decided(self, length: int) -> bool:
-        if len(self.hypotheses) < self.width:
+        if len(self._hypotheses) < self.width:
             return False
         best_live = max(beam.total for beam in self._live) / length**self._params.length_penalty
-        return self._params.early_stopping or best_live <= self.hypotheses[-1].score
+        return self._params.early_stopping or best_live <= self._hypotheses[-1][0]
 
     def _complete(
         self,
@@ -223,9 +209,17 @@ class BeamSearch:
         if text is not None:
             stop = text.stopped_by if text.stopped else stop
             text.finish()
-        self.hypotheses.append(Hypothesis(logprobs, score, reason, stop, None if text is None else text.text()))
-        self.hypotheses.sort(key=lambda h: -h.score)
-        del self.hypotheses[self.width :]
+        found = ChoiceResult(
+            token_ids=tuple(each.token_id for each in logprobs),
+            finish_reason=reason,
+            stop_reason=stop,
+            logprobs=None if self._params.logprobs is None else logprobs,
+            cumulative_logprob=sum(each.logprob for each in logprobs),
+            text=None if text is None else text.text(),
+        )
+        self._hypotheses.append((score, found))
+        self._hypotheses.sort(key=lambda each: -each[0])
+        del self._hypotheses[self.width :]
 
     def fail(self, error: RequestError) -> None:
         """One beam's logits were not finite."""

@@ -2,27 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from llmc.errors import RequestError
-from llmc.runtime.requests.beam_search import BeamSearch
 from llmc.runtime.requests.generation import Generation
 from llmc.runtime.requests.request import Request
-from llmc.runtime.requests.request_output import FinishReason, Row, TokenLogprobs
-
-
-@dataclass(frozen=True)
-class ChoiceResult:
-    """One finished choice. text: None if it was not decoded on the way; it is then that of the tokens. row: of a text
-    that was read for it."""
-
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason
-    stop_reason: str | int | None
-    logprobs: tuple[TokenLogprobs, ...] | None
-    cumulative_logprob: float | None
-    text: str | None
-    row: Row | None = None
+from llmc.runtime.requests.request_output import ChoiceResult, FinishReason, TokenLogprobs
 
 
 class GenerationJob(Protocol):
@@ -103,51 +88,6 @@ class SampledJob:
         if self.given < len(choices):
             choices.sort(key=lambda c: -(c.cumulative_logprob or 0.0) / max(1, len(c.tokens) - c.prompt_tokens))
         return [_choice_result(choice, self.with_logprobs) for choice in choices[: self.given]]
-
-
-@dataclass(frozen=True)
-class BeamJob:
-    """A beam search; its `given` best hypotheses are the answer. Log-probabilities of the prompt are not given."""
-
-    search: BeamSearch
-    given: int
-    with_logprobs: bool
-    prompt_logprobs: ClassVar[None] = None
-
-    @property
-    def first(self) -> Request:
-        return self.search.first
-
-    @property
-    def sequences(self) -> Sequence[Request]:
-        return self.search.beams
-
-    @property
-    def finished(self) -> bool:
-        """Whether the search is over."""
-        return self.search.finished
-
-    @property
-    def error(self) -> RequestError | None:
-        return self.search.error
-
-    def stop(self, reason: FinishReason) -> None:
-        """End the search."""
-        self.search.stop(reason)
-
-    def results(self) -> list[ChoiceResult]:
-        """The best hypotheses first."""
-        return [
-            ChoiceResult(
-                found.token_ids,
-                found.finish_reason,
-                found.stop_reason,
-                found.logprobs if self.with_logprobs else None,
-                found.total,
-                found.text,
-            )
-            for found in self.search.hypotheses[: self.given]
-        ]
 
 
 def _choice_result(choice: Generation, with_logprobs: bool) -> ChoiceResult:

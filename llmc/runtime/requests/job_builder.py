@@ -12,10 +12,10 @@ from llmc.runtime.prefix_cache.block_digests import BlockDigests, prefix_salt
 from llmc.runtime.prefix_cache.prefix_cache import hash_prompt
 from llmc.runtime.requests.beam_search import BeamSearch
 from llmc.runtime.requests.generation import Ending, Generation
-from llmc.runtime.requests.generation_job import BeamJob, GenerationJob, SampledJob
+from llmc.runtime.requests.generation_job import GenerationJob, SampledJob
 from llmc.runtime.requests.generation_request import GenerationRequest
 from llmc.runtime.requests.request import Origin
-from llmc.runtime.requests.text_row import RowJob, TextRow
+from llmc.runtime.requests.text_row import TextRow
 from llmc.runtime.sampling.logit_edits import logit_edits
 from llmc.runtime.sampling.sampler import Sampler, TokenMask
 from llmc.runtime.sampling.sampling_params import SamplingParams
@@ -45,24 +45,20 @@ def check_task(head: Head | None, *, wants_row: bool) -> None:
 
 
 class JobBuilder:
-    """What the checks need to know of an engine. prefix_cache: whether requests may share cached prefixes."""
+    """What the checks need to know of an engine. prefix_cache: whether requests may share cached prefixes. head: what
+    the engine gives for a text; None for one that generates."""
 
     def __init__(self, info: ModelRecord, limits: Limits, tokenizer: Tokenizer, *, prefix_cache: bool) -> None:
-        self._info = info
+        self._info, self.head = info, info.head
         self._limits = limits
         self._tokenizer = tokenizer
         self._prefix_cache = prefix_cache
         self._digests = BlockDigests(limits.block_size)
 
-    @property
-    def head(self) -> Head | None:
-        """What the engine gives for a text; None for one that generates."""
-        return self._info.head
-
     def check(self, where: str, request: GenerationRequest) -> None:
         """Raise RequestError for what this engine cannot serve. where: names the prompt in errors."""
         tokens, params = request.prompt_token_ids, request.params
-        check_task(self._info.head, wants_row=request.wants_row)
+        check_task(self.head, wants_row=request.wants_row)
         if request.wants_row:
             check_length(where, tokens, self._limits.max_model_len, "")
             return check_ids(where, tokens, self._info.vocab_size)
@@ -122,17 +118,15 @@ class JobBuilder:
             deadline = arrived + request.deadline_seconds
         digest = None if request.adapter is None else request.adapter.digest
         salt = prefix_salt(request.tenant, digest) if self._prefix_cache else None
-        head = self._info.head
-        if head is not None and head.whole_texts:
+        if self.head is not None and self.head.whole_texts:
             salt = None  # Nothing of a text that is read as a whole can be found in a cache.
         origin = Origin(request.priority, salt, arrived, deadline, request.adapter)
         if request.wants_row:
-            return RowJob(TextRow(tokens, origin))
+            return TextRow(tokens, origin)
         edits = logit_edits(params, self._tokenizer, self._info.vocab_size)
         if params.beam_width is not None:
             text = self.output_text(params) if params.stop else None
-            search = BeamSearch(tokens, params, ending, origin, text, edits, dtype=self._info.dtype)
-            return BeamJob(search, params.n, params.logprobs is not None)
+            return BeamSearch(tokens, params, ending, origin, text, edits, dtype=self._info.dtype)
         count = params.sampled_choices()
         ends = np.asarray(sorted(ending.eos_ids | ending.stop_ids), np.int64)
         prompt = np.asarray(tokens, np.int64)

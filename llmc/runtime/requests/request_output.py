@@ -26,6 +26,20 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True)
+class ChoiceResult:
+    """One finished choice. text: None if it was not decoded on the way; it is then that of the tokens. row: of a text
+    that was read for it."""
+
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    logprobs: tuple[TokenLogprobs, ...] | None
+    cumulative_logprob: float | None
+    text: str | None
+    row: Row | None = None
+
+
+@dataclass(frozen=True)
 class ChoiceDelta:
     """What one choice has gained since the last output that named it.
 

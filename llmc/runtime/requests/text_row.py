@@ -1,25 +1,36 @@
-"""A sequence that reads a text and keeps the one row that the model gives for it, and the job of such a request."""
+"""A sequence that reads a text and keeps the one row that the model gives for it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from llmc.errors import ModelFailureError, RequestError
-from llmc.runtime.requests.generation_job import ChoiceResult
+from llmc.errors import ModelFailureError
 from llmc.runtime.requests.request import Origin, Request
-from llmc.runtime.requests.request_output import FinishReason, Row
+from llmc.runtime.requests.request_output import ChoiceResult, FinishReason, Row
 
 
 class TextRow(Request):
-    """row: [width], fp32, once it has ended by itself; finish_reason says how it has ended."""
+    """A GenerationJob of itself alone, whose result has no tokens, and no probabilities of any, but a row: [width],
+    fp32, once it has ended by itself. finish_reason says how it has ended."""
+
+    prompt_logprobs = None
 
     def __init__(self, tokens: Sequence[int], origin: Origin) -> None:
         super().__init__(tokens, every_logit=False, origin=origin)
         self.row: Row | None = None
         self.finish_reason: FinishReason = "stop"
+
+    @property
+    def first(self) -> "TextRow":
+        return self
+
+    @property
+    def sequences(self) -> "tuple[TextRow]":
+        return (self,)
+
+    def results(self) -> list[ChoiceResult]:
+        return [ChoiceResult((), self.finish_reason, None, None, None, "", self.row)]
 
     def receive(self, start: int, logits: npt.NDArray[np.float32]) -> None:
         """Keep the last token's row."""
@@ -44,32 +55,3 @@ class TextRow(Request):
         if not self.finished:
             self.finish_reason = reason
             self.end()
-
-
-@dataclass(frozen=True)
-class RowJob:
-    """A GenerationJob of one text: its result has no tokens, and no probabilities of any, but a row."""
-
-    first: TextRow
-    prompt_logprobs: ClassVar[None] = None
-
-    @property
-    def sequences(self) -> Sequence[TextRow]:
-        return (self.first,)
-
-    @property
-    def finished(self) -> bool:
-        """Whether it has its row, or gets none."""
-        return self.first.finished
-
-    @property
-    def error(self) -> RequestError | None:
-        """Why the row is of no use."""
-        return self.first.error
-
-    def stop(self, reason: FinishReason) -> None:
-        """End the sequence."""
-        self.first.stop(reason)
-
-    def results(self) -> list[ChoiceResult]:
-        return [ChoiceResult((), self.first.finish_reason, None, None, None, "", self.first.row)]

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from llmc.errors import RequestError
-from llmc.runtime.requests.generation_job import ChoiceResult
 from llmc.runtime.requests.request_output import (
     ChoiceDelta,
+    ChoiceResult,
     FinishReason,
     RequestOutput,
     RequestTimes,
