@@ -91,6 +91,11 @@ class ModelFailureError(RequestError):
     """The model gave logits that are not finite for this request."""
 
 
+def bad_value(name: str, value: object, fix: str) -> OptionError:
+    """For a keyword that was given a value which it cannot have."""
+    return OptionError(f"{name} cannot be {value!r}", at=f"{name}={value!r}", fix=fix)
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The beginning of a fix for a name that is not known: the one that is nearest; nothing where none is near."""
     import difflib  # Here, because few processes come to need it.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from llmc.engine_format import EngineDirectory
 from llmc.engine_format.reader import EXPLANATION_NAME, REPORT_NAME
-from llmc.errors import EngineFormatError, OptionError, TargetError
+from llmc.errors import EngineFormatError, TargetError, bad_value
 from llmc.targets import GPU_TARGETS
 
 if TYPE_CHECKING:
@@ -51,8 +51,7 @@ def predicted_step(
         ("prefill", prefill, limits.max_batch_tokens),
     ):
         if not (value is None and name == "prefill") and (type(value) is not int or not 1 <= value <= most):
-            fix = f"give a whole number 1 to {most}, as the engine was built"
-            raise OptionError(f"{name} cannot be {value!r}", at=f"{name}={value!r}", fix=fix)
+            raise bad_value(name, value, f"give a whole number 1 to {most}, as the engine was built")
     from llmc.prediction.device_step import predict_decode, predict_prefill  # imports torch
 
     if prefill is not None:

@@ -3,7 +3,7 @@
 import bisect
 from collections.abc import Callable, Sequence
 
-from llmc.errors import OptionError
+from llmc.errors import OptionError, bad_value
 from llmc.program import Program, state_bytes
 from llmc.runtime.memory import available_bytes
 
@@ -62,12 +62,9 @@ def wanted_blocks(program: Program, kv_cache_bytes: int | None) -> tuple[int, in
     """Blocks for every sequence at full length, and for one. Raises OptionError for a bad kv_cache_bytes."""
     limits = program.limits
     if kv_cache_bytes is not None and (type(kv_cache_bytes) is not int or kv_cache_bytes < 1):
-        raise OptionError(
-            f"kv_cache_bytes cannot be {kv_cache_bytes!r}",
-            at=f"kv_cache_bytes={kv_cache_bytes!r}",
-            fix="give a whole number of bytes, or None for a share of the free memory",
-        )
-    per_sequence = -(-limits.max_model_len // limits.block_size)
+        fix = "give a whole number of bytes, or None for a share of the free memory"
+        raise bad_value("kv_cache_bytes", kv_cache_bytes, fix)
+    per_sequence = limits.blocks_for(limits.max_model_len)
     # One block fewer than there are slots for: a GPU's executor keeps one for padding.
     return min(limits.max_sequences * per_sequence, _MAX_SLOTS // limits.block_size - 1), per_sequence
 
@@ -86,9 +83,5 @@ def share_bytes(available: int, kv_memory: float, kv_cache_bytes: int | None) ->
             fix="give one of them",
         )
     if isinstance(kv_memory, bool) or not isinstance(kv_memory, int | float) or not 0 < kv_memory <= 1:
-        raise OptionError(
-            f"kv_memory cannot be {kv_memory!r}",
-            at=f"kv_memory={kv_memory!r}",
-            fix="give a share of the free memory, above 0 and at most 1",
-        )
+        raise bad_value("kv_memory", kv_memory, "give a share of the free memory, above 0 and at most 1")
     return max(1, int(available * kv_memory))

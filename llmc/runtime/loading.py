@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from llmc.engine_format.path_argument import path_argument
 from llmc.engine_format.reader import engine_to_run
-from llmc.errors import OptionError
+from llmc.errors import OptionError, bad_value
 from llmc.program import Head, Limits
 from llmc.runtime.ranks.launch import work_for_first_rank
 from llmc.runtime.speculation.acceptance_config import check_reproducible
-from llmc.runtime.speculation.config import SpeculativeConfig, parse_speculative_config
+from llmc.runtime.speculation.config import parse_speculative_config
 
 if TYPE_CHECKING:
     from tempfile import TemporaryDirectory
@@ -54,7 +54,9 @@ def load(
     that torchrun started as a rank but the first, this ends with it. Raises EngineFormatError, TargetError,
     OptionError, RankError.
     """
-    drafts = None if speculation is None else _speculative_config(speculation, output_cache_bytes)
+    drafts = None if speculation is None else parse_speculative_config(speculation)
+    if drafts is not None and output_cache_bytes:
+        check_reproducible(drafts.acceptance)
     place = path_argument("path", path)
     work_for_first_rank(place, threads, executor)
     directory, check = engine_to_run(place, check_weights=check_weights)
@@ -97,13 +99,6 @@ def given_or_loaded(engine: Engine | str | Path, speculation: str | Mapping[str,
     return engine
 
 
-def _speculative_config(given: str | Mapping[str, object], output_cache_bytes: int) -> SpeculativeConfig:
-    config = parse_speculative_config(given)
-    if output_cache_bytes:
-        check_reproducible(config.acceptance)
-    return config
-
-
 def _reads_whole_texts(
     head: Head | None, limits: Limits, max_step_tokens: int | None, speculation: object | None
 ) -> bool:
@@ -127,8 +122,4 @@ def _reads_whole_texts(
 
 def _check_limit(name: str, value: int | None, most: int, built: str) -> None:
     if value is not None and (type(value) is not int or not 1 <= value <= most):
-        raise OptionError(
-            f"{name} cannot be {value!r}",
-            at=f"{name}={value!r}",
-            fix=f"give a whole number 1 to {most}, the engine's {built}",
-        )
+        raise bad_value(name, value, f"give a whole number 1 to {most}, the engine's {built}")

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from llmc.errors import OptionError
+from llmc.errors import bad_value
 from llmc.settings import settings
 
 _MAX_THREADS = 1024
@@ -14,11 +14,7 @@ def thread_count(requested: int | None) -> int:
     if requested is None:
         return settings().threads or available_cores()
     if type(requested) is not int or not 1 <= requested <= _MAX_THREADS:
-        raise OptionError(
-            f"threads cannot be {requested!r}",
-            at=f"threads={requested!r}",
-            fix=f"give a whole number 1 to {_MAX_THREADS}",
-        )
+        raise bad_value("threads", requested, f"give a whole number 1 to {_MAX_THREADS}")
     return requested
 
 

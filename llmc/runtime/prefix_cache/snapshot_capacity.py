@@ -1,6 +1,6 @@
 """How many snapshots of states the prefix cache gets."""
 
-from llmc.errors import OptionError
+from llmc.errors import bad_value
 from llmc.program import Program, state_bytes
 
 # A conversation needs one of its prompt and one of its answer; others wait while these run.
@@ -13,11 +13,8 @@ def snapshot_count(program: Program, state_cache_bytes: int | None, free: int) -
     """As many as state_cache_bytes holds; by default four for each sequence of a step, and not more than a tenth of the
     `free` bytes holds. None for a model without states. Raises OptionError."""
     if state_cache_bytes is not None and (type(state_cache_bytes) is not int or state_cache_bytes < 0):
-        raise OptionError(
-            f"state_cache_bytes cannot be {state_cache_bytes!r}",
-            at=f"state_cache_bytes={state_cache_bytes!r}",
-            fix="give a whole number of bytes, 0 for no snapshots, or None for a share of the free memory",
-        )
+        fix = "give a whole number of bytes, 0 for no snapshots, or None for a share of the free memory"
+        raise bad_value("state_cache_bytes", state_cache_bytes, fix)
     each = state_bytes(program.states)
     if not each:
         return 0
