@@ -1,7 +1,9 @@
 """An adapter's matrices as an engine's pools have them, checked against the model that the engine was built from."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +37,18 @@ class PlacedAdapter:
     digest: str
     source: str
     parts: tuple[PlacedPart, ...]
+
+    def put(self, pools: Sequence[tuple[Any, ...]], slot: int, stored: Callable[[Elements], Any]) -> None:
+        """Into a slot, in the place of what was there. pools: A, B and ranks of each product. stored: elements as they
+        can be put there."""
+        for *_, ranks in pools:
+            ranks[slot] = 0
+        for part in self.parts:
+            a, b, ranks = pools[part.product]
+            rank, columns = part.b.shape
+            a[slot, part.part, :rank] = stored(part.a)
+            b[slot, :rank, part.begin : part.begin + columns] = stored(part.b)
+            ranks[slot, part.part] = rank
 
 
 def place_adapter(name: str, adapter: Adapter, pools: AdapterPools) -> PlacedAdapter:

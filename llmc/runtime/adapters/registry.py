@@ -11,18 +11,13 @@ from llmc.runtime.adapters.placed_adapter import PlacedAdapter, place_adapter
 
 
 class AdapterRegistry:
-    """pools: of the engine; None for one that takes no adapters. Names come and go while requests run: a request keeps
-    the adapter that it was given."""
+    """pools: of the engine, where adapters go; None for one that takes none. Names come and go while requests run: a
+    request keeps the adapter that it was given."""
 
     def __init__(self, pools: AdapterPools | None) -> None:
-        self._pools = pools
+        self.pools = pools
         self._adapters: dict[str, PlacedAdapter] = {}
         self._lock = Lock()
-
-    @property
-    def pools(self) -> AdapterPools | None:
-        """Where adapters go; None if the engine takes none."""
-        return self._pools
 
     def names(self) -> tuple[str, ...]:
         """In the order in which they were loaded."""
@@ -48,12 +43,12 @@ class AdapterRegistry:
     ) -> PlacedAdapter:
         """Read a PEFT directory under a name that neither an adapter nor one of `taken` has. in_place: an adapter may
         have it, which this one replaces. Raises AdapterError."""
-        if self._pools is None:
+        if self.pools is None:
             raise AdapterError(
                 "the engine takes no adapters", at=name, fix="build it with --enable-lora (and --max-lora-rank)"
             )
         self._check_free(name, taken, in_place)
-        placed = place_adapter(name, read_adapter(directory), self._pools)
+        placed = place_adapter(name, read_adapter(directory), self.pools)
         with self._lock:
             self._check_free(name, taken, in_place)
             self._adapters[name] = placed

@@ -31,14 +31,7 @@ class AdapterTensors:
 
     def put(self, slot: int, adapter: PlacedAdapter) -> None:
         """Into a slot, in the place of what was there; queued before the next step."""
-        for _, _, ranks in self._pools:
-            ranks[slot] = 0
-        for part in adapter.parts:
-            a, b, ranks = self._pools[part.product]
-            rank, columns = part.b.shape
-            a[slot, part.part, :rank].copy_(_tensor(part.a, a.dtype))
-            b[slot, :rank, part.begin : part.begin + columns].copy_(_tensor(part.b, b.dtype))
-            ranks[slot, part.part] = rank
+        adapter.put(self._pools, slot, _tensor)
 
 
 def with_adapters(step: Step) -> Step:
@@ -50,5 +43,6 @@ def with_adapters(step: Step) -> Step:
     return replace(step, adapter_of_token=tokens, adapter_of_logit_row=rows)
 
 
-def _tensor(values: Elements, dtype: torch.dtype) -> Tensor:
-    return torch.from_numpy(values).view(dtype)
+def _tensor(values: Elements) -> Tensor:
+    stored = torch.from_numpy(values)
+    return stored.view(torch.bfloat16) if values.dtype == np.uint16 else stored
