@@ -11,7 +11,7 @@ Random numbers are those of the request's seed and its count of tokens, not thos
 tokens had drafts decides which of the two a token comes from, and load decides that.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
@@ -107,11 +107,9 @@ def is_typical(p: Probabilities, drafts: Tokens, threshold: float, alpha: float)
     return likely
 
 
-class _Decide(Protocol):
-    def __call__(self, rows: Sequence[Judged], p: Probabilities) -> Tokens: ...
-
-
-def _decided(judged: Sequence[Judged], decide: _Decide) -> list[int | RequestError]:
+def _decided(
+    judged: Sequence[Judged], decide: Callable[[Sequence[Judged], Probabilities], Tokens]
+) -> list[int | RequestError]:
     """Decide on the rows together whose logits are of use."""
     found: list[int | RequestError] = []
     usable: list[tuple[int, Probabilities]] = []

@@ -1,11 +1,11 @@
 """How --speculative-config says which drafts count."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any
 
 from llmc.errors import OptionError
-from llmc.runtime.speculation.config_values import OPTION, check_value
+from llmc.runtime.speculation.config_values import OPTION, check_value, number
 
 # The one draft_sample_method.
 _DRAWN = "probabilistic"
@@ -25,8 +25,8 @@ class AcceptanceConfig:
     """method: `rejection_sample_method`. posterior_threshold, posterior_alpha: of TYPICAL, as Medusa has them."""
 
     method: AcceptanceMethod = AcceptanceMethod.INVARIANT
-    posterior_threshold: float = field(default=0.09, metadata={"low": 0, "high": 1})
-    posterior_alpha: float = field(default=0.3, metadata={"low": 0, "high": 1000})
+    posterior_threshold: float = number(0, 1, 0.09)
+    posterior_alpha: float = number(0, 1000, 0.3)
 
 
 def take_acceptance(values: dict[str, Any]) -> AcceptanceConfig:

@@ -14,11 +14,11 @@ _TRIAL = 1.0
 
 
 class Balance:
-    """In steps without drafts."""
+    """In steps without drafts. may_draft: whether drafts that seem to pay are to be believed."""
 
     def __init__(self) -> None:
         self._steps = self._invested = 0.0
-        self._is_spent = False
+        self.may_draft = True
 
     def note(self, taken: float, worth: float) -> None:
         """A step took so long, of the time of a step without drafts, and its tokens would have taken `worth`."""
@@ -28,18 +28,13 @@ class Balance:
         self._steps += gain - returned
         self._steps = max(_FORGIVEN, min(self._steps, _MOST))
         if self._steps < _LEAST:
-            self._is_spent = True
+            self.may_draft = False
         elif self._steps >= 0:
-            self._is_spent = False
+            self.may_draft = True
 
     def invest(self, taken: float) -> None:
         """Beside that, what took so long will serve later steps."""
         self._invested = min(self._invested + taken, -_FORGIVEN)
-
-    @property
-    def may_draft(self) -> bool:
-        """Whether drafts that seem to pay are to be believed."""
-        return not self._is_spent
 
     @property
     def may_try(self) -> bool:

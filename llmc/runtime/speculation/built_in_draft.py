@@ -48,17 +48,17 @@ class BuiltInDraft:
 def start_built_in(first: EngineDirectory, method: str, *, check_weights: bool) -> BuiltInDraft:
     """The engine's draft of that method. Raises OptionError if it has none, EngineFormatError for one that does not
     fit."""
-    path = first.path / DRAFT
-    if f"{DRAFT}/manifest.json" not in first.files:
+    layers: list[SecondEngine] = []
+    outer = first
+    while f"{DRAFT}/manifest.json" in outer.files:
+        layers.append(SecondEngine(*engine_to_run(outer.path / DRAFT, check_weights=check_weights)))
+        outer = layers[-1].directory
+    if not layers:
         raise OptionError(
             f"the engine was built without a draft for the method {method!r}",
             at=OPTION,
             fix="build it with one: llmc build MODEL --speculative DIRECTORY, or mtp",
         )
-    layers: list[SecondEngine] = []
-    while f"{DRAFT}/manifest.json" in (layers[-1].directory if layers else first).files:
-        path = path / DRAFT if layers else path
-        layers.append(SecondEngine(*engine_to_run(path, check_weights=check_weights)))
     draft = BuiltInDraft(tuple(layers), None, first.program.vocab_size)
     try:
         family = layers[0].directory.manifest.model.family

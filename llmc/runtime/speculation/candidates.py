@@ -60,14 +60,10 @@ class TreeCandidates:
     """Several, as likely as the draft says, set right by how often candidates of a depth and rank have come true."""
 
     def __init__(self, width: int) -> None:
-        self._width = width
+        self.width = width
         self._truth = RankTruth(MOST_NODES, CANDIDATES)
         # By request, and by how many tokens it had then: what was said to follow these drafts.
         self._said: dict[SampledRequest, tuple[int, dict[tuple[int, ...], Likely]]] = {}
-
-    @property
-    def width(self) -> int:
-        return self._width
 
     def after(self, executor: Executor, step: Step, places: Sequence[Place]) -> list[Following]:
         guesses = [(request.sampler, drafts) for request, drafts in places]

@@ -45,10 +45,6 @@ class ComputedStep:
     executor: Executor
     results: StepResults
 
-    def guesses(self, first: int, count: int) -> Sequence[int]:
-        """What probably comes after so many rows of logits: what was chosen for each, true or not."""
-        return self.results.guesses(first, count)
-
     def side_output(self, name: str) -> SideArray:
         """One that the drafter asked for: [T or L, columns], overwritten by the next step. Rows beyond the step's own
         may follow."""

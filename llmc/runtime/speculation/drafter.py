@@ -29,6 +29,18 @@ class Drafter(Protocol):
         """The request has ended; what it wrote may be learnt from, by its salt; salt None: by nobody."""
 
 
+class EachDrafter(Drafter, Protocol):
+    """A drafter that guesses for one request after the other."""
+
+    def draft(self, request: SampledRequest, most: int) -> Draft:
+        """At most so many tokens, but not none at all, that may follow the request's."""
+
+    def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> list[Draft]:
+        """Of each that may have some."""
+        asked = zip(requests, most, strict=True)
+        return [self.draft(request, count) if count else NO_DRAFT for request, count in asked]
+
+
 @runtime_checkable
 class CachingDrafter(Drafter, Protocol):
     """A drafter with an engine of its own, whose cache lies in blocks of the same numbers. seats: requests that one of

@@ -57,7 +57,11 @@ class Gate:
             return min(most, next(count for count in (*_COUNTS, most) if count > best or count >= most))
         self._look = min(2 * self._look, _LONGEST_LOOK) if best == self._best else 1
         self._left = self._look - 1
-        return self._decided(best)
+        if best != self._best:
+            if not best:
+                self._gains.age()
+            self._best, self._pause, self._paused = best, _FIRST_PAUSE, 0
+        return best
 
     def _best_count(self, requests: int, most: int) -> int:
         best, speed = 0, self._speed(requests, 0) * _LEAST_GAIN
@@ -65,13 +69,6 @@ class Gate:
             faster = self._speed(requests, count)
             if faster > speed:
                 best, speed = count, faster
-        return best
-
-    def _decided(self, best: int) -> int:
-        if best != self._best:
-            if not best:
-                self._gains.age()
-            self._best, self._pause, self._paused = best, _FIRST_PAUSE, 0
         return best
 
     def _tries(self, best: int, most: int) -> bool:

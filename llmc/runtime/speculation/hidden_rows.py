@@ -97,15 +97,9 @@ class HiddenRows:
             return None
         return pending.hidden[start - pending.start : end - pending.start]
 
-    def first(self, request: Request) -> int | None:
-        """The first position that a request has a hidden state of, not of its blocks."""
-        pending = self._pending.get(request)
-        return None if pending is None else pending.start
-
-    def end(self, request: Request) -> int | None:
-        """The position after the last one that it has one of."""
-        pending = self._pending.get(request)
-        return None if pending is None else pending.end
+    def pending(self, request: Request) -> Pending | None:
+        """What a request has of its own, not of its blocks."""
+        return self._pending.get(request)
 
     def read(self, request: Request, end: int) -> None:
         """What comes before a position is needed no more."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from llmc.runtime.requests.request import Request, SampledRequest
 from llmc.runtime.speculation.computed_step import ComputedChunk, ComputedStep
 from llmc.runtime.speculation.draft import NO_DRAFT, Draft
-from llmc.runtime.speculation.drafter import Drafter
+from llmc.runtime.speculation.drafter import EachDrafter
 
 
 @dataclass(slots=True)
@@ -38,18 +38,12 @@ class _Window:
         return [*first[: column + 1], *(level[column] for level in others)]
 
 
-class LookaheadDrafter(Drafter):
+class LookaheadDrafter(EachDrafter):
     """window: columns. ngram: tokens of an n-gram, at least 2. guesses: n-grams to be verified in a step."""
 
     def __init__(self, window: int, ngram: int, guesses: int) -> None:
         self._columns, self._levels, self._guesses = window, ngram - 1, guesses
         self._windows: dict[Request, _Window] = {}
-
-    def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> list[Draft]:
-        """Guesses, and of the window as many columns as there is room for."""
-        return [
-            self._draft(request, count) if count else NO_DRAFT for request, count in zip(requests, most, strict=True)
-        ]
 
     def observe(self, step: ComputedStep) -> None:
         """What came after the windows' last levels."""
@@ -62,7 +56,8 @@ class LookaheadDrafter(Drafter):
         """Nothing is learnt from one request for another."""
         self._windows.pop(request, None)
 
-    def _draft(self, request: SampledRequest, most: int) -> Draft:
+    def draft(self, request: SampledRequest, most: int) -> Draft:
+        """Guesses, and of the window as many columns as there is room for."""
         window = self._windows.get(request)
         if window is None:
             window = self._windows[request] = self._new_window(request)
@@ -89,7 +84,7 @@ class LookaheadDrafter(Drafter):
 
     def _advance(self, window: _Window, chunk: ComputedChunk, step: ComputedStep) -> None:
         first = chunk.logit_row + chunk.logit_rows - len(chunk.draft)
-        after = step.guesses(first, len(chunk.draft))
+        after = step.results.guesses(first, len(chunk.draft))
         out: list[int] = []
         for column in range(self._columns):
             path = window.path(column)

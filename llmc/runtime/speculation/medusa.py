@@ -15,7 +15,7 @@ from llmc.runtime.requests.request import SampledRequest
 from llmc.runtime.speculation.best_tree import Candidate, best_tree
 from llmc.runtime.speculation.computed_step import ComputedStep
 from llmc.runtime.speculation.draft import NO_DRAFT, Draft
-from llmc.runtime.speculation.drafter import Drafter
+from llmc.runtime.speculation.drafter import EachDrafter
 from llmc.runtime.speculation.rank_truth import RankTruth
 
 
@@ -28,7 +28,7 @@ class _HeadRows:
     probabilities: npt.NDArray[np.float64]
 
 
-class MedusaDrafter(Drafter):
+class MedusaDrafter(EachDrafter):
     """Trees of the candidates of the engine's own heads."""
 
     def __init__(self) -> None:
@@ -55,17 +55,14 @@ class MedusaDrafter(Drafter):
             probabilities = np.exp(logprobs[row].astype(np.float64))
             self._said[request] = _HeadRows(len(request.tokens), ids[row].astype(np.int32), probabilities)
 
-    def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> list[Draft]:
-        """Of those whose last token the heads have been asked at."""
-        return [self._draft(*each) for each in zip(requests, most, strict=True)]
-
     def forget(self, request: SampledRequest) -> None:
         """Only how often heads are right is kept."""
         self._said.pop(request, None)
 
-    def _draft(self, request: SampledRequest, most: int) -> Draft:
+    def draft(self, request: SampledRequest, most: int) -> Draft:
+        """Of a request whose last token the heads have been asked at."""
         said = self._said.get(request)
-        if not most or said is None or self._truth is None or said.length != len(request.tokens):
+        if said is None or self._truth is None or said.length != len(request.tokens):
             return NO_DRAFT
         likely = self._truth.likely(said.probabilities)
         order = np.argsort(-likely, axis=1, kind="stable")

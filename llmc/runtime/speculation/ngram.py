@@ -5,31 +5,24 @@ tokens a step and 70% accepted, the first place 2.12 and 55%. Where the text end
 place, so that a text which repeats every token or two gets as many of them as others.
 """
 
-from collections.abc import Sequence
-
 from llmc.runtime.requests.request import SampledRequest
-from llmc.runtime.speculation.draft import NO_DRAFT, Draft
-from llmc.runtime.speculation.drafter import Drafter
+from llmc.runtime.speculation.draft import Draft
+from llmc.runtime.speculation.drafter import EachDrafter
 
 
-class NgramDrafter(Drafter):
+class NgramDrafter(EachDrafter):
     """shortest, longest: how many of the last tokens have to match; the longest match counts."""
 
     def __init__(self, shortest: int, longest: int) -> None:
         self._lengths = range(longest, shortest - 1, -1)
         self._indexes: dict[SampledRequest, NgramIndex] = {}
 
-    def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> list[Draft]:
-        """What followed each request's last tokens where they were last seen."""
-        return [
-            self._draft(request, count) if count else NO_DRAFT for request, count in zip(requests, most, strict=True)
-        ]
-
     def forget(self, request: SampledRequest) -> None:
         """Nothing is learnt from one request for another."""
         self._indexes.pop(request, None)
 
-    def _draft(self, request: SampledRequest, most: int) -> Draft:
+    def draft(self, request: SampledRequest, most: int) -> Draft:
+        """What followed the request's last tokens where they were last seen."""
         index = self._indexes.get(request)
         if index is None:
             index = self._indexes[request] = NgramIndex(request.tokens, self._lengths)
@@ -48,11 +41,6 @@ class NgramIndex:
         # By length: the n-gram, and where the token after it is.
         self._places: list[dict[tuple[int, ...], int]] = [{} for _ in lengths]
         self._read_to = 0
-
-    @property
-    def entries(self) -> int:
-        """How many n-grams are known."""
-        return sum(map(len, self._places))
 
     def continuation(self, most: int) -> list[int]:
         """At most so many tokens that may come next; none if the last n-grams are new."""

@@ -54,10 +54,9 @@ class SpeculationPlan:
         return Speculation(new_drafter, most, self._new_gate, acceptance)
 
     def _new_gate(self, most: int) -> Gate:
-        own, *others = (
-            step_prior(each, self.first.manifest.target.name) for each in (self.first.program, *self.programs)
-        )
-        return Gate(most, own, others[0] if others else None)
+        target = self.first.manifest.target.name
+        prior, *of_drafts = (step_prior(each, target) for each in (self.first.program, *self.programs[:1]))
+        return Gate(most, prior, *of_drafts)
 
     def _new_drafter(self, blocks: int, threads: int, name: ExecutorName | None) -> Callable[[], Drafter]:
         needs_origins = self.config.acceptance.method is AcceptanceMethod.REJECTION

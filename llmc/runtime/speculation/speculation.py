@@ -17,8 +17,6 @@ from llmc.runtime.speculation.draft import Draft
 from llmc.runtime.speculation.drafter import CachingDrafter, Drafter
 from llmc.runtime.speculation.gate import Gate
 
-NewGate = Callable[[int], Gate]
-
 
 class Speculation:
     """Asks a drafter as long as its drafts pay. most: drafts a request and step at the most. acceptance: how those are
@@ -29,7 +27,7 @@ class Speculation:
         self,
         new_drafter: Callable[[], Drafter],
         most: int,
-        new_gate: NewGate = Gate,
+        new_gate: Callable[[int], Gate] = Gate,
         acceptance: Acceptance | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:

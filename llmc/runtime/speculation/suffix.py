@@ -4,12 +4,11 @@ As in Arctic Inference there is one structure for the request's own prompt and o
 of the same tenant wrote (not for their prompts). The draft of which more tokens are expected to come true is taken.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llmc.runtime.requests.request import SampledRequest
-from llmc.runtime.speculation.draft import NO_DRAFT, Draft
-from llmc.runtime.speculation.drafter import Drafter
+from llmc.runtime.speculation.draft import Draft
+from llmc.runtime.speculation.drafter import EachDrafter
 from llmc.runtime.speculation.earlier_answers import EarlierAnswers
 from llmc.runtime.speculation.suffix_automaton import NO_CONTINUATION, SuffixAutomaton
 
@@ -25,7 +24,7 @@ class _Own:
     read: int = 0
 
 
-class SuffixDrafter(Drafter):
+class SuffixDrafter(EachDrafter):
     """depth: of match and draft together. factor: tokens of draft for each that matches. least: how likely a draft has
     to be, as a whole. earlier: what other requests of the same salt have written."""
 
@@ -36,18 +35,13 @@ class SuffixDrafter(Drafter):
         self._earlier = earlier
         self._own: dict[SampledRequest, _Own] = {}
 
-    def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> list[Draft]:
-        """The likeliest continuation of each request, of itself or of earlier answers."""
-        return [
-            self._draft(request, count) if count else NO_DRAFT for request, count in zip(requests, most, strict=True)
-        ]
-
     def forget(self, request: SampledRequest) -> None:
         """What it wrote is kept for those with the same salt: once, and not if nobody ever asked for its drafts."""
         if self._own.pop(request, None) is not None:
             self._earlier.add(request.salt, request.tokens[request.prompt_tokens :])
 
-    def _draft(self, request: SampledRequest, most: int) -> Draft:
+    def draft(self, request: SampledRequest, most: int) -> Draft:
+        """The likeliest continuation of the request, of itself or of earlier answers."""
         own = self._own.get(request)
         if own is None:
             own = self._own[request] = _Own(SuffixAutomaton(self._depth))

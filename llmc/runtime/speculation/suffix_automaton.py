@@ -42,11 +42,6 @@ class SuffixAutomaton:
         # The state of the last `depth` tokens at most, and how many those are.
         self._suffix, self._matched = _ROOT, 0
 
-    @property
-    def states(self) -> int:
-        """How many there are."""
-        return len(self._next)
-
     def begin_text(self) -> None:
         """What is added from now on does not follow what was added before."""
         self._last = self._suffix = _ROOT

@@ -59,10 +59,10 @@ class UnreadRows:
     def of_prompt(self, request: SampledRequest) -> Unread | None:
         """Complete rows, but for the last of what was computed, whose step gives the first draft. None if there are
         none, or if hidden states are missing."""
-        end = self._rows.end(request)
-        if end is None:
+        pending = self._rows.pending(request)
+        if pending is None:
             return None
-        return self._rest(request, min(end - 1, len(request.tokens) - self._layers), is_last=False)
+        return self._rest(request, min(pending.end - 1, len(request.tokens) - self._layers), is_last=False)
 
     def to_the_last(self, request: SampledRequest) -> Unread | None:
         """Up to the last row, which is read again in any case; None if hidden states are missing."""
@@ -94,9 +94,9 @@ class UnreadRows:
         found = self._rows.found(request, start, end)
         if found is None and self._rows.found(request, end - 1, end) is not None:
             # What comes between is lost: the cache begins behind it.
-            first = self._rows.first(request)
-            if first is not None and first > start:
-                self._cache.skip(request, -(-first // self._size))
+            pending = self._rows.pending(request)
+            if pending is not None and pending.start > start:
+                self._cache.skip(request, -(-pending.start // self._size))
                 start = min(self._cache.known(request, names), end - is_last)
                 found = self._rows.found(request, start, end)
         if found is None or start < self._cache.skipped(request) * self._size:

@@ -78,7 +78,7 @@ def test_drafts_are_the_most_frequent_continuations(
         draft, expected = made.draft(match, most, factor, least), best_draft(texts, tokens, depth, most, factor, least)
         assert list(draft.tokens) == list(expected.tokens)
         assert draft.score == pytest.approx(expected.score)
-    assert made.states <= 1 + 2 * sum(map(len, texts))
+    assert len(made._next) <= 1 + 2 * sum(map(len, texts))
 
 
 @given(st.lists(TEXT, max_size=6), st.integers(1, 8))
@@ -178,7 +178,7 @@ def test_no_more_answers_and_tokens_are_kept_than_there_is_room_for(
         assert earlier.answers <= most_answers
         assert earlier.tokens <= 20
         kept = [each for one in (b"", ALICE, BOB) for each in earlier.of(one)]
-        assert sum(each.states - 1 for each in kept) <= 2 * earlier.tokens
+        assert sum(len(each._next) - 1 for each in kept) <= 2 * earlier.tokens
         assert bool(list(earlier.of(salt))) == bool(most_answers)
 
 
