@@ -31,6 +31,7 @@ from llmc.debug.profile import StepProfile, kernel_class
 from llmc.debug.profiler import PreparedStep, Profiler
 from llmc.engine_format import EngineDirectory, read_engine
 from llmc.runtime.executors.opening import open_executor
+from llmc.runtime.executors.opening_request import CacheRoom
 from llmc.runtime.threads import thread_count
 
 ALLOWED = 0.25
@@ -59,7 +60,7 @@ def main() -> None:
     console, threads = Console(), thread_count(arguments.threads)
     directory = open_engine(arguments.engine)
     rounds: dict[str, list[StepProfile]] = {workload.name: [] for workload in WORKLOADS}
-    executor, blocks = open_executor(directory, None, None, threads)
+    executor, blocks = open_executor(directory, CacheRoom(), threads)
     try:
         profiler = Profiler(directory, executor, blocks, threads, typical=min)
         prepared = {workload: workload.prepare(profiler) for workload in WORKLOADS}

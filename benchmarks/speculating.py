@@ -19,6 +19,7 @@ from llmc.prediction.step_prior import step_prior
 from llmc.program import Program
 from llmc.runtime.executors.executor import Executor
 from llmc.runtime.executors.opening import open_executor
+from llmc.runtime.executors.opening_request import CacheRoom
 from llmc.runtime.loop.step_loop import StepLoop
 from llmc.runtime.requests.generation import Ending, Generation
 from llmc.runtime.requests.request import Origin, SampledRequest
@@ -97,7 +98,7 @@ class Speculating:
 
     def __init__(self, path: Path, threads: int) -> None:
         self.directory: EngineDirectory = read_engine(path, check_weights=False)
-        self.executor, self.blocks = open_executor(self.directory, 2 << 30, None, threads)
+        self.executor, self.blocks = open_executor(self.directory, CacheRoom(2 << 30), threads)
 
     def prepared(self, batch: int) -> Prepared:
         """Requests of that number, and what they will say."""

@@ -22,6 +22,7 @@ from llmc.prediction.step_shape import StepShape
 from llmc.program import Limits
 from llmc.runtime.executors.executor import Executor, StateExecutor, TimedExecutor
 from llmc.runtime.executors.opening import open_executor
+from llmc.runtime.executors.opening_request import CacheRoom
 from llmc.runtime.loop.step_inputs import StatefulStepInputs, StepInputs
 from llmc.runtime.requests.request import Origin, Request
 from llmc.runtime.requests.request_state import Standing
@@ -91,7 +92,7 @@ def _open(directory: EngineDirectory, threads: int) -> tuple[Executor, int]:
             fix=f"profile on a machine with the GPU, without this variable; {expected}",
         )
     try:
-        return open_executor(directory.with_one_table(), None, None, threads)
+        return open_executor(directory.with_one_table(), CacheRoom(), threads)
     except TargetError as error:
         if not directory.program.kernels:
             raise

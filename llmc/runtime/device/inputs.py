@@ -99,7 +99,7 @@ def largest_shape(
     limits: Limits, hidden: int = 0, *, adapters: bool = False, states: bool = False, windows: int = 0
 ) -> StepShape:
     """The shape of the largest step; columns of the block tables up to the next power of two."""
-    columns = 1 << (_columns(limits) - 1).bit_length()
+    columns = 1 << (max(_LEAST_COLUMNS, limits.blocks_for(limits.max_model_len)) - 1).bit_length()
     counts = limits.max_batch_tokens, limits.max_logit_rows, limits.max_sequences
     return StepShape(*counts, columns, hidden, adapters, states, windows)
 
@@ -208,7 +208,3 @@ def _each(known: Ints | None, padded: Callable[[Ints, int], Ints]) -> Ints | Non
 
 def _extended(values: Ints, extra: int, fill: int) -> Ints:
     return np.concatenate([values, np.full(extra, fill, np.int32)])
-
-
-def _columns(limits: Limits) -> int:
-    return max(_LEAST_COLUMNS, -(-limits.max_model_len // limits.block_size))

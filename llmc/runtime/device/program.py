@@ -58,15 +58,17 @@ CallArgument = Pointer | Count | Rows | Number
 
 @dataclass(frozen=True)
 class PlannedCall:
-    """A launch with its kernel; arguments in the order of kernel.parameters. only, wanted, sides, unless: when."""
+    """A launch with its kernel; arguments in the order of kernel.parameters. index: which of the program's launches it
+    is. only, wanted, sides, unless: when."""
 
+    index: int
     kernel: DeviceKernel
     arguments: tuple[CallArgument, ...]
     grid: tuple[str, ...]
     only: RowRange | None
-    wanted: tuple[StepOutput, ...] = ()
-    sides: tuple[str, ...] = ()
-    unless: tuple[str, ...] = ()
+    wanted: tuple[StepOutput, ...]
+    sides: tuple[str, ...]
+    unless: tuple[str, ...]
 
     def runs(self, *, tokens: int, logit_rows: int, wanted: StepOutput, sides: Collection[str]) -> bool:
         """Whether a step of T tokens and L logit rows has the call. sides: the side outputs that it wants."""
@@ -113,10 +115,10 @@ def plan_calls(program: Program) -> tuple[PlannedCall, ...]:
     check_kernels(program)
     kernels = {kernel.name: kernel for kernel in program.kernels}
     bounds = LaunchBounds(program)
-    return tuple(_planned(launch, kernels, bounds) for launch in program.launches)
+    return tuple(_planned(index, launch, kernels, bounds) for index, launch in enumerate(program.launches))
 
 
-def _planned(launch: Launch, kernels: Mapping[str, DeviceKernel], bounds: LaunchBounds) -> PlannedCall:
+def _planned(index: int, launch: Launch, kernels: Mapping[str, DeviceKernel], bounds: LaunchBounds) -> PlannedCall:
     kernel = kernels.get(launch.kernel)
     if kernel is None:
         raise EngineFormatError(f"a launch names the kernel {launch.kernel!r}, which is not there", fix=REBUILD)
@@ -126,7 +128,8 @@ def _planned(launch: Launch, kernels: Mapping[str, DeviceKernel], bounds: Launch
     if problem is not None:
         raise EngineFormatError(f"a launch of {kernel.name} {problem}", fix=REBUILD)
     arguments = (_argument(launch.arguments[each.name], each, bounds) for each in kernel.parameters)
-    return PlannedCall(kernel, tuple(arguments), launch.grid, launch.only, launch.wanted, launch.sides, launch.unless)
+    conditions = (launch.only, launch.wanted, launch.sides, launch.unless)
+    return PlannedCall(index, kernel, tuple(arguments), launch.grid, *conditions)
 
 
 def _argument(value: Argument, parameter: DeviceParameter, bounds: LaunchBounds) -> CallArgument:

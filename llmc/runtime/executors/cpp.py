@@ -54,7 +54,8 @@ class CppExecutor:
     """The library with its weights (mapped from their files), KV cache of `blocks` blocks, arena and threads.
 
     check: of the weights, under way; no step's results leave before it has ended. also: what else steps leave in the
-    arena, for `side_output`. ranks: its place among others. snapshots: how many of states there may be.
+    arena, for `side_output`. ranks: its place among others. snapshots: how many of states there may be. own_output:
+    where the logits go that `step` returns.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class CppExecutor:
         self._states = [zeros(self._state_slots * state.nbytes) for state in program.states]
         self._arena = zeros(program.arena.at(tokens=limits.max_batch_tokens, logit_rows=limits.max_logit_rows))
         self._sides = SideOutputs(program, also)
-        self._logits: Logits = np.empty((limits.max_logit_rows, program.vocab_size), np.float32)
+        self.own_output: Logits = np.empty((limits.max_logit_rows, program.vocab_size), np.float32)
         # The engine keeps these two arrays of pointers, not a copy of them.
         self._weight_pointers = _pointers([_address(self._files[t.path]) + t.begin for t in engine.tensors])
         self._cache_pointers = _pointers([_address(cache) for cache in (*self._caches.values(), *self._states)])
@@ -103,14 +104,9 @@ class CppExecutor:
 
     def step(self, step: Step) -> Logits:
         """One call into the library; ctypes releases the GIL for it."""
-        self.run(step, self._logits)
+        self.run(step, self.own_output)
         self._end_check()
-        return self._logits[: len(step.logit_rows)]
-
-    @property
-    def own_output(self) -> Logits:
-        """Where the logits go that `step` returns."""
-        return self._logits
+        return self.own_output[: len(step.logit_rows)]
 
     def run(self, step: Step, output: Logits, choices: LlmcChooseRows | None = None) -> None:
         """A step. output: room for the logits of its rows, or for what each of its tokens hands to the next stage.
@@ -230,7 +226,7 @@ class ChoosingCppExecutor(CppExecutor):
     def choose(self, step: Step, wanted: StepOutput, choices: RowChoices) -> Chosen:
         """A step, then its rows' tokens. Every row is covered."""
         rows = len(self.step(step))
-        tokens = self.draw(self._logits[:rows], choices)
+        tokens = self.draw(self.own_output[:rows], choices)
         return Chosen(tokens, self._scores[:rows].copy(), self._covered[:rows])
 
     def draw(self, logits: Logits, choices: RowChoices) -> npt.NDArray[np.int32]:
@@ -242,7 +238,7 @@ class ChoosingCppExecutor(CppExecutor):
 
     def run_choosing(self, step: Step, choices: RowChoices) -> None:
         """A step on all ranks at once that leaves tokens and no logits."""
-        self.run(step, self._logits, self._rows(choices, (len(step.logit_rows), 0), None))
+        self.run(step, self.own_output, self._rows(choices, (len(step.logit_rows), 0), None))
 
     def _rows(self, choices: RowChoices, shape: tuple[int, ...], logits: int | None) -> LlmcChooseRows:
         numbers = (getattr(choices, name).ctypes.data for name in CHOICE_INPUTS)
@@ -250,7 +246,7 @@ class ChoosingCppExecutor(CppExecutor):
 
     def logits(self, first: int, count: int) -> Logits:
         """Rows of the last step's logits, a view."""
-        return self._logits[first : first + count]
+        return self.own_output[first : first + count]
 
 
 def open_library(engine: EngineDirectory) -> ctypes.CDLL:

@@ -19,7 +19,7 @@ from llmc.engine_format import EngineDirectory
 from llmc.engine_format.weight_file import StoredTensor, runs_of_tensors
 from llmc.errors import TargetError
 from llmc.graph.dtype_names import TORCH_DTYPES
-from llmc.program import CHOICE_OUTPUTS, Launch, Limits, StepOutput, library_functions
+from llmc.program import CHOICE_OUTPUTS, Launch, StepOutput, library_functions
 from llmc.runtime.adapters.placed_adapter import PlacedAdapter
 from llmc.runtime.device.adapter_tensors import adapter_tensors, with_adapters
 from llmc.runtime.device.arguments import PackedArguments, argument_values, extra_pointers, scratch_bytes
@@ -97,14 +97,14 @@ class CudaExecutor:
 
     def __init__(self, engine: EngineDirectory, device: Device, binaries: DeviceBinaries, memory: DeviceMemory) -> None:
         self.blocks = memory.blocks
-        self._program, self._limits = binaries.program, binaries.program.limits
+        self._program, self.limits = binaries.program, binaries.program.limits
         self.snapshots = memory.snapshots
         self._device, self._memory_plan = torch.device("cuda", device.index), memory
         self._kernels: dict[str, LoadedKernel] = {}
         # The memory that each space is in, and at which byte it starts.
         self._spaces: dict[tuple[str, str], tuple[Tensor, int]] = {}
         self._addresses: dict[tuple[str, str], int] = {}
-        rows = self._limits.max_logit_rows
+        rows = self.limits.max_logit_rows
         self._copy_weights(engine)
         self._add((ARENA, ""), memory.arena, "the arena of activations")
         self._logits = self._add(("output", "logits"), memory.logits, "logits").view(torch.float32).view(rows, -1)
@@ -168,25 +168,21 @@ class CudaExecutor:
 
     def step_timed(self, step: Step) -> tuple[LaunchTime, ...]:
         """Run one step without graphs, an event after each launch; a launch's time includes the gap before it."""
-        with torch.cuda.device(self._device):
-            return self._time(step)
-
-    def _time(self, step: Step) -> tuple[LaunchTime, ...]:
         step = step if self._pools is None else with_adapters(step)
         shape = StepShape.of(step)
         nbytes = pack_inputs(step, shape, self._staged_inputs.numpy())
-        self._inputs[:nbytes].copy_(self._staged_inputs[:nbytes], non_blocking=True)
-        stream = torch.cuda.current_stream(self._device)
         launches = self.launches(shape, sides=step.sides)
-        indices = {id(call): index for index, call in enumerate(self._calls)}
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(len(launches) + 1)]
-        events[0].record(stream)
-        for (call, grid), event in zip(launches, events[1:], strict=True):
-            self.launch(call, grid, shape, stream.cuda_stream)
-            event.record(stream)
-        stream.synchronize()
+        with torch.cuda.device(self._device):
+            self._inputs[:nbytes].copy_(self._staged_inputs[:nbytes], non_blocking=True)
+            stream = torch.cuda.current_stream(self._device)
+            events = [torch.cuda.Event(enable_timing=True) for _ in range(len(launches) + 1)]
+            events[0].record(stream)
+            for (call, grid), event in zip(launches, events[1:], strict=True):
+                self.launch(call, grid, shape, stream.cuda_stream)
+                event.record(stream)
+            stream.synchronize()
         ends = [events[0].elapsed_time(event) / 1e3 for event in events]
-        return tuple(LaunchTime(indices[id(call)], ends[i], ends[i + 1]) for i, (call, _) in enumerate(launches))
+        return tuple(LaunchTime(call.index, ends[i], ends[i + 1]) for i, (call, _) in enumerate(launches))
 
     def join(self, place: DevicePlace) -> None:
         """Where other ranks' memory is, before the first step."""
@@ -238,9 +234,9 @@ class CudaExecutor:
 
     def _run(self, step: Step, wanted: StepOutput, choices: RowChoices | None) -> None:
         step = (step if self._pools is None else with_adapters(step)).for_groups(self._group_blocks[1:])
-        bucket = decode_bucket(step, self._limits)
+        bucket = decode_bucket(step, self.limits)
         if bucket is not None:
-            step = padded(step, bucket, self._limits.block_size, self._group_blocks, self._memory_plan.slots)
+            step = padded(step, bucket, self.limits.block_size, self._group_blocks, self._memory_plan.slots)
             choices = None if choices is None else choices.padded(bucket.logit_rows)
         shape = bucket or StepShape.of(step)
         self._sides.note_step(shape.tokens, shape.logit_rows)
@@ -300,17 +296,12 @@ class CudaExecutor:
         """Launches of the program, or alternatives of it whose buffers are among its own, as calls."""
         return plan_calls(replace(self._program, launches=tuple(launches)))
 
-    @property
-    def limits(self) -> Limits:
-        """The largest step's counts."""
-        return self._limits
-
     def kernel(self, name: str) -> LoadedKernel:
         return self._kernels[name]
 
     def load_example(self, shape: StepShape) -> None:
         """Put the inputs of a step of that shape on the device, whose requests are at their longest, for measuring."""
-        example = example_step(shape, self._limits, min(self._group_blocks))
+        example = example_step(shape, self.limits, min(self._group_blocks))
         nbytes = pack_inputs(example, shape, self._staged_inputs.numpy())
         self._inputs[:nbytes].copy_(self._staged_inputs[:nbytes])
 

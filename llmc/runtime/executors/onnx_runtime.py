@@ -10,7 +10,8 @@ The caches are tensors that a session reads and writes in place: each is bound a
 ScatterND makes of it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -55,7 +56,7 @@ class OnnxRuntimeExecutor:
     """
 
     def __init__(self, engine: EngineDirectory, blocks: int, threads: int, *, on_device: bool) -> None:
-        program = engine.program
+        self._program = program = engine.program
         if on_device and program.states:
             raise TargetError(
                 "models with states run in onnxruntime on CPUs so far",
@@ -139,14 +140,19 @@ class OnnxRuntimeExecutor:
         return self._left[name]
 
     def copy_blocks(self, copies: Mapping[int, int], group: int = 0) -> None:
-        self._caches.copy_blocks(list(copies), list(copies.values()), group)
+        with self._caches.changing(group) as arrays:
+            for array in arrays:
+                array[list(copies)] = array[list(copies.values())]
 
     def move_slots(self, sources: Ints, destinations: Ints, group: int = 0) -> None:
-        self._caches.move_slots(sources, destinations, group)
+        with self._caches.changing(group) as arrays:
+            memories = [array.view(np.uint8) for array in arrays]
+            move_slots(slot_views(self._program, memories, group), sources, destinations)
 
     def copy_states(self, source: int, destination: int) -> None:
         """Copy a slot of every state."""
-        self._caches.copy_states(source, destination)
+        for states in self._caches.states.values():
+            states[destination] = states[source]
 
     def close(self) -> None:
         """Drop the session and the cache."""
@@ -155,7 +161,8 @@ class OnnxRuntimeExecutor:
 
 
 class _Caches:
-    """Keys and values of all layers, and states. values: as a session binds them, by the names of its inputs.
+    """Keys and values of all layers, and states. values: as a session binds them, by the names of its inputs. states:
+    as arrays.
 
     On a CPU their memory is that of NumPy's arrays; from a device they are fetched to be changed, and put back.
     """
@@ -172,43 +179,26 @@ class _Caches:
             for layer, cache in enumerate(program.caches)
             for part, width in zip("kv", cache.widths(), strict=True)
         }
-        self._states = {
+        self.states = {
             f"state_{index}": np.zeros((program.limits.max_sequences, *state.shape), np.float32)
             for index, state in enumerate(program.states)
         }
         self.values: dict[str, Any] = {
-            name: OrtValue.ortvalue_from_numpy(array, device, 0)
-            for name, array in (self._arrays | self._states).items()
+            name: OrtValue.ortvalue_from_numpy(array, device, 0) for name, array in (self._arrays | self.states).items()
         }
         if not self._is_host:
             self._arrays.clear()
 
-    def copy_blocks(self, destinations: list[int], sources: list[int], group: int) -> None:
-        """Sources are read first."""
-        arrays = self._fetched(group)
-        for array in arrays.values():
-            array[destinations] = array[sources]
-        self._put_back(arrays)
-
-    def move_slots(self, sources: Ints, destinations: Ints, group: int) -> None:
-        """Sources are read first."""
-        arrays = self._fetched(group)
-        memories = [array.view(np.uint8) for array in arrays.values()]
-        move_slots(slot_views(self._program, memories, group), sources, destinations)
-        self._put_back(arrays)
-
-    def copy_states(self, source: int, destination: int) -> None:
-        """Of one slot to another."""
-        for array in self._states.values():
-            array[destination] = array[source]
-
-    def _fetched(self, group: int) -> dict[str, npt.NDArray[np.float32]]:
+    @contextmanager
+    def changing(self, group: int) -> Iterator[list[npt.NDArray[np.float32]]]:
+        """A group's keys and values in the host's memory, until the end."""
         names = [f"kv_cache_{name.replace('.', '_')}" for name in self._program.caches_of(group)]
-        return {name: self._arrays[name] if self._is_host else self.values[name].numpy() for name in names}
-
-    def _put_back(self, arrays: Mapping[str, npt.NDArray[np.float32]]) -> None:
-        if not self._is_host:
-            for name, array in arrays.items():
+        if self._is_host:
+            yield [self._arrays[name] for name in names]
+        else:
+            fetched = [self.values[name].numpy() for name in names]
+            yield fetched
+            for name, array in zip(names, fetched, strict=True):
                 self.values[name].update_inplace(array)
 
 

@@ -28,8 +28,7 @@ def open_or_explain(
     is_temporary: the engine goes when it is closed, and has to be saved first.
     """
     try:
-        kv_cache_bytes, kv_memory, state_cache_bytes = room
-        return open_executor(directory, kv_cache_bytes, kv_memory, threads, name, check, beside, state_cache_bytes)
+        return open_executor(directory, room, threads, name, check, beside)
     except TargetError as error:
         if name is not None:
             raise
@@ -38,20 +37,17 @@ def open_or_explain(
 
 def open_executor(
     directory: EngineDirectory,
-    kv_cache_bytes: int | None,
-    kv_memory: float | None,
+    room: CacheRoom,
     threads: int,
     name: ExecutorName | None = None,
     check: WeightCheck | None = None,
     beside: Sequence[Program] = (),
-    state_cache_bytes: int | None = 0,
 ) -> tuple[Executor, int]:
     """The executor, and how many blocks its KV cache has. name: None for what the engine was built for. check, beside:
-    as of OpeningRequest. state_cache_bytes: of snapshots of states; None as in snapshot_count.
+    as of OpeningRequest.
 
     Raises TargetError if this machine has not what it needs, OptionError for a name that the engine is not made for.
     """
-    room = CacheRoom(kv_cache_bytes, kv_memory, state_cache_bytes)
     return _opened(_runner(directory, name), OpeningRequest(directory, threads, room, check, beside))
 
 
@@ -67,8 +63,7 @@ def open_second(
     other's; its own is what it was built for where it cannot be run so. Raises TargetError."""
     can_run = {runner.name for runner in _runners(directory)}
     runner = _runner(directory, name if name in can_run else None)
-    room = CacheRoom(None, None, None)
-    return _opened(runner, OpeningRequest(directory.with_one_table(), threads, room, check, blocks=blocks))[0]
+    return _opened(runner, OpeningRequest(directory.with_one_table(), threads, CacheRoom(), check, blocks=blocks))[0]
 
 
 def _opened(runner: Runner, request: OpeningRequest) -> tuple[Executor, int]:

@@ -13,11 +13,11 @@ from llmc.runtime.prefix_cache.snapshot_capacity import snapshot_count
 
 
 class CacheRoom(NamedTuple):
-    """What llmc.load is asked to give the caches; None for the default."""
+    """What llmc.load is asked to give the caches; None for its defaults. Nobody who does not ask gets snapshots."""
 
-    kv_cache_bytes: int | None
-    kv_memory: float | None
-    state_cache_bytes: int | None
+    kv_cache_bytes: int | None = None
+    kv_memory: float | None = None
+    state_cache_bytes: int | None = 0
 
 
 @dataclass(frozen=True)

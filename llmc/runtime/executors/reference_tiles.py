@@ -6,7 +6,7 @@ Tokens of a tree that have the same position, or skip some, come in tiles of the
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from llmc.runtime.executors.step_parts import part_of
 from llmc.runtime.loop.step import Ints, Step
 
 TILE = 16
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 @dataclass(frozen=True)
@@ -82,27 +83,22 @@ def _tile(
 ) -> Tile:
     count = tokens.stop - tokens.start
     inside = slice(place, place + count)
-    ids, positions = np.zeros(TILE, np.int32), np.zeros(TILE, np.int32)
-    masks = np.zeros(TILE, np.int64)
-    ids[inside], positions[inside] = step.input_ids[tokens], step.positions[tokens]
-    masks[inside] = step.tree_masks[tokens]
-    slots, tables = _slots(step.slot_mapping[tokens], inside, spares[0]), step.block_tables[[request] * count]
     windows = None if step.window_slots is None else zip(step.window_slots[:, tokens], spares[1:], strict=True)
     wanted = np.flatnonzero(is_wanted[tokens]).astype(np.int32) + place
     return Tile(
         Step(
-            input_ids=ids,
-            positions=positions,
-            slot_mapping=slots,
+            input_ids=_placed(step.input_ids[tokens], inside),
+            positions=_placed(step.positions[tokens], inside),
+            slot_mapping=_placed(step.slot_mapping[tokens], inside, spares[0]),
             query_starts=np.arange(place, place + count + 1, dtype=np.int32),
             context_lens=np.arange(first_row + 1, first_row + count + 1, dtype=np.int32),
-            block_tables=tables,
+            block_tables=step.block_tables[[request] * count],
             # All of them, so that the last product has as many rows in every tile as well.
             logit_rows=np.arange(TILE if len(wanted) else 1, dtype=np.int32),
-            tree_masks=masks,
-            hidden=None if step.hidden is None else _hidden(step.hidden[tokens], inside),
+            tree_masks=_placed(step.tree_masks[tokens], inside),
+            hidden=None if step.hidden is None else _placed(step.hidden[tokens], inside),
             state_slots=None if step.state_slots is None else step.state_slots[[request] * count],
-            window_slots=None if windows is None else np.stack([_slots(own, inside, spare) for own, spare in windows]),
+            window_slots=None if windows is None else np.stack([_placed(own, inside, spare) for own, spare in windows]),
             window_tables=None if step.window_tables is None else step.window_tables[:, [request] * count],
         ),
         np.arange(place, place + count, dtype=np.int32),
@@ -110,13 +106,8 @@ def _tile(
     )
 
 
-def _slots(slots: Ints, inside: slice, spare: int) -> Ints:
-    whole = np.full(TILE, spare, np.int32)
-    whole[inside] = slots
-    return whole
-
-
-def _hidden(rows: npt.NDArray[np.float32], inside: slice) -> npt.NDArray[np.float32]:
-    whole = np.zeros((TILE, rows.shape[1]), np.float32)
+def _placed(rows: npt.NDArray[Scalar], inside: slice, fill: int = 0) -> npt.NDArray[Scalar]:
+    """Rows of a tile, with `fill` in those that no token takes."""
+    whole = np.full((TILE, *rows.shape[1:]), fill, rows.dtype)
     whole[inside] = rows
     return whole

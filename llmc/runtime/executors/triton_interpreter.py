@@ -25,8 +25,9 @@ from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.program import CHOICE_OUTPUTS, Program, StepOutput, library_functions
 from llmc.runtime.adapters.placed_adapter import PlacedAdapter
 from llmc.runtime.device.adapter_tensors import adapter_tensors, with_adapters
+from llmc.runtime.device.inputs import StepShape
 from llmc.runtime.device.library_only import library_only
-from llmc.runtime.device.program import ARENA, RANKS, PlannedCall, Pointer, plan_calls
+from llmc.runtime.device.program import ARENA, RANKS, PlannedCall, Pointer, calls_of_step, plan_calls
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits, SideArray
 from llmc.runtime.executors.opening_request import OpeningRequest
 from llmc.runtime.executors.side_outputs import SideOutputs
@@ -153,18 +154,15 @@ class TritonInterpreterExecutor:
         step = (step if self._pools is None else with_adapters(step)).for_groups(self._blocks[1:])
         self._memory[ARENA, ""].fill_(0xFF)
         self._logits.fill_(float("nan"))
-        tokens, rows = len(step.input_ids), len(step.logit_rows)
-        counts = {"T": tokens, "L": rows, "R": len(step.context_lens), "max_blocks": step.block_tables.shape[1]}
+        shape = StepShape.of(step)
         for name, values in step.inputs():
             self._memory["input", name] = torch.from_numpy(values.copy()).reshape(-1)
-        self._sides.note_step(tokens, rows)
+        self._sides.note_step(shape.tokens, shape.logit_rows)
         begin, times = perf_counter(), []
-        for launch, call in enumerate(self._calls):
-            grid = call.programs(counts)
-            if call.runs(tokens=tokens, logit_rows=rows, wanted=wanted, sides=step.sides) and all(grid):
-                start = perf_counter() - begin
-                self._run(call, grid, counts)
-                times.append(LaunchTime(launch, start, perf_counter() - begin))
+        for call, grid in calls_of_step(self._calls, shape.counts(), wanted, step.sides):
+            start = perf_counter() - begin
+            self._run(call, grid, shape.counts())
+            times.append(LaunchTime(call.index, start, perf_counter() - begin))
         return tuple(times)
 
     def copy_blocks(self, copies: Mapping[int, int], group: int = 0) -> None:
@@ -186,7 +184,7 @@ class TritonInterpreterExecutor:
         """Drop the memory."""
         self._memory.clear()
 
-    def _run(self, call: PlannedCall, grid: tuple[int, int, int], counts: dict[str, int]) -> None:
+    def _run(self, call: PlannedCall, grid: tuple[int, int, int], counts: Mapping[str, int]) -> None:
         values = call.named_arguments(lambda pointer: self._tensor(pointer, counts), counts)
         if call.kernel.is_library:
             library_functions.FUNCTIONS[call.kernel.function](**values)
@@ -195,7 +193,7 @@ class TritonInterpreterExecutor:
             with np.errstate(invalid="ignore"):
                 self._functions[call.kernel.name][grid](**call.kernel.constants, **values)
 
-    def _tensor(self, pointer: Pointer, counts: dict[str, int]) -> Tensor:
+    def _tensor(self, pointer: Pointer, counts: Mapping[str, int]) -> Tensor:
         memory = self._memory[pointer.space, pointer.name].view(torch.uint8)
         offset = pointer.offset.at(tokens=counts["T"], logit_rows=counts["L"])
         dtype = TORCH_DTYPES[pointer.dtype]

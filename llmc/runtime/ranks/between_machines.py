@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import timedelta
 
 import torch.distributed
@@ -30,7 +30,7 @@ from llmc.runtime.ranks.rank_plan import RankPlan
 from llmc.runtime.ranks.row_connections import connect_neighbours
 from llmc.runtime.ranks.step_rows import StepRows
 from llmc.runtime.ranks.team import Member, Team, await_message, end
-from llmc.runtime.ranks.worker import open_rank, serve_steps, take_cores
+from llmc.runtime.ranks.worker import await_plan, open_rank, serve_steps, take_cores
 from llmc.settings import settings
 
 _GREETING_SECONDS = 10.0
@@ -48,7 +48,7 @@ def gather_ranks(engine: EngineDirectory, plan: RankPlan, launch: Launch, tell_l
         with meeting(launch) as store:
             _await_all(store, launch, Greeting.of(engine), members)
             for member in members:
-                member.channel.send(replace(plan, rank=member.rank).message())
+                member.channel.send(asdict(replace(plan, rank=member.rank)))
             exchange = GlooExchange(
                 store, launch, layout.ranks, settings().rank_stall_seconds, lambda _: mark_lost(memory)
             )
@@ -58,7 +58,7 @@ def gather_ranks(engine: EngineDirectory, plan: RankPlan, launch: Launch, tell_l
         place = memory.place(0)
         place.exchange = exchange.function
         rows = StepRows.between(memory, 0, *hops, is_shared=False)
-        return Team(members, shared, memory, place, rows, tell_lost, exchange)
+        return Team(members, shared, memory, place, rows, tell_lost, exchange.close)
     except BaseException:
         end(members)
         shared.close()
@@ -70,12 +70,11 @@ def join_ranks(engine: EngineDirectory, launch: Launch, threads: int) -> None:
     launch.check(engine.program.layout.ranks)
     with meeting(launch) as store:
         channel = _connect(store, launch, engine)
-        message = channel.receive()
-        if message is None:
+        plan = await_plan(channel)
+        if plan is None:
             raise RankError(
                 "the first rank has ended before all ranks had come up", at="rank 0", fix="see what it says"
             )
-        plan = RankPlan(**message)
         layout = MemoryLayout.of(engine, plan.exchange_bytes)
         memory = RankMemory(zeros(layout.nbytes), layout)
         why = ["the first rank is lost"]
@@ -216,7 +215,7 @@ def _connect(store: Store, launch: Launch, engine: EngineDirectory) -> Channel:
     keep_alive(connection)
     channel = Channel(connection)
     who = {"rank": launch.rank, "process": os.getpid(), "host": socket.gethostname(), "secret": secret}
-    channel.send({**Greeting.of(engine).message(), **who})
+    channel.send({**asdict(Greeting.of(engine)), **who})
     return channel
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from llmc.program import CHOICE_INPUTS
+from llmc.runtime.executors.executor import Executor
 from llmc.runtime.loop.step import STEP_ARRAYS, Step
 from llmc.runtime.memory import Bytes
 from llmc.runtime.sampling.row_choice import RowChoices
@@ -107,6 +108,15 @@ def taken_choices(message: dict[str, Any], memory: Bytes) -> RowChoices | None:
     """How all ranks choose the step's tokens; None where the first one has its logits."""
     arrays = _taken(CHOICE_INPUTS, message, memory)
     return RowChoices(**arrays) if arrays else None
+
+
+def copy_rows(message: dict[str, Any], executor: Executor) -> None:
+    """What a message says of the cache that is no step's."""
+    if message["do"] == "copy_blocks":
+        executor.copy_blocks(dict(zip(message["to"], message["from"], strict=True)), message["group"])
+    else:
+        sources, destinations = (np.array(message[name], np.int32) for name in ("from", "to"))
+        executor.move_slots(sources, destinations, message["group"])
 
 
 def _taken(names: Iterable[str], message: dict[str, Any], memory: Bytes) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from datetime import timedelta
 from functools import partial
 from typing import Protocol, TypeVar
 
-import numpy as np
+import torch
+import torch.distributed as distributed
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import Store
@@ -21,7 +22,7 @@ from llmc.errors import RankError
 from llmc.program import StepOutput
 from llmc.runtime.executors.executor import ChoosingExecutor, Chosen, Logits, SideArray, SideOutputExecutor
 from llmc.runtime.loop.step import Ints, Step
-from llmc.runtime.ranks.channel import Channel, taken_step
+from llmc.runtime.ranks.channel import Channel, copy_rows, taken_step
 from llmc.runtime.ranks.device_place import DevicePlace
 from llmc.runtime.ranks.local_ranks import start_ranks
 from llmc.runtime.ranks.rank_memory import RankMemory
@@ -141,11 +142,8 @@ def _follow(executor: DeviceExecutor, channel: Channel, memory: RankMemory) -> N
     while (message := channel.receive()) is not None and not memory.lost.any():
         if message["do"] == "step":
             executor.follow(taken_step(message, memory.step(message["number"])))
-        elif message["do"] == "copy_blocks":
-            executor.copy_blocks(dict(zip(message["to"], message["from"], strict=True)), message["group"])
         else:
-            sources, destinations = (np.array(message[name], np.int32) for name in ("from", "to"))
-            executor.move_slots(sources, destinations, message["group"])
+            copy_rows(message, executor)
 
 
 def _met(meet: Callable[[], DevicePlace]) -> DevicePlace:
@@ -166,14 +164,10 @@ def patience() -> timedelta:
 
 def part_from_group() -> None:
     """Of torch's group, which is one for a process: so that it can be in another one."""
-    import torch.distributed as distributed
-
     if distributed.is_initialized():
         distributed.destroy_process_group()
 
 
 def tables_of(own: int, addresses: list[int]) -> Tensor:
     """A place's table, on the CPU."""
-    import torch
-
     return torch.tensor([own, *addresses], dtype=torch.int64)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as distributed
-from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
 from llmc.errors import RankError
@@ -43,7 +42,15 @@ def meet_gpus(rank: int, ranks: int, store: Store, memory: RankMemory) -> Device
     used = found if has_memory else None
     addresses = [0] * ranks if used is None else list(used.addresses)
     lost = None if used is None else used.own[4 * LOST_WORD : 4 * (LOST_WORD + 1)].view(torch.int32)
-    leave = _leaving(lost, device)
+
+    def leave() -> None:
+        """Kernels look at the word while they wait; NCCL's are aborted."""
+        if lost is not None:
+            with torch.cuda.stream(torch.cuda.Stream(device)):
+                lost.fill_(1)
+        group = distributed.group.WORLD
+        if group is not None:
+            group._get_backend(device).abort()
 
     def part() -> None:
         leave()  # The others may have ended without a word: what is aborted waits for nobody.
@@ -109,16 +116,3 @@ def _problem_of(run: Callable[[], None], stream: _Stream) -> str | None:
     except RuntimeError as error:
         return f"failed: {' '.join(str(error).split()):.200}"
     return None if stream.ends_within(_LIBRARY_SECONDS) else f"did not answer within {_LIBRARY_SECONDS:g} s"
-
-
-def _leaving(lost: Tensor | None, device: torch.device) -> Callable[[], None]:
-    def leave() -> None:
-        """Kernels look at the word while they wait; NCCL's are aborted."""
-        if lost is not None:
-            with torch.cuda.stream(torch.cuda.Stream(device)):
-                lost.fill_(1)
-        group = distributed.group.WORLD
-        if group is not None:
-            group._get_backend(device).abort()
-
-    return leave

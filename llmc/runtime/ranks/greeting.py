@@ -2,7 +2,6 @@
 
 import hashlib
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from llmc.engine_format import EngineDirectory
 from llmc.engine_format.manifest import manifest_text
@@ -24,10 +23,6 @@ class Greeting:
         """This process's."""
         digest = hashlib.sha256(manifest_text(engine.manifest).encode()).hexdigest()
         return Greeting(VERSION, digest, str(engine.path))
-
-    def message(self) -> dict[str, Any]:
-        """To be sent."""
-        return asdict(self)
 
     def check(self, theirs: object, rank: str) -> None:
         """Raise RankError if another rank runs another llmc or engine. theirs: its message; rank: how it is called."""

@@ -4,7 +4,7 @@ import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from llmc.engine_format import EngineDirectory
 from llmc.processes.lifeline import Lifeline
@@ -38,7 +38,7 @@ def start_ranks(engine: EngineDirectory, plan: RankPlan, tell_lost: Callable[[],
         own = Greeting.of(engine)
         for member in members:
             own.check(await_message(member, seconds), member.name)
-            member.channel.send(replace(plan, rank=member.rank).message())
+            member.channel.send(asdict(replace(plan, rank=member.rank)))
         for member in members:
             await_message(member, seconds)
         return Team(members, shared, memory, memory.place(0), rows, tell_lost)

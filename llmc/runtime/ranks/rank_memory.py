@@ -40,11 +40,6 @@ class MemoryLayout:
         return MemoryLayout(first.layout, exchange, _step_bytes(first), widths, limits.max_batch_tokens, logits)
 
     @property
-    def slots(self) -> int:
-        """Steps that can be under way at once."""
-        return self.ranks.pipeline
-
-    @property
     def slot(self) -> int:
         """Bytes of one step."""
         rows = self.ranks.tensor * sum(map(self._rows, self.widths))
@@ -53,12 +48,12 @@ class MemoryLayout:
     @property
     def nbytes(self) -> int:
         """Of all."""
-        return self.begin(0) + self.slots * self.slot
+        return self.begin(0) + self.ranks.pipeline * self.slot
 
     def begin(self, number: int) -> int:
         """Where the arrays of the step of that number lie."""
         ended = self.ranks.ranks * _ALIGNMENT
-        return self.ranks.pipeline * self.exchange + ended + number % self.slots * self.slot
+        return self.ranks.pipeline * self.exchange + ended + number % self.ranks.pipeline * self.slot
 
     def rows(self, number: int, stage: int, tensor_rank: int) -> tuple[int, int]:
         """Where the rows lie that a rank of a stage takes over, and how many bytes there is room for."""

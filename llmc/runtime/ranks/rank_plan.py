@@ -1,7 +1,6 @@
 """What the first rank tells each other one when it has come up: who it is, and how much memory and threads it has."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -14,7 +13,3 @@ class RankPlan:
     blocks: int
     threads: int
     exchange_bytes: int
-
-    def message(self) -> dict[str, Any]:
-        """To be sent."""
-        return asdict(self)

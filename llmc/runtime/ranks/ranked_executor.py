@@ -34,7 +34,7 @@ class RankedCppExecutor(ChoosingCppExecutor):
     """
 
     def __init__(self, engine: EngineDirectory, blocks: int, threads: int, check: WeightCheck | None = None) -> None:
-        ranks = engine.program.layout.ranks
+        self.ranks = ranks = engine.program.layout.ranks
         exchange = open_library(engine).llmc_engine_ranks_bytes
         exchange.restype = ctypes.c_int64
         self._launch = launched(os.environ)
@@ -83,11 +83,6 @@ class RankedCppExecutor(ChoosingCppExecutor):
         """Of every rank's layers."""
         self._team.tell({"do": "move_slots", "from": sources.tolist(), "to": destinations.tolist(), "group": group})
         super().move_slots(sources, destinations, group)
-
-    @property
-    def ranks(self) -> int:
-        """With the first."""
-        return self._plan.ranks
 
     @property
     def lost(self) -> RankError | None:

@@ -31,9 +31,9 @@ class StagedCppExecutor(RankedCppExecutor):
         team.tell_step(step, number)
         team.rows.run(self, step, number)
         self._await(number)
-        self._logits = team.memory.logits(number, len(step.logit_rows))
+        self.own_output = team.memory.logits(number, len(step.logit_rows))
         self._end_check()
-        return self._logits
+        return self.own_output
 
     def _await(self, number: int) -> None:
         """Until the last stage has given the step's logits."""

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from llmc.errors import RankError
 from llmc.processes.lifeline import Lifeline
@@ -48,21 +48,14 @@ class Member:
         return f"was killed by signal {-code}" if code < 0 else f"has ended with code {code}"
 
 
-class Exchange(Protocol):
-    """What collectives go through; its library's threads live until it is closed."""
-
-    def close(self) -> None:
-        """End them."""
-
-
 class Team:
     """Every rank but the first, all of them ready. It is watched from now on.
 
     tell_lost: called by a thread once a rank is lost. place: of the first rank in its library's collectives. memory:
     what all share, or this rank's own, made of `shared`. Once a rank is lost it says so, at which all that share it
     leave their collectives. rows: with which neighbours the first rank exchanges rows, where there are stages. lost:
-    that rank; None also where ranks have lost each other without any that ended. exchange: what brings the places of
-    ranks that share no memory; it is closed with the team.
+    that rank; None also where ranks have lost each other without any that ended. part: called in the end, has what
+    brings the places of ranks that share no memory end its threads.
     """
 
     def __init__(
@@ -73,9 +66,9 @@ class Team:
         place: LlmcRanks,
         rows: StepRows,
         tell_lost: Callable[[], None],
-        exchange: Exchange | None = None,
+        part: Callable[[], None] = lambda: None,
     ) -> None:
-        self._exchange = exchange
+        self._part = part
         self.is_lost = threading.Event()
         self._tell_lost = tell_lost
         self.place = place
@@ -135,9 +128,16 @@ class Team:
         seen = [each for each in self._members if each.shares_memory]
         return next((each for each in seen if int(self.memory.ended(each.rank)[0]) <= number), None)
 
-    def lose(self, member: Member, how: str) -> None:
+    def lose(self, member: Member | None, how: str) -> None:
         """A rank is of no use any more. how: what it has done, for the error."""
-        self._note(member, how)
+        if member is not None:
+            self._reason = f"{member.name} {how}"
+            if member.process is not None:
+                member.process.kill()  # One that stands still would not end by itself.
+        self.lost = member
+        self.memory.lost[:] = 1
+        self.is_lost.set()
+        self._tell_lost()
 
     def fail(self) -> None:
         """A collective of the first rank was broken off: who is to blame is found out now."""
@@ -149,8 +149,7 @@ class Team:
         self.memory.lost[:] = 1
         self.rows.close()
         end(self._members)
-        if self._exchange is not None:
-            self._exchange.close()
+        self._part()
         self._shared.close()
 
     def _watch(self) -> None:
@@ -168,18 +167,18 @@ class Team:
                     if self._closing.is_set():
                         return
                     if not _gave_up(key.data):
-                        return self._note(key.data, key.data.end_in_words())
+                        return self.lose(key.data, key.data.end_in_words())
                     selector.unregister(key.fileobj)
                     silent.remove(key.data)
                     self.fail()
                 failed += bool(self.memory.lost[0])
                 if failed > blame:
-                    return self._note(silent[0] if silent else None, "has stopped answering")
+                    return self.lose(silent[0] if silent else None, "has stopped answering")
                 now = self._progress()
                 waited = waited + 1 if now == before and self._awaited(now) is not None else 0
                 before = now
                 if waited >= patience:
-                    return self._note(
+                    return self.lose(
                         self._awaited(now), f"has kept the others waiting for {_TICK_SECONDS * waited:g} s"
                     )
 
@@ -200,16 +199,6 @@ class Team:
 
         late = [each for each in self._members if each.shares_memory and behind(each) > 0]
         return max(late, key=behind, default=None)
-
-    def _note(self, member: Member | None, how: str) -> None:
-        if member is not None:
-            self._reason = f"{member.name} {how}"
-            if member.process is not None:
-                member.process.kill()  # One that stands still would not end by itself.
-        self.lost = member
-        self.memory.lost[:] = 1
-        self.is_lost.set()
-        self._tell_lost()
 
 
 def _ticks(seconds: float) -> int:

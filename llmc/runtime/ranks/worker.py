@@ -5,9 +5,8 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-
-import numpy as np
 
 from llmc.engine_format import EngineDirectory
 from llmc.engine_format.reader import of_rank, read_engine
@@ -15,7 +14,7 @@ from llmc.errors import LlmcError
 from llmc.processes.lifeline import end_with
 from llmc.program.engine_structs import LlmcRanks
 from llmc.runtime.executors.cpp import ChoosingCppExecutor
-from llmc.runtime.ranks.channel import Channel, SharedMemory, taken_choices, taken_step
+from llmc.runtime.ranks.channel import Channel, SharedMemory, copy_rows, taken_choices, taken_step
 from llmc.runtime.ranks.greeting import Greeting
 from llmc.runtime.ranks.rank_memory import MemoryLayout, RankMemory
 from llmc.runtime.ranks.rank_plan import RankPlan
@@ -33,7 +32,7 @@ def main(arguments: list[str]) -> None:
     try:
         # What the files are is checked by the first rank.
         engine = read_engine(path, check_weights=False)
-        channel.send(Greeting.of(engine).message())
+        channel.send(asdict(Greeting.of(engine)))
         plan = await_plan(channel)
         if plan is None:
             return
@@ -85,11 +84,8 @@ def serve_steps(
                 executor.run_choosing(step, choices)
             if memory.lost.any():
                 return False
-        elif message["do"] == "copy_blocks":
-            executor.copy_blocks(dict(zip(message["to"], message["from"], strict=True)), message["group"])
         else:
-            sources, destinations = (np.array(message[name], np.int32) for name in ("from", "to"))
-            executor.move_slots(sources, destinations, message["group"])
+            copy_rows(message, executor)
     return True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -91,13 +92,18 @@ def generation(prompt: list[int], params: SamplingParams) -> Generation:
     return Generation(prompt, sampler, ending, origin=Origin(salt=None))
 
 
-def outputs(executor: Recorded, requests: list[Generation]) -> list[tuple[int, ...]]:
-    """What the requests generate together."""
-    executor.asked.clear()
+def run(executor: Recorded, requests: Sequence[Request]) -> None:
     loop = StepLoop(executor, executor.limits, BLOCKS, program=None)
     for request in requests:
         loop.add(request)
-    loop.run(requests)
+    while not all(request.finished for request in requests):
+        loop.step()
+
+
+def outputs(executor: Recorded, requests: list[Generation]) -> list[tuple[int, ...]]:
+    """What the requests generate together."""
+    executor.asked.clear()
+    run(executor, requests)
     return [request.output for request in requests]
 
 
@@ -134,10 +140,7 @@ def test_requests_that_need_logits_get_them_beside_ones_that_do_not(executor: Re
     assert set(executor.asked) == {"drawn", "logits"}
     scoring = Scoring(prompts[0], VOCABULARY)
     together: list[Request] = [scoring, generation(prompts[1], greedy(2))]
-    loop = StepLoop(executor, executor.limits, BLOCKS, program=None)
-    for request in together:
-        loop.add(request)
-    loop.run(together)
+    run(executor, together)
     assert np.isfinite(scoring.logits).all()
     assert isinstance(together[1], Generation) and together[1].output == alone[1]
 
@@ -165,10 +168,7 @@ def test_filters_keep_what_the_host_keeps(executor: Recorded) -> None:
     requests = [generation(PROMPTS[3], params) for params in FILTERS]
     outputs(executor, requests)
     scorings = [Scoring(request.tokens, VOCABULARY) for request in requests]
-    loop = StepLoop(executor, executor.limits, BLOCKS, program=None)
-    for scoring in scorings:
-        loop.add(scoring)
-    loop.run(scorings)
+    run(executor, scorings)
     for request, scoring, params in zip(requests, scorings, FILTERS, strict=True):
         for place in range(request.prompt_tokens, len(request.tokens)):
             logits = scoring.logits[place - 1]

@@ -24,6 +24,7 @@ from llmc.passes.rewrite_log import RewriteLog
 from llmc.program import Program, RowCount
 from llmc.runtime.executors.executor import SideArray, SideOutputExecutor
 from llmc.runtime.executors.opening import open_executor
+from llmc.runtime.executors.opening_request import CacheRoom
 from llmc.runtime.executors.side_outputs import SideOutputs
 from llmc.runtime.loop.step import Step
 from tests.codegen.tiny_models import llama
@@ -66,7 +67,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def test_an_engine_leaves_what_its_graph_returns(engine: Path) -> None:
     directory = read_engine(engine)
-    executor, blocks = open_executor(directory, None, None, 1)
+    executor, blocks = open_executor(directory, CacheRoom(), 1)
     plain = chunk_of(step_arrays([Chunk(0, 0, tuple(TOKENS))], 16, 1), [1, 5], ())
     assert blocks and isinstance(executor, SideOutputExecutor)
     logits = executor.step(plain).copy()

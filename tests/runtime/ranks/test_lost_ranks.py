@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -232,11 +233,11 @@ def test_memory_goes_with_the_last_who_has_it() -> None:
 
 def test_other_versions_and_engines_are_refused() -> None:
     own = Greeting(VERSION, "ab" * 32, "/engines/a")
-    own.check(own.message(), "rank 1")
+    own.check(asdict(own), "rank 1")
     with pytest.raises(RankError, match=f"rank 1 runs llmc 0.0.7, the first rank {VERSION}"):
-        own.check(Greeting("0.0.7", "ab" * 32, "/engines/a").message(), "rank 1")
+        own.check(asdict(Greeting("0.0.7", "ab" * 32, "/engines/a")), "rank 1")
     with pytest.raises(RankError, match="manifest cdcdcdcdcdcd at /engines/b, here abababababab at /engines/a"):
-        own.check(Greeting(VERSION, "cd" * 32, "/engines/b").message(), "rank 1")
+        own.check(asdict(Greeting(VERSION, "cd" * 32, "/engines/b")), "rank 1")
     several: tuple[object, ...] = ({}, {"version": VERSION}, {"version": 1, "engine": "a", "path": "b"}, [], "hello")
     for nonsense in several:
         with pytest.raises(RankError, match="does not speak as a rank"):

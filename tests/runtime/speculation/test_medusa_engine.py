@@ -17,6 +17,7 @@ from llmc.graph.execute import Chunk
 from llmc.program.step_outputs import DRAFT_IDS, DRAFT_LOGPROBS
 from llmc.runtime.executors.executor import SideOutputExecutor
 from llmc.runtime.executors.opening import open_executor
+from llmc.runtime.executors.opening_request import CacheRoom
 from tests.cli.command import assert_user_error
 from tests.cli.command import llmc as command
 from tests.codegen.triton.device_harness import step_arrays
@@ -44,8 +45,8 @@ def test_logits_have_the_bits_of_an_engine_without_heads(form: str, heads: Path,
     options = {"max_model_len": 64, **FORMATS[form]}
     llmc.build(DRAFT, tmp_path / "plain.llmc", **options)
     llmc.build(DRAFT, tmp_path / "medusa.llmc", speculative=heads, **options)
-    plain, _ = open_executor(read_engine(tmp_path / "plain.llmc"), None, None, 1)
-    drafting, _ = open_executor(read_engine(tmp_path / "medusa.llmc"), None, None, 1)
+    plain, _ = open_executor(read_engine(tmp_path / "plain.llmc"), CacheRoom(), 1)
+    drafting, _ = open_executor(read_engine(tmp_path / "medusa.llmc"), CacheRoom(), 1)
     expected = plain.step(STEP).copy()
     assert np.array_equal(drafting.step(STEP), expected)
     assert np.array_equal(drafting.step(replace(STEP, sides=(DRAFT_IDS, DRAFT_LOGPROBS))), expected)
@@ -104,7 +105,7 @@ def test_heads_with_few_tokens_of_their_own(tmp_path: Path) -> None:
     file = tmp_path / "heads.safetensors"
     vllm(file, 128, outputs=own, token_map=token_map)
     llmc.build(DRAFT, tmp_path / "medusa.llmc", speculative=file, max_model_len=64)
-    executor, _ = open_executor(read_engine(tmp_path / "medusa.llmc"), None, None, 1)
+    executor, _ = open_executor(read_engine(tmp_path / "medusa.llmc"), CacheRoom(), 1)
     assert isinstance(executor, SideOutputExecutor)
     executor.step(replace(STEP, sides=(DRAFT_IDS, DRAFT_LOGPROBS)))
     assert set(executor.side_output(DRAFT_IDS).ravel().tolist()) <= set(token_map.tolist())
