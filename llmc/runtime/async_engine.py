@@ -29,7 +29,6 @@ from llmc.runtime.requests.request import Request
 from llmc.runtime.requests.request_output import RequestOutput, RequestTimes
 from llmc.runtime.sampling.sampling_keywords import SamplingKeywords, chosen_params, sampling_defaults
 from llmc.runtime.sampling.sampling_params import SamplingParams
-from llmc.runtime.scheduling.step_plan import StepPlan
 from llmc.runtime.text.conversation import Conversation, is_conversation
 from llmc.runtime.text.output_stream import ChoiceNews, News, OutputStream, news_of_results
 from llmc.runtime.text.prompts import Prompt
@@ -279,7 +278,8 @@ class AsyncEngine:
             self._publish(request, now)
         for client in [client for client in self._searching if client.job.finished]:
             self._finish(client, now)
-        self._record(plan, begin, now)
+        self._steps += 1
+        self._recent.append(StepRecord.of(plan, begin, now, self._loop.executor_seconds))
         self._busy_since = None
 
     def _replace_ranks(self, error: RankError | None) -> None:
@@ -394,7 +394,3 @@ class AsyncEngine:
             # A client may have closed its event loop at any moment; there is nobody to tell then.
             with suppress(RuntimeError):
                 event_loop.call_soon_threadsafe(deliver, news)
-
-    def _record(self, plan: StepPlan, begin: float, now: float) -> None:
-        self._steps += 1
-        self._recent.append(StepRecord.of(plan, begin, now, self._loop.executor_seconds))

@@ -51,6 +51,6 @@ class HeldExecutor:
 
 def hold(engine: Engine) -> HeldExecutor:
     """Let an engine's steps wait."""
-    executor = HeldExecutor(engine.loop._executor)
-    engine.loop._executor = executor
+    executor = HeldExecutor(engine.loop.executor)
+    engine.loop.executor = executor
     return executor

@@ -92,7 +92,7 @@ def test_an_abort_at_any_step_has_freed_everything_by_the_next(path: Path, param
                     held = loaded.loop.pool.used - sum(view.blocks for view in views)
                     found.append((held, [view.request_id for view in views]))
 
-            loaded.loop._executor = WatchedExecutor(loaded.loop._executor, watch)
+            loaded.loop.executor = WatchedExecutor(loaded.loop.executor, watch)
             await asyncio.gather(listen(engine, asked), listen(engine, other))
         return found[0]
 

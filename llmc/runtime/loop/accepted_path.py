@@ -1,6 +1,6 @@
 """Which drafts of a step came true, and moving their keys and values to where a chain would have them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -44,19 +44,19 @@ def move_paths(
 ) -> None:
     """Move the rows of accepted drafts that do not stand behind each other, in each group of caches all at once."""
     for group in range(groups):
-        _move_paths(paths, block_size, group, move_slots)
+        moves = [move for path in paths for move in _moves(path, block_size, group)]
+        if moves:
+            sources, destinations = np.array(moves, np.int32).T.copy()
+            move_slots(sources, destinations, group)
 
 
-def _move_paths(
-    paths: Sequence[AcceptedPath], block_size: int, group: int, move_slots: Callable[[Ints, Ints, int], None]
-) -> None:
-    sources: list[int] = []
-    destinations: list[int] = []
-    for path in paths:
-        first, blocks = path.chunk.start + 1, path.request.standing.table(group)
-        for place, node in enumerate(path.nodes):
-            if place != node:
-                for slots, row in ((sources, first + node), (destinations, first + place)):
-                    slots.append(blocks[row // block_size] * block_size + row % block_size)
-    if sources:
-        move_slots(np.array(sources, np.int32), np.array(destinations, np.int32), group)
+def _moves(path: AcceptedPath, block_size: int, group: int) -> Iterator[tuple[int, int]]:
+    """From which slots to which."""
+    first, blocks = path.chunk.start + 1, path.request.standing.table(group)
+
+    def slot(row: int) -> int:
+        return blocks[row // block_size] * block_size + row % block_size
+
+    for place, node in enumerate(path.nodes):
+        if place != node:
+            yield slot(first + node), slot(first + place)

@@ -56,17 +56,12 @@ class _JudgedResults:
 
     def tokens(self, samplers: Sequence[Sampler], rows: Sequence[int]) -> Sequence[int | RequestError]:
         """Judged, and the others chosen as ever."""
-        found: list[int | RequestError] = [0] * len(rows)
         plain = [index for index, row in enumerate(rows) if row not in self.judged]
-        if plain:
-            chosen = self.results.tokens([samplers[i] for i in plain], [rows[i] for i in plain])
-            for index, token in zip(plain, chosen, strict=True):
-                found[index] = token
         judged = [index for index, row in enumerate(rows) if row in self.judged]
-        decided = self.acceptance.tokens([self._row(samplers[index], rows[index]) for index in judged])
-        for index, token in zip(judged, decided, strict=True):
-            found[index] = token
-        return found
+        chosen = self.results.tokens([samplers[i] for i in plain], [rows[i] for i in plain]) if plain else ()
+        decided = self.acceptance.tokens([self._row(samplers[i], rows[i]) for i in judged])
+        found = dict(zip((*plain, *judged), (*chosen, *decided), strict=True))
+        return [found[index] for index in range(len(rows))]
 
     def _row(self, sampler: Sampler, row: int) -> Judged:
         draft, index = self.judged[row]

@@ -30,10 +30,10 @@ _LOOK_SECONDS = 0.5
 
 
 class SharedLoop:
-    """Runs the requests of every thread in one StepLoop. obstacle: why it cannot, which all are told."""
+    """Runs the requests of every thread in one StepLoop, `loop`. obstacle: why it cannot, which all are told."""
 
     def __init__(self, loop: StepLoop, obstacle: LlmcError | None = None) -> None:
-        self._loop = loop
+        self.loop = loop
         # Held by the leader. It knows its holder, so that one who was thrown out can let go without knowing how far
         # he had come.
         self._turn = RLock()
@@ -45,11 +45,6 @@ class SharedLoop:
         self._refusal: Callable[[], LlmcError] | None = None if obstacle is None else lambda: obstacle
         self._is_closed = False
 
-    @property
-    def loop(self) -> StepLoop:
-        """What is stepped."""
-        return self._loop
-
     @contextmanager
     def serving(self, requests: Sequence[Request], leaving: Callable[[], Iterable[Request]]) -> Iterator[Until]:
         """Queue the requests, and drop those of `leaving` in the end.
@@ -58,7 +53,7 @@ class SharedLoop:
         that it is time; that one is called between steps, by any thread. Raises RequestError when the loop is closed
         or claimed, also meanwhile, and UnavailableError if another thread's step was broken off at a bad moment.
         """
-        loop = self._loop
+        loop = self.loop
         self._check(loop)
         self._wishes.append(partial(self._add, loop, requests))
         try:
@@ -87,18 +82,18 @@ class SharedLoop:
         """Take the loop, to step it alone until `unclaim`. Raises RequestError if it is in use, or closed."""
         self._check_outside()
         with self._turn:
-            self._check(self._loop)
+            self._check(self.loop)
             self._grant()
-            if not self._loop.scheduler.idle:
+            if not self.loop.scheduler.idle:
                 raise RequestError("the engine has requests in flight", fix="let them end first, and close streams")
             self._refusal = _claimed
             self._wake_all()
-            return self._loop
+            return self.loop
 
     def renew(self) -> StepLoop:
         """For who has claimed the loop: another in its place, for an executor whose cache is lost."""
-        self._loop = self._loop.renewed()
-        return self._loop
+        self.loop = self.loop.renewed()
+        return self.loop
 
     def unclaim(self) -> None:
         """The loop may be shared again. If it is not claimed, nothing happens."""
@@ -153,10 +148,10 @@ class SharedLoop:
 
     def _step(self) -> None:
         try:
-            self._loop.step()
+            self.loop.step()
         except BaseException:
-            if not self._loop.recover():
-                self._loop = self._loop.renewed()
+            if not self.loop.recover():
+                self.loop = self.loop.renewed()
             raise
 
     def _tell(self) -> None:
@@ -168,7 +163,7 @@ class SharedLoop:
                     self._waiters.remove(waiter)
                     waiter.woken.put(None)
         except BaseException:
-            self._loop = self._loop.renewed()
+            self.loop = self.loop.renewed()
             raise
 
     def _grant(self) -> None:
@@ -176,7 +171,7 @@ class SharedLoop:
             while self._wishes:
                 self._wishes.popleft()()
         except BaseException:
-            self._loop = self._loop.renewed()
+            self.loop = self.loop.renewed()
             raise
 
     def _hand_over(self) -> None:
@@ -223,12 +218,12 @@ class SharedLoop:
             waiter.woken.put(None)
 
     def _add(self, loop: StepLoop, requests: Sequence[Request]) -> None:
-        if loop is self._loop and self._refusal is None:
+        if loop is self.loop and self._refusal is None:
             for request in requests:
                 loop.add(request)
 
     def _drop(self, loop: StepLoop, leaving: Callable[[], Iterable[Request]]) -> None:
-        if loop is self._loop:
+        if loop is self.loop:
             for request in leaving():
                 loop.remove(request)
 
@@ -240,7 +235,7 @@ class SharedLoop:
         """Raise why requests of that loop cannot go on."""
         if self._refusal is not None:
             raise self._refusal()
-        if loop is not self._loop:
+        if loop is not self.loop:
             raise UnavailableError("a step was broken off in another thread, which ends this request", fix="ask again")
 
     def _check_outside(self) -> None:

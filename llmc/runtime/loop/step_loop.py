@@ -1,7 +1,6 @@
 """The runtime's loop: schedule → execute → sample → publish, one step at a time."""
 
 import time
-from collections.abc import Sequence
 
 from llmc.program import TREE_REACH, Limits, Program
 from llmc.runtime.executors.executor import AdaptedExecutor, ChoosingExecutor, Executor, SnapshotExecutor, StateExecutor
@@ -38,7 +37,7 @@ class StepLoop:
         whole_texts: bool = False,
     ) -> None:
         self.speculation = speculation
-        self._executor = executor
+        self.executor = executor
         self._limits = limits
         self._max_step_tokens = max_step_tokens
         self._is_computing = False
@@ -75,22 +74,12 @@ class StepLoop:
         snapshots = self.scheduler.prefix_cache.snapshots
         return snapshots is None or snapshots.count > 0
 
-    @property
-    def executor(self) -> Executor:
-        """What runs the steps."""
-        return self._executor
-
     def add(self, request: Request) -> None:
         self.scheduler.add(request)
 
     def remove(self, request: Request) -> None:
         """Drop a request, finished or not, and free its blocks."""
         self.scheduler.remove(request)
-
-    def run(self, requests: Sequence[Request]) -> None:
-        """Step until all of these are finished; others in the queue advance too."""
-        while not all(request.finished for request in requests):
-            self.step()
 
     def expire(self) -> list[Request]:
         """End the requests whose deadline has passed, and free their blocks."""
@@ -115,17 +104,17 @@ class StepLoop:
             for slot, adapter in self._slots.take_writes():
                 self._adapted.put_adapter(slot, adapter)
         if plan.copies:
-            self._executor.copy_blocks(plan.copies)
+            self.executor.copy_blocks(plan.copies)
         for group, copies in plan.window_copies.items():
             if copies:
-                self._executor.copy_blocks(copies, group)
+                self.executor.copy_blocks(copies, group)
         chooser = self._chooser
-        results = compute(self._executor, step) if chooser is None else compute_choosing(chooser, step, plan)
+        results = compute(self.executor, step) if chooser is None else compute_choosing(chooser, step, plan)
         self._is_computing = False
         self.executor_seconds = time.perf_counter() - begin
-        self._inputs.advance(publish(plan, results, self.scheduler, self._executor.move_slots))
+        self._inputs.advance(publish(plan, results, self.scheduler, self.executor.move_slots))
         if speculation is not None:
-            speculation.observe(plan, self._executor, results)
+            speculation.observe(plan, self.executor, results)
         return plan
 
     def recover(self) -> bool:
@@ -143,7 +132,7 @@ class StepLoop:
         """Another loop of the same executor, with no requests and no cached blocks."""
         speculation = None if self.speculation is None else self.speculation.renewed()
         return StepLoop(
-            self._executor,
+            self.executor,
             self._limits,
             self.pool.count,
             self._max_step_tokens,
@@ -154,7 +143,7 @@ class StepLoop:
 
     def _state_snapshots(self) -> StateSnapshots | None:
         """None for a model without states, and where an engine cannot run."""
-        program, executor = self._program, self._executor
+        program, executor = self._program, self.executor
         if program is None or not program.states or not isinstance(executor, StateExecutor):
             return None
         seats = program.limits.max_sequences

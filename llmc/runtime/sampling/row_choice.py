@@ -11,6 +11,7 @@ from llmc.program import CHOICE_INPUTS, StepOutput
 
 # As top_k: all tokens (llmc.ops.sampling.EVERY_TOKEN, which needs torch).
 EVERY_TOKEN = 2**31 - 1
+_DTYPES = {"F32": np.float32, "I32": np.int32}
 
 
 class RowChoice(NamedTuple):
@@ -70,16 +71,9 @@ class RowChoices:
                 counters=np.zeros(count, np.int32),
                 reads_logits=not all(given),
             )
-        temperature, top_k, top_p, min_p, seeds, counters = zip(*choices, strict=True)
-        return RowChoices(
-            temperature=np.array(temperature, np.float32),
-            top_k=np.array(top_k, np.int32),
-            top_p=np.array(top_p, np.float32),
-            min_p=np.array(min_p, np.float32),
-            seeds=np.array(seeds, np.int32),
-            counters=np.array(counters, np.int32),
-            reads_logits=not all(given),
-        )
+        columns = zip(RowChoice._fields, zip(*choices, strict=True), strict=True)
+        arrays: dict[str, Any] = {name: np.array(column, _DTYPES[CHOICE_INPUTS[name]]) for name, column in columns}
+        return RowChoices(**arrays, reads_logits=not all(given))
 
     def arrays(self) -> dict[str, npt.NDArray[np.float32 | np.int32]]:
         """By name."""

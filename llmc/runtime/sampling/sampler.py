@@ -58,7 +58,7 @@ class Sampler:
     forbidden_early: the tokens that may not come before params.min_tokens (end-of-text and stop tokens). choice: which
     of the request's choices this is; each draws from its own stream of the seed. mask: which tokens may come at all.
     edits: what else changes the logits by the tokens before them. dtype: the engine's, for what is said when its
-    logits are no numbers.
+    logits are no numbers. is_random: whether it draws, and does not take the largest.
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class Sampler:
         self.dtype = dtype
         self._params = params
         self._forbidden_early = forbidden_early
-        self._is_random = params.temperature > 0
-        self._seed = _seed(params.seed, choice) if self._is_random else 0
+        self.is_random = params.temperature > 0
+        self._seed = _seed(params.seed, choice) if self.is_random else 0
         self._bias_ids = np.fromiter(params.logit_bias.keys(), np.int64, len(params.logit_bias))
         self._bias = np.fromiter(params.logit_bias.values(), np.float32, len(params.logit_bias))
         self._mask = mask
@@ -86,7 +86,7 @@ class Sampler:
         self._changes = bool(params.changes_logits() or mask is not None or edits)
         self._counts_tokens = params.changes_logits()
         # Whether the token is always the one with the largest logit.
-        self.is_argmax = not self._is_random and not self._changes
+        self.is_argmax = not self.is_random and not self._changes
         if self._counts_tokens:
             self._seen = np.zeros(vocab_size, np.bool_)
             self._seen[prompt] = True
@@ -99,7 +99,7 @@ class Sampler:
         Raises ModelFailureError for logits that are no numbers, RequestError where the parameters allow no token.
         """
         scores, best = self.scores(logits)
-        token = _draw(scores, best, self._params, self._seed, self._generated) if self._is_random else best
+        token = _draw(scores, best, self._params, self._seed, self._generated) if self.is_random else best
         self.accept(token)
         return token
 
@@ -119,11 +119,6 @@ class Sampler:
         found[slice(None) if ids is None else ids] = weights
         found /= found.sum()
         return found
-
-    @property
-    def is_random(self) -> bool:
-        """Whether it draws, and does not take the largest."""
-        return self._is_random
 
     @property
     def place(self) -> tuple[int, int]:
@@ -151,7 +146,7 @@ class Sampler:
     def choice_of_scores(self) -> RowChoice | None:
         """How a kernel can choose the next token from `scores`; None if only `sample` can."""
         params = self._params
-        if not self._is_random:
+        if not self.is_random:
             return BEST
         if params.typical_p < 1.0:
             return None
@@ -182,7 +177,7 @@ class Sampler:
     def guess(self, scores: Row, count: int) -> int:
         """The token after the next `count`, from what `scores_ahead` gave."""
         best = int(scores.argmax())
-        is_drawn = self._is_random and np.isfinite(scores[best])
+        is_drawn = self.is_random and np.isfinite(scores[best])
         return _draw(scores, best, self._params, self._seed, self._generated + count) if is_drawn else best
 
     def likely(self, scores: Row, count: int, most: int) -> tuple[TokenIds, npt.NDArray[np.float64]]:
@@ -191,7 +186,7 @@ class Sampler:
         best = int(scores.argmax())
         if not np.isfinite(scores[best]):
             return np.zeros(0, np.int64), np.zeros(0)
-        if self._is_random:
+        if self.is_random:
             scaled = _scaled(scores, best, self._params)
             ids, sums = largest_sums(scaled, self._seed, self._generated + count, most)
             # Those that are off by noise like that which draws are made by.

@@ -102,8 +102,7 @@ class SamplingParams:
         self._check_int("max_tokens", 0)
         self._check_int("min_tokens", 0, self.max_tokens, "max_tokens")
         self._check_float("temperature", 0.0, 1e6)
-        if self.top_k is not None:
-            self._check_int("top_k", 1)
+        self._check_int("top_k", 1)
         self._check_float("top_p", 0.0, 1.0, open_low=True)
         self._check_float("min_p", 0.0, 1.0)
         self._check_float("typical_p", 0.0, 1.0, open_low=True)
@@ -111,10 +110,10 @@ class SamplingParams:
         self._check_float("presence_penalty", -1e6, 1e6)
         self._check_float("frequency_penalty", -1e6, 1e6)
         self._check_dry()
-        if self.seed is not None:
-            self._check_int("seed", 0)
+        self._check_int("seed", 0)
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "early_stopping"):
-            self._check_bool(name)
+            if type(getattr(self, name)) is not bool:
+                self._refuse(name, "True or False")
         self._check_choices()
         self._check_stop()
         self._check_bias()
@@ -146,11 +145,9 @@ class SamplingParams:
 
     def _check_choices(self) -> None:
         self._check_int("n", 1)
-        if self.best_of is not None:
-            self._check_int("best_of", self.n)
-        for name in ("logprobs", "prompt_logprobs"):
-            if getattr(self, name) is not None:
-                self._check_int(name, 0)
+        self._check_int("best_of", self.n)
+        self._check_int("logprobs", 0)
+        self._check_int("prompt_logprobs", 0)
         self._check_float("length_penalty", -1e3, 1e3)
         grammar: object = self.grammar
         if grammar is not None and not isinstance(grammar, Grammar):
@@ -172,8 +169,7 @@ class SamplingParams:
         self._check_float("dry_multiplier", 0.0, 1e6)
         self._check_float("dry_base", 1.0, 1e3)
         self._check_int("dry_allowed_length", 1, 1000)
-        if self.dry_penalty_last_n is not None:
-            self._check_int("dry_penalty_last_n", 0)
+        self._check_int("dry_penalty_last_n", 0)
         self._check_texts("dry_sequence_breakers")
 
     def _check_edits(self) -> None:
@@ -196,12 +192,10 @@ class SamplingParams:
             self._refuse(name, "a list of texts, none of them empty")
         object.__setattr__(self, name, tuple(texts))
 
-    def _check_bool(self, name: str) -> None:
-        if type(getattr(self, name)) is not bool:
-            self._refuse(name, "True or False")
-
     def _check_int(self, name: str, low: int, high: int | None = None, high_name: str = "") -> None:
         value = getattr(self, name)
+        if value is None and getattr(SamplingParams, name) is None:
+            return  # As it is by default.
         if type(value) is not int or value < low or (high is not None and value > high):
             upper = " up" if high is None else f" to {high_name} ({high})" if high_name else f" to {high}"
             self._refuse(name, f"a whole number from {low}{upper}")

@@ -26,18 +26,15 @@ from llmc.runtime.scheduling.waiting_requests import WaitingRequests
 from llmc.runtime.scheduling.window_pool import WindowPool
 from llmc.runtime.speculation.speculation import Speculation
 
-AGEING_SECONDS = 10.0
-
 
 class Scheduler:
     """Requests waiting, running (holding blocks) or parked (running, with nothing to compute yet), and their pool.
 
-    max_step_tokens: a lower budget of tokens a step than the engine's limit. ageing_seconds: how long a FREE request
-    waits until it is as urgent as a PREMIUM one. clock: seconds, as Request.arrived counts them. speculation: what
-    drafts tokens that may come next; a request that has drafts is a chunk of its last token and of those. adapters:
-    slots of the engine's pools; a request whose adapter has none, and gets none, waits. snapshots: of the states of a
-    model that has some. whole_texts: all tokens of a request come in one step. windows: of the groups of caches behind
-    the first.
+    max_step_tokens: a lower budget of tokens a step than the engine's limit. clock: seconds, as Request.arrived counts
+    them. speculation: what drafts tokens that may come next; a request that has drafts is a chunk of its last token and
+    of those. adapters: slots of the engine's pools; a request whose adapter has none, and gets none, waits. snapshots:
+    of the states of a model that has some. whole_texts: all tokens of a request come in one step. windows: of the
+    groups of caches behind the first.
     """
 
     def __init__(
@@ -46,7 +43,6 @@ class Scheduler:
         pool: BlockPool,
         max_step_tokens: int | None = None,
         *,
-        ageing_seconds: float = AGEING_SECONDS,
         clock: Callable[[], float] = time.monotonic,
         speculation: Speculation | None = None,
         adapters: AdapterSlots | None = None,
@@ -61,12 +57,12 @@ class Scheduler:
         self._snapshots = snapshots
         self.prefix_cache = PrefixCache(pool, limits.block_size, snapshots, windows)
         self.preemptions = 0
-        self.block_size = limits.block_size
+        self.block_size, self._blocks_for = limits.block_size, limits.blocks_for
         self.groups = 1 + len(windows)
         self._budget = min(limits.max_batch_tokens, max_step_tokens or limits.max_batch_tokens)
         self._rows = limits.max_logit_rows
         self._clock = clock
-        self._waiting = WaitingRequests(ageing_seconds)
+        self._waiting = WaitingRequests()
         # Dicts for their order and their quick removal.
         self._prefilling: dict[Request, None] = {}
         self._parked: dict[Request, None] = {}
@@ -196,7 +192,9 @@ class Scheduler:
             self._extend_with_drafts(self._speculation, outline)
         for request in self._by_urgency():
             if request.standing.is_seated:
-                self._extend(request, request.fitting(outline.tokens, outline.rows), outline)
+                count = request.fitting(outline.tokens, outline.rows)
+                if count > 0 and self._grow(request, count, outline):
+                    outline.include(request, count)
         if self._free_seats and preemptions == self.preemptions:
             self._waiting.now = self._clock()
             while self._free_seats and self._start_next(outline):
@@ -298,11 +296,6 @@ class Scheduler:
         outline.include(request, count)
         return True
 
-    def _extend(self, request: Request, count: int, outline: StepOutline) -> None:
-        """Give the request's next `count` tokens blocks and a place in the step."""
-        if count > 0 and self._grow(request, count, outline):
-            outline.include(request, count)
-
     def _grow(self, request: Request, count: int, outline: StepOutline) -> bool:
         """Make the next `count` positions the request's own to write; false if it had to give way itself."""
         index, end = request.computed // self.block_size, self._blocks_for(request.computed + count)
@@ -375,6 +368,3 @@ class Scheduler:
                 self._decoding.add(request, self._number + 1)
         else:
             (self._prefilling if pending else self._parked)[request] = None
-
-    def _blocks_for(self, tokens: int) -> int:
-        return -(-tokens // self.block_size)

@@ -5,14 +5,15 @@ from collections import deque
 from llmc.runtime.requests.generation_request import Priority
 from llmc.runtime.requests.request import Request
 
+# How long a FREE request waits until it is as urgent as a PREMIUM one.
+_AGEING_SECONDS = 10.0
+
 
 class WaitingRequests:
-    """ageing_seconds: how long a FREE request waits until it is as urgent as a PREMIUM one. now: as Request.arrived
-    counts seconds; whoever needs ages sets it."""
+    """now: as Request.arrived counts seconds; whoever needs ages sets it."""
 
-    def __init__(self, ageing_seconds: float) -> None:
+    def __init__(self) -> None:
         self.now = 0.0
-        self._ageing_seconds = ageing_seconds
         self._premium: deque[Request] = deque()
         self._free: deque[Request] = deque()
 
@@ -55,4 +56,4 @@ class WaitingRequests:
         return self._premium if request.priority is Priority.PREMIUM else self._free
 
     def _has_aged(self, request: Request) -> bool:
-        return self.now - request.arrived >= self._ageing_seconds
+        return self.now - request.arrived >= _AGEING_SECONDS
