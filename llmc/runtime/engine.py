@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
-import numpy as np
-import numpy.typing as npt
-
 from llmc.engine_format import EngineDirectory, EngineFiles, Manifest, ModelRecord
 from llmc.engine_format.copy import copy_engine
 from llmc.engine_format.path_argument import path_argument
@@ -19,7 +16,7 @@ from llmc.runtime.adapters.registry import AdapterRegistry
 from llmc.runtime.completer import Completer
 from llmc.runtime.engine_record import explanation, predicted_step, report_file
 from llmc.runtime.executors.absent import AbsentExecutor
-from llmc.runtime.executors.executor import Executor
+from llmc.runtime.executors.executor import Executor, Logits
 from llmc.runtime.grammar.compiler import GrammarCompiler
 from llmc.runtime.loop.shared_loop import SharedLoop
 from llmc.runtime.loop.step_loop import StepLoop
@@ -36,8 +33,6 @@ if TYPE_CHECKING:
     from tempfile import TemporaryDirectory
 
     from llmc.prediction.device_step import StepPrediction
-
-Logits = npt.NDArray[np.float32]
 
 
 class Engine(TextGenerator):

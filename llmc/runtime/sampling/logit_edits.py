@@ -9,16 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from llmc.runtime.sampling.banned_sequences import BannedSequences, bad_word_sequences
 from llmc.runtime.sampling.dry_penalty import DryPenalty, breaker_tokens
-from llmc.runtime.sampling.logits_processor import CheckedProcessor
+from llmc.runtime.sampling.logits_processor import CheckedProcessor, Row
 from llmc.runtime.sampling.sampling_params import SamplingParams
 from llmc.runtime.sampling.written_tokens import TokenIds, Written
 from llmc.runtime.text.tokenizer import Tokenizer
 
-Row = npt.NDArray[np.float32]
 # Takes the row, which it may change, and what was written before it; returns the row.
 LogitEdit = Callable[[Row, Written], Row]
 

@@ -20,9 +20,8 @@ import numpy.typing as npt
 
 from llmc.errors import RequestError
 from llmc.runtime.sampling.gumbel_noise import uniform_pairs
-from llmc.runtime.sampling.sampler import Sampler
+from llmc.runtime.sampling.sampler import Row, Sampler
 
-Row = npt.NDArray[np.float32]
 Probabilities = npt.NDArray[np.float64]
 Tokens = npt.NDArray[np.int64]
 
