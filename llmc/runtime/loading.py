@@ -13,7 +13,7 @@ from llmc.errors import OptionError, bad_value
 from llmc.program import Head, Limits
 from llmc.runtime.ranks.launch import work_for_first_rank
 from llmc.runtime.speculation.acceptance_config import check_reproducible
-from llmc.runtime.speculation.config import parse_speculative_config
+from llmc.runtime.speculation.config import SpeculativeConfig, parse_speculative_config
 
 if TYPE_CHECKING:
     from tempfile import TemporaryDirectory
@@ -54,9 +54,7 @@ def load(
     that torchrun started as a rank but the first, this ends with it. Raises EngineFormatError, TargetError,
     OptionError, RankError.
     """
-    drafts = None if speculation is None else parse_speculative_config(speculation)
-    if drafts is not None and output_cache_bytes:
-        check_reproducible(drafts.acceptance)
+    drafts = None if speculation is None else _speculative_config(speculation, output_cache_bytes)
     place = path_argument("path", path)
     work_for_first_rank(place, threads, executor)
     directory, check = engine_to_run(place, check_weights=check_weights)
@@ -97,6 +95,13 @@ def given_or_loaded(engine: Engine | str | Path, speculation: str | Mapping[str,
             fix="give it to llmc.load, or give the engine's directory instead of the engine",
         )
     return engine
+
+
+def _speculative_config(given: str | Mapping[str, object], output_cache_bytes: int) -> SpeculativeConfig:
+    config = parse_speculative_config(given)
+    if output_cache_bytes:
+        check_reproducible(config.acceptance)
+    return config
 
 
 def _reads_whole_texts(
