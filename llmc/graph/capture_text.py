@@ -29,7 +29,7 @@ from llmc.errors import EngineFormatError, LoweringError
 from llmc.files.typed_json import from_json, to_json
 from llmc.graph.dtype_names import DTYPE_NAMES, TORCH_DTYPES
 from llmc.graph.model_graph import ModelGraph, ModelInfo
-from llmc.graph.serialize import decode_argument, encode_argument
+from llmc.graph.serialize import add_node, decode_argument, encode_argument, node_record
 from llmc.graph.stage import Stage
 from llmc.graph.weights import Constant, Derived, Recipe, Stored
 from llmc.program import Head
@@ -38,18 +38,7 @@ _VERSION = 3
 _MAX_CONSTANT_BYTES = 1 << 20
 _OVERLOADS = ("aten", "llmc")
 _BUILTINS: MappingProxyType[str, Callable[..., Any]] = MappingProxyType(
-    {
-        f"operator.{each.__name__}": each
-        for each in (
-            operator.getitem,
-            operator.add,
-            operator.sub,
-            operator.mul,
-            operator.floordiv,
-            operator.mod,
-            operator.neg,
-        )
-    }
+    {f"operator.{name}": getattr(operator, name) for name in ("getitem", "add", "sub", "mul", "floordiv", "mod", "neg")}
 )
 
 
@@ -60,12 +49,6 @@ _NAMES = {dtype: name for name, dtype in _TORCH_DTYPES.items()}
 
 class _NotSayable(Exception):
     """The grammar has no words for it."""
-
-
-def _name_of(dtype: torch.dtype) -> str:
-    if dtype not in _NAMES:
-        raise _NotSayable
-    return _NAMES[dtype]
 
 
 def captured_text(graph: ModelGraph) -> str | None:
@@ -127,17 +110,9 @@ class _Writer:
         return {"hint": int(env.backed_var_to_val[self._tokens]), "range": [int(known.lower), upper]}
 
     def _node(self, node: fx.Node) -> dict[str, Any]:
-        record: dict[str, Any] = {"name": node.name, "op": node.op}
-        if node.op == "call_function":
-            record["target"] = _target_name(node.target)
-        elif node.op not in ("placeholder", "output"):
-            raise _NotSayable
-        if node.op != "placeholder":
-            record["args"] = [_encode(argument, node) for argument in node.args]
-        elif node.name in self._graph.weights:
+        record = node_record(node, _target_name, _encode)
+        if node.name in self._graph.weights:
             record["recipe"] = _encode_recipe(self._graph.weights[node.name], node)
-        if node.kwargs:
-            record["kwargs"] = {name: _encode(argument, node) for name, argument in node.kwargs.items()}
         if "val" in node.meta:
             text = json.dumps(self._value(node.meta["val"]))
             record["value"] = self._values.setdefault(text, len(self._values))
@@ -151,10 +126,10 @@ class _Writer:
         if value is None:
             return None
         if isinstance(value, FakeTensor):
-            if value.device.type != "cpu" or value.layout is not torch.strided:
+            if value.device.type != "cpu" or value.layout is not torch.strided or value.dtype not in _NAMES:
                 raise _NotSayable
             return {
-                "dtype": _name_of(value.dtype),
+                "dtype": _NAMES[value.dtype],
                 "shape": [self._size(size) for size in value.shape],
                 "stride": [self._size(size) for size in value.stride()],
                 "offset": self._size(value.storage_offset()),
@@ -203,7 +178,7 @@ class _Reader:
         nodes: dict[str, fx.Node] = {}
         weights: dict[str, Recipe] = {}
         for record in self._content["nodes"]:
-            node = _make_node(graph, nodes, record)
+            node = add_node(graph, nodes, record, _target, _decode)
             if "recipe" in record:
                 weights[node.name] = _decode_recipe(record["recipe"])
             if "value" in record:
@@ -262,6 +237,9 @@ def _target(name: str) -> Callable[..., Any]:
 
 
 def _encode(value: Any, node: fx.Node) -> Any:
+    """An argument of a node, or of a recipe, which may be another one."""
+    if isinstance(value, Recipe):
+        return {"recipe": _encode_recipe(value, node)}
     # fx tells tuples and lists apart when it compares and prints arguments.
     if isinstance(value, tuple):
         return {"tuple": [_encode(item, node) for item in value]}
@@ -275,6 +253,8 @@ def _encode(value: Any, node: fx.Node) -> Any:
 def _decode(value: Any, nodes: dict[str, fx.Node]) -> Any:
     if isinstance(value, list):
         return [_decode(item, nodes) for item in value]
+    if isinstance(value, dict) and "recipe" in value:
+        return _decode_recipe(value["recipe"])
     if isinstance(value, dict) and "tuple" in value:
         return tuple(_decode(item, nodes) for item in value["tuple"])
     return decode_argument(value, nodes)
@@ -284,7 +264,7 @@ def _encode_recipe(recipe: Recipe, node: fx.Node) -> dict[str, Any]:
     if isinstance(recipe, Stored):
         return {"stored": recipe.name, "dtype": DTYPE_NAMES[recipe.dtype]}
     if isinstance(recipe, Derived):
-        args, kwargs = (_encode_operand(each, node) for each in (recipe.args, recipe.kwargs))
+        args, kwargs = (_encode(each, node) for each in (recipe.args, recipe.kwargs))
         return {"derived": _target_name(recipe.target), "args": args, "kwargs": kwargs}
     if not isinstance(recipe, Constant) or recipe.value.nbytes > _MAX_CONSTANT_BYTES:
         raise _NotSayable
@@ -293,53 +273,15 @@ def _encode_recipe(recipe: Recipe, node: fx.Node) -> dict[str, Any]:
     return {"constant": data.decode("ascii"), "dtype": DTYPE_NAMES[value.dtype], "shape": list(value.shape)}
 
 
-def _encode_operand(value: Any, node: fx.Node) -> Any:
-    if isinstance(value, Recipe):
-        return {"recipe": _encode_recipe(value, node)}
-    if isinstance(value, tuple):
-        return {"tuple": [_encode_operand(each, node) for each in value]}
-    return [_encode_operand(each, node) for each in value] if isinstance(value, list) else _encode(value, node)
-
-
 def _decode_recipe(record: dict[str, Any]) -> Recipe:
     if "derived" in record:
         target = _target(record["derived"])
         if not isinstance(target, OpOverload):
             raise ValueError(f"a weight made by {target!r}")
-        return Derived(target, _decode_operand(record["args"]), _decode_operand(record["kwargs"]))
+        return Derived(target, _decode(record["args"], {}), _decode(record["kwargs"], {}))
     dtype = TORCH_DTYPES[record["dtype"]]
     if "stored" in record:
         return Stored(record["stored"], dtype)
     data = bytearray(base64.b64decode(record["constant"], validate=True))
     value: Tensor = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
     return Constant(value.reshape(record["shape"]))
-
-
-def _decode_operand(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_decode_operand(each) for each in value]
-    if isinstance(value, dict) and "recipe" in value:
-        return _decode_recipe(value["recipe"])
-    if isinstance(value, dict) and "tuple" in value:
-        return tuple(map(_decode_operand, value["tuple"]))
-    return _decode(value, {})
-
-
-def _make_node(graph: fx.Graph, nodes: dict[str, fx.Node], record: dict[str, Any]) -> fx.Node:
-    name, kind = record["name"], record["op"]
-    if not isinstance(name, str) or not name.isidentifier() or name in nodes:
-        raise ValueError(f"node name {name!r}")
-    args = tuple(_decode(argument, nodes) for argument in record.get("args", ()))
-    kwargs = {key: _decode(argument, nodes) for key, argument in record.get("kwargs", {}).items()}
-    if kind == "placeholder":
-        node = graph.placeholder(name)
-    elif kind == "output":
-        node = graph.output(*args)
-    elif kind == "call_function":
-        node = graph.create_node("call_function", _target(record["target"]), args, kwargs, name)
-    else:
-        raise ValueError(f"a {kind!r} node")
-    if node.name != name:
-        raise ValueError(f"node name {name!r} is not usable")
-    nodes[name] = node
-    return node

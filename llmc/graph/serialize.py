@@ -24,11 +24,6 @@ from llmc.graph.stage import Stage
 from llmc.graph.verify import all_fallback_ops, legal_ops
 
 GRAPH_VERSION = 1
-_MEMORY_FORMATS = {
-    "contiguous": torch.contiguous_format,
-    "preserve": torch.preserve_format,
-}
-_LAYOUTS = {"strided": torch.strided}
 
 
 @dataclass(frozen=True)
@@ -45,7 +40,7 @@ def serialize_graph(graph: ModelGraph, weights: Mapping[str, WeightOf] = Mapping
 
     Raises LoweringError for an op or argument outside the grammar, naming the node.
     """
-    lines = [json.dumps(_node_record(node), ensure_ascii=False) for node in graph.graph.nodes]
+    lines = [json.dumps(_legal_record(node), ensure_ascii=False) for node in graph.graph.nodes]
     body = ",\n".join(f"  {line}" for line in lines)
     table = f', "weights": {json.dumps(to_json(dict(weights)), ensure_ascii=False)}' if weights else ""
     given = f', "memory": {json.dumps(memory.splitlines(), ensure_ascii=False)}' if memory else ""
@@ -63,8 +58,9 @@ def deserialize_graph(text: str, at: Path) -> fx.Graph:
             raise ValueError(f"version {content['version']}, this llmc reads {GRAPH_VERSION}")
         graph = fx.Graph()
         nodes: dict[str, fx.Node] = {}
+        target = _legal_ops().__getitem__
         for record in content["nodes"]:
-            _add_node(graph, nodes, record)
+            add_node(graph, nodes, record, target, decode_argument)
         graph.lint()
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, RuntimeError) as error:
         raise EngineFormatError(
@@ -92,22 +88,29 @@ def _op_name(op: Any) -> str:
     return "getitem" if op is operator.getitem else str(op)
 
 
-def _node_record(node: fx.Node) -> dict[str, Any]:
+def _legal_record(node: fx.Node) -> dict[str, Any]:
+    if node.op == "call_function" and _op_name(node.target) not in _legal_ops():
+        raise LoweringError(
+            f"{node.target} cannot run in a reference engine",
+            at=node.meta.get("stack_trace") or node.format_node(),
+            fix="let the canonical passes rewrite it: see `llmc passes`",
+        )
+    return node_record(node, _op_name, encode_argument)
+
+
+def node_record(
+    node: fx.Node, target_name: Callable[[Any], str], encode: Callable[[Any, fx.Node], Any]
+) -> dict[str, Any]:
+    """A node as JSON. Raises LoweringError for one that neither calls a function nor is a placeholder or the output."""
     record: dict[str, Any] = {"name": node.name, "op": node.op}
     if node.op == "call_function":
-        record["target"] = _op_name(node.target)
-        if record["target"] not in _legal_ops():
-            raise LoweringError(
-                f"{node.target} cannot run in a reference engine",
-                at=node.meta.get("stack_trace") or node.format_node(),
-                fix="let the canonical passes rewrite it: see `llmc passes`",
-            )
+        record["target"] = target_name(node.target)
     elif node.op not in ("placeholder", "output"):
         raise LoweringError(f"a {node.op} node cannot run in a reference engine", at=node.format_node())
     if node.op != "placeholder":
-        record["args"] = [encode_argument(argument, node) for argument in node.args]
+        record["args"] = [encode(argument, node) for argument in node.args]
     if node.kwargs:
-        record["kwargs"] = {name: encode_argument(argument, node) for name, argument in node.kwargs.items()}
+        record["kwargs"] = {name: encode(argument, node) for name, argument in node.kwargs.items()}
     return record
 
 
@@ -135,27 +138,37 @@ def encode_argument(value: Any, node: fx.Node) -> Any:
 
 _NAMED: Mapping[str, Mapping[str, Any]] = {
     "dtype": NAMED_DTYPES,
-    "memory_format": _MEMORY_FORMATS,
-    "layout": _LAYOUTS,
+    "memory_format": {"contiguous": torch.contiguous_format, "preserve": torch.preserve_format},
+    "layout": {"strided": torch.strided},
 }
 
 
-def _add_node(graph: fx.Graph, nodes: dict[str, fx.Node], record: dict[str, Any]) -> None:
+def add_node(
+    graph: fx.Graph,
+    nodes: dict[str, fx.Node],
+    record: dict[str, Any],
+    target: Callable[[str], Callable[..., Any]],
+    decode: Callable[[Any, dict[str, fx.Node]], Any],
+) -> fx.Node:
+    """The node that `node_record` wrote. nodes: those before, by name; it becomes one. KeyError, ValueError for any
+    other record."""
     name, kind = record["name"], record["op"]
     if not isinstance(name, str) or not name.isidentifier() or name in nodes:
         raise ValueError(f"node name {name!r}")
-    args = tuple(decode_argument(argument, nodes) for argument in record.get("args", ()))
-    kwargs = {key: decode_argument(argument, nodes) for key, argument in record.get("kwargs", {}).items()}
+    args = tuple(decode(argument, nodes) for argument in record.get("args", ()))
+    kwargs = {key: decode(argument, nodes) for key, argument in record.get("kwargs", {}).items()}
     if kind == "placeholder":
-        nodes[name] = graph.placeholder(name)
+        node = graph.placeholder(name)
     elif kind == "output":
-        nodes[name] = graph.output(*args)
+        node = graph.output(*args)
     elif kind == "call_function":
-        nodes[name] = graph.create_node("call_function", _legal_ops()[record["target"]], args, kwargs, name)
+        node = graph.create_node("call_function", target(record["target"]), args, kwargs, name)
     else:
         raise ValueError(f"a {kind!r} node")
-    if nodes[name].name != name:
+    if node.name != name:
         raise ValueError(f"node name {name!r} is not usable")
+    nodes[name] = node
+    return node
 
 
 def decode_argument(value: Any, nodes: dict[str, fx.Node]) -> Any:
