@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from llmc.graph.op_record import RECORDS
 from llmc.graph.weights import Recipe, WeightSource, evaluate, is_per_rank
@@ -51,29 +52,20 @@ def copied(value: Any) -> Any:
 
 def call(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The op's result; on each rank where an operand differs."""
-    ranks = {len(each.values) for each in _on_ranks((args, tuple(kwargs.values())))}
+    ranks = {len(each.values) for each in tree_leaves((args, kwargs)) if isinstance(each, OnRanks)}
     if not ranks:
         return target(*args, **kwargs)
     (count,) = ranks
+
+    def on_rank(rank: int) -> Any:
+        return tree_map_only(OnRanks, lambda each: each.values[rank], (args, kwargs))
+
+    given = [on_rank(rank) for rank in range(count)]
     record = RECORDS.get(target)
     if record is not None and record.across is not None:
-        shared, named = _of(args[1:], 0), {name: _of(value, 0) for name, value in kwargs.items()}
-        return record.across([_of(args[0], rank) for rank in range(count)], *shared, **named)
-    results = tuple(
-        target(*_of(args, rank), **{name: _of(value, rank) for name, value in kwargs.items()}) for rank in range(count)
-    )
+        (_, *shared), named = given[0]
+        return record.across([own[0] for own, _ in given], *shared, **named)
+    results = tuple(target(*own, **named) for own, named in given)
     if isinstance(results[0], tuple):
         return tuple(map(OnRanks, zip(*results, strict=True)))
     return None if results[0] is None else OnRanks(results)
-
-
-def _on_ranks(value: Any) -> list[OnRanks]:
-    if isinstance(value, tuple | list):
-        return [found for each in value for found in _on_ranks(each)]
-    return [value] if isinstance(value, OnRanks) else []
-
-
-def _of(value: Any, rank: int) -> Any:
-    if isinstance(value, tuple | list):
-        return type(value)(_of(each, rank) for each in value)
-    return value.values[rank] if isinstance(value, OnRanks) else value

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 
 class WeightSource(Protocol):
@@ -66,8 +67,11 @@ def evaluate(recipe: Recipe, source: WeightSource, rank: int = 0) -> Tensor:
         return source.load(recipe.name).to(recipe.dtype)
     if isinstance(recipe, Constant):
         return recipe.value
-    args = [_evaluate_argument(a, source, rank) for a in recipe.args]
-    kwargs = {name: _evaluate_argument(a, source, rank) for name, a in recipe.kwargs}
+
+    def value(argument: Any) -> Any:
+        return evaluate(argument, source, rank) if isinstance(argument, Recipe) else argument
+
+    args, kwargs = tree_map(value, (recipe.args, dict(recipe.kwargs)))
     result: Tensor = recipe.target(*args, **kwargs)
     return result
 
@@ -82,18 +86,14 @@ def renamed(recipe: Recipe, names: Mapping[str, str]) -> Recipe:
         return recipe
 
     def argument(value: Any) -> Any:
-        if isinstance(value, tuple | list):
-            return tuple(map(argument, value))
         return renamed(value, names) if isinstance(value, Recipe) else value
 
-    return Derived(recipe.target, argument(recipe.args), tuple((key, argument(value)) for key, value in recipe.kwargs))
+    return Derived(recipe.target, *tree_map(argument, (recipe.args, recipe.kwargs)))
 
 
 def is_per_rank(recipe: Recipe) -> bool:
     """Whether ranks have different tensors."""
-    if isinstance(recipe, Derived):
-        return any(map(_varies, (*recipe.args, *dict(recipe.kwargs).values())))
-    return isinstance(recipe, PerRank)
+    return any(map(is_per_rank, _operands(recipe))) if isinstance(recipe, Derived) else isinstance(recipe, PerRank)
 
 
 def stored_names(recipe: Recipe) -> tuple[str, ...]:
@@ -104,26 +104,9 @@ def stored_names(recipe: Recipe) -> tuple[str, ...]:
         return recipe.made_of
     if isinstance(recipe, PerRank):
         return tuple(dict.fromkeys(name for each in recipe.recipes for name in stored_names(each)))
-    return tuple(name for a in (*recipe.args, *dict(recipe.kwargs).values()) for name in _argument_names(a))
+    return tuple(name for each in _operands(recipe) for name in stored_names(each))
 
 
-def _argument_names(argument: Any) -> tuple[str, ...]:
-    if isinstance(argument, Recipe):
-        return stored_names(argument)
-    if isinstance(argument, tuple | list):
-        return tuple(name for a in argument for name in _argument_names(a))
-    return ()
-
-
-def _varies(argument: Any) -> bool:
-    if isinstance(argument, tuple | list):
-        return any(map(_varies, argument))
-    return isinstance(argument, Recipe) and is_per_rank(argument)
-
-
-def _evaluate_argument(argument: Any, source: WeightSource, rank: int) -> Any:
-    if isinstance(argument, Recipe):
-        return evaluate(argument, source, rank)
-    if isinstance(argument, tuple | list):
-        return [_evaluate_argument(a, source, rank) for a in argument]
-    return argument
+def _operands(recipe: Derived) -> list[Recipe]:
+    """The recipes among its arguments, also inside tuples, in order."""
+    return [each for each in tree_leaves((recipe.args, recipe.kwargs)) if isinstance(each, Recipe)]
