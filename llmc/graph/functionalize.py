@@ -18,6 +18,9 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from llmc.graph.call_arguments import call_arguments
+from llmc.graph.dead_code import writes_memory
+
 aten = torch.ops.aten
 
 
@@ -29,7 +32,7 @@ def functionalize(program: ExportedProgram) -> ExportedProgram:
         return functional
     graph = program.graph
     for node in list(graph.nodes):
-        if _is_mutable(node):
+        if writes_memory(node):
             _replace_in_place(graph, node)
     graph.eliminate_dead_code()
     for node in list(graph.nodes):
@@ -53,16 +56,12 @@ def _is_simple(node: fx.Node) -> bool:
         return sum(not isinstance(size, int) for size in node.meta["val"].shape) <= 1
     if node.target in _RULES:
         return _has_usual_options(node)
-    if _is_mutable(node):
+    if writes_memory(node):
         return _can_replace(node)
     schema = node.target._schema
     # What functionalization takes apart: composite ops that may return their input.
     aliases = any(result.alias_info is not None for result in schema.returns)
     return not (aliases and node.target.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
-
-
-def _is_mutable(node: fx.Node) -> bool:
-    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
 def _can_replace(node: fx.Node) -> bool:
@@ -144,10 +143,11 @@ def _replace_in_place(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _has_usual_options(node: fx.Node) -> bool:
-    arguments = _arguments(node)
+    arguments = call_arguments(node)
     if arguments.get("train") or arguments.get("copy") or arguments.get("non_blocking"):
         return False
-    if arguments.get("memory_format") not in (None, torch.contiguous_format):
+    # 0: how the schema of aten.contiguous writes its default.
+    if arguments.get("memory_format") not in (None, 0, torch.contiguous_format):
         return False
     # A cast to another device would stay in the graph as one.
     device = arguments.get("device")
@@ -157,12 +157,6 @@ def _has_usual_options(node: fx.Node) -> bool:
 def _value(node: fx.Node) -> FakeTensor:
     value: FakeTensor = node.all_input_nodes[0].meta["val"]
     return value
-
-
-def _arguments(node: fx.Node) -> dict[str, Any]:
-    target: Any = node.target
-    schema = target._schema.arguments
-    return {a.name: node.args[i] for i, a in enumerate(schema) if i < len(node.args)} | dict(node.kwargs)
 
 
 def _insert(graph: fx.Graph, like: fx.Node, target: OpOverload, args: tuple[Any, ...], **kwargs: Any) -> fx.Node:
@@ -197,15 +191,16 @@ def _contiguous_copy(graph: fx.Graph, node: fx.Node) -> fx.Node:
 
 
 def _reshape(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    viewed = _can_view(_value(node), node.meta["val"])
-    x = node.args[0] if viewed else _contiguous_copy(graph, node)
-    return _insert(graph, node, aten.view.default, (x, node.args[1]))
+    return _viewed(graph, node, node.args[1])
 
 
 def _flatten(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    shape = [size if isinstance(size, int) else -1 for size in node.meta["val"].shape]
-    viewed = _can_view(_value(node), node.meta["val"])
-    return _insert(graph, node, aten.view.default, (node.args[0] if viewed else _contiguous_copy(graph, node), shape))
+    return _viewed(graph, node, [size if isinstance(size, int) else -1 for size in node.meta["val"].shape])
+
+
+def _viewed(graph: fx.Graph, node: fx.Node, shape: Any) -> fx.Node:
+    x = node.args[0] if _can_view(_value(node), node.meta["val"]) else _contiguous_copy(graph, node)
+    return _insert(graph, node, aten.view.default, (x, shape))
 
 
 def _can_view(x: FakeTensor, result: FakeTensor) -> bool:
@@ -220,7 +215,7 @@ def _can_view(x: FakeTensor, result: FakeTensor) -> bool:
 
 
 def _chunk(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    dim = _arguments(node).get("dim", 0)
+    dim = call_arguments(node)["dim"]
     size = node.meta["val"][0].shape[dim]
     return _insert(graph, node, aten.split.Tensor, (node.args[0], size, dim))
 

@@ -86,9 +86,11 @@ def _math(function: str) -> Emit:
 
 
 def _arithmetic(function: str) -> Emit:
+    """Of all operands, in the kind of the result."""
+
     def build(to: Statements, node: fx.Node) -> int:
         kind = _result(node)
-        return to.apply(function, to.read(node.args[0], kind), to.read(node.args[1], kind), kind=kind)
+        return to.apply(function, *(to.read(a, kind) for a in node.args), kind=kind)
 
     return build
 
@@ -152,7 +154,7 @@ def _power(to: Statements, node: fx.Node) -> int:
 def _divide_rounding(to: Statements, node: fx.Node) -> int:
     mode, kind = node.kwargs.get("rounding_mode"), _result(node)
     if mode == "floor":
-        return to.apply("floor_div", to.read(node.args[0], kind), to.read(node.args[1], kind), kind=kind)
+        return to.apply("floor_div", *(to.read(a, kind) for a in node.args), kind=kind)
     quotient = to.apply("div", to.read(node.args[0], Kind.FLOAT), to.read(node.args[1], Kind.FLOAT))
     if mode is None:
         return quotient
@@ -183,16 +185,15 @@ def _log1p(to: Statements, node: fx.Node) -> int:
     return to.apply("where", is_lost, x, to.apply("div", to.apply("mul", to.apply("log", u), x), divisor))
 
 
-def _where(to: Statements, node: fx.Node) -> int:
-    kind = _result(node)
-    condition = to.read(node.args[0], Kind.BOOL)
-    return to.apply("where", condition, to.read(node.args[1], kind), to.read(node.args[2], kind), kind=kind)
+def _choice(condition: int, *values: int) -> Emit:
+    """Positions: of the condition, of what is taken where it holds, and elsewhere."""
 
+    def build(to: Statements, node: fx.Node) -> int:
+        kind = _result(node)
+        holds = to.read(node.args[condition], Kind.BOOL)
+        return to.apply("where", holds, *(to.read(node.args[i], kind) for i in values), kind=kind)
 
-def _masked_fill(to: Statements, node: fx.Node) -> int:
-    kind = _result(node)
-    condition = to.read(node.args[1], Kind.BOOL)
-    return to.apply("where", condition, to.read(node.args[2], kind), to.read(node.args[0], kind), kind=kind)
+    return build
 
 
 def _fill(position: int) -> Emit:
@@ -235,28 +236,19 @@ POINTWISE: dict[Any, Emit] = {
     },
     **{getattr(_aten, f"logical_{name}").default: _logical(name) for name in ("and", "or", "not")},
     **{op: _logical(name) for op, name in BITWISE.items()},
-    _aten.neg.default: lambda to, node: to.apply("neg", to.read(node.args[0], _result(node)), kind=_result(node)),
-    _aten.maximum.default: _arithmetic("maximum"),
-    _aten.minimum.default: _arithmetic("minimum"),
-    _aten.remainder.Scalar: _arithmetic("remainder"),
-    _aten.remainder.Tensor: _arithmetic("remainder"),
+    **{getattr(_aten, name).default: _arithmetic(name) for name in ("neg", "maximum", "minimum")},
+    **{getattr(_aten.remainder, o): _arithmetic("remainder") for o in ("Tensor", "Scalar")},
     _aten.floor_divide.default: _arithmetic("floor_div"),
-    _aten.div.Tensor_mode: _divide_rounding,
-    _aten.div.Scalar_mode: _divide_rounding,
-    _aten.pow.Tensor_Scalar: _power,
-    _aten.pow.Tensor_Tensor: _power,
-    _aten.pow.Scalar: _power,
+    **{getattr(_aten.div, o): _divide_rounding for o in ("Tensor_mode", "Scalar_mode")},
+    **{getattr(_aten.pow, o): _power for o in ("Tensor_Scalar", "Tensor_Tensor", "Scalar")},
     _aten.clamp.default: _clamp,
     _aten.clamp_min.default: _clamp,
-    _aten.clamp_max.default: lambda to, node: to.apply(
-        "minimum", to.read(node.args[0], _result(node)), to.read(node.args[1], _result(node)), kind=_result(node)
-    ),
+    _aten.clamp_max.default: _arithmetic("minimum"),
     _aten.expm1.default: _expm1,
     _aten.gelu.default: _gelu,
     _aten.log1p.default: _log1p,
-    _aten.where.self: _where,
-    _aten.masked_fill.Scalar: _masked_fill,
-    _aten.masked_fill.Tensor: _masked_fill,
+    _aten.where.self: _choice(0, 1, 2),
+    **{getattr(_aten.masked_fill, o): _choice(1, 2, 0) for o in ("Scalar", "Tensor")},
     _aten._to_copy.default: _cast,
     _aten.to.dtype: _cast,
 }
