@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from llmc.errors import OptionError
 
@@ -32,27 +32,24 @@ class Rule(Generic[S]):
         return fnmatchcase(module, self.pattern) or fnmatchcase(module, f"*.{self.pattern}")
 
 
-def last_rule(rules: tuple[Rule[S], ...], module: str) -> Rule[S] | None:
-    """The rule that decides on a module: the last one that matches."""
-    return next((rule for rule in reversed(rules) if rule.matches(module)), None)
-
-
 @dataclass(frozen=True)
-class ModuleSchemes(Generic[SchemeT]):
-    """default: of every product's weight that no rule is for; None leaves it alone."""
+class BudgetedSchemes(Generic[SchemeT, BudgetT]):
+    """default: of every product's weight that no rule is for; None leaves it alone. budget: from which each of these
+    gets a scheme of its own, in the place of a default."""
 
     default: SchemeT | None
     rules: tuple[Rule[SchemeT], ...]
+    budget: BudgetT | None = None
 
     @property
     def is_none(self) -> bool:
         """Whether all weights are left alone."""
-        return not self.schemes
+        return not self.schemes and self.budget is None
 
     @property
     def is_for_all(self) -> bool:
         """Whether it says something of weights that no rule is for."""
-        return self.default is not None
+        return self.default is not None or self.budget is not None
 
     @property
     def schemes(self) -> tuple[SchemeT, ...]:
@@ -62,30 +59,16 @@ class ModuleSchemes(Generic[SchemeT]):
     @property
     def needs_calibration(self) -> bool:
         """Whether it takes text to run the model on."""
-        return any(scheme.needs_calibration for scheme in self.schemes)
+        return self.budget is not None or any(scheme.needs_calibration for scheme in self.schemes)
 
     def rule_for(self, *names: str) -> Rule[SchemeT] | None:
-        """The rule that decides on a module of these names, None if the default does; earlier names go first."""
-        return next((rule for name in names if (rule := last_rule(self.rules, name)) is not None), None)
+        """The rule that decides on a module of these names, the last one that matches; None if the default does.
+        Earlier names go first."""
+        return next((rule for name in names for rule in reversed(self.rules) if rule.matches(name)), None)
 
 
-@dataclass(frozen=True)
-class BudgetedSchemes(ModuleSchemes[SchemeT], Generic[SchemeT, BudgetT]):
-    """budget: from which every weight that no rule is for gets a scheme of its own, in the place of a default."""
-
-    budget: BudgetT | None = None
-
-    @property
-    def is_none(self) -> bool:
-        return super().is_none and self.budget is None
-
-    @property
-    def is_for_all(self) -> bool:
-        return super().is_for_all or self.budget is not None
-
-    @property
-    def needs_calibration(self) -> bool:
-        return super().needs_calibration or self.budget is not None
+# Whatever their budget is.
+ModuleSchemes = BudgetedSchemes[SchemeT, Any]
 
 
 def split_items(
@@ -120,6 +103,14 @@ def _parsed(item: str, text: str, option: str, parse: Callable[[str], S | None])
         return parse(text)
     except OptionError as error:
         raise OptionError(error.problem, at=f"{option}={item}", fix=error.fix) from None
+
+
+def number_of(text: str) -> float:
+    """What an option's text says; NaN, which is in no range, for what is no number."""
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
 
 
 def split_rule(item: str) -> tuple[str | None, str]:

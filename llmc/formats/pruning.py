@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from llmc.errors import OptionError
-from llmc.formats.module_rules import Rule, split_rule
+from llmc.formats.module_rules import Rule, number_of, split_rule
 
 Kind = Literal["channels", "heads"]
 KINDS: tuple[Kind, ...] = ("channels", "heads")
@@ -92,10 +92,7 @@ def _check_name(item: str, name: str) -> None:
 
 
 def _ratio(item: str, text: str) -> float:
-    try:
-        ratio = float(text)
-    except ValueError:
-        ratio = float("nan")
+    ratio = number_of(text)
     if not 0.0 < ratio < 1.0:
         raise OptionError(
             f"{text!r} is no share between 0 and 1, of which something stays",

@@ -6,7 +6,7 @@ from typing import Literal
 
 from llmc.errors import OptionError, did_you_mean
 from llmc.formats.code_format import CODE_FORMATS, Activation, CodeFormat, Granularity
-from llmc.formats.module_rules import BudgetedSchemes, split_items
+from llmc.formats.module_rules import BudgetedSchemes, number_of, split_items
 
 Method = Literal["rtn", "gptq", "awq", "smoothquant"]
 
@@ -133,9 +133,9 @@ def _with_option(scheme: Scheme, name: str, word: str) -> Scheme:
     if key in ("actorder", "noactorder") and scheme.method == "gptq":
         return replace(scheme, act_order=key == "actorder")
     if key == "damp" and scheme.method == "gptq":
-        return replace(scheme, damping=_number(value, 0.0, 1.0, word))
+        return replace(scheme, damping=_share(value, word))
     if key == "alpha" and scheme.method == "smoothquant":
-        return replace(scheme, alpha=_number(value, 0.0, 1.0, word))
+        return replace(scheme, alpha=_share(value, word))
     raise OptionError(
         f"{name} has no option {word!r}",
         at=f"quantize={scheme.name}",
@@ -152,13 +152,10 @@ def _options(scheme: Scheme) -> tuple[str, ...]:
     return options or ("none",)
 
 
-def _number(text: str, low: float, high: float, word: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not low <= value <= high:
-        raise OptionError(f"{text!r} is no number from {low} to {high}", at=f"quantize=…:{word}", fix="such as 0.5")
+def _share(text: str, word: str) -> float:
+    value = number_of(text)
+    if not 0.0 <= value <= 1.0:
+        raise OptionError(f"{text!r} is no number from 0.0 to 1.0", at=f"quantize=…:{word}", fix="such as 0.5")
     return value
 
 
@@ -191,10 +188,7 @@ def parse_quantization(items: Iterable[str]) -> Quantization:
 
 def _parse_budget(text: str) -> Budget:
     words = text.split(":")[1:]
-    try:
-        bits = float(words[0])
-    except (IndexError, ValueError):
-        bits = 0.0
+    bits = number_of("".join(words[:1]))
     if not 4.0 < bits <= 16.0:
         raise OptionError(
             f"{text!r} has no budget of bits a weight between 4 and 16",

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from llmc.errors import OptionError, did_you_mean
-from llmc.formats.module_rules import BudgetedSchemes, split_items
+from llmc.formats.module_rules import BudgetedSchemes, number_of, split_items
 
 Method = Literal["magnitude", "wanda", "sparsegpt"]
 
@@ -21,28 +21,21 @@ class SparseScheme:
     """Which elements of one weight become zero.
 
     name: as spelled. method: how they are chosen. ratio: the share of zeros. pattern: (kept, of) neighbouring columns
-    of a row, such as (2, 4); None: any.
+    of a row, such as (2, 4); None: any. damping: of SparseGPT's Hessian: added to its diagonal, as a share of that's
+    mean. act_order: SparseGPT takes columns as they lie, so that patterns are of neighbours.
     """
 
     name: str
     method: Method
     ratio: float
     pattern: tuple[int, int] | None = None
+    damping: ClassVar[float] = 0.01
+    act_order: ClassVar[bool] = False
 
     @property
     def needs_calibration(self) -> bool:
         """Whether it takes text to run the model on."""
         return self.method in CALIBRATED
-
-    @property
-    def damping(self) -> float:
-        """Of SparseGPT's Hessian: added to its diagonal, as a share of that's mean."""
-        return 0.01
-
-    @property
-    def act_order(self) -> bool:
-        """SparseGPT takes columns as they lie, so that patterns are of neighbours."""
-        return False
 
 
 @dataclass(frozen=True)
@@ -118,10 +111,7 @@ def _pattern(text: str, words: list[str]) -> tuple[int, int]:
 
 
 def _ratio(text: str, words: list[str], instead: str) -> float:
-    try:
-        ratio = float(words[0]) if len(words) == 1 else float("nan")
-    except ValueError:
-        ratio = float("nan")
+    ratio = number_of(":".join(words))
     if not 0.0 < ratio < 1.0:
         raise OptionError(
             f"{text!r} has no ratio of zeros between 0 and 1", at=f"sparsity={text}", fix=f"such as {instead}"
