@@ -1,6 +1,7 @@
 """Safetensors checkpoints: strict header checks when opened, tensors read one at a time through a memory map."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,11 +34,12 @@ class SafetensorsSource:
     """The tensors of a checkpoint directory; a WeightSource.
 
     Opening reads headers only. Raises CheckpointError for a missing shard, a truncated file or a corrupt header.
+    entries: of the tensors, by name, where they are known.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, entries: Mapping[str, TensorEntry] | None = None) -> None:
         self.directory = directory
-        self._entries = _read_entries(directory)
+        self._entries = _read_entries(directory) if entries is None else entries
 
     def names(self) -> tuple[str, ...]:
         """All tensor names, sorted."""
@@ -70,16 +72,21 @@ class SafetensorsSource:
         check_shape(name, entry.shape, shape, entry.file)
 
     def load(self, name: str) -> Tensor:
-        """The tensor on the CPU in its stored dtype; raises CheckpointError if it is missing."""
-        return load_tensor(name, self.entry(name))
+        """The tensor on the CPU in its stored dtype; raises CheckpointError if it is missing or broken."""
+        file = self.entry(name).file
+        try:
+            with safetensors.safe_open(str(file), framework="pt") as opened:
+                tensor: Tensor = opened.get_tensor(name)
+        except (safetensors.SafetensorError, OSError) as error:
+            raise CheckpointError(f"cannot read {name!r}: {error}", at=file, fix=_DOWNLOAD_AGAIN) from error
+        return tensor
 
     def dtype(self) -> torch.dtype:
         """The floating-point dtype that most elements are stored in."""
-        elements: dict[torch.dtype, int] = {}
+        elements: Counter[torch.dtype] = Counter()
         for entry in self._entries.values():
             if _is_floating(entry.dtype):
-                dtype = TORCH_DTYPES[entry.dtype]
-                elements[dtype] = elements.get(dtype, 0) + torch.Size(entry.shape).numel()
+                elements[TORCH_DTYPES[entry.dtype]] += torch.Size(entry.shape).numel()
         if not elements:
             raise CheckpointError(
                 "the checkpoint holds no floating-point tensor",
@@ -121,16 +128,6 @@ def check_shape(name: str, found: tuple[int, ...], expected: tuple[int, ...], fi
             at=file,
             fix="check that config.json belongs to these weights",
         )
-
-
-def load_tensor(name: str, entry: TensorEntry) -> Tensor:
-    """One tensor of a file, on the CPU in its stored dtype. Raises CheckpointError."""
-    try:
-        with safetensors.safe_open(str(entry.file), framework="pt") as file:
-            tensor: Tensor = file.get_tensor(name)
-    except (safetensors.SafetensorError, OSError) as error:
-        raise CheckpointError(f"cannot read {name!r}: {error}", at=entry.file, fix=_DOWNLOAD_AGAIN) from error
-    return tensor
 
 
 def _read_entries(directory: Path) -> dict[str, TensorEntry]:
@@ -272,6 +269,11 @@ def read_json(file: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"holds a JSON {type(value).__name__}, not an object", at=file, fix=_DOWNLOAD_AGAIN)
     return value
+
+
+def read_json_if_there(file: Path) -> dict[str, Any]:
+    """The same; nothing where there is no such file."""
+    return read_json(file) if file.is_file() else {}
 
 
 def read_json_list(file: Path) -> list[dict[str, Any]]:

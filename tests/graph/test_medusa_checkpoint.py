@@ -35,7 +35,7 @@ def test_medusa_2_among_the_tensors_of_its_model(tmp_path: Path) -> None:
     )
     checkpoint = read_medusa(file)
     assert [head.output for head in checkpoint.heads] == [None, None]
-    assert set(checkpoint.entries) == set(tensors)
+    assert set(checkpoint.source.names()) == set(tensors)
 
 
 def test_vllm(tmp_path: Path) -> None:

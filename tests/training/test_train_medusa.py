@@ -69,7 +69,7 @@ def test_heads_learn_what_the_engine_writes(trained: TrainedHeads) -> None:
 def test_what_is_written_is_the_published_format(trained: TrainedHeads) -> None:
     checkpoint = read_medusa(trained.path.parent)
     assert [len(head.blocks) for head in checkpoint.heads] == [1, 1]
-    assert sorted(checkpoint.entries) == [f"{h}.0.linear.{kind}" for h in range(2) for kind in ("bias", "weight")]
+    assert list(checkpoint.source.names()) == [f"{h}.0.linear.{kind}" for h in range(2) for kind in ("bias", "weight")]
     config = json.loads((trained.path.parent / "config.json").read_text())
     assert (config["medusa_num_heads"], config["medusa_num_layers"], config["hidden_size"]) == (2, 1, 128)
 

@@ -29,6 +29,10 @@ class Target:
     embedding: Recipe
     output: Recipe
 
+    def shared(self) -> dict[str, Recipe]:
+        """The recipes that a draft without tensors of its own takes, by the names of its parameters."""
+        return {"embed_tokens.weight": self.embedding, "lm_head.weight": self.output}
+
 
 @dataclass(frozen=True)
 class Combination:
@@ -95,8 +99,15 @@ class DraftTensors:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Raises CheckpointError if the checkpoint lacks the tensor."""
-        self._require(name)
-        return self._source.entry(name).shape
+        if name not in self._names:
+            names = sorted(self._names)
+            some = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+            raise CheckpointError(
+                f"the draft's checkpoint has no tensor {name!r}, but {some}",
+                at=self._source.directory,
+                fix="download the whole checkpoint again, or check that config.json belongs to it",
+            )
+        return self._source.shape(name)
 
     def recipe(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Recipe:
         """Of a tensor that has to have this shape. Raises CheckpointError."""
@@ -109,18 +120,6 @@ class DraftTensors:
             )
         self._source.check(name, shape, floating=dtype.is_floating_point)
         return Stored(PREFIX + name, dtype)
-
-    def _require(self, name: str) -> None:
-        if name not in self._names:
-            raise CheckpointError(
-                f"the draft's checkpoint has no tensor {name!r}, but {self._some()}",
-                at=self._source.directory,
-                fix="download the whole checkpoint again, or check that config.json belongs to it",
-            )
-
-    def _some(self) -> str:
-        names = sorted(self._names)
-        return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def parameter_recipes(

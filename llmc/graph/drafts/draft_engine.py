@@ -16,16 +16,16 @@ def draft_options(options: BuildOptions, limits: Limits) -> tuple[BuildOptions, 
     states. For the same reason it is not pruned.
     """
     changes: dict[str, object] = {"speculative": None, "prune": (), "stop_after": None}
-    changes |= {"max_model_len": limits.max_model_len}
+    changes["max_model_len"] = limits.max_model_len
     notes: tuple[str, ...] = ()
-    if options.quantization.needs_calibration:
-        changes |= {"quantize": (), "calibration": None}
-        scheme = ", ".join(options.quantize)
-        notes = (f"the draft's own weights are not quantized: {scheme} calibrates on text, and a draft reads no text",)
-    if options.zeros.needs_calibration:
-        changes |= {"sparsity": (), "calibration": None}
-        scheme = ", ".join(options.sparsity)
-        notes += (f"the draft's own weights stay dense: {scheme} calibrates on text, and a draft reads no text",)
+    for name, schemes, given, left in (
+        ("quantize", options.quantization, options.quantize, "are not quantized"),
+        ("sparsity", options.zeros, options.sparsity, "stay dense"),
+    ):
+        if schemes.needs_calibration:
+            changes |= {name: (), "calibration": None}
+            why = f"{', '.join(given)} calibrates on text, and a draft reads no text"
+            notes += (f"the draft's own weights {left}: {why}",)
     return options.model_copy(update=changes), notes
 
 

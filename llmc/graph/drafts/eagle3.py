@@ -71,7 +71,7 @@ def read_eagle3(directory: Path) -> Eagle3Settings:
     return Eagle3Settings(
         file,
         {"model_type": "llama", **settings},
-        _after_layers(layer_ids(nested, file)) or layer_ids(settings, file),
+        _before_layers(layer_ids(nested, file)) or layer_ids(settings, file),
         **{name: bool(settings.get(name, False)) for name in ("norm_before_fc", "fc_norm", "norm_output")},
     )
 
@@ -86,11 +86,9 @@ def layer_ids(settings: Mapping[str, Any], file: Path) -> tuple[int, ...] | None
     return tuple(given)
 
 
-def _after_layers(ids: tuple[int, ...] | None) -> tuple[int, ...] | None:
+def _before_layers(ids: tuple[int, ...] | None) -> tuple[int, ...] | None:
     """SGLang's numbers as ours."""
-    if ids is None or ids[0] != 1:
-        return ids
-    return tuple(each + 1 for each in ids)
+    return ids if ids is None or ids[0] != 1 else tuple(each + 1 for each in ids)
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,15 @@ class Eagle3Checkpoint:
 
     def combination(self, target: Target) -> Combination:
         """Raises CheckpointError for a draft of a model of other layers."""
-        return _combination(self.settings, DraftTensors(self.source, target.name), target)
+        settings, count = self.settings, len(self.settings.tapped_layers(target.layers))
+        has_bias = "fc.bias" in DraftTensors(self.source, target.name)
+        return Combination(
+            fc=PREFIX + "fc.weight",
+            fc_bias=PREFIX + "fc.bias" if has_bias else None,
+            whole_norm=PREFIX + "input_norm.weight" if settings.norm_before_fc else None,
+            layer_norms=tuple(f"{PREFIX}fc_norm.{i}.weight" for i in range(count)) if settings.fc_norm else (),
+            eps=float(settings.decoder.get("rms_norm_eps", 1e-6)),
+        )
 
     def modules(self, target: Target) -> tuple[DraftModule, ...]:
         """One. Raises CheckpointError for a draft of another model."""
@@ -133,18 +139,6 @@ def _check_width(settings: Eagle3Settings, tensors: DraftTensors, width: int) ->
             at=settings.file.parent,
             fix="take the draft that was trained for this model, and check its layer ids",
         )
-
-
-def _combination(settings: Eagle3Settings, tensors: DraftTensors, target: Target) -> Combination:
-    count = len(settings.tapped_layers(target.layers))
-    eps = settings.decoder.get("rms_norm_eps", 1e-6)
-    return Combination(
-        fc=PREFIX + "fc.weight",
-        fc_bias=PREFIX + "fc.bias" if "fc.bias" in tensors else None,
-        whole_norm=PREFIX + "input_norm.weight" if settings.norm_before_fc else None,
-        layer_norms=tuple(f"{PREFIX}fc_norm.{i}.weight" for i in range(count)) if settings.fc_norm else (),
-        eps=float(eps),
-    )
 
 
 def _module(settings: Eagle3Settings, source: SafetensorsSource, target: Target) -> DraftModule:
@@ -175,11 +169,7 @@ def _module(settings: Eagle3Settings, source: SafetensorsSource, target: Target)
         )
     first = "midlayer." if any(name.startswith("midlayer.") for name in source.names()) else "layers.0."
     stored = {"": "", "decoder.layers.": "layers.", "decoder.layers.0.": first}
-    shared = {
-        name: recipe
-        for name, recipe in (("embed_tokens.weight", target.embedding), ("lm_head.weight", target.output))
-        if name not in tensors
-    }
+    shared = {name: recipe for name, recipe in target.shared().items() if name not in tensors}
     recipes = parameter_recipes(module, tensors, stored, shared)
     return DraftModule(module, recipes, width, rows, id_offsets)
 

@@ -11,10 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import Tensor
-
 from llmc.errors import CheckpointError
-from llmc.graph.checkpoint import SINGLE_FILE, TensorEntry, load_tensor, read_header
+from llmc.graph.checkpoint import SINGLE_FILE, SafetensorsSource, TensorEntry, read_header
 
 _FILES = ("medusa_lm_head.safetensors", "heads.safetensors", SINGLE_FILE)
 _PICKLES = (".pt", ".bin", ".pth")
@@ -48,21 +46,12 @@ class Head:
 @dataclass(frozen=True)
 class MedusaCheckpoint:
     """Head i says what comes i + 2 places after the token that it is asked at. token_map: the tensor of the tokens that
-    a truncated vocabulary stands for. entries: of all tensors of the heads, by name."""
+    a truncated vocabulary stands for. source: of all tensors of the heads, by their own names."""
 
     file: Path
     heads: tuple[Head, ...]
     token_map: str | None
-    entries: Mapping[str, TensorEntry]
-
-    @property
-    def source(self) -> "HeadTensors":
-        """The tensors, by their own names."""
-        return HeadTensors(self.entries)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Of one tensor."""
-        return self.entries[name].shape
+    source: SafetensorsSource
 
 
 def holds_medusa(path: Path) -> bool:
@@ -93,7 +82,7 @@ def read_medusa(path: Path) -> MedusaCheckpoint:
     shared = next((name for name in entries if name.removeprefix(_PREFIX) == _SHARED_OUTPUT), None)
     heads = tuple(_head(index, blocks, outputs, shared, file) for index in range(1 + max((*blocks, *outputs))))
     token_map = next((name for name in entries if name.removeprefix(_PREFIX) == _TOKEN_MAP), None)
-    return MedusaCheckpoint(file, heads, token_map, entries)
+    return MedusaCheckpoint(file, heads, token_map, SafetensorsSource(file.parent, entries))
 
 
 def _file(path: Path) -> Path:
@@ -162,17 +151,3 @@ def _block(names: Mapping[str, str], head: int, layer: int, file: Path) -> Block
             fix="download the whole checkpoint again",
         )
     return Block(names["weight"], names.get("bias"))
-
-
-class HeadTensors:
-    """A WeightSource of the heads' tensors."""
-
-    def __init__(self, entries: Mapping[str, TensorEntry]) -> None:
-        self._entries = entries
-
-    def names(self) -> tuple[str, ...]:
-        return tuple(sorted(self._entries))
-
-    def load(self, name: str) -> Tensor:
-        """The tensor in its stored dtype; raises CheckpointError if it cannot be read."""
-        return load_tensor(name, self._entries[name])

@@ -8,6 +8,7 @@ state. The layers themselves are of the target's architecture.
 """
 
 import copy
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,11 +75,7 @@ class MtpCheckpoint:
                 nn.Linear(width, target.vocab_size, bias=False, dtype=target.dtype),
             )
         tensors = DraftTensors(self.source, target.name)
-        known = {
-            name: recipe
-            for name, recipe in (("embed_tokens.weight", target.embedding), ("lm_head.weight", target.output))
-            if names.get(name, "") not in tensors
-        }
+        known = {name: recipe for name, recipe in target.shared().items() if names.get(name, "") not in tensors}
         known |= {f"decoder.{name}": recipe for name, recipe in layer.recipes(decoder).items()}
         recipes = parameter_recipes(module, tensors, names, known)
         return DraftModule(module, recipes, width, target.vocab_size, None)
@@ -86,6 +83,8 @@ class MtpCheckpoint:
 
 # The prefixes of MtpDraft's parameters that are those of a layer of the target's kind, and of the norm behind it.
 LAYER, NORM = "decoder.layers.0.", "decoder.norm."
+_QWEN_LAYER = re.compile(r"mtp\.layers\.(\d+)\..")
+_PROJECTION = re.compile(r"model\.layers\.(\d+)\.eh_proj\.weight")
 
 
 def qwen_mtp(source: SafetensorsSource) -> MtpCheckpoint:
@@ -96,7 +95,7 @@ def qwen_mtp(source: SafetensorsSource) -> MtpCheckpoint:
         "projection.": "mtp.fc.",
         NORM: "mtp.norm.",
     }
-    numbers = {int(part) for name in source.names() if (part := _qwen_layer(name)).isdigit()} or {0}
+    numbers = {int(found[1]) for name in source.names() if (found := _QWEN_LAYER.match(name))} or {0}
     return MtpCheckpoint(source, tuple({**names, LAYER: f"mtp.layers.{number}."} for number in sorted(numbers)))
 
 
@@ -131,14 +130,7 @@ def mtp_tensors(source: WeightSource) -> frozenset[str]:
 
 def _projections(source: WeightSource) -> list[str]:
     """The numbers of the layers with an eh_proj."""
-    parts = (name.split(".") for name in source.names() if name.endswith(".eh_proj.weight"))
-    return [each[2] for each in parts if len(each) == 5 and each[:2] == ["model", "layers"] and each[2].isdigit()]
-
-
-def _qwen_layer(name: str) -> str:
-    """The number of the layer that a tensor belongs to; empty for another."""
-    parts = name.split(".")
-    return parts[2] if parts[:2] == ["mtp", "layers"] and len(parts) > 3 else ""
+    return [found[1] for name in source.names() if (found := _PROJECTION.fullmatch(name))]
 
 
 def _check_sizes(config: Any, target: Target, file: Path) -> None:

@@ -37,15 +37,16 @@ def check_shapes(graph: ModelGraph, checkpoint: MedusaCheckpoint, projection: Pr
                 fix="download the whole checkpoint again",
             )
         if head.output is not None:
-            places = vocabulary if checkpoint.token_map is None else checkpoint.shape(checkpoint.token_map)[0]
+            places = vocabulary if checkpoint.token_map is None else checkpoint.source.shape(checkpoint.token_map)[0]
             why = f"{model} has {vocabulary} tokens" if checkpoint.token_map is None else f"token_map has {places}"
             _check(checkpoint, head.output, (places, channels), why)
 
 
 def _check(checkpoint: MedusaCheckpoint, name: str, shape: tuple[int, ...], why: str) -> None:
-    if checkpoint.shape(name) != shape:
+    found = checkpoint.source.shape(name)
+    if found != shape:
         raise CheckpointError(
-            f"the heads' tensor {name!r} has shape {list(checkpoint.shape(name))}, expected {list(shape)}: {why}",
+            f"the heads' tensor {name!r} has shape {list(found)}, expected {list(shape)}: {why}",
             at=checkpoint.file,
             fix=f"give heads that were trained for this model, or train some: {_TRAIN}",
         )
@@ -67,7 +68,7 @@ def shares_output(graph: ModelGraph, checkpoint: MedusaCheckpoint, projection: P
     else:
         _check_token_map(graph, checkpoint, data.source.load(PREFIX + checkpoint.token_map))
     total = sum(int(node.meta["val"].numel()) for node in graph.weight_nodes())
-    own = sum(torch.Size(checkpoint.shape(name)).numel() for name in outputs)
+    own = sum(torch.Size(checkpoint.source.shape(name)).numel() for name in outputs)
     if own > _MOST * total:
         raise CheckpointError(
             f"the heads' own output matrices have {own:,} weights, the whole model has {total:,}",

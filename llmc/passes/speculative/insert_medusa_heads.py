@@ -109,7 +109,8 @@ def _weight(
 ) -> fx.Node:
     """A placeholder for one tensor of the checkpoint, in the model's dtype unless another is given."""
     recipe = Stored(PREFIX + tensor, dtype or hidden.meta["val"].dtype)
-    return new_weight(graph, name, recipe, hidden.meta["val"].new_empty(checkpoint.shape(tensor), dtype=recipe.dtype))
+    value = hidden.meta["val"].new_empty(checkpoint.source.shape(tensor), dtype=recipe.dtype)
+    return new_weight(graph, name, recipe, value)
 
 
 def _after(graph: ModelGraph, projection: Projection, logits: fx.Node, *, is_whole: bool = False) -> fx.Node:
