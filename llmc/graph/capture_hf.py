@@ -55,13 +55,9 @@ def capture_directory(directory: Path, options: BuildOptions, *, may_lack_weight
     if kept is not None:
         graph, notes = kept
         graph.info = replace(graph.info, name=model_name(directory))
-        return (
-            graph,
-            ConfigSource(directory, graph)
-            if lacks_weights
-            else with_dense(open_checkpoint(directory), graph, directory),
-            notes,
-        )
+        if lacks_weights:
+            return graph, ConfigSource(directory, graph), notes
+        return graph, with_dense(open_checkpoint(directory), graph, directory), notes
     if lacks_weights:
         graph = capture_config(directory, options)
         if entry is not None:
@@ -191,8 +187,7 @@ def _capture(model: Any, recipes: dict[str, Recipe], info: ModelInfo, plan: Head
     if longest is not None and numbers_ids(model):
         longest -= 1 + (model.config.pad_token_id or 0)
     limits = [length for length in (longest, plan.max_length) if length is not None]
-    head = plan.head(0, whole_texts=False)
-    info = replace(info, head=head, max_positions=min(limits, default=None))
+    info = replace(info, head=plan.head, max_positions=min(limits, default=None))
     return graph_from_program(program, recipes | dense_recipes(plan.dense, info.dtype), info, prefix="model.")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from llmc.errors import CaptureError, CheckpointError
-from llmc.graph.checkpoint import read_json
+from llmc.graph.checkpoint import read_json, read_json_if_there
 from llmc.graph.dtype_names import NAMED_DTYPES, torch_name
 from llmc.graph.heads.chosen_task import chosen_task, class_name_of
 from llmc.graph.model_graph import ModelInfo
@@ -247,8 +247,7 @@ def _whole_number(key: str, value: Any) -> int:
 
 def generation_defaults(directory: Path) -> dict[str, Any]:
     """generation_config.json, or nothing where there is none."""
-    file = directory / "generation_config.json"
-    return read_json(file) if file.is_file() else {}
+    return read_json_if_there(directory / "generation_config.json")
 
 
 def import_transformers() -> Any:

@@ -19,10 +19,8 @@ def chosen_task(settings: Mapping[str, Any], directory: Path, asked: TaskChoice)
     Unasked, a directory of sentence-transformers embeds; else the first of `architectures` decides: a classifier scores
     if it has one label, a bare or masked model embeds, and everything else generates.
     """
-    if asked == "generate":
-        return None
     if asked != "auto":
-        return Task(asked)
+        return None if asked == "generate" else Task(asked)
     if (directory / MODULES).is_file():
         return Task.EMBED
     named = settings.get("architectures")

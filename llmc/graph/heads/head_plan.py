@@ -1,6 +1,6 @@
 """How a model makes one row of a text: from its config, from what sentence-transformers says, or as the build asks."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,38 +8,19 @@ from llmc.errors import CaptureError
 from llmc.graph.heads.sentence_modules import DenseModule, sentence_modules
 from llmc.graph.heads.separator import pair_separator
 from llmc.options import BuildOptions
-from llmc.program import Activation, Head, Pooling, Similarity, Task, TextPreparation
+from llmc.program import Activation, Head, Pooling, Task
 
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """dense: products after the pooling. max_length: of a text in tokens, where that is less than the model's own.
-    separator: the token behind which the second text of a pair begins; None where texts have no segments."""
+    """head: what the engine says of it, but for its width and whether texts come whole, which its graph tells. dense:
+    products after the pooling. max_length: of a text in tokens, where that is less than the model's own. separator: the
+    token behind which the second text of a pair begins; None where texts have no segments."""
 
-    task: Task
-    pooling: Pooling
+    head: Head
     dense: tuple[DenseModule, ...] = ()
-    normalized: bool = False
-    activation: Activation = Activation.IDENTITY
-    labels: tuple[str, ...] = ()
     max_length: int | None = None
     separator: int | None = None
-    preparation: TextPreparation = field(default=TextPreparation())
-    similarity: Similarity = Similarity.COSINE
-
-    def head(self, width: int, *, whole_texts: bool) -> Head:
-        """What the engine says of it."""
-        return Head(
-            self.task,
-            self.pooling,
-            width,
-            whole_texts,
-            self.normalized,
-            self.activation,
-            self.labels,
-            self.preparation,
-            self.similarity,
-        )
 
 
 def head_plan(task: Task, model: Any, options: BuildOptions, directory: Path | None = None) -> HeadPlan:
@@ -48,17 +29,10 @@ def head_plan(task: Task, model: Any, options: BuildOptions, directory: Path | N
         return _of_classifier(task, model, options, directory)
     found = None if directory is None or options.pooling != "auto" else sentence_modules(directory)
     if found is not None:
-        return HeadPlan(
-            task,
-            found.pooling,
-            found.dense,
-            found.normalized,
-            max_length=found.max_length,
-            preparation=found.preparation,
-            similarity=found.similarity,
-        )
+        return HeadPlan(found.head, found.dense, found.max_length)
     asked = None if options.pooling == "auto" else Pooling(options.pooling)
-    return HeadPlan(task, asked or (Pooling.LAST if is_causal(model) else Pooling.MEAN), normalized=True)
+    pooling = asked or (Pooling.LAST if is_causal(model) else Pooling.MEAN)
+    return HeadPlan(Head(task, pooling, width=0, whole_texts=False, normalized=True))
 
 
 def is_causal(model: Any) -> bool:
@@ -83,7 +57,9 @@ def _of_classifier(task: Task, model: Any, options: BuildOptions, directory: Pat
     pooling = Pooling.LAST if hasattr(model, "score") else Pooling(named) if named in ("cls", "mean") else Pooling.CLS
     segments = getattr(config, "type_vocab_size", None) or 0
     separator = pair_separator(directory, segments) if task is Task.SCORE and segments > 1 else None
-    return HeadPlan(task, pooling, activation=_activation(config, len(labels)), labels=labels, separator=separator)
+    activation = _activation(config, len(labels))
+    head = Head(task, pooling, width=0, whole_texts=False, activation=activation, labels=labels)
+    return HeadPlan(head, separator=separator)
 
 
 def _activation(config: Any, labels: int) -> Activation:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from llmc.errors import CaptureError, CheckpointError
-from llmc.graph.checkpoint import read_json, read_json_list
-from llmc.program import Pooling, Similarity, TextPreparation, TextPrompt
+from llmc.graph.checkpoint import read_json, read_json_if_there, read_json_list
+from llmc.program import Head, Pooling, Similarity, Task, TextPreparation, TextPrompt
 
 MODULES = "modules.json"
 _SETTINGS = "sentence_bert_config.json"
@@ -38,14 +38,12 @@ class DenseModule:
 
 @dataclass(frozen=True)
 class SentenceModules:
-    """max_length: of a text, in tokens; None if the model's own limit is all."""
+    """head: but for its width and whether texts come whole. max_length: of a text, in tokens; None if the model's own
+    limit is all."""
 
-    pooling: Pooling
+    head: Head
     dense: tuple[DenseModule, ...]
-    normalized: bool
     max_length: int | None
-    preparation: TextPreparation
-    similarity: Similarity
 
 
 def sentence_modules(directory: Path) -> SentenceModules | None:
@@ -74,7 +72,7 @@ def sentence_modules(directory: Path) -> SentenceModules | None:
             )
     if pooling is None:
         raise CaptureError("there is no Pooling among the modules", at=file, fix="give pooling=mean, cls or last")
-    settings, said = _optional(directory / _SETTINGS), _optional(directory / _PROMPTS)
+    settings, said = (read_json_if_there(directory / name) for name in (_SETTINGS, _PROMPTS))
     preparation = _preparation(said, settings.get("do_lower_case") is True, directory / _PROMPTS)
     if pooling is Pooling.MEAN and leaves_prompts_out and any(prompt.text for prompt in preparation.prompts):
         raise CaptureError(
@@ -83,7 +81,9 @@ def sentence_modules(directory: Path) -> SentenceModules | None:
             fix="give pooling=mean to take them in, and write prompts into the texts yourself",
         )
     similarity = _similarity(said, directory / _PROMPTS)
-    return SentenceModules(pooling, tuple(dense), normalized, _max_length(settings), preparation, similarity)
+    head = Head(Task.EMBED, pooling, 0, False, normalized, preparation=preparation, similarity=similarity)
+    length = settings.get("max_seq_length")
+    return SentenceModules(head, tuple(dense), length if type(length) is int and length > 0 else None)
 
 
 def _pooling(file: Path) -> Pooling:
@@ -112,11 +112,6 @@ def _dense(directory: Path) -> DenseModule:
     return DenseModule(directory, width, out, settings.get("bias", True) is not False, activation)
 
 
-def _max_length(settings: Mapping[str, Any]) -> int | None:
-    length = settings.get("max_seq_length")
-    return length if type(length) is int and length > 0 else None
-
-
 def _preparation(said: Mapping[str, Any], lowercases: bool, file: Path) -> TextPreparation:
     prompts, default = said.get("prompts") or {}, said.get("default_prompt_name")
     if not isinstance(prompts, Mapping) or not all(isinstance(text, str) for text in prompts.values()):
@@ -138,10 +133,6 @@ def _similarity(said: Mapping[str, Any], file: Path) -> Similarity:
             f"vectors are compared by {named!r:.60}, which is not known", at=file, fix=f"use {', '.join(known)}"
         )
     return known[named]
-
-
-def _optional(file: Path) -> dict[str, Any]:
-    return read_json(file) if file.is_file() else {}
 
 
 def _text(entry: Mapping[str, Any], key: str, file: Path) -> str:

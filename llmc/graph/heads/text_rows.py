@@ -26,11 +26,11 @@ class TextRows(nn.Module):
         super().__init__()
         self.model = model
         self.dense = nn.ModuleList(_dense(each, model) for each in plan.dense)
-        self._pooling = plan.pooling
-        self._embeds = plan.task is Task.EMBED
+        self._pooling = plan.head.pooling
+        self._embeds = plan.head.task is Task.EMBED
         self._separator = plan.separator
         if not self._embeds and not hasattr(model, "score"):
-            _read_every_row(model, plan.pooling)
+            _read_every_row(model, self._pooling)
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """input_ids, positions: [1, T]; returns [1, T, width]."""

@@ -11,7 +11,7 @@ from torch import nn
 from llmc.errors import CaptureError
 from llmc.files.hub_model import model_name
 from llmc.graph.capture_program import graph_from_program, identifier
-from llmc.graph.checkpoint import read_json
+from llmc.graph.checkpoint import read_json_if_there
 from llmc.graph.dtype_names import torch_name
 from llmc.graph.fake_copy import make_parameters_fake
 from llmc.graph.hf_config import generation_defaults, model_info, resolve_dtype
@@ -154,7 +154,7 @@ def _head_dim(settings: dict[str, Any]) -> int | None:
 def _info(file: Path, settings: dict[str, Any], dtype: torch.dtype) -> tuple[ModelInfo, tuple[str, ...]]:
     """By what stands beside the file: genai_config.json, config.json, generation_config.json; all may be missing."""
     folder = describing(file)
-    config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    config = read_json_if_there(folder / "config.json")
     text = config.get("text_config")
     config = {**config, **text} if isinstance(text, dict) else config
     vocabulary = settings.get("vocab_size", config.get("vocab_size"))
