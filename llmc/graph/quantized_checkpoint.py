@@ -75,7 +75,7 @@ class QuantizedSource(HidingSource):
         hidden |= {weight.input_scale for weight in self._weights.values() if weight.input_scale is not None}
         super().__init__(files, {name: weight.model_shape for name, weight in self._weights.items()}, hidden)
         # Codes, scales and zeros of one weight are asked for one after the other.
-        self._unpacked = functools.lru_cache(maxsize=1)(self._unpack)
+        self.unpacked = functools.lru_cache(maxsize=1)(self._unpack)
 
     @property
     def is_quantized(self) -> bool:
@@ -98,7 +98,7 @@ class QuantizedSource(HidingSource):
         base, _, part = name.partition("::")
         if base not in self._weights:
             return self.files.load(name)
-        unpacked = self._unpacked(base)
+        unpacked = self.unpacked(base)
         if not part:
             weight = self._weights[base]
             return weight.as_model_has_it(unpacked.values(weight.scheme.format))
@@ -106,10 +106,6 @@ class QuantizedSource(HidingSource):
         if found is None:
             raise CheckpointError(f"weight {base!r} has no {part}", at=self.directory, fix="compile the model again")
         return found
-
-    def unpacked(self, name: str) -> UnpackedCodes:
-        """All parts of a quantized weight."""
-        return self._unpacked(name)
 
     def are_alike(self, names: Sequence[str]) -> bool:
         """Whether the weights' codes can be the rows of one matrix: of one scheme and shape, all with zeros or none,
@@ -142,6 +138,7 @@ class QuantizedSource(HidingSource):
         return suffix is not None and bool((self.files.load(weight.tensors[suffix]).diff() < 0).any())
 
     def _unpack(self, name: str) -> UnpackedCodes:
+        """All parts of a quantized weight."""
         weight = self._weights[name]
         part = {suffix: self.files.load(stored) for suffix, stored in weight.tensors.items()}
         scheme = weight.scheme
@@ -185,9 +182,22 @@ def _in_group_order(found: UnpackedCodes, g_idx: Tensor | None) -> UnpackedCodes
 
 
 def _find_weights(files: SafetensorsSource, groups: Sequence[ModuleGroup]) -> dict[str, StoredWeight]:
+    """Every weight that is quantized. Raises CheckpointError for a checkpoint without any."""
+    first = groups[0].scheme
+    is_blocks = first.required == EXPERT_BLOCKS
+    found = _find_blocks(files, first) if is_blocks else _find_modules(files, groups)
+    if not found:
+        ending = "_blocks" if is_blocks else f".{first.required[0]}"
+        raise CheckpointError(
+            f"config.json says that the weights are {first.method}, but no tensor ends in {ending}",
+            at=files.directory,
+            fix="check that config.json belongs to these weights",
+        )
+    return found
+
+
+def _find_modules(files: SafetensorsSource, groups: Sequence[ModuleGroup]) -> dict[str, StoredWeight]:
     """Every module that has quantized tensors. Raises CheckpointError naming the one that lacks some."""
-    if groups[0].scheme.required == EXPERT_BLOCKS:
-        return _find_blocks(files, groups[0].scheme)
     marks = {suffix for group in groups for suffix in group.scheme.suffixes if suffix != "weight"}
     modules: dict[str, dict[str, str]] = {}
     for name in files.names():
@@ -219,17 +229,7 @@ def _find_weights(files: SafetensorsSource, groups: Sequence[ModuleGroup]) -> di
             _check_blocks(files, tensors, shape, scheme.block)
         found[f"{module}.weight"] = StoredWeight(f"{module}.weight", shape, tensors, scheme, input_scale)
     _check_unexpected(files, found)
-    if not found:
-        raise _without_codes(files, groups[0].scheme, f".{groups[0].scheme.required[0]}")
     return found
-
-
-def _without_codes(files: SafetensorsSource, scheme: StoredScheme, ending: str) -> CheckpointError:
-    return CheckpointError(
-        f"config.json says that the weights are {scheme.method}, but no tensor ends in {ending}",
-        at=files.directory,
-        fix="check that config.json belongs to these weights",
-    )
 
 
 def _find_blocks(files: SafetensorsSource, scheme: StoredScheme) -> dict[str, StoredWeight]:
@@ -252,8 +252,6 @@ def _find_blocks(files: SafetensorsSource, scheme: StoredScheme) -> dict[str, St
         experts, rows, groups, half = shape
         tensors = {"blocks": blocks, "scales": scales}
         found[name] = StoredWeight(name, (experts * rows, groups * 2 * half), tensors, scheme, None, experts)
-    if not found:
-        raise _without_codes(files, scheme, "_blocks")
     return found
 
 

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Any
 
 from llmc.errors import CheckpointError
 from llmc.graph.gguf.container import GgufModel
-from llmc.graph.gguf.description import Described
+from llmc.graph.gguf.description import Described, Sizes, sizes_of
 from llmc.graph.gguf.families.gemma import gemma, gemma2, gemma3
 from llmc.graph.gguf.families.gpt_oss import gpt_oss
 from llmc.graph.gguf.families.llama import llama
@@ -13,8 +14,9 @@ from llmc.graph.gguf.families.olmoe import olmoe
 from llmc.graph.gguf.families.phi3 import phi3
 from llmc.graph.gguf.families.qwen import qwen2, qwen2moe, qwen3, qwen3moe
 from llmc.graph.gguf.families.starcoder2 import starcoder2
+from llmc.graph.gguf.placement import Place, placed
 
-ARCHITECTURES: Mapping[str, Callable[[GgufModel], Described]] = MappingProxyType(
+ARCHITECTURES: Mapping[str, Callable[[GgufModel, Sizes], Described]] = MappingProxyType(
     {
         "llama": llama,
         "qwen2": qwen2,
@@ -32,8 +34,9 @@ ARCHITECTURES: Mapping[str, Callable[[GgufModel], Described]] = MappingProxyType
 )
 
 
-def described(model: GgufModel) -> Described:
-    """A file's model in the words of transformers. Raises CheckpointError for an architecture that is not read."""
+def described(model: GgufModel) -> tuple[Mapping[str, Any], dict[str, Place]]:
+    """A file's model in the words of transformers: config.json's content, and where each of its tensors is. Raises
+    CheckpointError for an architecture that is not read."""
     name = model.metadata.text("general.architecture")
     family = ARCHITECTURES.get(name)
     if family is None:
@@ -42,4 +45,6 @@ def described(model: GgufModel) -> Described:
             at=model.path,
             fix=f"llmc reads {', '.join(ARCHITECTURES)}; build others from their safetensors checkpoints",
         )
-    return family(model)
+    sizes = sizes_of(model)
+    found = family(model, sizes)
+    return found.config, placed(model, found.names, sizes.layers)

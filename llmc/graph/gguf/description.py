@@ -9,7 +9,7 @@ from typing import Any
 from llmc.errors import CheckpointError
 from llmc.graph.gguf.container import GgufModel
 from llmc.graph.gguf.metadata import Metadata
-from llmc.graph.gguf.placement import Place
+from llmc.graph.gguf.placement import Names
 
 _DTYPES = {"F32": "float32", "F64": "float32", "F16": "float16"}
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
@@ -17,10 +17,10 @@ EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 
 @dataclass(frozen=True)
 class Described:
-    """config: config.json's content. places: by the model's names of tensors."""
+    """config: config.json's content. names: what the model's tensors are called."""
 
     config: Mapping[str, Any]
-    places: Mapping[str, Place]
+    names: Names
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,11 @@ class Sizes:
     hyper: Metadata
     layers: int
     hidden: int
-    inner: int
     heads: int
     kv_heads: int
     head_dim: int
     vocabulary: int
     positions: int
-    is_tied: bool
 
 
 def sizes_of(model: GgufModel) -> Sizes:
@@ -59,13 +57,11 @@ def sizes_of(model: GgufModel) -> Sizes:
         hyper=hyper,
         layers=layers,
         hidden=hidden,
-        inner=hyper.whole("feed_forward_length", default=0),
         heads=heads,
         kv_heads=hyper.whole("attention.head_count_kv", default=heads),
         head_dim=hyper.whole("attention.key_length", default=hidden // heads),
         vocabulary=vocabulary,
         positions=hyper.whole("context_length"),
-        is_tied=HEAD not in model.tensors,
     )
 
 
@@ -79,21 +75,21 @@ def decoder_config(model: GgufModel, sizes: Sizes, model_type: str, class_name: 
         "model_type": model_type,
         "vocab_size": sizes.vocabulary,
         "hidden_size": sizes.hidden,
-        "intermediate_size": sizes.inner,
+        "intermediate_size": sizes.hyper.whole("feed_forward_length", default=0),
         "num_hidden_layers": sizes.layers,
         "num_attention_heads": sizes.heads,
         "num_key_value_heads": sizes.kv_heads,
         "head_dim": sizes.head_dim,
         "max_position_embeddings": sizes.positions,
-        "tie_word_embeddings": sizes.is_tied,
+        "tie_word_embeddings": HEAD not in model.tensors,
         "dtype": dtype_name(model),
         **_token_ids(model.metadata, sizes.vocabulary),
     }
 
 
-def has_tensor(model: GgufModel, part: str, suffix: str = "bias") -> bool:
-    """Whether layers have such a tensor."""
-    return f"blk.0.{part}.{suffix}" in model.tensors
+def has_bias(model: GgufModel, part: str) -> bool:
+    """Whether that part of layers has one."""
+    return f"blk.0.{part}.bias" in model.tensors
 
 
 def dtype_name(model: GgufModel) -> str:

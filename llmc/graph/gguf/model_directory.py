@@ -5,6 +5,7 @@ read again. Weights stay where they are.
 """
 
 import json
+from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -58,8 +59,7 @@ def _make(entry: Path, stem: str, files: tuple[Path, ...]) -> None:
 
 def write_description(model: GgufModel, folder: Path) -> None:
     """config.json, generation_config.json, and the tokenizer's files if the file has a vocabulary."""
-    description = described(model)
-    config = dict(description.config)
+    config, _ = described(model)
     kind = "tokenizer.ggml.model"
     if model.metadata.has(kind) and model.metadata.text(kind) not in NO_VOCABULARY:
         vocabulary = read_vocabulary(model.metadata, config["vocab_size"])
@@ -81,7 +81,7 @@ def _tokenizer_config(vocabulary: Vocabulary) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _write(file: Path, content: dict[str, Any]) -> None:
+def _write(file: Path, content: Mapping[str, Any]) -> None:
     file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -67,6 +67,7 @@ EXPERTS = {
     "ffn_up_exps": "mlp.experts.{}.up_proj",
     "ffn_down_exps": "mlp.experts.{}.down_proj",
 }
+ROUTED = {"ffn_norm": GATED["ffn_norm"], "ffn_gate_inp": "mlp.gate"}
 HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 
 
@@ -74,7 +75,8 @@ HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_nor
 class Names:
     """What a family's tensors are called. layer: of what is in layers. experts: of what holds a matrix for each expert;
     `{}` stands for its number. rotated: heads of what has pairs side by side. less: what norms have too much. rows:
-    vectors that are matrices of one row to the model. read_apart: what makes no tensor."""
+    vectors that are matrices of one row to the model. read_apart: what makes no tensor. apart: by the model's names,
+    what does not have those of a module's weight and bias."""
 
     layer: Mapping[str, str]
     experts: Mapping[str, str] = field(default_factory=dict)
@@ -82,6 +84,7 @@ class Names:
     norms_less: float = 0.0
     rows: Iterable[str] = ()
     read_apart: Iterable[str] = ()
+    apart: Mapping[str, Place] = field(default_factory=dict)
 
 
 _IN_LAYER = re.compile(r"blk\.(?P<layer>\d{1,6})\.(?P<part>\w+)\.(?P<suffix>weight|bias)")
@@ -90,9 +93,11 @@ _OUTSIDE = re.compile(r"(?P<part>\w+)\.(?P<suffix>weight|bias)")
 
 def placed(model: GgufModel, names: Names, layers: int) -> dict[str, Place]:
     """Every tensor of the file by the model's name. Raises CheckpointError for one that the family does not have."""
-    places: dict[str, Place] = {}
+    places = dict(names.apart)
+    read = {each.name for place in places.values() for each in (place.tensor, place.between) if each is not None}
+    read.update(names.read_apart)
     for name, tensor in model.tensors.items():
-        if name in names.read_apart:
+        if name in read:
             continue
         found, prefix, known = _IN_LAYER.fullmatch(name), "", OUTSIDE
         if found is not None and int(found["layer"]) < layers:

@@ -42,16 +42,10 @@ _O200K = Cut((rf"{_cased(_ENDINGS + '?')}|\p{{N}}{{1,3}}|{_REST_SLASHED}",))
 CUTS: Mapping[str, Cut] = MappingProxyType(
     {
         "gpt-2": Cut((_GPT2,)),
-        "llama-bpe": _LLAMA3,
-        "llama3": _LLAMA3,
-        "llama-v3": _LLAMA3,
+        **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _LLAMA3),
         "qwen2": _QWEN2,
         "deepseek-r1-qwen": Cut(_QWEN2.patterns, begins=True),
-        "starcoder": _DIGITS_GPT2,
-        "refact": _DIGITS_GPT2,
-        "smollm": _DIGITS_GPT2,
-        "codeshell": _DIGITS_GPT2,
-        "command-r": _DIGITS_GPT2,
+        **dict.fromkeys(("starcoder", "refact", "smollm", "codeshell", "command-r"), _DIGITS_GPT2),
         "tekken": _TEKKEN,
         "gpt-4o": _O200K,
     }

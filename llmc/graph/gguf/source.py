@@ -41,7 +41,7 @@ class GgufSource:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._model = read_model(gguf_files(directory))
-        self._places = described(self._model).places
+        _, self._places = described(self._model)
         # Codes and scales of one weight are asked for one after the other.
         self._unpacked = functools.lru_cache(maxsize=1)(self._unpack)
 

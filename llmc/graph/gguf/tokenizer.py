@@ -135,15 +135,11 @@ def _add_ends(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
     around = [each for each in (first, last) if each is not None and each in vocabulary.ids]
     if not around:
         return
-    single = " ".join(each for each in (_quoted(first), "$A", _quoted(last)) if each)
-    pair = single + " " + " ".join(each for each in (_quoted(first), "$B:1", _quoted(last)) if each)
+    single = " ".join(each for each in (first, "$A", last) if each)
+    pair = single + " " + " ".join(each for each in (first, "$B:1", last) if each)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=single, pair=pair, special_tokens=[(each, vocabulary.ids[each]) for each in dict.fromkeys(around)]
     )
-
-
-def _quoted(token: str | None) -> str:
-    return "" if token is None else token
 
 
 def _not_read(said: Metadata, key: str, found: str, known: Mapping[str, object]) -> CheckpointError:

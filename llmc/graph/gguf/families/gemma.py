@@ -1,8 +1,8 @@
 """Gemma 1 to 3, whose files hold the weights of norms with one added to them."""
 
 from llmc.graph.gguf.container import GgufModel
-from llmc.graph.gguf.description import Described, Sizes, sizes_of
-from llmc.graph.gguf.placement import ATTENTION, GATED, HEAD_NORMS, Names, placed
+from llmc.graph.gguf.description import Described, Sizes
+from llmc.graph.gguf.placement import ATTENTION, GATED, HEAD_NORMS, Names
 from llmc.graph.gguf.rope import rope_parameters, rotary_config
 
 _FOUR_NORMS = {
@@ -16,18 +16,16 @@ _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 _LOCAL_THETA = 10000.0
 
 
-def gemma(model: GgufModel) -> Described:
-    sizes = sizes_of(model)
+def gemma(model: GgufModel, sizes: Sizes) -> Described:
     config = {
         **rotary_config(model, sizes, "gemma", "GemmaForCausalLM"),
         "hidden_act": "gelu_pytorch_tanh",
     }
-    return Described(config, placed(model, Names({**ATTENTION, **GATED}, norms_less=1.0), sizes.layers))
+    return Described(config, Names({**ATTENTION, **GATED}, norms_less=1.0))
 
 
-def gemma2(model: GgufModel) -> Described:
+def gemma2(model: GgufModel, sizes: Sizes) -> Described:
     """Every second layer looks through a window, the first one too."""
-    sizes = sizes_of(model)
     config = {
         **rotary_config(model, sizes, "gemma2", "Gemma2ForCausalLM"),
         "hidden_activation": "gelu_pytorch_tanh",
@@ -37,13 +35,11 @@ def gemma2(model: GgufModel) -> Described:
         "layer_types": _layer_types(sizes, 2),
         "query_pre_attn_scalar": _scaled_by(sizes, "gemma2"),
     }
-    names = Names({**ATTENTION, **GATED, **_FOUR_NORMS}, norms_less=1.0)
-    return Described(config, placed(model, names, sizes.layers))
+    return Described(config, Names({**ATTENTION, **GATED, **_FOUR_NORMS}, norms_less=1.0))
 
 
-def gemma3(model: GgufModel) -> Described:
+def gemma3(model: GgufModel, sizes: Sizes) -> Described:
     """Every sixth layer looks at everything; the others rotate by frequencies of their own."""
-    sizes = sizes_of(model)
     caps = "final_logit_softcapping"
     local = sizes.hyper.number("rope.freq_base_swa", default=_LOCAL_THETA)
     config = {
@@ -58,8 +54,7 @@ def gemma3(model: GgufModel) -> Described:
         "layer_types": _layer_types(sizes, sizes.hyper.whole("attention.sliding_window_pattern", default=6)),
         "query_pre_attn_scalar": _scaled_by(sizes, "gemma3"),
     }
-    names = Names({**ATTENTION, **GATED, **_FOUR_NORMS, **HEAD_NORMS}, norms_less=1.0)
-    return Described(config, placed(model, names, sizes.layers))
+    return Described(config, Names({**ATTENTION, **GATED, **_FOUR_NORMS, **HEAD_NORMS}, norms_less=1.0))
 
 
 def _layer_types(sizes: Sizes, period: int) -> list[str]:

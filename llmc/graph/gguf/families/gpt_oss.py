@@ -5,8 +5,8 @@ The model has the rows of an expert's gate and of what it lets through in turn, 
 
 from llmc.errors import CheckpointError
 from llmc.graph.gguf.container import GgufModel, GgufTensor
-from llmc.graph.gguf.description import Described, sizes_of
-from llmc.graph.gguf.placement import ATTENTION, Names, Place, placed
+from llmc.graph.gguf.description import Described, Sizes
+from llmc.graph.gguf.placement import ATTENTION, Names, Place
 from llmc.graph.gguf.rope import rotary_config
 
 _LAYER = {
@@ -16,9 +16,8 @@ _LAYER = {
 }
 
 
-def gpt_oss(model: GgufModel) -> Described:
+def gpt_oss(model: GgufModel, sizes: Sizes) -> Described:
     """As OpenAI's: yarn's bounds are not rounded to whole dimensions."""
-    sizes = sizes_of(model)
     config = rotary_config(model, sizes, "gpt_oss", "GptOssForCausalLM")
     rope = config["rope_parameters"]
     config |= {
@@ -34,12 +33,11 @@ def gpt_oss(model: GgufModel) -> Described:
     apart: dict[str, Place] = {}
     for layer in range(sizes.layers):
         apart |= _of_layer(model, layer)
-    read = {tensor.name for place in apart.values() for tensor in (place.tensor, place.between) if tensor is not None}
-    return Described(config, placed(model, Names(_LAYER, read_apart=read), sizes.layers) | apart)
+    return Described(config, Names(_LAYER, apart=apart))
 
 
 def _of_layer(model: GgufModel, layer: int) -> dict[str, Place]:
-    """What does not have the names of a module's weight and bias."""
+    """The sinks of its attention, and its experts."""
     here, there = f"model.layers.{layer}.", f"blk.{layer}."
     gate, up, down = (f"{there}ffn_{part}_exps" for part in ("gate", "up", "down"))
     experts = f"{here}mlp.experts."

@@ -1,8 +1,8 @@
 """Llama, and all that is converted as it: Mistral, and Mixtral, which is a Llama with experts."""
 
 from llmc.graph.gguf.container import GgufModel
-from llmc.graph.gguf.description import Described, has_tensor, sizes_of
-from llmc.graph.gguf.placement import ATTENTION, GATED, Names, placed
+from llmc.graph.gguf.description import Described, Sizes, has_bias
+from llmc.graph.gguf.placement import ATTENTION, GATED, Names
 from llmc.graph.gguf.rope import FACTORS, rotary_config
 
 _MIXTRAL = {
@@ -12,9 +12,8 @@ _MIXTRAL = {
 }
 
 
-def llama(model: GgufModel) -> Described:
+def llama(model: GgufModel, sizes: Sizes) -> Described:
     """Rows of Q and K are stored with the pairs that are rotated together side by side."""
-    sizes = sizes_of(model)
     experts = sizes.hyper.whole("expert_count", default=0)
     kind = ("mixtral", "MixtralForCausalLM") if experts else ("llama", "LlamaForCausalLM")
     config = {**rotary_config(model, sizes, *kind), "hidden_act": "silu"}
@@ -26,8 +25,6 @@ def llama(model: GgufModel) -> Described:
             "sliding_window": None,
         }
         layer = {**ATTENTION, "ffn_norm": GATED["ffn_norm"], "ffn_gate_inp": "block_sparse_moe.gate"}
-        names = Names(layer, experts=_MIXTRAL, rotated=rotated, read_apart=(FACTORS,))
-    else:
-        config |= {"attention_bias": has_tensor(model, "attn_q"), "mlp_bias": has_tensor(model, "ffn_up")}
-        names = Names({**ATTENTION, **GATED}, rotated=rotated, read_apart=(FACTORS,))
-    return Described(config, placed(model, names, sizes.layers))
+        return Described(config, Names(layer, experts=_MIXTRAL, rotated=rotated, read_apart=(FACTORS,)))
+    config |= {"attention_bias": has_bias(model, "attn_q"), "mlp_bias": has_bias(model, "ffn_up")}
+    return Described(config, Names({**ATTENTION, **GATED}, rotated=rotated, read_apart=(FACTORS,)))

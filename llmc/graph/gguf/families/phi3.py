@@ -2,8 +2,8 @@
 
 from llmc.errors import CheckpointError
 from llmc.graph.gguf.container import GgufModel
-from llmc.graph.gguf.description import Described, sizes_of
-from llmc.graph.gguf.placement import ATTENTION, GATED, Names, placed
+from llmc.graph.gguf.description import Described, Sizes
+from llmc.graph.gguf.placement import ATTENTION, GATED, Names
 from llmc.graph.gguf.rope import rotary_config
 
 _LAYER = {
@@ -16,9 +16,8 @@ _LAYER = {
 }
 
 
-def phi3(model: GgufModel) -> Described:
+def phi3(model: GgufModel, sizes: Sizes) -> Described:
     """Raises CheckpointError for one of the long-context models."""
-    sizes = sizes_of(model)
     if "rope_factors_long.weight" in model.tensors:
         raise CheckpointError(
             "the model's rotary frequencies change with the length of the sequence (longrope), and keys that are in "
@@ -36,4 +35,4 @@ def phi3(model: GgufModel) -> Described:
         "original_max_position_embeddings": sizes.positions,
         "sliding_window": sizes.hyper.whole("attention.sliding_window", default=0) or None,
     }
-    return Described(config, placed(model, Names(_LAYER), sizes.layers))
+    return Described(config, Names(_LAYER))

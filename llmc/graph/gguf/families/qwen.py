@@ -3,8 +3,8 @@
 from typing import Any
 
 from llmc.graph.gguf.container import GgufModel
-from llmc.graph.gguf.description import Described, Sizes, has_tensor, sizes_of
-from llmc.graph.gguf.placement import ATTENTION, EXPERTS, GATED, HEAD_NORMS, Names, placed
+from llmc.graph.gguf.description import Described, Sizes, has_bias
+from llmc.graph.gguf.placement import ATTENTION, EXPERTS, GATED, HEAD_NORMS, ROUTED, Names
 from llmc.graph.gguf.rope import rotary_config
 
 _SHARED = {
@@ -15,55 +15,46 @@ _SHARED = {
 }
 
 
-def qwen2(model: GgufModel) -> Described:
+def qwen2(model: GgufModel, sizes: Sizes) -> Described:
     """With biases of Q, K and V, which its class has without being asked."""
-    sizes = sizes_of(model)
-    config = {**_config(model, sizes, "qwen2", "Qwen2ForCausalLM"), "use_sliding_window": False}
-    return Described(config, placed(model, Names({**ATTENTION, **GATED}), sizes.layers))
+    return Described(_config(model, sizes, "qwen2", "Qwen2ForCausalLM"), Names({**ATTENTION, **GATED}))
 
 
-def qwen3(model: GgufModel) -> Described:
+def qwen3(model: GgufModel, sizes: Sizes) -> Described:
     """With norms of each head's queries and keys."""
-    sizes = sizes_of(model)
     config = {
         **_config(model, sizes, "qwen3", "Qwen3ForCausalLM"),
-        "use_sliding_window": False,
-        "attention_bias": has_tensor(model, "attn_q"),
+        "attention_bias": has_bias(model, "attn_q"),
     }
-    return Described(config, placed(model, Names({**ATTENTION, **GATED, **HEAD_NORMS}), sizes.layers))
+    return Described(config, Names({**ATTENTION, **GATED, **HEAD_NORMS}))
 
 
-def qwen2moe(model: GgufModel) -> Described:
+def qwen2moe(model: GgufModel, sizes: Sizes) -> Described:
     """With an expert that all tokens have in common."""
-    sizes = sizes_of(model)
     config = {
         **_config(model, sizes, "qwen2_moe", "Qwen2MoeForCausalLM"),
         **_expert_sizes(sizes),
         "shared_expert_intermediate_size": sizes.hyper.whole("expert_shared_feed_forward_length"),
         "norm_topk_prob": False,
-        "use_sliding_window": False,
     }
-    layer = {**ATTENTION, "ffn_norm": GATED["ffn_norm"], "ffn_gate_inp": "mlp.gate", **_SHARED}
-    names = Names(layer, experts=EXPERTS, rows=("ffn_gate_inp_shexp",))
-    return Described(config, placed(model, names, sizes.layers))
+    layer = {**ATTENTION, **ROUTED, **_SHARED}
+    return Described(config, Names(layer, experts=EXPERTS, rows=("ffn_gate_inp_shexp",)))
 
 
-def qwen3moe(model: GgufModel) -> Described:
+def qwen3moe(model: GgufModel, sizes: Sizes) -> Described:
     """As llama.cpp computes it: the weights of the experts that are taken add up to one."""
-    sizes = sizes_of(model)
     config = {
         **_config(model, sizes, "qwen3_moe", "Qwen3MoeForCausalLM"),
         **_expert_sizes(sizes),
         "norm_topk_prob": True,
-        "use_sliding_window": False,
-        "attention_bias": has_tensor(model, "attn_q"),
+        "attention_bias": has_bias(model, "attn_q"),
     }
-    layer = {**ATTENTION, **HEAD_NORMS, "ffn_norm": GATED["ffn_norm"], "ffn_gate_inp": "mlp.gate"}
-    return Described(config, placed(model, Names(layer, experts=EXPERTS), sizes.layers))
+    return Described(config, Names({**ATTENTION, **HEAD_NORMS, **ROUTED}, experts=EXPERTS))
 
 
 def _config(model: GgufModel, sizes: Sizes, model_type: str, class_name: str) -> dict[str, Any]:
-    return {**rotary_config(model, sizes, model_type, class_name), "hidden_act": "silu"}
+    rotary = rotary_config(model, sizes, model_type, class_name)
+    return {**rotary, "hidden_act": "silu", "use_sliding_window": False}
 
 
 def _expert_sizes(sizes: Sizes) -> dict[str, Any]:

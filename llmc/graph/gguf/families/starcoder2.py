@@ -1,8 +1,8 @@
 """StarCoder 2: layer norms, biases everywhere, and no gate."""
 
 from llmc.graph.gguf.container import GgufModel
-from llmc.graph.gguf.description import Described, decoder_config, has_tensor, sizes_of
-from llmc.graph.gguf.placement import ATTENTION, Names, placed
+from llmc.graph.gguf.description import Described, Sizes, decoder_config, has_bias
+from llmc.graph.gguf.placement import ATTENTION, Names
 from llmc.graph.gguf.rope import rope_parameters
 
 _LAYER = {
@@ -13,15 +13,14 @@ _LAYER = {
 }
 
 
-def starcoder2(model: GgufModel) -> Described:
+def starcoder2(model: GgufModel, sizes: Sizes) -> Described:
     """Without a window, as llama.cpp computes it: files do not say one."""
-    sizes = sizes_of(model)
     config = {
         **decoder_config(model, sizes, "starcoder2", "Starcoder2ForCausalLM"),
         "norm_epsilon": sizes.hyper.number("attention.layer_norm_epsilon"),
         "rope_parameters": rope_parameters(model, sizes),
         "hidden_act": "gelu_pytorch_tanh",
-        "use_bias": has_tensor(model, "attn_q"),
+        "use_bias": has_bias(model, "attn_q"),
         "sliding_window": sizes.hyper.whole("attention.sliding_window", default=0) or None,
     }
-    return Described(config, placed(model, Names(_LAYER), sizes.layers))
+    return Described(config, Names(_LAYER))
