@@ -1,4 +1,4 @@
-"""What a node costs: bytes from weights, bytes moved in all, and floating-point operations, in the symbols of a step.
+"""What a node costs: bytes moved and floating-point operations, in the symbols of a step.
 
 T: tokens. L: logit rows. R: requests. C: cached rows read, summed over requests. A: query-key pairs scored,
 summed over requests; one query a request (a decode step) makes A = C. A sliding window caps both at `window` a
@@ -20,6 +20,7 @@ from torch import Tensor, fx
 from llmc.formats.code_format import CODE_FORMATS
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.op_record import C, L, Part, R, T, most_seen, op_call, record_of
+from llmc.graph.product_parts import part_of
 from llmc.graph.step_inputs import symbol_names
 from llmc.program import STATE_SLOTS
 
@@ -29,9 +30,8 @@ _BY_NAME = {"T": T, "L": L, "R": R}
 
 @dataclass(frozen=True)
 class Cost:
-    """Sympy expressions. bytes_moved includes bytes_read_weights; of an embedding only the rows looked up are read."""
+    """Sympy expressions. bytes_moved: of an embedding only the rows looked up are read."""
 
-    bytes_read_weights: sympy.Expr
     bytes_moved: sympy.Expr
     flops: sympy.Expr
 
@@ -47,11 +47,10 @@ def group_cost(nodes: Iterable[fx.Node]) -> Cost:
     working = [n for n in members if n.op == "call_function" and not _is_view(n)]
     read, written = _operands(working, members), _results(working, members)
     symbols = _symbols(working[0].graph) if working else {}
-    weights = sum((_moved(n, members, symbols) for n in read if _is_weight(n)), _ZERO)
     total = sum((_moved(n, members, symbols) for n in (*read, *written)), _ZERO)
     extra = sum((_cache_bytes(n, symbols) for n in working), _ZERO)
     flops = sum((_flops(n, symbols) for n in working), _ZERO)
-    return Cost(sympy.expand(weights), sympy.expand(total + extra), sympy.expand(flops))
+    return Cost(sympy.expand(total + extra), sympy.expand(flops))
 
 
 _VIEWS = frozenset(
@@ -103,8 +102,7 @@ def _results(working: list[fx.Node], members: Mapping[fx.Node, None]) -> list[fx
 
 def _is_read_here(node: fx.Node, members: Mapping[fx.Node, None]) -> bool:
     """Whether it is a weight's value that a member makes of what is stored: another kernel makes its own."""
-    record = record_of(node)
-    return record is not None and record.part is Part.STORAGE and any(u in members for u in node.users)
+    return part_of(node) is Part.STORAGE and any(u in members for u in node.users)
 
 
 def _moved(node: fx.Node, members: Mapping[fx.Node, None], symbols: Mapping[sympy.Symbol, sympy.Symbol]) -> sympy.Expr:
@@ -182,11 +180,6 @@ def _name(node: fx.Node) -> str:
 
 def _is_view(node: fx.Node) -> bool:
     return node.target is getitem or _name(node) in _VIEWS
-
-
-def _is_weight(node: fx.Node) -> bool:
-    """A placeholder of fixed shape that is no cache: step inputs grow with T, L or R."""
-    return node.op == "placeholder" and all(isinstance(s, int) for t in _tensors(node.meta["val"]) for s in t.shape)
 
 
 def _tensors(value: Any) -> Iterable[Tensor]:

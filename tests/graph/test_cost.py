@@ -25,7 +25,6 @@ def test_a_product_reads_its_weight_and_moves_its_rows(dtype: torch.dtype) -> No
     graph, _ = llama(layers=1, dtype=dtype)
     cost = node_cost(_only(_run(graph, (*serving(), *fusion())), ops.linear.default))
     width = dtype.itemsize
-    assert cost.bytes_read_weights == 16 * 8 * width
     assert cost.bytes_moved == 16 * 8 * width + (8 + 16) * width * T
     assert cost.flops == 2 * 16 * 8 * T
 
@@ -37,7 +36,7 @@ def test_epilogues_add_what_they_read() -> None:
     # The last layer's MLP runs for the rows that want logits: x of 12, residual and y of 8 channels.
     assert node_cost(down).bytes_moved == 4 * (8 * 12 + (12 + 8 + 8) * L)
     gated = _only(optimized, ops.gated_linear.default)
-    assert node_cost(gated).bytes_read_weights == 4 * 24 * 8
+    assert node_cost(gated).bytes_moved.subs(L, 0) == 4 * 24 * 8
     assert node_cost(gated).flops == 2 * 24 * 8 * L
 
 
@@ -45,7 +44,6 @@ def test_attention_reads_the_cache_by_position() -> None:
     graph, _ = llama(layers=1)
     attention = _only(_run(graph, serving()), ops.paged_attention.default)
     cost = node_cost(attention)
-    assert cost.bytes_read_weights == 0
     # q and y of 8 channels, one head's k and v of 4 each, R + 1 query starts and R context lengths of int32.
     assert cost.bytes_moved == 4 * (16 * T + 8 * C + 2 * R + 1)
     assert cost.flops == 2 * 2 * (4 + 4) * A
@@ -91,7 +89,6 @@ def test_a_group_keeps_what_passes_inside_in_registers() -> None:
     chain.append(b.call(aten.add.Tensor, chain[-1], h))
     b.finish(chain[-1])
     cost = group_cost(chain)
-    assert cost.bytes_read_weights == 4 * 8
     assert cost.bytes_moved == 4 * 8 + 2 * 8 * 4 * T
     assert cost.flops == 3 * 8 * T
     alone = sum((node_cost(n).bytes_moved for n in chain), start=T * 0)
