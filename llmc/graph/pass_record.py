@@ -68,9 +68,8 @@ class PassRecord:
     nodes_after: int
     budget: float | None = None
 
-    def to_json(self, *, timings: bool = False) -> dict[str, Any]:
-        """Plain data. timings: with seconds; without, the same inputs give the same text."""
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, without seconds: the same inputs give the same text."""
         data = asdict(self) | {"stage": self.stage.value}
-        if not timings:
-            del data["seconds"]
+        del data["seconds"]
         return data

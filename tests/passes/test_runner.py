@@ -213,10 +213,10 @@ def test_near_misses_are_those_of_the_last_look() -> None:
 
 def test_records_are_plain_data() -> None:
     (record,) = run_pipeline(PatternGraph(_body).graph, (ADD_TO_MUL,), BuildOptions()).records
-    data = json.loads(json.dumps(record.to_json(timings=True)))
-    assert (data["name"], data["stage"], data["seconds"]) == ("add_to_mul", record.stage.value, record.seconds)
+    data = json.loads(json.dumps(record.to_json()))
+    assert (data["name"], data["stage"]) == ("add_to_mul", record.stage.value)
     assert [r["number"] for r in data["rewrites"]] == [r.number for r in record.rewrites]
-    assert "seconds" not in record.to_json()
+    assert "seconds" not in data
 
 
 def test_the_same_input_gives_the_same_records_and_graph() -> None:
