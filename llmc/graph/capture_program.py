@@ -72,21 +72,19 @@ def graph_from_program(
     with learned positions, max_positions of `info` are filled in from the graph. side_outputs: what the results after
     the logits are called.
     """
-    specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
-    placeholders = program.graph.find_nodes(op="placeholder")
+    specs = _input_specs(program)
     _refuse_mutation(program)
     graph = fx.Graph()
-    mapping: dict[fx.Node, fx.Node] = {}
-    users = [node for node in placeholders if specs[node.name].kind is InputKind.USER_INPUT]
-    mapping |= _inputs(graph, users)
+    users = [node for node, spec in specs.items() if spec.kind is InputKind.USER_INPUT]
+    mapping = _inputs(graph, users)
     tokens = _token_count(mapping[users[0]])
 
     weights: dict[str, Recipe] = {}
     tied: dict[Stored, fx.Node] = {}
-    for node in placeholders:
+    for node, spec in specs.items():
         if node in mapping or not node.users:
             continue
-        target = _target(specs[node.name])
+        target = _target(spec)
         recipe = recipes.get(target.removeprefix(prefix)) or _constant(program, target)
         if isinstance(recipe, Stored) and recipe in tied:
             mapping[node] = tied[recipe]
@@ -124,6 +122,12 @@ def reads_whole_texts(graph: fx.Graph) -> bool:
     ops = torch.ops.llmc
     whole = (ops.pool.default, ops.bidirectional_attention.default, ops.segments.default)
     return any(node.target in whole for node in graph.nodes)
+
+
+def _input_specs(program: ExportedProgram) -> dict[fx.Node, InputSpec]:
+    """What each placeholder of the program is for."""
+    specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
+    return {node: specs[node.name] for node in program.graph.find_nodes(op="placeholder")}
 
 
 def _inputs(graph: fx.Graph, users: Sequence[fx.Node]) -> dict[fx.Node, fx.Node]:
@@ -165,10 +169,7 @@ def _model_frames(stack_trace: str) -> str:
 
 
 def _token_input(program: ExportedProgram) -> fx.Node:
-    specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
-    users: list[fx.Node] = [
-        n for n in program.graph.find_nodes(op="placeholder") if specs[n.name].kind is InputKind.USER_INPUT
-    ]
+    users = [node for node, spec in _input_specs(program).items() if spec.kind is InputKind.USER_INPUT]
     value = users[0].meta.get("val") if len(users) == 1 else None
     if not isinstance(value, torch.Tensor) or value.dim() != 2 or value.is_floating_point():
         raise CaptureError(

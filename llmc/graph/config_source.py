@@ -14,12 +14,8 @@ from llmc.graph.weights import Stored
 
 def has_weights(directory: Path) -> bool:
     """Whether there are files to read weights from, of whatever kind."""
-    names = (SINGLE_FILE, SHARD_INDEX)
-    return (
-        any((directory / name).exists() for name in names)
-        or any(directory.glob("*.bin"))
-        or bool(gguf_files(directory))
-    )
+    patterns = (SINGLE_FILE, SHARD_INDEX, "*.bin")
+    return any(any(directory.glob(pattern)) for pattern in patterns) or bool(gguf_files(directory))
 
 
 class ConfigSource:

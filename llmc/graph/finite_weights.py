@@ -36,26 +36,18 @@ class FiniteWeights:
 
     def notes(self) -> tuple[str, ...]:
         """What a build should say: a line that names the weights that are not finite, one for those of zeros."""
-        return (*self._not_finite(), *self._nothing_but_zeros())
-
-    def _nothing_but_zeros(self) -> tuple[str, ...]:
-        if not self._zero:
-            return ()
-        shown = sorted(self._zero)
-        more = ", …" if len(shown) > _SHOWN else ""
-        are = "weight holds" if len(shown) == 1 else "weights hold"
-        return (f"{len(shown)} {are} nothing but zeros: {', '.join(shown[:_SHOWN])}{more}",)
-
-    def _not_finite(self) -> tuple[str, ...]:
-        if not self._found:
-            return ()
-        shown = [
+        not_finite = [
             f"{name} ({' and '.join(f'{n} {what}' for n, what in ((nan, 'NaN'), (inf, 'Inf')) if n)})"
             for name, (nan, inf) in sorted(self._found.items())
         ]
-        more = ", …" if len(shown) > _SHOWN else ""
-        are = "weight holds" if len(shown) == 1 else "weights hold"
-        return (f"{len(shown)} {are} numbers that are not finite: {', '.join(shown[:_SHOWN])}{more}",)
+        held = {"numbers that are not finite": not_finite, "nothing but zeros": sorted(self._zero)}
+        return tuple(_note(names, what) for what, names in held.items() if names)
+
+
+def _note(names: Sequence[str], what: str) -> str:
+    are = "weight holds" if len(names) == 1 else "weights hold"
+    more = ", …" if len(names) > _SHOWN else ""
+    return f"{len(names)} {are} {what}: {', '.join(names[:_SHOWN])}{more}"
 
 
 @dataclass(frozen=True)

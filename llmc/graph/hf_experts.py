@@ -56,10 +56,9 @@ def identity_experts(self: Any, x: Tensor, index: Tensor, weights: Tensor) -> Te
 def jetmoe(self: Any, layer_input: Tensor) -> Tensor:
     """JetMoe's feed-forward layer. layer_input: [1, T, hidden]; returns the same."""
     x = layer_input.squeeze(0)
-    index, weights = _jetmoe_routes(self.router, x)
-    gate, up = _product(self.input_linear.weight, x, index).chunk(2, dim=-1)
-    y = _product(self.output_linear.weight, self.activation(gate) * up, index)
-    return _with_bias(_sum_experts(y, weights), self.bias)
+    routes = _jetmoe_routes(self.router, x)
+    gate, up = _product(self.input_linear.weight, x, routes[0]).chunk(2, dim=-1)
+    return _jetmoe_sum(self, self.activation(gate) * up, routes)
 
 
 def jetmoe_queries(self: Any, layer_input: Tensor) -> tuple[Tensor, None, tuple[Tensor, Tensor]]:
@@ -71,13 +70,13 @@ def jetmoe_queries(self: Any, layer_input: Tensor) -> tuple[Tensor, None, tuple[
 
 def jetmoe_outputs(self: Any, layer_input: Tensor, routes: tuple[Tensor, Tensor]) -> Tensor:
     """What its experts make of the attention. layer_input: [1, T, slots, channels]; returns [1, T, hidden]."""
+    return _jetmoe_sum(self, layer_input.squeeze(0), routes)
+
+
+def _jetmoe_sum(self: Any, x: Tensor, routes: tuple[Tensor, Tensor]) -> Tensor:
     index, weights = routes
-    y = _product(self.output_linear.weight, layer_input.squeeze(0), index)
-    return _with_bias(_sum_experts(y, weights), self.bias)
-
-
-def _with_bias(y: Tensor, bias: Tensor) -> Tensor:
-    return (y + bias).unsqueeze(0)
+    summed: Tensor = _sum_experts(_product(self.output_linear.weight, x, index), weights) + self.bias
+    return summed.unsqueeze(0)
 
 
 def _jetmoe_routes(router: Any, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,8 +105,7 @@ def dbrx_experts(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_we
     up = torch.ops.llmc.expert_linear.default(x, mlp.v1, None, top_k_index, experts)
     down = mlp.w2.view(experts, self.ffn_hidden_size, self.hidden_size).transpose(1, 2).flatten(0, 1)
     y = torch.ops.llmc.expert_linear.default(gate * up, down, None, top_k_index, experts)
-    summed: Tensor = torch.ops.llmc.sum_experts.default(y, top_k_weights)
-    return summed.to(hidden_states.dtype).unsqueeze(0)
+    return _sum_experts(y, top_k_weights).to(hidden_states.dtype).unsqueeze(0)
 
 
 # By the class of a module and the method that they take the place of.

@@ -97,20 +97,17 @@ def attention_hook(
     if indices is not None and not hasattr(indices, CHOSEN):
         _check_all_seen(module, indices, key.shape[2], layer)
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    bounds: _Bounds | None = getattr(attention_mask, _BOUNDS, None)
-    if bounds is not None:
-        attention_mask = None
-        sliding_window = bounds.window or sliding_window
-    chunk = None if bounds is None else bounds.chunk
-    if attention_mask is not None:
+    if attention_mask is not None and not hasattr(attention_mask, _BOUNDS):
         raise _mask_of_its_own(attention_mask, layer)
+    bounds: _Bounds = getattr(attention_mask, _BOUNDS, _Bounds())
+    window = bounds.window or sliding_window
     q, k, v = (x.transpose(1, 2).squeeze(0) for x in (query, key, value))
     bias = None if position_bias is None else _by_distance(position_bias, layer)
     if sinks is not None:
         s_aux = sinks.squeeze(-1).squeeze(0).t()
     chosen = indices.squeeze(0) if indices is not None and hasattr(indices, CHOSEN) else None
     out = torch.ops.llmc.attention.default(
-        q, k, v, scale, sliding_window, softcap, s_aux, chunk=chunk, bias=bias, chosen=chosen
+        q, k, v, scale, window, softcap, s_aux, chunk=bounds.chunk, bias=bias, chosen=chosen
     )
     return out.unsqueeze(0), None
 
@@ -184,7 +181,7 @@ def both_ways_mask_hook(mask_function: Callable[..., Any], **sizes: Any) -> Tens
         return mask_hook(mask_function, **sizes)
     distance = _width(mask_function, _BIDIRECTIONAL_SLIDING)
     mask = torch.zeros(())
-    setattr(mask, _BOUNDS, _Bounds(None if distance is None else distance + 1, None, both_ways=True))
+    setattr(mask, _BOUNDS, _Bounds(None if distance is None else distance + 1, both_ways=True))
     return mask
 
 
@@ -226,8 +223,8 @@ _BIDIRECTIONAL_SLIDING = "sliding_window_bidirectional_overlay"
 class _Bounds:
     """What a mask says beside that it is causal, or goes both ways: as llmc's attentions take it."""
 
-    window: int | None
-    chunk: int | None
+    window: int | None = None
+    chunk: int | None = None
     both_ways: bool = False
 
 

@@ -5,7 +5,7 @@ The model's own code scores all keys at once and takes as many as there are, whi
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -50,14 +50,7 @@ def _indexer(rotation: str) -> Callable[..., Tensor]:
     return choose
 
 
-def _of_blocks(
-    self: Any,
-    hidden_states: Tensor,
-    position_embeddings: tuple[Tensor, Tensor],
-    attention_mask: Tensor | None,
-    cache: None,
-    /,
-) -> Tensor:
+def _of_blocks(self: Any, *given: Any) -> NoReturn:
     raise CaptureError(
         f"{type(self).__name__} of layer {self.layer_idx} chooses among blocks of {self.compress_ratio} keys, for "
         "which llmc has no op",

@@ -80,10 +80,8 @@ def stored_recipes(
         )
     if not unread:
         return found.recipes, ()
-    tensors_are = (
-        "1 tensor of the checkpoint is" if len(unread) == 1 else f"{len(unread)} tensors of the checkpoint are"
-    )
-    return found.recipes, (f"{tensors_are} not used: {_named(unread)}",)
+    are = "tensor of the checkpoint is" if len(unread) == 1 else "tensors of the checkpoint are"
+    return found.recipes, (f"{len(unread)} {are} not used: {_named(unread)}",)
 
 
 def _groups(tensors: Mapping[str, Tensor]) -> list[list[str]]:

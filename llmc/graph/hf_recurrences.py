@@ -45,9 +45,6 @@ def mlstm(
     value: Tensor,
     igate: Tensor,
     fgate: Tensor,
-    c_initial: None = None,
-    n_initial: None = None,
-    m_initial: None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """query, key: [1, heads, T, key_dim]; value: [1, heads, T, value_dim]; igate, fgate: [1, heads, T]. Returns [1,

@@ -13,12 +13,10 @@ def position_limit(graph: fx.Graph, weights: Container[str]) -> int | None:
 
     A table is a weight that is embedded at indices which depend on arange or `positions` and on nothing else.
     """
-    rows: list[int] = []
-    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.embedding.default):
-        table, index = node.args[:2]
-        if table.name in weights and _only_positions(index):
-            rows.append(table.meta["val"].shape[0])
-    return min(rows, default=None)
+    lookups = graph.find_nodes(op="call_function", target=torch.ops.aten.embedding.default)
+    read = [node.args[:2] for node in lookups]
+    tables = [table for table, index in read if table.name in weights and _only_positions(index)]
+    return min((table.meta["val"].shape[0] for table in tables), default=None)
 
 
 def _only_positions(index: fx.Node) -> bool:
@@ -26,11 +24,8 @@ def _only_positions(index: fx.Node) -> bool:
     pending, seen = [index], {index}
     while pending:
         node = pending.pop()
-        if node.op == "placeholder":
-            sources.add(node.name == "positions")
-            continue
-        if node.target in _ARANGE:
-            sources.add(True)
+        if node.op == "placeholder" or node.target in _ARANGE:
+            sources.add(node.op != "placeholder" or node.name == "positions")
             continue
         # Sizes such as sym_size of input_ids say how many positions there are, not which.
         inputs = [n for n in node.all_input_nodes if not isinstance(n.meta["val"], SymInt | int)]

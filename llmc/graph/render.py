@@ -20,9 +20,7 @@ from llmc.graph.weights import Constant, Derived, Recipe, Stored
 def render(graph: ModelGraph) -> str:
     """The text of a graph. Equal graphs give equal text, whatever their symbols are called."""
     names = _Names(graph.graph)
-    lines = [f"stage {graph.stage.value}"]
-    for node in graph.graph.nodes:
-        lines.append(_line(node, graph, names))
+    lines = [f"stage {graph.stage.value}", *(_line(node, graph, names) for node in graph.graph.nodes)]
     return "\n".join(lines) + "\n"
 
 
@@ -44,16 +42,11 @@ def _line(node: fx.Node, graph: ModelGraph, names: "_Names") -> str:
 
 @functools.cache
 def op_name(target: Any) -> str:
-    """aten.mul.Tensor as it is; the overload `default` and the module of a builtin are left out."""
+    """aten.mul.Tensor as it is; the overload `default` and the module of a builtin are left out. Kept: torch's ops put
+    their names together anew each time."""
     if isinstance(target, OpOverload):
-        return target_name(target).removesuffix(".default")
+        return str(target).removesuffix(".default")
     return str(getattr(target, "__name__", target))
-
-
-@functools.cache
-def target_name(target: Any) -> str:
-    """str(target), kept: torch's ops put their names together anew each time."""
-    return str(target)
 
 
 def render_recipe(recipe: Recipe) -> str:

@@ -44,7 +44,7 @@ class _Stage:
     def extracted(self) -> ModelGraph:
         """What the stage computes, with its inputs."""
         whole, is_last = self._whole, self._number == self._whole.pipeline_stages - 1
-        ends = whole.returned() if is_last else [_source(node) for node in _handed(whole, self._number + 1)]
+        ends = whole.returned() if is_last else [node.all_input_nodes[0] for node in _handed(whole, self._number + 1)]
         needed = _needed([*ends, *_writers(whole, self._number)], _handed(whole, self._number))
         layers = [i for i in range(len(whole.caches)) if any(each.name == f"kv_cache_{i}_k" for each in needed)]
         self._copy_placeholders(needed, layers)
@@ -119,11 +119,6 @@ def _handed(graph: ModelGraph, number: int) -> list[fx.Node]:
     """What comes to a stage."""
     found: Iterable[fx.Node] = graph.graph.find_nodes(op="call_function", target=_HAND_OVER)
     return [node for node in found if node.args[1] == number]
-
-
-def _source(handed: fx.Node) -> fx.Node:
-    """What the stage before has of it."""
-    return handed.all_input_nodes[0]
 
 
 def _writers(graph: ModelGraph, number: int) -> list[fx.Node]:

@@ -42,51 +42,29 @@ def explain(error: Exception) -> CaptureError:
     at = model_line(error)
     message = _first_line(error)
     is_of_transformers = at is not None and at.startswith(_TRANSFORMERS.lstrip("/"))
+    theirs = OTHER_MODELS if is_of_transformers else None
     if isinstance(error, GuardOnDataDependentSymNode | DataDependentOutputException):
-        return CaptureError(
-            "the model's control flow or a size depends on tensor values, which a compiled graph cannot follow",
-            at=at,
-            fix=OTHER_MODELS
-            if is_of_transformers
-            else "replace `if tensor`, .item() and .tolist() there by tensor operations such as torch.where",
-        )
-    if isinstance(error, DynamicOutputShapeException):
-        return CaptureError(
-            f"the size of a result depends on tensor values: {message}",
-            at=at,
-            fix=OTHER_MODELS
-            if is_of_transformers
-            else "replace nonzero, boolean indexing and unique there by masks and torch.where",
-        )
-    if is_of_transformers:
-        return CaptureError(
-            f"this transformers model could not be traced: {type(error).__name__}: {message}",
-            at=at,
-            fix="the architecture or this configuration of it is not supported; other versions of transformers may be",
-        )
-    if isinstance(error, ConstraintViolationError) or "onstraints violated" in str(error):
-        place = at or _specialized_line(error)
-        is_own = place is None or not place.startswith(_TRANSFORMERS.lstrip("/"))
-        return CaptureError(
-            "the model's code fixes the number of tokens to the length it is traced with",
-            at=place,
-            fix="derive sizes from input.shape there, and do not compare or store them as Python numbers"
-            if is_own
-            else _OTHER_STATES
-            if goes_from_token_to_token(place)
-            else OTHER_MODELS,
-        )
-    if isinstance(error, NotImplementedError):
-        return CaptureError(
-            f"the model uses an operation that cannot be traced: {message}",
-            at=at,
-            fix="replace it by torch operations, or register a fake implementation with torch.library",
-        )
-    return CaptureError(
-        f"the model could not be traced: {type(error).__name__}: {message}",
-        at=at,
-        fix="forward must take token ids [1, tokens] alone, on the CPU, at any length, and use torch operations",
-    )
+        problem = "the model's control flow or a size depends on tensor values, which a compiled graph cannot follow"
+        fix = theirs or "replace `if tensor`, .item() and .tolist() there by tensor operations such as torch.where"
+    elif isinstance(error, DynamicOutputShapeException):
+        problem = f"the size of a result depends on tensor values: {message}"
+        fix = theirs or "replace nonzero, boolean indexing and unique there by masks and torch.where"
+    elif is_of_transformers:
+        problem = f"this transformers model could not be traced: {type(error).__name__}: {message}"
+        fix = "the architecture or this configuration of it is not supported; other versions of transformers may be"
+    elif isinstance(error, ConstraintViolationError) or "onstraints violated" in str(error):
+        problem = "the model's code fixes the number of tokens to the length it is traced with"
+        fix = "derive sizes from input.shape there, and do not compare or store them as Python numbers"
+        at = at or _specialized_line(error)
+        if at is not None and at.startswith(_TRANSFORMERS.lstrip("/")):
+            fix = _OTHER_STATES if goes_from_token_to_token(at) else OTHER_MODELS
+    elif isinstance(error, NotImplementedError):
+        problem = f"the model uses an operation that cannot be traced: {message}"
+        fix = "replace it by torch operations, or register a fake implementation with torch.library"
+    else:
+        problem = f"the model could not be traced: {type(error).__name__}: {message}"
+        fix = "forward must take token ids [1, tokens] alone, on the CPU, at any length, and use torch operations"
+    return CaptureError(problem, at=at, fix=fix)
 
 
 def goes_from_token_to_token(place: str | None) -> bool:
