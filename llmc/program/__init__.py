@@ -26,11 +26,8 @@ from llmc.program.reach import TREE_REACH, Reach
 from llmc.program.state_slot import StateSlot, state_bytes
 from llmc.program.step_outputs import (
     ADAPTERS,
-    CANDIDATES,
     CHOICE_INPUTS,
     CHOICE_OUTPUTS,
-    DRAFT_IDS,
-    DRAFT_LOGPROBS,
     GROUP_INPUTS,
     HIDDEN,
     LOGITS,
@@ -46,11 +43,8 @@ from llmc.program.text_preparation import Similarity, TextPreparation, TextPromp
 
 __all__ = [
     "ADAPTERS",
-    "CANDIDATES",
     "CHOICE_INPUTS",
     "CHOICE_OUTPUTS",
-    "DRAFT_IDS",
-    "DRAFT_LOGPROBS",
     "GROUP_INPUTS",
     "HIDDEN",
     "ITEMSIZES",

@@ -15,18 +15,14 @@ def joined_program(stages: Sequence[Program]) -> Program:
     for stage in stages:
         for each in stage.buffers:
             first, last = each.first_launch + begun, each.last_launch + begun
-            offset = _sum(arena, each.offset)
-            name = f"{each.name}.stage{stage.stage}"
+            name, offset = f"{each.name}.stage{stage.stage}", arena + each.offset
             buffers.append(replace(each, name=name, offset=offset, first_launch=first, last_launch=last))
         begun += len(stage.launches)
-        arena = _sum(arena, stage.arena)
-    unplanned = Affine()
-    for stage in stages:
-        unplanned = _sum(unplanned, stage.unplanned_arena)
+        arena += stage.arena
     return replace(
         stages[0],
         arena=arena,
-        unplanned_arena=unplanned,
+        unplanned_arena=sum((stage.unplanned_arena for stage in stages), Affine()),
         buffers=tuple(buffers),
         weights=tuple(slot for stage in stages for slot in stage.weights),
         caches=tuple(cache for stage in stages for cache in stage.caches),
@@ -35,7 +31,3 @@ def joined_program(stages: Sequence[Program]) -> Program:
         side_outputs=tuple(side for stage in stages for side in stage.side_outputs),
         hands_over=0,
     )
-
-
-def _sum(one: Affine, other: Affine) -> Affine:
-    return Affine(one.constant + other.constant, one.tokens + other.tokens, one.logit_rows + other.logit_rows)

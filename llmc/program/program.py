@@ -109,6 +109,9 @@ class Affine:
     tokens: int = 0
     logit_rows: int = 0
 
+    def __add__(self, other: "Affine") -> "Affine":
+        return Affine(self.constant + other.constant, self.tokens + other.tokens, self.logit_rows + other.logit_rows)
+
     def at(self, *, tokens: int, logit_rows: int) -> int:
         """The value for T tokens and L logit rows."""
         return self.constant + self.tokens * tokens + self.logit_rows * logit_rows

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from llmc.cache import CacheKind, cache_entries, open_cache, remove_entry, trim_cache
+from llmc.cache import CacheKind, cache_entries, open_cache
+from llmc.cache.contents import remove_entry, trim_cache
 from llmc.cache.directory import CacheDirectory
 from llmc.errors import OptionError
 from llmc.files.atomic_directory import AtomicDirectory

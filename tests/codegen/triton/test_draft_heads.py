@@ -24,7 +24,8 @@ from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
 from llmc.passes.pipeline import draft_heads, fusion, serving
 from llmc.passes.runner import run_pipeline
-from llmc.program import DRAFT_IDS, DRAFT_LOGPROBS, StepOutput
+from llmc.program import StepOutput
+from llmc.program.step_outputs import DRAFT_IDS, DRAFT_LOGPROBS
 from llmc.runtime.sampling.row_choice import BEST, RowChoices
 from tests.codegen.triton.device_harness import interpreter, step_arrays
 from tests.gpu_target import gpu_target
