@@ -49,14 +49,6 @@ class Outcome:
     state_bytes: int | None = None
 
 
-@dataclass(frozen=True)
-class _Built:
-    """What an engine says. memory: of its manifest."""
-
-    logits: NDArray[np.float32]
-    memory: Mapping[str, int]
-
-
 def survey(model_type: str, class_name: str, target: str) -> Outcome:
     """Build a tiny fp32 model for `target` and compare its logits at 33 tokens with transformers'.
 
@@ -72,7 +64,7 @@ def survey(model_type: str, class_name: str, target: str) -> Outcome:
     except Exception as error:  # transformers raises whatever its own code meets.
         return outcome(Verdict.NO_MODEL, _one_line(error))
     try:
-        found = _built(model, tokens, target)
+        logits, memory = _built(model, tokens, target)
     except LlmcError as error:
         return outcome(Verdict.REFUSED, error.problem if error.at is None else f"{error.problem} ({error.at})")
     except Exception as error:  # Said to be a fault, so that it is seen.
@@ -82,14 +74,14 @@ def survey(model_type: str, class_name: str, target: str) -> Outcome:
             expected = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].float().numpy()
     except Exception as error:  # As above: its forward is its own code, too.
         return outcome(Verdict.NO_MODEL, _one_line(error))
-    difference = float(np.abs(found.logits - expected).max() / expected.std())
+    difference = float(np.abs(logits - expected).max() / expected.std())
     return Outcome(
         model_type,
         class_name,
         Verdict.MATCHES if difference <= TOLERANCE else Verdict.DIFFERS,
         difference,
-        kv_bytes=found.memory["kv_per_token"],
-        state_bytes=found.memory["states_per_sequence"],
+        kv_bytes=memory["kv_per_token"],
+        state_bytes=memory["states_per_sequence"],
     )
 
 
@@ -98,12 +90,13 @@ def outcome_json(outcome: Outcome) -> dict[str, Any]:
     return {**asdict(outcome), "verdict": outcome.verdict.value}
 
 
-def _built(model: Any, tokens: list[int], target: str) -> _Built:
+def _built(model: Any, tokens: list[int], target: str) -> tuple[NDArray[np.float32], Mapping[str, int]]:
+    """The engine's logits, and the memory of its manifest."""
     with tempfile.TemporaryDirectory(prefix="llmc-models-") as directory:
         path = Path(directory) / "engine.llmc"
         build(model, path, target=target, dtype="float32", max_model_len=64)
         with load(path) as engine:
-            return _Built(engine.logits(tokens), engine.manifest.memory)
+            return engine.logits(tokens), engine.manifest.memory
 
 
 def _one_line(error: Exception) -> str:

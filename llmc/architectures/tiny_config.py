@@ -143,17 +143,13 @@ _OVERRIDES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 
 
-def causal_architectures() -> Iterator[tuple[str, str]]:
-    """(model type, class name) of each class in transformers' causal mapping, in the order of their model types."""
+def architectures() -> Iterator[tuple[str, str]]:
+    """(model type, class name) of each class in transformers' causal mapping, in the order of their model types, each
+    with its variants behind it."""
     import_transformers()
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    yield from sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items())
-
-
-def architectures() -> Iterator[tuple[str, str]]:
-    """The same, each with its variants behind it."""
-    for model_type, name in causal_architectures():
+    for model_type, name in sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()):
         yield model_type, name
         yield from ((variant, name) for variant in VARIANTS if variant.partition("+")[0] == model_type)
 

@@ -137,7 +137,8 @@ def _put(new: Path, destination: Path) -> bool:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
     try:
-        _exchange(new, destination)
+        if not _exchange_at_once(new, destination):
+            exchange_by_renaming(new, destination)
         return True
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
@@ -145,13 +146,8 @@ def _put(new: Path, destination: Path) -> bool:
         return False
 
 
-def _exchange(new: Path, old: Path) -> None:
-    """Swap two directories in one system call where the kernel and the file system can, in renames elsewhere."""
-    if not _exchange_at_once(new, old):
-        exchange_by_renaming(new, old)
-
-
 def _exchange_at_once(new: Path, old: Path) -> bool:
+    """Swap two directories in one system call; False where the kernel or the file system cannot."""
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if renameat2 is None:
         return False

@@ -71,15 +71,15 @@ def _decoder(kind: Any) -> _Decoder:
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return _fields_decoder(kind)
     if isinstance(kind, enum.EnumType):
-        return _enum_decoder(kind)
+        return functools.partial(_member, _members(kind))
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
         return _union_decoder(arguments)
     if origin is tuple:
-        return _list_decoder(_decoder(arguments[0]))
+        return functools.partial(_list, _decoder(arguments[0]))
     if origin is dict:
-        return _object_decoder(_decoder(arguments[1]))
-    return _float if kind is float else _scalar_decoder(kind)
+        return functools.partial(_object, _decoder(arguments[1]))
+    return _float if kind is float else functools.partial(_scalar, kind)
 
 
 def _as_it_is(value: Any) -> Any:
@@ -91,23 +91,15 @@ def _float(value: Any) -> float:
     return float(value)
 
 
-def _scalar_decoder(kind: type) -> _Decoder:
-    def decode(value: Any) -> Any:
-        if type(value) is not kind:
-            raise _unexpected(_SCALARS[kind], value)
-        return value
-
-    return decode
+def _scalar(kind: type, value: Any) -> Any:
+    if type(value) is not kind:
+        raise _unexpected(_SCALARS[kind], value)
+    return value
 
 
-def _enum_decoder(kind: enum.EnumType) -> _Decoder:
-    by_value = _members(kind)
-
-    def decode(value: Any) -> Any:
-        _expect(isinstance(value, str) and value in by_value, f"one of {', '.join(map(str, by_value))}", value)
-        return by_value[value]
-
-    return decode
+def _member(by_value: dict[Any, enum.Enum], value: Any) -> enum.Enum:
+    _expect(isinstance(value, str) and value in by_value, f"one of {', '.join(map(str, by_value))}", value)
+    return by_value[value]
 
 
 def _members(kind: enum.EnumType) -> dict[Any, enum.Enum]:
@@ -142,27 +134,21 @@ def _union_decoder(kinds: tuple[Any, ...]) -> _Decoder:
     return decode
 
 
-def _list_decoder(item: _Decoder) -> _Decoder:
-    def decode(value: Any) -> Any:
-        _expect(isinstance(value, list), "a list", value)
-        found: list[Any] = []
-        try:
-            for each in value:
-                found.append(item(each))
-        except _MismatchError as error:
-            error.path.append(f"[{len(found)}]")
-            raise
-        return tuple(found)
-
-    return decode
+def _list(item: _Decoder, value: Any) -> tuple[Any, ...]:
+    _expect(isinstance(value, list), "a list", value)
+    found: list[Any] = []
+    try:
+        for each in value:
+            found.append(item(each))
+    except _MismatchError as error:
+        error.path.append(f"[{len(found)}]")
+        raise
+    return tuple(found)
 
 
-def _object_decoder(item: _Decoder) -> _Decoder:
-    def decode(value: Any) -> Any:
-        _expect(isinstance(value, dict), "an object", value)
-        return _items(value, dict.fromkeys(value, item))
-
-    return decode
+def _object(item: _Decoder, value: Any) -> dict[str, Any]:
+    _expect(isinstance(value, dict), "an object", value)
+    return _items(value, dict.fromkeys(value, item))
 
 
 def _fields_decoder(kind: type) -> _Decoder:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from llmc.engine_format import EngineDirectory
 from llmc.errors import OptionError
-from llmc.program import Program, RowCount, SideOutput, StepOutput
+from llmc.program import RowCount, SideOutput, StepOutput
 from llmc.program.launch_arguments import Operand
 from llmc.runtime.executors.cpp import CppExecutor
 from llmc.runtime.loop.step import Step
@@ -39,12 +39,9 @@ class StateReader:
     """An engine's model on whole sequences. Raises OptionError for an engine that shows no hidden states."""
 
     def __init__(self, directory: EngineDirectory, threads: int) -> None:
-        program = directory.program
-        limits = program.limits
-        self._limits = limits
-        blocks = -(-limits.max_model_len // limits.block_size)
-        states = _states_of(program, directory)
-        self._executor = CppExecutor(directory.with_one_table(), blocks, threads, also=(states,))
+        self._limits = directory.program.limits
+        blocks = self._limits.blocks_for(self._limits.max_model_len)
+        self._executor = CppExecutor(directory.with_one_table(), blocks, threads, also=(_states_of(directory),))
 
     def read(self, tokens: Sequence[int]) -> Rows:
         """One sequence of at least two tokens, at most as long as the engine takes."""
@@ -60,7 +57,7 @@ class StateReader:
 
     def _steps(self, tokens: Sequence[int]) -> Iterator[Step]:
         """Chunks of which every token gets logits."""
-        size, most = self._limits.block_size, min(self._limits.max_logit_rows, self._limits.max_batch_tokens)
+        most = min(self._limits.max_logit_rows, self._limits.max_batch_tokens)
         for start in range(0, len(tokens), most):
             part = np.asarray(tokens[start : start + most], np.int32)
             places = np.arange(start, start + len(part), dtype=np.int32)
@@ -71,14 +68,15 @@ class StateReader:
                 slot_mapping=places,
                 query_starts=np.asarray([0, len(part)], np.int32),
                 context_lens=np.asarray([end], np.int32),
-                block_tables=np.arange(-(-end // size), dtype=np.int32)[None],
+                block_tables=np.arange(self._limits.blocks_for(end), dtype=np.int32)[None],
                 logit_rows=np.arange(len(part), dtype=np.int32),
                 tree_masks=np.zeros(len(part), np.int64),
             )
 
 
-def _states_of(program: Program, directory: EngineDirectory) -> SideOutput:
+def _states_of(directory: EngineDirectory) -> SideOutput:
     """What the product that makes the logits reads, which is there when the step is over."""
+    program = directory.program
     launches = [x for x in program.launches if x.runs(tokens=1, logit_rows=1, wanted=StepOutput.LOGITS)]
     buffers = {buffer.name: buffer for buffer in program.buffers}
     while launches and "x" not in launches[-1].arguments:
