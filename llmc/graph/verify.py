@@ -20,7 +20,7 @@ from llmc.graph.pointwise import ELEMENTARY
 from llmc.graph.source_line import source_line
 from llmc.graph.stage import Stage
 from llmc.graph.step_inputs import group_inputs
-from llmc.program import ADAPTERS, HIDDEN, ROW_ADAPTERS, STATE_SLOTS
+from llmc.program import ADAPTERS, HIDDEN, ROW_ADAPTERS, STATE_SLOTS, STEP_INPUTS
 
 aten = torch.ops.aten
 
@@ -50,15 +50,7 @@ _FALLBACKS: dict[str, frozenset[Any]] = {
 
 # Step inputs before the caches, with their ranks.
 _MODEL_INPUTS = {"input_ids": 1, "positions": 1}
-_STEP_INPUTS = {
-    **_MODEL_INPUTS,
-    "slot_mapping": 1,
-    "query_starts": 1,
-    "context_lens": 1,
-    "block_tables": 2,
-    "logit_rows": 1,
-    "tree_masks": 1,
-}
+_STEP_INPUTS = {name: 2 if name == "block_tables" else 1 for name in STEP_INPUTS if name != HIDDEN}
 STAGE_INPUTS: dict[Stage, dict[str, int]] = {
     Stage.CAPTURED: _MODEL_INPUTS,
     Stage.CANONICAL: _MODEL_INPUTS,
