@@ -12,15 +12,15 @@ from torch.fx.node import map_arg
 
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.propagate import token_count
-from llmc.graph.refusal import Refusal
+from llmc.graph.refusal import Refused
 from llmc.graph.weights import Constant, Derived, Recipe
-from llmc.passes.shapes import tensor_of
+from llmc.passes.shapes import fake_of
 
 
-def value_at(node: fx.Node, graph: ModelGraph, positions: Tensor) -> Tensor | Refusal:
+def value_at(node: fx.Node, graph: ModelGraph, positions: Tensor) -> Tensor:
     """The value of a node for a sequence of tokens at these positions: [T], int64.
 
-    A Refusal names the input or checkpoint tensor that it depends on, or the op that failed.
+    Raises Refused, which names the input or checkpoint tensor that it depends on, or the op that failed.
     """
     values: dict[fx.Node, Any] = {}
     for each in _inputs_first(node):
@@ -29,7 +29,7 @@ def value_at(node: fx.Node, graph: ModelGraph, positions: Tensor) -> Tensor | Re
         elif each.op == "placeholder":
             known = _placeholder(each, graph, positions)
             if known is None:
-                return Refusal(f"it depends on {each.name}, whose values are not known when the engine is built", each)
+                raise Refused(f"it depends on {each.name}, whose values are not known when the engine is built", each)
             values[each] = known
         else:
             args, kwargs = map_arg((each.args, each.kwargs), lambda n: values[n])
@@ -37,9 +37,11 @@ def value_at(node: fx.Node, graph: ModelGraph, positions: Tensor) -> Tensor | Re
             try:
                 values[each] = each.target(*args, **kwargs)
             except (RuntimeError, IndexError, ValueError) as error:
-                return Refusal(f"it cannot be computed for {len(positions)} tokens: {error}", each)
+                raise Refused(f"it cannot be computed for {len(positions)} tokens: {error}", each) from None
     result = values[node]
-    return result if isinstance(result, Tensor) else Refusal(f"it is {result!r}, not a tensor", node)
+    if not isinstance(result, Tensor):
+        raise Refused(f"it is {result!r}, not a tensor", node)
+    return result
 
 
 def integers_within(node: fx.Node) -> list[int]:
@@ -75,9 +77,8 @@ def _inputs_first(node: fx.Node) -> list[fx.Node]:
 
 
 def _placeholder(node: fx.Node, graph: ModelGraph, positions: Tensor) -> Tensor | None:
-    value = tensor_of(node)
-    if node.name == "positions" and value is not None:
-        return positions.reshape(*([1] * (value.dim() - 1)), -1)
+    if node.name == "positions":
+        return positions.reshape(*([1] * (fake_of(node).dim() - 1)), -1)
     return _constant(graph.weights.get(node.name))
 
 

@@ -20,9 +20,8 @@ from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refusal, Refused
 from llmc.passes.pattern import CAST, COMMUTATIVE, Pattern, Weight, either, trace_pattern
+from llmc.passes.shapes import dim_count
 from llmc.passes.uses import DATA_MOVEMENT, call_of, is_weight, used_only_by
-
-aten = torch.ops.aten
 
 # A pattern may hold in several ways at one place, which are tried until one is not refused.
 _MAX_WAYS = 16
@@ -286,12 +285,3 @@ def _same_constant(wanted: Any, value: Any, call: tuple[fx.Node, str] | None) ->
         assert call is not None
         return (wanted - value) % dim_count(call[0]) == 0
     return False
-
-
-def dim_count(call: fx.Node) -> int:
-    """How many dims a `dim` argument of this call chooses from: the rank of what comes out of unsqueeze and stack,
-    else the rank of the first tensor that goes in."""
-    if call.target in (aten.unsqueeze.default, aten.stack.default):
-        return int(call.meta["val"].dim())
-    first = call.all_input_nodes[0].meta["val"]
-    return max(int(first.dim()), 1)

@@ -1,18 +1,23 @@
 """Whole-graph passes made of rules that look at one node and say what takes its place."""
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import fx
 
 from llmc.errors import PassError
 from llmc.graph.fake_value import describe
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.refusal import Refusal
 from llmc.graph.render import op_name
+from llmc.graph.stage import Stage
+from llmc.options import BuildOptions
+from llmc.passes.example import Example
+from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
-from llmc.passes.shapes import same_value
+from llmc.passes.shapes import same_value, sizes_with_inferred
 
 # Rules shrink a graph or move something one node further, so this bounds the longest chain, not the graph.
 _MAX_SWEEPS = 200
@@ -27,8 +32,24 @@ class Call:
     kwargs: dict[str, Any] = field(default_factory=dict)
 
 
-# None: the rule does not apply. A node or call: what to use instead, of the same shape and dtype.
-Rule = Callable[[fx.Node], "fx.Node | Call | Refusal | None"]
+# None: the rule does not apply. A node or call: what to use instead, of the same shape and dtype. May raise Refused.
+Rule = Callable[[fx.Node], fx.Node | Call | None]
+
+
+def rule_pass(
+    name: str,
+    rules: Callable[[ModelGraph], Mapping[Any, Rule]],
+    numerics: Numerics,
+    *examples: Example,
+    unproved: str | None = None,
+) -> GraphPass:
+    """A pass over the captured graph that is rules alone. rules: those of a graph, by the op that they are for."""
+
+    @functools.wraps(rules)  # docs/passes.md describes a pass by the file that its function stands in
+    def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
+        apply_rules(graph, rules(graph), log)
+
+    return GraphPass(name, run, numerics, Stage.CAPTURED, examples=examples, unproved=unproved)
 
 
 def apply_rules(graph: ModelGraph, rules: Mapping[Any, Rule], log: RewriteLog) -> None:
@@ -44,14 +65,15 @@ def _sweep(graph: fx.Graph, rules: Mapping[Any, Rule], log: RewriteLog) -> bool:
     changed = False
     for node in list(graph.nodes):
         rule = rules.get(node.target) if node.op == "call_function" and node.users else None
-        found = rule(node) if rule is not None else None
-        if isinstance(found, Refusal):
-            log.refuse(found)
-        elif found is not None:
-            name = found.name if isinstance(found, fx.Node) else op_name(found.target)
-            log.step(f"{op_name(node.target)} {node.name} → {name}", node)
-            substitute(graph, node, found)
-            changed = True
+        if rule is None:
+            continue
+        with log.refusing():
+            found = rule(node)
+            if found is not None:
+                name = found.name if isinstance(found, fx.Node) else op_name(found.target)
+                log.step(f"{op_name(node.target)} {node.name} → {name}", node)
+                substitute(graph, node, found)
+                changed = True
     return changed
 
 
@@ -74,3 +96,20 @@ def build(graph: fx.Graph, value: Any) -> Any:
     if isinstance(value, list | tuple) and not isinstance(value, fx.Node):
         return [build(graph, v) for v in value]
     return value
+
+
+def reshaped(x: fx.Node | Call, shape: Sequence[Any]) -> Call | None:
+    """x in another shape; None if several of its sizes are symbolic."""
+    sizes = sizes_with_inferred(shape)
+    return None if sizes is None else Call(torch.ops.aten.reshape.default, (x, sizes))
+
+
+def permuted(x: fx.Node | Call, order: Sequence[int]) -> fx.Node | Call:
+    """x with its axes in another order, by as few transpositions as it takes."""
+    current = list(range(len(order)))
+    for place, wanted in enumerate(order):
+        at = current.index(wanted)
+        if at != place:
+            x = Call(torch.ops.aten.transpose.int, (x, place, at))
+            current[place], current[at] = current[at], current[place]
+    return x

@@ -3,12 +3,13 @@
 from dataclasses import replace
 from typing import Any
 
-from torch import fx
+import torch
+from torch import Tensor, fx
 from torch._ops import OpOverload
 
 from llmc.graph.fake_value import FakeValues
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.weights import Recipe
+from llmc.graph.weights import Constant, Recipe
 
 
 class RecordedGraph(fx.Graph):
@@ -78,3 +79,13 @@ def new_weight(graph: ModelGraph, name: str, recipe: Recipe, like: Any) -> fx.No
     node.meta["val"] = like
     graph.weights[node.name] = recipe
     return node
+
+
+def constant_weight(graph: ModelGraph, name: str, value: Tensor) -> fx.Node:
+    """The weight that holds these numbers already, or a new one: layers with the same share it."""
+    for node in graph.weight_nodes():
+        recipe = graph.weights[node.name]
+        if isinstance(recipe, Constant) and recipe.value.dtype is value.dtype and torch.equal(recipe.value, value):
+            return node
+    like = graph.inputs()[0].meta["val"].new_empty(value.shape, dtype=value.dtype)
+    return new_weight(graph, name, Constant(value), like)

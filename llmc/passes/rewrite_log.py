@@ -1,13 +1,14 @@
 """The numbered record of rewrites and near-misses, kept while the pipeline runs."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from torch import fx
 
 from llmc.graph.pass_record import NodeRecord, RefusalRecord, RewriteRecord
-from llmc.graph.refusal import Refusal
+from llmc.graph.refusal import Refusal, Refused
 from llmc.graph.render import op_name, render_type
 from llmc.graph.source_line import source_line
 from llmc.passes.recorded_graph import RecordedGraph
@@ -77,6 +78,14 @@ class RewriteLog:
         """Record a near-miss; the same reason at the same node is recorded once."""
         if refusal not in self._refusals:
             self._refusals[refusal] = _refusal_record(refusal)
+
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Record what ends the block as Refused; the next candidate is looked at."""
+        try:
+            yield
+        except Refused as refused:
+            self.refuse(refused.refusal)
 
     def drop_refusals(self) -> None:
         """Forget this pass's near-misses, before the candidates are looked at again."""

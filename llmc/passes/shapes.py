@@ -7,11 +7,27 @@ import torch
 from torch import SymInt, fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from llmc.graph.call_arguments import call_arguments
+
+aten = torch.ops.aten
+
 
 def tensor_of(node: Any) -> torch.Tensor | None:
     """The fake tensor of a node; None for a constant and for a node that is not one tensor."""
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     return value if isinstance(value, torch.Tensor) else None
+
+
+def fake_of(node: Any) -> torch.Tensor:
+    """The fake tensor of a node that is known to be one tensor, as what most ops make and read is."""
+    value: torch.Tensor = node.meta["val"]
+    return value
+
+
+def shape_of(node: Any) -> tuple[Any, ...]:
+    """The sizes of such a tensor: numbers, and symbols where they depend on the step."""
+    shape: tuple[Any, ...] = node.meta["val"].shape
+    return shape
 
 
 def same_shape(first: Sequence[Any], second: Sequence[Any]) -> bool:
@@ -46,6 +62,20 @@ def is_one(size: Any) -> bool:
 def front_dim(dim: int, rank: int) -> int:
     """A dim counted from the front."""
     return dim + rank if dim < 0 else dim
+
+
+def dim_of(call: fx.Node, name: str = "dim") -> int:
+    """The dim that an argument of a call names, counted from the front."""
+    return int(call_arguments(call)[name]) % dim_count(call)
+
+
+def dim_count(call: fx.Node) -> int:
+    """How many dims a `dim` argument of this call chooses from: the rank of what comes out of unsqueeze and stack,
+    else the rank of the first tensor that goes in."""
+    if call.target in (aten.unsqueeze.default, aten.stack.default):
+        return int(call.meta["val"].dim())
+    first = call.all_input_nodes[0].meta["val"]
+    return max(int(first.dim()), 1)
 
 
 def sizes_with_inferred(shape: Sequence[Any]) -> list[int] | None:

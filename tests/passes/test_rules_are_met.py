@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import pytest
 from torch import fx
 
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.refusal import Refusal
+from llmc.passes import node_rules
 from llmc.passes.node_rules import Call, Rule, apply_rules
 from llmc.passes.pipeline import built_in
 from llmc.passes.recorded_graph import recorded_copy
 from llmc.passes.rewrite import GraphPass
 from llmc.passes.rewrite_log import RewriteLog
 
-PASSES = [
-    each
-    for each in built_in()
-    if isinstance(each, GraphPass) and each.examples and hasattr(sys.modules[each.run.__module__], "apply_rules")
-]
+
+def _is_of_rules(each: GraphPass) -> bool:
+    module = sys.modules[each.run.__module__]
+    return hasattr(module, "rule_pass") or hasattr(module, "apply_rules")
+
+
+PASSES = [each for each in built_in() if isinstance(each, GraphPass) and each.examples and _is_of_rules(each)]
 # Which channel is the largest has no meaning over symbols: other tests compare these with torch.
 ELSEWHERE = {"normalize_lookups": ["_argmax", "_largest"], "normalize_routing": ["_mark_taken", "_top_k"]}
 
@@ -31,12 +34,12 @@ def test_every_rule_is_met(each: GraphPass, monkeypatch: pytest.MonkeyPatch) -> 
     known, met = set[str](), set[str]()
 
     def watched(rule: Rule) -> Rule:
-        name = rule.__qualname__
+        name = (rule.func if isinstance(rule, partial) else rule).__qualname__
         known.add(name)
 
-        def watch(node: fx.Node) -> fx.Node | Call | Refusal | None:
+        def watch(node: fx.Node) -> fx.Node | Call | None:
             found = rule(node)
-            if found is not None and not isinstance(found, Refusal):
+            if found is not None:
                 met.add(name)
             return found
 
@@ -45,7 +48,8 @@ def test_every_rule_is_met(each: GraphPass, monkeypatch: pytest.MonkeyPatch) -> 
     def apply_watched(graph: ModelGraph, rules: Mapping[Any, Rule], log: RewriteLog) -> None:
         apply_rules(graph, {target: watched(rule) for target, rule in rules.items()}, log)
 
-    monkeypatch.setattr(sys.modules[each.run.__module__], "apply_rules", apply_watched)
+    for module in (node_rules, sys.modules[each.run.__module__]):
+        monkeypatch.setattr(module, "apply_rules", apply_watched, raising=module is node_rules)
     for example in each.examples:
         graph, nodes = recorded_copy(example.graph())
         log = RewriteLog(nodes, None)

@@ -23,7 +23,7 @@ from llmc.passes.example import Example
 from llmc.passes.recorded_graph import new_weight
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
-from llmc.passes.shapes import tensor_of
+from llmc.passes.shapes import fake_of, tensor_of
 
 aten = torch.ops.aten
 
@@ -38,16 +38,14 @@ def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
         if node.op == "call_function" and _is_constant(node, folded, log):
             folded[node] = Derived(_target(node), _recipes(node.args, folded), _keywords(node, folded))
     for node, recipe in folded.items():
-        is_used = any(user not in folded for user in node.users)
-        if node.op == "call_function" and is_used:
+        weight = node
+        if node.op == "call_function" and any(user not in folded for user in node.users):
             log.step(f"{op_name(node.target)} of {', '.join(stored_names(recipe)) or 'constants'}", node)
             weight = new_weight(graph, _name(node, recipe), recipe, node.meta["val"])
             node.replace_all_uses_with(weight)
-            folded_value = _number(weight, recipe)
-        else:
-            weight, folded_value = node, _number(node, recipe)
-        if folded_value is not None:
-            _use_number(weight, folded_value, log)
+        number = _number(weight, recipe)
+        if number is not None:
+            _use_number(weight, number, log)
 
 
 def _name(node: fx.Node, recipe: Recipe) -> str:
@@ -92,24 +90,21 @@ def _keywords(node: fx.Node, folded: dict[fx.Node, Recipe]) -> tuple[tuple[str, 
 
 def _number(weight: fx.Node, recipe: Recipe) -> float | int | bool | None:
     """The value of a constant of one element and no axes; None for what the checkpoint holds."""
-    value = tensor_of(weight)
-    if value is None or value.dim() != 0 or stored_names(recipe):
+    if weight.meta["val"].dim() != 0 or stored_names(recipe):
         return None
     if isinstance(recipe, Constant):
         return recipe.value.item()
     is_full = isinstance(recipe, Derived) and recipe.target is aten.full.default
-    if isinstance(recipe, Derived) and is_full and not isinstance(recipe.args[1], Derived | Constant):
-        number: float | int | bool = recipe.args[1]
-        return number
-    return None
+    number: Any = recipe.args[1] if isinstance(recipe, Derived) and is_full else None
+    return None if isinstance(number, Recipe) else number
 
 
 def _use_number(weight: fx.Node, number: float | int | bool, log: RewriteLog) -> None:
     for user in list(weight.users):
         if user.target not in _SCALAR_OPERAND or user.args[1] is not weight or user.args[0] is weight:
             continue
-        other, value = tensor_of(user.args[0]), tensor_of(user)
-        if other is None or value is None or other.dtype is not value.dtype or not value.dtype.is_floating_point:
+        other, value = fake_of(user.args[0]), fake_of(user)
+        if other.dtype is not value.dtype or not value.dtype.is_floating_point:
             continue
         log.step(f"{weight.name} is {number!r} in {user.name}", user)
         user.args = (user.args[0], number, *user.args[2:])

@@ -13,28 +13,26 @@ from torch import fx
 
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.stage import Stage
-from llmc.options import BuildOptions
 from llmc.passes.example import Example
-from llmc.passes.node_rules import Call, Rule, apply_rules
-from llmc.passes.rewrite import GraphPass, Numerics
-from llmc.passes.rewrite_log import RewriteLog
-from llmc.passes.shapes import front_dim, is_one, same_shape, tensor_of
+from llmc.passes.node_rules import Call, Rule, rule_pass
+from llmc.passes.rewrite import Numerics
+from llmc.passes.shapes import dim_of, fake_of, front_dim, is_one, same_shape, shape_of
 
 aten = torch.ops.aten
 
 
-def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
-    apply_rules(graph, _RULES, log)
+def _rules(graph: ModelGraph) -> dict[Any, Rule]:
+    return {
+        aten.copy.default: _copied,
+        aten.repeat.default: _repeated,
+        aten.slice_scatter.default: _written,
+    }
 
 
 def _written(node: fx.Node) -> Call | None:
     """The last of the slices that are written into a tensor, with those before it."""
-    value = tensor_of(node)
-    if value is None:
-        return None
-    dim = front_dim(call_arguments(node)["dim"], value.dim())
-    size: Any = value.shape[dim]
+    dim = dim_of(node)
+    size: Any = node.meta["val"].shape[dim]
     if isinstance(size, torch.SymInt):
         return None
     parts: dict[tuple[int, int], Any] = {}
@@ -43,7 +41,7 @@ def _written(node: fx.Node) -> Call | None:
         arguments = call_arguments(current)
         start, end = arguments["start"] or 0, arguments["end"]
         end = size if end is None else min(front_dim(end, size), size)
-        if front_dim(arguments["dim"], value.dim()) != dim or arguments["step"] != 1:
+        if dim_of(current) != dim or arguments["step"] != 1:
             return None
         if not isinstance(arguments["src"], fx.Node) or arguments["src"].meta["val"].shape[dim] != end - start:
             return None
@@ -55,11 +53,8 @@ def _written(node: fx.Node) -> Call | None:
 
 
 def _copied(node: fx.Node) -> Call | fx.Node | None:
-    into, source = tensor_of(node), call_arguments(node)["src"]
-    value = tensor_of(source)
-    if into is None or value is None:
-        return None
-    result: Any = source
+    result: fx.Node | Call = call_arguments(node)["src"]
+    into, value = fake_of(node), fake_of(result)
     if value.dtype is not into.dtype:
         result = Call(aten._to_copy.default, (result,), {"dtype": into.dtype})
     if not same_shape(value.shape, into.shape):
@@ -68,38 +63,26 @@ def _copied(node: fx.Node) -> Call | fx.Node | None:
         pairs: Any = zip(value.shape, into.shape, strict=True)
         sizes = [-1 if same_shape([a], [b]) or isinstance(b, torch.SymInt) else b for a, b in pairs]
         result = Call(aten.expand.default, (result, sizes))
-    return result if isinstance(result, Call | fx.Node) else None
+    return result
 
 
 def _repeated(node: fx.Node) -> Call | fx.Node | None:
-    source, repeats = node.args[0], call_arguments(node)["repeats"]
-    value = tensor_of(source)
-    if value is None or any(not isinstance(n, int) or n < 1 for n in repeats):
+    arguments = call_arguments(node)
+    result: fx.Node | Call = arguments["self"]
+    shape = shape_of(result)
+    added = len(arguments["repeats"]) - len(shape)
+    pairs = list(zip([1] * added + list(shape), arguments["repeats"], strict=True))
+    if any(not isinstance(n, int) or n < 1 or (n > 1 and isinstance(size, torch.SymInt)) for size, n in pairs):
         return None
-    if any(
-        n > 1 and isinstance(size, torch.SymInt) for n, size in zip(repeats[-value.dim() :], value.shape, strict=True)
-    ):
-        return None
-    result: Any = source
-    for _ in range(len(repeats) - value.dim()):
+    for _ in range(added):
         result = Call(aten.unsqueeze.default, (result, 0))
-    sizes = [1] * (len(repeats) - value.dim()) + list(value.shape)
-    if any(count > 1 and isinstance(size, torch.SymInt) for size, count in zip(sizes, repeats, strict=True)):
-        return None
-    spread = [count if is_one(size) and count > 1 else -1 for size, count in zip(sizes, repeats, strict=True)]
+    spread = [count if is_one(size) and count > 1 else -1 for size, count in pairs]
     if any(count > 1 for count in spread):
         result = Call(aten.expand.default, (result, spread))
-    for dim, (size, count) in enumerate(zip(sizes, repeats, strict=True)):
+    for dim, (size, count) in enumerate(pairs):
         if count > 1 and not is_one(size):
             result = Call(aten.cat.default, ([result] * count, dim))
-    return result if isinstance(result, Call | fx.Node) else None
-
-
-_RULES: dict[Any, Rule] = {
-    aten.copy.default: _copied,
-    aten.repeat.default: _repeated,
-    aten.slice_scatter.default: _written,
-}
+    return result
 
 
 def _joined(x: Any, y: Any, whole: Any) -> tuple[Any, ...]:
@@ -107,10 +90,5 @@ def _joined(x: Any, y: Any, whole: Any) -> tuple[Any, ...]:
     return written, aten.repeat.default(x, [1, 2]), aten.copy.default(whole, aten.slice.Tensor(x, 1, 0, 1))
 
 
-join_parts = GraphPass(
-    "join_parts",
-    _run,
-    Numerics.EXACT,
-    Stage.CAPTURED,
-    examples=(Example(_joined, {"x": ("T", 2), "y": ("T", 2), "whole": ("T", 4)}),),
-)
+_TENSORS = {"x": ("T", 2), "y": ("T", 2), "whole": ("T", 4)}
+join_parts = rule_pass("join_parts", _rules, Numerics.EXACT, Example(_joined, _TENSORS))

@@ -10,6 +10,7 @@ Must have: a table [rows, channels] that is known when the engine is built; indi
 """
 
 import operator
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -18,54 +19,41 @@ from torch import Tensor, fx
 
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.stage import Stage
 from llmc.graph.weights import Constant
-from llmc.options import BuildOptions
 from llmc.passes.example import Example
-from llmc.passes.node_rules import Call, Rule, apply_rules
-from llmc.passes.rewrite import GraphPass, Numerics
-from llmc.passes.rewrite_log import RewriteLog
-from llmc.passes.shapes import front_dim, is_one, same_shape, same_size, tensor_of
+from llmc.passes.node_rules import Call, Rule, rule_pass
+from llmc.passes.rewrite import Numerics
+from llmc.passes.shapes import dim_of, fake_of, front_dim, is_one, same_shape, same_size, shape_of
 from llmc.passes.uses import is_weight
 
 aten = torch.ops.aten
 
 
-def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
-    rules: dict[Any, Rule] = {
-        aten.index.Tensor: _index_rule(graph),
-        aten.index_select.default: _index_select_rule(graph),
-        aten.gather.default: _gather_rule(graph),
+def _rules(graph: ModelGraph) -> dict[Any, Rule]:
+    return {
+        aten.index.Tensor: partial(_index, graph),
+        aten.index_select.default: partial(_index_select, graph),
+        aten.gather.default: partial(_gather, graph),
         aten.argmax.default: _argmax,
         operator.getitem: _largest,
     }
-    apply_rules(graph, rules, log)
 
 
-def _index_rule(graph: ModelGraph) -> Rule:
-    def rule(node: fx.Node) -> Call | fx.Node | None:
-        source, indices = node.args
-        if not isinstance(source, fx.Node) or not isinstance(indices, list | tuple):
-            return None
-        used = [(dim, index) for dim, index in enumerate(indices) if isinstance(index, fx.Node)]
-        return _chosen(source, *used[0], graph) if len(used) == 1 else None
-
-    return rule
+def _index(graph: ModelGraph, node: fx.Node) -> Call | None:
+    arguments = call_arguments(node)
+    used = [(dim, index) for dim, index in enumerate(arguments["indices"]) if index is not None]
+    return _chosen(graph, arguments["self"], *used[0]) if len(used) == 1 else None
 
 
-def _index_select_rule(graph: ModelGraph) -> Rule:
-    def rule(node: fx.Node) -> Call | fx.Node | None:
-        arguments = call_arguments(node)
-        rank = arguments["self"].meta["val"].dim()
-        return _chosen(arguments["self"], front_dim(arguments["dim"], rank), arguments["index"], graph)
-
-    return rule
+def _index_select(graph: ModelGraph, node: fx.Node) -> Call | None:
+    arguments = call_arguments(node)
+    return _chosen(graph, arguments["self"], dim_of(node), arguments["index"])
 
 
-def _chosen(source: fx.Node, dim: int, index: fx.Node, graph: ModelGraph) -> Call | fx.Node | None:
+def _chosen(graph: ModelGraph, source: fx.Node, dim: int, index: fx.Node) -> Call | None:
     """x[..., index] along one axis."""
-    value, ids = tensor_of(source), tensor_of(index)
-    if value is None or ids is None or ids.dtype not in (torch.int64, torch.int32):
+    value, ids = fake_of(source), fake_of(index)
+    if ids.dtype not in (torch.int64, torch.int32):
         return None
     numbers = _numbers(index, graph)
     if numbers is not None and not isinstance(value.shape[dim], torch.SymInt) and numbers.dim() == 1:
@@ -78,7 +66,7 @@ def _chosen(source: fx.Node, dim: int, index: fx.Node, graph: ModelGraph) -> Cal
     return None
 
 
-def _slices(source: fx.Node, dim: int, numbers: list[int]) -> Call | fx.Node:
+def _slices(source: fx.Node, dim: int, numbers: list[int]) -> Call:
     """The channels as slices of neighbours, joined in their order."""
     ends = [i + 1 for i, (a, b) in enumerate(pairwise(numbers)) if b != a + 1]
     starts = [0, *ends]
@@ -89,24 +77,19 @@ def _slices(source: fx.Node, dim: int, numbers: list[int]) -> Call | fx.Node:
     return parts[0] if len(parts) == 1 else Call(aten.cat.default, (parts, dim))
 
 
-def _gather_rule(graph: ModelGraph) -> Rule:
-    def rule(node: fx.Node) -> Call | None:
-        arguments = call_arguments(node)
-        table, index = arguments["self"], arguments["index"]
-        value, ids = tensor_of(table), tensor_of(index)
-        if value is None or ids is None or not is_weight(table, graph):
-            return None
-        numbers = _numbers(table, graph)
-        if numbers is not None and numbers.numel() and bool((numbers == numbers.flatten()[0]).all()):
-            return Call(aten.full_like.default, (index, numbers.flatten()[0].item()), {"dtype": value.dtype})
-        return _rows(table, index, front_dim(arguments["dim"], value.dim()), value, ids)
-
-    return rule
+def _gather(graph: ModelGraph, node: fx.Node) -> Call | None:
+    table, index = (call_arguments(node)[name] for name in ("self", "index"))
+    if not is_weight(table, graph):
+        return None
+    numbers = _numbers(table, graph)
+    if numbers is not None and numbers.numel() and bool((numbers == numbers.flatten()[0]).all()):
+        return Call(aten.full_like.default, (index, numbers.flatten()[0].item()), {"dtype": fake_of(table).dtype})
+    return _rows(table, index, dim_of(node))
 
 
-def _rows(table: fx.Node, index: fx.Node, dim: int, value: Tensor, ids: Tensor) -> Call | None:
+def _rows(table: fx.Node, index: fx.Node, dim: int) -> Call | None:
     """gather of whole rows: its index is the same for all channels."""
-    source = _repeated_along_last(index)
+    source, value, ids = _repeated_along_last(index), fake_of(table), fake_of(index)
     if source is None or dim != value.dim() - 2 or any(not is_one(size) for size in value.shape[:-2]):
         return None
     if not same_size(ids.shape[-1], value.shape[-1]):
@@ -118,46 +101,36 @@ def _rows(table: fx.Node, index: fx.Node, dim: int, value: Tensor, ids: Tensor) 
 
 def _repeated_along_last(index: fx.Node) -> fx.Node | None:
     """x of x.repeat(1, 1, n) or x.expand(-1, -1, n), with one column."""
-    value = tensor_of(index)
-    if index.target not in (aten.repeat.default, aten.expand.default) or value is None:
+    if index.target not in (aten.repeat.default, aten.expand.default):
         return None
-    source = index.args[0]
-    before = tensor_of(source)
-    if before is None or before.dim() != value.dim() or not is_one(before.shape[-1]):
-        return None
-    same = same_shape(before.shape[:-1], value.shape[:-1])
-    return source if same and isinstance(source, fx.Node) else None
+    source: fx.Node = call_arguments(index)["self"]
+    before, shape = fake_of(source), shape_of(index)
+    return source if before.dim() and is_one(before.shape[-1]) and same_shape(before.shape[:-1], shape[:-1]) else None
 
 
 def _largest(node: fx.Node) -> Call | None:
     """The values and indices of max over the last axis."""
     source, part = node.args
-    if not isinstance(source, fx.Node) or source.target is not aten.max.dim:
-        return None
-    arguments = call_arguments(source)
-    value, result = tensor_of(arguments["self"]), tensor_of(node)
-    if value is None or result is None or front_dim(arguments["dim"], value.dim()) != value.dim() - 1:
-        return None
-    largest = Call(operator.getitem, (Call(aten.topk.default, (arguments["self"], 1)), part))
-    return largest if arguments["keepdim"] else Call(aten.squeeze.dim, (largest, value.dim() - 1))
+    return _of_topk(source, part) if isinstance(source, fx.Node) and source.target is aten.max.dim else None
 
 
 def _argmax(node: fx.Node) -> Call | None:
+    return _of_topk(node, 1)
+
+
+def _of_topk(node: fx.Node, part: Any) -> Call | None:
     arguments = call_arguments(node)
-    value, dim = tensor_of(arguments["self"]), arguments["dim"]
-    if value is None or dim is None or front_dim(dim, value.dim()) != value.dim() - 1:
+    last = fake_of(arguments["self"]).dim() - 1
+    if arguments["dim"] is None or dim_of(node) != last:
         return None
-    largest = Call(operator.getitem, (Call(aten.topk.default, (arguments["self"], 1)), 1))
-    return largest if arguments["keepdim"] else Call(aten.squeeze.dim, (largest, value.dim() - 1))
+    largest = Call(operator.getitem, (Call(aten.topk.default, (arguments["self"], 1)), part))
+    return largest if arguments["keepdim"] else Call(aten.squeeze.dim, (largest, last))
 
 
 def _numbers(node: fx.Node, graph: ModelGraph) -> Tensor | None:
     """The values of a constant of the program."""
     while node.target in (aten.expand.default, aten.lift_fresh_copy.default, aten.clone.default):
-        of = node.args[0]
-        if not isinstance(of, fx.Node):
-            return None
-        node = of
+        node = call_arguments(node)["self"]
     recipe = graph.weights.get(node.name)
     return recipe.value if isinstance(recipe, Constant) else None
 
@@ -171,10 +144,7 @@ def _looked_up(table: Any, ids: Any) -> tuple[Any, ...]:
     )
 
 
-normalize_lookups = GraphPass(
-    "normalize_lookups",
-    _run,
-    Numerics.EXACT,
-    Stage.CAPTURED,
-    examples=(Example(_looked_up, {"table": (3, 2), "ids": torch.tensor([2, 0, 1])}, frozenset({"table"})),),
+_TENSORS = {"table": (3, 2), "ids": torch.tensor([2, 0, 1])}
+normalize_lookups = rule_pass(
+    "normalize_lookups", _rules, Numerics.EXACT, Example(_looked_up, _TENSORS, frozenset({"table"}))
 )

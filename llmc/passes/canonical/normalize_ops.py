@@ -16,7 +16,8 @@ Must have: one symbolic size per reshape; otherwise the reshape keeps its shape 
 """
 
 import operator
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import torch
 from torch import SymInt, fx
@@ -24,27 +25,32 @@ from torch import SymInt, fx
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.pointwise import POINTWISE
-from llmc.graph.stage import Stage
-from llmc.options import BuildOptions
 from llmc.passes.canonical.in_simpler_ones import IN_SIMPLER_ONES
 from llmc.passes.example import Example
-from llmc.passes.node_rules import Call, Rule, apply_rules
-from llmc.passes.rewrite import GraphPass, Numerics
-from llmc.passes.rewrite_log import RewriteLog
-from llmc.passes.shapes import front_dim, is_one, same_shape, same_value, sizes_with_inferred, tensor_of
+from llmc.passes.node_rules import Call, Rule, permuted, rule_pass
+from llmc.passes.rewrite import Numerics
+from llmc.passes.shapes import (
+    dim_of,
+    fake_of,
+    front_dim,
+    is_one,
+    same_shape,
+    same_value,
+    shape_of,
+    sizes_with_inferred,
+    tensor_of,
+)
 from llmc.passes.uses import is_weight
 
 aten = torch.ops.aten
 
 
-def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
-    matmul = _matmul_rule(graph)
-    apply_rules(graph, _RULES | {aten.matmul.default: matmul}, log)
+def _rules(graph: ModelGraph) -> dict[Any, Rule]:
+    return _RULES | {aten.matmul.default: partial(_matmul, graph)}
 
 
 def _reshape(node: fx.Node) -> Call | None:
-    value = tensor_of(node)
-    sizes = None if value is None else sizes_with_inferred(value.shape)
+    sizes = sizes_with_inferred(shape_of(node))
     if sizes is None:
         return _without_ones(node)
     is_done = node.target is aten.reshape.default and list(call_arguments(node)["shape"]) == sizes
@@ -53,10 +59,10 @@ def _reshape(node: fx.Node) -> Call | None:
 
 def _without_ones(node: fx.Node) -> Call | None:
     """Several sizes are symbolic: what is left are axes of size 1, taken away and put where they are wanted."""
-    source, before, after = node.args[0], tensor_of(node.args[0]), tensor_of(node)
-    if before is None or after is None or not same_shape(_long(before), _long(after)):
+    value: Any = node.args[0]
+    before, after = fake_of(value), fake_of(node)
+    if not same_shape(_long(before), _long(after)):
         return None
-    value: Any = source
     for dim in reversed(range(before.dim())):
         if is_one(before.shape[dim]):
             value = Call(aten.squeeze.dim, (value, dim))
@@ -94,10 +100,8 @@ def _part(node: fx.Node) -> fx.Node | Call | None:
 
 def _split_part(source: fx.Node, index: int) -> Call | None:
     arguments = call_arguments(source)
-    whole, parts = tensor_of(arguments["self"]), source.meta["val"]
-    if whole is None:
-        return None
-    dim, index = front_dim(arguments["dim"], whole.dim()), front_dim(index, len(parts))
+    parts, dim = source.meta["val"], dim_of(source)
+    index = front_dim(index, len(parts))
     if source.target is aten.unbind.int:
         return Call(aten.select.int, (arguments["self"], dim, index))
     sizes = [p.shape[dim] for p in parts]
@@ -107,40 +111,26 @@ def _split_part(source: fx.Node, index: int) -> Call | None:
 
 
 def _swap_last(node: fx.Node) -> Call | None:
-    value = tensor_of(node)
-    if value is None or value.dim() < 2:
-        return None
-    return Call(aten.transpose.int, (node.args[0], value.dim() - 2, value.dim() - 1))
+    rank = fake_of(node).dim()
+    return None if rank < 2 else Call(aten.transpose.int, (node.args[0], rank - 2, rank - 1))
 
 
 def _transpose(node: fx.Node) -> Call | None:
-    value = tensor_of(node)
-    first, second = (call_arguments(node)[name] for name in ("dim0", "dim1"))
-    if value is None:
-        return None
-    dims = sorted((front_dim(first, value.dim()), front_dim(second, value.dim())))
-    return None if dims == [first, second] else Call(aten.transpose.int, (node.args[0], *dims))
+    names = ("dim0", "dim1")
+    dims, given = sorted(dim_of(node, name) for name in names), [call_arguments(node)[name] for name in names]
+    return None if dims == given else Call(aten.transpose.int, (node.args[0], *dims))
 
 
 def _permute(node: fx.Node) -> Call | None:
-    wanted = [d % len(node.meta["val"].shape) for d in call_arguments(node)["dims"]]
-    found, value = list(range(len(wanted))), cast(Any, node.args[0])
-    for place, dim in enumerate(wanted):
-        other = found.index(dim)
-        if other != place:
-            found[place], found[other] = found[other], found[place]
-            value = Call(aten.transpose.int, (value, place, other))
+    arguments = call_arguments(node)
+    value = permuted(arguments["self"], [d % len(arguments["dims"]) for d in arguments["dims"]])
     return value if isinstance(value, Call) else None
 
 
 def _slice(node: fx.Node) -> Call | None:
     """Dims from the front, the end of a fixed axis as its size."""
-    value, source = tensor_of(node), tensor_of(node.args[0])
-    if value is None or source is None:
-        return None
-    arguments = call_arguments(node)
-    dim = front_dim(arguments["dim"], value.dim())
-    size: Any = source.shape[dim]
+    arguments, dim = call_arguments(node), dim_of(node)
+    size: Any = shape_of(node.args[0])[dim]
     start, end = arguments["start"] or 0, arguments["end"]
     if isinstance(size, SymInt) or isinstance(start, fx.Node) or isinstance(end, fx.Node):
         return None
@@ -152,35 +142,27 @@ def _slice(node: fx.Node) -> Call | None:
 
 
 def _unsqueeze(node: fx.Node) -> Call | None:
-    value = tensor_of(node)
-    dim: Any = call_arguments(node)["dim"]
-    if value is None or dim >= 0:
-        return None
-    return Call(aten.unsqueeze.default, (node.args[0], front_dim(dim, value.dim())))
+    is_done = call_arguments(node)["dim"] >= 0
+    return None if is_done else Call(aten.unsqueeze.default, (node.args[0], dim_of(node)))
 
 
 def _addmm(node: fx.Node) -> Call | None:
     arguments = call_arguments(node)
-    bias = tensor_of(arguments["self"])
-    if arguments["beta"] != 1 or arguments["alpha"] != 1 or bias is None or bias.dim() != 1:
+    if arguments["beta"] != 1 or arguments["alpha"] != 1 or fake_of(arguments["self"]).dim() != 1:
         return None
     weight = Call(aten.transpose.int, (arguments["mat2"], 0, 1))
     return Call(aten.linear.default, (arguments["mat1"], weight, arguments["self"]))
 
 
-def _matmul_rule(graph: ModelGraph) -> Rule:
-    def rule(node: fx.Node) -> Call | None:
-        """x·W with a matrix of weights is linear, and so is W·xᵀ."""
-        x, other = node.args
-        value, first = tensor_of(other), tensor_of(x)
-        if value is not None and value.dim() > 1 and first is not None and first.dim() == 2 and is_weight(x, graph):
-            product = Call(aten.linear.default, (Call(aten.transpose.int, (other, -2, -1)), x))
-            return Call(aten.transpose.int, (product, -2, -1))
-        if value is None or value.dim() != 2 or not is_weight(other, graph):
-            return None
-        return Call(aten.linear.default, (x, Call(aten.transpose.int, (other, 0, 1))))
-
-    return rule
+def _matmul(graph: ModelGraph, node: fx.Node) -> Call | None:
+    """x·W with a matrix of weights is linear, and so is W·xᵀ."""
+    x, other = node.args
+    if fake_of(other).dim() > 1 and fake_of(x).dim() == 2 and is_weight(x, graph):
+        product = Call(aten.linear.default, (Call(aten.transpose.int, (other, -2, -1)), x))
+        return Call(aten.transpose.int, (product, -2, -1))
+    if fake_of(other).dim() != 2 or not is_weight(other, graph):
+        return None
+    return Call(aten.linear.default, (x, Call(aten.transpose.int, (other, 0, 1))))
 
 
 def _linear(node: fx.Node) -> Call | None:
@@ -201,10 +183,6 @@ def _concat(node: fx.Node) -> Call:
     return Call(aten.cat.default, (arguments["tensors"], arguments["dim"]))
 
 
-def _to_matmul(node: fx.Node) -> Call:
-    return Call(aten.matmul.default, tuple(node.args))
-
-
 def _var(node: fx.Node) -> Call:
     arguments = call_arguments(node)
     keywords = {"correction": int(arguments["unbiased"]), "keepdim": arguments["keepdim"]}
@@ -213,19 +191,15 @@ def _var(node: fx.Node) -> Call:
 
 def _masked_fill(node: fx.Node) -> Call | None:
     source, mask, filling = node.args
-    value, source_value = tensor_of(node), tensor_of(source)
-    if value is None or source_value is None or isinstance(filling, fx.Node):
+    if isinstance(filling, fx.Node):
         return None
-    return Call(aten.where.self, (mask, _scalar(filling, value.dtype), source))
+    return Call(aten.where.self, (mask, _scalar(filling, fake_of(node).dtype), source))
 
 
-def _where_scalar(node: fx.Node) -> Call | None:
-    condition, first, second = node.args
-    value = tensor_of(node)
-    if value is None:
-        return None
-    sides = [s if isinstance(s, fx.Node) else _scalar(s, value.dtype) for s in (first, second)]
-    return Call(aten.where.self, (condition, *sides))
+def _where_scalar(node: fx.Node) -> Call:
+    condition, *sides = node.args
+    tensors = [s if isinstance(s, fx.Node) else _scalar(s, fake_of(node).dtype) for s in sides]
+    return Call(aten.where.self, (condition, *tensors))
 
 
 def _scalar(value: Any, dtype: torch.dtype) -> Call:
@@ -239,24 +213,18 @@ def _softmax(node: fx.Node) -> Call | None:
 
 def _squeeze_last(node: fx.Node) -> Call | None:
     """squeeze of several dims, one after the other."""
-    dims: Any = call_arguments(node)["dim"]
-    value: Any = node.args[0]
-    source = tensor_of(value)
-    if source is None:
-        return None
+    value, dims = (call_arguments(node)[name] for name in ("self", "dim"))
+    source = fake_of(value)
     for dim in sorted((front_dim(d, source.dim()) for d in dims), reverse=True):
-        if isinstance(source.shape[dim], SymInt) or source.shape[dim] != 1:
-            continue
-        value = Call(aten.squeeze.dim, (value, dim))
+        if is_one(source.shape[dim]):
+            value = Call(aten.squeeze.dim, (value, dim))
     return value if isinstance(value, Call) else None
 
 
 def _broadcast(node: fx.Node) -> Call | None:
     """A pointwise op expands its operands by itself."""
-    value = tensor_of(node)
-    if value is None:
-        return None
-    whole = [a for a in node.args if (t := tensor_of(a)) is not None and same_shape(t.shape, value.shape)]
+    shape = shape_of(node)
+    whole = [a for a in node.args if (t := tensor_of(a)) is not None and same_shape(t.shape, shape)]
     expanded = [a for a in whole if isinstance(a, fx.Node) and a.target is aten.expand.default]
     if not expanded or len(expanded) == len(whole):
         return None
@@ -286,7 +254,7 @@ _RULES: dict[Any, Rule] = {
     aten.__or__.Tensor: _renamed(aten.bitwise_or.Tensor),
     aten.add.Scalar: _to_tensor_overload(aten.add.Tensor),
     aten.addmm.default: _addmm,
-    aten.bmm.default: _to_matmul,
+    **dict.fromkeys((aten.bmm.default, aten.mm.default), _renamed(aten.matmul.default)),
     **dict.fromkeys((aten.concat.default, aten.concatenate.default), _concat),
     aten.div.Scalar: _to_tensor_overload(aten.div.Tensor),
     aten.flatten.using_ints: _reshape,
@@ -295,7 +263,6 @@ _RULES: dict[Any, Rule] = {
     aten.masked_fill.Scalar: _masked_fill,
     aten.max.other: _renamed(aten.maximum.default),
     aten.min.other: _renamed(aten.minimum.default),
-    aten.mm.default: _to_matmul,
     aten.mul.Scalar: _to_tensor_overload(aten.mul.Tensor),
     aten.multiply.Tensor: _renamed(aten.mul.Tensor),
     aten.permute.default: _permute,
@@ -322,14 +289,8 @@ def _spellings(x: Any, weight: Any, bias: Any) -> tuple[Any, ...]:
     swapped = aten.permute.default(aten.view.default(x, [-1, 2, 2]), [0, 2, 1])
     normed = aten.native_layer_norm.default(x, [4], None, None, 0.625)
     soft = aten._softmax.default(aten.add.Scalar(x, 2), -1, False)
-    return (
-        *products,
-        operator.getitem(halves, 1),
-        operator.getitem(parts, 0),
-        swapped,
-        operator.getitem(normed, 0),
-        soft,
-    )
+    taken = operator.getitem(halves, 1), operator.getitem(parts, 0)
+    return *products, *taken, swapped, operator.getitem(normed, 0), soft
 
 
 def _more_spellings(x: Any, low: Any, high: Any) -> tuple[Any, ...]:
@@ -349,14 +310,11 @@ def _several_in_one(x: Any, y: Any, z: Any) -> tuple[Any, ...]:
     return *norms, *logs, aten.baddbmm.default(z, x, y, beta=2, alpha=3)
 
 
-normalize_ops = GraphPass(
+normalize_ops = rule_pass(
     "normalize_ops",
-    _run,
+    _rules,
     Numerics.REORDER,
-    Stage.CAPTURED,
-    examples=(
-        Example(_spellings, {"x": ("T", 4), "weight": (3, 4), "bias": (3,)}, frozenset({"weight", "bias"})),
-        Example(_more_spellings, {"x": ("T", 4), "low": ("T",), "high": ("T",)}),
-        Example(_several_in_one, {"x": (2, "T", 2), "y": (2, 2, 3), "z": (2, 1, 3)}),
-    ),
+    Example(_spellings, {"x": ("T", 4), "weight": (3, 4), "bias": (3,)}, frozenset({"weight", "bias"})),
+    Example(_more_spellings, {"x": ("T", 4), "low": ("T",), "high": ("T",)}),
+    Example(_several_in_one, {"x": (2, "T", 2), "y": (2, 2, 3), "z": (2, 1, 3)}),
 )

@@ -24,7 +24,7 @@ from llmc.passes.example import Example
 from llmc.passes.node_rules import Call, Rule, apply_rules
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
-from llmc.passes.shapes import front_dim, same_value, tensor_of
+from llmc.passes.shapes import dim_of, fake_of, same_value
 
 aten, llmc = torch.ops.aten, torch.ops.llmc
 
@@ -39,9 +39,7 @@ def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
 
 
 def _along_last(node: fx.Node) -> bool:
-    arguments = call_arguments(node)
-    value = tensor_of(arguments["self"])
-    return value is not None and front_dim(arguments["dim"], value.dim()) == value.dim() - 1
+    return dim_of(node) == fake_of(node.args[0]).dim() - 1
 
 
 def _top_k(node: fx.Node) -> Call | None:
@@ -53,16 +51,14 @@ def _top_k(node: fx.Node) -> Call | None:
 
 def _take(node: fx.Node) -> Call | None:
     arguments = call_arguments(node)
-    index = tensor_of(arguments["index"])
-    if not _along_last(node) or index is None or index.dim() != 2:
+    if not _along_last(node) or fake_of(arguments["index"]).dim() != 2:
         return None
     return Call(llmc.take_channels.default, (arguments["self"], arguments["index"]))
 
 
 def _mark(node: fx.Node) -> Call | None:
-    arguments = call_arguments(node)
-    value = tensor_of(node)
-    if not _along_last(node) or value is None or value.dim() != 2:
+    arguments, value = call_arguments(node), fake_of(node)
+    if not _along_last(node) or value.dim() != 2:
         return None
     marked = Call(llmc.mark_channels.default, (arguments["index"], value.shape[1]))
     filling = Call(aten.full.default, ([], arguments["value"]), {"dtype": value.dtype})
@@ -72,27 +68,25 @@ def _mark(node: fx.Node) -> Call | None:
 def _mark_taken(node: fx.Node) -> Call | None:
     """The largest channels of y in their places."""
     arguments = call_arguments(node)
-    value, index, values = tensor_of(node), arguments["index"], arguments["src"]
-    if value is None or value.dim() != 2 or not _along_last(node):
+    value, index, values = fake_of(node), arguments["index"], arguments["src"]
+    if value.dim() != 2 or not _along_last(node):
         return None
     pair = [n.args[0] for n in (values, index) if n.target is operator.getitem]
     if len(pair) != 2 or pair[0] is not pair[1] or (values.args[1], index.args[1]) != (0, 1):
         return None
     of_largest = pair[0].target in (aten.topk.default, llmc.top_k.default)
-    if not of_largest or not same_value(tensor_of(pair[0].args[0]), value):
+    if not of_largest or not same_value(fake_of(pair[0].args[0]), value):
         return None
     marked = Call(llmc.mark_channels.default, (index, value.shape[1]))
     return Call(aten.where.self, (marked, pair[0].args[0], arguments["self"]))
 
 
 def _softmax(node: fx.Node) -> Call | None:
-    arguments = call_arguments(node)
-    value = tensor_of(node)
-    if not _along_last(node) or value is None or not isinstance(value.shape[-1], int):
+    arguments, value = call_arguments(node), fake_of(node)
+    if not _along_last(node) or not isinstance(value.shape[-1], int):
         return None
     x, dtype = arguments["self"], arguments["dtype"]
-    source = tensor_of(x)
-    if dtype is not None and source is not None and source.dtype is not dtype:
+    if dtype is not None and fake_of(x).dtype is not dtype:
         x = Call(aten._to_copy.default, (x,), {"dtype": dtype})
     return Call(aten._softmax.default, (x, value.dim() - 1, False))
 

@@ -8,6 +8,7 @@ Must have: the count of this step's tokens as the end, from 0 in steps of 1; use
 comparison or a table lookup), not as indices of this step's rows, which are other numbers once requests are batched.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,50 +17,43 @@ from torch import SymInt, fx
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.pointwise import POINTWISE
-from llmc.graph.refusal import Refusal
-from llmc.graph.stage import Stage
-from llmc.options import BuildOptions
+from llmc.graph.refusal import Refused
 from llmc.passes.example import Example
-from llmc.passes.node_rules import Call, Rule, apply_rules
-from llmc.passes.rewrite import GraphPass, Numerics
-from llmc.passes.rewrite_log import RewriteLog
-from llmc.passes.shapes import front_dim, same_shape, same_size, tensor_of
+from llmc.passes.node_rules import Call, Rule, rule_pass
+from llmc.passes.rewrite import Numerics
+from llmc.passes.shapes import dim_of, fake_of, same_shape, same_size, shape_of
 from llmc.passes.uses import DATA_MOVEMENT
 
 aten = torch.ops.aten
 
 
-def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
+def _rules(graph: ModelGraph) -> dict[Any, Rule]:
     positions = next(n for n in graph.inputs() if n.name == "positions")
     value = positions.meta["val"]
     source = positions if value.dim() == 1 else Call(aten.squeeze.dim, (positions, 0))
     tokens = value.shape[-1]
     weights = frozenset(n.name for n in graph.weight_nodes())
-    counted = _counted_rule(source, tokens)
-    rules: dict[Any, Rule] = dict.fromkeys(_ARANGES, counted)
-    rules |= dict.fromkeys(_FILLED, _filled_rule(positions))
-    rules[aten.slice.Tensor] = _first_rows_rule(source, tokens, weights)
-    rules[aten.cumsum.default] = _unpadded_rule(positions)
-    apply_rules(graph, rules, log)
+    return {
+        **dict.fromkeys(_ARANGES, partial(_counted, source, tokens)),
+        **dict.fromkeys(_FILLED, partial(_filled, positions)),
+        aten.slice.Tensor: partial(_first_rows, source, tokens, weights),
+        aten.cumsum.default: partial(_unpadded, positions),
+    }
 
 
-def _counted_rule(positions: fx.Node | Call, tokens: Any) -> Rule:
-    def rule(node: fx.Node) -> fx.Node | Call | Refusal | None:
-        value = tensor_of(node)
-        arguments = call_arguments(node)
-        if value is None or not same_size(value.shape[0], tokens):
-            return None
-        start, step = arguments.get("start", 0), arguments.get("step", 1)
-        if start != 0 or step != 1:
-            return Refusal(f"positions count from {start} in steps of {step}, expected from 0 in steps of 1", node)
-        strange = _strange_use(node)
-        if strange is not None:
-            return Refusal(f"{strange.name} ({strange.target}) uses arange(T) as something other than positions", node)
-        if value.dtype is torch.int64:
-            return positions
-        return Call(aten._to_copy.default, (positions,), {"dtype": value.dtype})
-
-    return rule
+def _counted(positions: fx.Node | Call, tokens: Any, node: fx.Node) -> fx.Node | Call | None:
+    value, arguments = fake_of(node), call_arguments(node)
+    if not same_size(value.shape[0], tokens):
+        return None
+    start, step = arguments.get("start", 0), arguments.get("step", 1)
+    if start != 0 or step != 1:
+        raise Refused(f"positions count from {start} in steps of {step}, expected from 0 in steps of 1", node)
+    strange = _strange_use(node)
+    if strange is not None:
+        raise Refused(f"{strange.name} ({strange.target}) uses arange(T) as something other than positions", node)
+    if value.dtype is torch.int64:
+        return positions
+    return Call(aten._to_copy.default, (positions,), {"dtype": value.dtype})
 
 
 def _strange_use(node: fx.Node) -> fx.Node | None:
@@ -73,61 +67,45 @@ def _strange_use(node: fx.Node) -> fx.Node | None:
     return None
 
 
-def _first_rows_rule(positions: fx.Node | Call, tokens: Any, weights: frozenset[str]) -> Rule:
-    def rule(node: fx.Node) -> Call | None:
-        """The first T rows of a table of weights."""
-        arguments = call_arguments(node)
-        table, value = arguments["self"], tensor_of(node)
-        is_table = isinstance(table, fx.Node) and table.name in weights and value is not None and value.dim() == 2
-        if not is_table or value is None or arguments["dim"] != 0 or arguments["step"] != 1:
-            return None
-        # A square table with a second slice by T is a mask, which the attention passes look at as a whole.
-        is_mask = any(any(isinstance(s, SymInt) for s in u.meta["val"].shape[1:]) for u in node.users if _is_slice(u))
-        if arguments["start"] or not same_size(value.shape[0], tokens) or is_mask:
-            return None
-        return Call(aten.embedding.default, (table, positions))
-
-    return rule
+def _first_rows(positions: fx.Node | Call, tokens: Any, weights: frozenset[str], node: fx.Node) -> Call | None:
+    """The first T rows of a table of weights."""
+    arguments, value = call_arguments(node), fake_of(node)
+    table = arguments["self"]
+    if table.name not in weights or value.dim() != 2 or arguments["dim"] != 0 or arguments["step"] != 1:
+        return None
+    # A square table with a second slice by T is a mask, which the attention passes look at as a whole.
+    slices = [user for user in node.users if user.target is aten.slice.Tensor]
+    is_mask = any(any(isinstance(size, SymInt) for size in shape_of(each)[1:]) for each in slices)
+    if arguments["start"] or not same_size(value.shape[0], tokens) or is_mask:
+        return None
+    return Call(aten.embedding.default, (table, positions))
 
 
-def _filled_rule(positions: fx.Node) -> Rule:
-    def rule(node: fx.Node) -> Call | None:
-        """One number for each token, as a row of token types is, or for each of its channels."""
-        value, tokens = tensor_of(node), tensor_of(positions)
-        if value is None or tokens is None or value.dim() < tokens.dim():
-            return None
-        number = _FILLED[node.target]
-        filling = call_arguments(node)["fill_value"] if number is None else number
-        filled = Call(aten.full_like.default, (positions, filling), {"dtype": value.dtype})
-        channels = value.shape[tokens.dim() :]
-        if not same_shape(value.shape[: tokens.dim()], tokens.shape) or any(isinstance(n, SymInt) for n in channels):
-            return None
-        for _ in channels:
-            filled = Call(aten.unsqueeze.default, (filled, -1))
-        return Call(aten.expand.default, (filled, [*[-1] * tokens.dim(), *channels])) if channels else filled
-
-    return rule
+def _filled(positions: fx.Node, node: fx.Node) -> Call | None:
+    """One number for each token, as a row of token types is, or for each of its channels."""
+    value, tokens = fake_of(node), fake_of(positions)
+    channels = value.shape[tokens.dim() :]
+    if not same_shape(value.shape[: tokens.dim()], tokens.shape) or any(isinstance(n, SymInt) for n in channels):
+        return None
+    number = _FILLED[node.target]
+    filling = call_arguments(node)["fill_value"] if number is None else number
+    filled = Call(aten.full_like.default, (positions, filling), {"dtype": value.dtype})
+    for _ in channels:
+        filled = Call(aten.unsqueeze.default, (filled, -1))
+    return Call(aten.expand.default, (filled, [*[-1] * tokens.dim(), *channels])) if channels else filled
 
 
-def _unpadded_rule(positions: fx.Node) -> Rule:
-    def rule(node: fx.Node) -> Call | None:
-        """How many tokens there are up to each one, padding not counted."""
-        value, counted = tensor_of(node), node.args[0]
-        while isinstance(counted, fx.Node) and counted.target is aten._to_copy.default:
-            counted = counted.args[0]
-        if value is None or not isinstance(counted, fx.Node) or counted.target is not aten.ne.Scalar:
-            return None
-        along_tokens = front_dim(call_arguments(node)["dim"], value.dim()) == value.dim() - 1
-        if not along_tokens or getattr(counted.args[0], "name", None) != "input_ids":
-            return None
-        count = Call(aten.add.Tensor, (positions, 1))
-        return count if value.dtype is torch.int64 else Call(aten._to_copy.default, (count,), {"dtype": value.dtype})
-
-    return rule
-
-
-def _is_slice(node: fx.Node) -> bool:
-    return node.target is aten.slice.Tensor
+def _unpadded(positions: fx.Node, node: fx.Node) -> Call | None:
+    """How many tokens there are up to each one, padding not counted."""
+    value, counted = fake_of(node), call_arguments(node)["self"]
+    while counted.target is aten._to_copy.default:
+        counted = counted.args[0]
+    if counted.target is not aten.ne.Scalar or dim_of(node) != value.dim() - 1:
+        return None
+    if counted.args[0].name != "input_ids":
+        return None
+    count = Call(aten.add.Tensor, (positions, 1))
+    return count if value.dtype is torch.int64 else Call(aten._to_copy.default, (count,), {"dtype": value.dtype})
 
 
 # None: the number that the call says.
@@ -140,7 +118,7 @@ _ARANGES = (aten.arange.default, aten.arange.start, aten.arange.start_step)
 _USES = POINTWISE.keys() | {aten.embedding.default, aten.matmul.default}
 
 
-def _counted(x: Any, table: Any, positions: Any, input_ids: Any) -> tuple[Any, ...]:
+def _of_tokens(x: Any, table: Any, positions: Any, input_ids: Any) -> tuple[Any, ...]:
     tokens = aten.sym_size.int(x, 0)
     counted = aten.unsqueeze.default(aten.arange.default(tokens, dtype=torch.float32, device="cpu"), 1)
     unpadded = aten.cumsum.default(aten.ne.Scalar(input_ids, 0), 0)
@@ -150,12 +128,6 @@ def _counted(x: Any, table: Any, positions: Any, input_ids: Any) -> tuple[Any, .
 
 
 _TENSORS = {"x": ("T", 2), "table": (5, 2), "positions": torch.tensor([0, 1, 2]), "input_ids": torch.tensor([7, 5, 7])}
-
-
-positions_input = GraphPass(
-    "positions_input",
-    _run,
-    Numerics.EXACT,
-    Stage.CAPTURED,
-    examples=(Example(_counted, _TENSORS, frozenset({"table"})),),
+positions_input = rule_pass(
+    "positions_input", _rules, Numerics.EXACT, Example(_of_tokens, _TENSORS, frozenset({"table"}))
 )

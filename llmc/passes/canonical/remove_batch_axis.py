@@ -20,10 +20,10 @@ from llmc.graph.pointwise import POINTWISE
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
 from llmc.passes.example import Example
-from llmc.passes.node_rules import Call, build, substitute
+from llmc.passes.node_rules import Call, reshaped, substitute
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
-from llmc.passes.shapes import front_dim, is_one, same_shape, sizes_with_inferred, tensor_of
+from llmc.passes.shapes import dim_count, dim_of, fake_of, front_dim, is_one, same_shape, shape_of, tensor_of
 
 aten = torch.ops.aten
 
@@ -47,12 +47,9 @@ def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
 
 def _unbatch_input(graph: fx.Graph, node: fx.Node, value: torch.Tensor) -> None:
     node.meta["val"] = value[0]
-    last_input = graph.find_nodes(op="placeholder")[-1]
-    users = list(node.users)
-    with graph.inserting_after(last_input):
+    with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):
         batched = graph.call_function(aten.unsqueeze.default, (node, 0))
-    for user in users:
-        user.replace_input_with(node, batched)
+    node.replace_all_uses_with(batched, delete_user_cb=lambda user: user is not batched)
 
 
 def _unbatch(graph: fx.Graph, node: fx.Node, log: RewriteLog) -> None:
@@ -79,13 +76,11 @@ def _unbatch(graph: fx.Graph, node: fx.Node, log: RewriteLog) -> None:
     if all(u.target is aten.squeeze.dim for u in node.users):
         return
     log.step(f"{node.name} is not known to work without its batch axis, what uses it may be", node)
-    users = list(node.users)
     with graph.inserting_after(node):
-        split = build(graph, Call(aten.squeeze.dim, (node, 0)))
+        split = graph.call_function(aten.squeeze.dim, (node, 0))
     with graph.inserting_after(split):
-        joined = build(graph, Call(aten.unsqueeze.default, (split, 0)))
-    for user in users:
-        user.replace_input_with(node, joined)
+        joined = graph.call_function(aten.unsqueeze.default, (split, 0))
+    node.replace_all_uses_with(joined, delete_user_cb=lambda user: user is not split)
 
 
 def _chosen(node: fx.Node) -> Call | None:
@@ -94,7 +89,7 @@ def _chosen(node: fx.Node) -> Call | None:
     if not isinstance(source, fx.Node) or source.target is not aten.topk.default:
         return None
     arguments = call_arguments(source)
-    x, dim = _unbatched(arguments["self"]), front_dim(arguments["dim"], node.meta["val"].dim())
+    x, dim = _unbatched(arguments["self"]), dim_of(source)
     if x is None or dim == 0:
         return None
     options = arguments["largest"], arguments["sorted"]
@@ -103,8 +98,7 @@ def _chosen(node: fx.Node) -> Call | None:
 
 def _gather(node: fx.Node) -> Call | None:
     arguments = call_arguments(node)
-    x, index = _unbatched(arguments["self"]), _unbatched(arguments["index"])
-    dim = front_dim(arguments["dim"], node.meta["val"].dim())
+    x, index, dim = _unbatched(arguments["self"]), _unbatched(arguments["index"]), dim_of(node)
     return None if x is None or index is None or dim == 0 else _batched(Call(node.target, (x, dim - 1, index)))
 
 
@@ -116,22 +110,18 @@ def _replace_by_number(node: fx.Node, number: int) -> None:
 
 def _unbatched(value: Any) -> fx.Node | None:
     """x of unsqueeze(x, 0)."""
-    if not isinstance(value, fx.Node) or value.target is not aten.unsqueeze.default:
-        return None
-    tensor = tensor_of(value)
-    source, dim = value.args
-    is_front = tensor is not None and isinstance(dim, int) and front_dim(dim, tensor.dim()) == 0
-    return source if is_front and isinstance(source, fx.Node) else None
+    is_added = isinstance(value, fx.Node) and value.target is aten.unsqueeze.default and dim_of(value) == 0
+    return call_arguments(value)["self"] if is_added else None
 
 
-def _batched(call: Call | fx.Node) -> Call:
-    return Call(aten.unsqueeze.default, (call, 0))
+def _batched(x: Call | None) -> Call | None:
+    return None if x is None else Call(aten.unsqueeze.default, (x, 0))
 
 
 def _broadcast(node: fx.Node) -> Call | None:
     """Pointwise ops: arguments of the result's rank lose their first axis, those of a lower rank do not have it."""
-    value = tensor_of(node)
-    if value is None or not is_one(value.shape[0]):
+    value = fake_of(node)
+    if not is_one(value.shape[0]):
         return None
     args: list[Any] = []
     for argument in node.args:
@@ -150,13 +140,12 @@ def _along(*dim_names: str) -> Callable[[fx.Node], Call | None]:
         arguments = call_arguments(node)
         first = next(iter(arguments))
         source = _unbatched(arguments[first])
-        tensor = tensor_of(arguments[first])
-        if source is None or tensor is None:
+        if source is None:
             return None
         moved: dict[str, Any] = {}
         for name in dim_names:
             dims = arguments[name]
-            front = [front_dim(d, tensor.dim()) for d in (dims if isinstance(dims, list | tuple) else [dims])]
+            front = [front_dim(d, dim_count(node)) for d in (dims if isinstance(dims, list | tuple) else [dims])]
             if 0 in front:
                 return None
             moved[name] = [d - 1 for d in front] if isinstance(dims, list | tuple) else front[0] - 1
@@ -180,15 +169,9 @@ def _call(node: fx.Node, arguments: dict[str, Any]) -> Call:
 
 def _joined(node: fx.Node) -> Call | None:
     """cat and stack: of tensors that all have the batch axis."""
-    arguments = call_arguments(node)
-    value = tensor_of(node)
-    if value is None:
-        return None
-    dim = front_dim(arguments["dim"], value.dim())
-    sources = [_unbatched(t) or _squeezable(t) for t in arguments["tensors"]]
-    if dim == 0 or any(s is None for s in sources):
-        return None
-    return _batched(Call(node.target, (sources, dim - 1)))
+    dim, tensors = dim_of(node), call_arguments(node)["tensors"]
+    sources = [_unbatched(t) or _squeezable(t) for t in tensors]
+    return None if dim == 0 or None in sources else _batched(Call(node.target, (sources, dim - 1)))
 
 
 def _squeezable(node: fx.Node) -> Call | None:
@@ -198,84 +181,47 @@ def _squeezable(node: fx.Node) -> Call | None:
 
 
 def _reshape(node: fx.Node) -> Call | None:
-    value = tensor_of(node)
-    source = _unbatched(node.args[0])
-    if value is None or source is None:
+    source, shape = _unbatched(node.args[0]), shape_of(node)
+    if source is None:
         return None
-    if value.dim() > 1 and is_one(value.shape[0]):
-        sizes = sizes_with_inferred(value.shape[1:])
-        return None if sizes is None else _batched(Call(aten.reshape.default, (source, sizes)))
-    sizes = sizes_with_inferred(value.shape)
-    return None if sizes is None else Call(aten.reshape.default, (source, sizes))
+    is_batched = len(shape) > 1 and is_one(shape[0])
+    return _batched(reshaped(source, shape[1:])) if is_batched else reshaped(source, shape)
 
 
 def _added_axis(node: fx.Node) -> Call | None:
     """A reshape or expand that puts the batch axis back before the tokens."""
-    value, before = tensor_of(node), tensor_of(node.args[0])
-    if value is None or before is None or value.dim() < 2 or not is_one(value.shape[0]):
+    source, shape = call_arguments(node)["self"], shape_of(node)
+    if len(shape) < 2 or not is_one(shape[0]) or not any(isinstance(s, SymInt) for s in shape):
         return None
-    if not any(isinstance(s, SymInt) for s in value.shape):
-        return None
-    if same_shape(before.shape, value.shape[1:]):
-        return Call(aten.unsqueeze.default, (node.args[0], 0))
-    if node.target is aten.expand.default:
-        return None
-    sizes = sizes_with_inferred(value.shape[1:])
-    return None if sizes is None else _batched(Call(aten.reshape.default, (node.args[0], sizes)))
+    if same_shape(shape_of(source), shape[1:]):
+        return Call(aten.unsqueeze.default, (source, 0))
+    return None if node.target is aten.expand.default else _batched(reshaped(source, shape[1:]))
 
 
 def _expand(node: fx.Node) -> Call | None:
-    value, before = tensor_of(node), tensor_of(node.args[0])
-    source = _unbatched(node.args[0])
-    if value is None or before is None or source is None or value.dim() != before.dim() or not is_one(value.shape[0]):
+    source, value = _unbatched(node.args[0]), fake_of(node)
+    if source is None or value.dim() != fake_of(node.args[0]).dim() or not is_one(value.shape[0]):
         return None
-    sizes: Any = node.args[1]
-    return _batched(Call(aten.expand.default, (source, list(sizes)[1:])))
+    return _batched(Call(aten.expand.default, (source, list(call_arguments(node)["size"])[1:])))
 
 
-def _unsqueeze(node: fx.Node) -> Call | None:
-    value = tensor_of(node)
+def _taken_away(node: fx.Node) -> Call | fx.Node | None:
+    """squeeze and select: of the batch axis they leave what has none."""
     source = _unbatched(node.args[0])
-    dim: Any = node.args[1]
-    if value is None or source is None or front_dim(dim, value.dim()) == 0:
-        return None
-    return _batched(Call(aten.unsqueeze.default, (source, front_dim(dim, value.dim()) - 1)))
-
-
-def _squeeze(node: fx.Node) -> Call | fx.Node | None:
-    before = tensor_of(node.args[0])
-    source = _unbatched(node.args[0])
-    dim: Any = node.args[1]
-    if before is None or source is None:
-        return None
-    front = front_dim(dim, before.dim())
-    return source if front == 0 else _batched(Call(aten.squeeze.dim, (source, front - 1)))
-
-
-def _select(node: fx.Node) -> Call | fx.Node | None:
-    before = tensor_of(node.args[0])
-    source = _unbatched(node.args[0])
-    dim, index = call_arguments(node)["dim"], call_arguments(node)["index"]
-    if before is None or source is None:
-        return None
-    front = front_dim(dim, before.dim())
-    return source if front == 0 else _batched(Call(aten.select.int, (source, front - 1, index)))
+    return source if source is not None and dim_of(node) == 0 else _along("dim")(node)
 
 
 def _first_tensor(node: fx.Node) -> Call | None:
     """Ops over the last axes of their first argument, with other arguments that have no batch axis."""
     first, *rest = node.args
     source = _unbatched(first)
-    value = tensor_of(source)
-    if source is None or value is None or any(_unbatched(a) is not None for a in rest):
+    if source is None or any(_unbatched(a) is not None for a in rest):
         return None
     return _batched(Call(node.target, (source, *rest), dict(node.kwargs)))
 
 
 def _layer_norm(node: fx.Node) -> Call | None:
-    shape: Any = node.args[1]
-    value = tensor_of(node)
-    return _first_tensor(node) if value is not None and len(shape) < value.dim() else None
+    return _first_tensor(node) if len(call_arguments(node)["normalized_shape"]) < fake_of(node).dim() else None
 
 
 def _embedding(node: fx.Node) -> Call | None:
@@ -285,8 +231,8 @@ def _embedding(node: fx.Node) -> Call | None:
 
 
 def _matmul(node: fx.Node) -> Call | None:
-    first, second = (tensor_of(a) for a in node.args)
-    if first is None or second is None or first.dim() < 3 or first.dim() != second.dim():
+    first, second = (fake_of(a).dim() for a in node.args)
+    if first < 3 or first != second:
         return None
     sources = [_unbatched(a) or _squeezable(a) for a in node.all_input_nodes]
     if len(sources) == 1:
@@ -298,10 +244,9 @@ def _attention(node: fx.Node) -> Call | None:
     arguments = call_arguments(node)
     sources: dict[str, Any] = {name: _unbatched(arguments[name]) for name in ("query", "key", "value")}
     mask = tensor_of(arguments["attn_mask"])
-    query = tensor_of(arguments["query"])
-    if None in sources.values() or query is None:
+    if None in sources.values():
         return None
-    if mask is not None and mask.dim() == query.dim():
+    if mask is not None and mask.dim() == fake_of(arguments["query"]).dim():
         sources["attn_mask"] = _unbatched(arguments["attn_mask"]) or _squeezable(arguments["attn_mask"])
         if sources["attn_mask"] is None:
             return None
@@ -309,13 +254,10 @@ def _attention(node: fx.Node) -> Call | None:
 
 
 def _size(node: fx.Node) -> Call | int | None:
-    source = _unbatched(node.args[0])
-    before = tensor_of(node.args[0])
-    dim: Any = node.args[1]
-    if source is None or before is None:
+    source, dim = _unbatched(node.args[0]), dim_of(node)
+    if source is None:
         return None
-    front = front_dim(dim, before.dim())
-    return 1 if front == 0 else Call(aten.sym_size.int, (source, front - 1))
+    return 1 if dim == 0 else Call(aten.sym_size.int, (source, dim - 1))
 
 
 _RULES: dict[Any, Callable[[fx.Node], Call | fx.Node | int | None]] = {
@@ -337,17 +279,17 @@ _RULES: dict[Any, Callable[[fx.Node], Call | fx.Node | int | None]] = {
     aten.reshape.default: _reshape,
     aten.rms_norm.default: _layer_norm,
     aten.scaled_dot_product_attention.default: _attention,
-    aten.select.int: _select,
+    aten.select.int: _taken_away,
     aten.slice.Tensor: _along("dim"),
     aten.softmax.int: _along("dim"),
-    aten.squeeze.dim: _squeeze,
+    aten.squeeze.dim: _taken_away,
     aten.stack.default: _joined,
     aten.sum.dim_IntList: _along("dim"),
     aten.sym_size.int: _size,
     aten.transpose.int: _along("dim0", "dim1"),
     aten.tril.default: _first_tensor,
     aten.triu.default: _first_tensor,
-    aten.unsqueeze.default: _unsqueeze,
+    aten.unsqueeze.default: _along("dim"),
     aten.var.correction: _along("dim"),
 }
 

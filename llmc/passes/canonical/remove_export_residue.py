@@ -21,7 +21,7 @@ from llmc.passes.example import Example
 from llmc.passes.node_rules import Call, Rule, apply_rules
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
-from llmc.passes.shapes import front_dim, same_size, same_value, tensor_of
+from llmc.passes.shapes import dim_of, fake_of, front_dim, same_size, same_value, shape_of
 
 aten = torch.ops.aten
 
@@ -35,14 +35,9 @@ def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     apply_rules(graph, _RULES, log)
 
 
-def _first_argument(node: fx.Node) -> fx.Node | None:
-    (source, *_) = node.args
-    return source if isinstance(source, fx.Node) else None
-
-
 def _same_as_input(node: fx.Node) -> fx.Node | None:
-    source = _first_argument(node)
-    return source if source is not None and same_value(tensor_of(source), tensor_of(node)) else None
+    source = node.all_input_nodes[0]
+    return source if same_value(source.meta["val"], node.meta["val"]) else None
 
 
 def _copy(node: fx.Node) -> fx.Node | None:
@@ -62,18 +57,15 @@ def _reshape_views(node: fx.Node) -> None:
 
 def _dropout(node: fx.Node) -> fx.Node | None:
     arguments = call_arguments(node)
-    return _first_argument(node) if arguments.get("train") is False or arguments["p"] == 0 else None
+    return node.all_input_nodes[0] if arguments.get("train") is False or arguments["p"] == 0 else None
 
 
 def _cast(node: fx.Node) -> fx.Node | Call | None:
     same = _same_as_input(node)
     if same is not None:
         return same
-    source, target = _first_argument(node), tensor_of(node)
     only_dtype = node.target is aten._to_copy.default and set(node.kwargs) == {"dtype"}
-    if source is None or target is None or only_dtype:
-        return None
-    return Call(aten._to_copy.default, (source,), {"dtype": target.dtype})
+    return None if only_dtype else Call(aten._to_copy.default, (node.args[0],), {"dtype": fake_of(node).dtype})
 
 
 def _neutral(neutral: float) -> Rule:
@@ -86,39 +78,30 @@ def _neutral(neutral: float) -> Rule:
 
 
 def _transpose(node: fx.Node) -> fx.Node | None:
-    source = _first_argument(node)
-    value = tensor_of(source)
-    if source is None or value is None:
-        return None
-    dims: Any = node.args[1:]
-    same = front_dim(dims[0], value.dim()) == front_dim(dims[1], value.dim())
-    return source if same else None
+    return node.all_input_nodes[0] if dim_of(node, "dim0") == dim_of(node, "dim1") else None
 
 
 def _permute(node: fx.Node) -> fx.Node | None:
     dims: Any = node.args[1]
-    return _first_argument(node) if [d % len(dims) for d in dims] == [*range(len(dims))] else None
+    return node.all_input_nodes[0] if [d % len(dims) for d in dims] == [*range(len(dims))] else None
 
 
 def _expand(node: fx.Node) -> fx.Node | Call | None:
     same = _same_as_input(node)
-    source, value, sizes = tensor_of(node.args[0]), tensor_of(node), call_arguments(node)["size"]
-    if same is not None or source is None or value is None or source.dim() != value.dim():
+    before, after, sizes = shape_of(node.args[0]), shape_of(node), call_arguments(node)["size"]
+    if same is not None or len(before) != len(after):
         return same
-    kept = [-1 if same_size(*each) else size for size, *each in zip(sizes, source.shape, value.shape, strict=True)]
+    kept = [-1 if same_size(*each) else size for size, *each in zip(sizes, before, after, strict=True)]
     counted = any(isinstance(size, fx.Node) and new == -1 for size, new in zip(sizes, kept, strict=True))
     return Call(aten.expand.default, (node.args[0], kept)) if counted else None
 
 
 def _cat(node: fx.Node) -> fx.Node | Call | None:
-    tensors: Any = node.args[0]
-    value = tensor_of(node)
-    if value is None:
-        return None
+    tensors, value = call_arguments(node)["tensors"], fake_of(node)
     dim = front_dim(call_arguments(node)["dim"], value.dim())
-    kept = [t for t in tensors if t.meta["val"].dim() != value.dim() or t.meta["val"].shape[dim] != 0]
+    kept = [t for t in tensors if fake_of(t).dim() != value.dim() or shape_of(t)[dim] != 0]
     if len(kept) == 1:
-        return kept[0] if same_value(tensor_of(kept[0]), value) else None
+        return kept[0] if same_value(fake_of(kept[0]), value) else None
     return Call(aten.cat.default, (kept, dim)) if kept and len(kept) < len(tensors) else None
 
 

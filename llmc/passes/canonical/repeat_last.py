@@ -17,37 +17,39 @@ from torch import SymInt, fx
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.pointwise import POINTWISE
-from llmc.graph.stage import Stage
-from llmc.options import BuildOptions
 from llmc.passes.example import Example
-from llmc.passes.node_rules import Call, Rule, apply_rules
-from llmc.passes.rewrite import GraphPass, Numerics
-from llmc.passes.rewrite_log import RewriteLog
-from llmc.passes.shapes import front_dim, is_one, same_shape, tensor_of
+from llmc.passes.node_rules import Call, Rule, rule_pass
+from llmc.passes.rewrite import Numerics
+from llmc.passes.shapes import dim_of, fake_of, front_dim, is_one, same_shape, shape_of, tensor_of
 
 aten = torch.ops.aten
 
 
-def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
-    apply_rules(graph, dict.fromkeys(POINTWISE, _pointwise) | _RULES, log)
+def _rules(graph: ModelGraph) -> dict[Any, Rule]:
+    return {
+        **dict.fromkeys(POINTWISE, _pointwise),
+        **dict.fromkeys(_TAKEN, _written),
+        aten.select.int: _select,
+        aten.slice.Tensor: _slice,
+        aten.unsqueeze.default: _unsqueeze,
+    }
 
 
 def _once(node: Any) -> fx.Node | Call | None:
     """x of expand(unsqueeze(x, 0), [n, …]), which repeats it along a new axis before all others."""
-    value = tensor_of(node)
-    if value is None or node.target is not aten.expand.default:
+    if not isinstance(node, fx.Node) or node.target is not aten.expand.default:
         return None
+    source = node.all_input_nodes[0]
+    value, before = fake_of(node), fake_of(source)
     rows: Any = value.shape[0]
-    source: fx.Node = node.args[0]
-    before: torch.Tensor = source.meta["val"]
     if before.dim() != value.dim() or not is_one(before.shape[0]) or isinstance(rows, SymInt) or rows < 2:
         return None
     return _without_front(source) if same_shape(before.shape[1:], value.shape[1:]) else None
 
 
 def _without_front(node: fx.Node) -> fx.Node | Call:
-    source = node.args[0] if node.target is aten.unsqueeze.default and node.args[1] == 0 else None
-    return source if isinstance(source, fx.Node) else Call(aten.squeeze.dim, (node, 0))
+    is_added = node.target is aten.unsqueeze.default and node.args[1] == 0
+    return node.all_input_nodes[0] if is_added else Call(aten.squeeze.dim, (node, 0))
 
 
 def _repeated(x: fx.Node | Call, like: torch.Tensor) -> Call:
@@ -55,11 +57,10 @@ def _repeated(x: fx.Node | Call, like: torch.Tensor) -> Call:
 
 
 def _pointwise(node: fx.Node) -> Call | None:
-    value = tensor_of(node)
-    if value is None or value.dim() == 0:
+    value = fake_of(node)
+    if value.dim() == 0:
         return None
-    tensors = {a: tensor for a in node.args if isinstance(a, fx.Node) and (tensor := tensor_of(a)) is not None}
-    along = [a for a, tensor in tensors.items() if tensor.dim() == value.dim()]
+    along = [a for a in node.all_input_nodes if (t := tensor_of(a)) is not None and t.dim() == value.dim()]
     once = {a: x for a in along if (x := _once(a)) is not None}
     ones = {a: _without_front(a) for a in along if is_one(a.meta["val"].shape[0])}
     if not once or len(once | ones) < len(along):
@@ -69,8 +70,8 @@ def _pointwise(node: fx.Node) -> Call | None:
 
 
 def _slice(node: fx.Node) -> Call | None:
-    x, value, dim = _once(node.args[0]), tensor_of(node), _place(node)[0]
-    if x is None or value is None:
+    x, value, dim = _once(node.args[0]), fake_of(node), dim_of(node)
+    if x is None:
         return None
     if dim > 0:
         ends = tuple(call_arguments(node)[name] for name in ("start", "end", "step"))
@@ -79,13 +80,12 @@ def _slice(node: fx.Node) -> Call | None:
 
 
 def _unsqueeze(node: fx.Node) -> Call | None:
-    x, value = _once(node.args[0]), node.meta["val"]
-    dim = front_dim(call_arguments(node)["dim"], value.dim())
-    return _repeated(Call(aten.unsqueeze.default, (x, dim - 1)), value) if x is not None and dim > 0 else None
+    x, dim = _once(node.args[0]), dim_of(node)
+    return _repeated(Call(aten.unsqueeze.default, (x, dim - 1)), fake_of(node)) if x is not None and dim > 0 else None
 
 
 def _select(node: fx.Node) -> fx.Node | Call | None:
-    x, dim = _once(node.args[0]), _place(node)[0]
+    x, dim = _once(node.args[0]), dim_of(node)
     if x is None or dim == 0:
         return x
     return _repeated(Call(aten.select.int, (x, dim - 1, call_arguments(node)["index"])), node.meta["val"])
@@ -112,23 +112,16 @@ def _is_same(first: fx.Node | Call, second: fx.Node | Call) -> bool:
 
 def _place(node: fx.Node) -> tuple[int, range | int | None]:
     """The axis of a part, and which of it, if that is known."""
-    arguments = call_arguments(node)
-    shape = arguments["self"].meta["val"].shape
-    dim = front_dim(arguments["dim"], len(shape))
+    arguments, dim = call_arguments(node), dim_of(node)
+    size: Any = shape_of(arguments["self"])[dim]
     which = [arguments[name] for name in ("index", "start", "end", "step") if name in arguments]
-    if isinstance(shape[dim], SymInt) or any(isinstance(each, fx.Node) for each in which):
+    if isinstance(size, SymInt) or any(isinstance(each, fx.Node) for each in which):
         return dim, None
-    return dim, front_dim(which[0], shape[dim]) if len(which) == 1 else range(shape[dim])[slice(*which)]
+    return dim, front_dim(which[0], size) if len(which) == 1 else range(size)[slice(*which)]
 
 
 _TAKEN: dict[Any, Any] = {aten.select_scatter.default: aten.select.int, aten.slice_scatter.default: aten.slice.Tensor}
 _VIEWS = frozenset({aten.select.int, aten.slice.Tensor, aten.squeeze.dim})
-_RULES: dict[Any, Rule] = {
-    **dict.fromkeys(_TAKEN, _written),
-    aten.select.int: _select,
-    aten.slice.Tensor: _slice,
-    aten.unsqueeze.default: _unsqueeze,
-}
 
 
 def _interleaved(positions: Any, frequencies: Any) -> tuple[Any, ...]:
@@ -140,10 +133,5 @@ def _interleaved(positions: Any, frequencies: Any) -> tuple[Any, ...]:
     return again, aten.slice.Tensor(angles, 2, 1, 3), aten.slice.Tensor(angles, 0, 1, 3)
 
 
-repeat_last = GraphPass(
-    "repeat_last",
-    _run,
-    Numerics.EXACT,
-    Stage.CAPTURED,
-    examples=(Example(_interleaved, {"positions": ("T",), "frequencies": (4,)}),),
-)
+_TENSORS = {"positions": ("T",), "frequencies": (4,)}
+repeat_last = rule_pass("repeat_last", _rules, Numerics.EXACT, Example(_interleaved, _TENSORS))

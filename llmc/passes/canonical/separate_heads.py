@@ -7,6 +7,8 @@ Must have: as many heads in all of them. What is left are reshapes of reshapes, 
 """
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,84 +18,76 @@ from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.pointwise import POINTWISE
 from llmc.graph.propagate import token_count
-from llmc.graph.stage import Stage
-from llmc.options import BuildOptions
 from llmc.passes.example import Example
-from llmc.passes.node_rules import Call, Rule, apply_rules
-from llmc.passes.rewrite import GraphPass, Numerics
-from llmc.passes.rewrite_log import RewriteLog
-from llmc.passes.shapes import front_dim, is_one, same_size, sizes_with_inferred, tensor_of
+from llmc.passes.node_rules import Call, Rule, reshaped, rule_pass
+from llmc.passes.rewrite import Numerics
+from llmc.passes.shapes import fake_of, front_dim, is_one, same_size, shape_of, tensor_of
 
 aten = torch.ops.aten
 _NORMS = (aten.layer_norm.default, aten.rms_norm.default)
 _SUMS = (aten.mean.dim, aten.sum.dim_IntList)
 
 
-def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
-    heads = _Heads(token_count(graph))
-    rules: dict[Any, Rule] = dict.fromkeys(POINTWISE, heads.pointwise)
-    rules |= dict.fromkeys((*_NORMS, *_SUMS, aten.linear.default), heads.over_rows)
-    apply_rules(graph, rules, log)
+# x and how many runs or heads it has, where a value is x with these merged into the axis of the tokens.
+Apart = Callable[[Any], tuple[fx.Node | Call, int] | None]
 
 
-class _Heads:
-    """The rules, of a graph with so many tokens."""
+def _rules(graph: ModelGraph) -> dict[Any, Rule]:
+    apart = partial(_apart, token_count(graph))
+    return {
+        **dict.fromkeys(POINTWISE, partial(pointwise_apart, apart)),
+        **dict.fromkeys((*_NORMS, *_SUMS, aten.linear.default), partial(_over_rows, apart)),
+    }
 
-    def __init__(self, tokens: SymInt) -> None:
-        self._tokens = tokens
 
-    def pointwise(self, node: fx.Node) -> Call | None:
-        value = tensor_of(node)
-        if value is None or value.dim() == 0:
+def pointwise_apart(apart: Apart, node: fx.Node) -> Call | None:
+    """op(merged(x), merged(y))  →  merged(op(x, y)), with operands that have no such axis, or one of size 1."""
+    value = fake_of(node)
+    args: list[Any] = []
+    counts: set[int] = set()
+    for argument in node.args:
+        tensor = tensor_of(argument)
+        if tensor is None or tensor.dim() < max(value.dim(), 1) or is_one(tensor.shape[0]):
+            args.append(argument)
+            continue
+        found = apart(argument)
+        if found is None:
             return None
-        args: list[Any] = []
-        counts: set[int] = set()
-        for argument in node.args:
-            tensor = tensor_of(argument)
-            if tensor is None or tensor.dim() < value.dim() or is_one(tensor.shape[0]):
-                args.append(argument)
-                continue
-            found = self._apart(argument)
-            if found is None:
-                return None
-            apart, count = found
-            counts.add(count)
-            args.append(apart)
-        return _merged(Call(node.target, tuple(args), dict(node.kwargs)), value) if len(counts) == 1 else None
-
-    def over_rows(self, node: fx.Node) -> Call | None:
-        found, before, value = self._apart(node.args[0]), tensor_of(node.args[0]), tensor_of(node)
-        if found is None or before is None or value is None:
-            return None
-        rest = list(node.args[1:])
-        if node.target in _SUMS:
-            dims = [front_dim(dim, before.dim()) for dim in call_arguments(node)["dim"]]
-            if 0 in dims:
-                return None
-            rest[0] = [dim + 1 for dim in dims]
-        elif node.target in _NORMS and len(call_arguments(node)["normalized_shape"]) == before.dim():
-            return None
-        return _merged(Call(node.target, (found[0], *rest), dict(node.kwargs)), value)
-
-    def _apart(self, node: Any) -> tuple[Call, int] | None:
-        """(x, n) of reshape(x, [T·n, …]) of tokens."""
-        if not isinstance(node, fx.Node) or node.target is not aten.reshape.default:
-            return None
-        before, after = tensor_of(node.args[0]), tensor_of(node)
-        if before is None or after is None or not before.dim() or not same_size(before.shape[0], self._tokens):
-            return None
-        behind, rest = list(before.shape[1:]), list(after.shape[1:])
-        if any(isinstance(size, SymInt) for size in behind + rest) or 0 in rest:
-            return None
-        count = math.prod(behind) // math.prod(rest)
-        if count < 2 or not same_size(count * self._tokens, after.shape[0]):
-            return None
-        return Call(aten.reshape.default, (node.args[0], [-1, count, *rest])), count
+        args.append(found[0])
+        counts.add(found[1])
+    return reshaped(Call(node.target, tuple(args), dict(node.kwargs)), value.shape) if len(counts) == 1 else None
 
 
-def _merged(apart: Call, value: torch.Tensor) -> Call | None:
-    sizes = sizes_with_inferred(value.shape)
-    return None if sizes is None else Call(aten.reshape.default, (apart, sizes))
+def _over_rows(apart: Apart, node: fx.Node) -> Call | None:
+    found, rank = apart(node.args[0]), fake_of(node.args[0]).dim()
+    if found is None:
+        return None
+    rest = list(node.args[1:])
+    if node.target in _SUMS:
+        dims = [front_dim(dim, rank) for dim in call_arguments(node)["dim"]]
+        if 0 in dims:
+            return None
+        rest[0] = [dim + 1 for dim in dims]
+    elif node.target in _NORMS and len(call_arguments(node)["normalized_shape"]) == rank:
+        return None
+    return reshaped(Call(node.target, (found[0], *rest), dict(node.kwargs)), shape_of(node))
+
+
+def _apart(tokens: SymInt, node: Any) -> tuple[Call, int] | None:
+    """(x, n) of reshape(x, [T·n, …]) of tokens."""
+    if not isinstance(node, fx.Node) or node.target is not aten.reshape.default:
+        return None
+    source = node.all_input_nodes[0]
+    before, after = shape_of(source), shape_of(node)
+    if not before or not same_size(before[0], tokens):
+        return None
+    behind, rest = list(before[1:]), list(after[1:])
+    if any(isinstance(size, SymInt) for size in behind + rest) or 0 in rest:
+        return None
+    count = math.prod(behind) // math.prod(rest)
+    if count < 2 or not same_size(count * tokens, after[0]):
+        return None
+    return Call(aten.reshape.default, (source, [-1, count, *rest])), count
 
 
 def _gated_norm(scale: Any, x: Any, gate: Any, weight: Any) -> Any:
@@ -105,10 +99,5 @@ def _gated_norm(scale: Any, x: Any, gate: Any, weight: Any) -> Any:
     return aten.mul.Tensor(aten.reshape.default(gated, [-1, 12]), aten.unsqueeze.default(scale, 1))
 
 
-separate_heads = GraphPass(
-    "separate_heads",
-    _run,
-    Numerics.EXACT,
-    Stage.CAPTURED,
-    examples=(Example(_gated_norm, {"scale": ("T",), "x": ("T", 3, 4), "gate": ("T", 12), "weight": (4,)}),),
-)
+_TENSORS = {"scale": ("T",), "x": ("T", 3, 4), "gate": ("T", 12), "weight": (4,)}
+separate_heads = rule_pass("separate_heads", _rules, Numerics.EXACT, Example(_gated_norm, _TENSORS))

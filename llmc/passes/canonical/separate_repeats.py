@@ -7,6 +7,7 @@ where merged(x) is reshape(x [n, T, …], [n·T, …]).
 Must have: as many runs of all of them. What is left has the tokens on an axis that no other is merged with.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,80 +17,52 @@ from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.pointwise import POINTWISE
 from llmc.graph.propagate import token_count
-from llmc.graph.stage import Stage
-from llmc.options import BuildOptions
+from llmc.passes.canonical.separate_heads import pointwise_apart
 from llmc.passes.example import Example
-from llmc.passes.node_rules import Call, Rule, apply_rules
-from llmc.passes.rewrite import GraphPass, Numerics
-from llmc.passes.rewrite_log import RewriteLog
-from llmc.passes.shapes import is_one, same_shape, same_size, same_value, sizes_with_inferred, tensor_of
+from llmc.passes.node_rules import Call, Rule, reshaped, rule_pass
+from llmc.passes.rewrite import Numerics
+from llmc.passes.shapes import fake_of, is_one, same_shape, same_size, same_value, shape_of
 
 aten = torch.ops.aten
 
 
-def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
+def _rules(graph: ModelGraph) -> dict[Any, Rule]:
     tokens = token_count(graph)
-    pointwise = _pointwise_rule(tokens)
-    rules: dict[Any, Rule] = dict.fromkeys(POINTWISE, pointwise)
-    apply_rules(graph, rules | {aten.repeat.default: _repeat_rule(tokens), aten.reshape.default: _reshape}, log)
+    return {
+        **dict.fromkeys(POINTWISE, partial(_pointwise, tokens)),
+        aten.repeat.default: partial(_repeat, tokens),
+        aten.reshape.default: _reshape,
+    }
 
 
-def _repeat_rule(tokens: SymInt) -> Rule:
-    def rule(node: fx.Node) -> Call | None:
-        source, (runs, *others) = node.args[0], call_arguments(node)["repeats"]
-        value = tensor_of(source)
-        if value is None or value.dim() != len(others) + 1 or not isinstance(runs, int) or runs < 2:
-            return None
-        if not same_size(value.shape[0], tokens) or any(n != 1 for n in others):
-            return None
-        spread = Call(aten.expand.default, (Call(aten.unsqueeze.default, (source, 1)), [-1, runs, *[-1] * len(others)]))
-        return _merged(Call(aten.transpose.int, (spread, 0, 1)), node.meta["val"])
-
-    return rule
+def _repeat(tokens: SymInt, node: fx.Node) -> Call | None:
+    source, (runs, *others) = node.args[0], call_arguments(node)["repeats"]
+    shape = shape_of(source)
+    if len(shape) != len(others) + 1 or not isinstance(runs, int) or runs < 2:
+        return None
+    if not same_size(shape[0], tokens) or any(n != 1 for n in others):
+        return None
+    spread = Call(aten.expand.default, (Call(aten.unsqueeze.default, (source, 1)), [-1, runs, *[-1] * len(others)]))
+    return reshaped(Call(aten.transpose.int, (spread, 0, 1)), shape_of(node))
 
 
-def _pointwise_rule(tokens: SymInt) -> Rule:
-    def rule(node: fx.Node) -> Call | None:
-        value = tensor_of(node)
-        if value is None or value.dim() < 2 or same_size(value.shape[0], tokens):
-            return None
-        args: list[Any] = []
-        runs: set[int] = set()
-        for argument in node.args:
-            tensor = tensor_of(argument)
-            if tensor is None or tensor.dim() < value.dim():
-                args.append(argument)
-                continue
-            apart = _apart(argument)
-            if apart is None:
-                return None
-            whole, count = apart
-            runs.add(count)
-            args.append(whole)
-        return _merged(Call(node.target, tuple(args), dict(node.kwargs)), value) if len(runs) == 1 else None
-
-    return rule
-
-
-def _merged(whole: Call, value: torch.Tensor) -> Call | None:
-    sizes = sizes_with_inferred(value.shape)
-    return None if sizes is None else Call(aten.reshape.default, (whole, sizes))
+def _pointwise(tokens: SymInt, node: fx.Node) -> Call | None:
+    shape = shape_of(node)
+    return None if len(shape) < 2 or same_size(shape[0], tokens) else pointwise_apart(_apart, node)
 
 
 def _apart(node: Any) -> tuple[fx.Node | Call, int] | None:
     """(x, n) of reshape(x [n, T, …], [n·T, …]), with an axis of size 1 behind them if only the result has one."""
     if not isinstance(node, fx.Node) or node.target is not aten.reshape.default:
         return None
-    source, before, after = node.args[0], tensor_of(node.args[0]), tensor_of(node)
-    if before is None or after is None or before.dim() < 2 or not isinstance(source, fx.Node):
+    source = node.all_input_nodes[0]
+    before, after = shape_of(source), shape_of(node)
+    if len(before) < 2 or isinstance(before[0], SymInt) or not same_size(before[0] * before[1], after[0]):
         return None
-    runs: Any = before.shape[0]
-    if isinstance(runs, SymInt) or not same_size(runs * before.shape[1], after.shape[0]):
-        return None
-    if same_shape(before.shape[2:], after.shape[1:]):
-        return source, runs
-    if before.dim() == 2 and after.dim() == 2 and is_one(after.shape[1]):
-        return Call(aten.unsqueeze.default, (source, 2)), runs
+    if same_shape(before[2:], after[1:]):
+        return source, before[0]
+    if len(before) == 2 and len(after) == 2 and is_one(after[1]):
+        return Call(aten.unsqueeze.default, (source, 2)), before[0]
     return None
 
 
@@ -97,7 +70,7 @@ def _reshape(node: fx.Node) -> fx.Node | None:
     apart = _apart(node.args[0])
     if apart is None or not isinstance(apart[0], fx.Node):
         return None
-    return apart[0] if same_value(tensor_of(apart[0]), tensor_of(node)) else None
+    return apart[0] if same_value(fake_of(apart[0]), fake_of(node)) else None
 
 
 def _every_expert(scores: Any, x: Any) -> Any:
@@ -105,10 +78,5 @@ def _every_expert(scores: Any, x: Any) -> Any:
     return aten.reshape.default(aten.mul.Tensor(aten.repeat.default(x, [3, 1]), by_expert), [3, -1, 4])
 
 
-separate_repeats = GraphPass(
-    "separate_repeats",
-    _run,
-    Numerics.EXACT,
-    Stage.CAPTURED,
-    examples=(Example(_every_expert, {"scores": (3, "T"), "x": ("T", 4)}),),
-)
+_TENSORS = {"scores": (3, "T"), "x": ("T", 4)}
+separate_repeats = rule_pass("separate_repeats", _rules, Numerics.EXACT, Example(_every_expert, _TENSORS))

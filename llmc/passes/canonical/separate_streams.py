@@ -15,6 +15,7 @@ Must have: no more than eight streams. AltUp (Gemma 3n) and hyper-connections ar
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,13 +24,10 @@ from torch import fx
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.pointwise import POINTWISE
-from llmc.graph.stage import Stage
-from llmc.options import BuildOptions
 from llmc.passes.example import Example
-from llmc.passes.node_rules import Call, Rule, apply_rules
-from llmc.passes.rewrite import GraphPass, Numerics
-from llmc.passes.rewrite_log import RewriteLog
-from llmc.passes.shapes import front_dim, is_one, same_shape, tensor_of
+from llmc.passes.node_rules import Call, Rule, permuted, rule_pass
+from llmc.passes.rewrite import Numerics
+from llmc.passes.shapes import dim_of, fake_of, front_dim, is_one, same_shape, shape_of, tensor_of
 
 aten = torch.ops.aten
 
@@ -49,23 +47,33 @@ class Streams:
         return Call(aten.stack.default, (list(parts), self.dim if dim is None else dim))
 
 
-def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
-    apply_rules(graph, dict.fromkeys(POINTWISE, _pointwise) | _RULES, log)
+def _rules(graph: ModelGraph) -> dict[Any, Rule]:
+    return {
+        **dict.fromkeys(POINTWISE, _pointwise),
+        aten.expand.default: _spread,
+        aten.matmul.default: _matmul,
+        aten.mean.dim: partial(_reduced, is_mean=True),
+        aten.scaled_dot_product_attention.default: _attention,
+        aten.select.int: _select,
+        aten.slice.Tensor: _slice,
+        aten.slice_scatter.default: _written,
+        aten.sum.dim_IntList: partial(_reduced, is_mean=False),
+        aten.transpose.int: _transpose,
+        aten.unsqueeze.default: _unsqueeze,
+    }
 
 
 def _streams(node: Any) -> Streams | None:
-    value = tensor_of(node)
-    if value is None or not isinstance(node, fx.Node) or node.target is not aten.stack.default:
+    if not isinstance(node, fx.Node) or node.target is not aten.stack.default:
         return None
-    arguments = call_arguments(node)
-    parts = tuple(arguments["tensors"])
-    return Streams(parts, front_dim(arguments["dim"], value.dim())) if len(parts) <= _MOST_STREAMS else None
+    parts = tuple(call_arguments(node)["tensors"])
+    return Streams(parts, dim_of(node)) if len(parts) <= _MOST_STREAMS else None
 
 
 def _pointwise(node: fx.Node) -> Call | None:
-    value = tensor_of(node)
+    value = fake_of(node)
     known = [found for found in map(_streams, node.args) if found is not None]
-    if value is None or not known or any(_dim_in(known[0], value) != _dim_in(each, value) for each in known):
+    if not known or any(_dim_in(known[0], value) != _dim_in(each, value) for each in known):
         return None
     count, dim = len(known[0].parts), _dim_in(known[0], value)
     if value.shape[dim] != count:
@@ -100,18 +108,17 @@ def _selected(node: fx.Node, dim: int, index: int) -> fx.Node | Call:
     """node[…, index, …], taken before axes were moved and added."""
     axes: list[int | None] = list(range(node.meta["val"].dim()))
     while node.target in (aten.transpose.int, aten.unsqueeze.default) and isinstance(node.args[0], fx.Node):
-        rank = node.meta["val"].dim()
         if node.target is aten.transpose.int:
             first, second = _swapped(node)
             axes = [second if d == first else first if d == second else d for d in axes]
         else:
-            new = front_dim(call_arguments(node)["dim"], rank)
+            new = dim_of(node)
             axes = [None if d is None or d == new else d - (d > new) for d in axes]
         node = node.args[0]
     taken = axes.pop(dim)
     assert taken is not None
     order = [d - (d > taken) for d in axes if d is not None]
-    result = _transposed(Call(aten.select.int, (node, taken, index)), order)
+    result = permuted(Call(aten.select.int, (node, taken, index)), order)
     for place, axis in enumerate(axes):
         if axis is None:
             result = Call(aten.unsqueeze.default, (result, place))
@@ -122,8 +129,7 @@ def _select(node: fx.Node) -> fx.Node | Call | None:
     streams = _streams(node.args[0])
     if streams is None:
         return None
-    arguments = call_arguments(node)
-    dim, index = front_dim(arguments["dim"], node.meta["val"].dim() + 1), int(arguments["index"])
+    dim, index = dim_of(node), int(call_arguments(node)["index"])
     if dim == streams.dim:
         return streams.parts[index]
     inner, left = (dim, streams.dim - 1) if dim < streams.dim else (dim - 1, streams.dim)
@@ -131,13 +137,13 @@ def _select(node: fx.Node) -> fx.Node | Call | None:
 
 
 def _slice(node: fx.Node) -> Call | None:
-    streams, found = _streams(node.args[0]), _span(node)
-    return None if streams is None or found != streams.dim else streams.stacked(streams.parts[_range(node)])
+    streams, dim = _streams(node.args[0]), dim_of(node)
+    return None if streams is None or dim != streams.dim else streams.stacked(streams.parts[_range(node)])
 
 
 def _written(node: fx.Node) -> Call | None:
     streams = _streams(node.args[0])
-    if streams is None or _span(node) != streams.dim:
+    if streams is None or dim_of(node) != streams.dim:
         return None
     parts: list[Any] = list(streams.parts)
     source = call_arguments(node)["src"]
@@ -145,11 +151,6 @@ def _written(node: fx.Node) -> Call | None:
     for at, index in enumerate(range(*_range(node).indices(len(parts)))):
         parts[index] = _part_of(source, rank, streams.dim, at)
     return streams.stacked(parts)
-
-
-def _span(node: fx.Node) -> int:
-    """The axis of a slice."""
-    return front_dim(call_arguments(node)["dim"], node.meta["val"].dim())
 
 
 def _range(node: fx.Node) -> slice:
@@ -175,9 +176,7 @@ def _transpose(node: fx.Node) -> Call | None:
 
 def _swapped(node: fx.Node) -> tuple[int, int]:
     """The axes that a transposition swaps."""
-    rank, (_, first, second) = node.meta["val"].dim(), node.args
-    assert isinstance(first, int) and isinstance(second, int)
-    return front_dim(first, rank), front_dim(second, rank)
+    return dim_of(node, "dim0"), dim_of(node, "dim1")
 
 
 def _permuted(node: fx.Node, order: list[int]) -> fx.Node | Call:
@@ -186,24 +185,14 @@ def _permuted(node: fx.Node, order: list[int]) -> fx.Node | Call:
         first, second = _swapped(node)
         order = [second if d == first else first if d == second else d for d in order]
         node = node.args[0]
-    return _transposed(node, order)
-
-
-def _transposed(value: fx.Node | Call, order: Sequence[int]) -> fx.Node | Call:
-    current = list(range(len(order)))
-    for place, wanted in enumerate(order):
-        at = current.index(wanted)
-        if at != place:
-            value = Call(aten.transpose.int, (value, place, at))
-            current[place], current[at] = current[at], current[place]
-    return value
+    return permuted(node, order)
 
 
 def _unsqueeze(node: fx.Node) -> Call | None:
     streams = _streams(node.args[0])
     if streams is None:
         return None
-    dim = front_dim(call_arguments(node)["dim"], node.meta["val"].dim())
+    dim = dim_of(node)
     inner, left = (dim, streams.dim + 1) if dim <= streams.dim else (dim - 1, streams.dim)
     return streams.stacked([Call(aten.unsqueeze.default, (part, inner)) for part in streams.parts], left)
 
@@ -237,8 +226,8 @@ def _is_row(count: Any) -> bool:
 def _attention(node: fx.Node) -> Call | None:
     """Of each token over its own streams."""
     given = call_arguments(node)
-    q, keys = given["query"], tensor_of(given["key"])
-    if keys is None or given["attn_mask"] is not None or given["is_causal"] or not _is_few(keys.shape[-2]):
+    q, keys = given["query"], fake_of(given["key"])
+    if given["attn_mask"] is not None or given["is_causal"] or not _is_few(keys.shape[-2]):
         return None
     if not any(isinstance(size, torch.SymInt) for size in keys.shape[:-2]) or not _is_row(node.meta["val"].shape[-2]):
         return None
@@ -262,44 +251,39 @@ def _mixed(parts: Sequence[fx.Node | Call], mixing: Any, dim: int, index: int) -
 
 def _spread(node: fx.Node) -> Call | None:
     """One that is repeated on an axis before all others, to be computed with a stack."""
-    source, value = node.args[0], node.meta["val"]
-    before = tensor_of(source)
-    if before is None or before.dim() != value.dim() or any(user.target not in POINTWISE for user in node.users):
+    source = node.all_input_nodes[0]
+    before, after = shape_of(source), shape_of(node)
+    if len(before) != len(after) or any(user.target not in POINTWISE for user in node.users):
         return None
-    if not _is_few(value.shape[0]) or not is_one(before.shape[0]):
+    if not _is_few(after[0]) or not is_one(before[0]) or not same_shape(before[1:], after[1:]):
         return None
-    if not same_shape(before.shape[1:], value.shape[1:]):
-        return None
-    return Call(aten.stack.default, ([Call(aten.squeeze.dim, (source, 0))] * value.shape[0], 0))
+    return Call(aten.stack.default, ([Call(aten.squeeze.dim, (source, 0))] * after[0], 0))
 
 
 def _beside(node: Any, dim: int) -> list[fx.Node | Call] | None:
     """Streams that lie beside each other in the channels of a token: what is taken of an axis before the last."""
-    value = tensor_of(node)
-    if value is None or dim == value.dim() - 1 or not _is_few(value.shape[dim]):
+    shape = shape_of(node)
+    if dim == len(shape) - 1 or not _is_few(shape[dim]):
         return None
-    if not any(isinstance(size, torch.SymInt) for size in value.shape[:dim]):
+    if not any(isinstance(size, torch.SymInt) for size in shape[:dim]):
         return None
-    return [Call(aten.select.int, (node, dim, i)) for i in range(value.shape[dim])]
+    return [Call(aten.select.int, (node, dim, i)) for i in range(shape[dim])]
 
 
-def _reduced(*, is_mean: bool) -> Rule:
-    def rule(node: fx.Node) -> fx.Node | Call | None:
-        source, arguments = node.args[0], call_arguments(node)
-        value, streams = tensor_of(source), _streams(source)
-        if value is None or arguments.get("dtype") is not None or len(arguments["dim"]) != 1:
-            return None
-        dim = front_dim(arguments["dim"][0], value.dim())
-        if streams is not None and streams.dim != dim:
-            return None
-        parts = _beside(source, dim) if streams is None else streams.parts
-        if parts is None:
-            return None
-        total = _sum(parts)
-        result = Call(aten.mul.Tensor, (total, 1.0 / len(parts))) if is_mean else total
-        return Call(aten.unsqueeze.default, (result, dim)) if arguments.get("keepdim") else result
-
-    return rule
+def _reduced(node: fx.Node, *, is_mean: bool) -> fx.Node | Call | None:
+    source, arguments = node.args[0], call_arguments(node)
+    streams = _streams(source)
+    if arguments["dtype"] is not None or len(arguments["dim"]) != 1:
+        return None
+    dim = front_dim(arguments["dim"][0], fake_of(source).dim())
+    if streams is not None and streams.dim != dim:
+        return None
+    parts = _beside(source, dim) if streams is None else streams.parts
+    if parts is None:
+        return None
+    total = _sum(parts)
+    result = Call(aten.mul.Tensor, (total, 1.0 / len(parts))) if is_mean else total
+    return Call(aten.unsqueeze.default, (result, dim)) if arguments["keepdim"] else result
 
 
 def _sum(terms: Sequence[fx.Node | Call]) -> fx.Node | Call:
@@ -307,20 +291,6 @@ def _sum(terms: Sequence[fx.Node | Call]) -> fx.Node | Call:
     for term in terms[1:]:
         total = Call(aten.add.Tensor, (total, term))
     return total
-
-
-_RULES: dict[Any, Rule] = {
-    aten.expand.default: _spread,
-    aten.matmul.default: _matmul,
-    aten.mean.dim: _reduced(is_mean=True),
-    aten.scaled_dot_product_attention.default: _attention,
-    aten.select.int: _select,
-    aten.slice.Tensor: _slice,
-    aten.slice_scatter.default: _written,
-    aten.sum.dim_IntList: _reduced(is_mean=False),
-    aten.transpose.int: _transpose,
-    aten.unsqueeze.default: _unsqueeze,
-}
 
 
 def _altup(scores: Any, x: Any, mixing: Any) -> Any:
@@ -341,13 +311,10 @@ def _pooled(q: Any, x: Any, y: Any) -> tuple[Any, Any]:
     return attended, aten.unsqueeze.default(aten.stack.default([x, y], 1), 2)
 
 
-separate_streams = GraphPass(
+separate_streams = rule_pass(
     "separate_streams",
-    _run,
+    _rules,
     Numerics.REORDER,
-    Stage.CAPTURED,
-    examples=(
-        Example(_altup, {"scores": ("T", 1), "x": ("T", 4), "mixing": ("T", 2, 2)}),
-        Example(_pooled, {"q": ("T", 1, 2), "x": ("T", 2), "y": ("T", 2)}),
-    ),
+    Example(_altup, {"scores": ("T", 1), "x": ("T", 4), "mixing": ("T", 2, 2)}),
+    Example(_pooled, {"q": ("T", 1, 2), "x": ("T", 2), "y": ("T", 2)}),
 )

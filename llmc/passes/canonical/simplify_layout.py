@@ -20,30 +20,46 @@ from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.op_record import RECORDS, OpRecord, record_of
 from llmc.graph.pointwise import POINTWISE
-from llmc.graph.stage import Stage
-from llmc.options import BuildOptions
 from llmc.passes.example import Example
-from llmc.passes.node_rules import Call, Rule, apply_rules
-from llmc.passes.rewrite import GraphPass, Numerics
-from llmc.passes.rewrite_log import RewriteLog
-from llmc.passes.shapes import front_dim, is_one, same_shape, same_value, sizes_with_inferred, tensor_of
+from llmc.passes.node_rules import Call, Rule, reshaped, rule_pass
+from llmc.passes.rewrite import Numerics
+from llmc.passes.shapes import dim_of, fake_of, is_one, same_shape, same_value, shape_of, tensor_of
 
 aten = torch.ops.aten
 
 
-def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
-    apply_rules(graph, _rules(), log)
+def _rules(graph: ModelGraph) -> dict[Any, Rule]:
+    by_record = {target: rule for target, record in RECORDS.items() if (rule := _rule_of(record)) is not None}
+    return {
+        **dict.fromkeys(POINTWISE, _pointwise),
+        aten._to_copy.default: _cast,
+        aten.cat.default: _cat,
+        aten.expand.default: _expand,
+        aten.reshape.default: _reshape,
+        aten.select.int: _of_unsqueeze,
+        aten.slice.Tensor: _slice,
+        aten.squeeze.dim: _of_unsqueeze,
+        aten.transpose.int: _transpose,
+        aten.unsqueeze.default: _unsqueeze,
+        **by_record,
+    }
+
+
+def _rule_of(record: OpRecord) -> Rule | None:
+    """Of an op that takes any axes in front: of one argument, or of all that it has rows of."""
+    leading = () if record.axes is None else record.axes.leading
+    if leading == ("x",):
+        return _over_last_axis
+    return _pointwise if leading and leading == record.rows else None
 
 
 def _untransposed(value: Any) -> fx.Node | None:
     """x of transpose(x, 0, 1), of three axes or more, or of [tokens, channels]."""
-    if not isinstance(value, fx.Node) or value.target is not aten.transpose.int:
+    if not isinstance(value, fx.Node) or value.target is not aten.transpose.int or _dims(value) != [0, 1]:
         return None
-    tensor = tensor_of(value)
-    source = value.args[0]
-    if tensor is None or not isinstance(source, fx.Node) or _dims(value) != [0, 1]:
-        return None
-    return source if tensor.dim() > 2 or isinstance(source.meta["val"].shape[0], torch.SymInt) else None
+    source = value.all_input_nodes[0]
+    shape = shape_of(source)
+    return source if len(shape) > 2 or isinstance(shape[0], torch.SymInt) else None
 
 
 def _transposed(call: Call | fx.Node) -> Call:
@@ -51,9 +67,7 @@ def _transposed(call: Call | fx.Node) -> Call:
 
 
 def _transpose(node: fx.Node) -> Call | fx.Node | None:
-    inner = node.args[0]
-    if not isinstance(inner, fx.Node):
-        return None
+    inner = node.all_input_nodes[0]
     if _is_unsqueeze(inner) and _dims(node) == [0, 1]:
         return _transposed_unsqueeze(inner)
     if inner.target is aten._to_copy.default and _is_unsqueeze(inner.args[0]) and _dims(node) == [0, 1]:
@@ -61,9 +75,9 @@ def _transpose(node: fx.Node) -> Call | fx.Node | None:
         return None if before is None else Call(aten._to_copy.default, (before,), dict(inner.kwargs))
     if inner.target is not aten.transpose.int:
         return None
-    source = inner.args[0]
+    source = inner.all_input_nodes[0]
     if _dims(node) == _dims(inner):
-        return source if isinstance(source, fx.Node) else None
+        return source
     is_behind = _untransposed(inner) is not None and _dims(node)[0] > 1
     return _transposed(Call(aten.transpose.int, (source, *_dims(node)))) if is_behind else None
 
@@ -73,8 +87,7 @@ def _is_unsqueeze(value: Any) -> TypeGuard[fx.Node]:
 
 
 def _transposed_unsqueeze(inner: fx.Node) -> Call | None:
-    source, value = inner.args[0], inner.meta["val"]
-    axis = front_dim(call_arguments(inner)["dim"], value.dim())
+    source, axis = inner.args[0], dim_of(inner)
     if axis == 0:
         return Call(aten.unsqueeze.default, (source, 1))
     if axis == 1:
@@ -84,15 +97,14 @@ def _transposed_unsqueeze(inner: fx.Node) -> Call | None:
 
 def _dims(transpose: fx.Node) -> list[int]:
     """The two axes that a transpose swaps, from the front, in order."""
-    arguments = call_arguments(transpose)
-    return sorted(front_dim(arguments[name], transpose.meta["val"].dim()) for name in ("dim0", "dim1"))
+    return sorted(dim_of(transpose, name) for name in ("dim0", "dim1"))
 
 
 def _over_last_axis(node: fx.Node) -> Call | None:
     """Norms, products with a weight: only the first argument has the transposed axes, or one of size 1 in between."""
-    first, *rest = node.args
+    first, rest = node.all_input_nodes[0], node.args[1:]
     source = _untransposed(first)
-    if tensor_of(node) is None or not isinstance(first, fx.Node) or _rows_of(node) != [first]:
+    if _rows_of(node) != [first]:
         return None
     if source is not None and source.meta["val"].dim() > 2:
         return _transposed(Call(node.target, (source, *rest), dict(node.kwargs)))
@@ -114,14 +126,12 @@ def _rows_of(node: fx.Node) -> list[fx.Node]:
 
 
 def _pointwise(node: fx.Node) -> Call | None:
-    value = tensor_of(node)
-    if value is None or not any(_untransposed(a) is not None for a in node.args):
+    if not any(_untransposed(a) is not None for a in node.args):
         return None
-    args: list[Any] = []
-    each: Any
-    for each in node.args:
-        argument, tensor = each, tensor_of(each)
-        source = _untransposed(argument)
+    value, args = fake_of(node), list[Any]()
+    argument: Any
+    for argument in node.args:
+        tensor, source = tensor_of(argument), _untransposed(argument)
         if source is not None and tensor is not None and tensor.dim() == value.dim():
             args.append(source)
         elif tensor is None or tensor.dim() < value.dim() - 1:
@@ -137,25 +147,23 @@ def _may_be_transposed(node: fx.Node, tensor: torch.Tensor) -> bool:
     """Whether that moves no data: one of the axes is 1, or it undoes the transpose of unsqueeze(transpose(x), 2)."""
     if is_one(tensor.shape[0]) or is_one(tensor.shape[1]):
         return True
-    source = node.args[0] if node.target is aten.unsqueeze.default and node.args[1] == 2 else None
-    return isinstance(source, fx.Node) and source.target is aten.transpose.int and source.meta["val"].dim() == 2
+    if node.target is not aten.unsqueeze.default or node.args[1] != 2:
+        return False
+    source = node.all_input_nodes[0]
+    return source.target is aten.transpose.int and fake_of(source).dim() == 2
 
 
 def _slice(node: fx.Node) -> Call | None:
-    source, value = _untransposed(node.args[0]), tensor_of(node)
-    if source is None or value is None:
+    source, dim = _untransposed(node.args[0]), dim_of(node)
+    if source is None:
         return None
-    dim = front_dim(call_arguments(node)["dim"], value.dim())
     return _transposed(Call(aten.slice.Tensor, (source, {0: 1, 1: 0}.get(dim, dim), *node.args[2:])))
 
 
 def _cat(node: fx.Node) -> Call | None:
-    tensors: Any = node.args[0]
-    value = tensor_of(node)
-    sources = [_untransposed(t) for t in tensors]
-    if value is None or None in sources:
+    sources, dim = [_untransposed(t) for t in call_arguments(node)["tensors"]], dim_of(node)
+    if None in sources:
         return None
-    dim = front_dim(call_arguments(node)["dim"], value.dim())
     return _transposed(Call(aten.cat.default, (sources, {0: 1, 1: 0}.get(dim, dim))))
 
 
@@ -168,21 +176,16 @@ def _expand(node: fx.Node) -> Call | None:
 
 def _of_tokens(source: Any, node: fx.Node) -> Call | None:
     """unsqueeze(x, 0) of x [tokens, …]."""
-    before, after = tensor_of(source), tensor_of(node)
-    if before is None or after is None or before.dim() < 2:
+    before, after = shape_of(source), shape_of(node)
+    if len(before) < 2 or not isinstance(before[0], torch.SymInt):
         return None
-    tokens: Any = before.shape[0]
-    if not isinstance(tokens, torch.SymInt):
-        return None
-    is_added = is_one(after.shape[0]) and same_shape(after.shape[1:], before.shape)
+    is_added = is_one(after[0]) and same_shape(after[1:], before)
     return _transposed(Call(aten.unsqueeze.default, (source, 1))) if is_added else None
 
 
 def _reshape(node: fx.Node) -> Call | fx.Node | None:
-    source, shape = node.args[:2]
-    if not isinstance(source, fx.Node):
-        return None
-    if same_value(tensor_of(source), tensor_of(node)):
+    source, shape = node.all_input_nodes[0], node.args[1]
+    if same_value(fake_of(source), fake_of(node)):
         return source
     if source.target in (aten.reshape.default, aten.unsqueeze.default):
         return Call(aten.reshape.default, (source.args[0], shape))
@@ -194,77 +197,42 @@ def _reshape(node: fx.Node) -> Call | fx.Node | None:
 
 def _of_later_axes(inner: fx.Node | None, source: fx.Node, node: fx.Node) -> Call | None:
     """A reshape of what follows the two first axes, transposed ones or [1, tokens]."""
-    before, after = tensor_of(source), tensor_of(node)
-    if before is None or after is None or after.dim() < 3:
+    before, after = shape_of(source), shape_of(node)
+    if len(after) < 3:
         return None
-    if inner is not None and same_shape(after.shape[:2], before.shape[:2]):
-        kept = inner, (*inner.meta["val"].shape[:2], *after.shape[2:])
-    elif is_one(after.shape[0]) and same_shape(after.shape[1:2], before.shape[:1]):
-        kept = source, (*before.shape[:1], 1, *after.shape[2:])
+    if inner is not None and same_shape(after[:2], before[:2]):
+        apart = reshaped(inner, (*shape_of(inner)[:2], *after[2:]))
+    elif is_one(after[0]) and same_shape(after[1:2], before[:1]):
+        apart = reshaped(source, (*before[:1], 1, *after[2:]))
     else:
         return None
-    sizes = sizes_with_inferred(kept[1])
-    return None if sizes is None else _transposed(Call(aten.reshape.default, (kept[0], sizes)))
+    return None if apart is None else _transposed(apart)
 
 
-def _squeeze(node: fx.Node) -> fx.Node | None:
-    return _inverse(node, aten.unsqueeze.default, 1)
-
-
-def _select(node: fx.Node) -> fx.Node | None:
-    return _inverse(node, aten.unsqueeze.default, 1)
+def _of_unsqueeze(node: fx.Node) -> fx.Node | None:
+    return _inverse(node, aten.unsqueeze.default)
 
 
 def _unsqueeze(node: fx.Node) -> Call | fx.Node | None:
-    return _inverse(node, aten.squeeze.dim, 0) or _of_tokens(node.args[0], node)
+    return _inverse(node, aten.squeeze.dim) or _of_tokens(node.args[0], node)
 
 
-def _inverse(node: fx.Node, target: Any, more_axes: int) -> fx.Node | None:
-    inner, value = node.args[0], tensor_of(node)
-    if not isinstance(inner, fx.Node) or inner.target is not target or value is None:
+def _inverse(node: fx.Node, target: Any) -> fx.Node | None:
+    inner = node.all_input_nodes[0]
+    if inner.target is not target or dim_of(inner) != dim_of(node):
         return None
-    source = inner.args[0]
-    axes = [front_dim(call_arguments(n)["dim"], value.dim() + more_axes) for n in (node, inner)]
-    is_inverse = axes[0] == axes[1] and same_value(tensor_of(source), value)
-    return source if is_inverse and isinstance(source, fx.Node) else None
+    source = inner.all_input_nodes[0]
+    return source if same_value(fake_of(source), fake_of(node)) else None
 
 
 def _cast(node: fx.Node) -> Call | fx.Node | None:
-    inner = node.args[0]
-    if isinstance(inner, fx.Node) and inner.target is aten._to_copy.default:
-        source = inner.args[0]
-        before, between, after = tensor_of(source), tensor_of(inner), tensor_of(node)
-        if before is None or between is None or after is None or not isinstance(source, fx.Node):
-            return None
-        if between.dtype is torch.float32 and before.dtype is after.dtype and before.dtype.is_floating_point:
+    inner = node.all_input_nodes[0]
+    if inner.target is aten._to_copy.default:
+        source = inner.all_input_nodes[0]
+        before, between, after = (fake_of(each).dtype for each in (source, inner, node))
+        if between is torch.float32 and before is after and before.is_floating_point:
             return source
     return _pointwise(node)
-
-
-_RULES: dict[Any, Rule] = {
-    **dict.fromkeys(POINTWISE, _pointwise),
-    aten._to_copy.default: _cast,
-    aten.cat.default: _cat,
-    aten.expand.default: _expand,
-    aten.reshape.default: _reshape,
-    aten.select.int: _select,
-    aten.slice.Tensor: _slice,
-    aten.squeeze.dim: _squeeze,
-    aten.transpose.int: _transpose,
-    aten.unsqueeze.default: _unsqueeze,
-}
-
-
-def _rules() -> dict[Any, Rule]:
-    return {**_RULES, **{target: rule for target, record in RECORDS.items() if (rule := _rule_of(record)) is not None}}
-
-
-def _rule_of(record: OpRecord) -> Rule | None:
-    """Of an op that takes any axes in front: of one argument, or of all that it has rows of."""
-    leading = () if record.axes is None else record.axes.leading
-    if leading == ("x",):
-        return _over_last_axis
-    return _pointwise if leading and leading == record.rows else None
 
 
 def _heads_first(x: Any, y: Any, weight: Any) -> tuple[Any, ...]:
@@ -288,15 +256,12 @@ def _and_back(x: Any, y: Any) -> tuple[Any, ...]:
     return copied, taken, aten.transpose.int(spread, 0, 1), aten.unsqueeze.default(aten.squeeze.dim(y, 1), 1)
 
 
-simplify_layout = GraphPass(
+simplify_layout = rule_pass(
     "simplify_layout",
-    _run,
+    _rules,
     Numerics.EXACT,
-    Stage.CAPTURED,
-    examples=(
-        Example(_heads_first, {"x": ("T", 2, 4), "y": ("T", 2, 4), "weight": (4,)}),
-        # The axes of a head's product cannot trade places.
-        Example(_products_of_heads, {"x": (2, "T", 4), "y": (2, "T", 4), "weight": (2, 3, 4)}),
-        Example(_and_back, {"x": ("T", 2), "y": ("T", 1, 3)}),
-    ),
+    Example(_heads_first, {"x": ("T", 2, 4), "y": ("T", 2, 4), "weight": (4,)}),
+    # The axes of a head's product cannot trade places.
+    Example(_products_of_heads, {"x": (2, "T", 4), "y": (2, "T", 4), "weight": (2, 3, 4)}),
+    Example(_and_back, {"x": ("T", 2), "y": ("T", 1, 3)}),
 )

@@ -17,34 +17,36 @@ from torch import fx
 
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.stage import Stage
-from llmc.options import BuildOptions
 from llmc.passes.example import Example
-from llmc.passes.node_rules import Call, Rule, apply_rules
-from llmc.passes.rewrite import GraphPass, Numerics
-from llmc.passes.rewrite_log import RewriteLog
-from llmc.passes.shapes import front_dim, is_one, sizes_with_inferred, tensor_of
+from llmc.passes.node_rules import Call, Rule, reshaped, rule_pass
+from llmc.passes.rewrite import Numerics
+from llmc.passes.shapes import dim_of, fake_of, is_one, shape_of
 
 aten = torch.ops.aten
 
 
-def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
-    apply_rules(graph, _RULES, log)
+def _rules(graph: ModelGraph) -> dict[Any, Rule]:
+    return {
+        aten.repeat_interleave.self_int: _repeat,
+        aten.reshape.default: _reshape,
+        aten.slice.Tensor: _slice,
+        aten.stack.default: _stack,
+    }
 
 
 def _slice(node: fx.Node) -> Call | fx.Node | None:
     arguments = call_arguments(node)
-    source, value = arguments["self"], tensor_of(node)
-    if value is None or front_dim(arguments["dim"], value.dim()) != value.dim() - 1 or arguments["step"] != 1:
+    source, last = arguments["self"], fake_of(node).dim() - 1
+    if dim_of(node) != last or arguments["step"] != 1:
         return None
     ends = (arguments["start"] or 0, arguments["end"])
-    if source.target is aten.cat.default and front_dim(call_arguments(source)["dim"], value.dim()) == value.dim() - 1:
+    if source.target is aten.cat.default and dim_of(source) == last:
         return _part(source, ends)
-    if source.target is aten.unsqueeze.default and source.args[1] != value.dim() - 1:
-        inner = Call(aten.slice.Tensor, (source.args[0], value.dim() - 2, *ends))
+    if source.target is aten.unsqueeze.default and source.args[1] != last:
+        inner = Call(aten.slice.Tensor, (source.args[0], last - 1, *ends))
         return Call(aten.unsqueeze.default, (inner, source.args[1]))
     if source.target is aten._to_copy.default:
-        inner = Call(aten.slice.Tensor, (source.args[0], value.dim() - 1, *ends))
+        inner = Call(aten.slice.Tensor, (source.args[0], last, *ends))
         return Call(aten._to_copy.default, (inner,), dict(source.kwargs))
     return None
 
@@ -58,50 +60,35 @@ def _part(cat: fx.Node, ends: tuple[Any, Any]) -> fx.Node | None:
 
 def _repeat(node: fx.Node) -> Call | None:
     arguments = call_arguments(node)
-    source, value = arguments["self"], tensor_of(node)
-    if value is None or arguments["dim"] is None or arguments["repeats"] != 2:
-        return None
-    last = value.dim() - 1
-    if front_dim(arguments["dim"], value.dim()) != last:
+    source, last = arguments["self"], fake_of(node).dim() - 1
+    if arguments["dim"] is None or arguments["repeats"] != 2 or dim_of(node) != last:
         return None
     if source.target is aten.unsqueeze.default and source.args[1] != last:
         inner = Call(aten.repeat_interleave.self_int, (source.args[0], 2, last - 1))
         return Call(aten.unsqueeze.default, (inner, source.args[1]))
-    sizes = sizes_with_inferred(value.shape)
-    pairs = Call(aten.stack.default, ([source, source], last + 1))
-    return None if sizes is None else Call(aten.reshape.default, (pairs, sizes))
+    return reshaped(Call(aten.stack.default, ([source, source], last + 1)), shape_of(node))
 
 
 def _stack(node: fx.Node) -> Call | None:
-    parts: Any = node.args[0]
-    rank = node.meta["val"].dim()
-    sources = [_front_axis_of(part) for part in parts]
-    if None in sources or front_dim(call_arguments(node)["dim"], rank) != rank - 1:
+    last = fake_of(node).dim() - 1
+    sources = [_front_axis_of(part) for part in call_arguments(node)["tensors"]]
+    if None in sources or dim_of(node) != last:
         return None
-    return Call(aten.unsqueeze.default, (Call(aten.stack.default, (sources, rank - 2)), 0))
+    return Call(aten.unsqueeze.default, (Call(aten.stack.default, (sources, last - 1)), 0))
 
 
 def _reshape(node: fx.Node) -> Call | None:
-    source, value = _front_axis_of(node.args[0]), tensor_of(node)
-    if source is None or value is None or value.dim() < 2 or not is_one(value.shape[0]):
+    source, shape = _front_axis_of(node.args[0]), shape_of(node)
+    if source is None or len(shape) < 2 or not is_one(shape[0]):
         return None
-    sizes = sizes_with_inferred(value.shape[1:])
-    return None if sizes is None else Call(aten.unsqueeze.default, (Call(aten.reshape.default, (source, sizes)), 0))
+    inner = reshaped(source, shape[1:])
+    return None if inner is None else Call(aten.unsqueeze.default, (inner, 0))
 
 
 def _front_axis_of(node: Any) -> fx.Node | None:
     """x of unsqueeze(x, 0)."""
     is_added = isinstance(node, fx.Node) and node.target is aten.unsqueeze.default and node.args[1] == 0
-    source = node.args[0] if is_added else None
-    return source if isinstance(source, fx.Node) else None
-
-
-_RULES: dict[Any, Rule] = {
-    aten.repeat_interleave.self_int: _repeat,
-    aten.reshape.default: _reshape,
-    aten.slice.Tensor: _slice,
-    aten.stack.default: _stack,
-}
+    return node.all_input_nodes[0] if is_added else None
 
 
 def _repeated(x: Any, y: Any) -> tuple[Any, ...]:
@@ -112,10 +99,6 @@ def _repeated(x: Any, y: Any) -> tuple[Any, ...]:
     return aten.slice.Tensor(both, 2, 0, 2), aten.slice.Tensor(both, 2, 2, 5), pairs, stacked
 
 
-simplify_repeats = GraphPass(
-    "simplify_repeats",
-    _run,
-    Numerics.EXACT,
-    Stage.CAPTURED,
-    examples=(Example(_repeated, {"x": ("T", 2), "y": ("T", 3)}),),
+simplify_repeats = rule_pass(
+    "simplify_repeats", _rules, Numerics.EXACT, Example(_repeated, {"x": ("T", 2), "y": ("T", 3)})
 )

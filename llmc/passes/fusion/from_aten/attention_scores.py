@@ -15,9 +15,8 @@ from torch import Tensor, fx
 
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.refusal import Refusal, Refused
+from llmc.graph.refusal import Refused
 from llmc.graph.render import op_name
-from llmc.passes.evaluation import value_at
 from llmc.passes.fusion.from_aten.causal_mask import (
     HIDDEN,
     CausalMask,
@@ -25,6 +24,7 @@ from llmc.passes.fusion.from_aten.causal_mask import (
     head_of,
     lengths_to_look_at,
     mask_of_heads,
+    mask_value,
 )
 
 aten = torch.ops.aten
@@ -52,27 +52,17 @@ class _Line:
     inside: float | None = None
 
 
-def read_scores(softmax: fx.Node, graph: ModelGraph) -> Scores | Refusal:
-    """What is taken the softmax of. Refusals name the op, or the query and key, that llmc.attention cannot express."""
-    try:
-        return _read(softmax, graph)
-    except Refused as refused:
-        return refused.refusal
-
-
-def _read(softmax: fx.Node, graph: ModelGraph) -> Scores:
+def read_scores(softmax: fx.Node, graph: ModelGraph) -> Scores:
+    """What is taken the softmax of. Raises Refused with the op, or the query and key, that attention cannot express."""
     start: Any = softmax.args[0]
     product, chain = _chain(start, softmax)
     in_chain = {product, *chain}
     known = list(dict.fromkeys(n for each in chain for n in each.all_input_nodes if n not in in_chain))
     if not known:
         raise Refused("the attention is not causal: its scores are not masked", softmax)
-    lengths = lengths_to_look_at(known, graph)
-    if isinstance(lengths, Refusal):
-        raise Refused(lengths.reason, lengths.node)
     found: Scores | None = None
-    for length in lengths:
-        values = {node: _known(node, graph, length) for node in known}
+    for length in lengths_to_look_at(known, graph):
+        values = {node: mask_value(node, graph, length) for node in known}
         heads = max((head_count(value) for value in values.values()), default=1)
         lines = (_line_of_head(start, product, chain, values, head) for head in range(heads))
         found = _scores(product, lines, length, softmax)
@@ -108,13 +98,6 @@ def _chain(start: fx.Node, softmax: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
     return product, chain
 
 
-def _known(node: fx.Node, graph: ModelGraph, length: int) -> Tensor:
-    value = value_at(node, graph, torch.arange(length))
-    if isinstance(value, Refusal):
-        raise Refused(f"the mask is not known to be causal: {value.reason}", node)
-    return value
-
-
 def _line_of_head(
     start: fx.Node, product: fx.Node, chain: list[fx.Node], known: dict[fx.Node, Tensor], head: int
 ) -> _Line:
@@ -141,8 +124,6 @@ def _scores(product: fx.Node, lines: Iterator[_Line], length: int, softmax: fx.N
         raise Refused(f"visible scores are multiplied by {sorted(factors)}, expected one number for all", softmax)
     ((factor, inside),) = factors
     mask = mask_of_heads(added, length, softmax)
-    if isinstance(mask, Refusal):
-        raise Refused(mask.reason, softmax)
     return Scores(product, factor if inside is None else inside * factor, None if inside is None else factor, mask)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.refusal import Refusal
+from llmc.graph.refusal import Refused
 from llmc.passes.evaluation import constants_within, integers_within, value_at
 
 # Additive masks hide with minus infinity or with a very negative number, whose exp is 0 in every dtype: -1e4, which is
@@ -43,29 +43,30 @@ class _Head:
     slope: float
 
 
-def read_mask(mask: fx.Node, graph: ModelGraph) -> CausalMask | Refusal:
+def read_mask(mask: fx.Node, graph: ModelGraph) -> CausalMask:
     """The causal mask that a node computes: boolean (True where visible), or added to the scores.
 
-    Refusals give the query and key at which it is not causal, or what its values depend on.
+    Raises Refused, with the query and key at which it is not causal, or what its values depend on.
     """
-    lengths = lengths_to_look_at((mask,), graph)
-    if isinstance(lengths, Refusal):
-        return lengths
-    found: CausalMask | Refusal | None = None
-    for length in lengths:
-        value = value_at(mask, graph, torch.arange(length))
-        if isinstance(value, Refusal):
-            return Refusal(f"the mask is not known to be causal: {value.reason}", mask)
+    found: CausalMask | None = None
+    for length in lengths_to_look_at((mask,), graph):
+        value = mask_value(mask, graph, length)
         if value.dtype is torch.bool:
             value = torch.zeros(value.shape).masked_fill(~value, float("-inf"))
         found = mask_of_heads((head_of(value, head) for head in range(head_count(value))), length, mask)
-        if isinstance(found, Refusal):
-            return found
     assert found is not None
     return found
 
 
-def lengths_to_look_at(masks: Sequence[fx.Node], graph: ModelGraph) -> list[int] | Refusal:
+def mask_value(node: fx.Node, graph: ModelGraph, length: int) -> Tensor:
+    """Of what a mask is made of, for so many tokens."""
+    try:
+        return value_at(node, graph, torch.arange(length))
+    except Refused as refused:
+        raise Refused(f"the mask is not known to be causal: {refused.refusal.reason}", node) from None
+
+
+def lengths_to_look_at(masks: Sequence[fx.Node], graph: ModelGraph) -> list[int]:
     """A short length, and one at which every window shows that masks made of these can have, if buffers allow it."""
     longest = max(2 * _SHORT, *(abs(i) + 2 for mask in masks for i in integers_within(mask)), 0)
     sides = [
@@ -80,7 +81,7 @@ def lengths_to_look_at(masks: Sequence[fx.Node], graph: ModelGraph) -> list[int]
         longest = min(longest, graph.info.max_positions)
     if longest > _LONGEST:
         number = longest - 2
-        return Refusal(f"the mask is made with the number {number}, a window of which cannot be ruled out", masks[0])
+        raise Refused(f"the mask is made with the number {number}, a window of which cannot be ruled out", masks[0])
     return sorted({min(_SHORT, longest), longest})
 
 
@@ -96,37 +97,28 @@ def head_of(value: Tensor, head: int) -> Tensor:
     return value
 
 
-def mask_of_heads(added: Iterable[Tensor], length: int, node: fx.Node) -> CausalMask | Refusal:
+def mask_of_heads(added: Iterable[Tensor], length: int, node: fx.Node) -> CausalMask:
     """The mask that these numbers are, which are added to each head's scores: [tokens, tokens], or broadcast to it."""
     heads: list[_Head] = []
     for value in added:
         if value.shape[-1] not in (1, length) or (value.dim() > 1 and value.shape[-2] not in (1, length)):
-            return Refusal(
-                f"the mask of {length} tokens has shape {list(value.shape)}, expected [tokens, tokens]", node
-            )
-        found = _read_head(value.expand(length, length))
-        if isinstance(found, str):
-            return Refusal(found, node)
-        heads.append(found)
+            raise Refused(f"the mask of {length} tokens has shape {list(value.shape)}, expected [tokens, tokens]", node)
+        heads.append(_read_head(value.expand(length, length), node))
     first = heads[0]
     if any((each.window, each.chunk) != (first.window, first.chunk) for each in heads):
-        return Refusal("the heads' masks differ in what they hide, expected one mask for all", node)
+        raise Refused("the heads' masks differ in what they hide, expected one mask for all", node)
     has_slopes = any(each.slope for each in heads)
     return CausalMask(first.window, first.chunk, tuple(each.slope for each in heads) if has_slopes else None)
 
 
-def _read_head(added: Tensor) -> _Head | str:
+def _read_head(added: Tensor, node: fx.Node) -> _Head:
     if added.isnan().any():
-        return "the mask has numbers in it that are none (nan)"
+        raise Refused("the mask has numbers in it that are none (nan)", node)
     visible = added > HIDDEN
-    seen = _seen(visible)
-    if isinstance(seen, str):
-        return seen
-    slope = _slope(added.float(), visible)
-    return slope if isinstance(slope, str) else _Head(*seen, slope)
+    return _Head(*_seen(visible, node), _slope(added.float(), visible, node))
 
 
-def _seen(visible: Tensor) -> tuple[int | None, int | None] | str:
+def _seen(visible: Tensor, node: fx.Node) -> tuple[int | None, int | None]:
     """The window and the chunk."""
     length = visible.shape[0]
     query, key = torch.arange(length)[:, None], torch.arange(length)[None, :]
@@ -143,10 +135,10 @@ def _seen(visible: Tensor) -> tuple[int | None, int | None] | str:
         return width, None
     q, k = wrong[0].tolist()
     sees = "sees" if visible[q, k] else "does not see"
-    return f"the mask is not causal: of {length} positions, query {q} {sees} key {k}"
+    raise Refused(f"the mask is not causal: of {length} positions, query {q} {sees} key {k}", node)
 
 
-def _slope(added: Tensor, visible: Tensor) -> float | str:
+def _slope(added: Tensor, visible: Tensor, node: fx.Node) -> float:
     """Of what is added where the mask shows: slope · (key - query), and any number that is a query's own."""
     if not (added[visible] != 0).any():
         return 0.0
@@ -162,7 +154,9 @@ def _slope(added: Tensor, visible: Tensor) -> float | str:
         return slope
     q, k = wrong[0].tolist()
     number = f"{added[q, k].item():g}"
-    return f"the mask adds {number} to the score of query {q} and key {k}, expected a slope over positions"
+    raise Refused(
+        f"the mask adds {number} to the score of query {q} and key {k}, expected a slope over positions", node
+    )
 
 
 # Biases that were computed in bfloat16 are off by this much of the largest.

@@ -13,7 +13,7 @@ from torch import fx
 
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.refusal import Refusal
+from llmc.graph.refusal import Refused
 from llmc.graph.render import op_name
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
@@ -23,72 +23,59 @@ from llmc.passes.fusion.from_aten.attention_scores import read_scores
 from llmc.passes.node_rules import Call, substitute
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
-from llmc.passes.shapes import front_dim, tensor_of
+from llmc.passes.shapes import dim_of, fake_of
 
 aten = torch.ops.aten
 
 
 def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     for softmax in graph.graph.find_nodes(op="call_function", target=aten.softmax.int):
-        found = _recognise(softmax, graph)
-        if isinstance(found, Refusal):
-            log.refuse(found)
-            continue
-        weighted, call = found
-        log.step(f"{op_name(weighted.target)} {weighted.name} → llmc.attention", weighted, softmax)
-        substitute(graph.graph, weighted, call)
+        with log.refusing():
+            weighted, call = _recognise(softmax, graph)
+            log.step(f"{op_name(weighted.target)} {weighted.name} → llmc.attention", weighted, softmax)
+            substitute(graph.graph, weighted, call)
 
 
-def _recognise(softmax: fx.Node, graph: ModelGraph) -> tuple[fx.Node, Call] | Refusal:
-    value = tensor_of(softmax)
-    if value is None or front_dim(call_arguments(softmax)["dim"], value.dim()) != value.dim() - 1:
-        return Refusal("the softmax is not over the last axis", softmax)
+def _recognise(softmax: fx.Node, graph: ModelGraph) -> tuple[fx.Node, Call]:
+    if dim_of(softmax) != fake_of(softmax).dim() - 1:
+        raise Refused("the softmax is not over the last axis", softmax)
     weighted = _weighted_values(softmax)
-    if isinstance(weighted, Refusal):
-        return weighted
     scores = read_scores(softmax, graph)
-    if isinstance(scores, Refusal):
-        return scores
-    query, keys = scores.product.args
-    if not isinstance(keys, fx.Node) or not _swaps_last(keys):
-        return Refusal(f"the keys of {scores.product.name} are not transposed: {keys}", scores.product)
-    values = weighted.args[1]
+    query, keys = (call_arguments(scores.product)[name] for name in ("self", "other"))
+    if not _swaps_last(keys):
+        raise Refused(f"the keys of {scores.product.name} are not transposed: {keys}", scores.product)
+    values = call_arguments(weighted)["other"]
     qkv = (_before_widening(query, values), _before_widening(keys.args[0], values), values)
-    call = attention_call(graph, weighted, qkv, scores.scale, scores.mask, scores.softcap)
-    return call if isinstance(call, Refusal) else (weighted, call)
+    return weighted, attention_call(graph, weighted, qkv, scores.scale, scores.mask, scores.softcap)
 
 
-def _weighted_values(softmax: fx.Node) -> fx.Node | Refusal:
+def _weighted_values(softmax: fx.Node) -> fx.Node:
     node = softmax
     while True:
         users = list(node.users)
         if len(users) != 1:
-            return Refusal(f"the attention weights have {len(users)} uses: {[u.name for u in users]}", node)
+            raise Refused(f"the attention weights have {len(users)} uses: {[u.name for u in users]}", node)
         user = users[0]
         if user.target is aten.matmul.default and user.args[0] is node:
             return user
         if user.target is not aten._to_copy.default:
-            return Refusal(f"the attention weights go into {op_name(user.target)} {user.name}, expected matmul", node)
+            raise Refused(f"the attention weights go into {op_name(user.target)} {user.name}, expected matmul", node)
         node = user
 
 
-def _before_widening(node: object, values: object) -> object:
+def _before_widening(node: fx.Node, values: fx.Node) -> fx.Node:
     """x of the values' dtype where node is x in fp32, in which llmc.attention has scores of any dtype; else node."""
-    if not isinstance(node, fx.Node) or node.target is not aten._to_copy.default:
+    if node.target is not aten._to_copy.default or fake_of(node).dtype is not torch.float32:
         return node
-    before, wide, other = tensor_of(node.args[0]), tensor_of(node), tensor_of(values)
-    if before is None or wide is None or other is None:
-        return node
-    return node.args[0] if before.dtype is other.dtype and wide.dtype is torch.float32 else node
+    source = node.all_input_nodes[0]
+    return source if fake_of(source).dtype is fake_of(values).dtype else node
 
 
 def _swaps_last(node: fx.Node) -> bool:
-    value = tensor_of(node)
-    if node.target is not aten.transpose.int or value is None:
+    if node.target is not aten.transpose.int:
         return False
-    arguments = call_arguments(node)
-    dims = sorted(front_dim(arguments[name], value.dim()) for name in ("dim0", "dim1"))
-    return dims == [value.dim() - 2, value.dim() - 1]
+    rank = fake_of(node).dim()
+    return {dim_of(node, "dim0"), dim_of(node, "dim1")} == {rank - 2, rank - 1}
 
 
 def _masked(q: Any, k: Any, v: Any, positions: Any) -> Any:
@@ -99,8 +86,6 @@ def _masked(q: Any, k: Any, v: Any, positions: Any) -> Any:
 
 
 _TENSORS = {"q": (2, "T", 2), "k": (2, "T", 2), "v": (2, "T", 1), "positions": torch.tensor([0, 1, 2])}
-
-
 fuse_eager_attention = GraphPass(
     "fuse_eager_attention",
     _run,

@@ -8,6 +8,7 @@ Must have: weights that are known when the engine is built. Llama 4's are comput
 those that a token was not sent to.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,43 +16,34 @@ from torch import SymInt, fx
 
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.stage import Stage
-from llmc.graph.weights import Constant
-from llmc.options import BuildOptions
 from llmc.passes.example import Example
-from llmc.passes.node_rules import Call, Rule, apply_rules
-from llmc.passes.recorded_graph import new_weight
-from llmc.passes.rewrite import GraphPass, Numerics
-from llmc.passes.rewrite_log import RewriteLog
-from llmc.passes.shapes import tensor_of
+from llmc.passes.node_rules import Call, Rule, rule_pass
+from llmc.passes.recorded_graph import constant_weight
+from llmc.passes.rewrite import Numerics
+from llmc.passes.shapes import shape_of
 from llmc.passes.uses import is_weight
 
 aten = torch.ops.aten
 
 
-def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
-    sums: dict[Any, Rule] = {aten.sum.dim_IntList: _sum, aten._to_copy.default: _rounded_sum}
-    apply_rules(graph, {aten.matmul.default: _product_rule(graph), **sums}, log)
+def _rules(graph: ModelGraph) -> dict[Any, Rule]:
+    return {
+        aten.matmul.default: partial(_product, graph),
+        aten.sum.dim_IntList: _sum,
+        aten._to_copy.default: _rounded_sum,
+    }
 
 
-def _product_rule(graph: ModelGraph) -> Rule:
-    def rule(node: fx.Node) -> Call | None:
-        x, weight = node.args
-        value, weights = tensor_of(x), tensor_of(weight)
-        if value is None or weights is None or value.dim() != 3 or weights.dim() != 3 or not is_weight(weight, graph):
-            return None
-        tokens: Any = value.shape[1]
-        if not isinstance(tokens, SymInt):
-            return None
-        experts, depth, width = (int(size) for size in weights.shape)
-        rows = Call(aten.reshape.default, (Call(aten.transpose.int, (weight, 1, 2)), [experts * width, depth]))
-        by_token = Call(aten.transpose.int, (x, 0, 1))
-        product = Call(
-            torch.ops.llmc.expert_linear.default, (by_token, rows, None, _every_expert(graph, experts), experts)
-        )
-        return Call(aten.transpose.int, (product, 0, 1))
-
-    return rule
+def _product(graph: ModelGraph, node: fx.Node) -> Call | None:
+    x, weight = node.args
+    shape, weights = shape_of(x), shape_of(weight)
+    if len(shape) != 3 or len(weights) != 3 or not is_weight(weight, graph) or not isinstance(shape[1], SymInt):
+        return None
+    experts, depth, width = map(int, weights)
+    rows = Call(aten.reshape.default, (Call(aten.transpose.int, (weight, 1, 2)), [experts * width, depth]))
+    by_token = Call(aten.transpose.int, (x, 0, 1))
+    operands = by_token, rows, None, _every_expert(graph, experts), experts
+    return Call(aten.transpose.int, (Call(torch.ops.llmc.expert_linear.default, operands), 0, 1))
 
 
 def _sum(node: fx.Node) -> Call | None:
@@ -83,17 +75,9 @@ def _summed(total: fx.Node, by_expert: Any, result: fx.Node) -> Call | None:
 def _every_expert(graph: ModelGraph, experts: int) -> Call:
     """[T, experts]: each token goes to each."""
     positions = next(n for n in graph.inputs() if n.name == "positions")
-    order = torch.arange(experts)
-    known = (n for n in graph.weight_nodes() if _holds(graph, n, order))
-    like = positions.meta["val"].new_empty(experts)
-    weight = next(known, None) or new_weight(graph, "experts", Constant(order), like)
+    weight = constant_weight(graph, "experts", torch.arange(experts))
     nothing = Call(aten.unsqueeze.default, (Call(aten.full_like.default, (positions, 0)), 1))
     return Call(aten.add.Tensor, (nothing, weight))
-
-
-def _holds(graph: ModelGraph, node: fx.Node, value: torch.Tensor) -> bool:
-    recipe = graph.weights[node.name]
-    return isinstance(recipe, Constant) and recipe.value.dtype is value.dtype and torch.equal(recipe.value, value)
 
 
 def _of_every_expert(x: Any, weight: Any, positions: Any) -> tuple[Any, Any]:
@@ -104,12 +88,6 @@ def _of_every_expert(x: Any, weight: Any, positions: Any) -> tuple[Any, Any]:
 
 
 _TENSORS = {"x": (2, "T", 3), "weight": (2, 3, 2), "positions": torch.tensor([0, 1, 2])}
-
-
-fuse_expert_linear = GraphPass(
-    "fuse_expert_linear",
-    _run,
-    Numerics.REORDER,
-    Stage.CAPTURED,
-    examples=(Example(_of_every_expert, _TENSORS, frozenset({"weight"})),),
+fuse_expert_linear = rule_pass(
+    "fuse_expert_linear", _rules, Numerics.REORDER, Example(_of_every_expert, _TENSORS, frozenset({"weight"}))
 )

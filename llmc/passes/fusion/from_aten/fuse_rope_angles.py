@@ -15,17 +15,16 @@ import torch
 from torch import SymInt, Tensor, fx
 
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.refusal import Refusal
+from llmc.graph.refusal import Refusal, Refused
 from llmc.graph.stage import Stage
-from llmc.graph.weights import Constant
 from llmc.options import BuildOptions
 from llmc.passes.evaluation import value_at
 from llmc.passes.example import Example
 from llmc.passes.node_rules import Call, substitute
-from llmc.passes.recorded_graph import new_weight
+from llmc.passes.recorded_graph import constant_weight
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
-from llmc.passes.shapes import sizes_with_inferred, tensor_of
+from llmc.passes.shapes import shape_of, sizes_with_inferred
 
 aten = torch.ops.aten
 
@@ -43,17 +42,16 @@ class _Angles:
 
 def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     positions = next(n for n in graph.inputs() if n.name == "positions")
-    known: dict[fx.Node, _Angles | Refusal] = {}
+    known: dict[fx.Node, _Angles] = {}
     made: dict[tuple[bytes, float], tuple[fx.Node, fx.Node]] = {}
     for node in list(graph.graph.nodes):
         if node.target not in (aten.cos.default, aten.sin.default):
             continue
         source = node.args[0]
-        if source not in known:
-            known[source] = _read_angles(source, graph)
-        angles = known[source]
-        if isinstance(angles, Refusal):
-            log.refuse(Refusal(f"these are not rotary angles: {angles.reason}", node))
+        try:
+            angles = known[source] = known.get(source) or _read_angles(source, graph)
+        except Refused as refused:
+            log.refuse(Refusal(f"these are not rotary angles: {refused.refusal.reason}", node))
             continue
         root, scale = _scaled(node)
         key = (angles.frequencies.numpy().tobytes(), scale)
@@ -65,23 +63,20 @@ def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
         substitute(graph.graph, root, _repeated(half, angles.repeats, root.meta["val"]))
 
 
-def _read_angles(node: fx.Node, graph: ModelGraph) -> _Angles | Refusal:
+def _read_angles(node: fx.Node, graph: ModelGraph) -> _Angles:
     symbolic = [i for i, s in enumerate(node.meta["val"].shape) if isinstance(s, SymInt)]
     if len(symbolic) != 1:
-        return Refusal(f"they have {len(symbolic)} axes over tokens, expected 1", node)
-    first = torch.arange(_SHORT)
-    last = torch.arange(_LONG - 3, _LONG)
-    tables = []
-    for positions in (first, last):
-        table = value_at(node, graph, positions)
-        if isinstance(table, Refusal):
-            return table
-        tables.append(table.movedim(symbolic[0], 0).reshape(len(positions), -1).float())
+        raise Refused(f"they have {len(symbolic)} axes over tokens, expected 1", node)
+    both = torch.arange(_SHORT), torch.arange(_LONG - 3, _LONG)
+    tables = [
+        value_at(node, graph, positions).movedim(symbolic[0], 0).reshape(len(positions), -1).float()
+        for positions in both
+    ]
     frequencies = tables[0][1]
-    for positions, table in zip((first, last), tables, strict=True):
+    for positions, table in zip(both, tables, strict=True):
         if not torch.allclose(table, positions.float()[:, None] * frequencies, rtol=1e-5, atol=0):
             at = f"position {int(positions[-1])} has {table[-1].tolist()[:3]}…"
-            return Refusal(f"they are not the position times a frequency, or change with the length: {at}", node)
+            raise Refused(f"they are not the position times a frequency, or change with the length: {at}", node)
     return _halved(frequencies)
 
 
@@ -104,7 +99,7 @@ def _scaled(node: fx.Node) -> tuple[fx.Node, float]:
 
 
 def _make_angles(graph: ModelGraph, positions: fx.Node, frequencies: Tensor, scale: float) -> tuple[fx.Node, fx.Node]:
-    weight = _frequency_weight(graph, frequencies)
+    weight = constant_weight(graph, "inv_freq", frequencies)
     last = graph.graph.find_nodes(op="placeholder")[-1]
     with graph.graph.inserting_after(last):
         value = positions.meta["val"]
@@ -119,39 +114,18 @@ def _make_angles(graph: ModelGraph, positions: fx.Node, frequencies: Tensor, sca
     return cos, sin
 
 
-def _frequency_weight(graph: ModelGraph, frequencies: Tensor) -> fx.Node:
-    """The placeholder that holds these frequencies already, or a new one."""
-    for node in graph.weight_nodes():
-        recipe = graph.weights[node.name]
-        if isinstance(recipe, Constant) and recipe.value.dtype is torch.float32:
-            value = recipe.value
-            if value.dim() == 1 and torch.equal(value, frequencies):
-                return node
-    value = graph.inputs()[0].meta["val"]
-    with value.fake_mode:
-        fake = torch.empty(len(frequencies), dtype=torch.float32)
-    return new_weight(graph, "inv_freq", Constant(frequencies), fake)
-
-
 def _repeated(half: fx.Node, repeats: str, like: Any) -> Call | fx.Node:
     value: Call | fx.Node = half
     if repeats == "halves":
         value = Call(aten.cat.default, ([half, half], 1))
     elif repeats == "pairs":
         pairs = Call(aten.stack.default, ([half, half], 2))
-        value = Call(aten.reshape.default, (pairs, [-1, 2 * tensor_width(half)]))
+        value = Call(aten.reshape.default, (pairs, [-1, 2 * int(shape_of(half)[-1])]))
     if like.dim() != 2:
         value = Call(aten.reshape.default, (value, sizes_with_inferred(like.shape)))
     if like.dtype is not torch.float32:
         value = Call(aten._to_copy.default, (value,), {"dtype": like.dtype})
     return value
-
-
-def tensor_width(node: fx.Node) -> int:
-    """The length of a node's last axis."""
-    value = tensor_of(node)
-    assert value is not None
-    return int(value.shape[-1])
 
 
 def _turned(x: Any, positions: Any) -> tuple[Any, Any]:
