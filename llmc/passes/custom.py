@@ -4,13 +4,13 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from llmc.errors import LlmcError, OptionError, did_you_mean
-from llmc.passes.rewrite import GraphPass, Pass, Rewrite, WeightPass
+from llmc.passes.rewrite import Pass
 
 ENTRY_POINT_GROUP = "llmc.passes"
 
@@ -24,12 +24,7 @@ def place(passes: Iterable[Pass], added: Sequence[Pass]) -> tuple[Pass, ...]:
     order = list(passes)
     placed: dict[str, str] = {}
     for each in added:
-        if not isinstance(each, Rewrite | GraphPass | WeightPass):
-            raise OptionError(
-                f"a pass must be a Rewrite or a GraphPass, not {each!r:.80} ({type(each).__name__})",
-                at=f"{each!r:.80}",
-                fix="see docs/custom-passes.md",
-            )
+        _check_type(each, f"{each!r:.80}", "see docs/custom-passes.md")
         names = [p.name for p in order]
         if each.name in names:
             raise OptionError(
@@ -60,13 +55,10 @@ def installed() -> tuple[Pass, ...]:
     """The passes of installed packages: whatever their entry points of the group `llmc.passes` name, by name."""
     found: list[Pass] = []
     for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda p: p.name):
-        found += _as_passes(_load_point(point), f"entry point {point.name} = {point.value}")
+        at = f"entry point {point.name} = {point.value}"
+        fix = f"repair or uninstall the package {point.dist.name if point.dist else ''}".rstrip()
+        found += _as_passes(_guarded(point.load, at, fix), at)
     return tuple(found)
-
-
-def _load_point(point: EntryPoint) -> Any:
-    at = f"entry point {point.name} = {point.value}"
-    return _guarded(point.load, at, f"repair or uninstall the package {point.dist.name if point.dist else ''}".rstrip())
 
 
 def load_passes(reference: str) -> tuple[Pass, ...]:
@@ -85,7 +77,7 @@ def load_passes(reference: str) -> tuple[Pass, ...]:
     at = f"--passes-from {reference}"
     module = _module(module_name, at)
     if not hasattr(module, attribute):
-        known = [name for name, value in vars(module).items() if isinstance(value, Rewrite | GraphPass | WeightPass)]
+        known = [name for name, value in vars(module).items() if isinstance(value, Pass)]
         hint = f"passes in it: {', '.join(known)}" if known else "it defines no passes"
         raise OptionError(f"{module_name} has no {attribute!r}", at=at, fix=hint)
     return _as_passes(getattr(module, attribute), at)
@@ -127,10 +119,11 @@ def _guarded(load: Callable[[], Any], at: str, fix: str) -> Any:
 def _as_passes(value: Any, at: str) -> tuple[Pass, ...]:
     found = tuple(value) if isinstance(value, list | tuple) else (value,)
     for each in found:
-        if not isinstance(each, Rewrite | GraphPass | WeightPass):
-            raise OptionError(
-                f"a pass must be a Rewrite or a GraphPass, not {each!r:.80} ({type(each).__name__})",
-                at=at,
-                fix="name a pass, or a list of passes",
-            )
+        _check_type(each, at, "name a pass, or a list of passes")
     return found
+
+
+def _check_type(value: object, at: str, fix: str) -> None:
+    if not isinstance(value, Pass):
+        kind = type(value).__name__
+        raise OptionError(f"a pass must be a Rewrite or a GraphPass, not {value!r:.80} ({kind})", at=at, fix=fix)

@@ -3,6 +3,7 @@
 Masks and rotary angles are written in many ways; what they are is easier to see from their values than from their ops.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -13,7 +14,7 @@ from torch.fx.node import map_arg
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.propagate import token_count
 from llmc.graph.refusal import Refused
-from llmc.graph.weights import Constant, Derived, Recipe
+from llmc.graph.weights import Constant, evaluate
 from llmc.passes.shapes import fake_of
 
 
@@ -27,10 +28,7 @@ def value_at(node: fx.Node, graph: ModelGraph, positions: Tensor) -> Tensor:
         if isinstance(each.meta["val"], SymInt):
             values[each] = _size(each, graph, len(positions))
         elif each.op == "placeholder":
-            known = _placeholder(each, graph, positions)
-            if known is None:
-                raise Refused(f"it depends on {each.name}, whose values are not known when the engine is built", each)
-            values[each] = known
+            values[each] = _placeholder(each, graph, positions)
         else:
             args, kwargs = map_arg((each.args, each.kwargs), lambda n: values[n])
             assert callable(each.target)
@@ -76,10 +74,12 @@ def _inputs_first(node: fx.Node) -> list[fx.Node]:
     return list(order)
 
 
-def _placeholder(node: fx.Node, graph: ModelGraph, positions: Tensor) -> Tensor | None:
+def _placeholder(node: fx.Node, graph: ModelGraph, positions: Tensor) -> Tensor:
     if node.name == "positions":
         return positions.reshape(*([1] * (fake_of(node).dim() - 1)), -1)
-    return _constant(graph.weights.get(node.name))
+    unknown = _Unknown(node)
+    recipe = graph.weights.get(node.name)
+    return unknown.load(node.name) if recipe is None else evaluate(recipe, unknown)
 
 
 def _size(node: fx.Node, graph: ModelGraph, tokens: int) -> int:
@@ -87,27 +87,17 @@ def _size(node: fx.Node, graph: ModelGraph, tokens: int) -> int:
     return int(node.meta["val"].node.expr.xreplace({symbol: sympy.Integer(tokens)}))
 
 
-def _constant(recipe: Recipe | None) -> Tensor | None:
-    if isinstance(recipe, Constant):
-        return recipe.value
-    if not isinstance(recipe, Derived):
-        return None
-    args = [_argument(a) for a in recipe.args]
-    kwargs = {k: _argument(v) for k, v in recipe.kwargs}
-    if any(a is _UNKNOWN for a in (*args, *kwargs.values())):
-        return None
-    result: Tensor = recipe.target(*args, **kwargs)
-    return result
+@dataclass(frozen=True)
+class _Unknown:
+    """What there is of a checkpoint before weights are read. node: the input or weight that is asked for."""
 
+    node: fx.Node
 
-_UNKNOWN = object()
+    def names(self) -> tuple[str, ...]:
+        """None."""
+        return ()
 
-
-def _argument(value: Any) -> Any:
-    if isinstance(value, Constant | Derived):
-        known = _constant(value)
-        return _UNKNOWN if known is None else known
-    if isinstance(value, tuple | list):
-        items = [_argument(v) for v in value]
-        return _UNKNOWN if any(i is _UNKNOWN for i in items) else items
-    return value if not hasattr(value, "dtype") or isinstance(value, torch.dtype) else _UNKNOWN
+    def load(self, name: str) -> Tensor:
+        """Raises Refused."""
+        reason = f"it depends on {self.node.name}, whose values are not known when the engine is built"
+        raise Refused(reason, self.node)

@@ -20,7 +20,7 @@ from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refusal, Refused
 from llmc.passes.pattern import CAST, COMMUTATIVE, Pattern, Weight, either, trace_pattern
-from llmc.passes.shapes import dim_count
+from llmc.passes.shapes import dim_count, tensor_of
 from llmc.passes.uses import DATA_MOVEMENT, call_of, is_weight, used_only_by
 
 # A pattern may hold in several ways at one place, which are tried until one is not refused.
@@ -48,10 +48,9 @@ class Match:
 
     def tensor(self, name: str) -> torch.Tensor:
         """The fake value of the node bound to a wildcard; PassError if it is bound to something else."""
-        node = self.bound[name]
-        value = node.meta.get("val") if isinstance(node, fx.Node) else None
-        if not isinstance(value, torch.Tensor):
-            raise PassError(f"wildcard {name!r} is bound to {node!r}, not to a tensor", at=self.root.name)
+        value = tensor_of(self.bound[name])
+        if value is None:
+            raise PassError(f"wildcard {name!r} is bound to {self.bound[name]!r}, not to a tensor", at=self.root.name)
         return value
 
 

@@ -1,10 +1,13 @@
 """What a pass may read beside the graph: weights, a tokenizer for calibration text, and someone to tell of progress."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from llmc.graph.weights import WeightSource
+
+T = TypeVar("T")
 
 
 def _unheard(description: str, done: int, total: int) -> None:
@@ -19,3 +22,10 @@ class ModelData:
     source: WeightSource
     tokenizer: Path | None = None
     progress: Callable[[str, int, int], None] = _unheard
+
+    def told(self, description: str, items: Iterable[T], count: int) -> Iterator[T]:
+        """So many items one after the other; progress is told of each before, and that all are done after."""
+        for done, item in enumerate(items):
+            self.progress(description, done, count)
+            yield item
+        self.progress(description, count, count)

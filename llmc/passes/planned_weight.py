@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -114,6 +114,13 @@ def check_patterns(
                 at=f"{option}={rule.pattern}=…",
                 fix=(f"did you mean {near[0]}? " if near else "") + f"names end in {', '.join(last)}",
             )
+
+
+def with_schemes(
+    planned: Iterable[PlannedWeight[S]], schemes: Mapping[str, S] | Mapping[str, S | None]
+) -> tuple[PlannedWeight[S], ...]:
+    """A plan with these schemes, by module, in the place of its own."""
+    return tuple(replace(each, scheme=schemes.get(each.module, each.scheme)) for each in planned)
 
 
 def why_not(planned: PlannedWeight[S], wanted: ModuleSchemes[S], left: str) -> str:

@@ -146,7 +146,7 @@ def _of_pass(each: Pass, error: PassError, options: BuildOptions) -> PassError:
 
 def _check_types(passes: Sequence[Pass]) -> None:
     for index, each in enumerate(passes):
-        if not isinstance(each, Rewrite | GraphPass | WeightPass):
+        if not isinstance(each, Pass):
             raise OptionError(
                 f"a pass must be a Rewrite, a GraphPass or a WeightPass, not {each!r} ({type(each).__name__})",
                 at=f"passes[{index}]",
@@ -240,7 +240,9 @@ def replace(match: Match, replacement: Callable[..., Any]) -> None:
         node = result.node if isinstance(result, fx.Proxy) else result
         if not isinstance(node, fx.Node):
             raise PassError(f"the replacement returned {node!r}, not a node", at=output.name)
-        _check_same(output.meta["val"], node.meta["val"], output)
+        old, new = output.meta["val"], node.meta["val"]
+        if not same_value(old, new):
+            raise PassError(f"the replacement of {describe(old)} is {describe(new)}", at=output.name)
         output.replace_all_uses_with(node)
     for node in sorted(match.nodes, reverse=True):
         if not node.users:
@@ -253,8 +255,3 @@ def _proxy(value: Any, tracer: GraphAppendingTracer) -> Any:
     if isinstance(value, list | tuple):
         return [_proxy(v, tracer) for v in value]
     return value
-
-
-def _check_same(old: Any, new: Any, root: fx.Node) -> None:
-    if not same_value(old, new):
-        raise PassError(f"the replacement of {describe(old)} is {describe(new)}", at=root.name)

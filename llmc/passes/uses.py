@@ -11,6 +11,7 @@ from torch._ops import OpOverload
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refused
 from llmc.graph.verify import SHAPE_OPS
+from llmc.graph.weights import WeightSource, evaluate
 
 aten = torch.ops.aten
 
@@ -38,6 +39,15 @@ def is_weight(node: Any, graph: ModelGraph) -> bool:
     if node.op == "placeholder":
         return node.name in graph.weights
     return bool(node.all_input_nodes) and all(is_weight(n, graph) for n in node.all_input_nodes)
+
+
+def weight_value(node: fx.Node, graph: ModelGraph, source: WeightSource, rank: int = 0) -> Any:
+    """What a node that is made of weights alone stands for, on a rank."""
+    if node.op == "placeholder":
+        return evaluate(graph.weights[node.name], source, rank)
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: weight_value(n, graph, source, rank))
+    assert callable(node.target)
+    return node.target(*args, **kwargs)
 
 
 def call_of(value: object) -> str:

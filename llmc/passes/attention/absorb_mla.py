@@ -21,7 +21,7 @@ from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.op_record import Part, record_of
 from llmc.graph.product_parts import part_of
-from llmc.graph.refusal import Refusal, Refused
+from llmc.graph.refusal import Refused
 from llmc.graph.weights import Derived, Recipe
 from llmc.options import BuildOptions
 from llmc.passes.example import Example
@@ -42,12 +42,10 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
         found = _find(node)
         if found is None:
             continue
-        refusal = _refusal(graph, node, found, options)
-        if refusal is not None:
-            log.refuse(refusal)
-            continue
-        log.step(f"{node.name} over {found.latent.name}", node, found.product)
-        _absorb(graph, node, found)
+        with log.refusing():
+            _check(graph, node, found, options)
+            log.step(f"{node.name} over {found.latent.name}", node, found.product)
+            _absorb(graph, node, found)
 
 
 @dataclass(frozen=True)
@@ -123,37 +121,32 @@ def _shared(node: fx.Node) -> fx.Node | None:
     return source if len(shape) == 3 and is_one(shape[1]) else None
 
 
-def _refusal(graph: ModelGraph, node: fx.Node, found: _Latent, options: BuildOptions) -> Refusal | None:
+def _check(graph: ModelGraph, node: fx.Node, found: _Latent, options: BuildOptions) -> None:
     product, q = call_arguments(found.product), call_arguments(node)["q"]
     heads, expanded = q.meta["val"].shape[1], call_arguments(node)["k"].meta["val"].shape[1]
     if heads != expanded:
-        return Refusal(f"{heads} query heads read {expanded} heads of keys, not one each", node)
+        raise Refused(f"{heads} query heads read {expanded} heads of keys, not one each", node)
     if product["bias"] is not None:
-        return Refusal(f"keys and values have a bias, {product['bias'].name}", found.product)
+        raise Refused(f"keys and values have a bias, {product['bias'].name}", found.product)
     kept = int(found.latent.meta["val"].shape[1]) + int(found.shared.meta["val"].shape[2])
     whole = heads * (q.meta["val"].shape[2] + found.values.width)
     if kept >= whole:
-        return Refusal(f"the latent and what is shared have {kept} channels, keys and values no more: {whole}", node)
-    try:
-        _recipe(graph, product["weight"])
-    except Refused as refused:
-        return refused.refusal
-    return _wanted_otherwise(graph, found.product, options)
+        raise Refused(f"the latent and what is shared have {kept} channels, keys and values no more: {whole}", node)
+    _recipe(graph, product["weight"])
+    _check_options(graph, found.product, options)
 
 
-def _wanted_otherwise(graph: ModelGraph, product: fx.Node, options: BuildOptions) -> Refusal | None:
-    """That an option says something of the weight, so that it must stay one."""
-    weight = call_arguments(product)["weight"]
-    if weight.name not in graph.weights:
-        return None
+def _check_options(graph: ModelGraph, product: fx.Node, options: BuildOptions) -> None:
+    """Refuse a weight that an option says something of, so that it must stay one."""
+    if call_arguments(product)["weight"].name not in graph.weights:
+        return
     module, _ = module_names(graph, (product,))
     for option, schemes in (("quantize", options.quantization), ("sparsity", options.zeros)):
         rule = schemes.rule_for(module)
         if rule is not None and rule.scheme is not None:
-            return Refusal(f"{option} names {module} by {rule.pattern!r}", product)
+            raise Refused(f"{option} names {module} by {rule.pattern!r}", product)
     if any(module.endswith(each.name) for each in graph.adaptable):
-        return Refusal(f"adapters may change {module} while the engine runs", product)
-    return None
+        raise Refused(f"adapters may change {module} while the engine runs", product)
 
 
 def _absorb(graph: ModelGraph, node: fx.Node, found: _Latent) -> None:
@@ -212,9 +205,9 @@ def _rows(numbers: Recipe, span: _PerHead, dtype: torch.dtype) -> Recipe:
 
 def _recipe(graph: ModelGraph, weight: fx.Node) -> Recipe:
     """Of a weight, or of what stored codes stand for. Raises Refused for what is computed in the step."""
-    record = record_of(weight)
     if weight.name in graph.weights:
         return graph.weights[weight.name]
+    record = record_of(weight)
     if record is None or record.part is not Part.STORAGE:
         raise Refused(f"{weight.name} is computed in the step, not a weight", weight)
     arguments = call_arguments(weight).values()

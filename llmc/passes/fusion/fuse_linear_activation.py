@@ -63,23 +63,11 @@ def relu_gated_by_relu(x: Any, weight: Any, bias: Any) -> Any:
     return _gated(y, aten.relu.default(y), "relu")
 
 
-def silu(x: Any, weight: Any, bias: Any) -> Any:
-    """y·sigmoid(y)."""
-    return aten.silu.default(_linear(x, weight, bias))
+def _applied(activation: Callable[[Any], Any]) -> Callable[..., Any]:
+    def pattern(x: Any, weight: Any, bias: Any) -> Any:
+        return activation(_linear(x, weight, bias))
 
-
-def relu(x: Any, weight: Any, bias: Any) -> Any:
-    """max(y, 0)."""
-    return aten.relu.default(_linear(x, weight, bias))
-
-
-def sigmoid(x: Any, weight: Any, bias: Any) -> Any:
-    """1 / (1 + exp(-y))."""
-    return aten.sigmoid.default(_linear(x, weight, bias))
-
-
-def tanh(x: Any, weight: Any, bias: Any) -> Any:
-    return aten.tanh.default(_linear(x, weight, bias))
+    return pattern
 
 
 def _replace_gelu(x: Any, weight: Any, bias: Any, approximate: Any) -> Any:
@@ -100,8 +88,8 @@ fuse_linear_activation: tuple[Rewrite, ...] = (
     _fuse("fuse_linear_fast_gelu", "gelu_tanh", fast_gelu),
     _fuse("fuse_linear_quick_gelu", "quick_gelu", quick_gelu, quick_gelu_gated),
     _fuse("fuse_linear_relu_squared", "relu2", relu_squared, relu_times_relu, relu_gated_by_relu),
-    _fuse("fuse_linear_silu", "silu", silu),
-    _fuse("fuse_linear_relu", "relu", relu),
-    _fuse("fuse_linear_sigmoid", "sigmoid", sigmoid),
-    _fuse("fuse_linear_tanh", "tanh", tanh),
+    _fuse("fuse_linear_silu", "silu", _applied(aten.silu.default)),
+    _fuse("fuse_linear_relu", "relu", _applied(aten.relu.default)),
+    _fuse("fuse_linear_sigmoid", "sigmoid", _applied(aten.sigmoid.default)),
+    _fuse("fuse_linear_tanh", "tanh", _applied(aten.tanh.default)),
 )

@@ -34,13 +34,10 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
         k = call_arguments(write)["k"]
         if k.target is not _ROPE:
             continue
-        try:
+        with log.refusing():
             q, attention = _find(write, k)
-        except Refused as refused:
-            log.refuse(refused.refusal)
-            continue
-        log.step(f"{q.name} + {k.name} + {write.name}", q, k, write)
-        _fuse(graph, q, k, write, attention)
+            log.step(f"{q.name} + {k.name} + {write.name}", q, k, write)
+            _fuse(graph, q, k, write, attention)
 
 
 def _layer(

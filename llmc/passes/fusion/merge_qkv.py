@@ -34,13 +34,10 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     for linears in groups.values():
         if len(linears) == 1:
             continue
-        try:
+        with log.refusing():
             _check(graph, linears)
-        except Refused as refused:
-            log.refuse(refused.refusal)
-            continue
-        log.step(" + ".join(n.name for n in linears), *linears)
-        merge_products(graph, linears)
+            log.step(" + ".join(n.name for n in linears), *linears)
+            merge_products(graph, linears)
 
 
 def _three_products(x: Any, q: Any, k: Any, v: Any, q_bias: Any, k_bias: Any, v_bias: Any) -> tuple[Any, ...]:

@@ -16,6 +16,7 @@ from llmc.graph.product_parts import part_of, stored_rows
 from llmc.graph.refusal import Refused
 from llmc.graph.render import op_name
 from llmc.graph.weights import Derived
+from llmc.passes.recorded_graph import new_weight
 from llmc.passes.uses import used_only_by
 
 
@@ -32,12 +33,11 @@ def stack_rows(graph: ModelGraph, weights: Sequence[fx.Node]) -> fx.Node:
 
 
 def _stacked(graph: ModelGraph, weights: Sequence[fx.Node]) -> fx.Node:
-    value = _stacked_value(graph, weights)
-    with graph.graph.inserting_after(graph.graph.find_nodes(op="placeholder")[-1]):
-        node = graph.graph.placeholder(_joined_name([w.name for w in weights]))
-    node.meta["val"] = value
+    recipe = Derived(torch.ops.aten.cat.default, (tuple(graph.weights[w.name] for w in weights), 0))
+    with fake_mode(graph.graph):
+        value = torch.cat([w.meta["val"] for w in weights])
+    node = new_weight(graph, _joined_name([w.name for w in weights]), recipe, value)
     node.meta["stack_trace"] = weights[0].meta.get("stack_trace")
-    graph.weights[node.name] = Derived(torch.ops.aten.cat.default, (tuple(graph.weights[w.name] for w in weights), 0))
     return node
 
 
@@ -64,11 +64,6 @@ def _how_stored(weight: fx.Node) -> str:
     shown = {name: f"{list(value.shape[1:])} {value.dtype}" for name, value in rows.items()}
     arguments = call_arguments(weight) | shown
     return f"{op_name(weight.target)}({', '.join(f'{name}: {value}' for name, value in arguments.items())})"
-
-
-def _stacked_value(graph: ModelGraph, weights: Sequence[fx.Node]) -> torch.Tensor:
-    with fake_mode(graph.graph):
-        return torch.cat([w.meta["val"] for w in weights])
 
 
 def _joined_name(names: Sequence[str]) -> str:

@@ -42,13 +42,10 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
         parts = _parts(heads)
         if len(parts) < 2 or heads.meta["val"].shape[1] == 1:
             continue
-        try:
+        with log.refusing():
             _check(graph, linear, heads, parts)
-        except Refused as refused:
-            log.refuse(refused.refusal)
-            continue
-        log.step(" + ".join(part.node.name for part in parts), linear, heads, *(part.node for part in parts))
-        _separate(graph, linear, heads, parts)
+            log.step(" + ".join(part.node.name for part in parts), linear, heads, *(part.node for part in parts))
+            _separate(graph, linear, heads, parts)
 
 
 def _heads_in_turn(x: Any, weight: Any, bias: Any) -> tuple[Any, ...]:

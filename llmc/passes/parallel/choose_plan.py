@@ -21,7 +21,7 @@ from llmc.graph.cost import node_cost
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.op_record import A, C, L, R, T, record_of
 from llmc.passes.parallel.propagate_placements import AxesClass, Placements
-from llmc.passes.parallel.roles import Role, is_weight, nbytes, roles, sum_of
+from llmc.passes.parallel.roles import Role, nbytes, roles, sum_of
 from llmc.passes.parallel.split import Split, in_panels, split_class
 from llmc.targets import gpu_target
 
@@ -50,7 +50,7 @@ def choose_plan(
     splits = {
         each: split
         for each in placements.classes()
-        if any(is_weight(graph, node) for node, _ in each.members)
+        if any(node.name in graph.weights for node, _ in each.members)
         and not _is_input(graph, each)
         and not any(node in others for node, _ in each.members)
         and (split := split_class(each, ranks)) is not None
@@ -79,7 +79,7 @@ def _looks_up(node: fx.Node) -> bool:
 
 
 def _is_input(graph: ModelGraph, each: AxesClass) -> bool:
-    return any(node.op == "placeholder" and not is_weight(graph, node) for node, _ in each.members)
+    return any(node.op == "placeholder" and node.name not in graph.weights for node, _ in each.members)
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def _seconds(graph: ModelGraph, role: Role, cut: set[AxesClass], alone: float, l
     seconds = alone / links.ranks if shared else alone
     for operand, each in role.gathers:
         if each in cut:
-            if shared or is_weight(graph, operand):
+            if shared or operand.name in graph.weights:
                 return math.inf
             seconds += links.gather(nbytes(operand, TOKENS))
     if any(each in cut for each in role.squares):

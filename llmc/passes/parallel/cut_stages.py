@@ -16,7 +16,6 @@ from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from llmc.errors import PassError
 from llmc.graph.model_graph import ModelGraph
@@ -27,6 +26,7 @@ from llmc.passes.parallel.refuse_states import refuse_states
 from llmc.passes.parallel.roles import nbytes
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
+from llmc.passes.shapes import same_size
 
 _llmc = torch.ops.llmc
 
@@ -101,7 +101,7 @@ def _has_token_rows(graph: ModelGraph, node: fx.Node) -> bool:
     if not isinstance(value, Tensor) or not value.dtype.is_floating_point or value.dim() < 2:
         return False
     first, *others = value.shape
-    return statically_known_true(first == token_count(graph)) and all(isinstance(size, int) for size in others)
+    return same_size(first, token_count(graph)) and all(isinstance(size, int) for size in others)
 
 
 def _choose(order: Sequence[fx.Node], places: Sequence[_Place], stages: int) -> list[_Place] | None:

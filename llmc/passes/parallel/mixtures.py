@@ -8,8 +8,8 @@ from torch import Tensor, fx
 
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.op_record import Part, record_of
-from llmc.graph.product_parts import is_of_experts
+from llmc.graph.op_record import Part
+from llmc.graph.product_parts import is_of_experts, part_of, stored_rows
 from llmc.graph.refusal import Refusal
 
 _llmc = torch.ops.llmc
@@ -34,8 +34,7 @@ def weights_of(graph: ModelGraph, product: fx.Node) -> list[fx.Node]:
     """The placeholders with a run of rows for each expert: a dense weight, or the parts of a stored one; and a bias."""
     arguments = call_arguments(product)
     weight, bias = arguments["weight"], arguments["bias"]
-    record = record_of(weight) if weight.name not in graph.weights else None
-    parts = [weight] if record is None else [call_arguments(weight)[name] for name in record.rows]
+    parts = [weight] if weight.name in graph.weights else stored_rows(weight).values()
     return [part for part in (*parts, bias) if part is not None]
 
 
@@ -43,8 +42,7 @@ def not_divisible(graph: ModelGraph, mixture: Mixture) -> Refusal | None:
     """Why ranks cannot each have some of a mixture's experts."""
     for product in mixture:
         weight = call_arguments(product)["weight"]
-        record = record_of(weight)
-        if weight.name not in graph.weights and (record is None or record.part is not Part.STORAGE):
+        if weight.name not in graph.weights and part_of(weight) is not Part.STORAGE:
             return Refusal(f"its weight comes from {weight.name}, which no rank can have a part of", product)
         for part in weights_of(graph, product):
             if len(part.users) > 1:

@@ -22,7 +22,6 @@ from torch import Tensor, fx
 
 from llmc.errors import PassError
 from llmc.graph.call_arguments import call_arguments
-from llmc.graph.fake_value import fake_mode
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import Constant, Derived, PerRank
 from llmc.options import BuildOptions
@@ -32,7 +31,7 @@ from llmc.passes.parallel.norm_parts import channel_shares, norm_parts
 from llmc.passes.parallel.propagate_placements import AxesClass, NodeAxis, Placements
 from llmc.passes.parallel.refuse_states import refuse_states
 from llmc.passes.parallel.resized_axes import resize_calls, resize_values
-from llmc.passes.parallel.roles import Role, is_weight, roles, sum_of
+from llmc.passes.parallel.roles import Role, roles, sum_of
 from llmc.passes.parallel.split import Split, most_ranks
 from llmc.passes.parallel.why_whole import whole_matrices
 from llmc.passes.recorded_graph import new_weight
@@ -83,7 +82,7 @@ def _check_all_have_some(graph: ModelGraph, plan: Plan, ranks: int) -> None:
     if not idle:
         return
     axes, without = max(idle, key=lambda found: found[1])
-    name = next(node.name for node, _ in axes.members if is_weight(graph, node))
+    name = next(node.name for node, _ in axes.members if node.name in graph.weights)
     most = most_ranks([each for each, _ in plan.splits], ranks)
     raise PassError(
         f"{ranks} tensor ranks are more than can be used: the {axes.size} elements of {name} that would be cut are in "
@@ -104,7 +103,7 @@ class _Cut:
 
     def summary(self) -> str:
         """What is cut, for the record of rewrites."""
-        weights = [node.name for node, _ in self.axes.members if is_weight(self.graph, node)]
+        weights = [node.name for node, _ in self.axes.members if node.name in self.graph.weights]
         shown = ", ".join(weights[:4]) + (" …" if len(weights) > 4 else "")
         parts = sorted({stop - start for start, stop in self.split.spans}, reverse=True)
         padded = "" if not self.split.padding else f", padded to {self.split.length}"
@@ -114,7 +113,7 @@ class _Cut:
         """Rewrite all that touches the class; what the graph returns stays the same."""
         whole = {role.node for role in members if self.axes in role.takes}
         for node, axis in self.axes.members:
-            if is_weight(self.graph, node):
+            if node.name in self.graph.weights:
                 self._cut_weight(node, axis)
         resize_values(self.axes, self._length, whole)
         # Before the operands that are gathered are replaced by what is taken or normed of them.
@@ -216,15 +215,9 @@ class _Cut:
 
     def _constant(self, name: str, values: list[Tensor]) -> fx.Node:
         """A weight with these values by rank, or a single one for all."""
-        graph = self.graph.graph
-        first = next(node for node in graph.nodes if node.op != "placeholder")
-        with graph.inserting_before(first):
-            node = graph.placeholder(name)
-        with fake_mode(graph):
-            node.meta["val"] = torch.empty(values[0].shape, dtype=values[0].dtype)
         own = tuple(map(Constant, values))
-        self.graph.weights[node.name] = own[0] if len(own) == 1 else PerRank(own)
-        return node
+        like = self.graph.inputs()[0].meta["val"].new_empty(values[0].shape, dtype=values[0].dtype)
+        return new_weight(self.graph, name, own[0] if len(own) == 1 else PerRank(own), like)
 
     def _axis(self, node: fx.Node) -> int:
         value: Tensor = node.meta["val"]

@@ -19,6 +19,7 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.graph.op_record import record_of
 from llmc.graph.pointwise import POINTWISE
 from llmc.passes.parallel.equal_pieces import pieces
+from llmc.passes.shapes import is_one
 
 aten = torch.ops.aten
 # A node and an axis of its value, from 0.
@@ -116,7 +117,7 @@ class Placements:
         first: dict[str, NodeAxis] = {}
         runs: dict[str, NodeAxis] = {}
         repeats: list[tuple[str, NodeAxis]] = []
-        for axis, place in rule_axes(node, rule):
+        for axis, place in rule_axes(node):
             if axis.whole or place not in self._of:
                 continue
             if axis.repeats:
@@ -241,34 +242,34 @@ def _coarser(scale: Scale, per: int) -> Scale:
     return scale if scale.per % per == 0 else replace(scale, per=per, unit=scale.unit * per // scale.per)
 
 
-def rule_axes(node: fx.Node, rule: AxisRule) -> Iterator[tuple[Axis, NodeAxis]]:
-    """The axes that a rule names: of the call's tensor arguments, and of its result."""
+def rule_axes(node: fx.Node) -> Iterator[tuple[Axis, NodeAxis]]:
+    """The axes that the rule of a call's op names, if it has one: of the tensor arguments, and of the result."""
+    record = record_of(node)
+    if record is None or record.axes is None:
+        return
     arguments = call_arguments(node)
-    for name, axes in rule.arguments.items():
+    for name, axes in record.axes.arguments.items():
         operand: Any = arguments[name]
         if isinstance(operand, fx.Node):
             yield from _from_the_last(operand, axes)
-    yield from _from_the_last(node, rule.result)
+    yield from _from_the_last(node, record.axes.result)
 
 
 def same_runs(before: Any, after: Any) -> Iterator[tuple[list[int], list[int]]]:
     """Shortest runs of axes with as many elements on both sides of a reshape; one axis with a symbolic size is its own.
     Axes of one element are left out."""
-    olds = [i for i, size in enumerate(before) if not _is_one(size)]
-    news = [i for i, size in enumerate(after) if not _is_one(size)]
+    olds = [i for i, size in enumerate(before) if not is_one(size)]
+    news = [i for i, size in enumerate(after) if not is_one(size)]
     while olds and news:
         left, right = [olds.pop(0)], [news.pop(0)]
         while not _same(before, left, after, right):
             if not all(isinstance(s, int) for s in (*(before[i] for i in left), *(after[i] for i in right))):
                 return
-            if math.prod(before[i] for i in left) < math.prod(after[i] for i in right):
-                if not olds:
-                    return
-                left.append(olds.pop(0))
-            else:
-                if not news:
-                    return
-                right.append(news.pop(0))
+            is_short = math.prod(before[i] for i in left) < math.prod(after[i] for i in right)
+            run, rest = (left, olds) if is_short else (right, news)
+            if not rest:
+                return
+            run.append(rest.pop(0))
         yield left, right
 
 
@@ -302,10 +303,6 @@ def _kept_axes(node: fx.Node) -> list[tuple[int, int]]:
 def _rank(node: fx.Node) -> int:
     value = node.meta["val"]
     return value.dim() if isinstance(value, Tensor) else 0
-
-
-def _is_one(size: Any) -> bool:
-    return isinstance(size, int) and size == 1
 
 
 def _same(before: Any, left: list[int], after: Any, right: list[int]) -> bool:

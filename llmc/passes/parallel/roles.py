@@ -9,6 +9,7 @@ from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.op_record import record_of
 from llmc.passes.parallel.propagate_placements import AxesClass, Placements, rule_axes
+from llmc.passes.shapes import is_one
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,7 @@ def _repeated(node: fx.Node, placements: Placements) -> set[AxesClass]:
         return set()
     before, after = node.all_input_nodes[0].meta["val"].shape, node.meta["val"].shape
     new = len(after) - len(before)
-    ones = (
-        axis
-        for axis in range(len(after))
-        if axis < new or (isinstance(before[axis - new], int) and before[axis - new] == 1)
-    )
+    ones = (axis for axis in range(len(after)) if axis < new or is_one(before[axis - new]))
     return {each for axis in ones if (each := placements.find(node, axis)) is not None}
 
 
@@ -86,19 +83,15 @@ def _summed(node: fx.Node, placements: Placements) -> set[AxesClass]:
     rule = record.axes
     return {
         each
-        for axis, place in rule_axes(node, rule)
+        for axis, place in rule_axes(node)
         if not axis.whole and rule.is_summed(axis.letter) and (each := placements.find(*place)) is not None
     }
 
 
 def _is_whole(node: fx.Node, operand: fx.Node, each: AxesClass, placements: Placements) -> bool:
     """Whether the op's rule wants all of the operand's axis of that class."""
-    record = record_of(node)
-    if record is None or record.axes is None:
-        return False
     return any(
-        axis.whole and place[0] is operand and placements.find(*place) is each
-        for axis, place in rule_axes(node, record.axes)
+        axis.whole and place[0] is operand and placements.find(*place) is each for axis, place in rule_axes(node)
     )
 
 
@@ -114,10 +107,7 @@ def _in_runs(node: fx.Node, each: AxesClass, placements: Placements) -> bool:
 
 
 def _has_squares(node: fx.Node, each: AxesClass, placements: Placements) -> bool:
-    record = record_of(node)
-    if record is None or record.axes is None:
-        return False
-    return any(axis.squares and placements.find(*place) is each for axis, place in rule_axes(node, record.axes))
+    return any(axis.squares and placements.find(*place) is each for axis, place in rule_axes(node))
 
 
 def _classes(node: fx.Node, placements: Placements) -> list[AxesClass]:
@@ -142,11 +132,6 @@ def sum_of(node: fx.Node) -> fx.Node:
             break
         node = reader
     return node
-
-
-def is_weight(graph: ModelGraph, node: fx.Node) -> bool:
-    """Whether a node is a weight, which no rank can ask others for."""
-    return node.name in graph.weights
 
 
 def nbytes(node: fx.Node, tokens: int) -> int:

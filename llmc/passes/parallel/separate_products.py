@@ -17,9 +17,9 @@ from torch import Tensor, fx
 
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.op_record import Part, record_of
+from llmc.graph.op_record import Part
 from llmc.graph.product_parts import part_of, stored_rows
-from llmc.graph.refusal import Refusal
+from llmc.graph.refusal import Refused
 from llmc.graph.weights import Derived
 from llmc.options import BuildOptions
 from llmc.passes.example import Example
@@ -46,12 +46,10 @@ def separate(graph: ModelGraph, log: RewriteLog) -> tuple[tuple[fx.Node, ...], .
         pieces = _pieces(reader)
         if len(pieces) < 2:
             continue
-        refusal = _refusal(graph, linear)
-        if refusal is not None:
-            log.refuse(refusal)
-            continue
-        log.step(" + ".join(piece.node.name for piece in pieces), linear, *(piece.node for piece in pieces))
-        found.append(tuple(_separate(graph, linear, reader, piece) for piece in pieces))
+        with log.refusing():
+            _check(graph, linear)
+            log.step(" + ".join(piece.node.name for piece in pieces), linear, *(piece.node for piece in pieces))
+            found.append(tuple(_separate(graph, linear, reader, piece) for piece in pieces))
     return tuple(found)
 
 
@@ -107,13 +105,12 @@ def _within(bound: int | None, size: int) -> int | None:
     return None if bound is None else min(bound + size if bound < 0 else bound, size)
 
 
-def _refusal(graph: ModelGraph, linear: fx.Node) -> Refusal | None:
+def _check(graph: ModelGraph, linear: fx.Node) -> None:
     arguments = call_arguments(linear)
     for tensor in (arguments["weight"], arguments["bias"]):
         for weight in [] if tensor is None else _rows(tensor).values():
             if weight.name not in graph.weights:
-                return Refusal(f"{weight.name} is computed in the step, not a weight", linear)
-    return None
+                raise Refused(f"{weight.name} is computed in the step, not a weight", linear)
 
 
 def _rows(tensor: fx.Node) -> dict[str, fx.Node]:
@@ -141,12 +138,11 @@ def _separate(graph: ModelGraph, linear: fx.Node, reader: fx.Node, piece: _Piece
 
 def _sliced(graph: ModelGraph, tensor: fx.Node, start: int, end: int) -> fx.Node:
     """Rows of a weight, stored as it is."""
-    record = record_of(tensor)
-    if record is None or record.part is not Part.STORAGE:
+    if part_of(tensor) is not Part.STORAGE:
         return _slice(graph, tensor, start, end)
-    rows = {id(node): _slice(graph, node, start, end) for node in stored_rows(tensor).values()}
-    args = tuple(rows.get(id(a), a) if isinstance(a, fx.Node) else a for a in call_arguments(tensor).values())
-    return graph.graph.call_function(record.overload, args)
+    rows = {name: _slice(graph, node, start, end) for name, node in stored_rows(tensor).items()}
+    arguments = call_arguments(tensor) | rows
+    return graph.graph.create_node("call_function", tensor.target, tuple(arguments.values()))
 
 
 def _slice(graph: ModelGraph, weight: fx.Node, start: int, end: int) -> fx.Node:

@@ -16,13 +16,13 @@ from torch import fx
 from llmc.formats.pruning import Kind
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.op_record import Part, record_of
-from llmc.graph.product_parts import is_of_experts, is_product
+from llmc.graph.op_record import Part
+from llmc.graph.product_parts import is_of_experts, is_product, part_of
 from llmc.graph.refusal import Refusal
 from llmc.graph.render import op_name
 from llmc.graph.weights import stored_names
 from llmc.passes.parallel.propagate_placements import AxesClass, NodeAxis, Placements
-from llmc.passes.parallel.roles import Role, is_weight, roles
+from llmc.passes.parallel.roles import Role, roles
 
 _HEAD = torch.ops.llmc.lm_head.default
 _ATTENTION = torch.ops.llmc.attention.default
@@ -58,7 +58,7 @@ def inner_axes(graph: ModelGraph, placements: Placements, kind: Kind) -> Iterato
         for each in role.classes():
             touching.setdefault(each, []).append(role)
     for each, members in touching.items():
-        weights = tuple((node, axis) for node, axis in each.members if is_weight(graph, node))
+        weights = tuple((node, axis) for node, axis in each.members if node.name in graph.weights)
         readers = [role.node for role in members if _reads(role, each)]
         makers = [role.node for role in members if role.node not in readers and _is_product(role.node)]
         if not readers or not makers or any(_is_looked_up(node) for node, _ in weights):
@@ -103,19 +103,13 @@ def _is_product(node: fx.Node) -> bool:
 
 def _is_looked_up(weight: fx.Node) -> bool:
     """Whether a matrix is a table of tokens or positions, or multiplied into logits."""
-    storages = [user for user in weight.users if _is_storage(user)]
-    readers = [reader for user in weight.users for reader in (user.users if user in storages else (user,))]
+    readers = [each for user in weight.users for each in (user.users if part_of(user) is Part.STORAGE else (user,))]
     return weight.meta["val"].dim() > 1 and not any(map(_is_product, readers))
-
-
-def _is_storage(node: fx.Node) -> bool:
-    record = record_of(node)
-    return record is not None and record.part is Part.STORAGE
 
 
 def _refusal(each: AxesClass, members: list[Role]) -> Refusal | None:
     for node, _ in each.members:
-        if _is_storage(node):
+        if part_of(node) is Part.STORAGE:
             return Refusal(f"{node.name} is stored as codes: channels and heads are taken out of dense weights", node)
     for role in members:
         node, seen = role.node, f"{role.node.name} ({_call(role.node)})"

@@ -83,13 +83,11 @@ def _check_finite(graph: ModelGraph, data: ModelData) -> None:
     dtypes = {recipe.name: recipe.dtype for recipe in recipes if isinstance(recipe, Stored)}
     # The parts of a weight that is stored as codes are checked together, as what they stand for.
     names = dict.fromkeys(name.partition("::")[0] for recipe in recipes for name in stored_names(recipe))
-    for done, name in enumerate(names):
-        data.progress("check weights", done, len(names))
+    for name in data.told("check weights", names, len(names)):
         tensor = data.source.load(name)
         if tensor.is_floating_point() and not tensor.is_meta:
             # Narrower than the checkpoint's, the model's dtype may not hold its largest numbers.
             _check_tensor(name, tensor.to(dtypes.get(name, tensor.dtype)))
-    data.progress("check weights", len(names), len(names))
 
 
 def _check_tensor(name: str, tensor: Tensor) -> None:

@@ -19,11 +19,12 @@ from llmc.errors import OptionError
 from llmc.formats.schemes import SCHEMES, Budget, Scheme
 from llmc.graph.model_graph import ModelGraph
 from llmc.passes.model_data import ModelData
-from llmc.passes.planned_weight import HEAD
+from llmc.passes.planned_weight import HEAD, with_schemes
 from llmc.passes.quantization.plan import Planned, head_scheme
 from llmc.passes.quantization.sensitivity import (
     Change,
     bits_of,
+    by_module,
     elements_of,
     ladders,
     rounded,
@@ -79,25 +80,13 @@ def choose_schemes(
     choice = _Choice(units, _scaled(units, rungs, trials), fixed, elements, budget)
     found: list[tuple[float, Candidate]] = []
     shortlist = choice.shortlist()
-    for index, candidate in enumerate(shortlist):
-        data.progress("candidates", index, len(shortlist))
+    for candidate in data.told("candidates", shortlist, len(shortlist)):
         found.append((trials.divergence(candidate.schemes), candidate))
-    data.progress("candidates", len(shortlist), len(shortlist))
     divergence, best = min(found, key=lambda each: each[0])
     schemes = by_module(units, best.schemes)
     why = f"{best.name}, KL {divergence:.2e} on text held apart, the least of {len(found)}"
-    return (
-        tuple(replace(each, scheme=schemes[each.module]) if each.module in schemes else each for each in planned),
-        {
-            module: f"{reason}; as in {why}"
-            for module, reason in choice.reasons(best, [of_unit[0].divergence for of_unit in rungs]).items()
-        },
-    )
-
-
-def by_module(units: Sequence[Sequence[Planned]], schemes: Sequence[Scheme | None]) -> dict[str, Scheme | None]:
-    """The scheme of each weight."""
-    return {each.module: scheme for unit, scheme in zip(units, schemes, strict=True) for each in unit}
+    reasons = choice.reasons(best, [of_unit[0].divergence for of_unit in rungs])
+    return with_schemes(planned, schemes), {module: f"{reason}; as in {why}" for module, reason in reasons.items()}
 
 
 class _Trials:

@@ -20,6 +20,7 @@ from llmc.graph.product_parts import part_of, parts_before, unrounded_parts
 from llmc.graph.refusal import Refusal
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
+from llmc.passes.node_rules import Call, substitute
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
 
@@ -51,10 +52,7 @@ def _multiply(graph: ModelGraph, product: fx.Node, parts: dict[str, fx.Node]) ->
     arguments = call_arguments(product) | {name: _unrounded(graph, part) for name, part in parts.items()}
     if "dtype" in arguments and result is not _dtype_of_itself(product, arguments):
         arguments["dtype"] = result
-    with graph.graph.inserting_before(product):
-        made = graph.graph.create_node("call_function", product.target, tuple(arguments.values()))
-    product.replace_all_uses_with(made)
-    graph.graph.erase_node(product)
+    substitute(graph.graph, product, Call(product.target, tuple(arguments.values())))
 
 
 def _dtype_of_itself(product: fx.Node, arguments: dict[str, object]) -> torch.dtype | None:

@@ -66,6 +66,4 @@ def _quantize(graph: ModelGraph, spec: CacheSpec, format: CacheFormat, pair: lis
         if user.target is torch.ops.llmc.paged_attention.default:
             extra["value_dim"] = spec.value_dim
         user.args, user.kwargs = tuple((call_arguments(user) | extra).values()), {}
-    caches = list(graph.caches)
-    caches[spec.layer] = changed
-    graph.caches = tuple(caches)
+    graph.caches = tuple(changed if each is spec else each for each in graph.caches)

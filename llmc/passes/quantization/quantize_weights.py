@@ -27,7 +27,7 @@ from llmc.graph.weights import evaluate
 from llmc.ops.token_codes import token_codes, token_values
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
-from llmc.passes.planned_weight import why_not
+from llmc.passes.planned_weight import why_not, with_schemes
 from llmc.passes.quantization.calibration import calibration_sequences, sequences_and_apart
 from llmc.passes.quantization.column_sweep import InputSolvers
 from llmc.passes.quantization.gptq import gptq
@@ -60,7 +60,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
         def divergence(schemes: SchemeOf) -> float:
             """How far a copy of the graph moves from the reference when its weights get these, by module."""
             trial = graph.copy()
-            chosen = tuple(replace(p, scheme=schemes.get(p.module, p.scheme)) for p in plan(trial, quantization))
+            chosen = with_schemes(plan(trial, quantization), schemes)
             stream = Stream(trial, data.source, sequences) if sequences else None
             Quantizer(trial, None, replace(data, progress=lambda *_: None), stream, {}).run(chosen)
             return reference.divergence(trial)

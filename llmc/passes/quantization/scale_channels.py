@@ -19,7 +19,7 @@ from llmc.formats.schemes import Scheme
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.product_parts import is_of_experts
-from llmc.graph.refusal import Refusal
+from llmc.graph.refusal import Refused
 from llmc.graph.weights import Constant, Derived
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
@@ -68,24 +68,16 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
     )
     folds: dict[fx.Node, Fold] = {}
     for group in groups:
-        fold = _fold(graph, group)
-        if isinstance(fold, Refusal):
-            log.refuse(fold)
-        else:
-            folds[group.products[0]] = fold
+        with log.refusing():
+            folds[group.products[0]] = _fold(graph, group)
     if not folds:
         return
     stream = Stream(graph, data.source, calibration_sequences(graph, options, data))
     found: list[tuple[Group, Fold, Tensor]] = []
     at = {group.products[0]: group for group in groups if group.products[0] in folds}
-    for done, node in enumerate(stream.stops(list(at))):
-        data.progress("scale", done, len(at))
-        scales = _scales(at[node], folds[node], stream)
-        if isinstance(scales, Refusal):
-            log.refuse(scales)
-        else:
-            found.append((at[node], folds[node], scales))
-    data.progress("scale", len(at), len(at))
+    for node in data.told("scale", stream.stops(list(at)), len(at)):
+        with log.refusing():
+            found.append((at[node], folds[node], _scales(at[node], folds[node], stream)))
     quantized = {weight for each in planned if each.scheme is not None for weight in each.weights}
     # Only now, since the stream ran on unscaled weights.
     for group, fold, scales in found:
@@ -114,46 +106,46 @@ def _groups(planned: list[Planned]) -> list[Group]:
     return [Group(x, tuple(n for n, _ in found), tuple(p for _, p in found)) for x, found in readers.items()]
 
 
-def _fold(graph: ModelGraph, group: Group) -> Fold | Refusal:
+def _fold(graph: ModelGraph, group: Group) -> Fold:
     schemes = {(p.scheme.method, p.scheme.alpha) for p in group.plans if p.scheme is not None}
     if len(schemes) > 1:
-        return Refusal(f"{group.x.name} is read by products with different methods: {sorted(schemes)}", group.x)
+        raise Refused(f"{group.x.name} is read by products with different methods: {sorted(schemes)}", group.x)
     others = [user.name for user in group.x.users if user not in group.products]
     if others:
-        return Refusal(f"{group.x.name} is also read by {', '.join(others)}, which is not scaled", group.x)
+        raise Refused(f"{group.x.name} is also read by {', '.join(others)}, which is not scaled", group.x)
     for each in group.plans:
         if len(each.readers) > 1:
-            return Refusal(f"{each.module} is also read by {each.readers[1].name}", group.x)
+            raise Refused(f"{each.module} is also read by {each.readers[1].name}", group.x)
     found = _maker(group.x)
-    if isinstance(found, Refusal):
-        return found
     for name in found.names:
         weight = call_arguments(found.maker)[name]
         if weight.name not in graph.weights:
-            return Refusal(f"{name} of {found.maker.name} is {weight.name}, which is computed in the step", found.maker)
+            raise Refused(f"{name} of {found.maker.name} is {weight.name}, which is computed in the step", found.maker)
         if len(weight.users) > 1:
-            return Refusal(f"{weight.name} is used by {len(weight.users)} nodes", found.maker)
+            raise Refused(f"{weight.name} is used by {len(weight.users)} nodes", found.maker)
     return found
 
 
-def _maker(x: fx.Node) -> Fold | Refusal:
+def _maker(x: fx.Node) -> Fold:
     if x.target in _NORMS:
         names = _present(x, ("weight", "bias"))
-        return Fold(x, names, _untied, _same) if names[:1] == ("weight",) else Refusal(f"{x.name} has no weight", x)
+        if names[:1] != ("weight",):
+            raise Refused(f"{x.name} has no weight", x)
+        return Fold(x, names, _untied, _same)
     if x.target is _llmc.gated_activation.default:
         up = call_arguments(x)["up"]
         return _row_fold(up, x, _untied, _same)
     if x.target is _aten.reshape.default and x.all_input_nodes[0].target is _llmc.attention.default:
         return _attention_fold(x, x.all_input_nodes[0])
-    return Refusal(f"{x.name} is a {x.target}, which takes no scales", x)
+    raise Refused(f"{x.name} is a {x.target}, which takes no scales", x)
 
 
-def _attention_fold(x: fx.Node, attention: fx.Node) -> Fold | Refusal:
+def _attention_fold(x: fx.Node, attention: fx.Node) -> Fold:
     """Values pass attention as they are, so that they can be scaled where they are made."""
     v = call_arguments(attention)["v"]
     heads, kv_heads, dim = attention.meta["val"].shape[1], v.meta["val"].shape[1], v.meta["val"].shape[2]
     if len(attention.users) > 1 or v.target is not _aten.reshape.default or len(v.users) > 1:
-        return Refusal(f"the values {v.name} of {attention.name} are not those of one product", attention)
+        raise Refused(f"the values {v.name} of {attention.name} are not those of one product", attention)
 
     def tie(values: Tensor, reduction: Callable[[Tensor], Tensor]) -> Tensor:
         shared = values.reshape(kv_heads, heads // kv_heads, dim)
@@ -165,11 +157,11 @@ def _attention_fold(x: fx.Node, attention: fx.Node) -> Fold | Refusal:
     return _row_fold(v.all_input_nodes[0], v, tie, reduce)
 
 
-def _row_fold(linear: fx.Node, user: fx.Node, tie: Tie, reduce: Callable[[Tensor], Tensor]) -> Fold | Refusal:
+def _row_fold(linear: fx.Node, user: fx.Node, tie: Tie, reduce: Callable[[Tensor], Tensor]) -> Fold:
     if linear.target is not _LINEAR:
-        return Refusal(f"{linear.name} is a {linear.target}, not a product", user)
+        raise Refused(f"{linear.name} is a {linear.target}, not a product", user)
     if len(linear.users) > 1:
-        return Refusal(f"{linear.name} has {len(linear.users)} readers", user)
+        raise Refused(f"{linear.name} has {len(linear.users)} readers", user)
     return Fold(linear, _present(linear, ("weight", "bias")), tie, reduce)
 
 
@@ -186,14 +178,14 @@ def _same(scales: Tensor) -> Tensor:
     return scales
 
 
-def _scales(group: Group, fold: Fold, stream: Stream) -> Tensor | Refusal:
+def _scales(group: Group, fold: Fold, stream: Stream) -> Tensor:
     schemes: list[Scheme] = [each.scheme for each in group.plans if each.scheme is not None]
     weights = [stream.weight(each.weights[0]) for each in group.plans]
     if schemes[0].method == "smoothquant":
         return smoothing_scales(stream.rows(group.x), weights, schemes[0].alpha, fold.tie)
     scales, share = awq_scales(stream.rows(group.x, _SEARCHED_ROWS), weights, schemes, fold.tie)
     if share >= 1.0:
-        return Refusal(f"no scales of {group.x.name} make the products' error smaller", group.x)
+        raise Refused(f"no scales of {group.x.name} make the products' error smaller", group.x)
     return scales
 
 

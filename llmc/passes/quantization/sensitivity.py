@@ -10,7 +10,7 @@ of its input: the divergence grows with their square.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor, fx
 
@@ -26,6 +26,7 @@ from llmc.passes.quantization.spend_bits import Rung
 from llmc.passes.quantization.stream import Stream
 
 S = TypeVar("S", bound=LooksAtData)
+Choice = TypeVar("Choice")
 
 # Sequences and tokens of each that sensitivity is measured on: every unit takes a run of what comes after it.
 _SEQUENCES, _TOKENS = 4, 128
@@ -126,6 +127,11 @@ def units_of(planned: Sequence[PlannedWeight[S]]) -> list[list[PlannedWeight[S]]
     for each in planned:
         units.setdefault(call_arguments(each.products[0])["x"], []).append(each)
     return list(units.values())
+
+
+def by_module(units: Sequence[Sequence[PlannedWeight[Any]]], schemes: Sequence[Choice]) -> dict[str, Choice]:
+    """What each weight gets, of what each unit gets."""
+    return {each.module: scheme for unit, scheme in zip(units, schemes, strict=True) for each in unit}
 
 
 def unit_schemes(unit: Sequence[Planned], budget: Budget) -> list[Scheme | None]:

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from llmc.errors import PassError
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.product_parts import is_product
 from llmc.graph.weights import WeightSource, evaluate
+from llmc.passes.uses import weight_value
 
 
 @dataclass(frozen=True)
@@ -142,9 +142,4 @@ class Stream:
         return known
 
     def _constant_value(self, node: fx.Node) -> Any:
-        if node.op == "placeholder":
-            return self.weight(node)
-        if node.op != "call_function" or not callable(node.target):
-            raise PassError(f"{node.op} node {node.name} has no value", at=node.format_node())
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._constant_value)
-        return node.target(*args, **kwargs)
+        return weight_value(node, self._graph, self._source)

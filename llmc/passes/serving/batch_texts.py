@@ -11,8 +11,6 @@ Numerics: reorder, since a mean is a sum over the text and not a difference of r
 from typing import Any
 
 import torch
-from torch import fx
-from torch._ops import OpOverload
 
 from llmc.errors import PassError
 from llmc.graph.call_arguments import call_arguments
@@ -21,6 +19,7 @@ from llmc.graph.source_line import source_line
 from llmc.graph.step_inputs import step_input
 from llmc.options import BuildOptions
 from llmc.passes.example import Example
+from llmc.passes.node_rules import Call, substitute
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
 
@@ -33,11 +32,11 @@ def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
         log.step(f"keep the texts of {node.name} apart", node)
         given = call_arguments(node)
         q, k, v, *others = (given[name] for name in ("q", "k", "v", "scale", "window", "softcap"))
-        _replace(graph.graph, node, _llmc.ragged_attention.default, (q, k, v, starts, *others))
+        substitute(graph.graph, node, Call(_llmc.ragged_attention.default, (q, k, v, starts, *others)))
     for node in graph.graph.find_nodes(op="call_function", target=_llmc.segments.default):
         log.step(f"keep the pairs of {node.name} apart", node)
         ids, *others = node.args
-        _replace(graph.graph, node, _llmc.segments_of_texts.default, (ids, starts, *others))
+        substitute(graph.graph, node, Call(_llmc.segments_of_texts.default, (ids, starts, *others)))
     for node in graph.graph.find_nodes(op="call_function", target=_llmc.pool.default):
         for user in list(node.users):
             if user.target is not _llmc.select_rows.default:
@@ -48,15 +47,8 @@ def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
                 )
             log.step(f"pool the rows asked for in {user.name}", user)
             x, pooling = node.args
-            _replace(graph.graph, user, _llmc.pool_rows.default, (x, starts, user.args[1], pooling))
+            substitute(graph.graph, user, Call(_llmc.pool_rows.default, (x, starts, user.args[1], pooling)))
         graph.graph.erase_node(node)
-
-
-def _replace(graph: fx.Graph, node: fx.Node, target: OpOverload, args: tuple[Any, ...]) -> None:
-    with graph.inserting_before(node):
-        made = graph.call_function(target, args)
-    node.replace_all_uses_with(made)
-    graph.erase_node(node)
 
 
 def _of_a_text(q: Any, k: Any, v: Any, query_starts: Any, rows: Any) -> Any:
@@ -68,8 +60,6 @@ _TENSORS = {
     **{"q": ("T", 1, 2), "k": ("T", 1, 2), "v": ("T", 1, 1)},
     **{"query_starts": torch.tensor([0, 3], dtype=torch.int32), "rows": torch.tensor([2], dtype=torch.int32)},
 }
-
-
 batch_texts = GraphPass(
     "batch_texts",
     _run,

@@ -28,9 +28,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
         log.step(f"{pair[0].name} + {pair[1].name} to {options.kv_dtype}", *pair)
         for node in pair:
             node.meta["val"] = node.meta["val"].new_empty(node.meta["val"].shape, dtype=dtype)
-        caches = list(graph.caches)
-        caches[spec.layer] = replace(spec, dtype=dtype)
-        graph.caches = tuple(caches)
+        graph.caches = tuple(replace(each, dtype=dtype) if each is spec else each for each in graph.caches)
 
 
 cast_kv_cache = GraphPass("cast_kv_cache", run, Numerics.LOSSY, Stage.SERVING)

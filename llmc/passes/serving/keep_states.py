@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from llmc.errors import PassError
 from llmc.graph.call_arguments import call_arguments
@@ -24,8 +23,10 @@ from llmc.graph.render import render_type
 from llmc.graph.stage import Stage
 from llmc.graph.step_inputs import add_step_input, step_input
 from llmc.options import BuildOptions
+from llmc.passes.node_rules import Call, substitute
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
+from llmc.passes.shapes import same_size
 from llmc.program import STATE_SLOTS
 
 CONTRACT = "states"
@@ -90,7 +91,7 @@ def _refusal(graph: ModelGraph, node: fx.Node) -> Refusal | None:
         return Refusal(reason, node)
     first = next(iter(call_arguments(node).values()))
     tokens = graph.inputs()[0].meta["val"].shape[-1]
-    if not statically_known_true(first.meta["val"].shape[0] == tokens):
+    if not same_size(first.meta["val"].shape[0], tokens):
         return Refusal(f"{first.name} is {render_type(first)}, not one row for each of the step's tokens", node)
     return None
 
@@ -103,7 +104,4 @@ def _keep(graph: ModelGraph, node: fx.Node) -> None:
     state = add_step_input(graph, f"state_{spec.index}", ("S", *spec.shape), torch.float32)
     graph.states = (*graph.states, spec)
     of_the_step = [step_input(graph, name) for name in _OF_THE_STEP]
-    with graph.graph.inserting_before(node):
-        kept = graph.graph.call_function(target, (*arguments.values(), state, *of_the_step))
-    node.replace_all_uses_with(kept)
-    graph.graph.erase_node(node)
+    substitute(graph.graph, node, Call(target, (*arguments.values(), state, *of_the_step)))

@@ -15,7 +15,6 @@ Source: Kwon et al. 2023, "Efficient memory management for LLM serving with Page
 
 import torch
 from torch import Tensor, fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from llmc.errors import PassError
 from llmc.graph.call_arguments import call_arguments
@@ -28,6 +27,7 @@ from llmc.graph.step_inputs import add_step_input, group_inputs, step_input
 from llmc.options import BuildOptions
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
+from llmc.passes.shapes import same_size
 from llmc.program import STEP_INPUTS, Reach, group_input
 
 CONTRACT = "paged_attention"
@@ -81,7 +81,7 @@ def _refusal(graph: ModelGraph, node: fx.Node) -> Refusal | None:
     arguments = call_arguments(node)
     for name in ("k", "v"):
         value: Tensor = arguments[name].meta["val"]
-        if not statically_known_true(value.shape[0] == tokens):
+        if not same_size(value.shape[0], tokens):
             return Refusal(
                 f"{name} is {render_type(arguments[name])}, not one row for each of the step's tokens", arguments[name]
             )

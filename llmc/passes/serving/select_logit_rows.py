@@ -15,7 +15,6 @@ from operator import getitem
 
 import torch
 from torch import Tensor, fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from llmc.errors import PassError
 from llmc.graph.call_arguments import call_arguments
@@ -28,6 +27,7 @@ from llmc.graph.step_inputs import step_input
 from llmc.options import BuildOptions
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
+from llmc.passes.shapes import same_size
 from llmc.program import HIDDEN
 
 CONTRACT = "logit_rows"
@@ -69,7 +69,7 @@ def _select_at_the_end(graph: ModelGraph, options: BuildOptions, log: RewriteLog
     logits = graph.logits()
     value: Tensor = logits.meta["val"]
     rows = _logit_rows(graph)
-    if value.ndim == 2 and statically_known_true(value.shape[0] == rows.meta["val"].shape[0]):
+    if value.ndim == 2 and same_size(value.shape[0], rows.meta["val"].shape[0]):
         return True
     if not _has_rows(graph, logits):
         refusal = Refusal(f"the logits are {render_type(logits)}, not one row a token", logits)
@@ -131,20 +131,16 @@ def _move_above(graph: ModelGraph, producer: fx.Node, selections: dict[fx.Node, 
 def _selected(graph: ModelGraph, x: fx.Node, rows: fx.Node, selections: dict[fx.Node, fx.Node]) -> fx.Node:
     """The selection of x; placed right after x, so that all who want it can share it."""
     if x not in selections:
-        with graph.graph.inserting_after(_last_placeholder(graph) if x.op == "placeholder" else x):
+        place = graph.graph.find_nodes(op="placeholder")[-1] if x.op == "placeholder" else x
+        with graph.graph.inserting_after(place):
             selections[x] = graph.graph.call_function(_SELECT, (x, rows))
     return selections[x]
-
-
-def _last_placeholder(graph: ModelGraph) -> fx.Node:
-    nodes: list[fx.Node] = list(graph.graph.find_nodes(op="placeholder"))
-    return nodes[-1]
 
 
 def _has_rows(graph: ModelGraph, node: fx.Node) -> bool:
     """Whether a tensor is a matrix with one row a token."""
     value, tokens = node.meta["val"], graph.inputs()[0].meta["val"].shape[0]
-    return isinstance(value, Tensor) and value.ndim == 2 and statically_known_true(value.shape[0] == tokens)
+    return isinstance(value, Tensor) and value.ndim == 2 and same_size(value.shape[0], tokens)
 
 
 def _refusal(graph: ModelGraph, node: fx.Node) -> Refusal | None:
@@ -158,8 +154,7 @@ def _refusal(graph: ModelGraph, node: fx.Node) -> Refusal | None:
     for operand in node.all_input_nodes:
         value: object = operand.meta["val"]
         if _has_rows(graph, operand):
-            refusal = _unselectable(graph, operand, node)
-            if refusal is not None:
+            if (refusal := _unselectable(graph, operand, node)) is not None:
                 return refusal
         elif not isinstance(value, Tensor) or not all(isinstance(size, int) for size in value.shape):
             return Refusal(f"operand {operand.name} is {render_type(operand)}, not a matrix with one row a token", node)

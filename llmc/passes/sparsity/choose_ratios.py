@@ -7,14 +7,13 @@ whose output diverges least on text held apart is taken. So no model is worse th
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 from torch import Tensor
 
 from llmc.formats.sparsity import SparseBudget, SparseScheme
 from llmc.graph.model_graph import ModelGraph
 from llmc.passes.model_data import ModelData
-from llmc.passes.quantization.sensitivity import Change, elements_of, ladders, units_of
+from llmc.passes.quantization.sensitivity import Change, by_module, elements_of, ladders, units_of
 from llmc.passes.quantization.spend_bits import Rung, spend
 from llmc.passes.sparsity.choose_zeros import kept_elements
 from llmc.passes.sparsity.plan import PlannedZeros
@@ -48,14 +47,13 @@ def choose_ratios(
     kept = sum(_kept(each, budget.scheme(budget.ratio)) for each in planned)
     for distance in _DISTANCES:
         candidates[f"given out within {distance:g} of {budget.ratio:g}"] = _given_out(rungs, budget, distance, kept)
-    found: dict[str, float] = {}
-    for index, (name, schemes) in enumerate(candidates.items()):
-        data.progress("candidates", index, len(candidates))
-        found[name] = measure(_by_module(units, schemes))
-    data.progress("candidates", len(candidates), len(candidates))
+    found = {
+        name: measure(by_module(units, schemes))
+        for name, schemes in data.told("candidates", candidates.items(), len(candidates))
+    }
     best = min(found, key=found.__getitem__)
     why = f"{best}, KL {found[best]:.2e} on text held apart, the least of {len(found)}"
-    return _by_module(units, candidates[best]), _reasons(units, rungs, change.tried, why)
+    return by_module(units, candidates[best]), _reasons(units, rungs, change.tried, why)
 
 
 def _schemes(budget: SparseBudget) -> list[SparseScheme]:
@@ -88,10 +86,6 @@ def _scheme(rung: Rung[SparseScheme]) -> SparseScheme:
     return rung.scheme
 
 
-def _by_module(units: Sequence[Sequence[PlannedZeros]], schemes: Sequence[SparseScheme]) -> dict[str, SparseScheme]:
-    return {each.module: scheme for unit, scheme in zip(units, schemes, strict=True) for each in unit}
-
-
 def _reasons(
     units: Sequence[Sequence[PlannedZeros]], rungs: Sequence[Sequence[Rung[SparseScheme]]], tried: int, why: str
 ) -> dict[str, str]:
@@ -103,8 +97,3 @@ def _reasons(
         for rank, i in enumerate(order)
         for each in units[i]
     }
-
-
-def with_schemes(planned: Sequence[PlannedZeros], schemes: SchemeOf) -> tuple[PlannedZeros, ...]:
-    """The plan with these schemes in the place of its own."""
-    return tuple(replace(each, scheme=schemes.get(each.module, each.scheme)) for each in planned)

@@ -24,14 +24,14 @@ from llmc.graph.refusal import Refusal
 from llmc.graph.weights import evaluate
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
-from llmc.passes.planned_weight import why_not
+from llmc.passes.planned_weight import why_not, with_schemes
 from llmc.passes.quantization.calibration import calibration_sequences, sequences_and_apart
 from llmc.passes.quantization.column_sweep import InputSolvers
 from llmc.passes.quantization.reference_divergence import Reference
 from llmc.passes.quantization.stream import Stream
 from llmc.passes.rewrite import Numerics, WeightPass
 from llmc.passes.rewrite_log import RewriteLog
-from llmc.passes.sparsity.choose_ratios import SchemeOf, choose_ratios, with_schemes
+from llmc.passes.sparsity.choose_ratios import SchemeOf, choose_ratios
 from llmc.passes.sparsity.choose_zeros import kept_elements
 from llmc.passes.sparsity.insert_zeros import prune_weight, replace_weight
 from llmc.passes.sparsity.plan import PlannedZeros, is_free, plan_zeros
@@ -97,14 +97,12 @@ class _Sparsifier:
         """Each weight when its first reader is reached, or the first that its method needs the input of."""
         at = {_place(each, each.scheme): (each, each.scheme) for each in planned if each.scheme is not None}
         stops: Iterator[fx.Node] = iter(at) if self._stream is None else self._stream.stops(list(at))
-        for done, node in enumerate(stops):
+        for node in self._data.told("sparsify", stops, len(at)):
             each, scheme = at[node]
-            self._data.progress("sparsify", done, len(at))
             if self._log is not None:
                 why = f" ({self._reasons[each.module]})" if each.module in self._reasons else ""
                 self._log.step(f"{each.module} to {scheme.name}{why}", *each.readers)
             self._sparsify(each, scheme, self._input(each, node))
-        self._data.progress("sparsify", len(at), len(at))
 
     def _input(self, planned: PlannedZeros, node: fx.Node) -> fx.Node | None:
         """What the stream has there, to be multiplied with the weight."""

@@ -63,15 +63,11 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
     if not graph.sparse:
         return
     found = _candidates(graph)
-    for index, each in enumerate(found):
-        data.progress("store sparse", index, len(found))
-        refusal = _refusal(graph, each)
-        if refusal is None:
-            refusal = _store(graph, each, log, data)
+    for each in data.told("store sparse", found, len(found)):
+        refusal = _refusal(graph, each) or _store(graph, each, log, data)
         if refusal is not None:
             log.refuse(refusal)
             _note(graph, each, reason=refusal.reason)
-    data.progress("store sparse", len(found), len(found))
 
 
 store_sparse = WeightPass(

@@ -3,16 +3,16 @@
 from itertools import pairwise
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from llmc.errors import CheckpointError
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.drafts.draft_checkpoint import PREFIX
 from llmc.graph.drafts.medusa import MedusaCheckpoint
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.weights import evaluate
 from llmc.passes.model_data import ModelData
 from llmc.passes.speculative.projection import GATHER, Projection
+from llmc.passes.uses import weight_value
 
 # ‖theirs - ours‖ / ‖ours‖ of an output matrix that quantization has rounded, to four bits at the least.
 _ROUNDED = 0.15
@@ -92,20 +92,11 @@ def _whole(graph: ModelGraph, projection: Projection, data: ModelData) -> Tensor
     """The output matrix, of which each rank may have some rows."""
     gathers = [node for node in projection.after if node.target is GATHER]
     if not gathers:
-        return _value(graph, projection.weight, data, 0)
-    ends = [0, *_value(graph, call_arguments(gathers[0])["ends"], data, 0).tolist()]
-    parts = (_value(graph, projection.weight, data, rank) for rank in range(graph.ranks))
+        whole: Tensor = weight_value(projection.weight, graph, data.source)
+        return whole
+    ends = [0, *weight_value(call_arguments(gathers[0])["ends"], graph, data.source).tolist()]
+    parts = (weight_value(projection.weight, graph, data.source, rank) for rank in range(graph.ranks))
     return torch.cat([part[: end - start] for part, (start, end) in zip(parts, pairwise(ends), strict=True)])
-
-
-def _value(graph: ModelGraph, node: fx.Node, data: ModelData, rank: int) -> Tensor:
-    """Of something that is made of weights alone, on a rank."""
-    if node.op == "placeholder":
-        return evaluate(graph.weights[node.name], data.source, rank)
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: _value(graph, n, data, rank))
-    assert callable(node.target)
-    value: Tensor = node.target(*args, **kwargs)
-    return value
 
 
 def _difference(theirs: Tensor, ours: Tensor) -> float:

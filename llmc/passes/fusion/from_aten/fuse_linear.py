@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from llmc.graph.refusal import Refusal
+from llmc.graph.refusal import Refusal, Refused
 from llmc.graph.stage import Stage
 from llmc.passes.match import Match
 from llmc.passes.rewrite import Numerics, Rewrite
@@ -35,14 +35,13 @@ def _embedding(weight: Any, ids: Any) -> Any:
     return torch.ops.llmc.embedding.default(ids, weight)
 
 
-def _is_matrix(match: Match) -> Refusal | None:
+def _is_matrix(match: Match) -> None:
     weight = match.tensor("weight")
     if weight.dim() != 2:
-        return Refusal(f"the weight is {list(weight.shape)}, expected a matrix", match.root)
+        raise Refused(f"the weight is {list(weight.shape)}, expected a matrix", match.root)
     bias = None if match.bound["bias"] is None else match.tensor("bias").shape
     if bias is not None and bias != weight.shape[:1]:  # torch spreads one number over all channels
-        return Refusal(f"the bias is {list(bias)}, expected {list(weight.shape[:1])}", match.root)
-    return None
+        raise Refused(f"the bias is {list(bias)}, expected {list(weight.shape[:1])}", match.root)
 
 
 def _is_lookup(match: Match) -> Refusal | None:

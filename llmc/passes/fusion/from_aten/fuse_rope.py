@@ -35,47 +35,35 @@ def rotate_half(
         for ends in ((start, middle), (middle, end))
     )
     turned = aten.cat.default([aten.neg.default(second), first], -1)
-    return _with_turned(x, turned, cos, sin, axis, dtype, wide)
+    return _with_turned(x, turned, _twice(cos, dtype), _twice(sin, dtype), axis, wide)
 
 
 def rotate_back(x: Any, cos: Any, sin: Any, axis: Any, dtype: Any, wide: Any, start: Any, middle: Any, end: Any) -> Any:
     """nanochat's, the other way around."""
     front = aten.neg.default(aten.slice.Tensor(x, -1, start, middle))
     turned = aten.cat.default([aten.slice.Tensor(x, -1, middle, end), front], -1)
-    return _with_turned(x, turned, cos, sin, axis, dtype, wide)
+    return _with_turned(x, turned, _twice(cos, dtype), _twice(sin, dtype), axis, wide)
 
 
-def _with_turned(x: Any, turned: Any, cos: Any, sin: Any, axis: Any, dtype: Any, wide: Any) -> Any:
-    def twice(half: Any) -> Any:
-        return aten._to_copy.default(aten.cat.default([half, half], -1), dtype=dtype)
+def _twice(half: Any, dtype: Any) -> Any:
+    return aten._to_copy.default(aten.cat.default([half, half], -1), dtype=dtype)
 
+
+def _with_turned(x: Any, turned: Any, cos: Any, sin: Any, axis: Any, wide: Any) -> Any:
     x, turned = (aten._to_copy.default(y, dtype=wide) for y in (x, turned))
-    return either(
-        *(
-            aten.add.Tensor(aten.mul.Tensor(x, c), aten.mul.Tensor(turned, s))
-            for c, s in _spread(twice(cos), twice(sin), axis)
-        )
-    )
+    pairs = _spread(cos, sin, axis)
+    return either(*(aten.add.Tensor(aten.mul.Tensor(x, c), aten.mul.Tensor(turned, s)) for c, s in pairs))
 
 
 def rotate_pairs(
     x: Any, cos: Any, sin: Any, axis: Any, dtype: Any, width: Any, wide: Any, flat: Any, end: Any, last: Any
 ) -> Any:
     """GPT-J's and Cohere's, of neighbouring channels."""
-
-    def twice(half: Any) -> Any:
-        pairs = aten.reshape.default(aten.stack.default([half, half], -1), width)
-        return aten._to_copy.default(pairs, dtype=dtype)
-
+    pairs = (aten.reshape.default(aten.stack.default([half, half], -1), width) for half in (cos, sin))
+    cos, sin = (aten._to_copy.default(each, dtype=dtype) for each in pairs)
     odd = aten.neg.default(aten.slice.Tensor(x, -1, 1, end, 2))
     turned = aten.reshape.default(aten.stack.default([odd, aten.slice.Tensor(x, -1, 0, last, 2)], -1), flat)
-    x, turned = (aten._to_copy.default(y, dtype=wide) for y in (x, turned))
-    return either(
-        *(
-            aten.add.Tensor(aten.mul.Tensor(x, c), aten.mul.Tensor(turned, s))
-            for c, s in _spread(twice(cos), twice(sin), axis)
-        )
-    )
+    return _with_turned(x, turned, cos, sin, axis, wide)
 
 
 def split_halves(x: Any, cos: Any, sin: Any, axis: Any, dtype: Any, start: Any, middle: Any, end: Any) -> Any:
@@ -168,13 +156,12 @@ def _part_turned(x: Any, cos: Any, sin: Any, interleaved: Any, start: Any, rotar
     return aten.cat.default([turned, aten.slice.Tensor(x, -1, rotary, end)], -1)
 
 
-def _part_precondition(match: Match) -> Refusal | None:
+def _part_precondition(match: Match) -> None:
     width, (start, end) = match.tensor("x").shape[-1], (match.bound["start"], match.bound["end"])
     if start != 0 or end != width:
-        return Refusal(f"channels {start} to {end} are put together, x has 0 to {width}", match.root)
+        raise Refused(f"channels {start} to {end} are put together, x has 0 to {width}", match.root)
     if match.root.meta["val"].shape[-1] != width:
-        return Refusal(f"{match.root.meta['val'].shape[-1]} channels are put together, x has {width}", match.root)
-    return None
+        raise Refused(f"{match.root.meta['val'].shape[-1]} channels are put together, x has {width}", match.root)
 
 
 def _whole(x: Any, cos: Any, sin: Any, interleaved: bool) -> Any:
