@@ -17,6 +17,6 @@ class QuantizedWeight:
     rows: int
     columns: int
     bits: float
-    error: float | None
-    is_output_error: bool
-    reason: str | None
+    error: float | None = None
+    is_output_error: bool = False
+    reason: str | None = None

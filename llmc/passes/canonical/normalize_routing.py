@@ -17,48 +17,54 @@ from torch import fx
 
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.refusal import Refusal
-from llmc.graph.stage import Stage
-from llmc.options import BuildOptions
+from llmc.graph.refusal import Refused
 from llmc.passes.example import Example
-from llmc.passes.node_rules import Call, Rule, apply_rules
-from llmc.passes.rewrite import GraphPass, Numerics
-from llmc.passes.rewrite_log import RewriteLog
+from llmc.passes.node_rules import Call, Rule, rule_pass
+from llmc.passes.rewrite import Numerics
 from llmc.passes.shapes import dim_of, fake_of, same_value
 
 aten, llmc = torch.ops.aten, torch.ops.llmc
 
 
-def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
-    apply_rules(graph, _RULES, log)
-    for node in graph.graph.nodes:
-        if node.target in _RULES and node.target is not aten.softmax.int and not _along_last(node):
-            log.refuse(Refusal("it works on another axis than the last one", node))
-        elif node.target is aten.topk.default and not call_arguments(node)["largest"]:
-            log.refuse(Refusal("it does not take the largest", node))
+def _rules(graph: ModelGraph) -> dict[Any, Rule]:
+    return {
+        aten.softmax.int: _softmax,
+        aten.topk.default: _top_k,
+        aten.gather.default: _take,
+        aten.scatter.src: _mark_taken,
+        aten.scatter.value: _mark,
+    }
 
 
 def _along_last(node: fx.Node) -> bool:
     return dim_of(node) == fake_of(node.args[0]).dim() - 1
 
 
-def _top_k(node: fx.Node) -> Call | None:
+def _check_axis(node: fx.Node) -> None:
+    if not _along_last(node):
+        raise Refused("it works on another axis than the last one", node)
+
+
+def _top_k(node: fx.Node) -> Call:
     arguments = call_arguments(node)
-    if not _along_last(node) or not arguments["largest"]:
-        return None
+    _check_axis(node)
+    if not arguments["largest"]:
+        raise Refused("it does not take the largest", node)
     return Call(llmc.top_k.default, (arguments["self"], arguments["k"]))
 
 
 def _take(node: fx.Node) -> Call | None:
     arguments = call_arguments(node)
-    if not _along_last(node) or fake_of(arguments["index"]).dim() != 2:
+    _check_axis(node)
+    if fake_of(arguments["index"]).dim() != 2:
         return None
     return Call(llmc.take_channels.default, (arguments["self"], arguments["index"]))
 
 
 def _mark(node: fx.Node) -> Call | None:
     arguments, value = call_arguments(node), fake_of(node)
-    if not _along_last(node) or value.dim() != 2:
+    _check_axis(node)
+    if value.dim() != 2:
         return None
     marked = Call(llmc.mark_channels.default, (arguments["index"], value.shape[1]))
     filling = Call(aten.full.default, ([], arguments["value"]), {"dtype": value.dtype})
@@ -69,7 +75,8 @@ def _mark_taken(node: fx.Node) -> Call | None:
     """The largest channels of y in their places."""
     arguments = call_arguments(node)
     value, index, values = fake_of(node), arguments["index"], arguments["src"]
-    if value.dim() != 2 or not _along_last(node):
+    _check_axis(node)
+    if value.dim() != 2:
         return None
     pair = [n.args[0] for n in (values, index) if n.target is operator.getitem]
     if len(pair) != 2 or pair[0] is not pair[1] or (values.args[1], index.args[1]) != (0, 1):
@@ -91,24 +98,10 @@ def _softmax(node: fx.Node) -> Call | None:
     return Call(aten._softmax.default, (x, value.dim() - 1, False))
 
 
-_RULES: dict[Any, Rule] = {
-    aten.softmax.int: _softmax,
-    aten.topk.default: _top_k,
-    aten.gather.default: _take,
-    aten.scatter.src: _mark_taken,
-    aten.scatter.value: _mark,
-}
-
-
 def _weighed(x: Any, index: Any) -> tuple[Any, ...]:
     marked = aten.scatter.value(x, -1, index, 2)
     return aten.softmax.int(aten.gather.default(x, -1, index), -1), marked
 
 
-normalize_routing = GraphPass(
-    "normalize_routing",
-    _run,
-    Numerics.EXACT,
-    Stage.CAPTURED,
-    examples=(Example(_weighed, {"x": ("T", 4), "index": torch.tensor([[2, 0], [1, 1], [3, 2]])}),),
-)
+_TENSORS = {"x": ("T", 4), "index": torch.tensor([[2, 0], [1, 1], [3, 2]])}
+normalize_routing = rule_pass("normalize_routing", _rules, Numerics.EXACT, Example(_weighed, _TENSORS))

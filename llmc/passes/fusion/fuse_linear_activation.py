@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from llmc.graph.stage import Stage
+from llmc.passes.pattern import either
 from llmc.passes.rewrite import Rewrite
 
 aten = torch.ops.aten
@@ -48,19 +49,10 @@ def quick_gelu_gated(x: Any, weight: Any, bias: Any) -> Any:
 
 
 def relu_squared(x: Any, weight: Any, bias: Any) -> Any:
-    """relu(y)², HF's ReLUSquaredActivation."""
-    return aten.pow.Tensor_Scalar(aten.relu.default(_linear(x, weight, bias)), 2)
-
-
-def relu_times_relu(x: Any, weight: Any, bias: Any) -> Any:
-    y = aten.relu.default(_linear(x, weight, bias))
-    return aten.mul.Tensor(y, y)
-
-
-def relu_gated_by_relu(x: Any, weight: Any, bias: Any) -> Any:
-    """The same after its product became a gate."""
+    """relu(y)², HF's ReLUSquaredActivation, also as relu(y) times itself, and that after its product became a gate."""
     y = _linear(x, weight, bias)
-    return _gated(y, aten.relu.default(y), "relu")
+    relu = aten.relu.default(y)
+    return either(aten.pow.Tensor_Scalar(relu, 2), aten.mul.Tensor(relu, relu), _gated(y, relu, "relu"))
 
 
 def _applied(activation: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -87,7 +79,7 @@ fuse_linear_activation: tuple[Rewrite, ...] = (
     Rewrite("fuse_linear_gelu", (gelu,), _replace_gelu, stage=Stage.OPTIMIZED, examples=_GELUS),
     _fuse("fuse_linear_fast_gelu", "gelu_tanh", fast_gelu),
     _fuse("fuse_linear_quick_gelu", "quick_gelu", quick_gelu, quick_gelu_gated),
-    _fuse("fuse_linear_relu_squared", "relu2", relu_squared, relu_times_relu, relu_gated_by_relu),
+    _fuse("fuse_linear_relu_squared", "relu2", relu_squared),
     _fuse("fuse_linear_silu", "silu", _applied(aten.silu.default)),
     _fuse("fuse_linear_relu", "relu", _applied(aten.relu.default)),
     _fuse("fuse_linear_sigmoid", "sigmoid", _applied(aten.sigmoid.default)),

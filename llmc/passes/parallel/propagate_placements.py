@@ -100,18 +100,14 @@ class Placements:
     def _relate_kept(self, node: fx.Node) -> None:
         for axis, origin in _kept_axes(node):
             for operand in node.all_input_nodes:
-                if (node, axis) in self._of and (operand, origin) in self._of:
-                    self._join((node, axis), (operand, origin))
+                self._join((node, axis), (operand, origin))
 
     def _relate_slice(self, node: fx.Node) -> None:
         """Equal pieces of an axis are one axis, so that they are cut together."""
         found = pieces(node)
-        if found is None or found.of not in self._of or (node, found.of[1]) not in self._of:
-            return
-        if found.in_turns:
-            self._join(found.of, (node, found.of[1]), inner=found.count)
-        else:
-            self._join(found.of, (node, found.of[1]), runs=found.count)
+        if found is not None:
+            inner, runs = (found.count, 1) if found.in_turns else (1, found.count)
+            self._join(found.of, (node, found.of[1]), inner, runs)
 
     def _relate_by_rule(self, node: fx.Node, rule: AxisRule) -> None:
         first: dict[str, NodeAxis] = {}
@@ -139,8 +135,7 @@ class Placements:
 
     def _join_leading(self, node: fx.Node, operand: Any, named: int, named_here: int) -> None:
         for axis in range(min(_rank(operand) - named, _rank(node) - named_here)):
-            if (node, axis) in self._of and (operand, axis) in self._of:
-                self._join((node, axis), (operand, axis))
+            self._join((node, axis), (operand, axis))
 
     def _relate_elements(self, node: fx.Node) -> None:
         """Operands are lined up at their last axes; those of one element are repeated."""
@@ -148,9 +143,7 @@ class Placements:
         for operand in node.all_input_nodes:
             value = operand.meta["val"]
             for axis in range(value.dim() if isinstance(value, Tensor) else 0):
-                here, there = (node, axis + rank - value.dim()), (operand, axis)
-                if here in self._of and there in self._of:
-                    self._join(here, there)
+                self._join((node, axis + rank - value.dim()), (operand, axis))
 
     def _relate_reshape(self, node: fx.Node) -> None:
         """Axes that stay as they are, and the outer one of two that are joined or parted."""
@@ -158,8 +151,6 @@ class Placements:
         before, after = source.meta["val"].shape, node.meta["val"].shape
         for olds, news in same_runs(before, after):
             outer_old, outer_new = ((each, run[0]) for each, run in ((source, olds), (node, news)))
-            if outer_old not in self._of or outer_new not in self._of:
-                continue
             if len(olds) == len(news) == 1:
                 self._join(outer_old, outer_new)
             elif len(olds) == 1:
@@ -168,8 +159,9 @@ class Placements:
                 self._join(outer_new, outer_old, inner=math.prod(before[i] for i in olds[1:]))
 
     def _join(self, one: NodeAxis, other: NodeAxis, inner: int = 1, runs: int = 1) -> None:
-        """One axis is the other, or has `inner` elements for each of the other's; or is so many runs of it."""
-        if not self._part_into_runs(one, other, runs):
+        """One axis is the other, or has `inner` elements for each of the other's; or is so many runs of it. Nothing
+        where one is in no class."""
+        if one not in self._of or other not in self._of or not self._part_into_runs(one, other, runs):
             return
         first, second = self._of[one], self._of[other]
         mine, theirs = first.members[one], second.members[other]

@@ -93,8 +93,6 @@ def _round_again(
         columns=columns,
         bits=again.scheme.bits(columns),
         error=rounding_error(weight, rounded, again.scheme),
-        is_output_error=False,
-        reason=None,
     )
     insert_weight(graph, weights, readers, rounded)
     graph.quantized = (*graph.quantized, record)
@@ -148,7 +146,4 @@ def _record(stored: StoredWeight, unpacked: UnpackedCodes) -> QuantizedWeight:
         rows=rows,
         columns=columns,
         bits=stored.scheme.bits + overhead / (rows * columns),
-        error=None,
-        is_output_error=False,
-        reason=None,
     )

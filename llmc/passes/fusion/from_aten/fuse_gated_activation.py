@@ -29,17 +29,11 @@ def sigmoid_product(x: Any) -> Any:
 
 
 def tanh_gelu(x: Any, cube: Any, root: Any) -> Any:
-    """GPT-2's GELU: the product's halves in the order of transformers' NewGELUActivation."""
+    """GPT-2's GELU: the product's halves in the order of transformers' NewGELUActivation, or x multiplied last."""
     inner = aten.add.Tensor(x, aten.mul.Tensor(aten.pow.Tensor_Scalar(x, 3), cube))
-    tanh = aten.tanh.default(aten.mul.Tensor(inner, root))
-    return aten.mul.Tensor(aten.mul.Tensor(x, 0.5), aten.add.Tensor(tanh, 1.0))
-
-
-def tanh_gelu_constant_first(x: Any, cube: Any, root: Any) -> Any:
-    """The same as 0.5 · x · (…) parses where x is multiplied last."""
-    inner = aten.add.Tensor(x, aten.mul.Tensor(aten.pow.Tensor_Scalar(x, 3), cube))
-    tanh = aten.tanh.default(aten.mul.Tensor(inner, root))
-    return aten.mul.Tensor(aten.mul.Tensor(aten.add.Tensor(tanh, 1.0), 0.5), x)
+    opened = aten.add.Tensor(aten.tanh.default(aten.mul.Tensor(inner, root)), 1.0)
+    x_first = aten.mul.Tensor(aten.mul.Tensor(x, 0.5), opened)
+    return either(x_first, aten.mul.Tensor(aten.mul.Tensor(opened, 0.5), x))
 
 
 def _has_gelu_constants(match: Match) -> None:
@@ -91,7 +85,7 @@ _NAMES: dict[Any, str] = {
 fuse_silu = Rewrite("fuse_silu", (sigmoid_product,), _silu, None, Numerics.REORDER, Stage.CAPTURED)
 fuse_tanh_gelu = Rewrite(
     "fuse_tanh_gelu",
-    (tanh_gelu, tanh_gelu_constant_first),
+    (tanh_gelu,),
     _tanh_gelu,
     _has_gelu_constants,
     Numerics.REORDER,

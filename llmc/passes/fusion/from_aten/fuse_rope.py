@@ -10,7 +10,7 @@ Must have: x of three axes, tokens and heads in either order, as C's axis of siz
 the channels that turn. x of [heads, tokens, channels] is transposed around the op.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -185,24 +185,14 @@ _EXAMPLES = tuple(
     }
     for axis, shape in ((1, (3, 1, 4)), (0, (1, 3, 4)))
 )
-fuse_rope = Rewrite(
-    "fuse_rope",
-    patterns=(rotate_half, rotate_pairs, split_halves, split_pairs, pairs_to_halves),
-    examples=_EXAMPLES,
-    replacement=_replacement,
-    precondition=_precondition,
-    numerics=Numerics.REORDER,
-    stage=Stage.CAPTURED,
-)
-fuse_rope_backwards = Rewrite(
-    "fuse_rope_backwards",
-    patterns=(rotate_back,),
-    examples=_EXAMPLES,
-    replacement=_backwards,
-    precondition=_precondition,
-    numerics=Numerics.REORDER,
-    stage=Stage.CAPTURED,
-)
+
+
+def _rotation(name: str, replacement: Callable[..., Any], *patterns: Callable[..., Any]) -> Rewrite:
+    return Rewrite(name, patterns, replacement, _precondition, Numerics.REORDER, Stage.CAPTURED, examples=_EXAMPLES)
+
+
+fuse_rope = _rotation("fuse_rope", _replacement, rotate_half, rotate_pairs, split_halves, split_pairs, pairs_to_halves)
+fuse_rope_backwards = _rotation("fuse_rope_backwards", _backwards, rotate_back)
 fuse_partial_rope = Rewrite(
     "fuse_partial_rope",
     patterns=(_part_turned,),
