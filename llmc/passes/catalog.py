@@ -48,7 +48,8 @@ def passes_page(verdicts: Mapping[str, str]) -> str:
     verdicts: of `llmc prove`, by the passes' names.
     """
     numerics = "; ".join(f"**{name}**, {meaning}" for name, meaning in _NUMERICS.items())
-    parts = [_HEAD.format(numerics=numerics), _order()]
+    order = " → ".join(each.name for _, _, members in _GROUPS for each in members())
+    parts = [_HEAD.format(numerics=numerics), f"In order: {order}\n"]
     for title, summary, members in _GROUPS:
         parts.append(f"## {title}\n\n{summary}\n")
         parts += [section(list(group), verdicts) for _, group in groupby(members(), key=docstring)]
@@ -96,8 +97,3 @@ def _paragraphs(block: Sequence[str]) -> list[str]:
         else:
             found.append(line)
     return found[1:] if found and not found[0] else found
-
-
-def _order() -> str:
-    names = [each.name for _, _, members in _GROUPS for each in members()]
-    return "In order: " + " → ".join(names) + "\n"

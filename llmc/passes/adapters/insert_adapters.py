@@ -19,7 +19,7 @@ from torch import fx
 from llmc.errors import PassError
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.dtype_names import DTYPE_NAMES
-from llmc.graph.model_graph import Adaptable, ModelGraph
+from llmc.graph.model_graph import ModelGraph
 from llmc.graph.op_record import Part
 from llmc.graph.product_parts import part_of, stored_rows, takes_adapters
 from llmc.graph.refusal import Refusal
@@ -76,7 +76,7 @@ def _planned(graph: ModelGraph, node: fx.Node, options: BuildOptions, log: Rewri
         return None
     known = {each.name: each for each in graph.adaptable}
     modules = modules_of_rows(graph.weights[stored.name], known)
-    problem = modules if isinstance(modules, str) else _problem(node, modules, known)
+    problem = modules if isinstance(modules, str) else _problem(node, modules)
     if problem is not None or isinstance(modules, str):
         log.refuse(Refusal(f"{problem}", node))
         return None
@@ -86,7 +86,7 @@ def _planned(graph: ModelGraph, node: fx.Node, options: BuildOptions, log: Rewri
     return AdaptedProduct(node.name, int(source.shape[-1]), modules[-1].end, DTYPE_NAMES[source.dtype], modules)
 
 
-def _problem(node: fx.Node, modules: Sequence[AdaptedModule], known: dict[str, Adaptable]) -> str | None:
+def _problem(node: fx.Node, modules: Sequence[AdaptedModule]) -> str | None:
     value, source = call_arguments(node)["weight"].meta["val"], _source(node).meta["val"]
     if len(modules) > MOST_PARTS:
         return f"it is made of {len(modules)} modules; adapters know {MOST_PARTS} at most"

@@ -156,29 +156,23 @@ def _absorb(graph: ModelGraph, node: fx.Node, found: _Latent) -> None:
     weight = call_arguments(found.product)["weight"]
     numbers = Derived(aten.reshape.default, (_recipe(graph, weight), (heads, -1, rank)))
     dtype = latent.meta["val"].dtype
-    keys = _rows(numbers, found.keys, dtype)
-    up = new_weight(
-        graph,
-        f"{weight.name}_keys",
-        Derived(aten.transpose.int, (keys, 1, 2)),
-        latent.meta["val"].new_empty((heads, rank, found.keys.width)),
-    )
-    down = new_weight(
-        graph,
-        f"{weight.name}_values",
-        _rows(numbers, found.values, dtype),
-        latent.meta["val"].new_empty((heads, found.values.width, rank)),
-    )
+    keys, values = (_rows(numbers, span, dtype) for span in (found.keys, found.values))
+
+    def of_heads(name: str, recipe: Recipe, *shape: int) -> fx.Node:
+        return new_weight(graph, f"{weight.name}_{name}", recipe, latent.meta["val"].new_empty((heads, *shape)))
+
+    up = of_heads("keys", Derived(aten.transpose.int, (keys, 1, 2)), rank, found.keys.width)
+    down = of_heads("values", values, found.values.width, rank)
     own = (shared, shared + found.keys.width) if found.is_first else (0, found.keys.width)
     rest = (0, shared) if found.is_first else (found.keys.width, found.keys.width + shared)
     call = graph.graph.call_function
     with graph.graph.inserting_before(node):
         absorbed = call(_llmc.head_linear.default, (_channels(graph, q, *own), up))
         query = call(aten.cat.default, ([_channels(graph, q, *rest), absorbed], 2))
-        values = call(aten.unsqueeze.default, (latent, 1))
+        latents = call(aten.unsqueeze.default, (latent, 1))
         scoring = [arguments[name] for name in ("scale", "window", "softcap", "sinks", "slopes", "chunk")]
         of_tokens = {name: arguments[name] for name in ("bias", "chosen") if arguments[name] is not None}
-        attended = call(_ATTENTION, (query, found.shared, values, *scoring, True), of_tokens)
+        attended = call(_ATTENTION, (query, found.shared, latents, *scoring, True), of_tokens)
         output = call(_llmc.head_linear.default, (attended, down))
     node.replace_all_uses_with(output)
     graph.graph.erase_node(node)

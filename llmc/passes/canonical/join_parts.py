@@ -16,7 +16,7 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.passes.example import Example
 from llmc.passes.node_rules import Call, Rule, rule_pass
 from llmc.passes.rewrite import Numerics
-from llmc.passes.shapes import dim_of, fake_of, front_dim, is_one, same_shape, shape_of
+from llmc.passes.shapes import dim_of, fake_of, is_one, same_shape, shape_of
 
 aten = torch.ops.aten
 
@@ -39,8 +39,7 @@ def _written(node: fx.Node) -> Call | None:
     current: Any = node
     while isinstance(current, fx.Node) and current.target is aten.slice_scatter.default:
         arguments = call_arguments(current)
-        start, end = arguments["start"] or 0, arguments["end"]
-        end = size if end is None else min(front_dim(end, size), size)
+        start, end, _ = slice(arguments["start"], arguments["end"]).indices(size)
         if dim_of(current) != dim or arguments["step"] != 1:
             return None
         if not isinstance(arguments["src"], fx.Node) or arguments["src"].meta["val"].shape[dim] != end - start:

@@ -131,11 +131,10 @@ def _slice(node: fx.Node) -> Call | None:
     """Dims from the front, the end of a fixed axis as its size."""
     arguments, dim = call_arguments(node), dim_of(node)
     size: Any = shape_of(node.args[0])[dim]
-    start, end = arguments["start"] or 0, arguments["end"]
+    start, end = arguments["start"], arguments["end"]
     if isinstance(size, SymInt) or isinstance(start, fx.Node) or isinstance(end, fx.Node):
         return None
-    start = min(max(front_dim(start, size), 0), size)
-    end = size if end is None else min(max(front_dim(end, size), 0), size)
+    start, end, _ = slice(start, end).indices(size)
     step = (arguments["step"],) if arguments["step"] != 1 else ()
     wanted = (node.args[0], dim, start, end, *step)
     return None if node.args == wanted and not node.kwargs else Call(aten.slice.Tensor, wanted)

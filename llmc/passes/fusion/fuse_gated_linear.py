@@ -108,15 +108,9 @@ def _columns(match: Match, width: int) -> tuple[tuple[int, int], tuple[int, int]
     """What gate and up are of the product's columns."""
     if "sizes" not in match.bound:
         start, middle, second, end = (match.bound[name] for name in ("start", "middle", "second", "end"))
-        return (_clipped(start or 0, width), _clipped(middle, width)), (_clipped(second, width), _clipped(end, width))
+        return slice(start, middle).indices(width)[:2], slice(second, end).indices(width)[:2]
     sizes = match.bound["sizes"]
     ends = list(accumulate(sizes)) if isinstance(sizes, list | tuple) else [*range(sizes, width, sizes), width]
     gate, up = (match.bound[name] % len(ends) for name in ("gate_index", "up_index"))
     starts = [0, *ends]
     return (starts[gate], ends[gate]), (starts[up], ends[up])
-
-
-def _clipped(bound: int | None, width: int) -> int:
-    if bound is None:
-        return width
-    return min(bound + width if bound < 0 else bound, width)

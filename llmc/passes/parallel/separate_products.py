@@ -83,8 +83,8 @@ def _pieces(reader: fx.Node) -> list[_Piece]:
         arguments = call_arguments(user)
         size = reader.meta["val"].shape[1]
         if user.target is aten.slice.Tensor and _is_second(arguments["dim"], reader) and arguments["step"] == 1:
-            start, end = (_within(arguments[name], size) for name in ("start", "end"))
-            found.append(_Piece(user, start or 0, size if end is None else end))
+            start, end, _ = slice(arguments["start"], arguments["end"]).indices(size)
+            found.append(_Piece(user, start, end))
         elif user.target is aten.split_with_sizes.default and _is_second(arguments["dim"], reader):
             starts = [sum(arguments["split_sizes"][:i]) for i in range(len(arguments["split_sizes"]) + 1)]
             for taken in user.users:
@@ -99,10 +99,6 @@ def _pieces(reader: fx.Node) -> list[_Piece]:
 
 def _is_second(dim: int, reader: fx.Node) -> bool:
     return dim % int(reader.meta["val"].dim()) == 1
-
-
-def _within(bound: int | None, size: int) -> int | None:
-    return None if bound is None else min(bound + size if bound < 0 else bound, size)
 
 
 def _check(graph: ModelGraph, linear: fx.Node) -> None:

@@ -1,7 +1,7 @@
 """Where an axis is cut: which of its elements each rank has, and how many all of them have room for."""
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
@@ -44,7 +44,7 @@ def split_class(axes: AxesClass, ranks: int) -> Split | None:
     found = [
         split
         for unit in _units(axes)
-        for split in (_even(axes.size, unit, ranks), *_within(axes, unit, ranks))
+        for split in (even_split(axes.size, ranks, unit), *_within(axes, unit, ranks))
         if split.length < axes.size and all(_keeps(split, per) for per in axes.shared)
     ]
     return min(found, key=lambda split: (split.length, split.idle), default=None)
@@ -66,9 +66,10 @@ def most_ranks(classes: Collection[AxesClass], ranks: int) -> int:
     return next((n for n in range(ranks, 1, -1) if all(_is_for_all(split_class(each, n)) for each in classes)), 1)
 
 
-def even_split(size: int, ranks: int) -> Split:
-    """Elements one after the other, as many on each rank, or one less on the last ones."""
-    return _even(size, 1, ranks)
+def even_split(size: int, ranks: int, unit: int = 1) -> Split:
+    """Units of elements one after the other, as many on each rank, or one less on the last ones."""
+    spans = tuple((start * unit, stop * unit) for start, stop in _parts(size // unit, ranks))
+    return Split(spans, max(stop - start for start, stop in spans))
 
 
 def _is_for_all(split: Split | None) -> bool:
@@ -80,11 +81,6 @@ def _units(axes: AxesClass) -> Iterator[int]:
     granule, shared = axes.granule(), sorted(axes.shared)
     seen = {math.lcm(granule, *chosen) for count in range(len(shared) + 1) for chosen in combinations(shared, count)}
     yield from sorted((unit for unit in seen if axes.size % unit == 0), reverse=True)
-
-
-def _even(size: int, unit: int, ranks: int) -> Split:
-    """Units one after the other, as many on each rank, or one less on the last ones."""
-    return _joined(_parts(size // unit, ranks), unit)
 
 
 def _within(axes: AxesClass, unit: int, ranks: int) -> Iterator[Split]:
@@ -105,11 +101,6 @@ def _parts(count: int, parts: int) -> list[tuple[int, int]]:
     for part in range(parts):
         ends.append(ends[-1] + base + (part < more))
     return list(pairwise(ends))
-
-
-def _joined(parts: Sequence[tuple[int, int]], unit: int) -> Split:
-    spans = tuple((start * unit, stop * unit) for start, stop in parts)
-    return Split(spans, max(stop - start for start, stop in spans))
 
 
 def _keeps(split: Split, per: int) -> bool:

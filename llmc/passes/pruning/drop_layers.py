@@ -102,16 +102,14 @@ def _between(before: fx.Node, after: fx.Node) -> set[fx.Node]:
     """What follows from one and leads to the other."""
     following, waiting = set[fx.Node](), [before]
     while waiting:
-        for user in waiting.pop().users:
-            if user not in following:
-                following.add(user)
-                waiting.append(user)
+        new = set(waiting.pop().users) - following
+        following |= new
+        waiting += new
     leading, waiting = {after}, [after]
     while waiting:
-        for operand in waiting.pop().all_input_nodes:
-            if operand in following and operand not in leading:
-                leading.add(operand)
-                waiting.append(operand)
+        new = following.intersection(waiting.pop().all_input_nodes) - leading
+        leading |= new
+        waiting += new
     return leading
 
 

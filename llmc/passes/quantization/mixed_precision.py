@@ -78,10 +78,8 @@ def choose_schemes(
     rungs = ladders(graph, units, schemes_of, Change(rounded, bits_of), sequences, data)
     trials = _Trials(units, measure)
     choice = _Choice(units, _scaled(units, rungs, trials), fixed, elements, budget)
-    found: list[tuple[float, Candidate]] = []
     shortlist = choice.shortlist()
-    for candidate in data.told("candidates", shortlist, len(shortlist)):
-        found.append((trials.divergence(candidate.schemes), candidate))
+    found = [(trials.divergence(each.schemes), each) for each in data.told("candidates", shortlist, len(shortlist))]
     divergence, best = min(found, key=lambda each: each[0])
     schemes = by_module(units, best.schemes)
     why = f"{best.name}, KL {divergence:.2e} on text held apart, the least of {len(found)}"

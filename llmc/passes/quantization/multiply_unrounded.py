@@ -10,6 +10,8 @@ Must have: a weight that is quantized; every reader of codes' values is a produc
 Numerics: reorder, since neither weights nor tokens are rounded in between. In fp32 there is nothing to do.
 """
 
+from typing import Any
+
 import torch
 from torch import fx
 
@@ -50,15 +52,14 @@ def _multiply(graph: ModelGraph, product: fx.Node, parts: dict[str, fx.Node]) ->
     """Replace a product by one of unrounded parts, with a result of the same dtype."""
     result = product.meta["val"].dtype
     arguments = call_arguments(product) | {name: _unrounded(graph, part) for name, part in parts.items()}
-    if "dtype" in arguments and result is not _dtype_of_itself(product, arguments):
+    if "dtype" in arguments and result is not _dtype_of_itself(arguments):
         arguments["dtype"] = result
     substitute(graph.graph, product, Call(product.target, tuple(arguments.values())))
 
 
-def _dtype_of_itself(product: fx.Node, arguments: dict[str, object]) -> torch.dtype | None:
+def _dtype_of_itself(arguments: dict[str, Any]) -> torch.dtype | None:
     """What the result's dtype is if none is asked for: x's, or the table's."""
     source = arguments.get("x", arguments["weight"])
-    assert isinstance(source, fx.Node)
     return torch.float32 if part_of(source) is not None else source.meta["val"].dtype
 
 

@@ -136,11 +136,11 @@ def _maker(x: fx.Node) -> Fold:
         up = call_arguments(x)["up"]
         return _row_fold(up, x, _untied, _same)
     if x.target is _aten.reshape.default and x.all_input_nodes[0].target is _llmc.attention.default:
-        return _attention_fold(x, x.all_input_nodes[0])
+        return _attention_fold(x.all_input_nodes[0])
     raise Refused(f"{x.name} is a {x.target}, which takes no scales", x)
 
 
-def _attention_fold(x: fx.Node, attention: fx.Node) -> Fold:
+def _attention_fold(attention: fx.Node) -> Fold:
     """Values pass attention as they are, so that they can be scaled where they are made."""
     v = call_arguments(attention)["v"]
     heads, kv_heads, dim = attention.meta["val"].shape[1], v.meta["val"].shape[1], v.meta["val"].shape[2]

@@ -25,6 +25,7 @@ from llmc.graph.render import render_type
 from llmc.graph.stage import Stage
 from llmc.graph.step_inputs import add_step_input, group_inputs, step_input
 from llmc.options import BuildOptions
+from llmc.passes.node_rules import Call, substitute
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
 from llmc.passes.shapes import same_size
@@ -101,13 +102,8 @@ def _page(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> None:
     named = {name: arguments[name] for name in others if arguments[name] not in (None, False)}
     with graph.graph.inserting_before(node):
         graph.graph.call_function(torch.ops.llmc.kv_write.default, (k, v, *caches, slots))
-        paged = graph.graph.call_function(
-            torch.ops.llmc.paged_attention.default,
-            (arguments["q"], *caches, *places, *scoring),
-            {"tree_masks": masks, **named},
-        )
-    node.replace_all_uses_with(paged)
-    graph.graph.erase_node(node)
+    read = (arguments["q"], *caches, *places, *scoring)
+    substitute(graph.graph, node, Call(torch.ops.llmc.paged_attention.default, read, {"tree_masks": masks, **named}))
 
 
 def _page_choice(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> None:
