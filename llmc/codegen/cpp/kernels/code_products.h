@@ -27,13 +27,12 @@ struct CodeBlock {
   int64_t bytes;
 };
 
-// What is wanted next, fetched into cache two lines at a time; nothing with a stride of zero.
+// What is wanted next, fetched into cache two lines at a time.
 struct FetchCodes {
   const uint8_t* next;
   int64_t stride;
 
   __attribute__((always_inline)) void lines() {
-    if (stride == 0) return;
     __builtin_prefetch(next);
     __builtin_prefetch(next + 64);
     next += stride;
@@ -44,16 +43,11 @@ struct FetchCodes {
   }
 };
 
-// By `tiles` of `tokens` together, each `fetches` times. As many as kMostWaiting tokens' product waits for memory on two
-// cores of a Zen 4. If these ask for pages alone, codes of 8 bits come at 1.1 to 1.4 times the rate of asking for every
-// line or for none, those of 4 bits at 1.02 to 1.25 times (memory from 20 to 40 GB/s).
-template <class Product>
-FetchCodes fetch_after(const CodeBlock& block, int64_t tokens, int64_t tiles, int64_t fetches) {
-  // Planes are not read here.
-  if (!block.panels.in_planes() && is_read_ahead(tokens, Product::kMostWaiting)) {
-    ask_for_pages(block.next, block.bytes);
-    return {block.codes, 0};
-  }
+// By `tiles` of `tokens` together, each `fetches` times.
+inline FetchCodes fetch_after(const CodeBlock& block, int64_t tokens, int64_t tiles, int64_t fetches) {
+  // Codes of 4 bits gain by asking for lines that are there: 32 instead of 30 GB/s (two cores of a Zen 4), and 25 if they
+  // ask for what comes next. One token's of 8 bits come as fast either way, and at 0.9 of that without a word.
+  if (block.panels.bits == 4 && is_read_ahead(tokens, 4)) return {block.codes, 1};
   return {block.next, (block.bytes / fetches + tiles - 1) / tiles};
 }
 

@@ -136,7 +136,6 @@ struct FloatProduct {
   static constexpr int kWords = 1;
   static constexpr bool kReadsSparse = Operands::kReadsSparse;
   static constexpr int64_t kRunWords = kRunSteps / (Operands::kSteps * Steps::kWidth);
-  static constexpr int64_t kMostWaiting = Operands::kSteps * Steps::kWidth == 4 ? 1 : 4;  // 8 bits or 4
 
   template <int kHeight>
   struct Running : FloatSums<Steps, kHeight> {

@@ -116,7 +116,6 @@ struct IntegerProduct {
   static constexpr int64_t kRunWords = 1 << 20;
   static constexpr int kWords = Steps::kWords;
   static constexpr bool kReadsSparse = kBits == 8;
-  static constexpr int64_t kMostWaiting = kBits == 8 ? 8 : 4;
 
   template <int kHeight>
   struct Running {

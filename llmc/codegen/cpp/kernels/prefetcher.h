@@ -30,13 +30,4 @@ inline bool has_far_prefetcher() {
 // of the arithmetic, and asking evenly for what comes next takes up to a tenth off it, whatever the processor does.
 inline bool is_read_ahead(int64_t tokens, int64_t waiting) { return tokens <= waiting && has_far_prefetcher(); }
 
-// Of each page in what is wanted next the first line: the prefetcher stops where a page ends, and goes on at once in one
-// of which something is on its way.
-inline void ask_for_pages(const void* next, int64_t bytes) {
-  constexpr uintptr_t kPage = 4096;
-  const uintptr_t begin = reinterpret_cast<uintptr_t>(next), end = begin + static_cast<uintptr_t>(bytes);
-  for (uintptr_t page = (begin + kPage - 1) / kPage * kPage; page < end; page += kPage)
-    __builtin_prefetch(reinterpret_cast<const void*>(page));
-}
-
 }  // namespace llmc

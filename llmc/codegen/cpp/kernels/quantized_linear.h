@@ -226,7 +226,7 @@ struct BlockProduct {
     constexpr int64_t kPasses = LLMC_PANEL / (kCodeVecs * kLanes);
     // What is fetched `fetches` times by each tile in turn.
     const auto for_tiles = [&](int64_t fetches, const auto& multiply) {
-      FetchCodes fetch = fetch_after<Product>(block, tiles.tokens(), tiles.count, fetches);
+      FetchCodes fetch = fetch_after(block, tiles.tokens(), tiles.count, fetches);
       for (int64_t tile = from; tile < tiles.count; tile++) {
         const int64_t start = tiles.start(tile);
         multiply(tiles.height_of(tile), values + values_per_token * start, sums + start * LLMC_PANEL, fetch);
