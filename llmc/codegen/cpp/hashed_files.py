@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from llmc.cache import CacheDirectory
+from llmc.cache.directory import CacheDirectory
 from llmc.files.atomic_directory import AtomicDirectory
 
 _HASHES = "sha256.json"
