@@ -174,7 +174,8 @@ def _command(line: str, conversation: Conversation, console: Console) -> None:
             console.print(f"[bold]{message['role']}[/]", end=" ")
             console.print(message["content"], markup=False)
     elif name == "/tokens":
-        used = len(conversation.prompt.token_ids(conversation.messages()))
+        messages = conversation.messages()
+        used = len(conversation.prompt.token_ids(messages)) if messages else 0
         console.print(f"{used} of {conversation.limit} tokens")
     elif name == "/set":
         _set(rest.split(), conversation.settings, console)

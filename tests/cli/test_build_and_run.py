@@ -121,9 +121,10 @@ def test_run_builds_a_model_directory_once(cache: Path) -> None:
 
 
 def test_chat_takes_a_model_directory(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("Good morrow\n/tokens\n"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("/tokens\nGood morrow\n/tokens\n"))
     outcome = llmc("chat", MODEL, "--max-tokens", "3", *SHORT)
-    assert outcome.code == 0 and "of 64 tokens" in outcome.out, outcome
+    assert outcome.code == 0 and outcome.out.count(" of 64 tokens\n") == 2, outcome
+    assert "\n0 of 64 tokens\n" in outcome.out
 
 
 def test_an_engine_is_not_built_again(draft_engine: Path) -> None:
