@@ -29,7 +29,7 @@ class Provenance:
     the rewrite that made it, None for what has none."""
 
     sources: tuple[str, ...] = ()
-    nodes: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    nodes: dict[str, tuple[int | str | None, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from llmc.debug.report.contents import Provenance, read_graphs, read_provenance
 from llmc.engine_format import read_engine
 from llmc.engine_format.manifest import MANIFEST_NAME
 from llmc.engine_format.reader import NODES_NAME
-from llmc.errors import OptionError
-from llmc.files.typed_json import from_json
+from llmc.errors import EngineFormatError, OptionError
+from llmc.files.typed_json import REBUILD, from_json
 from llmc.graph.graph_text import GraphText, read_graph_text
 from llmc.options import BuildOptions
 
@@ -63,11 +63,17 @@ def stage_graph(source: Path, stage: str, options: BuildOptions, passes: Sequenc
             at=source,
             fix="choose one of these, or build the engine again with this llmc",
         )
-    origins = {
-        node: NodeOrigin(None if line is None else known.sources[line], rewrite)
-        for node, (line, rewrite) in known.nodes.items()
-    }
+    origins = {node: _origin(known, node, source) for node in known.nodes}
     return StageGraph(f"{name}, {stage}", reached[0] if stage == "captured" else reached[-1], origins)
+
+
+def _origin(known: Provenance, node: str, engine: Path) -> NodeOrigin:
+    match known.nodes[node]:
+        case (None, str() | None as rewrite):
+            return NodeOrigin(None, rewrite)
+        case (int() as line, str() | None as rewrite) if 0 <= line < len(known.sources):
+            return NodeOrigin(known.sources[line], rewrite)
+    raise EngineFormatError(f"node {node!r:.80} has no line and rewrite", at=engine / NODES_NAME, fix=REBUILD)
 
 
 def _run(

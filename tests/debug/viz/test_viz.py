@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,13 @@ import pytest
 from llmc.cli.viz import rendered
 from llmc.debug.viz.drawing import draw
 from llmc.debug.viz.stage_graph import STAGES, StageGraph, stage_graph
-from llmc.errors import LlmcError, OptionError
+from llmc.engine_format.manifest import MANIFEST_NAME, manifest_text, read_manifest
+from llmc.engine_format.reader import NODES_NAME
+from llmc.errors import EngineFormatError, LlmcError, OptionError
 from llmc.options import BuildOptions
 from tests.conftest import DRAFT as MODEL
+from tests.listed_files import file_record
+from tests.runtime.tiny_engine import copied
 
 
 @pytest.fixture(scope="module")
@@ -98,3 +103,17 @@ def test_unknown_stages_and_stages_not_reached(draft_engine: Path) -> None:
         stage_graph(draft_engine, "fused", BuildOptions())
     with pytest.raises(OptionError, match="no graph of stage optimized"):
         stage_graph(MODEL, "optimized", BuildOptions(stop_after=10))
+
+
+def test_damaged_origins_of_nodes_are_refused(draft_engine: Path, tmp_path: Path) -> None:
+    engine = copied(draft_engine, tmp_path / "e.llmc")
+    manifest = read_manifest(engine)
+    deep = json.loads("[" * 500 + "]" * 500)
+    for row in ([1, None], [-1, None], ["x", None], [0, 1], [0], None, [deep, None]):
+        content = json.dumps({"sources": ["a line"], "nodes": {"n": row}}).encode()
+        (engine / NODES_NAME).write_bytes(content)
+        files = {**manifest.files, NODES_NAME: file_record(content)}
+        (engine / MANIFEST_NAME).write_text(manifest_text(replace(manifest, files=files)), encoding="utf-8")
+        with pytest.raises(EngineFormatError, match=r"no line and rewrite|expected") as caught:
+            stage_graph(engine, "captured", BuildOptions())
+        assert NODES_NAME in str(caught.value.at) and caught.value.fix
