@@ -219,7 +219,8 @@ def _failure(reason: str) -> RequestError:
 def _default_of(value: Any) -> str | None:
     """The template of tokenizer_config.json: a text, or a list of named ones of which `default` counts."""
     if isinstance(value, list):
-        value = {e.get("name"): e.get("template") for e in value if isinstance(e, dict)}.get("default")
+        named = [each for each in value if isinstance(each, dict) and each.get("name") == "default"]
+        value = named[-1].get("template") if named else None
     return value if isinstance(value, str) else None
 
 

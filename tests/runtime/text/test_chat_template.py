@@ -116,7 +116,7 @@ def test_templates_of_an_engine(tmp_path: Path) -> None:
     folder = tmp_path / "tokenizer"
     folder.mkdir()
     assert engine_template(listed_files(tmp_path)) is None
-    named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
+    named = [{"name": "tool_use", "template": "T"}, {"name": ["no text"]}, {"name": "default", "template": "D"}]
     config = {"chat_template": named, "bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": None}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     assert engine_template(listed_files(tmp_path)) == ChatTemplate("D", {"bos_token": "<s>", "eos_token": "</s>"})
