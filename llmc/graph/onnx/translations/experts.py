@@ -37,8 +37,10 @@ def _experts(call: Call, *, first: int, second: int, third: int, bias_after: int
     def product(x: Tensor, at: int) -> Tensor:
         bias = call.optional(at + bias_after)
         flat = None if bias is None else bias.flatten()
-        weight = call.tensor(at).flatten(0, -2)
-        found: Tensor = torch.ops.llmc.expert_linear.default(x, weight, flat, index, experts)
+        weight = call.tensor(at)
+        # [experts, out, in]; codes are rows of all experts already.
+        rows_of_all = weight.flatten(0, 1) if weight.dim() == 3 else weight
+        found: Tensor = torch.ops.llmc.expert_linear.default(x, rows_of_all, flat, index, experts)
         return found
 
     y = _gated(call, product, rows, first, third)
