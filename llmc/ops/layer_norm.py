@@ -23,7 +23,8 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 
     Source: Ba, Kiros and Hinton 2016.
     """
-    centred = x.float() - x.float().mean(-1, keepdim=True)
+    y = x.float()
+    centred = y - y.mean(-1, keepdim=True)
     y = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
     y = y if weight is None else y * weight.float()
     return (y if bias is None else y + bias.float()).to(x.dtype)
