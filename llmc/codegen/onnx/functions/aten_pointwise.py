@@ -13,13 +13,23 @@ from llmc.graph.pointwise import Kind, emit, kind_of
 
 _TYPES = {Kind.FLOAT: TensorProto.FLOAT, Kind.INT: TensorProto.INT64, Kind.BOOL: TensorProto.BOOL}
 _NUMBERS = {Kind.FLOAT: np.float32, Kind.INT: np.int64, Kind.BOOL: np.bool_}
+# In ONNX, too, but for the capital.
+_NAMED_ALIKE = (
+    "add sub mul div pow and or not neg abs reciprocal sqrt exp log sin cos erf floor ceil tanh sigmoid gelu relu "
+    "softplus where"
+)
 _STANDARD = {
-    **{name: name.capitalize() for name in ("add", "sub", "mul", "div", "pow", "and", "or", "not", "neg", "abs")},
-    **{name: name.capitalize() for name in ("reciprocal", "sqrt", "exp", "log", "sin", "cos", "erf", "floor", "ceil")},
-    **{name: name.capitalize() for name in ("tanh", "sigmoid", "gelu", "relu", "softplus", "where")},
-    **{"maximum": "Max", "minimum": "Min", "lt": "Less", "le": "LessOrEqual", "gt": "Greater", "ge": "GreaterOrEqual"},
+    **{name: name.capitalize() for name in _NAMED_ALIKE.split()},
+    "maximum": "Max",
+    "minimum": "Min",
+    "lt": "Less",
+    "le": "LessOrEqual",
+    "gt": "Greater",
+    "ge": "GreaterOrEqual",
+    "eq": "Equal",
     # Values are fp32 all the way.
-    **{"eq": "Equal", "round_bf16": "Identity", "round_f16": "Identity"},
+    "round_bf16": "Identity",
+    "round_f16": "Identity",
 }
 
 

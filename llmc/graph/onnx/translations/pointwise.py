@@ -123,10 +123,7 @@ def _leaky(call: Call) -> Translated:
 
 _MICROSOFT = "com.microsoft"
 # In torch and in ONNX, but for the capital.
-_NAMED_ALIKE = (
-    *("Neg", "Abs", "Exp", "Log", "Sqrt", "Reciprocal", "Floor", "Ceil"),
-    *("Sin", "Cos", "Erf", "Tanh", "Sigmoid", "Relu"),
-)
+_NAMED_ALIKE = "Neg Abs Exp Log Sqrt Reciprocal Floor Ceil Sin Cos Erf Tanh Sigmoid Relu"
 POINTWISE: Translations = {
     ("", "Add"): _pair(lambda a, b: a + b),
     ("", "Sub"): _pair(lambda a, b: a - b),
@@ -145,7 +142,7 @@ POINTWISE: Translations = {
     ("", "And"): _of_all(torch.bitwise_and),
     ("", "Or"): _of_all(torch.bitwise_or),
     ("", "Not"): _single(torch.logical_not),
-    **{("", name): _single(getattr(torch, name.lower())) for name in _NAMED_ALIKE},
+    **{("", name): _single(getattr(torch, name.lower())) for name in _NAMED_ALIKE.split()},
     ("", "Softplus"): _single(functional.softplus),
     ("", "LeakyRelu"): _leaky,
     ("", "Gelu"): _gelu,
