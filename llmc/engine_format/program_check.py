@@ -10,12 +10,13 @@ from pathlib import Path
 
 from llmc.errors import EngineFormatError, LlmcError
 from llmc.files.typed_json import REBUILD
-from llmc.program import ITEMSIZES, Affine, Buffer, CacheSlot, Program, RowCount
+from llmc.program import ITEMSIZES, AdapterPools, Affine, Buffer, CacheSlot, Program, RowCount
 
 _MOST_COUNT = 2**31 - 1
 _MOST_RANKS = 1 << 16
 # What a process can address.
 _MOST_BYTES = 1 << 47
+_ADAPTER_DTYPES = ("F32", "F16", "BF16")
 
 
 def check_program(program: Program, at: Path) -> None:
@@ -45,6 +46,8 @@ def _problems(program: Program) -> Iterator[str]:
     for index, state in enumerate(program.states):
         if not all(0 <= size <= _MOST_COUNT for size in state.shape):
             yield f"state {index} has the shape {list(state.shape)}"
+    if program.adapters is not None:
+        yield from _adapter_problems(program.adapters)
     yield from _affine_problems("the arena", program.arena)
     yield from _repeated("buffer", [buffer.name for buffer in program.buffers])
     for buffer in program.buffers:
@@ -66,6 +69,18 @@ def _cache_problems(index: int, cache: CacheSlot) -> Iterator[str]:
         cache.widths()
     except LlmcError as error:
         yield f"cache {index}: {error.problem}"
+
+
+def _adapter_problems(pools: AdapterPools) -> Iterator[str]:
+    for name in ("slots", "max_rank"):
+        if not 1 <= getattr(pools, name) <= _MOST_COUNT:
+            yield f"adapters have {name}={getattr(pools, name)}"
+    for product in pools.products:
+        if product.dtype not in _ADAPTER_DTYPES:
+            yield f"adapters of {product.name!r} have the dtype {product.dtype!r}"
+        for name in ("inputs", "columns"):
+            if not 1 <= getattr(product, name) <= _MOST_COUNT:
+                yield f"adapters of {product.name!r} have {name}={getattr(product, name)}"
 
 
 def _affine_problems(what: str, affine: Affine) -> Iterator[str]:

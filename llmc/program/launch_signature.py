@@ -17,7 +17,7 @@ from llmc.program.step_outputs import (
 )
 
 _ALIGNMENT = 16
-_POINTERS = {"F32": "*fp32", "BF16": "*bf16", "F16": "*fp16", "I32": "*i32", "I64": "*i64", "I8": "*i8", "U8": "*u8"}
+POINTERS = {"F32": "*fp32", "BF16": "*bf16", "F16": "*fp16", "I32": "*i32", "I64": "*i64", "I8": "*i8", "U8": "*u8"}
 
 OperandDtypes = Mapping[tuple[str, str], str]
 
@@ -29,7 +29,7 @@ def parameter_of(dtypes: OperandDtypes, name: str, value: Argument) -> DevicePar
     """
     if isinstance(value, Operand):
         dtype = dtype_of(dtypes, value)
-        return DeviceParameter(name, _POINTERS[dtype], value.offset * ITEMSIZES[dtype] % _ALIGNMENT == 0)
+        return DeviceParameter(name, POINTERS[dtype], value.offset * ITEMSIZES[dtype] % _ALIGNMENT == 0)
     if isinstance(value, float):
         return DeviceParameter(name, "fp32", False)
     if isinstance(value, int):

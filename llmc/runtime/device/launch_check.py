@@ -25,7 +25,7 @@ from llmc.program import (
 )
 from llmc.program.launch_arguments import Argument, Count, Operand, Rows
 from llmc.program.launch_grid import evaluate_grid
-from llmc.program.launch_signature import operand_dtypes, parameter_of
+from llmc.program.launch_signature import POINTERS, dtype_of, operand_dtypes, parameter_of
 from llmc.runtime.loop.step import input_names
 
 # What CUDA allows in each direction.
@@ -161,6 +161,9 @@ def _operand_problems(launch: Launch, name: str, operand: Operand, bounds: Launc
     if extent is None:
         yield f"names {operand}, which the program does not have"
         return
+    dtype = dtype_of(bounds.dtypes, operand)
+    if dtype not in POINTERS:
+        yield f"names {operand}, which is {dtype}, and no kernel takes that"
     elements, rows = extent
     stride = launch.arguments.get(f"{name.removesuffix('_ptr')}_row_stride")
     if isinstance(stride, int) and stride < 0:

@@ -17,7 +17,8 @@ from llmc.engine_format.program_check import check_program
 from llmc.errors import EngineFormatError, LlmcError
 from llmc.files.typed_json import to_json
 from llmc.options import BuildOptions
-from llmc.program import CHOICE_INPUTS, CHOICE_OUTPUTS, Launch, Program, StepOutput
+from llmc.program import CHOICE_INPUTS, CHOICE_OUTPUTS, AdapterPools, Launch, Program, StepOutput
+from llmc.program.adapter_pools import AdaptedProduct
 from llmc.program.launch_arguments import Operand
 from llmc.program.program_json import program_from_json
 from llmc.runtime.device.arguments import argument_values
@@ -186,3 +187,29 @@ def test_kernels_that_cannot_be() -> None:
     askew = replace(buffer, offset=replace(buffer.offset, tokens=130))
     with pytest.raises(EngineFormatError, match="multiple of 16 bytes"):
         plan_calls(replace(program, buffers=(askew,)))
+
+
+def test_dtypes_that_no_kernel_takes() -> None:
+    program = made_up("sm_90")
+    (buffer,), (slot,) = program.buffers, program.weights
+    for changed, problem in (
+        (replace(program, buffers=(replace(buffer, dtype="F64"),)), "names buffer:x.8/64, which is F64"),
+        (replace(program, weights=(replace(slot, dtype="I16"),)), "names weight:w, which is I16"),
+    ):
+        check_program(replace(changed, arena=replace(program.arena, tokens=1 << 20)), AT)
+        with pytest.raises(EngineFormatError, match=problem):
+            plan_calls(changed)
+
+
+def test_adapters_that_cannot_be() -> None:
+    program, product = made_up("sm_90"), AdaptedProduct("w", 64, 1000, "BF16", ())
+    pools = AdapterPools(2, 4, (product,))
+    check_program(replace(program, adapters=pools), AT)
+    for changed, problem in (
+        (replace(pools, slots=-1), "adapters have slots=-1"),
+        (replace(pools, max_rank=1 << 40), "adapters have max_rank=1099511627776"),
+        (replace(pools, products=(replace(product, dtype="F7"),)), "adapters of 'w' have the dtype 'F7'"),
+        (replace(pools, products=(replace(product, columns=0),)), "adapters of 'w' have columns=0"),
+    ):
+        with pytest.raises(EngineFormatError, match=problem):
+            check_program(replace(program, adapters=changed), AT)
