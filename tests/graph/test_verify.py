@@ -16,6 +16,7 @@ from llmc.graph.verify import verify
 from llmc.options import BuildOptions
 from llmc.passes.pipeline import fusion, serving
 from llmc.passes.runner import run_pipeline
+from tests.family_captures import FamilyCaptures
 from tests.graph_builder import GraphBuilder, llama
 
 aten = torch.ops.aten
@@ -144,3 +145,24 @@ def _rope(b: GraphBuilder, x: fx.Node, *, half: int) -> fx.Node:
     node = b.graph.call_function(ops.rope.default, (heads, cos, sin, False))
     node.meta["val"] = heads.meta["val"]
     return b.call(aten.reshape.default, node, [-1, 8])
+
+
+def test_what_a_captured_graph_returns_beside_its_logits_may_have_the_batch(captured_family: FamilyCaptures) -> None:
+    """One more axis before the tokens' than at later stages, whose sizes behind that of the tokens are numbers."""
+    graph = captured_family("llama").captured.graph.copy()
+    graph.add_side_output("states", _first_of_rank(graph, 3))
+    verify(graph)
+    graph.add_side_output("heads", _first_of_rank(graph, 4))
+    with pytest.raises(PassError, match=r"the side output heads is .*, expected a row a token or logit row"):
+        verify(graph)
+
+
+def _first_of_rank(graph: ModelGraph, rank: int) -> fx.Node:
+    """The first tensor of so many axes, one of which is the tokens'."""
+    calls = (node for node in graph.graph.nodes if node.op == "call_function")
+    values = ((node, node.meta.get("val")) for node in calls)
+    return next(
+        node
+        for node, value in values
+        if isinstance(value, torch.Tensor) and value.dim() == rank and any(not isinstance(n, int) for n in value.shape)
+    )

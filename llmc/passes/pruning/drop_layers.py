@@ -20,6 +20,7 @@ from torch import Tensor, fx
 from llmc.errors import OptionError
 from llmc.formats.pruned_part import PrunedPart
 from llmc.formats.pruning import Pruning
+from llmc.graph.fake_value import describe
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refusal
 from llmc.graph.weights import stored_names
@@ -84,8 +85,8 @@ def _layer(graph: ModelGraph, number: int, before: fx.Node | Refusal, after: fx.
     if isinstance(after, Refusal):
         return after
     if not same_value(before.meta["val"], after.meta["val"]):
-        shapes = " and ".join(str(list(node.meta["val"].shape)) for node in (before, after))
-        return Refusal(f"the states before and after layer {number} are {shapes}", after)
+        types = " and ".join(describe(node.meta["val"]) for node in (before, after))
+        return Refusal(f"the states before and after layer {number} are {types}", after)
     inside = _between(before, after)
     for node in inside - {after}:
         for user in node.users:

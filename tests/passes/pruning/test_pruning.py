@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,13 @@ from torch import Tensor
 from llmc.errors import OptionError
 from llmc.graph.capture import capture
 from llmc.graph.execute import run_tokens
-from llmc.options import BuildOptions
+from llmc.options import BuildOptions, parse_options
+from llmc.passes.model_data import ModelData
 from llmc.passes.pipeline import default
+from llmc.passes.pruning.drop_layers import drop_layers
+from llmc.passes.runner import run_pipeline
 from tests.family_captures import FamilyCapture, FamilyCaptures
+from tests.graph_builder import GraphBuilder
 from tests.passes.pruning.pruned_models import calibration, pruned, without
 from tests.quick_sample import quick_sample
 from tests.tiny_models import tiny_model, tiny_tokens
@@ -164,6 +169,29 @@ def test_a_single_kv_head_stays(tmp_path: Path) -> None:
     ):
         pruned(family, "heads=0.5", calibration(tmp_path))
     assert {part.kind for part in pruned(family, "channels=0.5", calibration(tmp_path)).graph.pruned} == {"channels"}
+
+
+def test_a_layer_that_hands_on_another_type_stays(tmp_path: Path) -> None:
+    """What comes after it could not read what comes before it: here sums are kept in fp32 from the first layer on."""
+    aten, b = torch.ops.aten, GraphBuilder(dtype=torch.bfloat16)
+    h = b.embedded()
+    for number in range(3):
+        x = b.call(aten._to_copy.default, b.rms_norm(h, f"layers.{number}.norm"), dtype=torch.bfloat16)
+        q, k, v = (
+            b.call(aten.reshape.default, b.linear(x, f"layers.{number}.{name}", 8), [-1, 2, 4])
+            for name in ("q", "k", "v")
+        )
+        y = b.call(aten.reshape.default, b.call(torch.ops.llmc.attention.default, q, k, v, 0.5), [-1, 8])
+        y = b.call(aten._to_copy.default, b.linear(y, f"layers.{number}.o", 8), dtype=torch.float32)
+        h = b.call(aten.add.Tensor, h, y)
+    graph, source = b.finish(b.call(aten._to_copy.default, b.rms_norm(h, "norm"), dtype=torch.bfloat16))
+    options = {"prune": "layers=1", "calibration": calibration(tmp_path, b.vocab_size), "calibration_length": 64}
+    result = run_pipeline(graph, (drop_layers,), parse_options(options), data=ModelData(source))
+    assert [part.removed for part in result.graph.pruned] == [(1,)]
+    assert [re.sub(r"\bs\d+", "T", refusal.reason) for refusal in result.records[0].refusals] == [
+        "the states before and after layer 0 are bfloat16[T, 8] and float32[T, 8]",
+        "the states before and after layer 2 are float32[T, 8] and bfloat16[T, 8]",
+    ]
 
 
 def test_text_is_asked_for(captured_family: FamilyCaptures) -> None:
