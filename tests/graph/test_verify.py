@@ -158,11 +158,7 @@ def test_what_a_captured_graph_returns_beside_its_logits_may_have_the_batch(capt
 
 
 def _first_of_rank(graph: ModelGraph, rank: int) -> fx.Node:
-    """The first tensor of so many axes, one of which is the tokens'."""
-    calls = (node for node in graph.graph.nodes if node.op == "call_function")
-    values = ((node, node.meta.get("val")) for node in calls)
-    return next(
-        node
-        for node, value in values
-        if isinstance(value, torch.Tensor) and value.dim() == rank and any(not isinstance(n, int) for n in value.shape)
-    )
+    """The first result of so many axes, one of which is the tokens'."""
+    nodes: list[fx.Node] = [node for node in graph.graph.nodes if node.op == "call_function"]
+    shapes = {node: node.meta["val"].shape for node in nodes if isinstance(node.meta.get("val"), torch.Tensor)}
+    return next(n for n, shape in shapes.items() if len(shape) == rank and not all(isinstance(s, int) for s in shape))
