@@ -8,7 +8,7 @@ and shapes follow from them, calls that differ in more than their tensors' data 
 """
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import onnx
@@ -160,11 +160,12 @@ def _filled(body: Body, node: fx.Node, values: Mapping[str, Value]) -> tuple[str
     return (made,) if isinstance(made, str) else tuple(made)
 
 
-def _wanted(function: Function, arguments: Iterable[str]) -> list[str]:
-    """What a function takes beside the body: the parameters that it names and, where it has `**`, all arguments."""
+def _wanted(function: Function, arguments: Mapping[str, Any]) -> list[str]:
+    """What a function takes beside the body: the parameters that it names and, where it has `**`, all tensors."""
     parameters = list(inspect.signature(function).parameters.values())[1:]
-    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
-    return [*(each.name for each in parameters), *(arguments if takes_all else ())]
+    takes_tensors = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    tensors = [name for name, value in arguments.items() if isinstance(value, Value)]
+    return [*(each.name for each in parameters), *(tensors if takes_tensors else ())]
 
 
 def _valued(name: str, argument: Any, values: Mapping[str, Value]) -> Any:

@@ -153,8 +153,8 @@ class InnerBody(Body):
 def standard(op: str, **attributes: Any) -> Callable[..., str]:
     """The function of an op that is a standard op of its tensors, in their order, and of nothing else."""
 
-    def build(b: Body, **arguments: Any) -> str:
-        return b(op, *(each for each in arguments.values() if isinstance(each, Value)), **attributes)
+    def build(b: Body, **tensors: Value) -> str:
+        return b(op, *tensors.values(), **attributes)
 
     return build
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from llmc.codegen.onnx.function_body import standard
 from llmc.errors import LoweringError
 from tests.codegen.onnx.calls import aten, check, in_onnxruntime, numbers, ops
 from tests.random_trees import random_tree
@@ -98,6 +99,14 @@ def test_what_aten_does_to_integers_and_lookups() -> None:
     check(aten._to_copy.default, numbers(4), dtype=torch.int32)
 
 
-def test_arguments_that_standard_ops_do_not_have_are_refused() -> None:
+def test_a_stage_hands_over_what_it_has() -> None:
+    check(ops.hand_over.default, numbers(3, 4), 1)
+
+
+def test_arguments_that_standard_ops_do_not_have_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LoweringError, match="n=2 has no counterpart"):
         in_onnxruntime(aten.diff.default, numbers(4), n=2)
+    # A function that takes all tensors takes no more.
+    monkeypatch.setattr("llmc.codegen.onnx.calls.FUNCTIONS", {ops.hand_over.default: standard("Identity")})
+    with pytest.raises(LoweringError, match="stage=1 has no counterpart"):
+        in_onnxruntime(ops.hand_over.default, numbers(3, 4), 1)

@@ -85,6 +85,11 @@ def gated_activation(b: Body, gate: Value, up: Value, activation: str) -> str:
     return b("Mul", activated(b, gate, activation), up)
 
 
+def hand_over(b: Body, x: Value, stage: int) -> str:
+    """Where all stages are one graph, x itself."""
+    return b("Identity", x)
+
+
 FUNCTIONS: dict[Any, Any] = {
     llmc.rms_norm.default: rms_norm,
     llmc.add_rms_norm.default: add_rms_norm,
@@ -97,5 +102,5 @@ FUNCTIONS: dict[Any, Any] = {
     llmc.select_rows.default: standard("Gather", axis=0),
     llmc.select_channels.default: select_channels,
     llmc.gated_activation.default: gated_activation,
-    llmc.hand_over.default: standard("Identity"),  # all stages are one graph
+    llmc.hand_over.default: hand_over,
 }
