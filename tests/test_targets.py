@@ -52,7 +52,7 @@ def test_several_gpus_share_the_least_of_what_they_have() -> None:
 
 def test_only_the_table_asks_of_what_kind_a_target_is() -> None:
     table = Path(llmc.targets.__file__)
-    asks = re.compile(r"isinstance\(.*\b(Cpu|Gpu|Reference)Target\b")
+    asks = re.compile(r"isinstance\(.*\b(Cpu|Gpu|Onnx|Reference)Target\b")
     found = [path for path in table.parent.rglob("*.py") if asks.search(path.read_text(encoding="utf-8"))]
     assert found == [table]
 
