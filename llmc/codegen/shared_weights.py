@@ -7,7 +7,7 @@ import torch
 
 from llmc.codegen.stage_builds import StageBuild
 from llmc.codegen.weight_slots import CodesRecipe, SlotRecipe, recipe_key
-from llmc.graph.drafts.draft_checkpoint import PREFIX
+from llmc.graph.draft_records import PREFIX
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import Constant, Recipe, Stored, WeightSource, evaluate, stored_names
 from llmc.program import WeightSlot

@@ -16,8 +16,7 @@ from llmc.graph.capture_hf import capture_directory, capture_pretrained
 from llmc.graph.capture_module import capture_module
 from llmc.graph.capture_program import capture_program
 from llmc.graph.checkpoint import read_json
-from llmc.graph.drafts.draft_checkpoint import PREFIX
-from llmc.graph.drafts.medusa import MedusaCheckpoint
+from llmc.graph.draft_records import PREFIX, MedusaCheckpoint
 from llmc.graph.drafts.open_draft import draft_of_model
 from llmc.graph.joined_source import JoinedSource
 from llmc.graph.local_model import local_model

@@ -21,7 +21,7 @@ from llmc.graph.source_line import source_line
 from llmc.graph.stage import Stage
 from llmc.graph.trace import explained, trace
 from llmc.graph.trace_errors import OTHER_MODELS
-from llmc.graph.weights import Constant, Recipe, Stored, WeightSource
+from llmc.graph.weights import Constant, Recipe, Stored, WeightSource, identifier
 from llmc.options import BuildOptions
 from llmc.program import HIDDEN
 
@@ -139,12 +139,6 @@ def _inputs(graph: fx.Graph, users: Sequence[fx.Node]) -> dict[fx.Node, fx.Node]
         with ids.fake_mode:
             positions.meta = {"val": torch.empty_like(ids, dtype=torch.int64)}
     return made
-
-
-def identifier(name: str) -> str:
-    """A placeholder's name from a checkpoint name: "model.layers.0.mlp" becomes "model_layers_0_mlp"."""
-    cleaned = re.sub(r"\W", "_", name)
-    return f"_{cleaned}" if cleaned[:1].isdigit() else cleaned
 
 
 def _placeholder(graph: fx.Graph, name: str, source: fx.Node) -> fx.Node:

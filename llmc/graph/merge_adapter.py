@@ -17,9 +17,8 @@ from llmc.adapters.adapter import Adapter, LoraModule, read_adapter
 from llmc.adapters.module_name import tail
 from llmc.errors import AdapterError
 from llmc.graph.adaptable_layers import WEIGHT_ON_THE_RIGHT
-from llmc.graph.capture_program import identifier
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.weights import Constant, Derived, Recipe, Stored, stored_names
+from llmc.graph.weights import Constant, Derived, Recipe, Stored, identifier, stored_names
 
 aten = torch.ops.aten
 _LOOKUPS = frozenset({aten.embedding.default})

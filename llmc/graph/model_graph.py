@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx
@@ -12,15 +12,12 @@ from llmc.formats.cache_format import CacheFormat
 from llmc.formats.pruned_part import PrunedPart
 from llmc.formats.quantized_weight import QuantizedWeight
 from llmc.formats.sparse_weight import SparseWeight
+from llmc.graph.draft_records import Combination, MedusaCheckpoint, Method, Target
 from llmc.graph.dtype_names import DTYPE_NAMES
 from llmc.graph.fake_value import FakeValues
 from llmc.graph.stage import Stage
-from llmc.graph.weights import Recipe
+from llmc.graph.weights import Recipe, ShapedSource
 from llmc.program import AdapterPools, CacheSlot, Head, Reach
-
-if TYPE_CHECKING:
-    from llmc.graph.drafts.draft_checkpoint import DraftCheckpoint
-    from llmc.graph.drafts.medusa import MedusaCheckpoint
 
 
 @dataclass(frozen=True)
@@ -86,6 +83,34 @@ class AttachedDraft:
     graph: ModelGraph
     method: str
     id_offsets: Recipe | None
+
+
+class DraftCheckpoint(Protocol):
+    """A draft's directory, opened: its config and the headers of its weights."""
+
+    @property
+    def method(self) -> Method:
+        """The drafter that its engines are for."""
+
+    @property
+    def source(self) -> ShapedSource:
+        """Its tensors, by the names that recipes have after PREFIX."""
+
+    def taps(self, layers: int, width: int) -> tuple[int, ...] | None:
+        """The hidden states that it reads of a target of so many layers, each state so wide: those before these layers,
+        `layers` for after the last. None: what the output matrix reads. Raises CheckpointError for another model's."""
+
+    def notes(self, layers: int) -> tuple[str, ...]:
+        """What a build should say."""
+
+    def combination(self, target: Target) -> Combination | None:
+        """How the tapped states become one; None where there is one. Raises CheckpointError."""
+
+    def graphs(self, target: Target, info: ModelInfo) -> tuple[AttachedDraft, ...]:
+        """The layers that draft: the first reads the target's hidden states, each further one those of the one before.
+
+        info: of the target. Raises CheckpointError for layers of another model, CaptureError.
+        """
 
 
 @dataclass(frozen=True)

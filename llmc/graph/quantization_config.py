@@ -52,11 +52,6 @@ class StoredScheme:
         """All that mark a quantized module."""
         return (*self.required, *self.optional)
 
-    @property
-    def label(self) -> str:
-        rounded = "" if self.activation == "none" else f", {self.activation} activations"
-        return f"{self.method} {self.format}{rounded}"
-
 
 @dataclass(frozen=True)
 class ModuleGroup:

@@ -23,8 +23,8 @@ from llmc.graph.quantization_config import (
     scheme_of,
     stored_schemes,
 )
-from llmc.graph.stored_codes import (
-    UnpackedCodes,
+from llmc.graph.stored_codes import RoundedAgain, StoredWeight, UnpackedCodes
+from llmc.graph.unpack_codes import (
     are_middle,
     unpack_awq,
     unpack_compressed,
@@ -36,8 +36,8 @@ _PARTS = ("codes", "scales", "zeros", "order")
 
 
 @dataclass(frozen=True)
-class StoredWeight:
-    """A quantized weight of a checkpoint. shape: [out, in]. tensors: names in the files by suffix.
+class PackedWeight:
+    """A quantized weight as its files hold it. shape: [out, in]. tensors: names in the files by suffix.
 
     input_scale: the name of the static scale of its activations. experts: of a weight that the model has as
     [experts, in, out / experts]; its rows are those of one expert after the other.
@@ -62,7 +62,7 @@ class StoredWeight:
 
 
 class QuantizedSource(HidingSource):
-    """The tensors of a quantized checkpoint; a WeightSource. Opening reads headers and config.json only.
+    """The tensors of a quantized checkpoint; a CodeSource. Opening reads headers and config.json only.
 
     Raises CheckpointError for a format that is not known, and for quantized tensors that are not complete.
     """
@@ -82,9 +82,21 @@ class QuantizedSource(HidingSource):
         """Whether any weight is codes."""
         return bool(self._weights)
 
+    @property
+    def gives_way(self) -> bool:
+        """False: codes stay as they are, whatever `quantize` says of other weights."""
+        return False
+
     def weight(self, name: str) -> StoredWeight | None:
-        """How the weight of that name is stored; None if it is not quantized."""
-        return self._weights.get(name)
+        """How the weight's codes are stored; None if it is not quantized."""
+        found = self._weights.get(name)
+        if found is None:
+            return None
+        scheme = found.scheme
+        return StoredWeight(name, found.shape, scheme.method, scheme.format, scheme.activation)
+
+    def rounded(self, name: str) -> RoundedAgain | None:
+        """None: all formats that are read are codes."""
 
     def check(self, name: str, shape: tuple[int, ...], *, floating: bool) -> None:
         weight = self._weights.get(name)
@@ -116,24 +128,25 @@ class QuantizedSource(HidingSource):
             return False
         return len({(each.scheme, each.shape, self._stored_shapes(each), self._has_zeros(each)) for each in known}) == 1
 
-    def input_scale(self, weight: StoredWeight) -> Tensor | None:
-        """The static scale of a weight's activations, [1] in fp32."""
-        return None if weight.input_scale is None else self.files.load(weight.input_scale).float().reshape(1)
+    def input_scale(self, name: str) -> Tensor | None:
+        """The static scale of a weight's activations, [1] in fp32; None if it has none."""
+        scale = self._weights[name].input_scale
+        return None if scale is None else self.files.load(scale).float().reshape(1)
 
-    def _entry(self, weight: StoredWeight) -> TensorEntry:
+    def _entry(self, weight: PackedWeight) -> TensorEntry:
         return self.files.entry(next(iter(weight.tensors.values())))
 
-    def _stored_shapes(self, weight: StoredWeight) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    def _stored_shapes(self, weight: PackedWeight) -> tuple[tuple[str, tuple[int, ...]], ...]:
         return tuple((suffix, self.files.shape(name)) for suffix, name in sorted(weight.tensors.items()))
 
-    def _has_zeros(self, weight: StoredWeight) -> bool:
+    def _has_zeros(self, weight: PackedWeight) -> bool:
         suffix = next((each for each in ("qzeros", "weight_zero_point") if each in weight.tensors), None)
         if suffix is None:
             return False
         stored, bits = self.files.load(weight.tensors[suffix]), weight.scheme.bits
         return not are_middle(stored, bits if stored.dtype is torch.int32 else None, weight.scheme.zero_offset)
 
-    def _has_order(self, weight: StoredWeight) -> bool:
+    def _has_order(self, weight: PackedWeight) -> bool:
         suffix = next((each for each in ("g_idx", "weight_g_idx") if each in weight.tensors), None)
         return suffix is not None and bool((self.files.load(weight.tensors[suffix]).diff() < 0).any())
 
@@ -181,7 +194,7 @@ def _in_group_order(found: UnpackedCodes, g_idx: Tensor | None) -> UnpackedCodes
     return replace(found, codes=found.codes[:, order].contiguous(), order=order)
 
 
-def _find_weights(files: SafetensorsSource, groups: Sequence[ModuleGroup]) -> dict[str, StoredWeight]:
+def _find_weights(files: SafetensorsSource, groups: Sequence[ModuleGroup]) -> dict[str, PackedWeight]:
     """Every weight that is quantized. Raises CheckpointError for a checkpoint without any."""
     first = groups[0].scheme
     is_blocks = first.required == EXPERT_BLOCKS
@@ -196,7 +209,7 @@ def _find_weights(files: SafetensorsSource, groups: Sequence[ModuleGroup]) -> di
     return found
 
 
-def _find_modules(files: SafetensorsSource, groups: Sequence[ModuleGroup]) -> dict[str, StoredWeight]:
+def _find_modules(files: SafetensorsSource, groups: Sequence[ModuleGroup]) -> dict[str, PackedWeight]:
     """Every module that has quantized tensors. Raises CheckpointError naming the one that lacks some."""
     marks = {suffix for group in groups for suffix in group.scheme.suffixes if suffix != "weight"}
     modules: dict[str, dict[str, str]] = {}
@@ -204,7 +217,7 @@ def _find_modules(files: SafetensorsSource, groups: Sequence[ModuleGroup]) -> di
         module, _, suffix = name.rpartition(".")
         if suffix in marks:
             modules.setdefault(module, {})[suffix] = name
-    found: dict[str, StoredWeight] = {}
+    found: dict[str, PackedWeight] = {}
     for module, seen in modules.items():
         scheme = scheme_of(module, groups)
         if scheme is None:
@@ -227,14 +240,14 @@ def _find_modules(files: SafetensorsSource, groups: Sequence[ModuleGroup]) -> di
         shape = _shape(files, tensors, scheme, module)
         if scheme.block is not None:
             _check_blocks(files, tensors, shape, scheme.block)
-        found[f"{module}.weight"] = StoredWeight(f"{module}.weight", shape, tensors, scheme, input_scale)
+        found[f"{module}.weight"] = PackedWeight(f"{module}.weight", shape, tensors, scheme, input_scale)
     _check_unexpected(files, found)
     return found
 
 
-def _find_blocks(files: SafetensorsSource, scheme: StoredScheme) -> dict[str, StoredWeight]:
+def _find_blocks(files: SafetensorsSource, scheme: StoredScheme) -> dict[str, PackedWeight]:
     """gpt-oss's matrices of experts: NAME_blocks, uint8 [experts, out, in / 32, 16], and NAME_scales, less the last."""
-    found: dict[str, StoredWeight] = {}
+    found: dict[str, PackedWeight] = {}
     for blocks in files.names():
         name = blocks.removesuffix("_blocks")
         if name == blocks:
@@ -251,7 +264,7 @@ def _find_blocks(files: SafetensorsSource, scheme: StoredScheme) -> dict[str, St
             )
         experts, rows, groups, half = shape
         tensors = {"blocks": blocks, "scales": scales}
-        found[name] = StoredWeight(name, (experts * rows, groups * 2 * half), tensors, scheme, None, experts)
+        found[name] = PackedWeight(name, (experts * rows, groups * 2 * half), tensors, scheme, None, experts)
     return found
 
 
@@ -293,7 +306,7 @@ def _check_blocks(
         )
 
 
-def _check_unexpected(files: SafetensorsSource, found: dict[str, StoredWeight]) -> None:
+def _check_unexpected(files: SafetensorsSource, found: dict[str, PackedWeight]) -> None:
     """A quantized module may have a bias beside its codes, and nothing else."""
     known = {name for weight in found.values() for name in (*weight.tensors.values(), weight.input_scale)}
     for name in files.names():

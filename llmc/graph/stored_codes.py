@@ -1,19 +1,54 @@
-"""How GPTQ, AWQ and compressed-tensors pack a weight's codes, and how they are unpacked, without rounding anything.
+"""Weights that a checkpoint holds as codes: how passes see them, whatever file they come from."""
 
-What comes out is what llmc/ops/weight_codes.py describes: codes [out, in], scales and zeros [out, groups].
-Sources: AutoGPTQ and GPTQModel (qlinear), AutoAWQ (packing_utils), compressed-tensors (compressors).
-"""
-
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from llmc.formats.code_format import CODE_FORMATS
+from llmc.formats.schemes import Scheme
 from llmc.graph.code_numbers import code_numbers
+from llmc.graph.weights import WeightSource
 
-# AWQ's kernels want the eight columns of a word in this order.
-_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """A weight stored as codes.
+
+    shape: [out, in]. method: what quantized it, for reports. format: of the codes, a key of CODE_FORMATS. activation:
+    the format that tokens are rounded to: none, int8 or fp8.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    method: str
+    format: str
+    activation: str = "none"
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code."""
+        return CODE_FORMATS[self.format].bits
+
+    @property
+    def label(self) -> str:
+        """Method, format and activations in words."""
+        rounded = "" if self.activation == "none" else f", {self.activation} activations"
+        return f"{self.method} {self.format}{rounded}"
+
+
+@dataclass(frozen=True)
+class RoundedAgain:
+    """A weight stored in blocks that no code format represents exactly.
+
+    type: the name of the blocks' type. scheme: what the weight is rounded to.
+    """
+
+    name: str
+    type: str
+    scheme: Scheme
 
 
 @dataclass(frozen=True)
@@ -44,114 +79,30 @@ class UnpackedCodes:
         return in_place
 
 
-def unpack_gptq(
-    qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor | None, bits: int, group: int, zero_offset: int
-) -> UnpackedCodes:
-    """qweight int32 [in · bits / 32, out], qzeros int32 [groups, out · bits / 32], scales [groups, out], g_idx [in].
+@runtime_checkable
+class CodeSource(WeightSource, Protocol):
+    """A WeightSource that may hold weights as codes. Parts of a coded weight load as `NAME::codes`, `NAME::scales` and
+    `NAME::zeros`; `NAME` loads the numbers that the codes stand for."""
 
-    zero_offset: 1 for checkpoint_format gptq, which stores zeros less one, 0 for gptq_v2. Raises ValueError for groups
-    of unequal size.
-    """
-    middle = 1 << (bits - 1)
-    codes = _unpack(qweight, bits, 0).t() - middle
-    zeros = (_unpack(qzeros, bits, 1).t() + zero_offset) - middle
-    order = None
-    if g_idx is not None:
-        sizes = torch.bincount(g_idx.long(), minlength=scales.shape[0])
-        if len(sizes) != scales.shape[0] or bool((sizes != group).any()):
-            raise ValueError(f"g_idx gives groups {int(sizes.min())} to {int(sizes.max())} columns, expected {group}")
-        if not torch.equal(g_idx.long(), torch.arange(len(g_idx)) // group):
-            order = torch.argsort(g_idx.long(), stable=True)
-            codes = codes[:, order]
-    return UnpackedCodes(_int8(codes), scales.t().contiguous(), _zeros(zeros), order)
+    @property
+    def is_quantized(self) -> bool:
+        """Whether any weight is stored as codes."""
 
+    @property
+    def gives_way(self) -> bool:
+        """Whether the build option `quantize` takes precedence over the stored codes."""
 
-def unpack_awq(qweight: Tensor, qzeros: Tensor | None, scales: Tensor) -> UnpackedCodes:
-    """qweight int32 [in, out / 8], qzeros int32 [groups, out / 8] or None for the middle, scales [groups, out]."""
-    codes = _awq_columns(_unpack(qweight, 4, 1)).t() - 8
-    zeros = None if qzeros is None else _zeros(_awq_columns(_unpack(qzeros, 4, 1)).t() - 8)
-    return UnpackedCodes(_int8(codes), scales.t().contiguous(), zeros)
+    def weight(self, name: str) -> StoredWeight | None:
+        """How the codes of a weight are stored; None for a weight without codes that can be taken as they are."""
 
+    def rounded(self, name: str) -> RoundedAgain | None:
+        """What a weight in other blocks is rounded to; None for any other weight."""
 
-def unpack_compressed(
-    weight: Tensor,
-    scale: Tensor,
-    zero_point: Tensor | None,
-    shape: tuple[int, int],
-    bits: int | None,
-    block: tuple[int, int] | None,
-) -> UnpackedCodes:
-    """weight: int32 words [out, in · bits / 32] if `bits`, else int8 or float8_e4m3fn [out, in]. scale: of the
-    tensor, of rows [out, 1], or of each `block` of rows and columns, of which a group is one row. zero_point: as scale;
-    packed along the rows if `bits`."""
-    rows, columns = shape
+    def are_alike(self, names: Sequence[str]) -> bool:
+        """Whether the weights' codes can be rows of one matrix: equally many columns, and codes of one kind."""
 
-    def of_rows(values: Tensor) -> Tensor:
-        if block is not None:
-            return _of_groups(values, shape, block)
-        return values.reshape(1, 1).expand(rows, 1) if values.numel() == 1 else values[:rows].reshape(rows, 1)
+    def unpacked(self, name: str) -> UnpackedCodes:
+        """All parts of a weight of codes, or their shapes and dtypes on torch's meta device."""
 
-    zeros = None
-    if zero_point is not None:
-        if bits is not None:
-            zero_point = _unpack(zero_point, bits, 0) - (1 << (bits - 1))
-        zeros = _zeros(of_rows(zero_point.int()))
-    if bits is not None:
-        codes = _int8(_unpack(weight, bits, 1)[:, :columns] - (1 << (bits - 1)))
-    else:
-        codes = weight.view(torch.uint8) if weight.dtype is torch.float8_e4m3fn else weight
-    return UnpackedCodes(codes.contiguous(), of_rows(scale).contiguous(), zeros)
-
-
-def _of_groups(values: Tensor, shape: tuple[int, int], block: tuple[int, int]) -> Tensor:
-    """Values of blocks [block rows, block columns] → [rows, groups]; the last block of a side may be cut off."""
-    rows, columns = shape
-    # Groups are runs of equal length: where columns end within a block, of the longest that both are multiples of.
-    width = math.gcd(block[1], columns) if columns > block[1] else columns
-    starts = torch.arange(0, columns, width) // block[1]
-    return values[torch.arange(rows) // block[0]][:, starts]
-
-
-def unpack_fp4(packed: Tensor, scale: Tensor, global_scale: Tensor | None) -> UnpackedCodes:
-    """packed: uint8 [out, in / 2], the first of two columns low. scale: [out, groups], uint8 exponents less 127 (e8m0);
-    or, with a global_scale [1] that divides them, e4m3fn."""
-    codes = torch.stack((packed & 15, packed >> 4), -1).flatten(1)
-    if global_scale is None:
-        scales = torch.exp2(scale.float() - 127).bfloat16()
-    else:
-        scales = scale.float() / global_scale.float().reshape(1, 1)
-    return UnpackedCodes(codes, scales, None)
-
-
-def are_middle(zeros: Tensor, bits: int | None, offset: int) -> bool:
-    """Whether stored zeros, in words of codes of `bits` or as they are, say no more than the middle of the range.
-
-    offset: what is taken off them when they are stored."""
-    if bits is None:
-        return not bool(zeros.any())
-    return bool((_unpack(zeros, bits, zeros.dim() - 1) == (1 << (bits - 1)) - offset).all())
-
-
-def _unpack(words: Tensor, bits: int, axis: int) -> Tensor:
-    """Unsigned numbers of some bits along an axis of int32 words, the lowest bits first; int32."""
-    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
-    parts = (words.unsqueeze(axis + 1) >> shifts.reshape([-1 if i == axis + 1 else 1 for i in range(3)])) & (
-        (1 << bits) - 1
-    )
-    return parts.flatten(axis, axis + 1)
-
-
-def _awq_columns(packed: Tensor) -> Tensor:
-    """Put each eight columns in order."""
-    columns = torch.empty_like(packed)
-    for nibble, column in enumerate(_AWQ_ORDER):
-        columns[:, column::8] = packed[:, nibble::8]
-    return columns
-
-
-def _int8(codes: Tensor) -> Tensor:
-    return codes.to(torch.int8).contiguous()
-
-
-def _zeros(zeros: Tensor) -> Tensor | None:
-    return _int8(zeros) if bool(zeros.any()) else None
+    def input_scale(self, name: str) -> Tensor | None:
+        """The static scale of a weight's activations, [1] in fp32; None if the checkpoint holds none."""

@@ -4,6 +4,7 @@ Graphs hold no weight data. A pass that folds `1 + weight`, merges Q, K and V, o
 the recipe; the build evaluates it when that weight is written, so memory holds one weight at a time.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -21,6 +22,13 @@ class WeightSource(Protocol):
 
     def load(self, name: str) -> Tensor:
         """The tensor on the CPU in its stored dtype; raises CheckpointError if it is missing or broken."""
+
+
+class ShapedSource(WeightSource, Protocol):
+    """A WeightSource whose shapes are known before anything is loaded."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor; raises CheckpointError if there is none of that name."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +97,12 @@ def renamed(recipe: Recipe, names: Mapping[str, str]) -> Recipe:
         return renamed(value, names) if isinstance(value, Recipe) else value
 
     return Derived(recipe.target, *tree_map(argument, (recipe.args, recipe.kwargs)))
+
+
+def identifier(name: str) -> str:
+    """A placeholder's name from a checkpoint name: "model.layers.0.mlp" becomes "model_layers_0_mlp"."""
+    cleaned = re.sub(r"\W", "_", name)
+    return f"_{cleaned}" if cleaned[:1].isdigit() else cleaned
 
 
 def is_per_rank(recipe: Recipe) -> bool:

@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 from llmc.errors import CheckpointError
-from llmc.graph.drafts.medusa import Block, Head, holds_medusa, read_medusa
+from llmc.graph.draft_records import MedusaBlock, MedusaHead
+from llmc.graph.drafts.medusa import holds_medusa, read_medusa
 from tests.medusa_heads import medusa_1, vllm
 
 
@@ -20,8 +21,9 @@ def test_medusa_1(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"medusa_num_heads": 2, "medusa_num_layers": 1}')
     checkpoint = read_medusa(tmp_path)
     assert len(checkpoint.heads) == 3, "tensors are counted, whatever config.json says"
-    assert checkpoint.heads[1] == Head(
-        (Block("1.0.linear.weight", "1.0.linear.bias"), Block("1.1.linear.weight", "1.1.linear.bias")), "1.2.weight"
+    assert checkpoint.heads[1] == MedusaHead(
+        (MedusaBlock("1.0.linear.weight", "1.0.linear.bias"), MedusaBlock("1.1.linear.weight", "1.1.linear.bias")),
+        "1.2.weight",
     )
     assert torch.equal(checkpoint.source.load("1.0.linear.bias"), tensors["1.0.linear.bias"])
     assert checkpoint.source.names() == tuple(sorted(tensors)) and holds_medusa(tmp_path)
@@ -42,7 +44,7 @@ def test_vllm(tmp_path: Path) -> None:
     file = tmp_path / "heads.safetensors"
     vllm(file, 8, outputs=[torch.ones(6, 8), torch.zeros(6, 8)], token_map=torch.arange(6))
     checkpoint = read_medusa(file)
-    assert checkpoint.heads[1] == Head((Block("blocks.1.layers.0.weight", None),), "lm_heads.1.weight")
+    assert checkpoint.heads[1] == MedusaHead((MedusaBlock("blocks.1.layers.0.weight", None),), "lm_heads.1.weight")
     assert checkpoint.token_map == "token_map"
 
 
@@ -57,7 +59,7 @@ def test_shared_resblock(tmp_path: Path) -> None:
     file = tmp_path / "heads.safetensors"
     tensors = medusa_1(file, 8, heads=1, layers=3, outputs=torch.ones(20, 8))
     save_file({name: value for name, value in tensors.items() if not name.startswith(("0.1.", "0.2."))}, file)
-    assert read_medusa(file).heads[0].blocks == (Block("0.0.linear.weight", "0.0.linear.bias"),) * 3
+    assert read_medusa(file).heads[0].blocks == (MedusaBlock("0.0.linear.weight", "0.0.linear.bias"),) * 3
 
 
 def test_a_pickle_is_refused_with_the_command_that_converts_it(tmp_path: Path) -> None:

@@ -1,52 +1,15 @@
-"""What a checkpoint of drafting layers gives, whatever its layout, and what it has to fit."""
+"""The modules that draft, and recipes for their parameters from a checkpoint's tensors, whatever its layout."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
 
 import torch
 from torch import nn
 
 from llmc.errors import CheckpointError
 from llmc.graph.checkpoint import SafetensorsSource
+from llmc.graph.draft_records import PREFIX
 from llmc.graph.weights import Recipe, Stored
-
-# Tensors of a draft's checkpoint in recipes, where the target's are called as they are.
-PREFIX = "draft:"
-Method = Literal["eagle3", "mtp"]
-
-
-@dataclass(frozen=True)
-class Target:
-    """The model that drafts are for. width: of its hidden states. layers: how many it has. embedding, output: the
-    recipes of its table of embeddings and of its output matrix, [vocabulary, width]; the same for tied ones."""
-
-    name: str
-    width: int
-    vocab_size: int
-    layers: int
-    dtype: torch.dtype
-    embedding: Recipe
-    output: Recipe
-
-    def shared(self) -> dict[str, Recipe]:
-        """The recipes that a draft without tensors of its own takes, by the names of its parameters."""
-        return {"embed_tokens.weight": self.embedding, "lm_head.weight": self.output}
-
-
-@dataclass(frozen=True)
-class Combination:
-    """How hidden states of several layers become one: fc(concatenation), perhaps normalized before.
-
-    fc: the name of [width, layers · target width]. whole_norm: of one norm over the concatenation; layer_norms: of one
-    for each layer. eps: of the norms.
-    """
-
-    fc: str
-    fc_bias: str | None
-    whole_norm: str | None
-    layer_norms: tuple[str, ...]
-    eps: float
 
 
 @dataclass(frozen=True)
@@ -59,32 +22,6 @@ class DraftModule:
     width: int
     vocab_size: int
     id_offsets: str | None
-
-
-class DraftCheckpoint(Protocol):
-    """A draft's directory, opened: its config and the headers of its weights."""
-
-    @property
-    def method(self) -> Method:
-        """The drafter that its engines are for."""
-
-    @property
-    def source(self) -> SafetensorsSource:
-        """Its tensors, by the names that recipes have after PREFIX."""
-
-    def taps(self, layers: int, width: int) -> tuple[int, ...] | None:
-        """The hidden states that it reads of a target of so many layers, each state so wide: those before these layers,
-        `layers` for after the last. None: what the output matrix reads. Raises CheckpointError for another model's."""
-
-    def notes(self, layers: int) -> tuple[str, ...]:
-        """What a build should say."""
-
-    def combination(self, target: Target) -> Combination | None:
-        """How the tapped states become one; None where there is one. Raises CheckpointError."""
-
-    def modules(self, target: Target) -> tuple[DraftModule, ...]:
-        """What drafts: the first of them reads the target's hidden states, each further one those of the one before.
-        Raises CheckpointError for those of another model."""
 
 
 class DraftTensors:

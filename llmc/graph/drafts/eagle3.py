@@ -18,17 +18,12 @@ from torch import nn
 
 from llmc.errors import CheckpointError
 from llmc.graph.checkpoint import SafetensorsSource, read_json
-from llmc.graph.drafts.draft_checkpoint import (
-    PREFIX,
-    Combination,
-    DraftModule,
-    DraftTensors,
-    Method,
-    Target,
-    parameter_recipes,
-)
+from llmc.graph.draft_records import PREFIX, Combination, Method, Target
+from llmc.graph.drafts.draft_checkpoint import DraftModule, DraftTensors, parameter_recipes
 from llmc.graph.drafts.draft_decoder import draft_decoder
+from llmc.graph.drafts.draft_graph import attached_draft
 from llmc.graph.drafts.draft_modules import Eagle3Draft, Eagle3FirstLayer
+from llmc.graph.model_graph import AttachedDraft, ModelInfo
 
 _PARTS = ("self_attn", "mlp", "input_layernorm", "post_attention_layernorm")
 _USUAL_LAYERS = 3  # as tapped_layers has them
@@ -123,9 +118,9 @@ class Eagle3Checkpoint:
             eps=float(settings.decoder.get("rms_norm_eps", 1e-6)),
         )
 
-    def modules(self, target: Target) -> tuple[DraftModule, ...]:
+    def graphs(self, target: Target, info: ModelInfo) -> tuple[AttachedDraft, ...]:
         """One. Raises CheckpointError for a draft of another model."""
-        return (_module(self.settings, self.source, target),)
+        return (attached_draft(_module(self.settings, self.source, target), self.method, info),)
 
 
 def _check_width(settings: Eagle3Settings, tensors: DraftTensors, width: int) -> None:

@@ -8,11 +8,11 @@ Tensors are counted and configurations are not read: published ones say 2 heads 
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from llmc.errors import CheckpointError
 from llmc.graph.checkpoint import SINGLE_FILE, SafetensorsSource, TensorEntry, read_header
+from llmc.graph.draft_records import MedusaBlock, MedusaCheckpoint, MedusaHead
 
 _FILES = ("medusa_lm_head.safetensors", "heads.safetensors", SINGLE_FILE)
 _PICKLES = (".pt", ".bin", ".pth")
@@ -25,33 +25,6 @@ _CONVERT = (
     "s.save_file({{k: v.clone().contiguous() for k, v in torch.load(sys.argv[1], weights_only=True).items()}}, "
     'sys.argv[2])" {file} {file.stem}.safetensors'
 )
-
-
-@dataclass(frozen=True)
-class Block:
-    """x + silu(weight·x + bias): names of tensors."""
-
-    weight: str
-    bias: str | None
-
-
-@dataclass(frozen=True)
-class Head:
-    """Blocks, the first one first, and the head's own output matrix; None for the model's."""
-
-    blocks: tuple[Block, ...]
-    output: str | None
-
-
-@dataclass(frozen=True)
-class MedusaCheckpoint:
-    """Head i says what comes i + 2 places after the token that it is asked at. token_map: the tensor of the tokens that
-    a truncated vocabulary stands for. source: of all tensors of the heads, by their own names."""
-
-    file: Path
-    heads: tuple[Head, ...]
-    token_map: str | None
-    source: SafetensorsSource
 
 
 def holds_medusa(path: Path) -> bool:
@@ -127,7 +100,7 @@ def _sorted_by_head(entries: Mapping[str, TensorEntry]) -> tuple[Blocks, dict[in
 
 def _head(
     index: int, blocks: Blocks, outputs: Mapping[int, tuple[int | None, str]], shared: str | None, file: Path
-) -> Head:
+) -> MedusaHead:
     found = blocks.get(index, {})
     stated, output = outputs.get(index, (None, shared))
     layers = max((*(layer + 1 for layer in found), stated or 0))
@@ -140,14 +113,14 @@ def _head(
         )
     # Of a block that all layers share, as in the reference implementation, safetensors keeps one copy.
     only = next(iter(found.values()))
-    return Head(tuple(_block(found.get(layer, only), index, layer, file) for layer in range(layers)), output)
+    return MedusaHead(tuple(_block(found.get(layer, only), index, layer, file) for layer in range(layers)), output)
 
 
-def _block(names: Mapping[str, str], head: int, layer: int, file: Path) -> Block:
+def _block(names: Mapping[str, str], head: int, layer: int, file: Path) -> MedusaBlock:
     if "weight" not in names:
         raise CheckpointError(
             f"layer {layer} of head {head} has a bias and no weight",
             at=file,
             fix="download the whole checkpoint again",
         )
-    return Block(names["weight"], names.get("bias"))
+    return MedusaBlock(names["weight"], names.get("bias"))

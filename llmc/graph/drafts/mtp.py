@@ -19,17 +19,14 @@ from torch import nn
 
 from llmc.errors import CheckpointError
 from llmc.graph.checkpoint import SafetensorsSource
-from llmc.graph.drafts.draft_checkpoint import (
-    DraftModule,
-    DraftTensors,
-    Method,
-    Target,
-    parameter_recipes,
-)
+from llmc.graph.draft_records import Method, Target
+from llmc.graph.drafts.draft_checkpoint import DraftModule, DraftTensors, parameter_recipes
 from llmc.graph.drafts.draft_decoder import decoder_of
+from llmc.graph.drafts.draft_graph import attached_draft
 from llmc.graph.drafts.draft_modules import MtpDraft
 from llmc.graph.drafts.renamed_layer import RenamedLayer
 from llmc.graph.hf_config import load_config
+from llmc.graph.model_graph import AttachedDraft, ModelInfo
 from llmc.graph.weights import WeightSource
 
 
@@ -52,9 +49,10 @@ class MtpCheckpoint:
     def combination(self, target: Target) -> None:
         """None: there is one hidden state."""
 
-    def modules(self, target: Target) -> tuple[DraftModule, ...]:
+    def graphs(self, target: Target, info: ModelInfo) -> tuple[AttachedDraft, ...]:
         """One of each layer. Raises CheckpointError for another model's."""
-        return tuple(self._module(names, target) for names in self.layers)
+        modules = [self._module(names, target) for names in self.layers]
+        return tuple(attached_draft(module, self.method, info) for module in modules)
 
     def _module(self, names: Mapping[str, str], target: Target) -> DraftModule:
         file = self.source.directory / "config.json"

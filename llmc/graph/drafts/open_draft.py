@@ -5,12 +5,13 @@ from pathlib import Path
 
 from llmc.errors import CheckpointError, OptionError
 from llmc.graph.checkpoint import SafetensorsSource, read_json
-from llmc.graph.drafts.draft_checkpoint import DraftCheckpoint
+from llmc.graph.draft_records import MedusaCheckpoint
 from llmc.graph.drafts.eagle3 import Eagle3Checkpoint, read_eagle3
-from llmc.graph.drafts.medusa import MedusaCheckpoint, holds_medusa, read_medusa
+from llmc.graph.drafts.medusa import holds_medusa, read_medusa
 from llmc.graph.drafts.mtp import deepseek_mtp, has_mtp, qwen_mtp
 from llmc.graph.drafts.speculators import KIND, read_speculators
 from llmc.graph.local_model import local_model
+from llmc.graph.model_graph import DraftCheckpoint
 from llmc.options import OWN_LAYERS
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from llmc.errors import CheckpointError
 from llmc.graph.checkpoint import SafetensorsSource
-from llmc.graph.drafts.draft_checkpoint import PREFIX
+from llmc.graph.draft_records import PREFIX
 from llmc.graph.hf_names import stored_recipes
 from llmc.graph.weights import Recipe, renamed
 

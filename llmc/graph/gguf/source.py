@@ -2,14 +2,15 @@
 
 import functools
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from llmc.errors import CheckpointError
-from llmc.formats.schemes import Scheme, parse_scheme
+from llmc.formats.schemes import parse_scheme
 from llmc.graph.checkpoint import check_shape
 from llmc.graph.dtype_names import NAMED_DTYPES
 from llmc.graph.gguf.architectures import described
@@ -18,22 +19,11 @@ from llmc.graph.gguf.container import read_bytes, read_model
 from llmc.graph.gguf.description import dtype_name
 from llmc.graph.gguf.model_directory import gguf_files
 from llmc.graph.gguf.placement import Place
-from llmc.graph.quantization_config import StoredScheme
-from llmc.graph.quantized_checkpoint import StoredWeight
-from llmc.graph.stored_codes import UnpackedCodes
-
-
-@dataclass(frozen=True)
-class RoundedAgain:
-    """A weight in blocks whose values no code format says exactly. type: ggml's. scheme: what it is rounded to."""
-
-    name: str
-    type: str
-    scheme: Scheme
+from llmc.graph.stored_codes import RoundedAgain, StoredWeight, UnpackedCodes
 
 
 class GgufSource:
-    """The tensors of a directory that links to a GGUF file; a WeightSource. Opening reads headers only.
+    """The tensors of a directory that links to a GGUF file; a CodeSource. Opening reads headers only.
 
     Raises CheckpointError for a file that is damaged, or of another model than config.json's.
     """
@@ -49,6 +39,11 @@ class GgufSource:
     def is_quantized(self) -> bool:
         """Whether any matrix is in blocks of codes."""
         return any(place.tensor.type.is_quantized for place in self._places.values())
+
+    @property
+    def gives_way(self) -> bool:
+        """True: most files are quantized, and `quantize` may ask for something else."""
+        return True
 
     def names(self) -> tuple[str, ...]:
         """The tensors as the model knows them, sorted."""
@@ -78,9 +73,7 @@ class GgufSource:
         if kind.codes is None or not _is_matrix(place):
             return None
         columns = place.rows_shape[-1]
-        experts = place.shape[0] if place.is_transposed else None
-        shape = (math.prod(place.shape) // columns, columns)
-        return StoredWeight(name, shape, {}, StoredScheme(kind.name, kind.codes, (), ()), None, experts)
+        return StoredWeight(name, (math.prod(place.shape) // columns, columns), kind.name, kind.codes)
 
     def rounded(self, name: str) -> RoundedAgain | None:
         """What a matrix in other blocks is rounded to; None if it is none."""
@@ -89,12 +82,17 @@ class GgufSource:
         scheme = None if kind.rounded is None or not _is_matrix(place) else parse_scheme(kind.rounded)
         return None if scheme is None else RoundedAgain(name, kind.name, scheme)
 
+    def are_alike(self, names: Sequence[str]) -> bool:
+        """Whether the matrices have equally many columns, in blocks of one type."""
+        places = [self._place(name) for name in names]
+        return len({(place.shape[-1], place.tensor.type.name) for place in places}) == 1
+
     def unpacked(self, name: str) -> UnpackedCodes:
         """All parts of a matrix of codes, on torch's meta device: their shapes and dtypes."""
         place = self._place(name)
         return _unpacked(place, torch.empty(place.nbytes, dtype=torch.uint8, device="meta"))
 
-    def input_scale(self, weight: StoredWeight) -> Tensor | None:
+    def input_scale(self, name: str) -> Tensor | None:
         """None: no file says how activations are rounded."""
 
     def load(self, name: str) -> Tensor:

@@ -10,7 +10,7 @@ from torch import nn
 
 from llmc.errors import CaptureError
 from llmc.files.hub_model import model_name
-from llmc.graph.capture_program import graph_from_program, identifier
+from llmc.graph.capture_program import graph_from_program
 from llmc.graph.checkpoint import read_json_if_there
 from llmc.graph.dtype_names import torch_name
 from llmc.graph.fake_copy import make_parameters_fake
@@ -30,7 +30,7 @@ from llmc.graph.onnx.needed import needed_graph, positional_tensors
 from llmc.graph.onnx.operators import check_operators
 from llmc.graph.onnx.source import OnnxSource
 from llmc.graph.trace import trace
-from llmc.graph.weights import Constant, Recipe, Stored
+from llmc.graph.weights import Constant, Recipe, Stored, identifier
 from llmc.options import BuildOptions
 
 _HALVES = (torch.float16, torch.bfloat16)

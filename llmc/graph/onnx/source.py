@@ -2,7 +2,7 @@
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -13,13 +13,11 @@ from llmc.graph.onnx.coded_tensor import CodedTensor
 from llmc.graph.onnx.codes import unpacked
 from llmc.graph.onnx.model import read_model
 from llmc.graph.onnx.tensors import OnnxTensor
-from llmc.graph.quantization_config import StoredScheme
-from llmc.graph.quantized_checkpoint import StoredWeight
-from llmc.graph.stored_codes import UnpackedCodes
+from llmc.graph.stored_codes import RoundedAgain, StoredWeight, UnpackedCodes
 
 
 class OnnxSource:
-    """A WeightSource. coded: those that are codes, under the same names as the graph has for their numbers."""
+    """A CodeSource. coded: those that are codes, under the same names as the graph has for their numbers."""
 
     def __init__(self, file: Path, tensors: Mapping[str, OnnxTensor], coded: Mapping[str, CodedTensor]) -> None:
         self.file = file
@@ -31,6 +29,11 @@ class OnnxSource:
     def is_quantized(self) -> bool:
         """Whether any weight is codes."""
         return bool(self._coded)
+
+    @property
+    def gives_way(self) -> bool:
+        """False: codes stay as they are, whatever `quantize` says of other weights."""
+        return False
 
     def names(self) -> tuple[str, ...]:
         """All tensor names, sorted; parts of codes are not among them."""
@@ -47,13 +50,20 @@ class OnnxSource:
         coded = self._coded.get(name)
         if coded is None:
             return None
-        return StoredWeight(name, (coded.rows, coded.columns), {}, StoredScheme(coded.op, coded.format, (), ()), None)
+        return StoredWeight(name, (coded.rows, coded.columns), coded.op, coded.format)
+
+    def rounded(self, name: str) -> RoundedAgain | None:
+        """None: all operators that are read have codes."""
+
+    def are_alike(self, names: Sequence[str]) -> bool:
+        """False: experts stand in one tensor already."""
+        return False
 
     def unpacked(self, name: str) -> UnpackedCodes:
         """All parts of a weight of codes."""
         return self._unpacked(name)
 
-    def input_scale(self, weight: StoredWeight) -> Tensor | None:
+    def input_scale(self, name: str) -> Tensor | None:
         """None: no operator that is read rounds activations by a scale that is stored."""
 
     def load(self, name: str) -> Tensor:

@@ -12,12 +12,11 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from llmc.graph.capture_program import identifier
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refusal
 from llmc.graph.render import op_name
 from llmc.graph.stage import Stage
-from llmc.graph.weights import Constant, Derived, Recipe, stored_names
+from llmc.graph.weights import Constant, Derived, Recipe, identifier, stored_names
 from llmc.options import BuildOptions
 from llmc.passes.example import Example
 from llmc.passes.recorded_graph import new_weight

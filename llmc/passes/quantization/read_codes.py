@@ -4,8 +4,8 @@
 where x' is x rounded as the checkpoint asks, or its channels in the order of the codes' columns (GPTQ's act-order).
 Blocks of a GGUF file that no code format says exactly are rounded again, to a bit more than they have.
 One rewrite for each weight. Runs before any other quantization, which then sees what is left.
-Must have: a checkpoint whose format graph/quantized_checkpoint.py, graph/gguf/ or graph/onnx/ knows. Numerics: exact
-for codes that are taken; lossy where weights are rounded again, or activations.
+Must have: a source of weights that holds codes (graph/stored_codes.py). Numerics: exact for codes that are taken; lossy
+where weights are rounded again, or activations.
 """
 
 from dataclasses import replace
@@ -15,12 +15,10 @@ from torch import Tensor, fx
 
 from llmc.formats.quantized_weight import QuantizedWeight
 from llmc.graph.call_arguments import call_arguments
-from llmc.graph.gguf.source import RoundedAgain
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.product_parts import is_product
-from llmc.graph.quantized_checkpoint import StoredWeight
 from llmc.graph.refusal import Refusal
-from llmc.graph.stored_codes import UnpackedCodes
+from llmc.graph.stored_codes import CodeSource, RoundedAgain, StoredWeight, UnpackedCodes
 from llmc.graph.weights import Constant, Stored, evaluate
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
@@ -28,7 +26,7 @@ from llmc.passes.planned_weight import module_names, readers_of_weights
 from llmc.passes.quantization.insert_codes import insert_recipes, insert_tokens, insert_weight
 from llmc.passes.quantization.round_weight import round_to_nearest, rounding_error
 from llmc.passes.quantization.rows_of_others import rows_of
-from llmc.passes.quantization.stored_or_asked import CodeSource, stored_or_asked
+from llmc.passes.quantization.stored_or_asked import stored_or_asked
 from llmc.passes.recorded_graph import new_weight
 from llmc.passes.rewrite import Numerics, WeightPass
 from llmc.passes.rewrite_log import RewriteLog
@@ -50,7 +48,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
         if isinstance(stored, RoundedAgain):
             _round_again(graph, readers, stored, log, data)
             continue
-        log.step(f"{stored.name.removesuffix('.weight')} as {stored.scheme.label}", *readers)
+        log.step(f"{stored.name.removesuffix('.weight')} as {stored.label}", *readers)
         unpacked = _for_all_rows(source.unpacked(stored.name), stored)
         _insert(graph, readers, stored, unpacked)
         for product in products:
@@ -71,7 +69,7 @@ def _insert(graph: ModelGraph, readers: tuple[fx.Node, ...], stored: StoredWeigh
     whole = graph.weights[weights[0].name]
     made = {name: rows_of(whole, name, part.dtype) for name, part in like.items() if part is not None}
     recipes = {name: recipe for name, recipe in made.items() if recipe is not None}
-    insert_recipes(graph, weights, readers, recipes, like, stored.scheme.format)
+    insert_recipes(graph, weights, readers, recipes, like, stored.format)
 
 
 def _round_again(
@@ -118,9 +116,9 @@ def _change_input(
 ) -> None:
     """Order and round what a product reads; products that want the same share it, so that they can be merged."""
     x = call_arguments(product)["x"]
-    scale = source.input_scale(stored)
+    scale = source.input_scale(stored.name)
     marks = b"".join(b"" if each is None else each.numpy().tobytes() for each in (order, scale))
-    key = (x, stored.scheme.activation, marks)
+    key = (x, stored.activation, marks)
     if key not in inputs:
         changed = x
         if order is not None:
@@ -129,8 +127,8 @@ def _change_input(
             )
             with graph.graph.inserting_before(product):
                 changed = graph.graph.call_function(torch.ops.llmc.select_channels.default, (x, columns))
-        if stored.scheme.activation != "none":
-            changed = insert_tokens(graph, product, changed, scale, stored.scheme.activation)
+        if stored.activation != "none":
+            changed = insert_tokens(graph, product, changed, scale, stored.activation)
         inputs[key] = changed
     if inputs[key] is not x:
         product.replace_input_with(x, inputs[key])
@@ -139,11 +137,11 @@ def _change_input(
 def _record(stored: StoredWeight, unpacked: UnpackedCodes) -> QuantizedWeight:
     rows, columns = stored.shape
     overhead = unpacked.scales.numel() * unpacked.scales.dtype.itemsize * 8
-    overhead += 0 if unpacked.zeros is None else unpacked.zeros.numel() * stored.scheme.bits
+    overhead += 0 if unpacked.zeros is None else unpacked.zeros.numel() * stored.bits
     return QuantizedWeight(
         module=stored.name.removesuffix(".weight"),
-        scheme=stored.scheme.label,
+        scheme=stored.label,
         rows=rows,
         columns=columns,
-        bits=stored.scheme.bits + overhead / (rows * columns),
+        bits=stored.bits + overhead / (rows * columns),
     )

@@ -1,7 +1,7 @@
 """What becomes of a weight of a quantized checkpoint: taken as it is stored, rounded again, or left to `quantize`.
 
-Of a GGUF file, what the option `quantize` says of a weight goes before, but codes are never rounded to as many bits as
-they have, or more: they stay, and tokens are rounded as asked.
+Where the source gives way, as GGUF files do, the option `quantize` takes precedence, but codes are never rounded to
+as many bits as they have, or more: they stay, and tokens are rounded as asked.
 """
 
 from collections.abc import Sequence
@@ -13,18 +13,14 @@ from torch import fx
 from llmc.formats.code_format import CODE_FORMATS
 from llmc.formats.schemes import NOT_QUANTIZED, Scheme
 from llmc.graph.call_arguments import call_arguments
-from llmc.graph.gguf.source import GgufSource, RoundedAgain
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.onnx.source import OnnxSource
 from llmc.graph.product_parts import is_product
-from llmc.graph.quantized_checkpoint import QuantizedSource, StoredWeight
+from llmc.graph.stored_codes import CodeSource, RoundedAgain, StoredWeight
 from llmc.graph.weights import Stored, stored_names
 from llmc.options import BuildOptions
 from llmc.passes.planned_weight import HEAD, module_names
 from llmc.passes.quantization.plan import head_scheme
 from llmc.passes.quantization.rows_of_others import rows_of, transposed_experts
-
-CodeSource = QuantizedSource | GgufSource | OnnxSource
 
 
 def stored_or_asked(
@@ -44,30 +40,23 @@ def stored_or_asked(
         stored = _of_all(source, stored_names(recipe), node.meta["val"].shape)
     if stored is None:
         return f"the checkpoint holds {node.name} without codes"
-    return _as_asked(stored, graph, readers, options) if isinstance(source, GgufSource) else stored
+    return _as_asked(stored, graph, readers, options) if source.gives_way else stored
 
 
 def _stored(source: CodeSource, name: str) -> StoredWeight | RoundedAgain | None:
-    found = source.weight(name)
-    return source.rounded(name) if found is None and isinstance(source, GgufSource) else found
+    return source.weight(name) or source.rounded(name)
 
 
 def _of_all(source: CodeSource, names: Sequence[str], shape: Sequence[int]) -> StoredWeight | RoundedAgain | None:
     """Of a matrix that is made of others' rows, under the name of the first; None if they are not stored alike."""
     each = [_stored(source, name) for name in names]
     first = each[0]
-    if first is None or not _are_alike(source, names) or source.shape(names[0])[-1] != int(shape[1]):
+    rows, columns = map(int, shape)
+    if isinstance(first, RoundedAgain):
+        return first if source.are_alike(names) else None
+    if first is None or first.shape[1] != columns or not source.are_alike(names):
         return None
-    return replace(first, shape=(int(shape[0]), int(shape[1]))) if isinstance(first, StoredWeight) else first
-
-
-def _are_alike(source: CodeSource, names: Sequence[str]) -> bool:
-    """Whether the matrices have the same number of columns, and codes of one kind."""
-    if len({source.shape(name)[-1] for name in names}) != 1:
-        return False
-    if isinstance(source, GgufSource):
-        return len({source.stored_type(name) for name in names}) == 1
-    return isinstance(source, QuantizedSource) and source.are_alike(names)
+    return replace(first, shape=(rows, columns))
 
 
 def _as_asked(
@@ -84,13 +73,12 @@ def _as_asked(
     if rule is None and scheme is not None and module == HEAD:
         scheme = head_scheme(scheme)
     if scheme is not None and isinstance(stored, StoredWeight) and _says_no_more(scheme, stored):
-        return replace(stored, scheme=replace(stored.scheme, activation=scheme.activation))
+        return replace(stored, activation=scheme.activation)
     return f"quantize asks for {'none' if scheme is None else scheme.name} in the place of {name}'s codes"
 
 
 def _says_no_more(scheme: Scheme, stored: StoredWeight) -> bool:
     """Whether codes rounded so would say no more than those that are there."""
-    format = stored.scheme.format
-    if scheme.is_static or scheme.activation not in CODE_FORMATS[format].activations:
+    if scheme.is_static or scheme.activation not in CODE_FORMATS[stored.format].activations:
         return False
-    return scheme.format == format or (scheme.codes.integers is not None and scheme.code_bits >= stored.scheme.bits)
+    return scheme.format == stored.format or (scheme.codes.integers is not None and scheme.code_bits >= stored.bits)

@@ -2,7 +2,7 @@
 
 Looks at some rows of each product's weight, and counts in those that have zeros there, unless the rows hold nothing
 else: so a checkpoint without weights is not read for that. Changes no number. Checkpoints
-that store masks (graph/sparse_checkpoint.py) have given the model's own weights by then, and are counted alike.
+that store masks have given the model's own weights by then, and are counted alike.
 store_sparse, the last but one of all passes, stores what is found without its zeros.
 Must have: a weight of which a tenth is zero at least, and not all of the rows. Numerics: exact.
 """
@@ -12,13 +12,11 @@ from torch import Tensor
 
 from llmc.formats.sparse_weight import SparseWeight
 from llmc.graph.call_arguments import call_arguments
-from llmc.graph.config_source import ConfigSource
-from llmc.graph.gguf.source import GgufSource
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.product_parts import is_product
-from llmc.graph.quantized_checkpoint import QuantizedSource
 from llmc.graph.refusal import Refusal
-from llmc.graph.weights import WeightSource, evaluate, stored_names
+from llmc.graph.stored_codes import CodeSource
+from llmc.graph.weights import evaluate, stored_names
 from llmc.ops.sparse_weight import is_stored
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
@@ -34,8 +32,8 @@ FOUND = "as stored"
 
 def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData) -> None:
     """Note every weight with zeros that was not noted before."""
-    if isinstance(data.source, QuantizedSource | ConfigSource) or _has_codes(data.source):
-        return
+    if isinstance(data.source, CodeSource) and data.source.is_quantized:
+        return  # Rounding makes zeros, too, and nobody asked for those to be left out.
     known = {weight.module for weight in graph.sparse}
     for readers in readers_of_weights(graph):
         module, _ = module_names(graph, readers)
@@ -45,6 +43,8 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
         if module in known or len(names) != 1 or not products:
             continue
         some = _some_rows(data.source.load(names[0]))
+        if some.is_meta:
+            return  # Of a model without weights.
         if _zeros(some) == 1.0:
             reason = f"{len(some)} rows of {names[0]} hold nothing but zeros: it stays as it is"
             log.refuse(Refusal(reason, products[0]))
@@ -55,11 +55,6 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
         zeros, (rows, columns) = _zeros(weight), weight.shape
         if zeros >= LEAST_ZEROS:
             graph.sparse = (*graph.sparse, SparseWeight(module, names[0], FOUND, rows, columns, zeros))
-
-
-def _has_codes(source: WeightSource) -> bool:
-    """Rounding makes zeros, too, and nobody asked for those to be left out."""
-    return isinstance(source, GgufSource) and source.is_quantized
 
 
 read_sparse = WeightPass(

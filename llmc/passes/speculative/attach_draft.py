@@ -13,11 +13,9 @@ from torch import fx
 
 from llmc.errors import PassError
 from llmc.graph.call_arguments import call_arguments
-from llmc.graph.capture_program import identifier
-from llmc.graph.drafts.draft_checkpoint import PREFIX, Combination, DraftCheckpoint, Target
-from llmc.graph.drafts.draft_graph import draft_graph
-from llmc.graph.model_graph import AttachedDraft, ModelGraph
-from llmc.graph.weights import Stored
+from llmc.graph.draft_records import PREFIX, Combination, Target
+from llmc.graph.model_graph import AttachedDraft, DraftCheckpoint, ModelGraph
+from llmc.graph.weights import Stored, identifier
 from llmc.options import BuildOptions
 from llmc.passes.recorded_graph import new_weight
 from llmc.passes.rewrite import GraphPass, Numerics
@@ -35,15 +33,13 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
         return
     target = target_of(graph)
     combination = checkpoint.combination(target)
-    modules = checkpoint.modules(target)
+    drafts = checkpoint.graphs(target, graph.info)
     if combination is not None:
         _combine(graph, combination, checkpoint, log)
     log.step(f"attach the layers that {checkpoint.method} drafts with", _source(graph))
     last: AttachedDraft | None = None
-    for made in reversed(modules):
-        offsets = None if made.id_offsets is None else Stored(made.id_offsets, torch.int64)
-        drafting = draft_graph(made, checkpoint.method, graph.info)
-        drafting.draft, last = last, AttachedDraft(drafting, checkpoint.method, offsets)
+    for draft in reversed(drafts):
+        draft.graph.draft, last = last, draft
     graph.draft = last
 
 
@@ -85,7 +81,7 @@ def _combine(graph: ModelGraph, combination: Combination, checkpoint: DraftCheck
     dtype, width = tapped.meta["val"].dtype, int(tapped.meta["val"].shape[1])
 
     def weight(name: str) -> fx.Node:
-        shape = checkpoint.source.entry(name.removeprefix(PREFIX)).shape
+        shape = checkpoint.source.shape(name.removeprefix(PREFIX))
         return new_weight(graph, identifier(name), Stored(name, dtype), tapped.meta["val"].new_empty(shape))
 
     norms = [weight(name) for name in (*combination.layer_norms, *_given(combination.whole_norm))]

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from llmc.errors import CheckpointError
 from llmc.graph.call_arguments import call_arguments
-from llmc.graph.drafts.draft_checkpoint import PREFIX
-from llmc.graph.drafts.medusa import MedusaCheckpoint
+from llmc.graph.draft_records import PREFIX, MedusaCheckpoint
 from llmc.graph.model_graph import ModelGraph
 from llmc.passes.model_data import ModelData
 from llmc.passes.speculative.projection import GATHER, Projection

@@ -21,8 +21,7 @@ import torch
 from torch import fx
 
 from llmc.graph.call_arguments import call_arguments
-from llmc.graph.drafts.draft_checkpoint import PREFIX
-from llmc.graph.drafts.medusa import MedusaCheckpoint
+from llmc.graph.draft_records import PREFIX, MedusaCheckpoint
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import Stored
 from llmc.options import BuildOptions

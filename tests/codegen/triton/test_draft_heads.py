@@ -13,7 +13,7 @@ from llmc.codegen.triton.device_lowered import DeviceLowered
 from llmc.codegen.triton.lowering import lower_device
 from llmc.compiler import build
 from llmc.engine_format import read_engine
-from llmc.graph.drafts.draft_checkpoint import PREFIX
+from llmc.graph.draft_records import PREFIX
 from llmc.graph.drafts.medusa import read_medusa
 from llmc.graph.execute import Chunk, sequence_inputs
 from llmc.graph.interpreter import GraphInterpreter

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from llmc.errors import CheckpointError, PassError
-from llmc.graph.drafts.draft_checkpoint import PREFIX
+from llmc.graph.draft_records import PREFIX
 from llmc.graph.drafts.medusa import read_medusa
 from llmc.graph.execute import sequence_inputs
 from llmc.graph.interpreter import GraphInterpreter
