@@ -32,7 +32,7 @@ from llmc.codegen.target_kind import TargetKind, kind_of
 from llmc.codegen.weight_slots import CodesRecipe, SlotRecipe
 from llmc.compiler import packed, run_passes
 from llmc.engine_format.writer import EngineWriter
-from llmc.graph.capture import capture
+from llmc.frontends.capture import capture
 from llmc.graph.finite_weights import FiniteWeights
 from llmc.graph.weights import stored_names
 from llmc.options import BuildOptions, parse_options

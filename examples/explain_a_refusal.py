@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from llmc.debug.explain import Explanation
 from llmc.debug.explain_model import explain_model
-from llmc.graph.capture import capture
+from llmc.frontends.capture import capture
 from llmc.options import BuildOptions
 from llmc.passes import default
 

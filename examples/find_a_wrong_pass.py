@@ -26,7 +26,7 @@ from llmc.debug.pass_diff import diff_passes
 from llmc.debug.region import changed_region
 from llmc.debug.reproduction import title, write_reproduction
 from llmc.debug.sample_tokens import sample_tokens
-from llmc.graph.capture import capture
+from llmc.frontends.capture import capture
 from llmc.options import BuildOptions
 from llmc.passes import Match, Rewrite, extended
 

@@ -49,15 +49,15 @@ from llmc.engine_format.reader import (
 )
 from llmc.engine_format.writer import EngineWriter
 from llmc.errors import BuildWarning, LoweringError, OptionError, PassError
-from llmc.graph.capture import Captured, Model, capture
-from llmc.graph.drafts.draft_engine import draft_options, target_ids
+from llmc.frontends.capture import Captured, Model, capture
+from llmc.frontends.drafts.draft_engine import draft_options, target_ids
+from llmc.frontends.given_tokenizer import given_tokenizer, with_tokenizer
+from llmc.frontends.local_model import local_model
+from llmc.frontends.stored_dtype import stored_dtype
 from llmc.graph.dtype_names import torch_name
 from llmc.graph.finite_weights import FiniteWeights
-from llmc.graph.given_tokenizer import given_tokenizer, with_tokenizer
-from llmc.graph.local_model import local_model
 from llmc.graph.model_graph import AttachedDraft, ModelGraph
 from llmc.graph.stage import Stage
-from llmc.graph.stored_dtype import stored_dtype
 from llmc.graph.weights import Recipe, WeightSource, evaluate, stored_names
 from llmc.keywords import shows_keywords
 from llmc.options import BuildKeywords, BuildOptions, build_defaults, parse_options

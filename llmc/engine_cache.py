@@ -36,6 +36,7 @@ BUILDING_ROOMS = (
     "formats",
     "program",
     "graph",
+    "frontends",
     "ops",
     "passes",
     "codegen",

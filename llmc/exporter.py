@@ -16,9 +16,9 @@ from llmc.engine_format.path_argument import path_argument
 from llmc.engine_format.reader import read_engine
 from llmc.errors import OptionError
 from llmc.files.atomic_directory import AtomicDirectory
-from llmc.graph.capture import Captured, Model, capture
-from llmc.graph.given_tokenizer import given_tokenizer, with_tokenizer
-from llmc.graph.local_model import local_model
+from llmc.frontends.capture import Captured, Model, capture
+from llmc.frontends.given_tokenizer import given_tokenizer, with_tokenizer
+from llmc.frontends.local_model import local_model
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.stage import Stage
 from llmc.keywords import shows_keywords

@@ -74,7 +74,7 @@ def pytest_collection_finish() -> None:
 
     And what is imported by now stays: looking through torch's and transformers' objects again and again for garbage, as
     Python does whenever tests have made a few thousand of their own, is a tenth of the time that tests take."""
-    from llmc.graph.capture_cache import OWN_ROOMS  # Not above: it imports Triton.
+    from llmc.frontends.transformers.capture_cache import OWN_ROOMS  # Not above: it imports Triton.
 
     source_digest(OWN_ROOMS)
     gc.collect()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from llmc.graph.capture import Captured, capture
+from llmc.frontends.capture import Captured, capture
 from llmc.options import BuildOptions
 from tests.tiny_models import tiny_model
 

@@ -8,7 +8,7 @@ import torch
 
 from llmc.architectures.variants import VARIANTS
 from llmc.errors import CaptureError
-from llmc.graph.hf_config import import_transformers
+from llmc.frontends.transformers.config import import_transformers
 
 # What a model may have at most: a configuration whose sizes have names that are not listed here would fill the memory.
 _PARAMETERS = 20_000_000

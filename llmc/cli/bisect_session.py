@@ -95,7 +95,7 @@ def open_session(
     from llmc.debug.bisect import Pipeline, outline
     from llmc.debug.memo_run import MemoRun, default_chunks
     from llmc.engine_format.manifest import MANIFEST_NAME
-    from llmc.graph.capture import capture
+    from llmc.frontends.capture import capture
     from llmc.passes.pipeline import essential
 
     if (model / MANIFEST_NAME).exists():

@@ -74,7 +74,7 @@ def _diff_model(model: Path, options: ModelOptions, passes: str | None, nodes: b
     parsed = options.parse()
     with status_line("capture") as tell:
         from llmc.debug.pass_diff import diff_passes, pass_range
-        from llmc.graph.capture import capture
+        from llmc.frontends.capture import capture
 
         pipeline = options.passes()
         first, last = parse_range(passes)

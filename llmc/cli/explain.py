@@ -67,7 +67,7 @@ def _explanation(model: Path, options: ModelOptions) -> Explanation:
         # What torch says of its own graphs: nothing that a user can change.
         warnings.filterwarnings("ignore", "Raw SymInt value")
         from llmc.debug.explain_model import explain_model
-        from llmc.graph.capture import capture
+        from llmc.frontends.capture import capture
 
         parsed, passes = options.parse(), options.passes()
         return explain_model(capture(model, parsed, may_lack_weights=True), passes, parsed, status.update)

@@ -36,7 +36,7 @@ def models(
     from llmc.architectures.page import models_page
     from llmc.architectures.survey import LENGTH, outcome_json, survey
     from llmc.architectures.tiny_config import architectures
-    from llmc.graph.hf_config import import_transformers
+    from llmc.frontends.transformers.config import import_transformers
 
     if resolve_target(target).compiled:
         raise OptionError(

@@ -42,7 +42,7 @@ def passes(
         console.print(pass_list(pipeline))
         return
     from llmc.debug.dump import dumped
-    from llmc.graph.capture import capture
+    from llmc.frontends.capture import capture
     from llmc.graph.render import render
     from llmc.passes.model_data import ModelData
     from llmc.passes.runner import run_pipeline

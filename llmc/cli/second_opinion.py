@@ -28,7 +28,7 @@ def opinion_on_stages(engine: Engine, model: Path, tokens: Sequence[int]) -> Log
     from llmc.debug.onnx_oracle import OnnxOracle
     from llmc.debug.second_opinion import LARGEST_DIFFERENCE, stage_opinions
     from llmc.exporter import in_single_precision
-    from llmc.graph.capture import capture
+    from llmc.frontends.capture import capture
     from llmc.options import parse_options
     from llmc.passes.pipeline import default
 

@@ -94,7 +94,7 @@ def _compared(
         chosen.refuse_for_engine()
         return rent_for_engine(model, machine, ranks, load, goals)
     with Console(stderr=True).status("capturing") as status:
-        from llmc.graph.capture import capture
+        from llmc.frontends.capture import capture
 
         options, passes = parse_options({**chosen.values(), **limits}), chosen.passes()
         captured = capture(model, options, may_lack_weights=True)

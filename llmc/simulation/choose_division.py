@@ -12,7 +12,7 @@ from llmc.errors import OptionError
 from llmc.options import parse_options
 
 if TYPE_CHECKING:
-    from llmc.graph.capture import Model
+    from llmc.frontends.capture import Model
     from llmc.passes.rewrite import Pass
     from llmc.simulation.compare import Comparison
     from llmc.simulation.divisions import Division
@@ -87,7 +87,7 @@ def consider_divisions(
     LlmcError."""
     # Here, because they take long to import.
     from llmc.bench.prompts import PromptShape
-    from llmc.graph.capture import capture
+    from llmc.frontends.capture import capture
     from llmc.simulation.load import drawn_load, longest, read_trace
     from llmc.simulation.rent import machine_of, rent_for_model
 

@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 from llmc.errors import AdapterError
-from llmc.graph.capture import Captured, capture
+from llmc.frontends.capture import Captured, capture
 from llmc.options import parse_options
 from tests.adapters.directories import llama_adapter, peft_adapter, written_adapter
-from tests.graph.graph_execution import run_captured
+from tests.frontends.graph_execution import run_captured
 from tests.quick_sample import quick_sample
 from tests.tiny_models import tiny_model, tiny_tokens
 

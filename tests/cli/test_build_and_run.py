@@ -81,7 +81,7 @@ def test_options_are_checked_before_anything_is_captured(
     def captured(*arguments: object, **options: object) -> None:
         raise AssertionError("the model was read")
 
-    monkeypatch.setattr("llmc.graph.capture.capture", captured)
+    monkeypatch.setattr("llmc.frontends.capture.capture", captured)
     monkeypatch.setattr("llmc.compiler.capture", captured)
     nowhere = tmp_path / "absent" / "file"
     assert_user_error(llmc("run", MODEL, "-p", "hi", "--top-p", "7"), "top_p", "7")

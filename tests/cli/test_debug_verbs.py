@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from llmc import compiler
-from llmc.graph import capture as graph_capture
+from llmc.frontends import capture as graph_capture
 from llmc.options import BuildOptions, parse_options
 from llmc.settings import settings
 from tests.cli.command import MODEL, assert_user_error, llmc

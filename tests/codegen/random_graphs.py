@@ -6,7 +6,7 @@ import random
 
 from torch import fx
 
-from llmc.graph.memory_source import MemorySource
+from llmc.frontends.checkpoints.memory_source import MemorySource
 from llmc.graph.model_graph import ModelGraph
 from tests.codegen.tiny_models import CHANNELS, HEAD_DIM, HEADS, VOCABULARY, GraphBuilder, aten, ops
 

@@ -14,8 +14,8 @@ import torch
 
 from llmc.codegen.cpp.lowering import lower
 from llmc.codegen.cpp.toolchain import find_toolchain, run_tool
+from llmc.frontends.checkpoints.memory_source import MemorySource
 from llmc.graph.execute import Chunk, run_steps
-from llmc.graph.memory_source import MemorySource
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
 from llmc.program.program_json import program_from_json, program_to_json

@@ -10,8 +10,8 @@ import torch
 from torch import fx
 
 from llmc.codegen.cpp.lowering import lower
+from llmc.frontends.checkpoints.memory_source import MemorySource
 from llmc.graph.execute import Chunk, run_steps
-from llmc.graph.memory_source import MemorySource
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.pointwise import ELEMENTARY
 from llmc.graph.verify import legal_ops

@@ -13,7 +13,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.fx.node import map_arg
 
 import llmc.ops  # noqa: F401  (registers the ops)
-from llmc.graph.memory_source import MemorySource
+from llmc.frontends.checkpoints.memory_source import MemorySource
 from llmc.graph.model_graph import CacheSpec, ModelGraph, ModelInfo
 from llmc.graph.propagate import symbolic_input
 from llmc.graph.stage import Stage

@@ -18,7 +18,7 @@ from llmc.debug.explain import explain_engine, history
 from llmc.debug.explain_model import explain_model
 from llmc.debug.explain_text import overview_lines
 from llmc.errors import EngineFormatError, OptionError, PassError
-from llmc.graph.capture import capture
+from llmc.frontends.capture import capture
 from llmc.options import BuildOptions
 from llmc.passes import Match, Refusal, Rewrite, default, extended
 from llmc.passes.pipeline import canonical

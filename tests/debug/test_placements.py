@@ -17,7 +17,7 @@ from llmc.debug.placement_record import PlacedWeight
 from llmc.debug.report.contents import read_contents
 from llmc.debug.report.page import report_page, script
 from llmc.engine_format import read_engine
-from llmc.graph.capture import capture
+from llmc.frontends.capture import capture
 from llmc.options import parse_options
 from llmc.passes.pipeline import default
 from llmc.program import RankLayout

@@ -13,7 +13,7 @@ import llmc
 from llmc.errors import BuildWarning, OptionError
 from llmc.options import parse_options
 from tests.cli.command import llmc as command
-from tests.graph.checkpoints import edit_json, edit_weights
+from tests.frontends.checkpoints import edit_json, edit_weights
 from tests.plain_modules import eager_decoder
 from tests.quick_sample import quick_sample
 from tests.tiny_models import tiny_checkpoint, tiny_model

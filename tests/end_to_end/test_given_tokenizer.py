@@ -11,8 +11,8 @@ import pytest
 
 import llmc
 from llmc.errors import CheckpointError, OptionError
-from llmc.graph.capture import capture
-from llmc.graph.given_tokenizer import given_tokenizer, with_tokenizer
+from llmc.frontends.capture import capture
+from llmc.frontends.given_tokenizer import given_tokenizer, with_tokenizer
 from llmc.options import BuildOptions
 from tests.quick_sample import quick_sample
 from tests.tiny_models import tiny_model

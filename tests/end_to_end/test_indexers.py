@@ -10,8 +10,8 @@ import torch
 from llmc.architectures.survey import TOLERANCE
 from llmc.architectures.tiny_config import tiny_config
 from llmc.compiler import build
+from llmc.frontends.capture import capture
 from llmc.graph.call_arguments import call_arguments
-from llmc.graph.capture import capture
 from llmc.options import BuildOptions
 from llmc.passes.pipeline import default
 from llmc.passes.runner import run_pipeline

@@ -12,7 +12,7 @@ import torch
 
 import llmc
 from llmc.errors import BuildWarning, CaptureError
-from llmc.graph.capture_hf import read_directory
+from llmc.frontends.transformers.capture import read_directory
 from llmc.options import BuildOptions
 from tests.end_to_end.logits import assert_close, random_tokens, torch_logits
 from tests.quick_sample import quick_sample

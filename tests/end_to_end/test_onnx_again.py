@@ -10,7 +10,7 @@ import pytest
 
 import llmc
 from llmc.exporter import export
-from llmc.graph.capture import capture
+from llmc.frontends.capture import capture
 from llmc.graph.render import render
 from llmc.options import BuildOptions
 from llmc.passes.pipeline import canonical

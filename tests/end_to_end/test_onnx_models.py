@@ -13,7 +13,7 @@ from onnx import numpy_helper
 import llmc
 from llmc.engine_format.manifest import read_manifest
 from llmc.errors import CaptureError
-from llmc.graph.onnx.capture import read_decoder
+from llmc.frontends.onnx.capture import read_decoder
 from llmc.options import BuildOptions
 from tests.onnx_files import (
     Array,

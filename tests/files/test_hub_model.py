@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from llmc.files.hub_model import HubName, fetched_model, hub_name, model_name, repository_of
-from llmc.graph.onnx.files import onnx_file
+from llmc.frontends.onnx.files import onnx_file
 from tests.hub_server import COMMIT, Hub, hub_with
 
 MODEL = Path(__file__).parent.parent.parent / "examples" / "models" / "bard-draft"

@@ -10,7 +10,7 @@ import torch
 from torch import SymInt
 
 from llmc.errors import PassError
-from llmc.graph.capture import capture
+from llmc.frontends.capture import capture
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.propagate import propagate, symbolic_input, token_count
 from llmc.options import BuildOptions

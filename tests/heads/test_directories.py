@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 import llmc
 from llmc.errors import CaptureError, CheckpointError, RequestError
-from llmc.graph.heads.sentence_modules import sentence_modules
+from llmc.frontends.heads.sentence_modules import sentence_modules
 from llmc.program import Head, Pooling, Similarity, Task
 from llmc.runtime.head_rows import similarity
 from tests.heads.tiny_texts import MODELS, least_cosine, rows_of, texts, tiny_model

@@ -13,7 +13,7 @@ import torch
 
 import llmc
 from llmc.errors import CaptureError, OptionError, RequestError
-from llmc.graph.capture import capture
+from llmc.frontends.capture import capture
 from llmc.graph.step_inputs import is_of_logit_rows
 from llmc.options import BuildOptions
 from llmc.passes.pipeline import default

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import torch
 
-from llmc.graph.capture import capture
+from llmc.frontends.capture import capture
 from llmc.graph.execute import run_tokens
 from llmc.graph.render import op_name
 from llmc.graph.stage import Stage

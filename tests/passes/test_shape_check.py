@@ -12,8 +12,8 @@ from llmc.codegen.target_kind import kind_of
 from llmc.compiler import packed
 from llmc.debug.check_passes import PassChecker
 from llmc.errors import LoweringError, PassError
+from llmc.frontends.checkpoints.memory_source import MemorySource
 from llmc.graph.finite_weights import FiniteWeights
-from llmc.graph.memory_source import MemorySource
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import Stored
 from llmc.options import BuildOptions

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from llmc.errors import OptionError
-from llmc.graph.capture import capture
+from llmc.frontends.capture import capture
 from llmc.options import parse_options
 from llmc.passes.pipeline import default
 from llmc.prediction.step_shape import StepShape

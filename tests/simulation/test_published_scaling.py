@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llmc.graph.capture import capture
+from llmc.frontends.capture import capture
 from llmc.options import parse_options
 from llmc.passes.pipeline import default
 from llmc.prediction.step_shape import StepShape

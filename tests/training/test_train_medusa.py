@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 import llmc
 from llmc.engine_format import read_engine
 from llmc.errors import OptionError
-from llmc.graph.drafts.medusa import read_medusa
+from llmc.frontends.drafts.medusa import read_medusa
 from llmc.training.engine_states import StateReader, output_matrix
 from llmc.training.fit_heads import Samples, acceptance, fit
 from llmc.training.medusa_heads import MedusaHeads

@@ -80,7 +80,7 @@ def _run(
     model: Path, options: BuildOptions, passes: Sequence[Pass] | None
 ) -> tuple[str, tuple[tuple[int, str, str], ...], Provenance]:
     from llmc.debug.dump import dumped
-    from llmc.graph.capture import capture
+    from llmc.frontends.capture import capture
     from llmc.passes.model_data import ModelData
     from llmc.passes.pipeline import default
     from llmc.passes.runner import run_pipeline

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import llmc
 from llmc.codegen.triton.lowering import lower_device
 from llmc.engine_format import read_engine
-from llmc.graph.capture import capture
+from llmc.frontends.capture import capture
 from llmc.graph.execute import Chunk, run_steps
 from llmc.options import BuildOptions
 from llmc.passes.pipeline import default

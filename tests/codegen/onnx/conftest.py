@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from llmc.graph.capture import Captured
+    from llmc.frontends.capture import Captured
 
 
 @pytest.fixture(scope="session")
@@ -17,7 +17,7 @@ def captured(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Captur
     """`captured(family)`: a tiny model in fp32, with states if it is none of the families that are listed."""
     # Not above: capturing imports Triton, and nothing has said yet that its kernels are interpreted.
     from llmc.architectures.tiny_config import tiny_architecture
-    from llmc.graph.capture import capture
+    from llmc.frontends.capture import capture
     from llmc.options import BuildOptions
     from tests.tiny_models import FAMILIES, SPECIAL, saved, tiny_model
 

@@ -13,11 +13,11 @@ from llmc.codegen.triton.device_lowered import DeviceLowered
 from llmc.codegen.triton.lowering import lower_device
 from llmc.compiler import build
 from llmc.engine_format import read_engine
+from llmc.frontends.checkpoints.joined_source import JoinedSource
+from llmc.frontends.drafts.medusa import read_medusa
 from llmc.graph.draft_records import PREFIX
-from llmc.graph.drafts.medusa import read_medusa
 from llmc.graph.execute import Chunk, sequence_inputs
 from llmc.graph.interpreter import GraphInterpreter
-from llmc.graph.joined_source import JoinedSource
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import WeightSource, evaluate
 from llmc.options import BuildOptions

@@ -9,8 +9,8 @@ import torch
 
 from llmc.codegen.triton.compile import Workers, compile_program
 from llmc.codegen.triton.lowering import lower_device
+from llmc.frontends.checkpoints.memory_source import MemorySource
 from llmc.graph.execute import Chunk, run_steps
-from llmc.graph.memory_source import MemorySource
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
 from tests.codegen.random_graphs import random_graph

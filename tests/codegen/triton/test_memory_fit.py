@@ -13,7 +13,7 @@ import torch
 from llmc.codegen.triton.lowering import lower_device
 from llmc.codegen.triton.memory_fit import RESERVED_BYTES, check_memory, fitting_sequences
 from llmc.errors import OptionError
-from llmc.graph.capture import capture
+from llmc.frontends.capture import capture
 from llmc.options import BuildOptions
 from llmc.passes.pipeline import default
 from llmc.program import Program, RankLayout, Reach

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from llmc.codegen.triton.lowering import lower_device
-from llmc.graph.capture import capture
+from llmc.frontends.capture import capture
+from llmc.frontends.checkpoints.memory_source import MemorySource
 from llmc.graph.execute import Chunk, run_steps
-from llmc.graph.memory_source import MemorySource
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
 from llmc.passes.pipeline import default

@@ -9,7 +9,7 @@ import torch
 
 from llmc.architectures.tiny_config import tiny_architecture
 from llmc.codegen.triton.lowering import lower_device
-from llmc.graph.capture import capture
+from llmc.frontends.capture import capture
 from llmc.graph.execute import Chunk
 from llmc.options import BuildOptions
 from llmc.passes.pipeline import default

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llmc.graph.capture import capture
+from llmc.frontends.capture import capture
 from llmc.options import parse_options
 from llmc.passes.pipeline import default
 from llmc.passes.runner import run_pipeline

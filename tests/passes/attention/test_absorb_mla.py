@@ -12,8 +12,8 @@ from torch import fx
 
 from llmc.architectures.tiny_config import tiny_architecture
 from llmc.codegen.cpp.lowering import lower
+from llmc.frontends.capture import capture
 from llmc.graph.call_arguments import call_arguments
-from llmc.graph.capture import capture
 from llmc.graph.execute import run_tokens
 from llmc.graph.model_graph import Adaptable, ModelGraph
 from llmc.graph.render import render

@@ -13,7 +13,7 @@ from torch import fx
 
 from llmc.architectures.tiny_config import tiny_architecture
 from llmc.errors import PassError
-from llmc.graph.capture import capture
+from llmc.frontends.capture import capture
 from llmc.graph.execute import run_tokens
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.render import op_name, render

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from llmc.errors import OptionError
-from llmc.graph.capture import capture
+from llmc.frontends.capture import capture
 from llmc.graph.execute import run_tokens
 from llmc.options import BuildOptions, parse_options
 from llmc.passes.model_data import ModelData

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from llmc.errors import OptionError
-from llmc.graph.memory_source import MemorySource
+from llmc.frontends.checkpoints.memory_source import MemorySource
 from llmc.graph.model_graph import ModelGraph, ModelInfo
 from llmc.graph.stage import Stage
 from llmc.options import parse_options

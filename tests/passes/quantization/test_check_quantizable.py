@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from llmc.errors import CheckpointError, OptionError
-from llmc.graph.capture import Captured
-from llmc.graph.memory_source import MemorySource
+from llmc.frontends.capture import Captured
+from llmc.frontends.checkpoints.memory_source import MemorySource
 from llmc.passes.quantization.check_quantizable import check_quantizable
 from llmc.passes.quantization.stream import Stream
 from tests.passes.quantization.quantizing import calibration_file, captured_llama, quantized

@@ -7,9 +7,9 @@ import torch
 from torch import fx
 
 from llmc.errors import PassError
+from llmc.frontends.checkpoints.memory_source import MemorySource
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.execute import run_tokens
-from llmc.graph.memory_source import MemorySource
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
 from llmc.passes.quantization.multiply_unrounded import multiply_unrounded

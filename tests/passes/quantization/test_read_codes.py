@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from llmc.errors import CheckpointError
-from llmc.graph.capture import Captured, capture
+from llmc.frontends.capture import Captured, capture
+from llmc.frontends.checkpoints.quantized import QuantizedSource
 from llmc.graph.execute import run_tokens
-from llmc.graph.quantized_checkpoint import QuantizedSource
 from llmc.graph.weights import Constant
 from llmc.options import parse_options
 from llmc.passes.model_data import ModelData

@@ -13,9 +13,9 @@ from torch import Tensor
 
 import llmc
 from llmc.errors import CheckpointError
-from llmc.graph.capture import capture
+from llmc.frontends.capture import capture
+from llmc.frontends.checkpoints.quantized import QuantizedSource
 from llmc.graph.execute import run_tokens
-from llmc.graph.quantized_checkpoint import QuantizedSource
 from llmc.options import parse_options
 from llmc.passes.model_data import ModelData
 from llmc.passes.pipeline import default

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from llmc.graph.capture import Captured, capture
+from llmc.frontends.capture import Captured, capture
 from llmc.graph.weights import evaluate
 from llmc.options import parse_options
 from llmc.passes.model_data import ModelData

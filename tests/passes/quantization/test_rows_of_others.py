@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._ops import OpOverload
 
-from llmc.graph.memory_source import MemorySource
+from llmc.frontends.checkpoints.memory_source import MemorySource
 from llmc.graph.weights import Derived, Recipe, Stored, evaluate
 from llmc.passes.quantization.rows_of_others import rows_of
 

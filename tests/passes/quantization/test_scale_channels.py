@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from llmc.formats.schemes import parse_scheme
-from llmc.graph.capture import Captured
-from llmc.graph.memory_source import MemorySource
+from llmc.frontends.capture import Captured
+from llmc.frontends.checkpoints.memory_source import MemorySource
 from llmc.passes.quantization.round_weight import round_to_nearest
 from llmc.passes.quantization.scale_channels import scale_channels
 from tests.passes.quantization.quantizing import calibration_file, captured_llama, logits, quantized

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from llmc.errors import CheckpointError
-from llmc.graph.capture import Captured, capture
-from llmc.graph.checkpoint_kind import open_checkpoint
+from llmc.frontends.capture import Captured, capture
+from llmc.frontends.checkpoints.checkpoint_kind import open_checkpoint
 from llmc.graph.execute import run_tokens
 from llmc.options import parse_options
 from llmc.passes.model_data import ModelData

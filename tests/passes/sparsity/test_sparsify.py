@@ -11,8 +11,8 @@ import torch
 from llmc.codegen.expand_sparse import expand_sparse
 from llmc.errors import CheckpointError, LlmcError, OptionError
 from llmc.formats.sparsity import SparseScheme, parse_sparse_scheme
-from llmc.graph.capture import Captured
-from llmc.graph.memory_source import MemorySource
+from llmc.frontends.capture import Captured
+from llmc.frontends.checkpoints.memory_source import MemorySource
 from llmc.graph.render import op_name
 from llmc.graph.weights import evaluate
 from llmc.passes.sparsity.choose_zeros import kept_elements

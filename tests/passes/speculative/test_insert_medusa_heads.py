@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from llmc.errors import CheckpointError, PassError
+from llmc.frontends.checkpoints.joined_source import JoinedSource
+from llmc.frontends.drafts.medusa import read_medusa
 from llmc.graph.draft_records import PREFIX
-from llmc.graph.drafts.medusa import read_medusa
 from llmc.graph.execute import sequence_inputs
 from llmc.graph.interpreter import GraphInterpreter
-from llmc.graph.joined_source import JoinedSource
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.render import render
 from llmc.graph.weights import WeightSource, evaluate

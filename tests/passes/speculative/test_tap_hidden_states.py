@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from llmc.errors import PassError
-from llmc.graph.capture import capture
+from llmc.frontends.capture import capture
 from llmc.graph.execute import sequence_inputs
 from llmc.graph.interpreter import GraphInterpreter
 from llmc.graph.model_graph import ModelGraph

@@ -1,0 +1,49 @@
+"""The weights of a model directory that has none: what config.json says of them, for plans and predictions."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from llmc.errors import CheckpointError
+from llmc.frontends.checkpoints.safetensors import SHARD_INDEX, SINGLE_FILE
+from llmc.frontends.gguf.model_directory import gguf_files
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.weights import Stored
+
+
+def has_weights(directory: Path) -> bool:
+    """Whether there are files to read weights from, of whatever kind."""
+    patterns = (SINGLE_FILE, SHARD_INDEX, "*.bin")
+    return any(any(directory.glob(pattern)) for pattern in patterns) or bool(gguf_files(directory))
+
+
+class ConfigSource:
+    """A WeightSource whose tensors are on torch's meta device: shapes and dtypes, no numbers.
+
+    graph: as it was captured.
+    """
+
+    def __init__(self, directory: Path, graph: ModelGraph) -> None:
+        self.directory = directory
+        self._tensors: dict[str, Tensor] = {}
+        for node in graph.weight_nodes():
+            value, recipe = node.meta["val"], graph.weights[node.name]
+            if isinstance(recipe, Stored):
+                self._tensors[recipe.name] = torch.empty(tuple(value.shape), dtype=recipe.dtype, device="meta")
+
+    def names(self) -> tuple[str, ...]:
+        """As the model calls them, sorted."""
+        return tuple(sorted(self._tensors))
+
+    def load(self, name: str) -> Tensor:
+        """Its shape and dtype; raises CheckpointError for a name that the model does not read."""
+        if name not in self._tensors:
+            raise CheckpointError(f"the model has no tensor {name!r}", at=self.directory)
+        return self._tensors[name]
+
+
+def config_dtype(config: object) -> torch.dtype:
+    """Of the config; bfloat16 where it does not say."""
+    dtype = getattr(config, "dtype", None)
+    return dtype if isinstance(dtype, torch.dtype) else torch.bfloat16

@@ -1,0 +1,75 @@
+"""The modules that draft, and recipes for their parameters from a checkpoint's tensors, whatever its layout."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from llmc.errors import CheckpointError
+from llmc.frontends.checkpoints.safetensors import SafetensorsSource
+from llmc.graph.draft_records import PREFIX
+from llmc.graph.weights import Recipe, Stored
+
+
+@dataclass(frozen=True)
+class DraftModule:
+    """module: forward(input_ids, positions, hidden) -> (logits, hidden), with fake parameters. recipes: of its
+    parameters. ids: of the target's vocabulary, as offsets of the draft's own ones; None where both have the same."""
+
+    module: nn.Module
+    recipes: Mapping[str, Recipe]
+    width: int
+    vocab_size: int
+    id_offsets: str | None
+
+
+class DraftTensors:
+    """A draft checkpoint's tensors by the names that its layout gives them. fix: what to say of what does not fit."""
+
+    def __init__(self, source: SafetensorsSource, target: str) -> None:
+        self._source, self._target = source, target
+        self._names = frozenset(source.names())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Raises CheckpointError if the checkpoint lacks the tensor."""
+        if name not in self._names:
+            names = sorted(self._names)
+            some = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+            raise CheckpointError(
+                f"the draft's checkpoint has no tensor {name!r}, but {some}",
+                at=self._source.directory,
+                fix="download the whole checkpoint again, or check that config.json belongs to it",
+            )
+        return self._source.shape(name)
+
+    def recipe(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Recipe:
+        """Of a tensor that has to have this shape. Raises CheckpointError."""
+        found = self.shape(name)
+        if found != shape:
+            raise CheckpointError(
+                f"tensor {name!r} is {list(found)}, where a draft for {self._target} has {list(shape)}",
+                at=self._source.entry(name).file,
+                fix="take the draft that was trained for this model",
+            )
+        self._source.check(name, shape, floating=dtype.is_floating_point)
+        return Stored(PREFIX + name, dtype)
+
+
+def parameter_recipes(
+    module: nn.Module, tensors: DraftTensors, stored: Mapping[str, str], known: Mapping[str, Recipe]
+) -> dict[str, Recipe]:
+    """Of every parameter of a draft's module. stored: the checkpoint's name for each prefix of parameters' names, the
+    longest of which counts. known: those that are there already, for one because they are the target's."""
+    recipes = dict(known)
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if name in known:
+            continue
+        prefix = max((each for each in stored if name.startswith(each)), key=len)
+        recipes[name] = tensors.recipe(
+            stored[prefix] + name.removeprefix(prefix), tuple(parameter.shape), parameter.dtype
+        )
+    return recipes

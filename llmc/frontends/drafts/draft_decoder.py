@@ -1,0 +1,41 @@
+"""The decoder layers of a draft, as transformers makes them from a config, without weights."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from llmc.errors import CheckpointError
+from llmc.frontends.transformers.config import check_rope, check_sizes, import_transformers, valid_values
+from llmc.frontends.transformers.skeleton import skeleton
+
+
+def draft_decoder(settings: dict[str, Any], file: Path, dtype: torch.dtype) -> Any:
+    """The decoder without embeddings. settings: as in a config.json. Raises CheckpointError."""
+    transformers = import_transformers()
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    model_type = settings["model_type"]
+    if model_type not in CONFIG_MAPPING or model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise CheckpointError(
+            f"the draft's layers are of the architecture {model_type!r:.60}, which is no causal language model of "
+            f"transformers {transformers.__version__}",
+            at=file,
+            fix="upgrade transformers, or take another draft",
+        )
+    with valid_values(model_type, file):
+        config = CONFIG_MAPPING[model_type].from_dict(settings)
+    return decoder_of(config, getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]), file, dtype)
+
+
+def decoder_of(config: Any, model_class: Any, file: Path, dtype: torch.dtype) -> Any:
+    """The same of a config of transformers, which is taken over."""
+    with valid_values(config.model_type, file):
+        check_sizes(config, file)
+        check_rope(config, file)
+        # The embeddings are not the decoder's: no token of another vocabulary may stand in its way.
+        config.pad_token_id = None
+        decoder = skeleton(model_class, config, dtype).base_model
+    decoder.embed_tokens = None
+    return decoder

@@ -1,0 +1,66 @@
+"""What the option `speculative` names: the checkpoint of what drafts, by the layout that its directory has."""
+
+from os import PathLike
+from pathlib import Path
+
+from llmc.errors import CheckpointError, OptionError
+from llmc.frontends.checkpoints.safetensors import SafetensorsSource, read_json
+from llmc.frontends.drafts.eagle3 import Eagle3Checkpoint, read_eagle3
+from llmc.frontends.drafts.medusa import holds_medusa, read_medusa
+from llmc.frontends.drafts.mtp import deepseek_mtp, has_mtp, qwen_mtp
+from llmc.frontends.drafts.speculators import KIND, read_speculators
+from llmc.frontends.local_model import local_model
+from llmc.graph.draft_records import MedusaCheckpoint
+from llmc.graph.model_graph import DraftCheckpoint
+from llmc.options import OWN_LAYERS
+
+
+def draft_of_model(model: object, speculative: str) -> DraftCheckpoint | MedusaCheckpoint:
+    """Raises CheckpointError for what is no draft, OptionError for a model that has no directory."""
+    if holds_medusa(Path(speculative)):
+        return read_medusa(Path(speculative))
+    if speculative != OWN_LAYERS:
+        return open_draft(Path(speculative))
+    if not isinstance(model, str | PathLike):
+        raise OptionError(
+            f"speculative='{OWN_LAYERS}' reads the model's directory, and the model is a {type(model).__name__}",
+            at="speculative",
+            fix="name the directory of the checkpoint that holds them",
+        )
+    return open_draft(local_model(model))
+
+
+def open_draft(directory: Path) -> DraftCheckpoint:
+    """The draft in a directory, by its config and its tensors' names. Raises CheckpointError."""
+    source = _weights(directory)
+    names = source.names()
+    if KIND in read_json(directory / "config.json"):
+        return Eagle3Checkpoint(read_speculators(directory), source)
+    if "fc.weight" in names and any(name.startswith(("midlayer.", "layers.0.")) for name in names):
+        return Eagle3Checkpoint(read_eagle3(directory), source)
+    if any(name.startswith("mtp.") for name in names):
+        return qwen_mtp(source)
+    if has_mtp(source):
+        return deepseek_mtp(source)
+    raise CheckpointError(
+        f"no drafting layers are known by these tensors: {', '.join(names[:4])}, …",
+        at=directory,
+        fix="name the directory of an EAGLE-3 draft, or of a model with MTP layers (mtp.*, model.layers.N.eh_proj)",
+    )
+
+
+def _weights(directory: Path) -> SafetensorsSource:
+    """Raises CheckpointError; for pickles with what converts them."""
+    if not directory.is_dir():
+        raise CheckpointError(
+            "no such directory of a draft", at=directory, fix="name the one that holds its config.json"
+        )
+    pickles = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in directory.glob(pattern))
+    if pickles and not any(directory.glob("*.safetensors")):
+        raise CheckpointError(
+            f"the draft's weights are a pickle ({pickles[0]}), which llmc does not open",
+            at=directory / pickles[0],
+            fix=f"convert it: python -c \"import torch, safetensors.torch as s; s.save_file(torch.load('{pickles[0]}',"
+            " weights_only=True), 'model.safetensors')\"",
+        )
+    return SafetensorsSource(directory)

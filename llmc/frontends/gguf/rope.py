@@ -1,0 +1,110 @@
+"""Rotary frequencies: what metadata, and the tensors of factors beside them, are as transformers' rope_parameters."""
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from llmc.errors import CheckpointError
+from llmc.frontends.gguf.container import GgufModel, read_bytes
+from llmc.frontends.gguf.description import Sizes, decoder_config
+
+FACTORS = "rope_freqs.weight"
+_TYPES = ("none", "linear", "yarn")
+# Llama 3's own; its converter writes factors, and not what they came from.
+_LOW, _HIGH, _ORIGINAL = 1.0, 4.0, 8192
+_TOLERANCE = 1e-4
+
+
+def rope_parameters(model: GgufModel, sizes: Sizes, dimensions: int | None = None) -> dict[str, Any]:
+    """rope_theta, rope_type and what that takes. dimensions: of a head that are rotated, where that is not all.
+
+    Raises CheckpointError for a scaling that llmc's engines do not compute.
+    """
+    hyper, rotated = sizes.hyper, sizes.head_dim if dimensions is None else dimensions
+    said = hyper.whole("rope.dimension_count", default=rotated)
+    if said != rotated:
+        raise hyper.error("rope.dimension_count", said, f"{rotated}, all that a head has")
+    theta = hyper.number("rope.freq_base", default=10000.0)
+    scaling = hyper.text("rope.scaling.type", default="none")
+    if scaling not in _TYPES:
+        raise hyper.error("rope.scaling.type", scaling, f"one of {', '.join(_TYPES)}")
+    if FACTORS in model.tensors:
+        return {"rope_theta": theta, **_llama3(model, theta, rotated)}
+    factor = hyper.number("rope.scaling.factor", default=hyper.number("rope.scale_linear", default=1.0))
+    if scaling == "none" and factor != 1.0:
+        scaling = "linear"
+    if scaling == "none" or factor in (0.0, 1.0):
+        return {"rope_theta": theta, "rope_type": "default"}
+    found: dict[str, Any] = {"rope_theta": theta, "rope_type": scaling, "factor": factor}
+    if scaling == "yarn":
+        found["original_max_position_embeddings"] = hyper.whole("rope.scaling.original_context_length")
+        for name, key in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
+            if hyper.has(f"rope.scaling.{key}"):
+                found[name] = hyper.number(f"rope.scaling.{key}")
+    return found
+
+
+def rotary_config(
+    model: GgufModel, sizes: Sizes, model_type: str, class_name: str, rotated: int | None = None
+) -> dict[str, Any]:
+    """What the configs of decoders with RMS norms and rotated positions have in common. rotated: of a head."""
+    return {
+        **decoder_config(model, sizes, model_type, class_name),
+        "rms_norm_eps": sizes.hyper.number("attention.layer_norm_rms_epsilon"),
+        "rope_parameters": rope_parameters(model, sizes, rotated),
+    }
+
+
+def _llama3(model: GgufModel, theta: float, rotated: int) -> dict[str, Any]:
+    """The settings that Llama 3's factors were made from: its own, or those that two factors in between tell."""
+    tensor = model.tensors[FACTORS]
+    if tensor.type.name != "F32" or tensor.shape != (rotated // 2,):
+        raise CheckpointError(
+            f"{FACTORS} is {tensor.type.name} {list(tensor.shape)}, not F32 {[rotated // 2]}",
+            at=tensor.file,
+            fix="convert the model again",
+        )
+    factors = np.frombuffer(read_bytes(tensor), "<f4").astype(np.float64)
+    wavelengths = 2 * math.pi * theta ** (np.arange(0, rotated, 2) / rotated)
+    factor = float(factors.max(initial=1.0)) if np.isfinite(factors).all() else math.nan
+    for low, high, original in ((_LOW, _HIGH, float(_ORIGINAL)), *_solved(factors, wavelengths, factor)):
+        if np.allclose(_factors(wavelengths, factor, low, high, original), factors, rtol=_TOLERANCE, atol=0.0):
+            return {
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": low,
+                "high_freq_factor": high,
+                "original_max_position_embeddings": round(original),
+            }
+    raise CheckpointError(
+        f"the factors in {FACTORS} are none of llama3's scaling: {factors[:4].tolist()} …",
+        at=tensor.file,
+        fix="build from the safetensors checkpoint that the file was converted from",
+    )
+
+
+def _factors(
+    wavelengths: npt.NDArray[np.float64], factor: float, low: float, high: float, original: float
+) -> npt.NDArray[np.float64]:
+    """What frequencies are divided by. Source: llama.cpp's converter, after Meta's reference for Llama 3.1."""
+    smooth = np.clip((original / wavelengths - low) / (high - low), 0.0, 1.0)
+    found: npt.NDArray[np.float64] = 1.0 / ((1.0 - smooth) / factor + smooth)
+    return found
+
+
+def _solved(
+    factors: npt.NDArray[np.float64], wavelengths: npt.NDArray[np.float64], factor: float
+) -> tuple[tuple[float, float, float], ...]:
+    """low, high and the original length of which the factors between 1 and the largest tell, with low at 1."""
+    between = np.flatnonzero((factors > 1.0 + _TOLERANCE) & (factors < factor * (1.0 - _TOLERANCE)))
+    if len(between) < 2 or not math.isfinite(factor):
+        return ()
+    smooth = (1.0 / factors[between] - 1.0 / factor) / (1.0 - 1.0 / factor)
+    slope, offset = np.polyfit(1.0 / wavelengths[between], smooth, 1)
+    if not (slope > 0 > offset):
+        return ()
+    # smooth = (original / wavelength - low) / (high - low)
+    high = _LOW - _LOW / offset
+    return ((_LOW, float(round(high, 4)), float(round(slope * (high - _LOW)))),)

@@ -1,0 +1,150 @@
+"""A GGUF file's tokenizer in the tokenizers library's form: byte-level BPE, and SentencePiece's with bytes to fall back
+on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from llmc.errors import CheckpointError
+from llmc.frontends.gguf.metadata import Metadata
+from llmc.frontends.gguf.pre_tokenizers import CUTS
+from llmc.frontends.gguf.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+NO_VOCABULARY = ("no_vocab", "none")
+_SPACE = "▁"
+
+
+def tokenizer_of(vocabulary: Vocabulary) -> Tokenizer:
+    """Raises CheckpointError for a kind of tokenizer, or of cutting text, that is not read."""
+    from tokenizers import AddedToken
+
+    said = vocabulary.said
+    name = said.text("model")
+    make = _MODELS.get(name)
+    if make is None:
+        raise _not_read(said, "model", name, _MODELS)
+    try:
+        tokenizer = make(vocabulary)
+    except CheckpointError:
+        raise
+    except Exception as error:  # The library raises a bare Exception for merges of tokens that are not there.
+        raise CheckpointError(
+            f"the vocabulary makes no tokenizer: {error}", at=said.at, fix="convert the model again"
+        ) from None
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in vocabulary.control])
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in vocabulary.defined])
+    _add_ends(tokenizer, vocabulary)
+    return tokenizer
+
+
+def adds_beginning(said: Metadata) -> bool:
+    """Whether a text begins with the token for that."""
+    by_kind = said.text("model") == "llama" or (
+        (cut := CUTS.get(said.text("pre", default=""))) is not None and cut.begins
+    )
+    return said.flag("add_bos_token", default=by_kind)
+
+
+def _byte_level(vocabulary: Vocabulary) -> Tokenizer:
+    from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+    from tokenizers.models import BPE
+
+    said = vocabulary.said
+    name = said.text("pre", default="gpt-2")
+    cut = CUTS.get(name)
+    if cut is None:
+        raise _not_read(said, "pre", name, CUTS)
+    tokenizer = Tokenizer(BPE(vocabulary.ids, _merges(vocabulary), ignore_merges=cut.whole_first))
+    if cut.is_composed:
+        tokenizer.normalizer = normalizers.NFC()
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in cut.patterns]
+    bytewise = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, bytewise])
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _sentence_piece(vocabulary: Vocabulary) -> Tokenizer:
+    from tokenizers import Tokenizer, decoders, normalizers
+    from tokenizers.models import BPE
+
+    said = vocabulary.said
+    unknown = vocabulary.special("unknown")
+    merges = _merges_by_score(vocabulary)
+    model = BPE(vocabulary.ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    tokenizer = Tokenizer(model)
+    begins_with_space = said.flag("add_space_prefix", default=True)
+    before = [normalizers.Prepend(_SPACE)] if begins_with_space else []
+    tokenizer.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", _SPACE)])
+    after = [decoders.Strip(" ", 1, 0)] if begins_with_space else []
+    back = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *after]
+    tokenizer.decoder = decoders.Sequence(back)
+    return tokenizer
+
+
+_MODELS: Mapping[str, Callable[[Vocabulary], Tokenizer]] = MappingProxyType(
+    {"gpt2": _byte_level, "llama": _sentence_piece}
+)
+
+
+def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
+    """As written: two tokens and a space between, which may also be in the first of them but at its beginning.
+
+    The library ends the process for merges of what is not in the vocabulary.
+    """
+    merges: list[tuple[str, str]] = []
+    said, ids = vocabulary.said, vocabulary.ids
+    for merge in said.texts("merges"):
+        cut = merge.find(" ", 1)
+        left, right = merge[:cut], merge[cut + 1 :]
+        if cut < 0 or left not in ids or right not in ids or left + right not in ids:
+            raise said.error("merges", merge, "two tokens that make a third, with a space between")
+        merges.append((left, right))
+    return merges
+
+
+def _merges_by_score(vocabulary: Vocabulary) -> list[tuple[str, str]]:
+    """SentencePiece joins what makes the token of the highest score: of each token all pairs that make it, the best
+    token first, and of one token the longest beginning first. Source: transformers' conversion of such models."""
+    scores = vocabulary.said.numbers("scores")
+    ids, added = vocabulary.ids, vocabulary.added
+    ranked: list[tuple[float, int, int, str, str]] = []
+    for token, number in ids.items():
+        if token in added or number >= len(scores):
+            continue
+        for cut in range(1, len(token)):
+            left, right = token[:cut], token[cut:]
+            if left in ids and right in ids and left not in added and right not in added:
+                ranked.append((scores[number], len(left), len(right), left, right))
+    ranked.sort(key=lambda each: each[:3], reverse=True)
+    return [(left, right) for *_, left, right in ranked]
+
+
+def _add_ends(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
+    """The tokens that a text begins and ends with, where the file asks for them."""
+    from tokenizers import processors
+
+    said = vocabulary.said
+    first = vocabulary.special("bos") if adds_beginning(said) else None
+    last = vocabulary.special("eos") if said.flag("add_eos_token", default=False) else None
+    around = [each for each in (first, last) if each is not None and each in vocabulary.ids]
+    if not around:
+        return
+    single = " ".join(each for each in (first, "$A", last) if each)
+    pair = single + " " + " ".join(each for each in (first, "$B:1", last) if each)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=single, pair=pair, special_tokens=[(each, vocabulary.ids[each]) for each in dict.fromkeys(around)]
+    )
+
+
+def _not_read(said: Metadata, key: str, found: str, known: Mapping[str, object]) -> CheckpointError:
+    return CheckpointError(
+        f"tokenizers of the kind {said.prefix}{key} = {found!r:.40} are not read",
+        at=said.at,
+        fix=f"llmc reads {', '.join(known)}; build others from their safetensors checkpoints",
+    )

@@ -1,0 +1,80 @@
+"""How a model makes one row of a text: from its config, from what sentence-transformers says, or as the build asks."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmc.errors import CaptureError
+from llmc.frontends.heads.sentence_modules import DenseModule, sentence_modules
+from llmc.frontends.heads.separator import pair_separator
+from llmc.options import BuildOptions
+from llmc.program import Activation, Head, Pooling, Task
+
+
+@dataclass(frozen=True)
+class HeadPlan:
+    """head: what the engine says of it, but for its width and whether texts come whole, which its graph tells. dense:
+    products after the pooling. max_length: of a text in tokens, where that is less than the model's own. separator: the
+    token behind which the second text of a pair begins; None where texts have no segments."""
+
+    head: Head
+    dense: tuple[DenseModule, ...] = ()
+    max_length: int | None = None
+    separator: int | None = None
+
+
+def head_plan(task: Task, model: Any, options: BuildOptions, directory: Path | None = None) -> HeadPlan:
+    """The plan for a transformers model. directory: where modules.json may be. Raises CaptureError, CheckpointError."""
+    if task is not Task.EMBED:
+        return _of_classifier(task, model, options, directory)
+    found = None if directory is None or options.pooling != "auto" else sentence_modules(directory)
+    if found is not None:
+        return HeadPlan(found.head, found.dense, found.max_length)
+    asked = None if options.pooling == "auto" else Pooling(options.pooling)
+    pooling = asked or (Pooling.LAST if is_causal(model) else Pooling.MEAN)
+    return HeadPlan(Head(task, pooling, width=0, whole_texts=False, normalized=True))
+
+
+def is_causal(model: Any) -> bool:
+    """Whether each token of a model sees those before it only: a model is if its layers' attentions do not deny it."""
+    return all(getattr(module, "is_causal", True) is not False for module in model.modules())
+
+
+def _of_classifier(task: Task, model: Any, options: BuildOptions, directory: Path | None) -> HeadPlan:
+    config = model.config
+    labels = tuple(str(config.id2label[key]) for key in sorted(config.id2label))
+    if task is Task.SCORE and len(labels) != 1:
+        raise CaptureError(
+            f"a model that scores gives one number, and this one has {len(labels)} labels",
+            at=type(model).__name__,
+            fix="build it with task=classify",
+        )
+    if options.pooling != "auto":
+        raise CaptureError(
+            "a classifier pools as its own head does", at=f"pooling={options.pooling}", fix="leave it out"
+        )
+    named = getattr(config, "classifier_pooling", None)
+    pooling = Pooling.LAST if hasattr(model, "score") else Pooling(named) if named in ("cls", "mean") else Pooling.CLS
+    segments = getattr(config, "type_vocab_size", None) or 0
+    separator = pair_separator(directory, segments) if task is Task.SCORE and segments > 1 else None
+    activation = _activation(config, len(labels))
+    head = Head(task, pooling, width=0, whole_texts=False, activation=activation, labels=labels)
+    return HeadPlan(head, separator=separator)
+
+
+def _activation(config: Any, labels: int) -> Activation:
+    """As a cross-encoder's config says; else what the problem was trained with."""
+    said = getattr(config, "sentence_transformers", None)
+    named = said.get("activation_fn") if isinstance(said, dict) else None
+    named = named or getattr(config, "sbert_ce_default_activation_function", None)
+    if isinstance(named, str):
+        name = named.rpartition(".")[2]
+        if name not in ("Identity", "Sigmoid", "Softmax"):
+            raise CaptureError(
+                f"the activation {named} of the scores is not known", at="config.json", fix="use Identity or Sigmoid"
+            )
+        return Activation(name.lower())
+    if getattr(config, "problem_type", None) == "regression":
+        return Activation.IDENTITY
+    is_independent = labels == 1 or getattr(config, "problem_type", None) == "multi_label_classification"
+    return Activation.SIGMOID if is_independent else Activation.SOFTMAX

@@ -1,0 +1,60 @@
+"""Capture of a plain nn.Module that maps token ids to logits, such as nanoGPT's model."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from llmc.errors import CaptureError
+from llmc.frontends.checkpoints.memory_source import MemorySource, tied_names
+from llmc.frontends.tracing.fake_copy import fake_copy
+from llmc.frontends.tracing.program_graph import graph_from_program
+from llmc.frontends.tracing.trace import explained_at_once, trace
+from llmc.frontends.transformers.config import resolve_dtype
+from llmc.graph.model_graph import ModelGraph, ModelInfo
+from llmc.graph.weights import Recipe, Stored, WeightSource
+from llmc.options import BuildOptions
+
+
+def capture_module(module: nn.Module, options: BuildOptions) -> tuple[ModelGraph, WeightSource]:
+    """Capture forward(ids [1, T]) -> logits [1, T, vocab], or a tuple or object that holds them.
+
+    The module is left as it was. Positions that it makes from arange stay in the graph; `positions` is an input of
+    the graph all the same, not yet used.
+    """
+    floating = [p.dtype for p in module.parameters() if p.is_floating_point()]
+    if not floating:
+        raise CaptureError(f"{type(module).__name__} has no floating-point parameters", fix="pass the whole model")
+    dtype = resolve_dtype(options, floating[0])
+    recipes: dict[str, Recipe] = {name: Stored(first, dtype) for name, first in tied_names(module).items()}
+    program = trace(FirstLogits(fake_copy(module, dtype, cast_buffers=True)), with_positions=False)
+    info = ModelInfo(type(module).__name__, "module", vocab_size=0, max_positions=None, dtype=dtype)
+    return graph_from_program(program, recipes, info, prefix="module."), MemorySource(dict(module.named_parameters()))
+
+
+class FirstLogits(nn.Module):
+    """A module as forward(ids) -> logits, whatever it returns them in."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """input_ids: [1, T]."""
+        with explained_at_once():
+            return _logits(self.module(input_ids), type(self.module).__name__)
+
+
+def _logits(output: Any, name: str) -> Tensor:
+    if isinstance(output, dict):
+        output = output.get("logits", next(iter(output.values()), None))
+    elif hasattr(output, "logits"):
+        output = output.logits
+    elif isinstance(output, tuple | list) and output:
+        output = output[0]
+    if not isinstance(output, torch.Tensor):
+        raise CaptureError(
+            f"{name}.forward returns a {type(output).__name__} where logits were looked for",
+            fix="return the logits, a tuple that begins with them, or an object with .logits",
+        )
+    return output

@@ -1,0 +1,170 @@
+"""Capture of an ONNX file: its graph as a decoder over whole sequences, at stage captured, and its tensors' source."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+
+from llmc.errors import CaptureError
+from llmc.files.hub_model import model_name
+from llmc.frontends.checkpoints.safetensors import read_json_if_there
+from llmc.frontends.onnx.call import Known
+from llmc.frontends.onnx.coded_tensor import CodedTensor
+from llmc.frontends.onnx.codes import coded_tensors
+from llmc.frontends.onnx.constants import constant, is_known
+from llmc.frontends.onnx.decoder import OnnxDecoder
+from llmc.frontends.onnx.expansion import check_expansion
+from llmc.frontends.onnx.files import describing, genai_settings
+from llmc.frontends.onnx.head_norms import heads_apart
+from llmc.frontends.onnx.interface import read_interface
+from llmc.frontends.onnx.model import OnnxGraph, read_model
+from llmc.frontends.onnx.needed import needed_graph, positional_tensors
+from llmc.frontends.onnx.operators import check_operators
+from llmc.frontends.onnx.source import OnnxSource
+from llmc.frontends.tracing.fake_copy import make_parameters_fake
+from llmc.frontends.tracing.program_graph import graph_from_program
+from llmc.frontends.tracing.trace import trace
+from llmc.frontends.transformers.config import generation_defaults, model_info, resolve_dtype
+from llmc.graph.dtype_names import torch_name
+from llmc.graph.model_graph import ModelGraph, ModelInfo
+from llmc.graph.weights import Constant, Recipe, Stored, identifier
+from llmc.options import BuildOptions
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def capture_onnx(file: Path, options: BuildOptions) -> tuple[ModelGraph, OnnxSource, tuple[str, ...]]:
+    """Read the file and trace its graph; data of weights are not read. With what a build should say of it.
+
+    Raises CheckpointError for a file that is damaged, CaptureError for a model that is no decoder language model, or
+    that holds what is not read.
+    """
+    read = read_decoder(file, options)
+    program = trace(read.decoder, with_positions=True)
+    return graph_from_program(program, read.recipes, read.info, prefix="tensors."), read.source, read.notes
+
+
+@dataclass(frozen=True)
+class ReadDecoder:
+    """A file as a module of fake weights, and where they are. recipes: by the module's names, less `tensors.`"""
+
+    decoder: OnnxDecoder
+    recipes: dict[str, Recipe]
+    info: ModelInfo
+    source: OnnxSource
+    notes: tuple[str, ...]
+
+
+def read_decoder(file: Path, options: BuildOptions) -> ReadDecoder:
+    """Read all of the file but the data of weights; nothing is computed. Raises as capture_onnx."""
+    model = read_model(file)
+    settings = genai_settings(describing(file))
+    interface = read_interface(model.graph, file, _head_dim(settings))
+    graph = heads_apart(needed_graph(model, interface.logits))
+    check_operators(model, graph.nodes)
+    check_expansion(model, graph.nodes)
+    coded = coded_tensors(graph)
+    source = OnnxSource(file, graph.tensors, coded)
+    own = source.dtype()
+    dtype = _dtype(options, own, file)
+    kept = _Tensors(graph, coded, positional_tensors(graph, interface.ids), {own: dtype})
+    decoder = OnnxDecoder(
+        model, graph, interface, kept.module, kept.names, kept.known, {own: dtype}, options.max_model_len
+    )
+    make_parameters_fake(decoder)
+    info, notes = _info(file, settings, dtype)
+    return ReadDecoder(decoder, kept.recipes, info, source, notes)
+
+
+class _Tensors:
+    """The graph's tensors as a module has them: parameters for weights, buffers for what passes look at.
+
+    names: of values in the graph, to those in the module. known: values that are numbers. recipes: by names of the
+    module.
+    """
+
+    def __init__(
+        self,
+        graph: OnnxGraph,
+        coded: dict[str, CodedTensor],
+        positional: frozenset[str],
+        dtypes: dict[torch.dtype, torch.dtype],
+    ) -> None:
+        self.module = nn.Module()
+        self.names: dict[str, str] = {}
+        self.known: dict[str, Known] = {}
+        self.recipes: dict[str, Recipe] = {}
+        self._dtypes = dtypes
+        parts = {each.name for c in coded.values() for each in (c.codes, c.scales, c.zeros) if each is not None}
+        for name, codes in coded.items():
+            (own,) = dtypes
+            self._weight(name, (codes.rows, codes.columns), own)
+        for name, tensor in graph.tensors.items():
+            if name in parts:
+                continue
+            value = constant(tensor) if is_known(tensor) else None
+            if value is not None and not isinstance(value, torch.Tensor):
+                self.known[name] = value
+            elif name in positional or not tensor.dtype.is_floating_point:
+                self._constant(name, tensor.load())
+            else:
+                self._weight(name, tensor.shape, tensor.dtype)
+
+    def _weight(self, name: str, shape: tuple[int, ...], stored: torch.dtype) -> None:
+        dtype, attribute = self._dtypes.get(stored, stored), self._attribute(name)
+        empty = torch.empty(shape, dtype=dtype, device="meta")
+        self.module.register_parameter(attribute, nn.Parameter(empty, requires_grad=False))
+        self.recipes[attribute] = Stored(name, dtype)
+
+    def _constant(self, name: str, value: torch.Tensor) -> None:
+        attribute = self._attribute(name)
+        value = value.to(self._dtypes.get(value.dtype, value.dtype))
+        self.module.register_buffer(attribute, value)
+        self.recipes[attribute] = Constant(value, (name,))
+
+    def _attribute(self, name: str) -> str:
+        attribute = identifier(name) or "tensor"
+        while hasattr(self.module, attribute):
+            attribute = f"{attribute}_{len(self.names)}"
+        self.names[name] = attribute
+        return attribute
+
+
+def _dtype(options: BuildOptions, own: torch.dtype, file: Path) -> torch.dtype:
+    """What the engine computes in: the graph's own dtype; another one only in the place of half precision."""
+    dtype = resolve_dtype(options, own, file)
+    if dtype is not own and own not in _HALVES:
+        raise CaptureError(
+            f"the graph computes in {torch_name(own)}, and what it does not cast is meant to be in that",
+            at=f"dtype={options.dtype}",
+            fix="leave dtype=auto, or export the model in that dtype; --quantize makes its weights smaller",
+        )
+    return dtype
+
+
+def _head_dim(settings: dict[str, Any]) -> int | None:
+    decoder = settings.get("decoder")
+    found = decoder.get("head_size") if isinstance(decoder, dict) else None
+    return found if isinstance(found, int) and 0 < found < 1 << 16 else None
+
+
+def _info(file: Path, settings: dict[str, Any], dtype: torch.dtype) -> tuple[ModelInfo, tuple[str, ...]]:
+    """By what stands beside the file: genai_config.json, config.json, generation_config.json; all may be missing."""
+    folder = describing(file)
+    config = read_json_if_there(folder / "config.json")
+    text = config.get("text_config")
+    config = {**config, **text} if isinstance(text, dict) else config
+    vocabulary = settings.get("vocab_size", config.get("vocab_size"))
+    limit = settings.get("context_length", config.get("max_position_embeddings", config.get("n_positions")))
+    said = SimpleNamespace(
+        model_type=str(config.get("model_type", settings.get("type", "onnx"))),
+        vocab_size=vocabulary if vocabulary is not None else 1 << 31,
+        max_position_embeddings=limit,
+        bos_token_id=settings.get("bos_token_id", config.get("bos_token_id")),
+        eos_token_id=settings.get("eos_token_id", config.get("eos_token_id")),
+    )
+    name = model_name(folder) if file.stem == "model" else file.stem
+    return model_info(name, said, generation_defaults(folder), dtype)

@@ -1,0 +1,78 @@
+"""A weight that is codes: which initializers hold them, and what an operator says of them."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from llmc.errors import CheckpointError
+from llmc.frontends.onnx.model import OnnxGraph, OnnxNode
+from llmc.frontends.onnx.tensors import OnnxTensor
+
+FORMATS: Mapping[int, str] = MappingProxyType({2: "int4", 4: "int4", 8: "int8"})
+
+
+@dataclass(frozen=True)
+class CodedTensor:
+    """op: whose codes they are. rows, columns: of the weight [out, in], of all experts one below the other. block:
+    columns that share a scale. is_turned: whether the codes are stored [in, out]."""
+
+    op: str
+    codes: OnnxTensor
+    scales: OnnxTensor
+    zeros: OnnxTensor | None
+    bits: int
+    rows: int
+    columns: int
+    block: int
+    is_turned: bool = False
+
+    @property
+    def format(self) -> str:
+        """Of llmc's; two bits fit into four."""
+        return FORMATS[self.bits]
+
+    @property
+    def groups(self) -> int:
+        """Scales of a row."""
+        return -(-self.columns // self.block)
+
+    def of_equal_runs(self, values: Tensor) -> Tensor:
+        """Scales or zeros [rows, groups], as those of runs of equal length: where columns end within a block, of the
+        longest that both are multiples of."""
+        width = self.block if self.columns % self.block == 0 else math.gcd(self.block, self.columns)
+        return values[:, torch.arange(0, self.columns, width) // self.block].contiguous()
+
+
+def whole(node: OnnxNode, name: str, default: int | None = None, *, least: int = 1) -> int:
+    """An attribute that is a whole number, of 31 bits at most."""
+    found = node.attributes.get(name, default)
+    if not isinstance(found, int) or not least <= found < 1 << 31:
+        raise unfit(node, f"its attribute {name} is {found!r:.40}")
+    return found
+
+
+def initializer(node: OnnxNode, graph: OnnxGraph, index: int) -> OnnxTensor:
+    """An input that is stored."""
+    name = node.inputs[index] if index < len(node.inputs) else ""
+    found = graph.tensors.get(name)
+    if found is None:
+        raise unfit(node, f"its input {index}, {name!r:.80}, is no initializer")
+    return found
+
+
+def optional_initializer(node: OnnxNode, graph: OnnxGraph, index: int) -> OnnxTensor | None:
+    """The same, None where it was left out."""
+    return initializer(node, graph, index) if index < len(node.inputs) and node.inputs[index] else None
+
+
+def unfit(node: OnnxNode, problem: str) -> CheckpointError:
+    """What is wrong with a node's codes."""
+    return CheckpointError(
+        f"{node.label}: {problem}",
+        at=node.op,
+        fix="quantize the model again, for CPUs: codes of 2, 4 or 8 bits as the operator's documentation has them",
+    )

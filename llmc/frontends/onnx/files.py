@@ -1,0 +1,54 @@
+"""Which ONNX file a model is, and where what describes it stands. Imports nothing of the onnx package."""
+
+from pathlib import Path
+from typing import Any
+
+from llmc.errors import CheckpointError
+from llmc.frontends.checkpoints.safetensors import SHARD_INDEX, SINGLE_FILE, read_json
+from llmc.frontends.onnx import SUFFIX
+
+GENAI = "genai_config.json"
+# Where repositories on the hub keep their ONNX files, beside config.json.
+_FOLDER = "onnx"
+_PREFERRED = ("model.onnx", "decoder_with_past_model.onnx", "decoder_model_merged.onnx", "decoder_model.onnx")
+
+
+def onnx_file(place: Path) -> Path | None:
+    """The file that a path means: an .onnx file itself, or of a directory that holds no other weights the one that
+    genai_config.json names, or whose name is usual. None for any other path.
+
+    Raises CheckpointError for a directory of several whose names say nothing.
+    """
+    if not place.is_dir():
+        return place if place.suffix == SUFFIX else None
+    if any((place / name).exists() for name in (SINGLE_FILE, SHARD_INDEX)):
+        return None
+    found = {file.name: file for folder in (place / _FOLDER, place) for file in sorted(folder.glob(f"*{SUFFIX}"))}
+    if not found:
+        return None
+    settings = genai_settings(place)
+    named = settings.get("decoder", {}).get("filename") if isinstance(settings.get("decoder"), dict) else None
+    for name in (named, *_PREFERRED):
+        if name in found:
+            return found[name]
+    if len(found) == 1:
+        return next(iter(found.values()))
+    raise CheckpointError(
+        f"the directory holds {len(found)} ONNX files: {', '.join(found)[:200]}", at=place, fix="name the one to build"
+    )
+
+
+def describing(file: Path) -> Path:
+    """The directory of the tokenizer and of config.json: the file's own, or that around it where they stand there."""
+    folder = file.parent
+    has_own = any((folder / name).is_file() for name in ("config.json", "tokenizer.json", GENAI))
+    return folder.parent if folder.name == _FOLDER and not has_own else folder
+
+
+def genai_settings(folder: Path) -> dict[str, Any]:
+    """What genai_config.json says of the model; nothing where there is none."""
+    file = folder / GENAI
+    if not file.is_file():
+        return {}
+    found = read_json(file).get("model")
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,107 @@
+"""The tensors of an ONNX file as a WeightSource: by the names of its initializers, read one at a time."""
+
+import functools
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from llmc.errors import CheckpointError
+from llmc.frontends.onnx.coded_tensor import CodedTensor
+from llmc.frontends.onnx.codes import unpacked
+from llmc.frontends.onnx.model import read_model
+from llmc.frontends.onnx.tensors import OnnxTensor
+from llmc.graph.stored_codes import RoundedAgain, StoredWeight, UnpackedCodes
+
+
+class OnnxSource:
+    """A CodeSource. coded: those that are codes, under the same names as the graph has for their numbers."""
+
+    def __init__(self, file: Path, tensors: Mapping[str, OnnxTensor], coded: Mapping[str, CodedTensor]) -> None:
+        self.file = file
+        self._tensors, self._coded = dict(tensors), dict(coded)
+        # Codes, scales and zeros of one weight are asked for one after the other.
+        self._unpacked = functools.lru_cache(maxsize=1)(lambda name: unpacked(self._coded[name]))
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether any weight is codes."""
+        return bool(self._coded)
+
+    @property
+    def gives_way(self) -> bool:
+        """False: codes stay as they are, whatever `quantize` says of other weights."""
+        return False
+
+    def names(self) -> tuple[str, ...]:
+        """All tensor names, sorted; parts of codes are not among them."""
+        parts = {each.name for c in self._coded.values() for each in (c.codes, c.scales, c.zeros) if each is not None}
+        return tuple(sorted((self._tensors.keys() - parts) | self._coded.keys()))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a tensor; of codes that of the weight."""
+        coded = self._coded.get(name)
+        return self._tensor(name).shape if coded is None else (coded.rows, coded.columns)
+
+    def weight(self, name: str) -> StoredWeight | None:
+        """How a weight's codes are stored; None if it is numbers."""
+        coded = self._coded.get(name)
+        if coded is None:
+            return None
+        return StoredWeight(name, (coded.rows, coded.columns), coded.op, coded.format)
+
+    def rounded(self, name: str) -> RoundedAgain | None:
+        """None: all operators that are read have codes."""
+
+    def are_alike(self, names: Sequence[str]) -> bool:
+        """False: experts stand in one tensor already."""
+        return False
+
+    def unpacked(self, name: str) -> UnpackedCodes:
+        """All parts of a weight of codes."""
+        return self._unpacked(name)
+
+    def input_scale(self, name: str) -> Tensor | None:
+        """None: no operator that is read rounds activations by a scale that is stored."""
+
+    def load(self, name: str) -> Tensor:
+        """The tensor on the CPU: numbers in fp32 if it is codes, or the part of those that is named after `::`."""
+        base, _, part = name.rpartition("::")
+        if base in self._coded and part in ("codes", "scales", "zeros"):
+            found: Tensor | None = getattr(self._unpacked(base), part)
+            if found is None:
+                raise CheckpointError(f"weight {base!r:.80} has no {part}", at=self.file, fix="build the model again")
+            return found
+        coded = self._coded.get(name)
+        return self._tensor(name).load() if coded is None else self._unpacked(name).values(coded.format)
+
+    def dtype(self) -> torch.dtype:
+        """The floating-point dtype that most elements that are no codes are stored in."""
+        return _most(self._tensors.values(), self.file)
+
+    def _tensor(self, name: str) -> OnnxTensor:
+        found = self._tensors.get(name)
+        if found is None:
+            raise CheckpointError(
+                f"the file has no tensor {name!r:.80} ({len(self._tensors)} tensors found)",
+                at=self.file,
+                fix="build the model again: the file has changed",
+            )
+        return found
+
+
+def onnx_dtype(file: Path) -> torch.dtype:
+    """What most numbers of a file are stored in. Raises CheckpointError."""
+    return _most(read_model(file).graph.tensors.values(), file)
+
+
+def _most(tensors: Iterable[OnnxTensor], file: Path) -> torch.dtype:
+    elements = Counter[torch.dtype]()
+    for tensor in tensors:
+        if tensor.dtype.is_floating_point:
+            elements[tensor.dtype] += tensor.numel
+    if not elements:
+        raise CheckpointError("the model holds no floating-point tensor", at=file, fix="name a decoder's .onnx file")
+    return elements.most_common(1)[0][0]

@@ -1,0 +1,161 @@
+"""Operators on elements: arithmetic, comparisons, activations, casts."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from llmc.frontends.onnx.call import Call, Translated, Translations, Value, as_tensor, torch_dtype
+from llmc.frontends.onnx.tensors import DTYPES
+
+
+def operands(call: Call) -> list[Any]:
+    """All inputs; those that are one known number as Python's, with no more axes than the others have."""
+    values = [call.value(index) for index in range(len(call.inputs))]
+    axes = max((v.dim() for v in values if isinstance(v, Tensor)), default=0)
+    return [_operand(value, axes) for value in values]
+
+
+def _operand(value: Value, axes: int) -> Any:
+    if isinstance(value, Tensor) or value.size != 1 or value.ndim > axes:
+        return as_tensor(value)
+    return number(value)
+
+
+def number(value: Any) -> Any:
+    """Of an array of one element; a whole one as an integer, which is what patterns of powers look for."""
+    found = value.reshape(-1)[0]
+    return found.item() if hasattr(found, "item") else found
+
+
+def _pair(apply: Callable[[Any, Any], Any]) -> Callable[[Call], Translated]:
+    def translate(call: Call) -> Translated:
+        first, second = operands(call)
+        result: Tensor = apply(first, second)
+        return result
+
+    return translate
+
+
+def _single(apply: Callable[[Tensor], Tensor]) -> Callable[[Call], Translated]:
+    return lambda call: apply(call.tensor(0))
+
+
+def _divided(first: Any, second: Any) -> Any:
+    whole = [each for each in (first, second) if isinstance(each, Tensor)]
+    if not whole[0].is_floating_point():
+        return torch.div(first, second, rounding_mode="trunc")
+    return torch.reciprocal(second) if not isinstance(first, Tensor) and first == 1 else first / second
+
+
+def _remainder(call: Call) -> Translated:
+    first, second = operands(call)
+    result: Tensor = (torch.fmod if call.integer("fmod", 0) else torch.remainder)(first, second)
+    return result
+
+
+def _power(call: Call) -> Translated:
+    base, exponent = operands(call)
+    if not isinstance(exponent, Tensor) and float(exponent).is_integer():
+        exponent = int(exponent)
+    result: Tensor = torch.pow(base, exponent)
+    return result
+
+
+def _of_all(combine: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Call], Translated]:
+    def translate(call: Call) -> Translated:
+        found, *others = (call.tensor(index) for index in range(len(call.inputs)))
+        for other in others:
+            found = combine(found, other)
+        return found
+
+    return translate
+
+
+def _where(call: Call) -> Translated:
+    condition, first, second = operands(call)
+    sides = [first, second]
+    dtype = next((side.dtype for side in sides if isinstance(side, Tensor)), None)
+    for index, side in enumerate(sides):
+        if not isinstance(side, Tensor):
+            sides[index] = torch.full((), side, dtype=dtype or torch_dtype(call.known(index + 1)))
+    return torch.where(condition, *sides)
+
+
+def cast(call: Call, x: Tensor, number: int) -> Tensor:
+    """x in a type of ONNX's."""
+    dtype = DTYPES.get(number)
+    if dtype is None:
+        raise call.refused(f"it casts to ONNX type {number}, which engines do not have")
+    return x.to(call.dtypes.get(dtype, dtype))
+
+
+def _clip(call: Call) -> Translated:
+    bounds: list[Any] = []
+    for index, name in ((1, "min"), (2, "max")):
+        given = call.node.attributes.get(name)
+        bounds.append(number(call.known(index)) if call.has(index) else given)
+    return torch.clamp(call.tensor(0), *bounds)
+
+
+def _gelu(call: Call) -> Translated:
+    return functional.gelu(call.tensor(0), approximate=call.text("approximate", "none"))
+
+
+def _biased_gelu(approximate: str) -> Callable[[Call], Translated]:
+    def translate(call: Call) -> Translated:
+        bias = call.optional(1)
+        return functional.gelu(call.tensor(0) if bias is None else call.tensor(0) + bias, approximate=approximate)
+
+    return translate
+
+
+def _quick_gelu(call: Call) -> Translated:
+    x = call.tensor(0)
+    return x * torch.sigmoid(x * call.real("alpha", 1.702))
+
+
+def _leaky(call: Call) -> Translated:
+    return functional.leaky_relu(call.tensor(0), call.real("alpha", 0.01))
+
+
+_MICROSOFT = "com.microsoft"
+# In torch and in ONNX, but for the capital.
+_NAMED_ALIKE = "Neg Abs Exp Log Sqrt Reciprocal Floor Ceil Sin Cos Erf Tanh Sigmoid Relu"
+POINTWISE: Translations = {
+    ("", "Add"): _pair(lambda a, b: a + b),
+    ("", "Sub"): _pair(lambda a, b: a - b),
+    ("", "Mul"): _pair(lambda a, b: a * b),
+    ("", "Div"): _pair(_divided),
+    ("", "Mod"): _remainder,
+    ("", "Pow"): _power,
+    ("", "Max"): _of_all(torch.maximum),
+    ("", "Min"): _of_all(torch.minimum),
+    ("", "Sum"): _of_all(torch.add),
+    ("", "Equal"): _pair(lambda a, b: a == b),
+    ("", "Less"): _pair(lambda a, b: a < b),
+    ("", "LessOrEqual"): _pair(lambda a, b: a <= b),
+    ("", "Greater"): _pair(lambda a, b: a > b),
+    ("", "GreaterOrEqual"): _pair(lambda a, b: a >= b),
+    ("", "And"): _of_all(torch.bitwise_and),
+    ("", "Or"): _of_all(torch.bitwise_or),
+    ("", "Not"): _single(torch.logical_not),
+    **{("", name): _single(getattr(torch, name.lower())) for name in _NAMED_ALIKE.split()},
+    ("", "Softplus"): _single(functional.softplus),
+    ("", "LeakyRelu"): _leaky,
+    ("", "Gelu"): _gelu,
+    # Of scores that are masked, and of sums of them: a row that sees itself has no such number.
+    ("", "IsNaN"): _single(torch.isnan),
+    ("", "Identity"): lambda call: call.value(0),
+    ("", "Dropout"): lambda call: call.value(0),
+    ("", "Where"): _where,
+    ("", "Clip"): _clip,
+    ("", "Cast"): lambda call: cast(call, call.tensor(0), call.integer("to")),
+    ("", "CastLike"): lambda call: call.tensor(0).to(call.tensor(1).dtype),
+    (_MICROSOFT, "Gelu"): _biased_gelu("none"),
+    (_MICROSOFT, "BiasGelu"): _biased_gelu("none"),
+    (_MICROSOFT, "FastGelu"): _biased_gelu("tanh"),
+    (_MICROSOFT, "QuickGelu"): _quick_gelu,
+}

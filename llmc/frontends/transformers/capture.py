@@ -1,0 +1,197 @@
+"""Capture of transformers models: from a checkpoint directory without its weights, or from a model in memory."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from llmc.errors import CaptureError
+from llmc.files.hub_model import model_name
+from llmc.frontends.checkpoints.checkpoint_kind import ModelSource, open_checkpoint
+from llmc.frontends.checkpoints.config_source import ConfigSource, config_dtype, has_weights
+from llmc.frontends.checkpoints.memory_source import MemorySource, tied_names
+from llmc.frontends.drafts.mtp import mtp_tensors
+from llmc.frontends.heads.chosen_task import task_of_model
+from llmc.frontends.heads.dense_source import dense_recipes, with_dense
+from llmc.frontends.heads.head_plan import HeadPlan, head_plan
+from llmc.frontends.heads.text_rows import TextRows, numbers_ids
+from llmc.frontends.tracing.fake_copy import fake_copy, make_parameters_fake
+from llmc.frontends.tracing.program_graph import graph_from_program
+from llmc.frontends.tracing.trace import explained_at_once, trace
+from llmc.frontends.transformers import experts as hf_experts
+from llmc.frontends.transformers import hooks as hf_hooks
+from llmc.frontends.transformers.capture_cache import capture_entry, find_capture, keep_capture
+from llmc.frontends.transformers.config import (
+    check_directory,
+    check_rope,
+    generation_defaults,
+    load_config,
+    model_info,
+    resolve_dtype,
+    valid_values,
+)
+from llmc.frontends.transformers.names import stored_recipes
+from llmc.frontends.transformers.scans import scans_as_ops
+from llmc.frontends.transformers.skeleton import skeleton, text_half, whole_skeleton
+from llmc.frontends.transformers.text_half import left_out, text_config, text_names
+from llmc.graph.model_graph import ModelGraph, ModelInfo
+from llmc.graph.weights import Recipe, Stored, WeightSource
+from llmc.options import OWN_LAYERS, BuildOptions
+
+HFCapture = tuple[ModelGraph, WeightSource, tuple[str, ...]]
+
+
+def capture_directory(directory: Path, options: BuildOptions, *, may_lack_weights: bool = False) -> HFCapture:
+    """Capture a directory with config.json and safetensors weights; reads headers, never weight data.
+
+    may_lack_weights: config.json alone will do (config_source.py). With what a build should say of it. A graph that was
+    captured from the same before is read from the cache (capture_cache.py).
+    """
+    check_directory(directory)
+    lacks_weights = may_lack_weights and not has_weights(directory)
+    entry = capture_entry(directory, options, has_weights=not lacks_weights)
+    kept = None if entry is None else find_capture(entry)
+    if kept is not None:
+        graph, notes = kept
+        graph.info = replace(graph.info, name=model_name(directory))
+        if lacks_weights:
+            return graph, ConfigSource(directory, graph), notes
+        return graph, with_dense(open_checkpoint(directory), graph, directory), notes
+    if lacks_weights:
+        graph = capture_config(directory, options)
+        if entry is not None:
+            keep_capture(entry, graph)
+        return graph, ConfigSource(directory, graph), ()
+    read = read_directory(directory, options)
+    graph = _capture(read.model, read.recipes, read.info, read.plan)
+    if entry is not None:
+        keep_capture(entry, graph, read.notes)
+    return graph, with_dense(read.source, graph, directory), read.notes
+
+
+def capture_config(directory: Path, options: BuildOptions) -> ModelGraph:
+    """The graph of a model of which there is only config.json. Raises CheckpointError, CaptureError."""
+    file = directory / "config.json"
+    loaded = load_config(directory, options.task)
+    with valid_values(loaded.config.model_type, file):
+        check_rope(loaded.config, file)
+        dtype = resolve_dtype(options, config_dtype(loaded.config), directory)
+        model = skeleton(loaded.model_class, loaded.config, dtype, task=loaded.task)
+        first: dict[int, str] = {}
+        tensors: dict[str, Tensor] = model.state_dict(keep_vars=True)
+        recipes: dict[str, Recipe] = {
+            name: Stored(first.setdefault(id(tensor), name), tensor.dtype) for name, tensor in tensors.items()
+        }
+        make_parameters_fake(model)
+        info, _ = model_info(model_name(directory), loaded.config, {}, dtype)
+    plan = None if loaded.task is None else head_plan(loaded.task, model, options, directory)
+    return _capture(model, recipes, info, plan)
+
+
+@dataclass(frozen=True)
+class ReadModel:
+    """A model without its weights, and where they are. recipes: by the model's names. notes: for a build to say. plan:
+    of its head, None for one that generates."""
+
+    model: Any
+    recipes: dict[str, Recipe]
+    info: ModelInfo
+    source: ModelSource
+    notes: tuple[str, ...]
+    plan: HeadPlan | None = None
+
+
+def read_directory(directory: Path, options: BuildOptions) -> ReadModel:
+    """Read config.json and the weights' headers, and make the model of them. Raises CheckpointError, CaptureError."""
+    file = directory / "config.json"
+    loaded = load_config(directory, options.task)
+    config, whole = loaded.config, loaded.whole
+    with valid_values(config.model_type, file):
+        check_rope(config, file)
+    source = open_checkpoint(directory)
+    dtype = resolve_dtype(options, getattr(config, "dtype", None) or source.dtype(), directory)
+    if getattr(whole, "tie_word_embeddings", False) and "lm_head.weight" not in text_names(source.names()):
+        config.tie_word_embeddings = True  # The outer config decides, and files without a head agree.
+    with valid_values(config.model_type, file):
+        model = skeleton(loaded.model_class, config, dtype, task=loaded.task)
+    drafting = mtp_tensors(source) if options.speculative == OWN_LAYERS else frozenset()
+    outer = None if whole is None else partial(whole_skeleton, whole, dtype, file)
+    recipes, unread = stored_recipes(model, source, whole=outer, read_elsewhere=drafting)
+    with valid_values(config.model_type, file):
+        make_parameters_fake(model)
+        generation = {**({} if whole is None else _token_ids(whole)), **generation_defaults(directory)}
+        info, ids = model_info(model_name(directory), config, generation, dtype)
+    notes = (() if whole is None else (left_out(whole),)) + unread + ids
+    plan = None if loaded.task is None else head_plan(loaded.task, model, options, directory)
+    return ReadModel(model, recipes, info, source, notes, plan)
+
+
+def capture_pretrained(model: Any, options: BuildOptions) -> HFCapture:
+    """Capture a transformers causal LM that is in memory, which is left as it was."""
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise CaptureError(
+            f"{type(model).__name__} is an encoder-decoder model",
+            fix="llmc compiles decoder language models: ids to logits",
+        )
+    task = task_of_model(model, options.task)
+    text = text_config(model.config, type(model).__name__)
+    if text is not None and task is None:
+        whole, model = model.config, text_half(model, text)
+    check_rope(model.config, "model.config")
+    dtype = resolve_dtype(options, model.dtype)
+    recipes: dict[str, Recipe] = {name: Stored(first, dtype) for name, first in tied_names(model).items()}
+    fake = fake_copy(model, dtype, cast_buffers=False)
+    # Set on the copy, whose layers all refer to this one config.
+    fake.config._attn_implementation = hf_hooks.implementation_for(type(model), both_ways=task is not None)
+    hf_experts.use_experts_hook(fake.config)
+    name = getattr(model.config, "_name_or_path", "") or type(model).__name__
+    said = {} if getattr(model, "generation_config", None) is None else model.generation_config.to_dict()
+    outer = {} if text is None else _token_ids(whole)
+    generation = {**outer, **{key: value for key, value in said.items() if value is not None}}
+    info, notes = model_info(Path(name).name, model.config, generation, dtype)
+    if text is not None:
+        notes = (left_out(whole), *notes)
+    plan = None if task is None else head_plan(task, fake, options)
+    return _capture(fake, recipes, info, plan), MemorySource(dict(model.named_parameters())), notes
+
+
+class LogitsOnly(nn.Module):
+    """A transformers causal LM as forward(input_ids, positions) -> logits of all tokens, without a cache.
+
+    Models that number tokens from the ids (RoBERTa's begin behind the padding's) take no positions.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        self._numbers_ids = numbers_ids(model)
+
+    def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        """input_ids, positions: [1, T]; returns [1, T, vocab]."""
+        with explained_at_once():
+            given = {} if self._numbers_ids else {"position_ids": positions}
+            logits: Tensor = self.model(input_ids=input_ids, use_cache=False, **given).logits
+        return logits
+
+
+def _capture(model: Any, recipes: dict[str, Recipe], info: ModelInfo, plan: HeadPlan | None = None) -> ModelGraph:
+    # A few models read this from the config alone.
+    model.config.use_cache = False
+    with scans_as_ops(model):
+        if plan is None:
+            program = trace(LogitsOnly(model), with_positions=True)
+            return graph_from_program(program, recipes, info, prefix="model.")
+        program = trace(TextRows(model, plan), with_positions=True)
+    longest = info.max_positions
+    if longest is not None and numbers_ids(model):
+        longest -= 1 + (model.config.pad_token_id or 0)
+    limits = [length for length in (longest, plan.max_length) if length is not None]
+    info = replace(info, head=plan.head, max_positions=min(limits, default=None))
+    return graph_from_program(program, recipes | dense_recipes(plan.dense, info.dtype), info, prefix="model.")
+
+
+def _token_ids(whole: Any) -> dict[str, Any]:
+    """Of a multimodal model's two configs the outer one knows the tokens."""
+    return {key: getattr(whole, key, None) for key in ("bos_token_id", "eos_token_id")}

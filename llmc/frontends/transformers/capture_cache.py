@@ -1,0 +1,132 @@
+"""Captures of model directories, kept under LLMC_CACHE_DIR/captures and found again by what they were made from.
+
+Importing transformers and tracing the model takes half of a small model's build. The key covers the config, the names,
+types and shapes of the tensors (those of codes and masks, too), the dtype asked for, llmc's sources, and the installed
+packages; an entry also names the files of transformers that it came from, which must not have changed. One that is
+damaged in any way is made again.
+
+Only a process that has not imported transformers uses the cache: in any other its classes may have been patched, unless
+LLMC_CAPTURE_CACHE=always says that they are not. LLMC_CAPTURE_CACHE=0 turns it off.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from hashlib import sha256
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from llmc.cache import CacheKind, open_cache
+from llmc.cache.source_digest import source_digest
+from llmc.errors import CheckpointError, EngineFormatError
+from llmc.frontends.checkpoints.checkpoint_kind import ModelSource, open_checkpoint
+from llmc.frontends.checkpoints.safetensors import HidingSource
+from llmc.frontends.gguf.source import GgufSource
+from llmc.frontends.transformers.capture_text import captured_graph, captured_text
+from llmc.graph.model_graph import ModelGraph
+from llmc.options import OWN_LAYERS, BuildOptions
+from llmc.settings import CaptureCache, settings
+
+_CONFIG_FILES = (
+    "config.json",
+    "generation_config.json",
+    "modules.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+)
+_MODULE_CONFIGS = "[0-9]*_*/config.json"
+OWN_ROOMS = ("adapters", "frontends", "graph", "ops", "program", "formats", "files")
+# What these say may change what is traced.
+_ENVIRONMENT = ("TRANSFORMERS_", "TORCH", "PYTORCH_")
+_PACKAGE = "transformers"
+_PAIRS = "ForSequenceClassification"
+
+
+def capture_entry(directory: Path, options: BuildOptions, *, has_weights: bool = True) -> str | None:
+    """The name of a directory's capture in the cache; None if it is not to be kept, or not by this process."""
+    chosen, spec = settings().capture_cache, find_spec(_PACKAGE)
+    is_allowed = chosen is CaptureCache.ALWAYS or (chosen is CaptureCache.CLEAN and _PACKAGE not in sys.modules)
+    if not is_allowed or spec is None or spec.origin is None:
+        return None
+    try:
+        source = open_checkpoint(directory) if has_weights else None
+    except CheckpointError:
+        return None  # The capture will say what is wrong.
+    parts = {
+        "model": {name: _text(directory / name) for name in _CONFIG_FILES},
+        "modules": {file.parent.name: _text(file) for file in sorted(directory.glob(_MODULE_CONFIGS))},
+        "task": [options.task, options.pooling],
+        "tokenizer": _tokenizer(directory) if options.task in ("auto", "score") else None,
+        "tensors": None if source is None else _tensors(source),
+        "dtype": options.dtype,
+        "own_layers": options.speculative == OWN_LAYERS,
+        "llmc": source_digest(OWN_ROOMS),
+        "torch": [torch.__version__, torch.version.git_version, str(torch.get_default_dtype())],
+        "python": sys.version,
+        # Constants are computed with the processor's vector instructions.
+        "processor": torch.backends.cpu.get_cpu_capability(),
+        # Installing, removing or upgrading any package changes the folder.
+        "packages": [_stamp(Path(path).parents[1]) for path in (spec.origin, torch.__file__)],
+        "environment": sorted(each for each in os.environ.items() if each[0].startswith(_ENVIRONMENT)),
+    }
+    digest = sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    return f"{digest[:32]}.txt"
+
+
+def find_capture(entry: str) -> tuple[ModelGraph, tuple[str, ...]] | None:
+    """The graph that an entry holds, but for its model's name, and what a build should say of it; None if there is none
+    that is whole and up to date."""
+    cache = open_cache(CacheKind.CAPTURES)
+    try:
+        known, _, text = (cache.read_text(entry) or "").partition("\n")
+        sources, notes = json.loads(known)
+        if any(_stamp(Path(path)) != [path, *stamp] for path, *stamp in sources):
+            return None
+        return captured_graph(text, cache.path / entry), tuple(notes)
+    except (OSError, ValueError, EngineFormatError):
+        return None
+
+
+def keep_capture(entry: str, graph: ModelGraph, notes: Sequence[str] = ()) -> None:
+    """Keep a graph that was captured just now, with what a build should say of it; one that cannot be written as text,
+    and a full disk, are passed over."""
+    text = captured_text(graph)
+    if text is None:
+        return
+    modules = [module for name, module in sys.modules.items() if name.partition(".")[0] == _PACKAGE]
+    files = sorted({file for module in modules if isinstance(file := getattr(module, "__file__", None), str)})
+    known = json.dumps([[_stamp(Path(file)) for file in files], list(notes)])
+    with suppress(OSError):
+        open_cache(CacheKind.CAPTURES).write_text(entry, f"{known}\n{text}")
+
+
+def _tensors(source: ModelSource) -> list[tuple[object, ...]]:
+    """What the files hold, and of weights that are several of these, what the model knows."""
+    if isinstance(source, HidingSource):
+        shown = [(name, source.shape(name)) for name in source.names()]
+        return [*_tensors(source.files), *shown]
+    if isinstance(source, GgufSource):
+        return [(name, source.stored_type(name), source.shape(name)) for name in source.names()]
+    return [(name, source.entry(name).dtype, source.shape(name)) for name in source.names()]
+
+
+def _tokenizer(directory: Path) -> str | None:
+    """Of a model that may read pairs, whose segments its tokenizer says (heads/separator.py)."""
+    file = directory / "tokenizer.json"
+    reads_pairs = _PAIRS in (_text(directory / "config.json") or "") and file.is_file()
+    return sha256(file.read_bytes()).hexdigest() if reads_pairs else None
+
+
+def _text(file: Path) -> str | None:
+    return file.read_text(encoding="utf-8", errors="surrogateescape") if file.is_file() else None
+
+
+def _stamp(path: Path) -> list[Any]:
+    """What changes when a file or folder does."""
+    status = path.stat()
+    return [str(path), status.st_size, status.st_mtime_ns, status.st_ino]

@@ -1,0 +1,265 @@
+"""Reading a model directory's config.json and generation_config.json, and finding the transformers class for it."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from llmc.errors import CaptureError, CheckpointError
+from llmc.frontends.checkpoints.safetensors import read_json, read_json_if_there
+from llmc.frontends.heads.chosen_task import chosen_task, class_name_of
+from llmc.frontends.transformers.text_half import text_config
+from llmc.graph.dtype_names import NAMED_DTYPES, torch_name
+from llmc.graph.model_graph import ModelInfo
+from llmc.options import BuildOptions, TaskChoice
+from llmc.program import Task
+
+_MOST = {"num_hidden_layers": 4096, "head_dim": 1 << 16}
+# What transformers and torch raise for values that make no model.
+_RAISED = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+def check_directory(directory: Path) -> None:
+    """Raise CheckpointError unless the path is a directory with a config.json."""
+    if not directory.exists():
+        raise CheckpointError(
+            "no such model directory",
+            at=directory,
+            fix="name a directory that exists, or a model on the hub: org/name",
+        )
+    if not directory.is_dir():
+        raise CheckpointError(
+            "the model is a file, not a directory",
+            at=directory,
+            fix="pass the directory that holds config.json and the safetensors files, or a .gguf or .onnx file",
+        )
+    if (directory / "config.json").is_file():
+        return
+    if (directory / "manifest.json").is_file() and (directory / "program.json").is_file():
+        raise CheckpointError(
+            "this is a built engine, not a model",
+            at=directory,
+            fix="run it with `llmc run`, or pass the model it was built from",
+        )
+    raise CheckpointError(
+        "not a model directory: it has no config.json",
+        at=directory,
+        fix="name the directory that holds config.json and the safetensors of a Hugging Face model",
+    )
+
+
+@dataclass(frozen=True)
+class LoadedConfig:
+    """config: of the model that is built, of `model_class`. whole: of the checkpoint, where that is more than its text
+    half, which `config` then is. task: of its head, None for one that generates."""
+
+    config: Any
+    model_class: Any
+    whole: Any | None = None
+    task: Task | None = None
+
+
+def load_config(directory: Path, asked: TaskChoice = "generate") -> LoadedConfig:
+    """The transformers config of a directory, and the class for what it is to do: a causal LM unless another is asked.
+
+    Raises CheckpointError for an architecture that transformers does not know or that needs the model's own code,
+    CaptureError for one that is not a decoder language model.
+    """
+    file = directory / "config.json"
+    settings = read_json(file)
+    transformers = import_transformers()
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    model_type = settings.get("model_type")
+    if not isinstance(model_type, str):
+        raise CheckpointError("config.json names no model_type", at=file, fix="use a transformers checkpoint")
+    if settings.get("is_encoder_decoder"):
+        raise _not_a_decoder(model_type, "is an encoder-decoder model", file)
+    if model_type not in CONFIG_MAPPING:
+        if settings.get("auto_map"):
+            raise CheckpointError(
+                f"architecture {model_type!r} needs Python code from the checkpoint, which llmc does not run",
+                at=file,
+                fix="load it yourself with trust_remote_code and pass the model object to llmc.compile",
+            )
+        raise CheckpointError(
+            f"unknown architecture {model_type!r} (transformers {transformers.__version__})",
+            at=file,
+            fix="upgrade transformers, or pass the model as an nn.Module to llmc.compile",
+        )
+    with valid_values(model_type, file):
+        whole = CONFIG_MAPPING[model_type].from_pretrained(directory, local_files_only=True)
+        text = text_config(whole, file)
+    config = whole if text is None else text
+    task = chosen_task(settings, directory, asked)
+    if task is not None and text is not None:
+        raise CaptureError(f"{model_type!r} is multimodal", at=file, fix="only models of text alone give rows of texts")
+    class_name = _causal_class(config) if task is None else class_name_of(task, config.model_type, file)
+    if class_name is None:
+        half = "" if text is None else f"is multimodal, and its text half, {config.model_type!r}, "
+        raise _not_a_decoder(model_type, f"{half}has no causal language model in transformers", file)
+    # Weights are read as codes by frontends/checkpoints/quantized.py; the model is captured as if they were none.
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    check_sizes(config, file)
+    return LoadedConfig(config, getattr(transformers, class_name), None if text is None else whole, task)
+
+
+def _causal_class(config: Any) -> str | None:
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if config.model_type in names:
+        return names[config.model_type]
+    # The text half of Emu 3 is named by the whole model's type, which is that of its module.
+    found = names.get(type(config).__module__.split(".")[-2])
+    return found if found is not None and getattr(transformers, found).config_class is type(config) else None
+
+
+def check_sizes(config: Any, at: str | Path) -> None:
+    """Raise CheckpointError for numbers that no model has, of which making one would take for ever."""
+    # Gemma 4's layers have heads of their own width, for example.
+    by_layer = getattr(getattr(config, "_heterogeneity_spec", None), "per_layer_attributes", ())
+    for name, most in _MOST.items():
+        for each in config.per_layer_config if name in by_layer else (config,):
+            size = getattr(each, name, None)
+            if size is not None and (type(size) is not int or not 1 <= size <= most):
+                raise CheckpointError(
+                    f"{name} is {size!r:.40}, where a model has 1 to {most}",
+                    at=at,
+                    fix="correct the value in config.json",
+                )
+
+
+def check_rope(config: Any, at: str | Path) -> None:
+    """Raise CaptureError for rotary frequencies that change with the length of the sequence."""
+    settings = getattr(config, "rope_parameters", None) or {}
+    # One for all layers, or one for each type of layer.
+    each = [settings, *(value for value in settings.values() if isinstance(value, dict))]
+    for name in (one.get("rope_type") for one in each):
+        if name in ("dynamic", "longrope"):
+            raise CaptureError(
+                f"rope_type {name!r} is not supported: its frequencies change with the length of the sequence, and "
+                "keys that are in the KV cache cannot follow",
+                at=at,
+                fix="set rope_type in rope_parameters to default, linear, llama3 or yarn (with its settings); default "
+                "is right up to the length that the model was first trained with",
+            )
+
+
+@contextmanager
+def valid_values(model_type: str, file: Path) -> Iterator[None]:
+    """Turn what transformers raises for a value in config.json into a CheckpointError that quotes it."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    try:
+        yield
+    except (*_RAISED, StrictDataclassError) as error:
+        raise CheckpointError(
+            f"config.json does not make a {model_type} model: {_told(error)}",
+            at=file,
+            fix="correct the value in config.json",
+        ) from error
+
+
+def _told(error: BaseException) -> str:
+    """What an error says in one line, in the words of config.json."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return "pad_token_id is not in the vocabulary" if "adding_idx must be within" in text else text
+
+
+def resolve_dtype(options: BuildOptions, stored: torch.dtype, at: Path | None = None) -> torch.dtype:
+    """The dtype to build in: the option's, or the model's own where an engine can compute in it."""
+    if options.dtype != "auto":
+        return NAMED_DTYPES[options.dtype]
+    if stored not in (torch.float32, torch.bfloat16, torch.float16):
+        raise CheckpointError(
+            f"the model is {torch_name(stored)}, which engines do not compute in unasked",
+            at=at,
+            fix="choose dtype=float32 (keeps every bit), dtype=bfloat16 (half the memory), or dtype=float16 for a GPU",
+        )
+    return stored
+
+
+def model_info(
+    name: str, config: Any, generation: Mapping[str, Any], dtype: torch.dtype
+) -> tuple[ModelInfo, tuple[str, ...]]:
+    """What the engine must know beside the graph, and what a build should say of it.
+
+    generation: generation_config.json, which goes before the config. Raises CheckpointError for what is no number.
+    """
+    vocab_size = _whole_number("vocab_size", config.vocab_size)
+    notes: list[str] = []
+
+    def token_ids(key: str) -> tuple[int, ...]:
+        found: tuple[int, ...] = ()
+        for value in (getattr(config, key, None), generation.get(key)):
+            if value is None:
+                continue
+            ids = tuple(_whole_number(key, each) for each in (value if isinstance(value, list | tuple) else (value,)))
+            beyond = [each for each in ids if not 0 <= each < vocab_size]
+            for each in beyond[:1]:
+                notes.append(f"{key} {each} is not among the {vocab_size} tokens of the vocabulary: it is ignored")
+            found = tuple(each for each in ids if each not in beyond)
+        return found
+
+    limits = (getattr(config, key, None) for key in ("max_position_embeddings", "n_positions", "max_seq_len"))
+    limit = next((limit for limit in limits if limit is not None), None)
+    if limit is not None and _whole_number("max_position_embeddings", limit) < 1:
+        raise CheckpointError(
+            f"max_position_embeddings is {limit}", at="config.json", fix="correct it: the longest sequence, in tokens"
+        )
+    info = ModelInfo(
+        name=name,
+        family=config.model_type,
+        vocab_size=vocab_size,
+        max_positions=limit,
+        dtype=dtype,
+        bos_token_id=next(iter(token_ids("bos_token_id")), None),
+        eos_token_ids=token_ids("eos_token_id"),
+    )
+    return info, tuple(dict.fromkeys(notes))
+
+
+def _whole_number(key: str, value: Any) -> int:
+    if type(value) is not int:
+        raise CheckpointError(
+            f"{key} is {value!r:.60}, not a whole number",
+            at="config.json or generation_config.json",
+            fix="correct the value, or remove it where the model has none",
+        )
+    return value
+
+
+def generation_defaults(directory: Path) -> dict[str, Any]:
+    """generation_config.json, or nothing where there is none."""
+    return read_json_if_there(directory / "generation_config.json")
+
+
+def import_transformers() -> Any:
+    """The transformers package; raises CaptureError that says how to install it."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise CaptureError(
+            f"reading a model directory needs transformers: {error}", fix='pip install "llmc-compiler[hf]"'
+        ) from error
+    return transformers
+
+
+def _not_a_decoder(model_type: str, what: str, file: Path) -> CaptureError:
+    return CaptureError(f"{model_type!r} {what}", at=file, fix="llmc compiles decoder language models: ids to logits")

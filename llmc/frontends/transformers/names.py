@@ -1,0 +1,204 @@
+"""Which checkpoint tensor each parameter and saved buffer of a transformers model is loaded from."""
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from llmc.errors import CheckpointError
+from llmc.frontends.transformers.converters import Converted, converted_tensors
+from llmc.frontends.transformers.text_half import text_names
+from llmc.graph.weights import Recipe, Stored, stored_names
+
+
+class StoredShapes(Protocol):
+    """What a checkpoint holds, by its headers."""
+
+    @property
+    def directory(self) -> Path:
+        """Where it lies."""
+
+    def names(self) -> tuple[str, ...]:
+        """All tensor names, sorted."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a tensor; raises CheckpointError if there is none of that name."""
+
+    def check(self, name: str, shape: tuple[int, ...], *, floating: bool) -> None:
+        """Raise CheckpointError unless the tensor has this shape and, if asked, a floating-point type."""
+
+
+@dataclass(frozen=True)
+class _Found:
+    """recipes: by the names of a model's tensors. read: the checkpoint's tensors in them. names: of all that it holds,
+    by what the model calls them."""
+
+    recipes: dict[str, Recipe]
+    read: frozenset[str]
+    names: Mapping[str, str]
+
+
+def stored_recipes(
+    model: Any,
+    source: StoredShapes,
+    *,
+    whole: Callable[[], Any | None] | None = None,
+    read_elsewhere: Collection[str] = (),
+) -> tuple[dict[str, Recipe], tuple[str, ...]]:
+    """A Stored recipe for every parameter and saved buffer, by its name in the model; tied ones get equal recipes. And
+    what a build should say of tensors that nothing reads.
+
+    whole: makes the multimodal model that the checkpoint is of, if it can be made, where `model` is its text half; the
+    other halves are passed over. read_elsewhere: tensors that are no part of the model, but used.
+    Raises CheckpointError that names tensors which the checkpoint lacks, or whose shape or type does not fit, and for a
+    checkpoint most of which nothing reads.
+    """
+    tensors: dict[str, Tensor] = model.state_dict(keep_vars=True)
+    names = {name: name for name in source.names()}
+    found = _found(model, names if whole is None else text_names(names), source, renamed=whole is None)
+    if whole is not None and found.recipes.keys() != tensors.keys():
+        # Its own names and converters are those of the whole: they are looked at where the text half's do not do.
+        outer = whole()
+        found = found if outer is None else _text_half(_found(outer, names, source), outer, tensors)
+    missing = [group[0] for group in _groups(tensors) if group[0] not in found.recipes]
+    if missing:
+        raise CheckpointError(
+            f"the checkpoint lacks {len(missing)} of the model's {len(_groups(tensors))} tensors: {_named(missing)}",
+            at=source.directory,
+            fix="check that config.json belongs to these weights and that all shards are there",
+        )
+    read = {*found.read, *read_elsewhere}
+    unread = _unread(model, found.names, tensors.keys(), read)
+    if len(unread) > len(read):
+        raise CheckpointError(
+            f"the model reads {len(read)} of the checkpoint's tensors and leaves {len(unread)}: {_named(unread)}",
+            at=source.directory,
+            fix="check that config.json belongs to these weights: num_hidden_layers, for one",
+        )
+    if not unread:
+        return found.recipes, ()
+    are = "tensor of the checkpoint is" if len(unread) == 1 else "tensors of the checkpoint are"
+    return found.recipes, (f"{len(unread)} {are} not used: {_named(unread)}",)
+
+
+def _groups(tensors: Mapping[str, Tensor]) -> list[list[str]]:
+    """Names, those of tied tensors together."""
+    groups: dict[int, list[str]] = {}
+    for name, tensor in tensors.items():
+        groups.setdefault(id(tensor), []).append(name)
+    return list(groups.values())
+
+
+def _found(model: Any, names: Mapping[str, str], source: StoredShapes, *, renamed: bool = True) -> _Found:
+    """What a checkpoint has for a model. names: of stored tensors, by what it may call them. renamed: look for tensors
+    under the names of older checkpoints, too."""
+    tensors: dict[str, Tensor] = model.state_dict(keep_vars=True)
+    groups = _groups(tensors)
+    available = names
+    found = _match(groups, available, model.base_model_prefix)
+    if renamed and len(found) < len(groups):
+        # Renames are looked at only where names do not fit as they are: most checkpoints do.
+        available = {**_renamed(model, source.names()), **names}
+        found = _match(groups, available, model.base_model_prefix)
+    recipes, sources = _converted(model, [group for group in groups if group[0] not in found], names, source)
+    for group in groups:
+        if (where := found.get(group[0])) is not None:
+            tensor = tensors[group[0]]
+            source.check(where, tuple(tensor.shape), floating=tensor.is_floating_point())
+            recipes.update((name, Stored(where, tensor.dtype)) for name in group)
+    return _Found(recipes, frozenset({*found.values(), *sources}), available)
+
+
+def _text_half(found: _Found, whole: Any, tensors: Mapping[str, Tensor]) -> _Found:
+    """The part of what was found for `whole` that its text half has as `tensors`."""
+    there = text_names(whole.state_dict())
+    recipes: dict[str, Recipe] = {}
+    for group in _groups(tensors):
+        made = next((found.recipes[there[name]] for name in group if there.get(name) in found.recipes), None)
+        if made is not None:
+            recipes.update((name, made) for name in group)
+    names = {name: found.names[place] for name, place in text_names(found.names).items()}
+    return _Found(recipes, frozenset(each for made in recipes.values() for each in stored_names(made)), names)
+
+
+# Buffers that older versions of transformers saved, and that a model computes by itself.
+_COMPUTED = (
+    r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$",
+    r"\.masked_bias$",
+    r"attn\.bias$",
+    r"attention\.bias$",
+    r"position_ids$",
+)
+
+
+def _unread(model: Any, available: Mapping[str, str], known: Iterable[str], used: set[str]) -> list[str]:
+    """Stored tensors that nothing reads, but for those that say nothing: copies of tied ones, and computed buffers."""
+    prefix = f"{model.base_model_prefix}."
+    tied = {alias for name in known for alias in (name, name.removeprefix(prefix), prefix + name)}
+    ignored = (*_COMPUTED, *(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()))
+    unread = {stored for name, stored in available.items() if name not in tied} - used
+    return sorted(name for name in unread if not any(re.search(pattern, name) for pattern in ignored))
+
+
+def _converted(
+    model: Any, groups: Sequence[list[str]], stored: Mapping[str, str], source: StoredShapes
+) -> tuple[dict[str, Recipe], set[str]]:
+    """What transformers' converters make of the checkpoint for these groups, and of which of its tensors."""
+    recipes: dict[str, Recipe] = {}
+    sources: set[str] = set()
+    if groups:
+        shapes = {name: source.shape(where) for name, where in stored.items()}
+        converted = converted_tensors(model, shapes, source.directory)
+        tensors = model.state_dict(keep_vars=True)
+        for group in groups:
+            made = next((converted[name] for name in group if name in converted), None)
+            if made is not None:
+                _check_shape(group[0], made, tensors[group[0]], source)
+                recipes.update((name, made.recipe) for name in group)
+                sources.update(stored[name] for name in made.sources)
+    return recipes, sources
+
+
+def _check_shape(name: str, made: Converted, tensor: Tensor, source: StoredShapes) -> None:
+    if made.shape != tuple(tensor.shape):
+        raise CheckpointError(
+            f"{name} comes out of {made.sources[0]} and others as {list(made.shape)}, where config.json makes it "
+            f"{list(tensor.shape)}",
+            at=source.directory,
+            fix="check that config.json belongs to these weights",
+        )
+
+
+def _named(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
+
+
+def _match(groups: Sequence[list[str]], available: Mapping[str, str], base_prefix: str) -> dict[str, str]:
+    """By the first name of each group of tied tensors, the stored one; a checkpoint may lack the bare model's prefix or
+    have it too."""
+    prefix = f"{base_prefix}."
+    found: dict[str, str] = {}
+    for group in groups:
+        candidates = [c for name in group for c in (name, name.removeprefix(prefix), prefix + name)]
+        stored = next((available[c] for c in candidates if c in available), None)
+        if stored is not None:
+            found[group[0]] = stored
+    return found
+
+
+def _renamed(model: Any, stored: tuple[str, ...]) -> dict[str, str]:
+    """Stored names by what transformers calls them today (LayerNorm.gamma, embed_out, … of older checkpoints)."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming
+
+    renamings = [t for t in get_model_conversion_mapping(model) if isinstance(t, WeightRenaming)]
+    result: dict[str, str] = {}
+    for name in stored:
+        current = name
+        for renaming in renamings:
+            current, _ = renaming.rename_source_key(current)
+        result[current] = name
+    return result

@@ -1,0 +1,159 @@
+"""Weights of GGUF files go into graphs as they are: the same codes and scales, the same logits as the model's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from llmc.formats.schemes import parse_scheme
+from llmc.frontends.capture import Captured, capture
+from llmc.frontends.gguf.source import GgufSource
+from llmc.frontends.local_model import local_model
+from llmc.graph.execute import run_tokens
+from llmc.options import parse_options
+from llmc.passes.model_data import ModelData
+from llmc.passes.pipeline import canonical, default, quantization
+from llmc.passes.quantization.round_weight import round_to_nearest
+from llmc.passes.runner import PipelineResult, run_pipeline
+from tests.gguf_families import family_model
+from tests.gguf_files import write_gguf
+from tests.tiny_models import tiny_model, tiny_tokens
+
+_TOKENS = tiny_tokens(19)
+_WIDE = {"intermediate_size": 128}
+
+
+def model_in(path: Path, family: str, kind: str, **overrides: Any) -> tuple[Any, dict[str, Tensor]]:
+    """A tiny model as a GGUF file; the model with the weights that the file stands for, and those."""
+    model = tiny_model(family, **{**_WIDE, **overrides})
+    meant = write_gguf(path, model, kind)
+    model.load_state_dict(meant, strict=False)
+    return model, meant
+
+
+def optimized(path: Path, **options: Any) -> tuple[Captured, PipelineResult]:
+    parsed = parse_options({"dtype": "float32", **options})
+    captured = capture(path, parsed)
+    return captured, run_pipeline(captured.graph, default(), parsed, data=ModelData(captured.source))
+
+
+def logits_of(model: Any) -> Tensor:
+    with torch.no_grad():
+        found: Tensor = model(torch.tensor([_TOKENS])).logits[0]
+    return found
+
+
+_EXACT = ("Q4_0", "Q8_0", "Q5_0", "MXFP4")
+_NUMBERS = ("F16", "BF16", "F32")
+
+
+@pytest.mark.parametrize("kind", [*_EXACT, *_NUMBERS])
+def test_numbers_are_those_of_the_file(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    _, meant = model_in(path, "llama", kind)
+    source = GgufSource(local_model(path))
+    assert set(source.names()) == set(meant)
+    for name, expected in meant.items():
+        assert torch.equal(source.load(name).float(), expected), name
+
+
+def test_codes_are_those_of_the_file_bit_by_bit(tmp_path: Path) -> None:
+    """Of a matrix whose rows are in order, and of Q, whose rows are put back: by weights times scales alone."""
+    path = tmp_path / "tiny.gguf"
+    model_in(path, "llama", "Q4_0")
+    source = GgufSource(local_model(path))
+    reader = gguf.GGUFReader(path)
+    stored = next(tensor.data for tensor in reader.tensors if tensor.name == "blk.1.ffn_down.weight")
+    blocks = stored.reshape(64, -1, 18)
+    name = "model.layers.1.mlp.down_proj.weight"
+    scales, codes = source.load(f"{name}::scales"), source.load(f"{name}::codes")
+    assert scales.dtype is torch.float16 and codes.dtype is torch.int8
+    assert scales.numpy().tobytes() == blocks[..., :2].tobytes()
+    low, high = blocks[..., 2:] & 15, blocks[..., 2:] >> 4
+    assert (codes.numpy().reshape(64, -1, 32) + 8 == np.concatenate((low, high), -1)).all()
+
+
+def test_each_weight_is_taken_as_it_is_stored(tmp_path: Path) -> None:
+    """A file of many types: codes, numbers, and blocks that are rounded again, with the error that it costs."""
+    path = tmp_path / "tiny.gguf"
+    kinds = {"attn_q": "Q4_0", "attn_k": "Q8_0", "attn_v": "Q5_0", "attn_o": "F16", "gate": "BF16", "up": "Q4_1"}
+    model = tiny_model("llama", **_WIDE)
+    model.load_state_dict(write_gguf(path, model, "Q8_0", kinds=kinds), strict=False)
+    captured, result = optimized(path)
+    found = {weight.module.removeprefix("model."): weight for weight in result.graph.quantized}
+    assert {name: weight.scheme for name, weight in found.items() if name.startswith("layers.1.")} == {
+        "layers.1.self_attn.q_proj": "Q4_0 int4",
+        "layers.1.self_attn.k_proj": "Q8_0 int8",
+        "layers.1.self_attn.v_proj": "Q5_0 int5",
+        "layers.1.mlp.up_proj": "Q4_1 as int5:g32:asym",
+        "layers.1.mlp.down_proj": "Q8_0 int8",
+    }
+    assert all((weight.error is None) == (" as " not in weight.scheme) for weight in found.values())
+    assert found["layers.1.self_attn.q_proj"].bits == 4.5
+    error = found["layers.1.mlp.up_proj"].error
+    assert error is not None and 0.01 < error < 0.05
+    logits = run_tokens(result.graph, captured.source, _TOKENS)
+    close = model.state_dict()
+    for layer in range(2):
+        name = f"model.layers.{layer}.mlp.up_proj.weight"
+        scheme = parse_scheme("int5:g32:asym")
+        assert scheme is not None
+        close[name] = round_to_nearest(close[name], scheme).values()
+    model.load_state_dict(close)
+    torch.testing.assert_close(logits, logits_of(model), rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def q4(tmp_path_factory: pytest.TempPathFactory) -> Captured:
+    """Matrices in Q4_0, but for one in Q8_0 and one in Q4_1."""
+    path = tmp_path_factory.mktemp("gguf") / "q4.gguf"
+    write_gguf(path, tiny_model("llama", **_WIDE), "Q4_0", kinds={"0.ffn_down": "Q8_0", "1.ffn_down": "Q4_1"})
+    return capture(path, parse_options({"dtype": "float32"}))
+
+
+@pytest.mark.parametrize(
+    ("quantize", "q4_0", "q8_0", "q4_1"),
+    [
+        ("w8a8", "Q4_0 int4, int8 activations", "Q8_0 int8, int8 activations", "w8a8"),
+        ("w4a8:g32", "Q4_0 int4, int8 activations", "w4a8:g32", "w4a8:g32"),
+        ("fp8", "fp8", "fp8", "fp8"),
+        ("none", None, None, None),
+        ("down_proj=int8", "Q4_0 int4", "Q8_0 int8", "int8"),
+        ("up_proj=none", "Q4_0 int4", "Q8_0 int8", "Q4_1 as int5:g32:asym"),
+    ],
+)
+def test_what_is_asked_for_goes_before_but_codes_get_no_bits_that_say_nothing(
+    q4: Captured, quantize: str, q4_0: str | None, q8_0: str | None, q4_1: str | None
+) -> None:
+    options = parse_options({"dtype": "float32", "quantize": quantize})
+    passes = (*canonical(), *quantization())
+    result = run_pipeline(q4.graph, passes, options, data=ModelData(q4.source))
+    found = {weight.module: weight.scheme for weight in result.graph.quantized}
+    seen = [found.get(f"model.layers.{place}_proj") for place in ("0.mlp.gate", "0.mlp.down", "1.mlp.down")]
+    assert seen == [q4_0, q8_0, q4_1]
+    assert ("model.layers.0.mlp.up_proj" in found) == ("none" not in quantize)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "gpt_oss"])
+def test_codes_of_experts_are_those_of_the_file(family: str, tmp_path: Path) -> None:
+    """Of each expert a matrix in the file; one matrix of all of them in the graph."""
+    path = tmp_path / "experts.gguf"
+    model = family_model(family)
+    model.load_state_dict(write_gguf(path, model, "Q4_0", kinds={"0.ffn_down_exps": "Q4_1"}), strict=False)
+    captured, result = optimized(path)
+    experts = [weight for weight in result.graph.quantized if ".experts." in weight.module]
+    assert sorted(weight.scheme for weight in experts) == ["Q4_0 int4"] * 3 + ["Q4_1 as int5:g32:asym"]
+    down = model.state_dict()["model.layers.0.mlp.experts.down_proj"]
+    width = down.shape[1] if family == "gpt_oss" else down.shape[2]
+    assert max(weight.rows for weight in experts) == 4 * 2 * width
+    options = parse_options({"dtype": "float32", "quantize": "*layers.0.*.experts.*=none"})
+    exact = run_pipeline(captured.graph, default(), options, data=ModelData(captured.source))
+    logits = run_tokens(exact.graph, captured.source, _TOKENS)
+    torch.testing.assert_close(logits, logits_of(model), rtol=1e-4, atol=1e-4)
