@@ -49,11 +49,12 @@ from llmc.engine_format.reader import (
 )
 from llmc.engine_format.writer import EngineWriter
 from llmc.errors import BuildWarning, LoweringError, OptionError, PassError
-from llmc.frontends.capture import Captured, Model, capture
+from llmc.frontends.capture import capture
+from llmc.frontends.captured import Captured, Model
 from llmc.frontends.drafts.draft_engine import draft_options, target_ids
+from llmc.frontends.front_end import OpenedModel
 from llmc.frontends.given_tokenizer import given_tokenizer, with_tokenizer
-from llmc.frontends.local_model import local_model
-from llmc.frontends.stored_dtype import stored_dtype
+from llmc.frontends.open_model import open_model
 from llmc.graph.dtype_names import torch_name
 from llmc.graph.finite_weights import FiniteWeights
 from llmc.graph.model_graph import AttachedDraft, ModelGraph
@@ -130,17 +131,17 @@ def build(
     place, resolved, parsed = path_argument("output", output), resolve_target(target), parse_options(options)
     wish = DivisionWish(parallel, ranks, memory, None if trace is None else path_argument("trace", trace))
     wish.check(options)
-    model = local_model(model) if isinstance(model, str | Path) else model
+    opened = open_model(model)
     pipeline = default() if passes is None else _checked(passes)
     if parallel is not None:
-        parsed = parsed.model_copy(update=consider_divisions(model, resolved, wish, options, pipeline).sizes())
+        parsed = parsed.model_copy(update=consider_divisions(opened, resolved, wish, options, pipeline).sizes())
     kind = kind_of(resolved)
     kind.check(parsed)
-    parsed, notes = in_dtype_of_target(model, resolved, kind, parsed)
+    parsed, notes = in_dtype_of_target(opened, resolved, kind, parsed)
     with given_tokenizer(tokenizer) as tokenizer_files:
 
         def captured() -> Captured:
-            found = with_tokenizer(capture(model, parsed), tokenizer_files)
+            found = with_tokenizer(capture(opened, parsed), tokenizer_files)
             longest_sequence(found.graph.info, parsed)  # Refused now, not when passes have read all weights.
             return found
 
@@ -251,11 +252,11 @@ def _checked(passes: Sequence[Pass]) -> tuple[Pass, ...]:
 
 
 def in_dtype_of_target(
-    model: Model, target: Target, kind: TargetKind, options: BuildOptions
+    model: OpenedModel[Any], target: Target, kind: TargetKind, options: BuildOptions
 ) -> tuple[BuildOptions, tuple[str, ...]]:
     """The options with another dtype in the place of a model's own where the target does not compute in that, and what
     a build should say of it."""
-    stored, instead = stored_dtype(model), torch_name(kind.dtypes[-1])
+    stored, instead = model.dtype, torch_name(kind.dtypes[-1])
     if options.dtype != "auto" or stored is None or stored in kind.dtypes:
         return options, ()
     cost = "takes more memory" if instead == "float32" else "rounds its weights; dtype=float32 keeps every bit"

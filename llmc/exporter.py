@@ -16,9 +16,10 @@ from llmc.engine_format.path_argument import path_argument
 from llmc.engine_format.reader import read_engine
 from llmc.errors import OptionError
 from llmc.files.atomic_directory import AtomicDirectory
-from llmc.frontends.capture import Captured, Model, capture
+from llmc.frontends.capture import capture
+from llmc.frontends.captured import Captured, Model
 from llmc.frontends.given_tokenizer import given_tokenizer, with_tokenizer
-from llmc.frontends.local_model import local_model
+from llmc.frontends.open_model import open_model
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.stage import Stage
 from llmc.keywords import shows_keywords
@@ -77,24 +78,23 @@ def export(
     place, wanted = path_argument("output", output), _stage(stage, flavour)
     parsed = in_single_precision(parse_options(options))
     stages = Stages(progress)
-    if isinstance(model, str | Path):
-        model = local_model(model)
-        if is_engine(model):
-            if against is None:
-                return _export_engine(model, place, stage, flavour, parsed, stages)
-            parsed = _options_of(model, parsed)
-            model = local_model(against)
-        elif against is not None:
-            raise OptionError(
-                "a model is exported by itself", at=f"against={against}", fix="leave it out: it is for an engine"
-            )
+    opened = open_model(model)
+    if isinstance(opened.given, Path) and is_engine(opened.given):
+        if against is None:
+            return _export_engine(opened.given, place, stage, flavour, parsed, stages)
+        parsed = _options_of(opened.given, parsed)
+        opened = open_model(against)
+    elif against is not None:
+        raise OptionError(
+            "a model is exported by itself", at=f"against={against}", fix="leave it out: it is for an engine"
+        )
 
     with (
         AtomicDirectory(place, _is_export, content="an exported model") as directory,
         given_tokenizer(tokenizer) as tokenizer_files,
     ):
         with stages("capture"):
-            captured = with_tokenizer(capture(model, parsed), tokenizer_files)
+            captured = with_tokenizer(capture(opened, parsed), tokenizer_files)
         with stages("passes"):
             graph = graph_at(captured, wanted, parsed, default() if passes is None else tuple(passes), stages)
         with stages("weights", sum(_bytes(graph))):
@@ -102,7 +102,7 @@ def export(
                 graph, captured.source, directory.path, stages.advance, for_genai=flavour == "genai"
             )
         with stages("finish"):
-            for file in (*captured.tokenizer_files, *_config_of(model)):
+            for file in (*captured.tokenizer_files, *_config_of(opened.directory)):
                 shutil.copyfile(file, directory.path / file.name)
             directory.commit()
     return ExportReport(place, wanted.value, **asdict(written), seconds=stages.seconds)
@@ -204,7 +204,7 @@ def _bytes(graph: ModelGraph) -> list[int]:
     return [weight.slot.nbytes for weight in onnx_weights(graph)]
 
 
-def _config_of(model: Model) -> tuple[Path, ...]:
+def _config_of(directory: Path | None) -> tuple[Path, ...]:
     """The model's own config.json, where it is a directory."""
-    file = Path(model) / _CONFIG if isinstance(model, str | Path) else None
+    file = None if directory is None else directory / _CONFIG
     return () if file is None or not file.is_file() else (file,)

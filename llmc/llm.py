@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from llmc.engine_argument import check_follows, engine_of
 from llmc.engine_format.path_argument import path_argument
 from llmc.errors import OptionError
-from llmc.frontends.local_model import local_model
+from llmc.frontends.open_model import local_model
 from llmc.keywords import expanded
 from llmc.runtime.engine import Engine
 from llmc.runtime.loading import load

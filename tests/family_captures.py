@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from llmc.frontends.capture import Captured, capture
+from llmc.frontends.capture import capture
+from llmc.frontends.captured import Captured
 from llmc.options import BuildOptions
 from tests.tiny_models import tiny_model
 

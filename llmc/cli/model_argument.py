@@ -5,7 +5,7 @@ from typing import Any
 
 from typer import Argument
 
-from llmc.frontends.local_model import local_model
+from llmc.frontends.open_model import local_model
 
 
 def model_argument(text: str, *, weights: bool = True) -> Any:

@@ -11,7 +11,7 @@ import torch
 
 from llmc.debug.difference import BUDGETS
 from llmc.errors import LlmcError, OptionError, PassError
-from llmc.frontends.capture import Captured
+from llmc.frontends.captured import Captured
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.pass_record import PassRecord, RewriteRecord
 from llmc.options import BuildOptions

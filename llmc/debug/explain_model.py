@@ -10,7 +10,7 @@ from llmc.debug.hf_plan import hf_plan
 from llmc.debug.placement_record import Placements, stage_ranks
 from llmc.debug.placements import PlacementObserver
 from llmc.errors import LlmcError
-from llmc.frontends.capture import Captured
+from llmc.frontends.captured import Captured
 from llmc.graph.pass_record import PassRecord
 from llmc.graph.stages import stage_graphs
 from llmc.options import BuildOptions

@@ -10,7 +10,7 @@ from llmc.debug.difference import BUDGETS, Difference, budget, difference
 from llmc.debug.dump import dumped
 from llmc.debug.memo_run import MemoRun, default_chunks
 from llmc.errors import OptionError, PassError, did_you_mean
-from llmc.frontends.capture import Captured
+from llmc.frontends.captured import Captured
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.pass_record import PassRecord, RewriteRecord
 from llmc.options import BuildOptions

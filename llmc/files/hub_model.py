@@ -5,18 +5,22 @@ huggingface_hub fetches them into its own cache and shows how far it is; its set
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
 from llmc.errors import CheckpointError
 
-# What a build reads. Directories of other formats (onnx/, original/) and weights that stand there twice are left out.
-_CONFIGURATION = ("*.json", "*.jinja")
-_WEIGHTS = ("*.safetensors",)
-_LEFT_OUT = ("*/*", "consolidated*.safetensors")
-# Of a repository without any, its ONNX file in full precision, with the data that may lie beside it.
-_ONNX = tuple(f"{folder}model.onnx{data}" for folder in ("", "onnx/") for data in ("", ".data", "_data", "_data_?"))
+_DESCRIPTION = ("*.json", "*.jinja")
+
+
+@dataclass(frozen=True)
+class HubFiles:
+    """The files of a repository that hold weights of one kind: patterns of those to fetch, and of exceptions."""
+
+    patterns: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -35,21 +39,31 @@ class HubName:
         return f"hf download {self.repository}{revision}" + (f" --include '*{self.type}*.gguf'" if self.type else "")
 
 
-def fetched_model(model: str | PathLike[str], *, weights: bool = True) -> Path:
+def fetched_model(model: str | PathLike[str], weights: Sequence[HubFiles]) -> Path:
     """A path as it is, and a hub name's snapshot, or its GGUF file, which is fetched first.
 
-    A string is a hub name if it looks like one and nothing stands at that path. weights: False fetches only what
-    describes the model. A repository without safetensors gives its ONNX file. Raises CheckpointError for what the hub
-    does not have or does not give.
+    A string is a hub name if it looks like one and nothing stands at that path.
+
+    Args:
+        weights: The kinds of files with weights. The first kind that a repository has is fetched; with the first, also
+            what describes the model. None: only what describes it.
+
+    Raises:
+        CheckpointError: For what the hub does not have or does not give.
     """
     name = hub_name(model) if isinstance(model, str) and not Path(model).exists() else None
     if name is None:
         return Path(model)
     if name.type is not None:
         return _gguf_file(name, name.type)
-    snapshot = _fetched(name, (*_CONFIGURATION, *_WEIGHTS) if weights else _CONFIGURATION)
-    if weights and not any(snapshot.glob(*_WEIGHTS)):
-        return _fetched(name, _ONNX, left_out=())
+    if not weights:
+        return _fetched(name, HubFiles(_DESCRIPTION, left_out=("*/*",)))
+    first, *others = weights
+    snapshot, fetched = _fetched(name, HubFiles((*_DESCRIPTION, *first.patterns), first.left_out)), first
+    for kind in others:
+        if any(any(snapshot.glob(pattern)) for pattern in fetched.patterns):
+            break
+        snapshot, fetched = _fetched(name, kind), kind
     return snapshot
 
 
@@ -85,7 +99,7 @@ def _gguf_file(name: HubName, type: str) -> Path:
     """The file whose name ends in the type, whatever its case, or the first of those that it is split into."""
     spellings = dict.fromkeys((type, type.lower(), type.upper()))
     ends = [end for each in spellings for end in (f"{each}.gguf", f"{each}-?????-of-?????.gguf")]
-    snapshot = _fetched(name, tuple(start + end for end in ends for start in ("", "*[-._/]")), left_out=())
+    snapshot = _fetched(name, HubFiles(tuple(start + end for end in ends for start in ("", "*[-._/]"))))
     found: dict[str, Path] = {}
     for file in sorted(snapshot.rglob("*.gguf")):
         whole = _SHARD.sub("", file.stem)
@@ -102,7 +116,7 @@ def _gguf_file(name: HubName, type: str) -> Path:
     )
 
 
-def _fetched(name: HubName, wanted: tuple[str, ...], left_out: tuple[str, ...] = _LEFT_OUT) -> Path:
+def _fetched(name: HubName, files: HubFiles) -> Path:
     # Takes a while to import, and a directory does without.
     from huggingface_hub import snapshot_download
 
@@ -110,8 +124,8 @@ def _fetched(name: HubName, wanted: tuple[str, ...], left_out: tuple[str, ...] =
         found = snapshot_download(
             name.repository,
             revision=name.revision,
-            allow_patterns=list(wanted),
-            ignore_patterns=list(left_out),
+            allow_patterns=list(files.patterns),
+            ignore_patterns=list(files.left_out),
             library_name="llmc",
         )
     except Exception as error:  # Also of whichever HTTP library the hub's client has: requests, httpx or httpx2.

@@ -3,61 +3,22 @@
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from os import PathLike
-from pathlib import Path
+from dataclasses import replace
+from typing import Any
 
-from torch import nn
-from torch.export import ExportedProgram
-
-from llmc.errors import CaptureError, CheckpointError
 from llmc.frontends.adapters.adaptable_layers import adaptable_layers
 from llmc.frontends.adapters.merge_adapter import merge_adapters
+from llmc.frontends.captured import Captured, Model, tokenizer_files
 from llmc.frontends.checkpoints.joined_source import JoinedSource
-from llmc.frontends.checkpoints.safetensors import read_json
 from llmc.frontends.drafts.open_draft import draft_of_model
-from llmc.frontends.local_model import local_model
-from llmc.frontends.modules.exported_program import capture_program
-from llmc.frontends.modules.module import capture_module
-from llmc.frontends.onnx.capture import capture_onnx
-from llmc.frontends.onnx.files import describing, onnx_file
-from llmc.frontends.transformers.capture import capture_directory, capture_pretrained
+from llmc.frontends.front_end import OpenedModel
+from llmc.frontends.open_model import open_model
 from llmc.graph.draft_records import PREFIX, MedusaCheckpoint
-from llmc.graph.model_graph import ModelGraph
-from llmc.graph.weights import WeightSource
 from llmc.options import BuildOptions
 
-# A directory, a transformers model, a module from token ids to logits, or an exported one.
-Model = str | Path | nn.Module | ExportedProgram
 
-TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
-TOKENIZER_FILES = (
-    TOKENIZER,
-    SETTINGS,
-    "chat_template.jinja",
-    "generation_config.json",
-    "special_tokens_map.json",
-)
-
-
-@dataclass(frozen=True)
-class Captured:
-    """graph: at stage captured. source: where its Stored recipes read. notes: what a build should say of the model.
-    tokenizer_files: to be copied to the engine."""
-
-    graph: ModelGraph
-    source: WeightSource
-    notes: tuple[str, ...] = ()
-    tokenizer_files: tuple[Path, ...] = ()
-
-    @property
-    def tokenizer(self) -> Path | None:
-        """The tokenizer itself, if the model has one in the tokenizers library's format."""
-        return next((file for file in self.tokenizer_files if file.name == TOKENIZER), None)
-
-
-def capture(model: Model, options: BuildOptions, *, may_lack_weights: bool = False) -> Captured:
-    """Capture a model directory, a transformers model, a plain module or an exported program.
+def capture(model: Model | OpenedModel[Any], options: BuildOptions, *, may_lack_weights: bool = False) -> Captured:
+    """Capture a model from whatever it comes: front_ends.py lists the kinds.
 
     The graph takes input_ids and positions, both [1, T] int64, and returns logits [1, T, vocab]; T is symbolic.
     Weight data is not read. may_lack_weights: a directory may hold config.json alone; then nobody can read weights
@@ -65,10 +26,13 @@ def capture(model: Model, options: BuildOptions, *, may_lack_weights: bool = Fal
     into the recipes. Raises CheckpointError for a broken directory, CaptureError for a model that cannot be traced or
     is not a decoder language model.
     """
+    opened = open_model(model)
     # Before the model, which takes longer.
-    draft = None if options.speculative is None else draft_of_model(model, options.speculative)
+    draft = None if options.speculative is None else draft_of_model(opened, options.speculative)
     with _without_garbage_collection():
-        captured = _capture(model, options, may_lack_weights)
+        files = () if opened.directory is None else tokenizer_files(opened.directory)
+        captured = opened.front_end.capture(opened, options, may_lack_weights)
+    captured = replace(captured, tokenizer_files=files)
     if options.enable_lora:
         captured = replace(captured, graph=replace(captured.graph, adaptable=adaptable_layers(captured.graph)))
     if options.lora:
@@ -82,46 +46,6 @@ def capture(model: Model, options: BuildOptions, *, may_lack_weights: bool = Fal
     return replace(captured, graph=graph, source=JoinedSource(captured.source, draft.source, PREFIX))
 
 
-def _capture(model: Model, options: BuildOptions, may_lack_weights: bool) -> Captured:
-    if isinstance(model, ExportedProgram):
-        return Captured(*capture_program(model, options))
-    if isinstance(model, nn.Module):
-        return Captured(*(capture_pretrained if _is_pretrained(model) else capture_module)(model, options))
-    if not isinstance(model, str | PathLike):
-        raise CaptureError(
-            f"cannot compile a {type(model).__name__}",
-            fix="pass a model directory, a transformers model, an nn.Module or an ExportedProgram",
-        )
-    directory = local_model(model)
-    onnx = onnx_file(directory)
-    if onnx is not None:
-        directory = describing(onnx)
-    files = tuple(directory / name for name in TOKENIZER_FILES if (directory / name).is_file())
-    check_tokenizer(directory)
-    if onnx is not None:
-        return Captured(*capture_onnx(onnx, options), files)
-    return Captured(*capture_directory(directory, options, may_lack_weights=may_lack_weights), files)
-
-
-def check_tokenizer(directory: Path) -> None:
-    """Raise CheckpointError now for a tokenizer, or settings of one, that the engine could not read later."""
-    if (directory / SETTINGS).is_file():
-        read_json(directory / SETTINGS)
-    file = directory / TOKENIZER
-    if not file.is_file():
-        return
-    from tokenizers import Tokenizer
-
-    try:
-        Tokenizer.from_file(str(file))
-    except Exception as error:  # The library raises a bare Exception for a file that it cannot parse.
-        raise CheckpointError(
-            f"the tokenizer cannot be read: {error}",
-            at=file,
-            fix="download the checkpoint again, or remove the file: without it prompts are token ids",
-        ) from None
-
-
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
     """Pause the cycle collector: importing transformers and tracing make a million objects that stay, and walking
@@ -133,12 +57,3 @@ def _without_garbage_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def _is_pretrained(module: nn.Module) -> bool:
-    """Whether it is a transformers model, without importing transformers for one that is not."""
-    if not any(base.__module__.startswith("transformers.") for base in type(module).__mro__):
-        return False
-    from transformers import PreTrainedModel
-
-    return isinstance(module, PreTrainedModel)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from llmc.errors import OptionError
-from llmc.frontends.capture import SETTINGS, TOKENIZER, TOKENIZER_FILES, Captured, check_tokenizer
-from llmc.frontends.checkpoints.safetensors import read_json
+from llmc.frontends.captured import SETTINGS, TOKENIZER, TOKENIZER_FILES, Captured, check_tokenizer
+from llmc.frontends.checkpoints.json_files import read_json
 
 GENERATION = "generation_config.json"
 

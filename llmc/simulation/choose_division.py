@@ -12,7 +12,8 @@ from llmc.errors import OptionError
 from llmc.options import parse_options
 
 if TYPE_CHECKING:
-    from llmc.frontends.capture import Model
+    from llmc.frontends.captured import Model
+    from llmc.frontends.front_end import OpenedModel
     from llmc.passes.rewrite import Pass
     from llmc.simulation.compare import Comparison
     from llmc.simulation.divisions import Division
@@ -76,7 +77,7 @@ class Considered:
 
 
 def consider_divisions(
-    model: Model,
+    model: Model | OpenedModel[Any],
     target: Target,
     wish: DivisionWish,
     options: Mapping[str, Any],

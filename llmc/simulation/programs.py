@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from llmc.codegen.sketch import sketch
 from llmc.errors import PassError
-from llmc.frontends.capture import Captured
+from llmc.frontends.captured import Captured
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData

@@ -8,7 +8,7 @@ from pathlib import Path
 from llmc.codegen.cpp.measured_rates import measured_rates
 from llmc.engine_format import read_engine
 from llmc.errors import OptionError
-from llmc.frontends.capture import Captured
+from llmc.frontends.captured import Captured
 from llmc.links import LINKS
 from llmc.options import BuildOptions
 from llmc.passes.rewrite import Pass

@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from llmc.errors import AdapterError
-from llmc.frontends.capture import Captured, capture
+from llmc.frontends.capture import capture
+from llmc.frontends.captured import Captured
 from llmc.options import parse_options
 from tests.adapters.directories import llama_adapter, peft_adapter, written_adapter
 from tests.frontends.graph_execution import run_captured

@@ -11,6 +11,7 @@ import pytest
 
 from llmc import compiler
 from llmc.frontends import capture as graph_capture
+from llmc.frontends.captured import Captured
 from llmc.options import BuildOptions, parse_options
 from llmc.settings import settings
 from tests.cli.command import MODEL, assert_user_error, llmc
@@ -31,10 +32,10 @@ def captured_once() -> Iterator[None]:
     capture_anew = graph_capture.capture
 
     @cache
-    def remembered(model: Path, dtype: str) -> graph_capture.Captured:
+    def remembered(model: Path, dtype: str) -> Captured:
         return capture_anew(model, parse_options({"dtype": dtype}))
 
-    def captured(model: Path, options: BuildOptions, *, may_lack_weights: bool = False) -> graph_capture.Captured:
+    def captured(model: Path, options: BuildOptions, *, may_lack_weights: bool = False) -> Captured:
         return remembered(model, options.dtype)
 
     with pytest.MonkeyPatch.context() as patch:

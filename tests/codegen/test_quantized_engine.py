@@ -10,7 +10,8 @@ import torch
 
 from llmc.codegen.cpp.backend import CppBackend
 from llmc.codegen.cpp.lowering import lower
-from llmc.frontends.capture import Captured, capture
+from llmc.frontends.capture import capture
+from llmc.frontends.captured import Captured
 from llmc.graph.execute import Chunk, run_steps
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import WeightSource

@@ -24,7 +24,7 @@ from llmc.debug.memo_run import MemoRun, default_chunks
 from llmc.debug.region import changed_region
 from llmc.debug.reproduction import write_reproduction
 from llmc.errors import OptionError
-from llmc.frontends.capture import Captured
+from llmc.frontends.captured import Captured
 from llmc.graph.render import render
 from llmc.graph.stage import Stage
 from llmc.graph.step_inputs import has_selected_logits

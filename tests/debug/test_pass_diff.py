@@ -7,7 +7,7 @@ import torch
 
 from llmc.debug.pass_diff import diff_passes, pass_range
 from llmc.errors import OptionError, PassError
-from llmc.frontends.capture import Captured
+from llmc.frontends.captured import Captured
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
 from llmc.passes import GraphPass, Numerics, RewriteLog, default, extended

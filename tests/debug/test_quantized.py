@@ -16,7 +16,7 @@ from llmc.debug.pass_diff import diff_passes
 from llmc.debug.region import changed_region
 from llmc.debug.reproduction import write_reproduction
 from llmc.errors import PassError
-from llmc.frontends.capture import Captured
+from llmc.frontends.captured import Captured
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.execute import run_tokens
 from llmc.graph.model_graph import ModelGraph

@@ -13,7 +13,7 @@ from torch import nn
 import llmc
 from llmc import SamplingParams
 from llmc.architectures.tiny_config import tiny_architecture
-from llmc.frontends.capture import Model
+from llmc.frontends.captured import Model
 from tests.end_to_end.logits import GENERATED, assert_close, assert_greedy, random_tokens, torch_logits
 from tests.plain_modules import eager_decoder, sdpa_decoder
 from tests.quick_sample import quick_sample

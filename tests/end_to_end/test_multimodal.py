@@ -12,6 +12,7 @@ import torch
 
 import llmc
 from llmc.errors import BuildWarning, CaptureError
+from llmc.frontends.open_model import open_model
 from llmc.frontends.transformers.capture import read_directory
 from llmc.options import BuildOptions
 from tests.end_to_end.logits import assert_close, random_tokens, torch_logits
@@ -97,7 +98,7 @@ def test_a_text_half_that_is_no_causal_model_is_refused(tmp_path: Path) -> None:
 
     Qwen2_5_VLConfig().save_pretrained(tmp_path)
     with pytest.raises(CaptureError, match="is multimodal, and its text half, 'qwen2_5_vl_text', has no causal"):
-        read_directory(tmp_path, BuildOptions())
+        read_directory(open_model(tmp_path), BuildOptions())
 
 
 def test_a_text_half_that_sees_a_whole_prompt_at_once_is_refused(tmp_path: Path) -> None:
@@ -105,5 +106,5 @@ def test_a_text_half_that_sees_a_whole_prompt_at_once_is_refused(tmp_path: Path)
 
     PaliGemmaConfig().save_pretrained(tmp_path)
     with pytest.raises(CaptureError, match="the text half of 'paligemma' attends to a whole prompt at once") as caught:
-        read_directory(tmp_path, BuildOptions())
+        read_directory(open_model(tmp_path), BuildOptions())
     assert caught.value.at == str(tmp_path / "config.json") and caught.value.fix

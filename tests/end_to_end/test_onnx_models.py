@@ -13,8 +13,7 @@ from onnx import numpy_helper
 import llmc
 from llmc.engine_format.manifest import read_manifest
 from llmc.errors import CaptureError
-from llmc.frontends.onnx.capture import read_decoder
-from llmc.options import BuildOptions
+from llmc.frontends.onnx.source import OnnxSource
 from tests.onnx_files import (
     Array,
     OnnxruntimeModel,
@@ -78,7 +77,7 @@ def test_codes_of_onnxruntime_genai_are_kept(family: str, tmp_path: Path) -> Non
     with llmc.compile(place, target="cpu", output=tmp_path / "engine.llmc") as engine:
         model = OnnxruntimeModel(dequantized(file, tmp_path / "numbers"), overrides(family).get("head_dim", 16))
         assert distance(engine.logits(_TOKENS), model.logits(_TOKENS)) <= _CLOSE
-    source = read_decoder(file, BuildOptions()).source
+    source = OnnxSource(file)
     stored = {each.name: numpy_helper.to_array(each) for each in onnx.load(str(file)).graph.initializer}
     coded = [name for name in source.names() if source.weight(name) is not None and name in stored]
     assert len(coded) >= 11

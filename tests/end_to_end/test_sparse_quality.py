@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from llmc.formats.sparsity import parse_sparse_scheme
-from llmc.frontends.capture import Captured, capture
+from llmc.frontends.capture import capture
+from llmc.frontends.captured import Captured
 from llmc.options import parse_options
 from llmc.passes.model_data import ModelData
 from llmc.passes.pipeline import canonical

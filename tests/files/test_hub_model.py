@@ -20,10 +20,10 @@ MODEL = Path(__file__).parent.parent.parent / "examples" / "models" / "bard-draf
 ASK = """
 import json, sys
 from llmc.errors import LlmcError
-from llmc.files.hub_model import fetched_model
+from llmc.frontends.open_model import local_model
 for name, weights in json.loads(sys.argv[1]):
     try:
-        print(json.dumps(str(fetched_model(name, weights=weights))))
+        print(json.dumps(str(local_model(name, weights=weights))))
     except LlmcError as error:
         print(json.dumps([error.problem, error.fix]))
 """
@@ -95,7 +95,7 @@ def test_what_the_hub_does_not_give_is_refused_in_words(hub: Hub, tmp_path: Path
 @pytest.mark.parametrize("text", ["tiny", "/org/tiny", "./org/tiny", "a/b/c", "../tiny", "org/", "org/tiny@", "~/tiny"])
 def test_paths_are_no_names(text: str) -> None:
     assert hub_name(text) is None
-    assert fetched_model(text) == Path(text)
+    assert fetched_model(text, ()) == Path(text)
 
 
 def test_names() -> None:
@@ -107,9 +107,9 @@ def test_names() -> None:
 def test_what_stands_here_comes_before_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "org" / "tiny").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    assert fetched_model("org/tiny") == Path("org/tiny")
+    assert fetched_model("org/tiny", ()) == Path("org/tiny")
     assert model_name(Path("org/tiny")) == "tiny"
-    assert fetched_model(Path("org/another")) == Path("org/another")
+    assert fetched_model(Path("org/another"), ()) == Path("org/another")
 
 
 def test_of_gguf_files_the_one_that_is_named_is_fetched(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx
 
 import llmc.ops  # noqa: F401  (captured graphs call these ops)
-from llmc.frontends.capture import Captured
+from llmc.frontends.captured import Captured
 from llmc.graph.weights import evaluate
 
 

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from llmc.cache import directory
 from llmc.errors import EngineFormatError
+from llmc.frontends.open_model import open_model
 from llmc.frontends.transformers import capture_cache
 from llmc.frontends.transformers.capture_cache import capture_entry, find_capture, keep_capture
 from llmc.frontends.transformers.capture_text import captured_graph, captured_text
@@ -96,7 +97,7 @@ def test_a_process_with_transformers_leaves_the_cache_alone(tmp_path: Path, monk
     """Its classes may have been patched."""
     monkeypatch.setattr(capture_cache, "settings", lambda: read_settings({}))
     importlib.import_module("transformers")
-    assert capture_entry(tiny_checkpoint("llama", tmp_path), BuildOptions()) is None
+    assert capture_entry(open_model(tiny_checkpoint("llama", tmp_path)), BuildOptions()) is None
 
 
 def test_an_entry_is_of_what_the_files_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,12 +105,12 @@ def test_an_entry_is_of_what_the_files_hold(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(capture_cache, "settings", lambda: read_settings({"LLMC_CAPTURE_CACHE": "always"}))
     model = tiny_model("llama", num_hidden_layers=1)
     write_quantized(tmp_path, model, sparsity_config("sparse-bitmask"), bitmask_writer(of_four=False))
-    file, entries = tmp_path / "model.safetensors", [capture_entry(tmp_path, BuildOptions())]
+    file, entries = tmp_path / "model.safetensors", [capture_entry(open_model(tmp_path), BuildOptions())]
     tensors = load_file(file)
     name = next(name for name in tensors if name.endswith(".compressed"))
     for change in (tensors[name] + 1, tensors[name].half()):
         save_file(tensors | {name: change}, file, metadata={"format": "pt"})
-        entries.append(capture_entry(tmp_path, BuildOptions()))
+        entries.append(capture_entry(open_model(tmp_path), BuildOptions()))
     assert entries[0] is not None and entries[1] == entries[0] != entries[2]
 
 

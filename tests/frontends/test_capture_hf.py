@@ -11,7 +11,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
 from llmc.errors import CaptureError, CheckpointError
-from llmc.frontends.capture import Captured, capture
+from llmc.frontends.capture import capture
+from llmc.frontends.captured import Captured
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.stage import Stage

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.export import Dim, export
 
 from llmc.errors import CaptureError
-from llmc.frontends.capture import Captured, capture
+from llmc.frontends.capture import capture
+from llmc.frontends.captured import Captured
 from llmc.graph.weights import Constant, Stored
 from llmc.options import BuildOptions
 from tests.frontends.graph_execution import run_captured

@@ -11,7 +11,8 @@ import torch
 from llmc.architectures.tiny_config import tiny_config
 from llmc.codegen.sketch import sketch
 from llmc.errors import CheckpointError
-from llmc.frontends.capture import Captured, capture
+from llmc.frontends.capture import capture
+from llmc.frontends.captured import Captured
 from llmc.frontends.transformers.config import load_config
 from llmc.graph.render import render
 from llmc.options import parse_options

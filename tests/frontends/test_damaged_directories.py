@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from llmc.architectures.tiny_config import tiny_architecture
 from llmc.errors import LlmcError
+from llmc.frontends.open_model import open_model
 from llmc.frontends.transformers.capture import read_directory
 from llmc.options import BuildOptions
 from tests.frontends.checkpoints import edit_json, split_into_shards
@@ -45,7 +46,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def outcome(directory: Path) -> str:
     """What reading it says; anything but an LlmcError is a failure of the test."""
     try:
-        read_directory(directory, BuildOptions())
+        read_directory(open_model(directory), BuildOptions())
     except LlmcError as error:
         assert error.problem.strip() and error.at is not None
         return error.problem
@@ -139,9 +140,9 @@ def test_what_is_said_of(
     change(directory)
     if says is not None:
         with pytest.raises(LlmcError, match=says):
-            read_directory(directory, BuildOptions())
+            read_directory(open_model(directory), BuildOptions())
         return
-    (note,) = read_directory(directory, BuildOptions()).notes
+    (note,) = read_directory(open_model(directory), BuildOptions()).notes
     assert note.startswith("9 tensors of the checkpoint are not used: model.layers.1.input_layernorm.weight, ")
 
 
@@ -157,7 +158,7 @@ def test_one_tensor_that_is_not_used_is_named(sound: dict[str, Path], tmp_path: 
     directory = Path(shutil.copytree(sound["single"], tmp_path / "model"))
     weights = directory / "model.safetensors"
     save_file(load_file(weights) | {"model.layers.77.extra": torch.zeros(4)}, weights, {"format": "pt"})
-    (note,) = read_directory(directory, BuildOptions()).notes
+    (note,) = read_directory(open_model(directory), BuildOptions()).notes
     assert note == "1 tensor of the checkpoint is not used: model.layers.77.extra"
 
 
@@ -165,7 +166,7 @@ def test_a_checkpoint_that_is_mostly_unread_is_refused(tmp_path: Path) -> None:
     directory = tiny_checkpoint("llama", tmp_path / "model", num_hidden_layers=4)
     edit_json(directory / "config.json", lambda c: c.update(num_hidden_layers=1))
     with pytest.raises(LlmcError, match=r"the model reads 12 of the checkpoint's tensors and leaves 27"):
-        read_directory(directory, BuildOptions())
+        read_directory(open_model(directory), BuildOptions())
 
 
 @pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
@@ -174,6 +175,6 @@ def test_token_ids_beyond_the_vocabulary_are_ignored_and_named(
 ) -> None:
     directory = Path(shutil.copytree(sound["single"], tmp_path / "model"))
     edit_json(directory / file, lambda c: c.update(eos_token_id=[1, 5000]))
-    read = read_directory(directory, BuildOptions())
+    read = read_directory(open_model(directory), BuildOptions())
     assert read.info.eos_token_ids == (1,)
     assert read.notes == ("eos_token_id 5000 is not among the 160 tokens of the vocabulary: it is ignored",)

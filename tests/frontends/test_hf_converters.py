@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from llmc.architectures.tiny_config import tiny_architecture
 from llmc.errors import CheckpointError
+from llmc.frontends.open_model import open_model
 from llmc.frontends.transformers.capture import read_directory
 from llmc.graph.weights import evaluate
 from llmc.options import BuildOptions
@@ -24,10 +25,11 @@ from llmc.options import BuildOptions
 def test_tensors_are_those_that_transformers_loads(model_type: str, tmp_path: Path) -> None:
     tiny_architecture(model_type).save_pretrained(tmp_path)
     expected = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).state_dict()
-    read = read_directory(tmp_path, BuildOptions(dtype="float32"))
+    opened = open_model(tmp_path)
+    read = read_directory(opened, BuildOptions(dtype="float32"))
     assert read.recipes.keys() == expected.keys()
     for name, tensor in expected.items():
-        assert torch.equal(evaluate(read.recipes[name], read.source), tensor), name
+        assert torch.equal(evaluate(read.recipes[name], opened.weights), tensor), name
     assert read.notes == ()
 
 
@@ -38,4 +40,4 @@ def test_an_expert_that_is_missing_is_named(tmp_path: Path) -> None:
     del tensors["model.layers.1.mlp.experts.2.up_proj.weight"]
     save_file(tensors, file, {"format": "pt"})
     with pytest.raises(CheckpointError, match=r"model\.layers\.1\.mlp\.experts\.gate_up_proj"):
-        read_directory(tmp_path, BuildOptions(dtype="float32"))
+        read_directory(open_model(tmp_path), BuildOptions(dtype="float32"))

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from llmc.frontends.capture import Captured, capture
+from llmc.frontends.capture import capture
+from llmc.frontends.captured import Captured
 from llmc.graph.execute import run_tokens
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions

@@ -6,16 +6,8 @@ import torch
 from torch import Tensor
 
 from llmc.errors import CheckpointError
-from llmc.frontends.checkpoints.safetensors import SHARD_INDEX, SINGLE_FILE
-from llmc.frontends.gguf.model_directory import gguf_files
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import Stored
-
-
-def has_weights(directory: Path) -> bool:
-    """Whether there are files to read weights from, of whatever kind."""
-    patterns = (SINGLE_FILE, SHARD_INDEX, "*.bin")
-    return any(any(directory.glob(pattern)) for pattern in patterns) or bool(gguf_files(directory))
 
 
 class ConfigSource:

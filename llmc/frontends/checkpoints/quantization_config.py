@@ -99,6 +99,13 @@ def is_quantized(settings: dict[str, Any], file: Path) -> bool:
     return bool(config) and not ("sparsity_config" in config and not config.get("config_groups"))
 
 
+def sparsity_format(settings: dict[str, Any], file: Path) -> str | None:
+    """The format of masks that a config.json names; None where weights are dense, or codes. Raises CheckpointError."""
+    sparsity = compression(settings, file).get("sparsity_config") or {}
+    format: str | None = checked_object(sparsity, "sparsity_config", file).get("format")
+    return None if format == "dense" else format
+
+
 def stored_schemes(settings: dict[str, Any], file: Path) -> tuple[ModuleGroup, ...]:
     """The schemes in a config.json; raises CheckpointError for one that llmc does not read."""
     config = compression(settings, file)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from llmc.errors import CheckpointError
+from llmc.frontends.checkpoints.json_files import read_json
 from llmc.frontends.checkpoints.marlin_24 import marlin_24_shape, unpack_marlin_24
 from llmc.frontends.checkpoints.quantization_config import (
     EXPERT_BLOCKS,
@@ -22,7 +23,7 @@ from llmc.frontends.checkpoints.quantization_config import (
     scheme_of,
     stored_schemes,
 )
-from llmc.frontends.checkpoints.safetensors import HidingSource, SafetensorsSource, TensorEntry, check_shape, read_json
+from llmc.frontends.checkpoints.safetensors import HidingSource, SafetensorsSource, TensorEntry, check_shape
 from llmc.frontends.checkpoints.unpack_codes import (
     are_middle,
     unpack_awq,

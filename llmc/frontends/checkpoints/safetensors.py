@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from llmc.errors import CheckpointError
+from llmc.frontends.checkpoints.front_ends import SHARD_INDEX, SINGLE_FILE
+from llmc.frontends.checkpoints.json_files import DOWNLOAD_AGAIN, read_json
 from llmc.graph.dtype_names import TORCH_DTYPES
-
-SINGLE_FILE = "model.safetensors"
-SHARD_INDEX = "model.safetensors.index.json"
 
 # The format's own limit on the header, and the size that a corrupt length field would easily exceed.
 _MAX_HEADER_BYTES = 100_000_000
@@ -78,7 +77,7 @@ class SafetensorsSource:
             with safetensors.safe_open(str(file), framework="pt") as opened:
                 tensor: Tensor = opened.get_tensor(name)
         except (safetensors.SafetensorError, OSError) as error:
-            raise CheckpointError(f"cannot read {name!r}: {error}", at=file, fix=_DOWNLOAD_AGAIN) from error
+            raise CheckpointError(f"cannot read {name!r}: {error}", at=file, fix=DOWNLOAD_AGAIN) from error
         return tensor
 
     def dtype(self) -> torch.dtype:
@@ -94,6 +93,10 @@ class SafetensorsSource:
                 fix="use an unquantized checkpoint (F32, BF16 or F16)",
             )
         return max(elements, key=lambda dtype: elements[dtype])
+
+    def headers(self) -> list[tuple[object, ...]]:
+        """Names, types and shapes as the files have them."""
+        return [(name, entry.dtype, entry.shape) for name, entry in sorted(self._entries.items())]
 
 
 class HidingSource:
@@ -118,6 +121,10 @@ class HidingSource:
     def dtype(self) -> torch.dtype:
         """The floating-point dtype that most elements of whole tensors are stored in."""
         return self.files.dtype()
+
+    def headers(self) -> list[tuple[object, ...]]:
+        """Names, types and shapes as the files have them, and the shapes of weights that are several tensors there."""
+        return [*self.files.headers(), *((name, self.shape(name)) for name in self.names())]
 
 
 def check_shape(name: str, found: tuple[int, ...], expected: tuple[int, ...], file: Path) -> None:
@@ -153,19 +160,19 @@ def _read_entries(directory: Path) -> dict[str, TensorEntry]:
 def _read_sharded(directory: Path, index: Path) -> dict[str, TensorEntry]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
-        raise CheckpointError("the shard index has no weight_map of names to files", at=index, fix=_DOWNLOAD_AGAIN)
+        raise CheckpointError("the shard index has no weight_map of names to files", at=index, fix=DOWNLOAD_AGAIN)
     entries: dict[str, TensorEntry] = {}
     for shard in sorted(set(weight_map.values())):
         file = directory / shard
         if not shard.isprintable() or not file.name:
-            raise CheckpointError(f"the shard index names no file: {shard!r:.80}", at=index, fix=_DOWNLOAD_AGAIN)
+            raise CheckpointError(f"the shard index names no file: {shard!r:.80}", at=index, fix=DOWNLOAD_AGAIN)
         if not file.resolve().is_relative_to(directory.resolve()) and "/" in shard:
             raise CheckpointError(f"the shard index names a file outside its directory: {shard!r}", at=index)
         try:
             is_there = file.is_file()
         except OSError as error:  # e.g. a name that is too long
             raise CheckpointError(
-                f"shard {shard:.80} cannot be read: {error.strerror}", at=index, fix=_DOWNLOAD_AGAIN
+                f"shard {shard:.80} cannot be read: {error.strerror}", at=index, fix=DOWNLOAD_AGAIN
             ) from None
         if not is_there:
             raise CheckpointError(f"shard {shard} is missing", at=file, fix="download the missing shard")
@@ -182,12 +189,9 @@ def _read_sharded(directory: Path, index: Path) -> dict[str, TensorEntry]:
         raise CheckpointError(
             f"{len(missing)} tensors named by the index are in no shard, first {missing[0]!r}",
             at=index,
-            fix=_DOWNLOAD_AGAIN,
+            fix=DOWNLOAD_AGAIN,
         )
     return entries
-
-
-_DOWNLOAD_AGAIN = "download the checkpoint again"
 
 
 def read_header(file: Path) -> dict[str, TensorEntry]:
@@ -199,9 +203,9 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
     try:
         header = json.loads(raw, object_pairs_hook=_unique_keys)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"corrupt header: {error}", at=file, fix=_DOWNLOAD_AGAIN) from None
+        raise CheckpointError(f"corrupt header: {error}", at=file, fix=DOWNLOAD_AGAIN) from None
     if not isinstance(header, dict):
-        raise CheckpointError("corrupt header: not a JSON object", at=file, fix=_DOWNLOAD_AGAIN)
+        raise CheckpointError("corrupt header: not a JSON object", at=file, fix=DOWNLOAD_AGAIN)
     header.pop("__metadata__", None)
     entries = {name: _check_entry(name, value, file) for name, value in header.items()}
     end = max((value["data_offsets"][1] for value in header.values()), default=0)
@@ -209,7 +213,7 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
     if described != size:
         seen = "truncated" if described > size else "has trailing bytes"
         raise CheckpointError(
-            f"{seen}: the file has {size} bytes, its header describes {described}", at=file, fix=_DOWNLOAD_AGAIN
+            f"{seen}: the file has {size} bytes, its header describes {described}", at=file, fix=DOWNLOAD_AGAIN
         )
     return entries
 
@@ -224,7 +228,7 @@ def _header_bytes(file: Path) -> tuple[bytes, int]:
             raise CheckpointError(
                 f"truncated: the file has {size} bytes, its header alone needs {8 + length if len(prefix) == 8 else 8}",
                 at=file,
-                fix=_DOWNLOAD_AGAIN,
+                fix=DOWNLOAD_AGAIN,
             )
         if length > _MAX_HEADER_BYTES:
             raise CheckpointError(f"not a safetensors file: its header claims {length} bytes", at=file)
@@ -238,14 +242,14 @@ def _check_entry(name: str, value: Any, file: Path) -> TensorEntry:
     except (TypeError, KeyError, ValueError):
         valid = False
     if not valid:
-        raise CheckpointError(f"corrupt header entry for {name!r}: {value!r}"[:200], at=file, fix=_DOWNLOAD_AGAIN)
+        raise CheckpointError(f"corrupt header entry for {name!r}: {value!r}"[:200], at=file, fix=DOWNLOAD_AGAIN)
     known = TORCH_DTYPES.get(dtype)  # a type that torch lacks may be there, but cannot be a weight
     expected = None if known is None else torch.Size(shape).numel() * known.itemsize
     if expected is not None and end - start != expected:
         raise CheckpointError(
             f"corrupt header: {name!r} of {dtype} {list(shape)} needs {expected} bytes but has {end - start}",
             at=file,
-            fix=_DOWNLOAD_AGAIN,
+            fix=DOWNLOAD_AGAIN,
         )
     return TensorEntry(file, dtype, shape)
 
@@ -261,31 +265,3 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"{key!r} appears twice")
         result[key] = value
     return result
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object from a file of the model directory; raises CheckpointError if it is not one."""
-    value = _parsed(file)
-    if not isinstance(value, dict):
-        raise CheckpointError(f"holds a JSON {type(value).__name__}, not an object", at=file, fix=_DOWNLOAD_AGAIN)
-    return value
-
-
-def read_json_if_there(file: Path) -> dict[str, Any]:
-    """The same; nothing where there is no such file."""
-    return read_json(file) if file.is_file() else {}
-
-
-def read_json_list(file: Path) -> list[dict[str, Any]]:
-    """A JSON list of objects; raises CheckpointError if it is not one."""
-    value = _parsed(file)
-    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
-        raise CheckpointError("holds no JSON list of objects", at=file, fix=_DOWNLOAD_AGAIN)
-    return value
-
-
-def _parsed(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
-        raise CheckpointError(f"cannot read it as JSON: {error}", at=file, fix=_DOWNLOAD_AGAIN) from None

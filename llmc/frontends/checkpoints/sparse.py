@@ -12,14 +12,14 @@ Source: compressed-tensors 0.9, the last versions that have these formats.
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from llmc.errors import CheckpointError
-from llmc.frontends.checkpoints.quantization_config import checked_object, compression
-from llmc.frontends.checkpoints.safetensors import HidingSource, SafetensorsSource, check_shape, read_json
+from llmc.frontends.checkpoints.json_files import read_json
+from llmc.frontends.checkpoints.quantization_config import compression, sparsity_format
+from llmc.frontends.checkpoints.safetensors import HidingSource, SafetensorsSource, check_shape
 from llmc.graph.dtype_names import TORCH_DTYPES
 
 BITMASK, BITMASK_24 = "sparse-bitmask", "sparse-24-bitmask"
@@ -27,13 +27,6 @@ _REQUIRED = ("shape", "compressed", "bitmask")
 _OPTIONAL = ("row_offsets",)
 _VALUES = (torch.float32, torch.bfloat16, torch.float16)
 _CHECK = "download the checkpoint again, or check how it was compressed"
-
-
-def sparsity_format(settings: dict[str, Any], file: Path) -> str | None:
-    """The format of masks that a config.json names; None where weights are dense, or codes. Raises CheckpointError."""
-    sparsity = compression(settings, file).get("sparsity_config") or {}
-    format: str | None = checked_object(sparsity, "sparsity_config", file).get("format")
-    return None if format == "dense" else format
 
 
 @dataclass(frozen=True)

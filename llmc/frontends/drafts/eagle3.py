@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 from llmc.errors import CheckpointError
-from llmc.frontends.checkpoints.safetensors import SafetensorsSource, read_json
+from llmc.frontends.checkpoints.json_files import read_json
+from llmc.frontends.checkpoints.safetensors import SafetensorsSource
 from llmc.frontends.drafts.draft_checkpoint import DraftModule, DraftTensors, parameter_recipes
 from llmc.frontends.drafts.draft_decoder import draft_decoder
 from llmc.frontends.drafts.draft_graph import attached_draft

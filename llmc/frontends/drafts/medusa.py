@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from llmc.errors import CheckpointError
-from llmc.frontends.checkpoints.safetensors import SINGLE_FILE, SafetensorsSource, TensorEntry, read_header
+from llmc.frontends.checkpoints.front_ends import SINGLE_FILE
+from llmc.frontends.checkpoints.safetensors import SafetensorsSource, TensorEntry, read_header
 from llmc.graph.draft_records import MedusaBlock, MedusaCheckpoint, MedusaHead
 
 _FILES = ("medusa_lm_head.safetensors", "heads.safetensors", SINGLE_FILE)

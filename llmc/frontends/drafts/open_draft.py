@@ -1,33 +1,34 @@
 """What the option `speculative` names: the checkpoint of what drafts, by the layout that its directory has."""
 
-from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from llmc.errors import CheckpointError, OptionError
-from llmc.frontends.checkpoints.safetensors import SafetensorsSource, read_json
+from llmc.frontends.checkpoints.json_files import read_json
+from llmc.frontends.checkpoints.safetensors import SafetensorsSource
 from llmc.frontends.drafts.eagle3 import Eagle3Checkpoint, read_eagle3
 from llmc.frontends.drafts.medusa import holds_medusa, read_medusa
 from llmc.frontends.drafts.mtp import deepseek_mtp, has_mtp, qwen_mtp
 from llmc.frontends.drafts.speculators import KIND, read_speculators
-from llmc.frontends.local_model import local_model
+from llmc.frontends.front_end import OpenedModel
 from llmc.graph.draft_records import MedusaCheckpoint
 from llmc.graph.model_graph import DraftCheckpoint
 from llmc.options import OWN_LAYERS
 
 
-def draft_of_model(model: object, speculative: str) -> DraftCheckpoint | MedusaCheckpoint:
+def draft_of_model(model: OpenedModel[Any], speculative: str) -> DraftCheckpoint | MedusaCheckpoint:
     """Raises CheckpointError for what is no draft, OptionError for a model that has no directory."""
     if holds_medusa(Path(speculative)):
         return read_medusa(Path(speculative))
     if speculative != OWN_LAYERS:
         return open_draft(Path(speculative))
-    if not isinstance(model, str | PathLike):
+    if model.directory is None:
         raise OptionError(
-            f"speculative='{OWN_LAYERS}' reads the model's directory, and the model is a {type(model).__name__}",
+            f"speculative='{OWN_LAYERS}' reads the model's directory, and the model is a {type(model.given).__name__}",
             at="speculative",
             fix="name the directory of the checkpoint that holds them",
         )
-    return open_draft(local_model(model))
+    return open_draft(model.directory)
 
 
 def open_draft(directory: Path) -> DraftCheckpoint:

@@ -16,12 +16,12 @@ from llmc.files.atomic_directory import AtomicDirectory
 from llmc.frontends.gguf import SUFFIX
 from llmc.frontends.gguf.architectures import described
 from llmc.frontends.gguf.container import GgufModel, files_of, read_model
+from llmc.frontends.gguf.front_end import LINK
 from llmc.frontends.gguf.tokenizer import NO_VOCABULARY, adds_beginning, tokenizer_of
 from llmc.frontends.gguf.vocabulary import Vocabulary, read_vocabulary
 
 # What decides on what is written.
 _ROOMS = ("frontends", "files")
-_LINK = "model"
 
 
 def gguf_directory(file: Path) -> Path:
@@ -41,11 +41,6 @@ def gguf_directory(file: Path) -> Path:
     return entry / stem
 
 
-def gguf_files(directory: Path) -> tuple[Path, ...]:
-    """The files that a directory of `gguf_directory` links to; nothing for any other directory."""
-    return tuple(sorted(directory.glob(f"{_LINK}-*{SUFFIX}")))
-
-
 def _make(entry: Path, stem: str, files: tuple[Path, ...]) -> None:
     model = read_model(files)
     with AtomicDirectory(entry, lambda broken: True) as directory:
@@ -53,7 +48,7 @@ def _make(entry: Path, stem: str, files: tuple[Path, ...]) -> None:
         folder.mkdir()
         write_description(model, folder)
         for number, file in enumerate(files, start=1):
-            (folder / f"{_LINK}-{number:05}{SUFFIX}").symlink_to(file)
+            (folder / f"{LINK}-{number:05}{SUFFIX}").symlink_to(file)
         directory.commit()
 
 

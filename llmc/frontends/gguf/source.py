@@ -16,7 +16,7 @@ from llmc.frontends.gguf.architectures import described
 from llmc.frontends.gguf.block_codes import NUMBERS, decoded, unpack_blocks
 from llmc.frontends.gguf.container import read_bytes, read_model
 from llmc.frontends.gguf.description import dtype_name
-from llmc.frontends.gguf.model_directory import gguf_files
+from llmc.frontends.gguf.front_end import gguf_files
 from llmc.frontends.gguf.placement import Place
 from llmc.graph.dtype_names import NAMED_DTYPES
 from llmc.graph.stored_codes import RoundedAgain, StoredWeight, UnpackedCodes
@@ -53,9 +53,9 @@ class GgufSource:
         """Of a tensor; raises CheckpointError if there is none of that name."""
         return self._place(name).shape
 
-    def stored_type(self, name: str) -> str:
-        """What ggml calls the tensor's type."""
-        return self._place(name).tensor.type.name
+    def headers(self) -> list[tuple[object, ...]]:
+        """Names, types and shapes of the tensors."""
+        return [(name, place.tensor.type.name, place.shape) for name, place in sorted(self._places.items())]
 
     def check(self, name: str, shape: tuple[int, ...], *, floating: bool) -> None:
         """As SafetensorsSource.check; all types stand for numbers."""

@@ -6,16 +6,17 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from llmc.errors import CaptureError
+from llmc.frontends.captured import Captured
 from llmc.frontends.checkpoints.memory_source import MemorySource
 from llmc.frontends.tracing.program_graph import graph_from_program, input_specs
 from llmc.frontends.tracing.trace import explained, trace
 from llmc.graph.dtype_names import torch_name
-from llmc.graph.model_graph import ModelGraph, ModelInfo
-from llmc.graph.weights import Recipe, Stored, WeightSource
+from llmc.graph.model_graph import ModelInfo
+from llmc.graph.weights import Recipe, Stored
 from llmc.options import BuildOptions
 
 
-def capture_program(program: ExportedProgram, options: BuildOptions) -> tuple[ModelGraph, WeightSource]:
+def capture_program(program: ExportedProgram, weights: MemorySource, options: BuildOptions) -> Captured:
     """Capture a program with one input of token ids, [1, T] or [batch, T] with T dynamic, that returns logits."""
     ids = _token_input(program)
     floating = [v.dtype for v in program.state_dict.values() if v.is_floating_point()]
@@ -39,7 +40,7 @@ def capture_program(program: ExportedProgram, options: BuildOptions) -> tuple[Mo
         key = (value.untyped_storage()._cdata, tuple(value.shape))
         recipes[name] = Stored(first.setdefault(key, name), value.dtype)
     info = ModelInfo("program", "module", vocab_size=0, max_positions=None, dtype=dtype)
-    return graph_from_program(functional, recipes, info), MemorySource(program.state_dict)
+    return Captured(graph_from_program(functional, recipes, info), weights)
 
 
 def _token_input(program: ExportedProgram) -> fx.Node:

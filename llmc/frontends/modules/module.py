@@ -6,17 +6,18 @@ import torch
 from torch import Tensor, nn
 
 from llmc.errors import CaptureError
+from llmc.frontends.captured import Captured
 from llmc.frontends.checkpoints.memory_source import MemorySource, tied_names
 from llmc.frontends.tracing.fake_copy import fake_copy
 from llmc.frontends.tracing.program_graph import graph_from_program
 from llmc.frontends.tracing.trace import explained_at_once, trace
 from llmc.frontends.transformers.config import resolve_dtype
-from llmc.graph.model_graph import ModelGraph, ModelInfo
-from llmc.graph.weights import Recipe, Stored, WeightSource
+from llmc.graph.model_graph import ModelInfo
+from llmc.graph.weights import Recipe, Stored
 from llmc.options import BuildOptions
 
 
-def capture_module(module: nn.Module, options: BuildOptions) -> tuple[ModelGraph, WeightSource]:
+def capture_module(module: nn.Module, weights: MemorySource, options: BuildOptions) -> Captured:
     """Capture forward(ids [1, T]) -> logits [1, T, vocab], or a tuple or object that holds them.
 
     The module is left as it was. Positions that it makes from arange stay in the graph; `positions` is an input of
@@ -29,7 +30,8 @@ def capture_module(module: nn.Module, options: BuildOptions) -> tuple[ModelGraph
     recipes: dict[str, Recipe] = {name: Stored(first, dtype) for name, first in tied_names(module).items()}
     program = trace(FirstLogits(fake_copy(module, dtype, cast_buffers=True)), with_positions=False)
     info = ModelInfo(type(module).__name__, "module", vocab_size=0, max_positions=None, dtype=dtype)
-    return graph_from_program(program, recipes, info, prefix="module."), MemorySource(dict(module.named_parameters()))
+    graph = graph_from_program(program, recipes, info, prefix="module.")
+    return Captured(graph, weights)
 
 
 class FirstLogits(nn.Module):

@@ -10,73 +10,64 @@ from torch import nn
 
 from llmc.errors import CaptureError
 from llmc.files.hub_model import model_name
-from llmc.frontends.checkpoints.safetensors import read_json_if_there
+from llmc.frontends.captured import Captured
+from llmc.frontends.checkpoints.json_files import read_json_if_there
 from llmc.frontends.onnx.call import Known
 from llmc.frontends.onnx.coded_tensor import CodedTensor
-from llmc.frontends.onnx.codes import coded_tensors
 from llmc.frontends.onnx.constants import constant, is_known
 from llmc.frontends.onnx.decoder import OnnxDecoder
-from llmc.frontends.onnx.expansion import check_expansion
-from llmc.frontends.onnx.files import describing, genai_settings
-from llmc.frontends.onnx.head_norms import heads_apart
-from llmc.frontends.onnx.interface import read_interface
-from llmc.frontends.onnx.model import OnnxGraph, read_model
-from llmc.frontends.onnx.needed import needed_graph, positional_tensors
-from llmc.frontends.onnx.operators import check_operators
+from llmc.frontends.onnx.files import describing
+from llmc.frontends.onnx.model import OnnxGraph
+from llmc.frontends.onnx.needed import positional_tensors
 from llmc.frontends.onnx.source import OnnxSource
 from llmc.frontends.tracing.fake_copy import make_parameters_fake
 from llmc.frontends.tracing.program_graph import graph_from_program
 from llmc.frontends.tracing.trace import trace
 from llmc.frontends.transformers.config import generation_defaults, model_info, resolve_dtype
 from llmc.graph.dtype_names import torch_name
-from llmc.graph.model_graph import ModelGraph, ModelInfo
+from llmc.graph.model_graph import ModelInfo
 from llmc.graph.weights import Constant, Recipe, Stored, identifier
 from llmc.options import BuildOptions
 
 _HALVES = (torch.float16, torch.bfloat16)
 
 
-def capture_onnx(file: Path, options: BuildOptions) -> tuple[ModelGraph, OnnxSource, tuple[str, ...]]:
-    """Read the file and trace its graph; data of weights are not read. With what a build should say of it.
-
-    Raises CheckpointError for a file that is damaged, CaptureError for a model that is no decoder language model, or
-    that holds what is not read.
-    """
-    read = read_decoder(file, options)
+def capture_onnx(source: OnnxSource, options: BuildOptions) -> Captured:
+    """Trace the graph of a file; data of weights are not read. Raises CheckpointError, CaptureError."""
+    read = read_decoder(source, options)
     program = trace(read.decoder, with_positions=True)
-    return graph_from_program(program, read.recipes, read.info, prefix="tensors."), read.source, read.notes
+    return Captured(graph_from_program(program, read.recipes, read.info, prefix="tensors."), source, read.notes)
 
 
 @dataclass(frozen=True)
 class ReadDecoder:
-    """A file as a module of fake weights, and where they are. recipes: by the module's names, less `tensors.`"""
+    """A file as a module of fake weights. recipes: of its tensors, by the module's names without `tensors.`"""
 
     decoder: OnnxDecoder
     recipes: dict[str, Recipe]
     info: ModelInfo
-    source: OnnxSource
     notes: tuple[str, ...]
 
 
-def read_decoder(file: Path, options: BuildOptions) -> ReadDecoder:
-    """Read all of the file but the data of weights; nothing is computed. Raises as capture_onnx."""
-    model = read_model(file)
-    settings = genai_settings(describing(file))
-    interface = read_interface(model.graph, file, _head_dim(settings))
-    graph = heads_apart(needed_graph(model, interface.logits))
-    check_operators(model, graph.nodes)
-    check_expansion(model, graph.nodes)
-    coded = coded_tensors(graph)
-    source = OnnxSource(file, graph.tensors, coded)
-    own = source.dtype()
+def read_decoder(source: OnnxSource, options: BuildOptions) -> ReadDecoder:
+    """Make a module of a file; nothing is computed. Raises CheckpointError, CaptureError."""
+    parsed, file, own = source.parsed, source.file, source.dtype()
     dtype = _dtype(options, own, file)
-    kept = _Tensors(graph, coded, positional_tensors(graph, interface.ids), {own: dtype})
+    positional = positional_tensors(parsed.graph, parsed.interface.ids)
+    kept = _Tensors(parsed.graph, parsed.coded, positional, {own: dtype})
     decoder = OnnxDecoder(
-        model, graph, interface, kept.module, kept.names, kept.known, {own: dtype}, options.max_model_len
+        parsed.model,
+        parsed.graph,
+        parsed.interface,
+        kept.module,
+        kept.names,
+        kept.known,
+        {own: dtype},
+        options.max_model_len,
     )
     make_parameters_fake(decoder)
-    info, notes = _info(file, settings, dtype)
-    return ReadDecoder(decoder, kept.recipes, info, source, notes)
+    info, notes = _info(file, parsed.settings, dtype)
+    return ReadDecoder(decoder, kept.recipes, info, notes)
 
 
 class _Tensors:
@@ -143,12 +134,6 @@ def _dtype(options: BuildOptions, own: torch.dtype, file: Path) -> torch.dtype:
             fix="leave dtype=auto, or export the model in that dtype; --quantize makes its weights smaller",
         )
     return dtype
-
-
-def _head_dim(settings: dict[str, Any]) -> int | None:
-    decoder = settings.get("decoder")
-    found = decoder.get("head_size") if isinstance(decoder, dict) else None
-    return found if isinstance(found, int) and 0 < found < 1 << 16 else None
 
 
 def _info(file: Path, settings: dict[str, Any], dtype: torch.dtype) -> tuple[ModelInfo, tuple[str, ...]]:

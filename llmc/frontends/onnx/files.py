@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from llmc.errors import CheckpointError
-from llmc.frontends.checkpoints.safetensors import SHARD_INDEX, SINGLE_FILE, read_json
+from llmc.frontends.checkpoints.front_ends import SHARD_INDEX, SINGLE_FILE
+from llmc.frontends.checkpoints.json_files import read_json
 from llmc.frontends.onnx import SUFFIX
 
 GENAI = "genai_config.json"

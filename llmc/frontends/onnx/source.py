@@ -2,26 +2,69 @@
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from llmc.errors import CheckpointError
 from llmc.frontends.onnx.coded_tensor import CodedTensor
-from llmc.frontends.onnx.codes import unpacked
-from llmc.frontends.onnx.model import read_model
+from llmc.frontends.onnx.codes import coded_tensors, unpacked
+from llmc.frontends.onnx.expansion import check_expansion
+from llmc.frontends.onnx.files import describing, genai_settings
+from llmc.frontends.onnx.head_norms import heads_apart
+from llmc.frontends.onnx.interface import Interface, read_interface
+from llmc.frontends.onnx.model import OnnxGraph, OnnxModel, read_model
+from llmc.frontends.onnx.needed import needed_graph
+from llmc.frontends.onnx.operators import check_operators
 from llmc.frontends.onnx.tensors import OnnxTensor
 from llmc.graph.stored_codes import RoundedAgain, StoredWeight, UnpackedCodes
 
 
-class OnnxSource:
-    """A CodeSource. coded: those that are codes, under the same names as the graph has for their numbers."""
+@dataclass(frozen=True)
+class ParsedFile:
+    """A file, but for the data of its tensors.
 
-    def __init__(self, file: Path, tensors: Mapping[str, OnnxTensor], coded: Mapping[str, CodedTensor]) -> None:
-        self.file = file
-        self._tensors, self._coded = dict(tensors), dict(coded)
+    Args:
+        settings: What genai_config.json says of the model.
+        graph: The part of the model's graph that logits need.
+        coded: The weights that are codes, by the names that the graph has for their numbers.
+    """
+
+    model: OnnxModel
+    settings: dict[str, Any]
+    interface: Interface
+    graph: OnnxGraph
+    coded: dict[str, CodedTensor]
+
+
+def parsed_file(file: Path) -> ParsedFile:
+    """Raises CheckpointError for a file that is damaged, CaptureError for a model that is not a decoder or needs
+    operators that are not read."""
+    model = read_model(file)
+    settings = genai_settings(describing(file))
+    interface = read_interface(model.graph, file, _head_dim(settings))
+    graph = heads_apart(needed_graph(model, interface.logits))
+    check_operators(model, graph.nodes)
+    check_expansion(model, graph.nodes)
+    return ParsedFile(model, settings, interface, graph, coded_tensors(graph))
+
+
+def _head_dim(settings: dict[str, Any]) -> int | None:
+    decoder = settings.get("decoder")
+    found = decoder.get("head_size") if isinstance(decoder, dict) else None
+    return found if isinstance(found, int) and 0 < found < 1 << 16 else None
+
+
+class OnnxSource:
+    """The tensors of an ONNX file; a CodeSource."""
+
+    def __init__(self, file: Path) -> None:
+        self.file, self.parsed = file, parsed_file(file)
+        self._tensors, self._coded = self.parsed.graph.tensors, self.parsed.coded
         # Codes, scales and zeros of one weight are asked for one after the other.
         self._unpacked = functools.lru_cache(maxsize=1)(lambda name: unpacked(self._coded[name]))
 
@@ -78,8 +121,16 @@ class OnnxSource:
         return self._tensor(name).load() if coded is None else self._unpacked(name).values(coded.format)
 
     def dtype(self) -> torch.dtype:
-        """The floating-point dtype that most elements that are no codes are stored in."""
-        return _most(self._tensors.values(), self.file)
+        """The floating-point dtype in which most elements that are not codes are stored. Raises CheckpointError."""
+        elements = Counter[torch.dtype]()
+        for tensor in self._tensors.values():
+            if tensor.dtype.is_floating_point:
+                elements[tensor.dtype] += tensor.numel
+        if not elements:
+            raise CheckpointError(
+                "the model holds no floating-point tensor", at=self.file, fix="name a decoder's .onnx file"
+            )
+        return elements.most_common(1)[0][0]
 
     def _tensor(self, name: str) -> OnnxTensor:
         found = self._tensors.get(name)
@@ -90,18 +141,3 @@ class OnnxSource:
                 fix="build the model again: the file has changed",
             )
         return found
-
-
-def onnx_dtype(file: Path) -> torch.dtype:
-    """What most numbers of a file are stored in. Raises CheckpointError."""
-    return _most(read_model(file).graph.tensors.values(), file)
-
-
-def _most(tensors: Iterable[OnnxTensor], file: Path) -> torch.dtype:
-    elements = Counter[torch.dtype]()
-    for tensor in tensors:
-        if tensor.dtype.is_floating_point:
-            elements[tensor.dtype] += tensor.numel
-    if not elements:
-        raise CheckpointError("the model holds no floating-point tensor", at=file, fix="name a decoder's .onnx file")
-    return elements.most_common(1)[0][0]

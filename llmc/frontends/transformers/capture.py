@@ -9,10 +9,12 @@ from torch import Tensor, nn
 
 from llmc.errors import CaptureError
 from llmc.files.hub_model import model_name
-from llmc.frontends.checkpoints.checkpoint_kind import ModelSource, open_checkpoint
-from llmc.frontends.checkpoints.config_source import ConfigSource, config_dtype, has_weights
+from llmc.frontends.captured import Captured
+from llmc.frontends.checkpoints.checkpoint_source import CheckpointSource
+from llmc.frontends.checkpoints.config_source import ConfigSource, config_dtype
 from llmc.frontends.checkpoints.memory_source import MemorySource, tied_names
 from llmc.frontends.drafts.mtp import mtp_tensors
+from llmc.frontends.front_end import OpenedModel
 from llmc.frontends.heads.chosen_task import task_of_model
 from llmc.frontends.heads.dense_source import dense_recipes, with_dense
 from llmc.frontends.heads.head_plan import HeadPlan, head_plan
@@ -37,42 +39,49 @@ from llmc.frontends.transformers.scans import scans_as_ops
 from llmc.frontends.transformers.skeleton import skeleton, text_half, whole_skeleton
 from llmc.frontends.transformers.text_half import left_out, text_config, text_names
 from llmc.graph.model_graph import ModelGraph, ModelInfo
-from llmc.graph.weights import Recipe, Stored, WeightSource
+from llmc.graph.weights import Recipe, Stored
 from llmc.options import OWN_LAYERS, BuildOptions
 
-HFCapture = tuple[ModelGraph, WeightSource, tuple[str, ...]]
 
+def capture_directory(
+    model: OpenedModel[CheckpointSource], options: BuildOptions, *, lacks_weights: bool = False
+) -> Captured:
+    """Capture a directory with config.json; reads headers, never weight data.
 
-def capture_directory(directory: Path, options: BuildOptions, *, may_lack_weights: bool = False) -> HFCapture:
-    """Capture a directory with config.json and safetensors weights; reads headers, never weight data.
-
-    may_lack_weights: config.json alone will do (config_source.py). With what a build should say of it. A graph that was
-    captured from the same before is read from the cache (capture_cache.py).
+    lacks_weights: config.json alone will do (config_source.py). A graph that was captured from the same before is read
+    from the cache (capture_cache.py).
     """
+    directory: Path = model.given
     check_directory(directory)
-    lacks_weights = may_lack_weights and not has_weights(directory)
-    entry = capture_entry(directory, options, has_weights=not lacks_weights)
+    entry = capture_entry(model, options, has_weights=not lacks_weights)
     kept = None if entry is None else find_capture(entry)
     if kept is not None:
         graph, notes = kept
         graph.info = replace(graph.info, name=model_name(directory))
-        if lacks_weights:
-            return graph, ConfigSource(directory, graph), notes
-        return graph, with_dense(open_checkpoint(directory), graph, directory), notes
-    if lacks_weights:
-        graph = capture_config(directory, options)
+    else:
+        read = read_config(directory, options) if lacks_weights else read_directory(model, options)
+        graph, notes = _capture(read.model, read.recipes, read.info, read.plan), read.notes
         if entry is not None:
-            keep_capture(entry, graph)
-        return graph, ConfigSource(directory, graph), ()
-    read = read_directory(directory, options)
-    graph = _capture(read.model, read.recipes, read.info, read.plan)
-    if entry is not None:
-        keep_capture(entry, graph, read.notes)
-    return graph, with_dense(read.source, graph, directory), read.notes
+            keep_capture(entry, graph, notes)
+    if lacks_weights:
+        return Captured(graph, ConfigSource(directory, graph), notes)
+    return Captured(graph, with_dense(model.weights, graph, directory), notes)
 
 
-def capture_config(directory: Path, options: BuildOptions) -> ModelGraph:
-    """The graph of a model of which there is only config.json. Raises CheckpointError, CaptureError."""
+@dataclass(frozen=True)
+class ReadModel:
+    """A model without its weights. recipes: of its tensors, by the model's names. notes: for a build to print. plan: of
+    its head, None for one that generates."""
+
+    model: Any
+    recipes: dict[str, Recipe]
+    info: ModelInfo
+    notes: tuple[str, ...] = ()
+    plan: HeadPlan | None = None
+
+
+def read_config(directory: Path, options: BuildOptions) -> ReadModel:
+    """Make a model of config.json alone. Raises CheckpointError, CaptureError."""
     file = directory / "config.json"
     loaded = load_config(directory, options.task)
     with valid_values(loaded.config.model_type, file):
@@ -87,30 +96,18 @@ def capture_config(directory: Path, options: BuildOptions) -> ModelGraph:
         make_parameters_fake(model)
         info, _ = model_info(model_name(directory), loaded.config, {}, dtype)
     plan = None if loaded.task is None else head_plan(loaded.task, model, options, directory)
-    return _capture(model, recipes, info, plan)
+    return ReadModel(model, recipes, info, plan=plan)
 
 
-@dataclass(frozen=True)
-class ReadModel:
-    """A model without its weights, and where they are. recipes: by the model's names. notes: for a build to say. plan:
-    of its head, None for one that generates."""
-
-    model: Any
-    recipes: dict[str, Recipe]
-    info: ModelInfo
-    source: ModelSource
-    notes: tuple[str, ...]
-    plan: HeadPlan | None = None
-
-
-def read_directory(directory: Path, options: BuildOptions) -> ReadModel:
+def read_directory(opened: OpenedModel[CheckpointSource], options: BuildOptions) -> ReadModel:
     """Read config.json and the weights' headers, and make the model of them. Raises CheckpointError, CaptureError."""
+    directory: Path = opened.given
     file = directory / "config.json"
     loaded = load_config(directory, options.task)
     config, whole = loaded.config, loaded.whole
     with valid_values(config.model_type, file):
         check_rope(config, file)
-    source = open_checkpoint(directory)
+    source = opened.weights
     dtype = resolve_dtype(options, getattr(config, "dtype", None) or source.dtype(), directory)
     if getattr(whole, "tie_word_embeddings", False) and "lm_head.weight" not in text_names(source.names()):
         config.tie_word_embeddings = True  # The outer config decides, and files without a head agree.
@@ -125,10 +122,10 @@ def read_directory(directory: Path, options: BuildOptions) -> ReadModel:
         info, ids = model_info(model_name(directory), config, generation, dtype)
     notes = (() if whole is None else (left_out(whole),)) + unread + ids
     plan = None if loaded.task is None else head_plan(loaded.task, model, options, directory)
-    return ReadModel(model, recipes, info, source, notes, plan)
+    return ReadModel(model, recipes, info, notes, plan)
 
 
-def capture_pretrained(model: Any, options: BuildOptions) -> HFCapture:
+def capture_pretrained(model: Any, options: BuildOptions) -> Captured:
     """Capture a transformers causal LM that is in memory, which is left as it was."""
     if getattr(model.config, "is_encoder_decoder", False):
         raise CaptureError(
@@ -154,7 +151,8 @@ def capture_pretrained(model: Any, options: BuildOptions) -> HFCapture:
     if text is not None:
         notes = (left_out(whole), *notes)
     plan = None if task is None else head_plan(task, fake, options)
-    return _capture(fake, recipes, info, plan), MemorySource(dict(model.named_parameters())), notes
+    graph = _capture(fake, recipes, info, plan)
+    return Captured(graph, MemorySource(dict(model.named_parameters())), notes)
 
 
 class LogitsOnly(nn.Module):

@@ -24,9 +24,8 @@ import torch
 from llmc.cache import CacheKind, open_cache
 from llmc.cache.source_digest import source_digest
 from llmc.errors import CheckpointError, EngineFormatError
-from llmc.frontends.checkpoints.checkpoint_kind import ModelSource, open_checkpoint
-from llmc.frontends.checkpoints.safetensors import HidingSource
-from llmc.frontends.gguf.source import GgufSource
+from llmc.frontends.checkpoints.checkpoint_source import CheckpointSource
+from llmc.frontends.front_end import OpenedModel
 from llmc.frontends.transformers.capture_text import captured_graph, captured_text
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import OWN_LAYERS, BuildOptions
@@ -47,14 +46,17 @@ _PACKAGE = "transformers"
 _PAIRS = "ForSequenceClassification"
 
 
-def capture_entry(directory: Path, options: BuildOptions, *, has_weights: bool = True) -> str | None:
+def capture_entry(
+    model: OpenedModel[CheckpointSource], options: BuildOptions, *, has_weights: bool = True
+) -> str | None:
     """The name of a directory's capture in the cache; None if it is not to be kept, or not by this process."""
+    directory: Path = model.given
     chosen, spec = settings().capture_cache, find_spec(_PACKAGE)
     is_allowed = chosen is CaptureCache.ALWAYS or (chosen is CaptureCache.CLEAN and _PACKAGE not in sys.modules)
     if not is_allowed or spec is None or spec.origin is None:
         return None
     try:
-        source = open_checkpoint(directory) if has_weights else None
+        tensors = model.weights.headers() if has_weights else None
     except CheckpointError:
         return None  # The capture will say what is wrong.
     parts = {
@@ -62,7 +64,7 @@ def capture_entry(directory: Path, options: BuildOptions, *, has_weights: bool =
         "modules": {file.parent.name: _text(file) for file in sorted(directory.glob(_MODULE_CONFIGS))},
         "task": [options.task, options.pooling],
         "tokenizer": _tokenizer(directory) if options.task in ("auto", "score") else None,
-        "tensors": None if source is None else _tensors(source),
+        "tensors": tensors,
         "dtype": options.dtype,
         "own_layers": options.speculative == OWN_LAYERS,
         "llmc": source_digest(OWN_ROOMS),
@@ -103,16 +105,6 @@ def keep_capture(entry: str, graph: ModelGraph, notes: Sequence[str] = ()) -> No
     known = json.dumps([[_stamp(Path(file)) for file in files], list(notes)])
     with suppress(OSError):
         open_cache(CacheKind.CAPTURES).write_text(entry, f"{known}\n{text}")
-
-
-def _tensors(source: ModelSource) -> list[tuple[object, ...]]:
-    """What the files hold, and of weights that are several of these, what the model knows."""
-    if isinstance(source, HidingSource):
-        shown = [(name, source.shape(name)) for name in source.names()]
-        return [*_tensors(source.files), *shown]
-    if isinstance(source, GgufSource):
-        return [(name, source.stored_type(name), source.shape(name)) for name in source.names()]
-    return [(name, source.entry(name).dtype, source.shape(name)) for name in source.names()]
 
 
 def _tokenizer(directory: Path) -> str | None:

@@ -3,32 +3,15 @@
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
 from llmc.errors import CheckpointError
+from llmc.frontends.checkpoints.checkpoint_source import StoredShapes
 from llmc.frontends.transformers.converters import Converted, converted_tensors
 from llmc.frontends.transformers.text_half import text_names
 from llmc.graph.weights import Recipe, Stored, stored_names
-
-
-class StoredShapes(Protocol):
-    """What a checkpoint holds, by its headers."""
-
-    @property
-    def directory(self) -> Path:
-        """Where it lies."""
-
-    def names(self) -> tuple[str, ...]:
-        """All tensor names, sorted."""
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Of a tensor; raises CheckpointError if there is none of that name."""
-
-    def check(self, name: str, shape: tuple[int, ...], *, floating: bool) -> None:
-        """Raise CheckpointError unless the tensor has this shape and, if asked, a floating-point type."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from llmc.frontends.capture import Captured
+    from llmc.frontends.captured import Captured
 
 
 @pytest.fixture(scope="session")

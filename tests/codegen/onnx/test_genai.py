@@ -16,7 +16,8 @@ from llmc.codegen.onnx.model_files import write_model_files
 from llmc.debug.onnx_oracle import nothing
 from llmc.errors import LoweringError, OptionError
 from llmc.exporter import graph_at
-from llmc.frontends.capture import Captured, capture
+from llmc.frontends.capture import capture
+from llmc.frontends.captured import Captured
 from llmc.graph.execute import run_tokens
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions, parse_options

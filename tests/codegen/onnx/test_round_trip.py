@@ -15,7 +15,8 @@ from llmc.build_stages import Stages
 from llmc.codegen.onnx.model_files import write_model_files
 from llmc.debug.onnx_oracle import nothing
 from llmc.exporter import graph_at
-from llmc.frontends.capture import Captured, capture
+from llmc.frontends.capture import capture
+from llmc.frontends.captured import Captured
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.render import op_name
 from llmc.graph.stage import Stage

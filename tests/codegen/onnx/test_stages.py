@@ -10,7 +10,7 @@ from llmc.build_stages import Stages
 from llmc.debug.onnx_oracle import OnnxOracle
 from llmc.errors import LoweringError
 from llmc.exporter import STAGES, graph_at
-from llmc.frontends.capture import Captured
+from llmc.frontends.captured import Captured
 from llmc.graph.execute import run_tokens
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions, parse_options

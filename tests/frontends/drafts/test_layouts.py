@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from llmc.frontends.capture import Captured, capture
+from llmc.frontends.capture import capture
+from llmc.frontends.captured import Captured
 from llmc.graph.execute import sequence_inputs
 from llmc.graph.interpreter import GraphInterpreter
 from llmc.graph.model_graph import ModelGraph

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from llmc.errors import CheckpointError
-from llmc.frontends.checkpoints.checkpoint_kind import open_checkpoint
 from llmc.frontends.gguf.architectures import ARCHITECTURES
-from llmc.frontends.local_model import local_model
+from llmc.frontends.open_model import local_model, open_model
 from llmc.frontends.transformers.config import load_config
 from llmc.frontends.transformers.names import stored_recipes
 from llmc.frontends.transformers.skeleton import skeleton
@@ -28,7 +27,7 @@ def rebuilt(path: Path) -> Any:
     """The file as a transformers model in fp32, by what a capture reads of it."""
     directory = local_model(path)
     loaded = load_config(directory)
-    source = open_checkpoint(directory)
+    source = open_model(directory).weights
     model = skeleton(loaded.model_class, loaded.config, torch.float32)
     recipes, notes = stored_recipes(model, source)
     assert not notes

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from llmc.formats.schemes import parse_scheme
-from llmc.frontends.capture import Captured, capture
+from llmc.frontends.capture import capture
+from llmc.frontends.captured import Captured
 from llmc.frontends.gguf.source import GgufSource
-from llmc.frontends.local_model import local_model
+from llmc.frontends.open_model import local_model
 from llmc.graph.execute import run_tokens
 from llmc.options import parse_options
 from llmc.passes.model_data import ModelData

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from llmc.errors import CheckpointError, LlmcError
-from llmc.frontends.capture import check_tokenizer
+from llmc.frontends.captured import check_tokenizer
 from llmc.frontends.gguf.container import read_model
 from llmc.frontends.gguf.model_directory import write_description
+from llmc.frontends.open_model import open_model
 from llmc.frontends.transformers.capture import read_directory
 from llmc.options import BuildOptions
 from tests.gguf_families import family_model
@@ -45,7 +46,9 @@ def opened(content: bytes, folder: Path) -> None:
     path.write_bytes(content)
     write_description(read_model((path,)), folder)
     check_tokenizer(folder)
-    source = read_directory(folder, BuildOptions()).source
+    model = open_model(folder)
+    read_directory(model, BuildOptions())
+    source = model.weights
     for name in source.names():
         assert source.load(name).shape == source.shape(name)
 

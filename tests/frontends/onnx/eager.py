@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 import llmc.ops  # noqa: F401  (registers what translations call)
 from llmc.frontends.onnx.capture import capture_onnx
+from llmc.frontends.onnx.source import OnnxSource
 from llmc.graph.execute import run_tokens
 from llmc.options import BuildOptions
 
@@ -19,8 +20,8 @@ TOKENS = (3, 1, 4, 1, 5, 9, 2, 6, 5)
 
 def captured_logits(file: Path, tokens: tuple[int, ...] = TOKENS) -> NDArray[Any]:
     """Of the captured graph, [tokens, vocabulary]."""
-    graph, source, _ = capture_onnx(file, BuildOptions())
-    logits: NDArray[Any] = run_tokens(graph, source, tokens).numpy()
+    captured = capture_onnx(OnnxSource(file), BuildOptions())
+    logits: NDArray[Any] = run_tokens(captured.graph, captured.source, tokens).numpy()
     return logits
 
 

@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from llmc.errors import CaptureError
 from llmc.frontends.onnx.capture import capture_onnx
+from llmc.frontends.onnx.source import OnnxSource
 from llmc.graph.execute import run_tokens
 from llmc.options import BuildOptions
 from tests.frontends.onnx.eager import TOKENS, assert_same
@@ -43,13 +44,13 @@ def _model() -> onnx.ModelProto:
 def test_the_branch_of_sequences_that_are_built_for(tmp_path: Path) -> None:
     model = _model()
     table, head = (numpy_helper.to_array(each) for each in model.graph.initializer[:2])
-    graph, source, _ = capture_onnx(saved(model, tmp_path), BuildOptions(max_model_len=32))
-    found = run_tokens(graph, source, TOKENS).numpy()
+    captured = capture_onnx(OnnxSource(saved(model, tmp_path)), BuildOptions(max_model_len=32))
+    found = run_tokens(captured.graph, captured.source, TOKENS).numpy()
     assert_same(found, (table[list(TOKENS)] * random(WIDTH, seed=2)) @ head)
 
 
 @pytest.mark.parametrize("longest", [None, 33])
 def test_a_length_that_decides_nothing(longest: int | None, tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="depends on the number of tokens") as caught:
-        capture_onnx(saved(_model(), tmp_path), BuildOptions(max_model_len=longest))
+        capture_onnx(OnnxSource(saved(_model(), tmp_path)), BuildOptions(max_model_len=longest))
     assert caught.value.fix is not None and "--max-model-len" in caught.value.fix

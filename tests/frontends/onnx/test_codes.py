@@ -13,8 +13,7 @@ from onnx import helper
 
 import llmc
 from llmc.errors import CheckpointError
-from llmc.frontends.onnx.capture import read_decoder
-from llmc.options import BuildOptions
+from llmc.frontends.onnx.source import OnnxSource
 from tests.frontends.onnx.eager import TOKENS, assert_as_onnxruntime, assert_same, captured_logits
 from tests.frontends.onnx.graphs import VOCABULARY, WIDTH, Array, decoder, random, saved
 from tests.quick_sample import quick_sample
@@ -69,7 +68,7 @@ def _unsigned(packed: Array, bits: int) -> Array:
 def test_codes_are_the_files_bit_by_bit(bits: int, zeros: str, tmp_path: Path) -> None:
     model, tensors = _model(bits, zeros)
     file = saved(model, tmp_path)
-    source, middle = read_decoder(file, BuildOptions()).source, 1 << (bits - 1)
+    source, middle = OnnxSource(file), 1 << (bits - 1)
     codes = _unsigned(tensors["codes"].reshape(_ROWS, -1), bits)
     assert np.array_equal(source.load("codes::codes").numpy(), codes - middle)
     assert np.array_equal(source.load("codes::scales").numpy(), tensors["scales"])
@@ -102,7 +101,7 @@ def test_columns_that_end_within_a_block(tmp_path: Path) -> None:
     """Groups are runs of equal length here: 40 columns in blocks of 16 are five of 8."""
     model, _ = _model(4, "none", columns=40)
     file = saved(model, tmp_path)
-    source = read_decoder(file, BuildOptions()).source
+    source = OnnxSource(file)
     assert tuple(source.load("codes::scales").shape) == (_ROWS, 5)
     assert_as_onnxruntime(file)
 
@@ -111,7 +110,7 @@ def test_zeros_that_are_no_codes_are_refused(tmp_path: Path) -> None:
     model, _ = _model(4, "numbers")
     (zeros,) = (each for each in model.graph.initializer if each.name == "zeros")
     zeros.raw_data = np.full((_ROWS, _COLUMNS // _BLOCK), 7.5, np.float32).tobytes()
-    source = read_decoder(saved(model, tmp_path), BuildOptions()).source
+    source = OnnxSource(saved(model, tmp_path))
     with pytest.raises(CheckpointError, match="zero points 'zeros' are not codes"):
         source.load("codes")
 
@@ -132,7 +131,7 @@ def test_codes_that_are_not_read(attribute: str, value: int, match: str, tmp_pat
     del node.attribute[:]
     node.attribute.extend([*kept, helper.make_attribute(attribute, value)])
     with pytest.raises(CheckpointError, match=match):
-        read_decoder(saved(model, tmp_path), BuildOptions())
+        OnnxSource(saved(model, tmp_path))
 
 
 def test_a_table_of_codes_that_is_the_head_too(tmp_path: Path) -> None:
@@ -174,5 +173,5 @@ def test_a_table_of_codes_that_is_the_head_too(tmp_path: Path) -> None:
     tensors["back"] = random(VOCABULARY, WIDTH)
     file = saved(decoder(nodes, tensors, result="y"), tmp_path)
     assert_as_onnxruntime(file)
-    read = read_decoder(file, BuildOptions())
-    assert torch.equal(read.source.load("table_codes::codes"), read.source.load("codes::codes"))
+    source = OnnxSource(file)
+    assert torch.equal(source.load("table_codes::codes"), source.load("codes::codes"))

@@ -15,6 +15,7 @@ import llmc.ops  # noqa: F401
 from llmc.errors import LlmcError
 from llmc.frontends.capture import capture
 from llmc.frontends.onnx.capture import read_decoder
+from llmc.frontends.onnx.source import OnnxSource
 from llmc.options import BuildOptions
 from tests.frontends.onnx.graphs import WIDTH, attention_layer, decoder
 from tests.frontends.onnx.graphs import random as numbers
@@ -66,12 +67,13 @@ def _opened(content: bytes, folder: Path, *, whole: bool) -> None:
     file.write_bytes(content)
     if whole:
         capture(file, BuildOptions())
-    read = read_decoder(file, BuildOptions())
+    source = OnnxSource(file)
+    read = read_decoder(source, BuildOptions())
     mode = next(each.data.fake_mode for each in read.decoder.parameters() if isinstance(each.data, FakeTensor))
     with mode:
         read.decoder(torch.zeros(1, 7, dtype=torch.int64), torch.arange(7).unsqueeze(0))
-    for name in read.source.names():
-        assert tuple(read.source.load(name).shape) == read.source.shape(name)
+    for name in source.names():
+        assert tuple(source.load(name).shape) == source.shape(name)
 
 
 def _mutated(content: bytes, chance: random.Random) -> bytes:

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 import llmc.ops  # noqa: F401
 from llmc.frontends.capture import capture
-from llmc.frontends.stored_dtype import stored_dtype
+from llmc.frontends.open_model import open_model
 from llmc.graph.weights import Stored
 from llmc.options import BuildOptions
 from tests.frontends.onnx.graphs import decoder, saved
@@ -39,7 +39,7 @@ def _halved(folder: Path) -> Path:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_the_graphs_half_becomes_the_dtype_asked_for(dtype: Any, tmp_path: Path) -> None:
     file = _halved(tmp_path)
-    assert stored_dtype(file) is torch.float16
+    assert open_model(file).dtype is torch.float16
     graph = capture(file, BuildOptions(dtype=dtype)).graph
     wanted = getattr(torch, dtype)
     assert graph.info.dtype is wanted

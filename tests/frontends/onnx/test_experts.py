@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from llmc.frontends.onnx.capture import read_decoder
-from llmc.options import BuildOptions
+from llmc.frontends.onnx.source import OnnxSource
 from tests.frontends.onnx.eager import assert_as_onnxruntime, assert_same, captured_logits, onnxruntime_logits
 from tests.frontends.onnx.graphs import WIDTH, Array, decoder, random, saved
 from tests.quick_sample import quick_sample
@@ -119,7 +118,7 @@ def test_experts_of_codes(bits: int, tmp_path: Path) -> None:
 
 def test_codes_of_experts_are_the_files(tmp_path: Path) -> None:
     nodes, tensors = _coded(4)
-    source = read_decoder(saved(decoder(nodes, tensors, result="y"), tmp_path), BuildOptions()).source
+    source = OnnxSource(saved(decoder(nodes, tensors, result="y"), tmp_path))
     codes = tensors["w1"].reshape(_EXPERTS * 2 * _INNER, -1)
     unsigned = np.stack([codes & 15, codes >> 4], -1).reshape(len(codes), -1)
     assert np.array_equal(source.load("w1::codes").numpy(), unsigned.astype(np.int16) - 8)

@@ -13,8 +13,7 @@ from onnx import TensorProto, helper
 import llmc
 from llmc.engine_format.reader import QUANTIZATION_NAME
 from llmc.errors import CheckpointError
-from llmc.frontends.onnx.capture import read_decoder
-from llmc.options import BuildOptions
+from llmc.frontends.onnx.source import OnnxSource
 from tests.frontends.onnx.eager import TOKENS, assert_as_onnxruntime, assert_same, captured_logits
 from tests.frontends.onnx.graphs import WIDTH, Array, decoder, random, saved
 from tests.quick_sample import quick_sample
@@ -69,7 +68,7 @@ def _model(kind: str, way: str, turned: bool, zeros: bool) -> tuple[onnx.ModelPr
 def test_codes_are_the_files(kind: str, way: str, turned: bool, zeros: bool, tmp_path: Path) -> None:
     model, codes = _model(kind, way, turned, zeros)
     file = saved(model, tmp_path)
-    assert np.array_equal(read_decoder(file, BuildOptions()).source.load("codes::codes").numpy(), codes)
+    assert np.array_equal(OnnxSource(file).load("codes::codes").numpy(), codes)
     assert_as_onnxruntime(file)
 
 
@@ -86,4 +85,4 @@ def test_codes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     model.graph.initializer[-2].dims.append(2)
     model.graph.initializer[-2].raw_data = bytes(8)
     with pytest.raises(CheckpointError, match=r"'scales' has 2 elements, a weight \[6, 32\] in blocks of 32 has 6"):
-        read_decoder(saved(model, tmp_path), BuildOptions())
+        OnnxSource(saved(model, tmp_path))

@@ -12,7 +12,8 @@ from torch import fx
 from llmc.architectures.tiny_config import tiny_architecture
 from llmc.codegen.cpp.panel import PANEL
 from llmc.errors import PassError
-from llmc.frontends.capture import Captured, capture
+from llmc.frontends.capture import capture
+from llmc.frontends.captured import Captured
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.execute import run_tokens
 from llmc.graph.model_graph import ModelGraph

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llmc.frontends.capture import Captured, capture
+from llmc.frontends.capture import capture
+from llmc.frontends.captured import Captured
 from llmc.graph.execute import run_tokens
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import parse_options

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from llmc.errors import CheckpointError, OptionError
-from llmc.frontends.capture import Captured
+from llmc.frontends.captured import Captured
 from llmc.frontends.checkpoints.memory_source import MemorySource
 from llmc.passes.quantization.check_quantizable import check_quantizable
 from llmc.passes.quantization.stream import Stream

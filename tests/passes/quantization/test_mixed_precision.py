@@ -16,7 +16,8 @@ from torch import Tensor
 
 from llmc.errors import OptionError
 from llmc.formats.schemes import Scheme, parse_scheme
-from llmc.frontends.capture import Captured, capture
+from llmc.frontends.capture import capture
+from llmc.frontends.captured import Captured
 from llmc.graph.execute import run_tokens
 from llmc.graph.weights import WeightSource
 from llmc.options import parse_options

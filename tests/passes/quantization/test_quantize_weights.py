@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from llmc.errors import OptionError
-from llmc.frontends.capture import Captured
+from llmc.frontends.captured import Captured
 from llmc.graph.render import op_name
 from llmc.passes.quantization.quantize_weights import quantize_weights
 from tests.passes.quantization.quantizing import (

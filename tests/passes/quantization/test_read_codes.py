@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from llmc.errors import CheckpointError
-from llmc.frontends.capture import Captured, capture
+from llmc.frontends.capture import capture
+from llmc.frontends.captured import Captured
 from llmc.frontends.checkpoints.quantized import QuantizedSource
 from llmc.graph.execute import run_tokens
 from llmc.graph.weights import Constant

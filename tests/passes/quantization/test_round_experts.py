@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from llmc.frontends.capture import Captured, capture
+from llmc.frontends.capture import capture
+from llmc.frontends.captured import Captured
 from llmc.graph.weights import evaluate
 from llmc.options import parse_options
 from llmc.passes.model_data import ModelData

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from llmc.formats.schemes import parse_scheme
-from llmc.frontends.capture import Captured
+from llmc.frontends.captured import Captured
 from llmc.frontends.checkpoints.memory_source import MemorySource
 from llmc.passes.quantization.round_weight import round_to_nearest
 from llmc.passes.quantization.scale_channels import scale_channels

@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from llmc.errors import CheckpointError
-from llmc.frontends.capture import Captured, capture
-from llmc.frontends.checkpoints.checkpoint_kind import open_checkpoint
+from llmc.frontends.capture import capture
+from llmc.frontends.captured import Captured
+from llmc.frontends.open_model import open_model
 from llmc.graph.execute import run_tokens
 from llmc.options import parse_options
 from llmc.passes.model_data import ModelData
@@ -180,7 +181,7 @@ def test_both_names_of_the_settings_are_read(name: str, tmp_path: Path) -> None:
     _, dense = written(tmp_path, config, writer)
     _settings(tmp_path, quantization_config=None)
     _settings(tmp_path, **{name: config})
-    source = open_checkpoint(tmp_path)
+    source = open_model(tmp_path).weights
     assert all(torch.equal(source.load(each), tensor) for each, tensor in dense.items())
     group = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}}
     for changed, problem in (
@@ -190,7 +191,7 @@ def test_both_names_of_the_settings_are_read(name: str, tmp_path: Path) -> None:
     ):
         _settings(tmp_path, **{name: changed})
         with pytest.raises(CheckpointError, match=problem) as raised:
-            open_checkpoint(tmp_path)
+            assert not open_model(tmp_path).weights
         assert raised.value.fix
 
 

@@ -11,7 +11,7 @@ import torch
 from llmc.codegen.expand_sparse import expand_sparse
 from llmc.errors import CheckpointError, LlmcError, OptionError
 from llmc.formats.sparsity import SparseScheme, parse_sparse_scheme
-from llmc.frontends.capture import Captured
+from llmc.frontends.captured import Captured
 from llmc.frontends.checkpoints.memory_source import MemorySource
 from llmc.graph.render import op_name
 from llmc.graph.weights import evaluate

@@ -1,0 +1,37 @@
+"""JSON files of a model directory, which anybody may have written. Imports no torch."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from llmc.errors import CheckpointError
+
+DOWNLOAD_AGAIN = "download the checkpoint again"
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object from a file of the model directory; raises CheckpointError if it is not one."""
+    value = _parsed(file)
+    if not isinstance(value, dict):
+        raise CheckpointError(f"holds a JSON {type(value).__name__}, not an object", at=file, fix=DOWNLOAD_AGAIN)
+    return value
+
+
+def read_json_if_there(file: Path) -> dict[str, Any]:
+    """The same; nothing where there is no such file."""
+    return read_json(file) if file.is_file() else {}
+
+
+def read_json_list(file: Path) -> list[dict[str, Any]]:
+    """A JSON list of objects; raises CheckpointError if it is not one."""
+    value = _parsed(file)
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        raise CheckpointError("holds no JSON list of objects", at=file, fix=DOWNLOAD_AGAIN)
+    return value
+
+
+def _parsed(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
+        raise CheckpointError(f"cannot read it as JSON: {error}", at=file, fix=DOWNLOAD_AGAIN) from None

@@ -1,0 +1,86 @@
+"""What a front end says of itself in one record, and a model argument after it was looked at once. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from llmc.errors import LlmcError
+
+if TYPE_CHECKING:
+    import torch
+
+    from llmc.files.hub_model import HubFiles
+    from llmc.frontends.captured import Captured
+    from llmc.graph.weights import WeightSource
+    from llmc.options import BuildOptions
+
+S = TypeVar("S", bound="WeightSource")
+
+
+def as_it_is(path: Path) -> Path:
+    """The path."""
+    return path
+
+
+@dataclass(frozen=True)
+class FrontEnd(Generic[S]):
+    """One kind of thing that a model comes from.
+
+    The functions get what `recognises` has accepted, and import heavy packages themselves: the records are read by
+    commands that do without torch.
+
+    Args:
+        name: The kind, for messages.
+        recognises: Whether a model argument is of this kind: a path on this machine, or an object in memory.
+        place: Where a path of this kind is read: the path itself, or a model directory that is made of it.
+        directory: Where config.json and the tokenizer of what is read stand; None if there are none.
+        dtype: The dtype in which most weights are stored; None if nothing says. Raises CheckpointError.
+        weights: Its tensors by the names that the model has for them. Reads headers only. Raises CheckpointError.
+        capture: The graph at stage captured, the source of its weights, and notes for the build to print. The last
+            argument says whether a model without weights will do. Raises CheckpointError, CaptureError.
+        hub: The files of a repository on the hub that hold weights of this kind; None if repositories are not
+            searched for them.
+    """
+
+    name: str
+    recognises: Callable[[Any], bool]
+    dtype: Callable[[OpenedModel[S]], torch.dtype | None]
+    weights: Callable[[OpenedModel[S]], S]
+    capture: Callable[[OpenedModel[S], BuildOptions, bool], Captured]
+    place: Callable[[Path], Path] = as_it_is
+    directory: Callable[[Any], Path | None] = as_it_is
+    hub: HubFiles | None = None
+
+
+@dataclass(frozen=True)
+class OpenedModel(Generic[S]):
+    """A model argument and the front end that reads it. Whatever is looked up is kept.
+
+    Args:
+        given: Where it is read, or the object in memory.
+    """
+
+    front_end: FrontEnd[S]
+    given: Any
+
+    @cached_property
+    def directory(self) -> Path | None:
+        """Where config.json and the tokenizer stand; None if there are none. Raises CheckpointError."""
+        return self.front_end.directory(self.given)
+
+    @cached_property
+    def weights(self) -> S:
+        """The model's tensors; headers are read once. Raises CheckpointError."""
+        return self.front_end.weights(self)
+
+    @cached_property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype in which most weights are stored; None if nothing says, or it cannot be read: capture tells why."""
+        try:
+            return self.front_end.dtype(self)
+        except LlmcError:
+            return None

@@ -1,0 +1,57 @@
+"""Look at a model argument once: fetch what the hub has, and choose the front end that reads it."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmc.errors import CaptureError
+from llmc.files.hub_model import fetched_model
+from llmc.frontends.front_end import FrontEnd, OpenedModel
+from llmc.frontends.front_ends import FRONT_ENDS
+
+if TYPE_CHECKING:
+    from llmc.frontends.captured import Model
+
+
+def open_model(model: Model | OpenedModel[Any]) -> OpenedModel[Any]:
+    """The model and the front end that reads it; weights of a hub name are fetched first.
+
+    Returns one that is open already as it is. Raises CheckpointError for what the hub does not have and for a file that
+    is damaged, CaptureError for what no front end reads.
+    """
+    if isinstance(model, OpenedModel):
+        return model
+    given = _fetched(model, weights=True) if isinstance(model, str | PathLike) else model
+    front_end = _front_end(given)
+    return OpenedModel(front_end, front_end.place(given) if isinstance(given, Path) else given)
+
+
+def local_model(model: str | PathLike[str], *, weights: bool = True) -> Path:
+    """Where a model is on this machine: a path as it is, the snapshot of a hub name, or what is made of a single file.
+
+    Args:
+        weights: False fetches only what describes the model.
+
+    Raises:
+        CheckpointError: For a file that is damaged, and for what the hub does not have or does not give.
+    """
+    place = _fetched(model, weights=weights)
+    # Directories are read where they are, so nothing is imported to recognise them.
+    return _front_end(place).place(place) if place.is_file() or not place.exists() else place
+
+
+def _fetched(model: str | PathLike[str], *, weights: bool) -> Path:
+    kinds = [each.hub for each in FRONT_ENDS if each.hub is not None]
+    return fetched_model(model, kinds if weights else ())
+
+
+def _front_end(given: object) -> FrontEnd[Any]:
+    found = next((each for each in FRONT_ENDS if each.recognises(given)), None)
+    if found is None:
+        raise CaptureError(
+            f"cannot compile a {type(given).__name__}",
+            fix="pass a model directory, a transformers model, an nn.Module or an ExportedProgram",
+        )
+    return found
