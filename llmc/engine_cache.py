@@ -44,7 +44,6 @@ BUILDING_ROOMS = (
     "prediction",
 )
 _BUILDING_PACKAGES = ("torch", "transformers", "triton")
-_MODEL_SUFFIXES = {".json", ".safetensors", ".gguf", ".jinja", ".model", ".txt"}
 _ONNX, _ONNX_FOLDER = ".onnx", "onnx"
 _ONNX_PLACES = (f"*{_ONNX}", f"{_ONNX_FOLDER}/*{_ONNX}")
 
@@ -97,9 +96,10 @@ def _is_onnx(model: Path) -> bool:
 
 
 def _model_files(model: Path) -> dict[str, Path]:
-    """All that a model is read from. Tensors of an ONNX file may lie beside it in files of any name."""
+    """All files that a model may be read from: those of its directory. Those of an ONNX file may also stand in the
+    folder around it."""
     if not _is_onnx(model):
-        return {p.name: p for p in sorted(model.iterdir()) if p.is_file() and p.suffix in _MODEL_SUFFIXES}
+        return {p.name: p for p in sorted(model.iterdir()) if p.is_file()}
     folder = model.parent if model.is_file() else model
     around = folder.parent if folder.name == _ONNX_FOLDER else folder / _ONNX_FOLDER
     places = [("", folder), ("around/", around)]

@@ -1,0 +1,1 @@
+"""A checkpoint format that llmc does not have: a NumPy archive beside config.json."""
