@@ -9,7 +9,7 @@ from typing import Any
 from llmc.frontends.adapters.adaptable_layers import adaptable_layers
 from llmc.frontends.adapters.merge_adapter import merge_adapters
 from llmc.frontends.captured import Captured, Model, tokenizer_files
-from llmc.frontends.checkpoints.joined_source import JoinedSource
+from llmc.frontends.checkpoints.joined_source import joined
 from llmc.frontends.drafts.open_draft import draft_of_model
 from llmc.frontends.front_end import OpenedModel
 from llmc.frontends.open_model import open_model
@@ -43,7 +43,7 @@ def capture(model: Model | OpenedModel[Any], options: BuildOptions, *, may_lack_
         graph = replace(captured.graph, medusa=draft)
     else:
         graph = replace(captured.graph, speculative=draft)
-    return replace(captured, graph=graph, source=JoinedSource(captured.source, draft.source, PREFIX))
+    return replace(captured, graph=graph, source=joined(captured.source, draft.source, PREFIX))
 
 
 @contextmanager

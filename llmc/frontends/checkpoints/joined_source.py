@@ -1,7 +1,10 @@
 """The tensors of two checkpoints: a model's by their own names, and those of what drafts for it after a prefix."""
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
+from llmc.graph.stored_codes import CodeSource, RoundedAgain, StoredWeight, UnpackedCodes
 from llmc.graph.weights import WeightSource
 
 
@@ -20,3 +23,37 @@ class JoinedSource:
         if name.startswith(self._prefix):
             return self._second.load(name.removeprefix(self._prefix))
         return self._first.load(name)
+
+
+class JoinedCodes(JoinedSource):
+    """A CodeSource: the first one's weights may be codes, the second one's are numbers."""
+
+    def __init__(self, first: CodeSource, second: WeightSource, prefix: str) -> None:
+        super().__init__(first, second, prefix)
+        self._codes = first
+        self.is_quantized, self.gives_way = first.is_quantized, first.gives_way
+
+    def weight(self, name: str) -> StoredWeight | None:
+        """How the codes of a weight are stored; None for one without."""
+        return None if name.startswith(self._prefix) else self._codes.weight(name)
+
+    def rounded(self, name: str) -> RoundedAgain | None:
+        """What a weight in other blocks is rounded to; None for any other."""
+        return None if name.startswith(self._prefix) else self._codes.rounded(name)
+
+    def are_alike(self, names: Sequence[str]) -> bool:
+        """Whether the weights' codes can be rows of one matrix."""
+        return not any(name.startswith(self._prefix) for name in names) and self._codes.are_alike(names)
+
+    def unpacked(self, name: str) -> UnpackedCodes:
+        """All parts of a weight of codes."""
+        return self._codes.unpacked(name)
+
+    def input_scale(self, name: str) -> Tensor | None:
+        """The static scale of a weight's activations."""
+        return self._codes.input_scale(name)
+
+
+def joined(first: WeightSource, second: WeightSource, prefix: str) -> WeightSource:
+    """Both, as a CodeSource if the first one is one."""
+    return JoinedCodes(first, second, prefix) if isinstance(first, CodeSource) else JoinedSource(first, second, prefix)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from llmc.frontends.checkpoints.joined_source import JoinedSource
+from llmc.frontends.checkpoints.joined_source import joined
 from llmc.frontends.checkpoints.safetensors import SafetensorsSource
 from llmc.frontends.heads.sentence_modules import DenseModule, sentence_modules
 from llmc.graph.model_graph import ModelGraph
@@ -30,7 +30,7 @@ def with_dense(source: WeightSource, graph: ModelGraph, directory: Path) -> Weig
     modules = None if graph.info.head is None else sentence_modules(directory)
     for module in () if modules is None else modules.dense:
         if any(name.startswith(_prefix(module)) for name in read):
-            source = JoinedSource(source, SafetensorsSource(module.directory), _prefix(module))
+            source = joined(source, SafetensorsSource(module.directory), _prefix(module))
     return source
 
 

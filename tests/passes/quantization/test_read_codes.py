@@ -21,6 +21,8 @@ from llmc.options import parse_options
 from llmc.passes.model_data import ModelData
 from llmc.passes.pipeline import canonical, default, quantization
 from llmc.passes.runner import PipelineResult, run_pipeline
+from llmc.program.step_outputs import DRAFT_IDS
+from tests.medusa_heads import medusa_1
 from tests.passes.quantization.quantizing import captured_llama
 from tests.quantized_checkpoints import (
     GROUP,
@@ -254,3 +256,12 @@ def _edit(directory: Path, change: Any) -> None:
     change(tensors)
     save_file(tensors, file, metadata={"format": "pt"})
     assert json.loads((directory / "config.json").read_text())["quantization_config"]
+
+
+def test_codes_are_taken_beside_heads_that_draft(tmp_path: Path) -> None:
+    config, writer = _gptq("gptq")
+    _written(tmp_path / "model", config, writer())
+    medusa_1(tmp_path / "heads.safetensors", 64)
+    _, result = _captured_and_optimized(tmp_path / "model", speculative=str(tmp_path / "heads.safetensors"))
+    assert {record.scheme for record in result.graph.quantized} == {"gptq int4"}
+    assert DRAFT_IDS in result.graph.side_outputs
