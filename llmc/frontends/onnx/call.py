@@ -23,13 +23,14 @@ Translated = Value | tuple[Value | None, ...]
 @dataclass(frozen=True)
 class Call:
     """opset: the version of the operator's domain. positions: [1, T]. dtypes: in which another one than the graph's is
-    computed in. inputs: None where left out."""
+    computed in. inputs: None where left out. makes_numbers: whether its result is known numbers (numbers.py)."""
 
     node: OnnxNode
     inputs: tuple[Value | None, ...]
     opset: int
     positions: Tensor
     dtypes: Mapping[torch.dtype, torch.dtype]
+    makes_numbers: bool = False
 
     def has(self, index: int) -> bool:
         """Whether an input is given."""
@@ -45,6 +46,10 @@ class Call:
     def tensor(self, index: int) -> Tensor:
         """An input as a tensor."""
         return as_tensor(self.value(index))
+
+    def operand(self, index: int) -> Any:
+        """An input: known numbers where the result is known numbers, else a tensor."""
+        return self.known(index) if self.makes_numbers else self.tensor(index)
 
     def optional(self, index: int) -> Tensor | None:
         """The same, None where it was left out."""

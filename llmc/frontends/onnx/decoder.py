@@ -13,8 +13,8 @@ from llmc.errors import CaptureError, LlmcError
 from llmc.frontends.onnx.call import Call, Known, Translated, Value
 from llmc.frontends.onnx.constants import constant
 from llmc.frontends.onnx.interface import Interface, Role
-from llmc.frontends.onnx.known_numbers import ARITHMETIC, is_small
 from llmc.frontends.onnx.model import OnnxFunction, OnnxGraph, OnnxModel, OnnxNode, Reference
+from llmc.frontends.onnx.numbers import makes_numbers
 from llmc.frontends.onnx.operators import OPERATORS, unknown_operator
 from llmc.frontends.onnx.own_operators import called, own_operator
 from llmc.frontends.onnx.tensors import DTYPES, OnnxTensor
@@ -147,14 +147,10 @@ def _translated(call: Call) -> Translated:
     node = call.node
     if node.op == "Constant":
         return _constant_of(call)
-    given = [value for value in call.inputs if value is not None]
-    arithmetic = ARITHMETIC.get(node.op_type) if not node.domain else None
-    if arithmetic is not None and not any(isinstance(v, Tensor) for v in given) and is_small(call):
-        return arithmetic(call)
     translate = OPERATORS.get((node.domain, node.op_type))
     if translate is None:
         raise unknown_operator(node)
-    return translate(call)
+    return translate(replace(call, makes_numbers=makes_numbers(call)))
 
 
 def _constant_of(call: Call) -> Value:

@@ -13,8 +13,8 @@ from torch._ops import OpOverload
 
 from llmc.frontends.onnx.call import Call, Translated
 from llmc.frontends.onnx.constants import constant
-from llmc.frontends.onnx.known_numbers import array
 from llmc.frontends.onnx.model import OnnxNode
+from llmc.frontends.onnx.numbers import array
 from llmc.frontends.onnx.tensors import OnnxTensor
 from llmc.graph.dtype_names import NAMED_DTYPES
 from llmc.graph.stage import Stage

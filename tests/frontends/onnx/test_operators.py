@@ -99,6 +99,23 @@ _SHAPES: dict[str, list[Any]] = {
         _N("Unsqueeze", ["learned", "zero"], ["a"]),
         _N("Add", ["x", "a"], ["y"]),
     ],
+    "numbers": [
+        _N("Shape", ["x"], ["shape"]),
+        _N("Slice", ["shape", "minus", "before", "zero", "minus"], ["backwards"]),
+        _N("Gather", ["backwards", "one_"], ["tokens"], axis=0),
+        _N("Unsqueeze", ["tokens", "zero"], ["count"]),
+        _N("Slice", ["shape", "zero", "two_"], ["front"]),
+        _N("ReduceProd", ["front", "zero"], ["product"], keepdims=1),
+        _N("Sub", ["product", "count"], ["none"]),
+        _N("Max", ["none", "four"], ["four_"]),
+        _N("Mul", ["four_", "four"], ["sixteen"]),
+        _N("Div", ["sixteen", "two_"], ["eight"]),
+        _N("Equal", ["four_", "four"], ["yes"]),
+        _N("Where", ["yes", "eight", "count"], ["width"]),
+        _N("Concat", ["product", "width", "minus"], ["sizes"], axis=0),
+        _N("Reshape", ["x", "sizes"], ["a"]),
+        _N("Reshape", ["a", "shape"], ["y"]),
+    ],
     "rows": [
         _N("Reshape", ["x", "rows"], ["a"]),
         _N("Gemm", ["a", "weight", "other"], ["b"], transB=1),
@@ -120,6 +137,7 @@ _NUMBERS: dict[str, Array] = {
     "two_": _whole(2),
     "four": _whole(4),
     "minus": _whole(-1),
+    "before": _whole(-(2**63) + 1),
     "last": _whole(2),
     "end": _whole(2**63 - 1),
     "joined": _whole(0, 0, WIDTH),
@@ -166,7 +184,7 @@ def _used(nodes: list[Any], tensors: dict[str, Array]) -> dict[str, Array]:
     return {name: value for name, value in tensors.items() if name in names}
 
 
-@pytest.mark.parametrize("name", quick_sample([*_POINTWISE, *_SHAPES], ("conditions", "heads")))
+@pytest.mark.parametrize("name", quick_sample([*_POINTWISE, *_SHAPES], ("conditions", "heads", "numbers")))
 def test_elements_and_shapes(name: str, tmp_path: Path) -> None:
     nodes = {**_POINTWISE, **_SHAPES}[name]
     assert_as_onnxruntime(saved(decoder(nodes, _used(nodes, _NUMBERS), result="y"), tmp_path))

@@ -3,18 +3,25 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from llmc.frontends.onnx.call import Call, Translated, Translations
+from llmc.frontends.onnx.numbers import tidy
 
 
-def _reduced(reduce: Callable[..., Any]) -> Callable[[Call], Translated]:
-    def translate(call: Call) -> Translated:
-        x, axes, keeps = call.tensor(0), call.axes(), bool(call.integer("keepdims", 1))
+def _reduced(reduce: Callable[..., Any] | None, of_numbers: Any = None) -> Callable[[Call], Translated]:
+    def translate(call: Call) -> Any:
+        x, axes, keeps = call.operand(0), call.axes(), bool(call.integer("keepdims", 1))
         if not axes and call.integer("noop_with_empty_axes", 0):
             return x
-        result: Tensor = reduce(x, sorted(a % x.dim() for a in axes) if axes else list(range(x.dim())), keeps)
+        along = sorted(a % x.ndim for a in axes) if axes else list(range(x.ndim))
+        if call.makes_numbers:
+            return tidy(of_numbers(x, axis=tuple(along), keepdims=keeps), x)
+        if reduce is None:
+            raise call.refused("it is computed while the model runs")
+        result: Tensor = reduce(x, along, keeps)
         return result
 
     return translate
@@ -51,9 +58,10 @@ def _last_largest(call: Call) -> Translated:
 
 REDUCTIONS: Translations = {
     ("", "ReduceMean"): _reduced(_mean),
-    ("", "ReduceSum"): _reduced(torch.sum),
-    ("", "ReduceMax"): _reduced(torch.amax),
-    ("", "ReduceMin"): _reduced(torch.amin),
+    ("", "ReduceSum"): _reduced(torch.sum, np.sum),
+    ("", "ReduceMax"): _reduced(torch.amax, np.max),
+    ("", "ReduceMin"): _reduced(torch.amin, np.min),
+    ("", "ReduceProd"): _reduced(None, np.prod),
     ("", "CumSum"): _cumulative,
     ("", "Softmax"): _softmax,
     ("", "TopK"): _top,

@@ -9,7 +9,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from llmc.frontends.onnx.call import Call, Known, Translated, Translations
 from llmc.frontends.onnx.constants import constant
-from llmc.frontends.onnx.known_numbers import array
+from llmc.frontends.onnx.numbers import array, range_of, tidy
 from llmc.frontends.onnx.translations.pointwise import number
 
 _LARGEST = (1 << 31) - 1
@@ -26,8 +26,8 @@ def _size(call: Call) -> Translated:
     return array(found.numel() if isinstance(found, Tensor) else found.size)
 
 
-def _reshape(call: Call) -> Translated:
-    x, sizes = call.tensor(0), call.integers(1)
+def _reshape(call: Call) -> Any:
+    x, sizes = call.operand(0), call.integers(1)
     keeps_zero = bool(call.integer("allowzero", 0))
     return x.reshape([x.shape[i] if _is(size, 0) and not keeps_zero else size for i, size in enumerate(sizes)])
 
@@ -42,31 +42,32 @@ def _flatten(call: Call) -> Translated:
     return x.reshape(x.shape[:axis].numel() if axis else 1, -1)
 
 
-def _expand(call: Call) -> Translated:
-    x, sizes = call.tensor(0), call.integers(1)
+def _expand(call: Call) -> Any:
+    x, sizes = call.operand(0), call.integers(1)
     # Sizes of one leave the tensor's own.
-    own = [1] * (len(sizes) - x.dim()) + list(x.shape)
-    asked = [1] * (x.dim() - len(sizes)) + sizes
-    return x.expand([mine if _is(size, 1) else size for mine, size in zip(own, asked, strict=True)])
+    own = [1] * (len(sizes) - x.ndim) + list(x.shape)
+    asked = [1] * (x.ndim - len(sizes)) + sizes
+    wanted = [mine if _is(size, 1) else size for mine, size in zip(own, asked, strict=True)]
+    return np.broadcast_to(x, wanted) if call.makes_numbers else x.expand(wanted)
 
 
 def _tile(call: Call) -> Translated:
     return call.tensor(0).repeat(call.integers(1))
 
 
-def _squeeze(call: Call) -> Translated:
-    x, axes = call.tensor(0), call.axes()
-    chosen = [i for i, size in enumerate(x.shape) if _is(size, 1)] if axes is None else [a % x.dim() for a in axes]
+def _squeeze(call: Call) -> Any:
+    x, axes = call.operand(0), call.axes()
+    chosen = [i for i, size in enumerate(x.shape) if _is(size, 1)] if axes is None else [a % x.ndim for a in axes]
     for axis in sorted(chosen, reverse=True):
         call.unless(_is(x.shape[axis], 1), f"it squeezes axis {axis} of {list(x.shape)}")
         x = x.squeeze(axis)
     return x
 
 
-def _unsqueeze(call: Call) -> Translated:
-    x, axes = call.tensor(0), call.axes() or []
-    for axis in sorted(a % (x.dim() + len(axes)) for a in axes):
-        x = x.unsqueeze(axis)
+def _unsqueeze(call: Call) -> Any:
+    x, axes = call.operand(0), call.axes() or []
+    for axis in sorted(a % (x.ndim + len(axes)) for a in axes):
+        x = np.expand_dims(x, axis) if call.makes_numbers else x.unsqueeze(axis)
     return x
 
 
@@ -91,8 +92,11 @@ def _keys_apart(x: Tensor, order: Any) -> Tensor:
 
 
 def _concat(call: Call) -> Translated:
-    parts = [call.tensor(index) for index in range(len(call.inputs)) if call.has(index)]
+    parts = [call.operand(index) for index in range(len(call.inputs)) if call.has(index)]
     axis = call.integer("axis")
+    if call.makes_numbers:
+        found = np.concatenate(parts, axis)
+        return tidy(found, found)
     # What the cache holds in front of a whole sequence: nothing.
     filled = [part for part in parts if not _is(part.shape[axis], 0)] or parts[:1]
     return filled[0] if len(filled) == 1 else torch.cat(filled, axis)
@@ -108,11 +112,15 @@ def _split(call: Call) -> Translated:
     return tuple(torch.split(x, sizes, axis))
 
 
-def _slice(call: Call) -> Translated:
-    x = call.tensor(0)
+def _slice(call: Call) -> Any:
+    x = call.operand(0)
     for start, end, axis, step in call.slices():
-        call.unless(step > 0, f"it counts backwards, in steps of {step}")
-        x = _cut(x, axis % x.dim(), start, end, step)
+        if call.makes_numbers:
+            window = slice(start, None if step < 0 and end < -x.shape[axis] else end, step)
+            x = x[(slice(None),) * (axis % x.ndim) + (window,)]
+        else:
+            call.unless(step > 0, f"it counts backwards, in steps of {step}")
+            x = _cut(x, axis % x.dim(), start, end, step)
     return x
 
 
@@ -127,6 +135,8 @@ def _cut(x: Tensor, axis: int, start: Any, end: Any, step: int) -> Tensor:
 
 def _gather(call: Call) -> Translated:
     axis = call.integer("axis", 0)
+    if call.makes_numbers:
+        return np.asarray(np.take(call.known(0), call.known(1).astype(np.int64), axis=axis))
     if not isinstance(call.value(0), Tensor) and isinstance(call.value(1), Tensor):
         return torch.nn.functional.embedding(call.tensor(1), call.tensor(0))
     x = call.tensor(0)
@@ -151,6 +161,8 @@ def _gather_points(call: Call) -> Translated:
 
 
 def _range(call: Call) -> Translated:
+    if call.makes_numbers:
+        return range_of(call)
     start, end, step = (number(call.known(index)) for index in range(3))
     tokens = call.positions.shape[1]
     if isinstance(end, SymInt) and (start, step) == (0, 1) and statically_known_true(end == tokens):
@@ -161,9 +173,11 @@ def _range(call: Call) -> Translated:
 
 def _filled(call: Call) -> Translated:
     value = call.node.attributes.get("value")
-    filling: Known | None = None if value is None else np.asarray(constant(value)).reshape(-1)
+    filling: Known = np.zeros(1, np.float32) if value is None else np.asarray(constant(value)).reshape(-1)
+    if call.makes_numbers:
+        return np.full(call.integers(0), filling[0])
     dtype = torch.float32 if value is None else call.dtypes.get(value.dtype, value.dtype)
-    return torch.full(call.integers(0), 0.0 if filling is None else filling[0].item(), dtype=dtype)
+    return torch.full(call.integers(0), filling[0].item(), dtype=dtype)
 
 
 def _triangle(call: Call) -> Translated:
