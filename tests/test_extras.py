@@ -82,7 +82,6 @@ USES = (
     Use("bisect MODEL --length 4 --tolerance 1 -o OUT.bisect", ("torch", "hf"), fails_with="nothing to find"),
     Use("viz ENGINE --format dot -o OUT.dot"),
     Use("viz ENGINE --format json -o OUT.json"),
-    Use("viz ENGINE --format onnx -o OUT.onnx", ("onnx", "torch")),
     Use("viz MODEL --format mermaid -o OUT.mmd", ("torch", "hf")),
     Use("models llama", ("torch", "hf")),
     Use("build MODEL -o OUT.llmc", ("torch", "hf")),

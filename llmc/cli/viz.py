@@ -1,4 +1,4 @@
-"""`llmc viz`: the graph of one stage of a model or an engine, for Graphviz, Mermaid, Netron or a program."""
+"""`llmc viz`: the graph of one stage of a model or an engine, for Graphviz, Mermaid or a program."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from llmc.errors import OptionError
 if TYPE_CHECKING:
     from llmc.debug.viz.stage_graph import StageGraph
 
-FORMATS = ("svg", "dot", "mermaid", "onnx", "json")
+FORMATS = ("svg", "dot", "mermaid", "json")
 
 
 def viz(
@@ -33,9 +33,8 @@ def viz(
 ) -> None:
     """Write the graph of one stage. Pictures leave weights out and show identical layers once."""
     if form not in FORMATS:
-        raise OptionError(f"{form!r} is no format", at=f"--format={form}", fix=f"formats: {', '.join(FORMATS)}")
-    if form == "onnx" and output is None:
-        raise OptionError("an ONNX model is not text", at="--format=onnx", fix="name a file: -o graph.onnx")
+        fix = f"formats: {', '.join(FORMATS)}; `llmc export MODEL --stage {stage}` writes ONNX"
+        raise OptionError(f"{form!r} is not a format", at=f"--format={form}", fix=fix)
     check_output(output)
     from llmc.debug.viz.stage_graph import stage_graph
     from llmc.engine_format.manifest import MANIFEST_NAME
@@ -55,10 +54,7 @@ def rendered(stage: StageGraph, form: str, every_layer: bool) -> bytes:
     from llmc.debug.viz.drawing import draw
     from llmc.debug.viz.graph_json import json_text
     from llmc.debug.viz.mermaid import mermaid_text
-    from llmc.debug.viz.onnx_model import onnx_model
 
-    if form == "onnx":
-        return bytes(onnx_model(stage).SerializeToString())
     if form == "json":
         return json_text(stage).encode()
     drawing = draw(stage, every_layer)

@@ -34,8 +34,8 @@ def test_viz_writes_where_it_is_told(draft_engine: Path, tmp_path: Path) -> None
     assert llmc("viz", draft_engine, "--format", "mermaid").out.startswith("---\ntitle:")
     assert llmc("viz", draft_engine, "--stage", "serving", "--format", "json", "-o", tmp_path / "graph.json").code == 0
     assert json.loads((tmp_path / "graph.json").read_text())["stage"] == "serving"
-    assert_user_error(llmc("viz", draft_engine, "--format", "png"), "no format")
-    assert_user_error(llmc("viz", draft_engine, "--format", "onnx"), "is not text")
+    assert_user_error(llmc("viz", draft_engine, "--format", "png"), "is not a format")
+    assert_user_error(llmc("viz", draft_engine, "--format", "onnx"), "llmc export MODEL --stage optimized")
     assert_user_error(llmc("viz", draft_engine, "--stage", "lowered"), "no stage")
     assert_user_error(llmc("viz", tmp_path / "missing"), "missing")
 

@@ -39,29 +39,6 @@ def test_a_model_gives_what_its_engine_keeps(stages: dict[str, StageGraph]) -> N
     assert stage_graph(MODEL, "optimized", BuildOptions()).graph == stages["optimized"].graph
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_onnx_is_valid_and_knows_the_source(stage: str, stages: dict[str, StageGraph], tmp_path: Path) -> None:
-    onnx = pytest.importorskip("onnx")
-    path = tmp_path / "graph.onnx"
-    path.write_bytes(rendered(stages[stage], "onnx", False))
-    model = onnx.load(path)
-    onnx.checker.check_model(model, full_check=False)
-    named = {node.name: node for node in model.graph.node}
-    attention = next(node for node in model.graph.node if node.op_type in ("attention", "paged_attention"))
-    assert attention.domain == "llmc"
-    metadata = {entry.key: entry.value for entry in attention.metadata_props}
-    assert "modeling_llama.py" in metadata["source"]
-    scale = {a.name: onnx.helper.get_attribute_value(a) for a in attention.attribute}["scale"]
-    assert scale == pytest.approx(64**-0.5)
-    shapes = {v.name: v.type.tensor_type for v in (*model.graph.value_info, *model.graph.output)}
-    for node in named.values():
-        for output in node.output:
-            assert shapes[output].elem_type != onnx.TensorProto.UNDEFINED
-    (logits,) = model.graph.output
-    dims = [d.dim_param or d.dim_value for d in logits.type.tensor_type.shape.dim]
-    assert dims[-2:] == ["L" if stage in ("serving", "optimized") else "T", 4096]
-
-
 def test_pictures_show_identical_layers_once(stages: dict[str, StageGraph]) -> None:
     once, every = (draw(stages["canonical"], flag) for flag in (False, True))
     (layers,) = once.layers
