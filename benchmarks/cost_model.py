@@ -27,9 +27,9 @@ from rich.table import Table
 from benchmarks.llama_1b import machine
 from benchmarks.random_checkpoint import write_checkpoint
 from llmc.compiler import build
-from llmc.debug.profile import StepProfile, kernel_class
 from llmc.debug.profiler import PreparedStep, Profiler
 from llmc.engine_format import EngineDirectory, read_engine
+from llmc.report.profile import StepProfile, kernel_class
 from llmc.runtime.executors.opening import open_executor
 from llmc.runtime.executors.opening_request import CacheRoom
 from llmc.runtime.threads import thread_count

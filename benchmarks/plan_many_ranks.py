@@ -87,7 +87,7 @@ def measured(model: Path, options: BuildOptions, engine: Path, layers: int | Non
         with stages("capture"):
             captured = capture(model, options, may_lack_weights=True)
         with stages("passes"):
-            graph = run_passes(captured, default(), options, writer, stages).graph
+            graph = run_passes(captured, default(), options, stages)[0].graph
         with stage_builds(graph, kind, options, builder, writer, stages) as (build,):
             build.builder.finish(build.writer, stages)
             program = build.program

@@ -28,7 +28,7 @@ ALSO = (
     "llmc.runtime.requests.completion.Completion",
     "llmc.runtime.requests.completion.Choice",
     "llmc.runtime.requests.completion.Piece",
-    "llmc.build_report.BuildReport",
+    "llmc.report.build_report.BuildReport",
     "llmc.errors",
 )
 _LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)\s]+)\)")

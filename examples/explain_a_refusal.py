@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from llmc.debug.explain import Explanation
 from llmc.debug.explain_model import explain_model
 from llmc.frontends.capture import capture
 from llmc.options import BuildOptions
 from llmc.passes import default
+from llmc.report.explanation import Explanation
 
 WIDTH, HEADS, VOCABULARY = 32, 2, 64
 

@@ -13,7 +13,6 @@ from typing import Any, Literal, Unpack
 import torch
 from torch import Tensor
 
-from llmc.build_report import BuildReport, build_report, manifest_of
 from llmc.build_stages import Progress, Stages
 from llmc.codegen.expand_sparse import expand_sparse
 from llmc.codegen.limits import longest_sequence
@@ -22,31 +21,10 @@ from llmc.codegen.stage_builds import StageBuild, stage_builds
 from llmc.codegen.target_kind import TargetKind, kind_of
 from llmc.codegen.weight_slots import CodesRecipe, SlotRecipe
 from llmc.debug.check_passes import PassChecker
-from llmc.debug.coverage import check_complete
-from llmc.debug.coverage_observer import CoverageObserver
 from llmc.debug.dump import dumped
-from llmc.debug.explain import Explanation
-from llmc.debug.explain_text import overview_lines
-from llmc.debug.graph_record import GraphRecord
-from llmc.debug.placements import PlacementObserver
-from llmc.debug.report.contents import read_contents
-from llmc.debug.report.page import report_page
 from llmc.engine_format.engine_kinds import ExecutorName
 from llmc.engine_format.path_argument import path_argument
-from llmc.engine_format.reader import (
-    COVERAGE_NAME,
-    DRAFT,
-    DRAFT_IDS_NAME,
-    EXPLANATION_NAME,
-    NODES_NAME,
-    PASSES_NAME,
-    PLACEMENTS_NAME,
-    PRUNING_NAME,
-    QUANTIZATION_NAME,
-    REPORT_NAME,
-    SHARED_NAME,
-    SPARSITY_NAME,
-)
+from llmc.engine_format.reader import DRAFT, DRAFT_IDS_NAME, REPORT_NAME, SHARED_NAME
 from llmc.engine_format.writer import EngineWriter
 from llmc.errors import BuildWarning, LoweringError, OptionError, PassError
 from llmc.frontends.capture import capture
@@ -57,7 +35,7 @@ from llmc.frontends.given_tokenizer import given_tokenizer, with_tokenizer
 from llmc.frontends.open_model import open_model
 from llmc.graph.dtype_names import torch_name
 from llmc.graph.finite_weights import FiniteWeights
-from llmc.graph.model_graph import AttachedDraft, ModelGraph
+from llmc.graph.model_graph import AttachedDraft
 from llmc.graph.stage import Stage
 from llmc.graph.weights import Recipe, WeightSource, evaluate, stored_names
 from llmc.keywords import shows_keywords
@@ -68,6 +46,10 @@ from llmc.passes.rewrite import Pass
 from llmc.passes.runner import Observer, PipelineResult, run_pipeline
 from llmc.program import WeightSlot
 from llmc.program.joined_program import joined_program
+from llmc.report.build_record import BuildObserver, BuildRecord
+from llmc.report.build_report import BuildReport, build_report, manifest_of
+from llmc.report.coverage.coverage import check_complete
+from llmc.report.page.page import report_page
 from llmc.runtime.engine import Engine
 from llmc.runtime.loading import load
 from llmc.simulation.choose_division import DivisionWish, consider_divisions
@@ -169,9 +151,9 @@ def _write_engine(
         with stages("capture"):
             captured = captured_now()
         with stages("passes", len(pipeline)):
-            result = run_passes(captured, pipeline, options, writer, stages)
+            result, record = run_passes(captured, pipeline, options, stages)
         result = replace(result, graph=expand_sparse(result.graph, kind.dense_reason))
-        write_weight_records(result.graph, writer)
+        record.write(result.graph, writer)
         with stage_builds(result.graph, kind, options, builder, writer, stages) as builds:
             programs = [each.program for each in builds]
             program = joined_program(programs)
@@ -186,7 +168,8 @@ def _write_engine(
                 for file in captured.tokenizer_files:
                     writer.copy_file(f"tokenizer/{file.name}", file)
                 manifest = manifest_of(captured.graph.info, target, options, program, result.records)
-                writer.write_text(REPORT_NAME, report_page(read_contents(writer.files, manifest, *programs)))
+                contents = record.contents(result.graph, writer, manifest, programs)
+                writer.write_text(REPORT_NAME, report_page(contents))
             for each in builds:
                 each.builder.finish(each.writer, stages)
         notes += captured.notes + finite.notes()
@@ -268,12 +251,11 @@ def in_dtype_of_target(
 
 
 def run_passes(
-    captured: Captured, passes: Sequence[Pass], options: BuildOptions, writer: EngineWriter, stages: Stages
-) -> PipelineResult:
-    """The pipeline, with the graph after each pass in report/; an engine needs a graph of at least stage serving."""
-    kept, covered = GraphRecord(captured.graph), CoverageObserver({p.name for p in built_in()}, options)
-    placed = PlacementObserver(options.pipeline_parallel_size)
-    watchers: list[Observer] = [lambda record, graph: stages.advance(1), kept, covered, placed]
+    captured: Captured, passes: Sequence[Pass], options: BuildOptions, stages: Stages
+) -> tuple[PipelineResult, BuildRecord]:
+    """Run the pipeline and watch it. Raises OptionError for a graph that ends before stage serving."""
+    seen = BuildObserver(captured.graph, {p.name for p in built_in()}, options)
+    watchers: list[Observer] = [lambda record, graph: stages.advance(1), seen]
     if options.check_passes:
         watchers.append(PassChecker(captured.graph, captured.source))
     observe = dumped(captured.graph, *watchers)
@@ -287,26 +269,10 @@ def run_passes(
             if result.was_cut
             else "keep every default pass up to page_kv_cache: passes=[*llmc.passes.default(), my_pass]",
         )
-    for name, text in (*kept.files.items(), (NODES_NAME, kept.nodes_text())):
-        writer.write_text(name, text)
-    writer.write_json(PASSES_NAME, [record.to_json() for record in result.records])
-    coverage = covered.coverage()
-    writer.write_json(COVERAGE_NAME, coverage)
-    explanation = overview_lines(captured.graph.info.name, Explanation(result.records, coverage))
-    writer.write_text(EXPLANATION_NAME, "".join(f"{line.text}\n" for line in explanation))
-    if placed.placements is not None:
-        writer.write_json(PLACEMENTS_NAME, placed.placements)
+    record = seen.record(result.records)
     if options.strict:
-        check_complete(coverage)
-    return result
-
-
-def write_weight_records(graph: ModelGraph, writer: EngineWriter) -> None:
-    """What became of weights that have codes, of those that have zeros, and of parts that lost some of theirs."""
-    made = ((QUANTIZATION_NAME, graph.quantized), (SPARSITY_NAME, graph.sparse), (PRUNING_NAME, graph.pruned))
-    for name, records in made:
-        if records:
-            writer.write_json(name, records)
+        check_complete(record.coverage)
+    return result, record
 
 
 def packed(

@@ -55,10 +55,11 @@ ALLOWED: dict[str, set[str]] = {
     "codegen": FOUNDATION | {"graph", "ops", "engine_format", "prediction"},
     "runtime": FOUNDATION | {"graph", "ops", "engine_format", "prediction"},
     "bench": FOUNDATION | {"engine_format", "runtime"},
-    "debug": FOUNDATION | {"graph", "ops", "frontends", "passes", "codegen", "engine_format", "prediction", "runtime"},
+    "report": FOUNDATION | {"graph", "ops", "passes", "codegen", "engine_format", "prediction"},
+    "debug": FOUNDATION
+    | {"graph", "ops", "frontends", "passes", "codegen", "engine_format", "prediction", "runtime", "report"},
 }
 ALLOWED["simulation"] = {*ALLOWED}
-ALLOWED["build_report"] = {*ALLOWED, "__init__"}
 ALLOWED["tuning"] = FOUNDATION | {"codegen", "engine_format", "runtime"}
 ALLOWED["compiler"] = {*ALLOWED}
 ALLOWED["exporter"] = {*ALLOWED}

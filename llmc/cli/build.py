@@ -34,7 +34,7 @@ from llmc.runtime.threads import thread_count
 from llmc.targets import resolve_target
 
 if TYPE_CHECKING:
-    from llmc.build_report import BuildReport
+    from llmc.report.build_report import BuildReport
 
 _DEFAULTS = BuildOptions()
 

@@ -16,8 +16,8 @@ from llmc.cli.model_argument import model_argument
 from llmc.cli.model_options import ModelOptions
 
 if TYPE_CHECKING:
-    from llmc.debug.explain import Explanation
-    from llmc.debug.explain_text import Line
+    from llmc.report.explanation import Explanation
+    from llmc.report.explanation_text import Line
 
 
 def explain(
@@ -30,9 +30,9 @@ def explain(
     json: Annotated[bool, typer.Option("--json", help="everything as JSON")] = False,
 ) -> None:
     """Say what each pass rewrote and, for each near-miss, what it expected, what it found, and where."""
-    from llmc.debug.coverage import check_complete
-    from llmc.debug.explain import history
-    from llmc.debug.explain_text import history_lines, overview_lines, pass_lines
+    from llmc.report.coverage.coverage import check_complete
+    from llmc.report.explanation import history
+    from llmc.report.explanation_text import history_lines, overview_lines, pass_lines
 
     explanation = _explanation(model, options)
     if json:
@@ -59,7 +59,7 @@ def _explanation(model: Path, options: ModelOptions) -> Explanation:
     from llmc.engine_format.manifest import MANIFEST_NAME
 
     if (model / MANIFEST_NAME).exists():
-        from llmc.debug.explain import explain_engine
+        from llmc.report.explanation import explain_engine
 
         options.refuse_for_engine()
         return explain_engine(model)

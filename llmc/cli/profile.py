@@ -16,9 +16,9 @@ from llmc.cli.table import Column, FittingTable, numeric, standard_output
 from llmc.cli.units import in_bytes, in_seconds
 
 if TYPE_CHECKING:
-    from llmc.debug.profile import StepProfile
     from llmc.prediction.rates import KindRates
     from llmc.program import Launch
+    from llmc.report.profile import StepProfile
 
 
 def profile(
@@ -87,8 +87,8 @@ class _Total:
 
 def step_table(step: StepProfile, launches: tuple[Launch, ...]) -> FittingTable:
     """Kernels of a step, the one that takes longest first."""
-    from llmc.debug.profile import kernel_class
     from llmc.prediction.cost_expression import evaluate_expression
+    from llmc.report.profile import kernel_class
 
     totals: defaultdict[str, _Total] = defaultdict(_Total)
     values, every = step.shape.values(), _Total()

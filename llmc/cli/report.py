@@ -31,11 +31,11 @@ def report(
     threads: Annotated[int | None, typer.Option(help="that the predicted steps have; default: one a core")] = None,
 ) -> None:
     """Write one HTML file that shows passes, graphs, kernels, rooflines, memory and quantization of an engine."""
-    from llmc.debug.measured_perplexity import read_perplexity
-    from llmc.debug.profile import check_profile, read_profile
-    from llmc.debug.report.contents import read_contents
-    from llmc.debug.report.page import report_page
     from llmc.engine_format import read_engine
+    from llmc.report.contents import read_contents
+    from llmc.report.measured_perplexity import read_perplexity
+    from llmc.report.page.page import report_page
+    from llmc.report.profile import check_profile, read_profile
 
     path = engine.with_name(f"{engine.name.removesuffix('.llmc')}-report.html") if output is None else output
     check_output(path)

@@ -89,8 +89,8 @@ def compare_perplexities(
     from rich.progress import track
 
     from llmc.debug.compare import Perplexity, hf_logits
-    from llmc.debug.measured_perplexity import measured_perplexity, perplexity_json
     from llmc.engine_format import read_engine
+    from llmc.report.measured_perplexity import measured_perplexity, perplexity_json
     from llmc.runtime.loading import load
 
     with load(engine) as opened:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from llmc.debug.profile import Profile
 from llmc.program import Launch
+from llmc.report.profile import Profile
 
 _THREAD = 1
 

@@ -3,12 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from llmc.codegen.sketch import sketch
-from llmc.debug.coverage_observer import CoverageObserver
 from llmc.debug.dump import dumped
-from llmc.debug.explain import Explanation, RankExplanation
-from llmc.debug.hf_plan import hf_plan
-from llmc.debug.placement_record import Placements, stage_ranks
-from llmc.debug.placements import PlacementObserver
 from llmc.errors import LlmcError
 from llmc.frontends.captured import Captured
 from llmc.graph.pass_record import PassRecord
@@ -18,6 +13,11 @@ from llmc.passes.model_data import ModelData
 from llmc.passes.pipeline import built_in, essential
 from llmc.passes.rewrite import Pass
 from llmc.passes.runner import run_pipeline
+from llmc.report.coverage.observer import CoverageObserver
+from llmc.report.explanation import Explanation, RankExplanation
+from llmc.report.placements.hf_plan import hf_plan
+from llmc.report.placements.placements import PlacementObserver
+from llmc.report.placements.record import Placements, stage_ranks
 
 
 def explain_model(

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from llmc.debug.profile import PROFILE_VERSION, LaunchProfile, Profile, StepProfile
 from llmc.debug.target_rates import target_rates
 from llmc.engine_format import EngineDirectory, read_engine
 from llmc.errors import EngineFormatError, OptionError, TargetError
@@ -20,6 +19,7 @@ from llmc.prediction.launch_time import predict_launch
 from llmc.prediction.rates import Rates
 from llmc.prediction.step_shape import StepShape
 from llmc.program import Limits
+from llmc.report.profile import PROFILE_VERSION, LaunchProfile, Profile, StepProfile
 from llmc.runtime.executors.executor import Executor, StateExecutor, TimedExecutor
 from llmc.runtime.executors.opening import open_executor
 from llmc.runtime.executors.opening_request import CacheRoom

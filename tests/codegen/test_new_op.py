@@ -45,7 +45,7 @@ LINES = (
 )
 # Where a part that was forgotten is named, and what else looks at all ops or passes.
 NAMING = ("tests/ops/test_records.py", "tests/codegen/cpp/test_kernel_table.py", "tests/passes/test_pipeline.py")
-OF_ALL = ("tests/codegen/onnx/test_function_table.py", "tests/debug/test_coverage_rules.py")
+OF_ALL = ("tests/codegen/onnx/test_function_table.py", "tests/report/test_coverage_rules.py")
 PAGE = ("tests/passes/test_catalog.py", "tests/debug/prove/test_built_in.py")
 # The copy is imported before pytest puts the package's folder first.
 PYTEST = ("-q", "-p", "llmc", "-p", "no:cacheprovider")

@@ -13,15 +13,15 @@ from torch import Tensor, nn
 
 import llmc
 from llmc.architectures.tiny_config import tiny_architecture
-from llmc.debug.coverage import check_complete
-from llmc.debug.explain import explain_engine, history
 from llmc.debug.explain_model import explain_model
-from llmc.debug.explain_text import overview_lines
 from llmc.errors import EngineFormatError, OptionError, PassError
 from llmc.frontends.capture import capture
 from llmc.options import BuildOptions
 from llmc.passes import Match, Refusal, Rewrite, default, extended
 from llmc.passes.pipeline import canonical
+from llmc.report.coverage.coverage import check_complete
+from llmc.report.explanation import explain_engine, history
+from llmc.report.explanation_text import overview_lines
 from tests.family_captures import FamilyCaptures
 from tests.plain_modules import VOCAB, SdpaAttention
 

@@ -10,12 +10,12 @@ import pytest
 
 import llmc
 from llmc.architectures.tiny_config import tiny_architecture
-from llmc.debug.profile import Profile, check_profile, kernel_class, read_profile
 from llmc.debug.profiler import Workload, profile_engine
 from llmc.engine_format import read_engine
 from llmc.errors import EngineFormatError, OptionError, TargetError
 from llmc.files.typed_json import to_json
 from llmc.program import DeviceKernel
+from llmc.report.profile import Profile, check_profile, kernel_class, read_profile
 from tests.runtime.tiny_engine import write_tiny_engine
 
 WORKLOAD = Workload(prefill=32, batch=3, context=20, repeats=3)

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from llmc.debug.bisect import Culprit, Outcome, Pipeline, bisect, cut_graph, outline
-from llmc.debug.coverage import Coverage, check_complete
 from llmc.debug.cut_checks import LogitCheck
 from llmc.debug.explain_model import explain_model
 from llmc.debug.memo_run import MemoRun, default_chunks
@@ -23,6 +22,7 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import Derived
 from llmc.options import BuildOptions
 from llmc.passes import GraphPass, Numerics, Pass, RewriteLog, default, extended
+from llmc.report.coverage.coverage import Coverage, check_complete
 from tests.family_captures import FamilyCaptures
 from tests.tiny_models import tiny_tokens
 

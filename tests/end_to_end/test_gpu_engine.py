@@ -16,13 +16,13 @@ from tokenizers.models import WordLevel
 
 import llmc
 import llmc.targets
-from llmc.build_report import BuildReport
 from llmc.cli.build import summary_table
 from llmc.cli.units import in_bytes
 from llmc.codegen.triton.compile import Workers
 from llmc.compiler import build
 from llmc.engine_format import EngineDirectory, read_engine
 from llmc.errors import EngineFormatError, OptionError, TargetError
+from llmc.report.build_report import BuildReport
 from llmc.runtime.device.binaries import binaries_for
 from llmc.runtime.device.device import Device
 from llmc.settings import settings

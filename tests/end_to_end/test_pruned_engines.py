@@ -9,10 +9,10 @@ import pytest
 import llmc
 from llmc import SamplingParams
 from llmc.compiler import build
-from llmc.debug.report.contents import read_contents
-from llmc.debug.report.weights import pruning_data
 from llmc.engine_format import read_engine
 from llmc.engine_format.reader import read_pruning
+from llmc.report.contents import read_contents
+from llmc.report.page.weights import pruning_data
 from tests.cli.command import llmc as llmc_verb
 from tests.end_to_end.logits import GENERATED, assert_close, assert_greedy, random_tokens, torch_logits
 from tests.passes.pruning.pruned_models import calibration, without

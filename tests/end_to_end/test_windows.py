@@ -12,8 +12,8 @@ import pytest
 import llmc
 from llmc import SamplingParams
 from llmc.cli.cache_text import cache_text
-from llmc.debug.report.memory import memory_data
 from llmc.engine_format.reader import start_engine
+from llmc.report.page.memory import memory_data
 from llmc.runtime import loading
 from llmc.runtime.async_engine import AsyncEngine
 from llmc.runtime.engine import Engine

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from llmc.debug.coverage_observer import CoverageObserver
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import Adaptable, ModelGraph
 from llmc.graph.op_record import RECORDS
@@ -23,6 +22,7 @@ from llmc.passes.quantization.multiply_unrounded import multiply_unrounded
 from llmc.passes.quantization.quantize_weights import quantize_weights
 from llmc.passes.runner import run_pipeline
 from llmc.passes.sparsity.sparsify import sparsify
+from llmc.report.coverage.observer import CoverageObserver
 from tests.graph_builder import GraphBuilder, TensorSource
 
 _LIBRARY = torch.library.Library("llmc_tests", "DEF")

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmc.debug.report.contents import Provenance, read_graphs, read_provenance
 from llmc.engine_format import read_engine
 from llmc.engine_format.manifest import MANIFEST_NAME
 from llmc.engine_format.reader import NODES_NAME
 from llmc.errors import EngineFormatError, OptionError
-from llmc.files.typed_json import REBUILD, from_json
+from llmc.files.typed_json import REBUILD
 from llmc.graph.graph_text import GraphText, read_graph_text
 from llmc.options import BuildOptions
+from llmc.report.contents import Provenance, read_graphs, read_provenance
 
 if TYPE_CHECKING:
     from llmc.passes.rewrite import Pass
@@ -86,10 +85,9 @@ def _run(
     from llmc.passes.runner import run_pipeline
 
     captured = capture(model, options)
-    from llmc.debug.graph_record import GraphRecord  # imports torch, which the graphs of an engine do without
+    from llmc.report.graph_record import GraphRecord  # imports torch, which the graphs of an engine do without
 
     record = GraphRecord(captured.graph)
     data = ModelData(captured.source, captured.tokenizer)
     run_pipeline(captured.graph, passes or default(), options, dumped(captured.graph, record), data)
-    graphs = tuple((i, name, text) for i, (name, text) in enumerate(record.files.items()))
-    return captured.graph.info.name, graphs, from_json(Provenance, json.loads(record.nodes_text()), NODES_NAME)
+    return captured.graph.info.name, record.numbered(), record.provenance()

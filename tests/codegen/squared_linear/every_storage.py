@@ -9,13 +9,13 @@ import torch
 
 from llmc.codegen.cpp.lowering import lower
 from llmc.codegen.triton.lowering import lower_device
-from llmc.debug.coverage_observer import CoverageObserver
 from llmc.graph.execute import Chunk, run_steps
 from llmc.graph.product_parts import parts_before
 from llmc.options import parse_options
 from llmc.passes.model_data import ModelData
 from llmc.passes.pipeline import built_in, canonical
 from llmc.passes.runner import run_pipeline
+from llmc.report.coverage.observer import CoverageObserver
 from llmc.targets import gpu_target, host_target
 from tests.codegen.engine_harness import run_engine
 from tests.graph_builder import GraphBuilder

@@ -4,12 +4,12 @@ from functools import partial
 
 from torch import fx
 
-from llmc.debug.coverage_rule import CoverageRule, calls, calls_of, canonical, named, serving
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.op_record import OpRecord
 from llmc.graph.product_parts import part_of, parts_before
 from llmc.options import BuildOptions
 from llmc.passes.quantization.multiply_unrounded import is_multiplied
+from llmc.report.coverage.rule import CoverageRule, calls, calls_of, canonical, named, serving
 
 
 def _is_product(record: OpRecord) -> bool:

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 
-from llmc.debug.explain import RankExplanation
-from llmc.debug.hf_plan import agreement, beside
-from llmc.debug.placement_record import PlacedCollective, PlacedWeight, Placements, StageRanks
+from llmc.report.explanation import RankExplanation
+from llmc.report.placements.hf_plan import agreement, beside
+from llmc.report.placements.record import PlacedCollective, PlacedWeight, Placements, StageRanks
 
 
 def placement_lines(ranks: RankExplanation) -> Iterator[tuple[str, str]]:

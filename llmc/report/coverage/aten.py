@@ -6,10 +6,10 @@ from operator import getitem
 import torch
 from torch import fx
 
-from llmc.debug.coverage_rule import calls, calls_to
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.passes.uses import DATA_MOVEMENT
+from llmc.report.coverage.rule import calls, calls_to
 
 aten, ops = torch.ops.aten, torch.ops.llmc
 

@@ -6,16 +6,16 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from llmc.debug.explain import explain_ranks
-from llmc.debug.measured_perplexity import MeasuredPerplexity
-from llmc.debug.profile import Profile
-from llmc.debug.report.contents import EngineContents
-from llmc.debug.report.graphs import graphs_data
-from llmc.debug.report.kernels import kernels_data
-from llmc.debug.report.memory import memory_data
-from llmc.debug.report.weights import pruning_data, quantization_data, sparsity_data
 from llmc.files.typed_json import to_json
 from llmc.prediction.rates import KindRates, Rates, gpu_rates
+from llmc.report.contents import EngineContents
+from llmc.report.explanation import explain_ranks
+from llmc.report.measured_perplexity import MeasuredPerplexity
+from llmc.report.page.graphs import graphs_data
+from llmc.report.page.kernels import kernels_data
+from llmc.report.page.memory import memory_data
+from llmc.report.page.weights import pruning_data, quantization_data, sparsity_data
+from llmc.report.profile import Profile
 from llmc.targets import gpu_target
 
 # In the order in which they use each other; the last one starts.

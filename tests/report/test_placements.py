@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 
 from llmc.architectures.tiny_config import tiny_architecture
-from llmc.debug.explain import Explanation
 from llmc.debug.explain_model import explain_model
-from llmc.debug.explain_text import overview_lines
-from llmc.debug.hf_plan import beside, hf_plan
-from llmc.debug.placement_record import PlacedWeight
-from llmc.debug.report.contents import read_contents
-from llmc.debug.report.page import report_page, script
 from llmc.engine_format import read_engine
 from llmc.frontends.capture import capture
 from llmc.options import parse_options
 from llmc.passes.pipeline import default
 from llmc.program import RankLayout
+from llmc.report.contents import read_contents
+from llmc.report.explanation import Explanation
+from llmc.report.explanation_text import overview_lines
+from llmc.report.page.page import report_page, script
+from llmc.report.placements.hf_plan import beside, hf_plan
+from llmc.report.placements.record import PlacedWeight
 from tests.quick_sample import quick_sample
 from tests.tiny_models import saved
 

@@ -13,11 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from llmc.compiler import build
-from llmc.debug.measured_perplexity import MeasuredPerplexity
-from llmc.debug.profile import Profile
 from llmc.debug.profiler import Workload, profile_engine
-from llmc.debug.report.contents import EngineContents, read_contents
-from llmc.debug.report.page import report_page
 from llmc.engine_format import EngineDirectory, read_engine
 from llmc.engine_format.reader import REPORT_NAME
 from llmc.formats.quantized_weight import QuantizedWeight
@@ -27,6 +23,10 @@ from llmc.prediction.launch_cost import launch_costs
 from llmc.prediction.launch_time import predict_launch
 from llmc.prediction.rates import KindRates, Rates, Reach
 from llmc.prediction.step_shape import StepShape
+from llmc.report.contents import EngineContents, read_contents
+from llmc.report.measured_perplexity import MeasuredPerplexity
+from llmc.report.page.page import report_page
+from llmc.report.profile import Profile
 from tests.quick_sample import quick_sample
 from tests.tiny_models import tiny_checkpoint
 
@@ -42,7 +42,7 @@ KINDS = {
     "lookup": KindRates(300e9, bandwidth=2e9),
 }
 RATES = Rates(40e9, KINDS, 2e-7, measured=True)
-ASSETS = Path(__file__).parent.parent.parent.parent / "llmc/debug/report/assets"
+ASSETS = Path(__file__).parent.parent.parent / "llmc/report/page/assets"
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from llmc.debug.coverage_rule import CoverageRule
-from llmc.debug.coverage_rules import RULES, WITHOUT_RULE
 from llmc.graph.op_record import RECORDS, OpRecord, Part
 from llmc.graph.stage import Stage
 from llmc.ops.registry import LOOKUP, PRODUCT
+from llmc.report.coverage.rule import CoverageRule
+from llmc.report.coverage.rules import RULES, WITHOUT_RULE
 from tests.graph_builder import GraphBuilder
 
 ops = torch.ops.llmc

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmc.debug.measurement_file import read_measurement
 from llmc.engine_format import EngineDirectory
 from llmc.errors import EngineFormatError
 from llmc.prediction.rates import Rates
 from llmc.prediction.step_shape import StepShape
 from llmc.program import LOOP, Launch
+from llmc.report.measurement_file import read_measurement
 
 PROFILE_VERSION = 3
 

@@ -1,10 +1,9 @@
-"""What an engine directory holds that a report shows, read once."""
+"""What an engine's report shows: read from its directory, or handed over by the build that writes it."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmc.debug.placement_record import Placements
 from llmc.engine_format import EngineFiles, Manifest
 from llmc.engine_format.reader import (
     GRAPHS,
@@ -21,6 +20,7 @@ from llmc.formats.quantized_weight import QuantizedWeight
 from llmc.formats.sparse_weight import SparseWeight
 from llmc.program import Program
 from llmc.program.joined_program import joined_program
+from llmc.report.placements.record import Placements
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class EngineContents:
 
 
 def read_contents(files: EngineFiles, manifest: Manifest, *stages: Program) -> EngineContents:
-    """Read the report's parts of an engine, finished or about to be. Raises EngineFormatError for a damaged one."""
+    """Read the report's parts of an engine. Raises EngineFormatError for a damaged one."""
     return EngineContents(
         path=files.path,
         manifest=manifest,
@@ -65,7 +65,7 @@ def read_contents(files: EngineFiles, manifest: Manifest, *stages: Program) -> E
         graphs=read_graphs(files),
         provenance=read_provenance(files),
         placements=read_placements(files),
-        code=_read_code(files),
+        code=read_code(files),
         quantized=read_quantization(files),
         sparse=read_sparsity(files),
         pruned=read_pruning(files),
@@ -92,8 +92,8 @@ def read_placements(files: EngineFiles) -> Placements | None:
     return files.parsed(PLACEMENTS_NAME, Placements) if PLACEMENTS_NAME in files else None
 
 
-def _read_code(files: EngineFiles) -> dict[str, str]:
-    """Of all stages, in their order."""
+def read_code(files: EngineFiles) -> dict[str, str]:
+    """The sources of the kernels by file name, of all stages in their order."""
     stages = sorted(files.below(STAGES), key=lambda file: (len(Path(file).parts[1]), file))
     sources = (*files.below("kernels"), *stages)
     return {file: files.text(file) for file in sources if Path(file).suffix in (".cpp", ".py")}

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from llmc.compiler import build
-from llmc.debug.report.contents import EngineContents, read_contents
-from llmc.debug.report.page import report_page, script, script_json
 from llmc.engine_format import read_engine
 from llmc.engine_format.reader import REPORT_NAME
 from llmc.program import Origin
+from llmc.report.contents import EngineContents, read_contents
+from llmc.report.page.page import report_page, script, script_json
 from tests.conftest import DRAFT
 from tests.runtime.tiny_engine import write_tiny_engine
 from tests.tiny_models import tiny_checkpoint

@@ -10,7 +10,8 @@ from types import MappingProxyType
 import torch
 from torch._ops import OpOverload
 
-from llmc.debug.coverage_aten import (
+from llmc.graph.op_record import OpRecord
+from llmc.report.coverage.aten import (
     attentions,
     expert_products,
     gates,
@@ -20,7 +21,7 @@ from llmc.debug.coverage_aten import (
     weight_products,
     whole_norms,
 )
-from llmc.debug.coverage_fusions import (
+from llmc.report.coverage.fusions import (
     ADDING_NORMS,
     activated_products,
     activations_done,
@@ -33,9 +34,8 @@ from llmc.debug.coverage_fusions import (
     shared_reads,
     unselected,
 )
-from llmc.debug.coverage_quantized import QUANTIZED_RULES
-from llmc.debug.coverage_rule import CoverageRule, calls_to, canonical, named, serving
-from llmc.graph.op_record import OpRecord
+from llmc.report.coverage.quantized import QUANTIZED_RULES
+from llmc.report.coverage.rule import CoverageRule, calls_to, canonical, named, serving
 
 aten, ops = torch.ops.aten, torch.ops.llmc
 

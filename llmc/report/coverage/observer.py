@@ -4,14 +4,14 @@ from collections.abc import Collection, Sequence
 
 from torch import fx
 
-from llmc.debug.coverage import Coverage, Leftover
-from llmc.debug.coverage_rule import CoverageRule
-from llmc.debug.coverage_rules import RULES
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.pass_record import PassRecord, RefusalRecord
 from llmc.graph.render import op_name, render_type
 from llmc.graph.source_line import source_line
 from llmc.options import BuildOptions
+from llmc.report.coverage.coverage import Coverage, Leftover
+from llmc.report.coverage.rule import CoverageRule
+from llmc.report.coverage.rules import RULES
 
 
 class CoverageObserver:

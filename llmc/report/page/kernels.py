@@ -7,11 +7,11 @@ from typing import Any
 
 from llmc.codegen.cpp.kernel_api import kernel_include_dir
 from llmc.codegen.cpp.kernel_library import function_name
-from llmc.debug.profile import kernel_class
-from llmc.debug.report.contents import EngineContents
 from llmc.files.typed_json import to_json
 from llmc.prediction.launch_cost import launch_costs
 from llmc.program import DeviceKernel, Launch, Program
+from llmc.report.contents import EngineContents
+from llmc.report.profile import kernel_class
 
 # As codegen/cpp/step.py prints them: a mark after every launch, and loops as functions of their own.
 _MARK = re.compile(r"^  mark\(times, (\d+)\);$", re.MULTILINE)

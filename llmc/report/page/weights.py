@@ -4,9 +4,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from llmc.debug.measured_perplexity import MeasuredPerplexity
-from llmc.debug.report.contents import EngineContents
 from llmc.files.typed_json import to_json
+from llmc.report.contents import EngineContents
+from llmc.report.measured_perplexity import MeasuredPerplexity
 
 _LAYER = re.compile(r"\.(\d+)\.")
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

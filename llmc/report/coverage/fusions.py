@@ -3,11 +3,11 @@
 import torch
 from torch import fx
 
-from llmc.debug.coverage_aten import ACTIVATIONS, is_scaling, source
-from llmc.debug.coverage_rule import calls, calls_to
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.step_inputs import has_selected_logits
+from llmc.report.coverage.aten import ACTIVATIONS, is_scaling, source
+from llmc.report.coverage.rule import calls, calls_to
 
 aten, ops = torch.ops.aten, torch.ops.llmc
 ADDING_NORMS = (ops.add_rms_norm.default, ops.add_layer_norm.default)

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmc.debug.measurement_file import read_measurement
 from llmc.engine_format import EngineDirectory, Manifest
 from llmc.errors import EngineFormatError
 from llmc.files.typed_json import to_json
+from llmc.report.measurement_file import read_measurement
 
 PERPLEXITY_VERSION = 1
 

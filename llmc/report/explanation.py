@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmc.debug.coverage import Coverage
-from llmc.debug.hf_plan import agreement, beside, hf_plan
-from llmc.debug.placement_record import Placements, StageRanks, stage_ranks
-from llmc.debug.report.contents import read_placements
 from llmc.engine_format import read_engine
 from llmc.engine_format.reader import COVERAGE_NAME, PASSES_NAME
 from llmc.errors import LlmcError, OptionError
 from llmc.files.typed_json import from_json, to_json
 from llmc.graph.pass_record import PassRecord, RefusalRecord, RewriteRecord
 from llmc.program import Program
+from llmc.report.contents import read_placements
+from llmc.report.coverage.coverage import Coverage
+from llmc.report.placements.hf_plan import agreement, beside, hf_plan
+from llmc.report.placements.record import Placements, StageRanks, stage_ranks
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from llmc.debug.coverage import Coverage
-from llmc.debug.explain import Explanation, NodeHistory
-from llmc.debug.placement_text import placement_lines
 from llmc.errors import LlmcError
 from llmc.graph.pass_record import PassRecord, RefusalRecord, RewriteRecord
+from llmc.report.coverage.coverage import Coverage
+from llmc.report.explanation import Explanation, NodeHistory
+from llmc.report.placements.text import placement_lines
 
 # More rewrites than this at one source line are shown as a count; --pass shows each.
 _SHOWN_NODES = 6

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 
-from llmc.debug.placement_record import PlacedWeight
+from llmc.report.placements.record import PlacedWeight
 
 _GATHERS = "and gathers what comes out"
 # The axis of a weight [out, in] that a style cuts, and what it does besides.

@@ -7,18 +7,20 @@ report/nodes.json           for every node of these: the model's source line, an
 import json
 
 from llmc.engine_format.reader import GRAPHS
+from llmc.files.typed_json import to_json
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.pass_record import PassRecord
 from llmc.graph.render import render
 from llmc.graph.source_line import source_line
 from llmc.graph.stage import Stage
+from llmc.report.contents import Provenance
 
 
 class GraphRecord:
-    """An observer of run_pipeline. files: name in the engine and text of each graph so far."""
+    """An observer of run_pipeline."""
 
     def __init__(self, captured: ModelGraph) -> None:
-        self.files: dict[str, str] = {}
+        self._graphs: list[tuple[int, str, str]] = []
         self._passes = 0
         self._stage = Stage.CAPTURED
         self._sources: dict[str, int] = {}
@@ -31,14 +33,26 @@ class GraphRecord:
         if record.rewrites or graph.stage is not self._stage:
             self._keep(record.name, graph)
 
+    @property
+    def files(self) -> dict[str, str]:
+        """The texts of the graphs so far by their names in the engine."""
+        return {f"{GRAPHS}/{number:02d}-{name}.txt": text for number, name, text in self._graphs}
+
     def nodes_text(self) -> str:
         """The text of nodes.json: {"sources": [line, …], "nodes": {name: [index of its line, rewrite]}}."""
-        content = {"sources": list(self._sources), "nodes": self._nodes}
-        return json.dumps(content, ensure_ascii=False, separators=(",", ":")) + "\n"
+        return json.dumps(to_json(self.provenance()), ensure_ascii=False, separators=(",", ":")) + "\n"
+
+    def provenance(self) -> Provenance:
+        """Where the nodes of the graphs so far come from."""
+        return Provenance(tuple(self._sources), dict(self._nodes))
+
+    def numbered(self) -> tuple[tuple[int, str, str], ...]:
+        """Number and name of the pass that each graph came out of, and its text."""
+        return tuple(self._graphs)
 
     def _keep(self, name: str, graph: ModelGraph) -> None:
         self._stage = graph.stage
-        self.files[f"{GRAPHS}/{self._passes:02d}-{name}.txt"] = render(graph)
+        self._graphs.append((self._passes, name, render(graph)))
         for node in graph.graph.nodes:
             if node.name not in self._nodes and node.op == "call_function":
                 source = source_line(node)

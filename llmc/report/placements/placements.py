@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from llmc.debug.placement_record import PlacedCollective, PlacedWeight, Placements
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.op_record import record_of
@@ -18,6 +17,7 @@ from llmc.graph.render import op_name
 from llmc.graph.weights import Derived, PerRank, Recipe, stored_names
 from llmc.passes.parallel.why_whole import reason_of
 from llmc.prediction.collectives import CANDIDATE_BYTES
+from llmc.report.placements.record import PlacedCollective, PlacedWeight, Placements
 
 _PARTITIONS = ("partition", "partition_experts")
 _NUMBER = re.compile(r"(?<=[._])\d+(?=[._])")

@@ -1,0 +1,1 @@
+"""What of a model the passes reached, and what they left."""

@@ -1,0 +1,1 @@
+"""Which part of each weight a rank has."""
