@@ -26,7 +26,7 @@ from itertools import groupby
 from pathlib import Path
 
 from benchmarks.synthetic_checkpoint import RoundedCheckpoint, layer_of, rounded_late
-from llmc.build_stages import Stages
+from llmc.api.build_stages import Stages
 from llmc.codegen.stage_builds import StageBuild, stage_builds
 from llmc.codegen.target_kind import TargetKind, kind_of
 from llmc.codegen.weight_slots import CodesRecipe, SlotRecipe

@@ -9,14 +9,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from llmc.api.version import VERSION
 from llmc.errors import LlmcError
-from llmc.version import VERSION
 
 if TYPE_CHECKING:
     from llmc import passes
     from llmc.compiler import build, compile
+    from llmc.engines.llm import LLM
     from llmc.exporter import export
-    from llmc.llm import LLM
     from llmc.runtime.async_engine import AsyncEngine
     from llmc.runtime.engine import Engine
     from llmc.runtime.grammar.grammar import Grammar, GrammarKind
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "LLM": "llmc.llm",
+    "LLM": "llmc.engines.llm",
     "AsyncEngine": "llmc.runtime.async_engine",
     "GenerationRequest": "llmc.runtime.requests.generation_request",
     "Grammar": "llmc.runtime.grammar.grammar",

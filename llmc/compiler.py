@@ -13,7 +13,8 @@ from typing import Any, Literal, Unpack
 import torch
 from torch import Tensor
 
-from llmc.build_stages import Progress, Stages
+from llmc.api.build_stages import Progress, Stages
+from llmc.api.keywords import shows_keywords
 from llmc.codegen.expand_sparse import expand_sparse
 from llmc.codegen.limits import longest_sequence
 from llmc.codegen.shared_weights import shared_slots, with_shared_tables
@@ -38,7 +39,6 @@ from llmc.graph.finite_weights import FiniteWeights
 from llmc.graph.model_graph import AttachedDraft
 from llmc.graph.stage import Stage
 from llmc.graph.weights import Recipe, WeightSource, evaluate, stored_names
-from llmc.keywords import shows_keywords
 from llmc.options import BuildKeywords, BuildOptions, build_defaults, parse_options
 from llmc.passes.model_data import ModelData
 from llmc.passes.pipeline import built_in, default, essential

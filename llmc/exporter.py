@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, Unpack, get_args
 
-from llmc.build_stages import Progress, Stages
+from llmc.api.build_stages import Progress, Stages
+from llmc.api.keywords import shows_keywords
 from llmc.codegen.onnx.installed import require_onnx
 from llmc.engine_format.engine_kinds import MODEL_NAME
 from llmc.engine_format.manifest import is_engine, read_manifest
@@ -22,7 +23,6 @@ from llmc.frontends.given_tokenizer import given_tokenizer, with_tokenizer
 from llmc.frontends.open_model import open_model
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.stage import Stage
-from llmc.keywords import shows_keywords
 from llmc.options import BuildKeywords, BuildOptions, build_defaults, parse_options
 from llmc.passes.model_data import ModelData
 from llmc.passes.pipeline import default

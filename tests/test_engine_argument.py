@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from llmc.cli.engine_options import EngineOptions
-from llmc.engine_argument import engine_of
 from llmc.engine_format.manifest import read_manifest
+from llmc.engines.engine_argument import engine_of
+from llmc.engines.llm import LLM
 from llmc.errors import OptionError, TargetError
-from llmc.llm import LLM
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from typing import Any, get_type_hints
 import pytest
 
 import llmc
+from llmc.engines.llm import LLM
 from llmc.errors import RequestError
-from llmc.llm import LLM
 from llmc.options import BuildKeywords, BuildOptions
 from llmc.runtime.async_engine import AsyncEngine
 from llmc.runtime.engine import Engine

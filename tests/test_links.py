@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from llmc.links import GLOO, NVLINK_3, NVLINK_4, PCIE_4, SHARED_MEMORY, Link
 from llmc.targets import GPU_TARGETS, known_targets
+from llmc.targets.links import GLOO, NVLINK_3, NVLINK_4, PCIE_4, SHARED_MEMORY, Link
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,8 @@ class EngineOptions:
         limits: of a step, by the names of BuildOptions; None is the default. Raises OptionError for options that an
         engine which is built already cannot follow, and LlmcError.
         """
-        from llmc.engine_argument import check_follows, engine_of
         from llmc.engine_format.manifest import is_engine
+        from llmc.engines.engine_argument import check_follows, engine_of
         from llmc.options import parse_options
         from llmc.targets import resolve_target
 

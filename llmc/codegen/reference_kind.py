@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-from llmc.build_stages import Stages
+from llmc.api.build_stages import Stages
 from llmc.codegen.plain_rows import plain_rows
 from llmc.codegen.reference import ReferenceEngine, lower_reference
 from llmc.codegen.target_kind import refuse_adapters, refuse_stages

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from llmc.build_stages import Stages
+from llmc.api.build_stages import Stages
 from llmc.codegen.target_kind import Builder, LoweredEngine, TargetKind
 from llmc.codegen.weight_slots import SlotRecipe
 from llmc.engine_format.engine_kinds import PROGRAM_NAME

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, fx
 
-from llmc.build_stages import Stages
+from llmc.api.build_stages import Stages
 from llmc.codegen.weight_slots import SlotRecipe
 from llmc.engine_format.writer import EngineWriter
 from llmc.errors import OptionError

@@ -1,9 +1,9 @@
 """How long a collective of a program takes, over what joins its ranks."""
 
-from llmc.links import Link
 from llmc.prediction.cost_expression import evaluate_expression
 from llmc.prediction.step_shape import StepShape
 from llmc.program import Launch
+from llmc.targets.links import Link
 
 ALL_REDUCE, ALL_GATHER, CHOOSE_ACROSS = "all_reduce", "all_gather", "choose_across"
 # What a rank tells of a row of logits: its likeliest token, with its logit; where the row draws, a round more.

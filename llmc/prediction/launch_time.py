@@ -15,13 +15,13 @@ multiplies. No number here is fitted to a model's measured steps.
 
 import math
 
-from llmc.links import SHARED_MEMORY
 from llmc.prediction.collectives import collective_seconds, is_collective
 from llmc.prediction.cost_expression import evaluate_expression
 from llmc.prediction.launch_cost import LaunchCost, launch_costs
 from llmc.prediction.rates import Rates
 from llmc.prediction.step_shape import StepShape
 from llmc.program import Program
+from llmc.targets.links import SHARED_MEMORY
 
 
 def predict_launch(cost: LaunchCost, step: StepShape, rates: Rates) -> float:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
 
-from llmc.links import Link
 from llmc.prediction.collectives import ALL_REDUCE, collective_seconds, is_collective
 from llmc.prediction.cost_expression import evaluate_expression
 from llmc.prediction.device_step import is_empty
@@ -19,6 +18,7 @@ from llmc.prediction.step_shape import StepShape
 from llmc.program import Launch, Limits, StepOutput
 from llmc.program.rank_memory import PLACE_BYTES
 from llmc.targets import GpuTarget
+from llmc.targets.links import Link
 
 _ADD_NORMS = ("add_rms_norm", "add_layer_norm")
 # What the price of a launch depends on, beside the numbers among its arguments.

@@ -7,6 +7,7 @@ from math import prod
 from pathlib import Path
 
 from llmc import engine_format
+from llmc.api.version import VERSION
 from llmc.engine_format import Manifest, ModelRecord, TargetRecord
 from llmc.formats.pruned_part import PrunedPart
 from llmc.formats.quantized_weight import QuantizedWeight
@@ -20,7 +21,6 @@ from llmc.prediction.cost_expression import evaluate_expression
 from llmc.prediction.step_shape import StepShape
 from llmc.program import DeviceBinary, Program, state_bytes
 from llmc.targets import Target
-from llmc.version import VERSION
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from queue import Empty, SimpleQueue
 from typing import Unpack, cast
 from uuid import uuid4
 
+from llmc.api.keywords import shows_keywords
 from llmc.errors import RankError, RequestError, UnavailableError
-from llmc.keywords import shows_keywords
 from llmc.runtime.async_client import Client, choice_news, deliver, loop_died, unavailable, view
 from llmc.runtime.engine import Engine
 from llmc.runtime.engine_stats import EngineStats, RequestView, StepRecord

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, Self, Unpack
 
-from llmc.keywords import shows_keywords
+from llmc.api.keywords import shows_keywords
 from llmc.runtime.completer import Completer
 from llmc.runtime.progress import Progress
 from llmc.runtime.requests.completion import Completion, Piece

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmc.errors import TargetError
-from llmc.links import Link
 from llmc.prediction.cost_expression import evaluate_expression
 from llmc.prediction.rates import Rates
 from llmc.prediction.step_price import StepPrice, cpu_price, gpu_price
@@ -13,6 +12,7 @@ from llmc.prediction.step_shape import StepShape
 from llmc.program import Launch, Program, RankLayout
 from llmc.simulation.programs import HAND_OVER, stages_of
 from llmc.targets import Target
+from llmc.targets.links import Link
 
 
 @dataclass(frozen=True)

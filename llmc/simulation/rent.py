@@ -9,7 +9,6 @@ from llmc.codegen.cpp.measured_rates import measured_rates
 from llmc.engine_format import read_engine
 from llmc.errors import OptionError
 from llmc.frontends.captured import Captured
-from llmc.links import LINKS
 from llmc.options import BuildOptions
 from llmc.passes.rewrite import Pass
 from llmc.program import Program, RankLayout
@@ -21,6 +20,7 @@ from llmc.simulation.pricing import Machine
 from llmc.simulation.programs import model_programs
 from llmc.simulation.recorded_rates import rates_on_record
 from llmc.targets import Target, cpu_target_here
+from llmc.targets.links import LINKS
 
 
 def machine_of(
@@ -34,7 +34,7 @@ def machine_of(
     recorded: Path | None = None,
 ) -> Machine:
     """memory_bytes: of one rank; by default what the target has, or a CPU's rank's part of what is free here. link: a
-    name of llmc.links.LINKS. recorded: as in Machine. Raises OptionError for an unknown link and for no memory."""
+    name of targets/links.py. recorded: as in Machine. Raises OptionError for an unknown link and for no memory."""
     if link is not None and link not in LINKS:
         raise OptionError(f"there is no link {link!r}", at=f"--link {link}", fix=f"links: {', '.join(LINKS)}")
     if memory_bytes is not None and memory_bytes < 1:

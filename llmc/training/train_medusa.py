@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from llmc.build_stages import Progress, Stages
+from llmc.api.build_stages import Progress, Stages
 from llmc.engine_format import read_engine
 from llmc.engine_format.path_argument import path_argument
 from llmc.errors import OptionError

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 import llmc
 from llmc import LLM, SamplingParams
-from llmc.engine_cache import engine_key, find_or_build_engine
+from llmc.engines.engine_cache import engine_key, find_or_build_engine
 from llmc.errors import CheckpointError, ModelFailureError, RequestError
 from llmc.runtime.engine import Engine
 from llmc.runtime.requests.completion import Completion
@@ -204,7 +204,7 @@ def test_the_key_follows_everything_that_makes_an_engine(own_cache: Path, tmp_pa
 def test_the_key_is_the_same_in_every_process(own_cache: Path, tmp_path: Path) -> None:
     """Whatever order sets have there."""
     model = tiny_checkpoint("llama", tmp_path / "model")
-    code = "import sys; from pathlib import Path; from llmc.engine_cache import engine_key as key\n"
+    code = "import sys; from pathlib import Path; from llmc.engines.engine_cache import engine_key as key\n"
     code += "print(*(key(Path(sys.argv[1]), target, {}) for target in ('cpu', 'cpu-portable', 'h100,a100')))"
     keys = {
         subprocess.run(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-from llmc.build_stages import Stages
+from llmc.api.build_stages import Stages
 from llmc.codegen.cpp.backend import CppBackend
 from llmc.codegen.cpp.background import BackgroundCompiler
 from llmc.codegen.cpp.build import SOURCE_NAME, library_name

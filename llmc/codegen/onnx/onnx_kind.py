@@ -8,7 +8,7 @@ import onnx
 import torch
 from torch import Tensor, fx
 
-from llmc.build_stages import Stages
+from llmc.api.build_stages import Stages
 from llmc.codegen.logit_rows import check_logit_rows
 from llmc.codegen.onnx.graph_model import Place, graph_model, place_weights
 from llmc.codegen.onnx.model_files import serialized

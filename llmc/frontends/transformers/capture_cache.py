@@ -39,7 +39,7 @@ _CONFIG_FILES = (
     "config_sentence_transformers.json",
 )
 _MODULE_CONFIGS = "[0-9]*_*/config.json"
-OWN_ROOMS = ("adapters", "frontends", "graph", "ops", "program", "formats", "files")
+OWN_ROOMS = ("adapters", "api", "frontends", "graph", "ops", "program", "formats", "files", "targets")
 # What these say may change what is traced.
 _ENVIRONMENT = ("TRANSFORMERS_", "TORCH", "PYTORCH_")
 _PACKAGE = "transformers"

@@ -3,10 +3,10 @@
 import hashlib
 from dataclasses import asdict, dataclass
 
+from llmc.api.version import VERSION
 from llmc.engine_format import EngineDirectory
 from llmc.engine_format.manifest import manifest_text
 from llmc.errors import RankError
-from llmc.version import VERSION
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from llmc.api.keywords import shows_fields
 from llmc.errors import RequestError, did_you_mean
-from llmc.keywords import shows_fields
 from llmc.runtime.grammar.grammar import Grammar
 from llmc.runtime.sampling.logits_processor import LogitsProcessor, argument_count
 

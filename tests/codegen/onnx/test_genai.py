@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import llmc
-from llmc.build_stages import Stages
+from llmc.api.build_stages import Stages
 from llmc.codegen.onnx.model_files import write_model_files
 from llmc.debug.onnx_oracle import nothing
 from llmc.errors import LoweringError, OptionError

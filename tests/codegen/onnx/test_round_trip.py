@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import fx
 
-from llmc.build_stages import Stages
+from llmc.api.build_stages import Stages
 from llmc.codegen.onnx.model_files import write_model_files
 from llmc.debug.onnx_oracle import nothing
 from llmc.exporter import graph_at

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from llmc.build_stages import Stages
+from llmc.api.build_stages import Stages
 from llmc.debug.onnx_oracle import OnnxOracle
 from llmc.errors import LoweringError
 from llmc.exporter import STAGES, graph_at

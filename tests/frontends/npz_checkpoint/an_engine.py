@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 import llmc
-from llmc.engine_cache import engine_key
 from llmc.engine_format.reader import QUANTIZATION_NAME
+from llmc.engines.engine_cache import engine_key
 from tests.frontends.npz_checkpoint.archive import FILE, saved_archive
 from tests.tiny_models import tiny_model
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llmc.engine_cache import engine_key, find_or_build_engine
+from llmc.engines.engine_cache import engine_key, find_or_build_engine
 from llmc.errors import CheckpointError
 from tests.frontends.onnx.graphs import decoder, saved
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llmc.engines.llm import LLM
 from llmc.errors import LlmcError, RequestError, UnavailableError
-from llmc.llm import LLM
 from llmc.runtime.async_engine import AsyncEngine
 from llmc.runtime.engine import Engine
 from llmc.runtime.executors.executor import Logits

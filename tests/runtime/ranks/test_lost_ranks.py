@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from llmc.api.version import VERSION
 from llmc.errors import LlmcError, RankError
 from llmc.runtime.engine import Engine
 from llmc.runtime.loading import load
@@ -24,7 +25,6 @@ from llmc.runtime.ranks.greeting import Greeting
 from llmc.runtime.ranks.ranked_executor import RankedCppExecutor
 from llmc.runtime.ranks.team import Member, Team, await_message
 from llmc.runtime.sampling.sampling_params import SamplingParams
-from llmc.version import VERSION
 from tests.runtime.ranks.conftest import NewEngine, children
 from tests.tiny_models import tiny_tokens
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import llmc
+from llmc.engines.llm import LLM
 from llmc.errors import LlmcError, OptionError, RequestError
-from llmc.llm import LLM
 from llmc.runtime.async_engine import AsyncEngine
 from llmc.runtime.engine import Engine
 from llmc.runtime.grammar.grammar import Grammar, GrammarKind

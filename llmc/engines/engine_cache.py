@@ -16,6 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
+from llmc.api.version import VERSION
 from llmc.cache import CacheKind, open_cache
 from llmc.cache.installed_version import installed_version
 from llmc.cache.source_digest import source_digest
@@ -24,17 +25,18 @@ from llmc.errors import CheckpointError
 from llmc.files.hub_model import model_name
 from llmc.options import BuildKeywords, parse_options
 from llmc.targets import resolve_target
-from llmc.version import VERSION
 
 if TYPE_CHECKING:
-    from llmc.build_stages import Progress
+    from llmc.api.build_stages import Progress
 
 # All that decides what an engine is.
 BUILDING_ROOMS = (
     "adapters",
+    "api",
     "files",
     "formats",
     "program",
+    "targets",
     "graph",
     "frontends",
     "ops",

@@ -11,7 +11,7 @@ from llmc.errors import OptionError
 from llmc.targets import is_cpu_target, resolve_target
 
 if TYPE_CHECKING:
-    from llmc.build_stages import Progress
+    from llmc.api.build_stages import Progress
     from llmc.options import BuildKeywords
 
 
@@ -27,7 +27,7 @@ def engine_of(
         check_follows(model, target, options)
         return model
     # Here, because it takes a while to import, and an engine does without.
-    from llmc.engine_cache import find_or_build_engine
+    from llmc.engines.engine_cache import find_or_build_engine
 
     return find_or_build_engine(model, target="cpu" if target is None else target, progress=progress, **options)
 

@@ -7,11 +7,11 @@ from inspect import Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from llmc.engine_argument import check_follows, engine_of
+from llmc.api.keywords import expanded
 from llmc.engine_format.path_argument import path_argument
+from llmc.engines.engine_argument import check_follows, engine_of
 from llmc.errors import OptionError
 from llmc.frontends.open_model import local_model
-from llmc.keywords import expanded
 from llmc.runtime.engine import Engine
 from llmc.runtime.loading import load
 from llmc.runtime.text_generator import TextGenerator
