@@ -1,14 +1,16 @@
-"""Which axes of an op's arguments and result belong together, in letters: what cutting a model into ranks needs.
+"""The axes of an op's arguments and result by name: one notation for ops' records and for tables of kernels.
 
     x[* i] weight[o i] bias[o] -> [* o]          a product: i is summed over, o is the weight's and the result's
     x[* c!] weight[c!] -> [* c!]                 a norm: it needs all of c
     x[* c~] weight[c] -> [* c]                   one whose sum of squares over c can be put together from parts
     q[t g*h d!] k[t g d!] v[t g e!] -> [t g*h e!]  attention: each of the g KV heads is read by h query heads, in order
     x[i] weight[e:o i] -> [o]                    a product with those of many weights that lie one after the other
+    x[tokens | groups? channels] cos[_ | half]   a kernel: rows of two axes or one, and what it calls their sizes
 
-A letter is one axis, the same wherever it stands. `!`: the op needs the whole axis, and no part of it alone. `g*h`:
-an axis of g runs of h. `e:o`: an axis of e runs, each of which is o. `*`: any axes in front, the same of arguments and
-result. Others have none.
+A name is one axis, the same wherever it stands. `!`: the op needs the whole axis, and no part of it alone. `g*h`: an
+axis of g runs of h. `e:o`: an axis of e runs, each of which is o. `*` alone: any axes in front, the same of arguments
+and result. `|`: the axis before it counts rows, which a step decides. `?`: the axis may be missing. `c*`: all axes that
+are left, together. `_`: an axis of which nothing is said.
 """
 
 import re
@@ -20,14 +22,17 @@ _TENSOR = re.compile(r"(\w*)\[([^\]]*)\]")
 
 @dataclass(frozen=True)
 class Axis:
-    """letter: of the axis, or of the runs that it is made of. run: whether it is `g*h`. repeats: whether it is `e:o`,
-    whose letter is o. whole, squares: `!`, `~`."""
+    """letter: the name of the axis, or of the runs that it is made of. run: whether it is `g*h`. repeats: whether it is
+    `e:o`, whose letter is o. whole, squares, optional, rest, rows: `!`, `~`, `?`, `c*`, `|`."""
 
     letter: str
     run: bool = False
     repeats: bool = False
     whole: bool = False
     squares: bool = False
+    optional: bool = False
+    rest: bool = False
+    rows: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,23 +52,42 @@ class AxisRule:
 
 
 def axis_rule(text: str) -> AxisRule:
-    """The rule of a text as above."""
+    """The rule of an op: which axes belong together, as cutting a model into ranks needs it."""
     before, _, after = text.partition("->")
-    found: list[tuple[str, str]] = _TENSOR.findall(before)
     ((_, result),) = _TENSOR.findall(after)
-    leading = tuple(name for name, inside in found if inside.startswith("*"))
-    return AxisRule({name: _axes(inside) for name, inside in found}, _axes(result), leading)
+    leading = tuple(name for name, inside in _TENSOR.findall(before) if inside.startswith("*"))
+    backwards = {name: axes[::-1] for name, axes in tensor_axes(before).items()}
+    return AxisRule(backwards, _axes(result)[::-1], leading)
+
+
+def tensor_axes(text: str) -> Mapping[str, tuple[Axis, ...]]:
+    """The named axes of each tensor, in order."""
+    return {name: _axes(inside) for name, inside in _TENSOR.findall(text)}
+
+
+def ranks_of(axes: tuple[Axis, ...]) -> tuple[int, ...]:
+    """How many axes a tensor may have; with `c*` as the last also more."""
+    return tuple(range(sum(not axis.optional for axis in axes), len(axes) + 1))
+
+
+def fits(rank: int, axes: tuple[Axis, ...]) -> bool:
+    """Whether a tensor may have so many axes."""
+    return rank in ranks_of(axes) or (rank > len(axes) and axes[-1].rest)
 
 
 def _axes(text: str) -> tuple[Axis, ...]:
-    words = [word for word in text.split() if word != "*"]
+    before, mark, after = text.rpartition("|")
+    words = [(word, bool(mark)) for word in before.split()] + [(word, False) for word in after.split() if word != "*"]
     return tuple(
         Axis(
-            word.rstrip("!~").partition("*")[0].rpartition(":")[2],
-            "*" in word,
-            ":" in word,
-            word.endswith("!"),
-            word.endswith("~"),
+            word.rstrip("!~?").partition("*")[0].rpartition(":")[2],
+            run="*" in word and not word.endswith("*"),
+            repeats=":" in word,
+            whole=word.endswith("!"),
+            squares=word.endswith("~"),
+            optional=word.endswith("?"),
+            rest=word.endswith("*"),
+            rows=is_rows,
         )
-        for word in reversed(words)
+        for word, is_rows in words
     )

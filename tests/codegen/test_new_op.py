@@ -34,7 +34,7 @@ LINES = (
     Line(
         "codegen/cpp/kernel_table.py",
         "KERNELS: dict[Any, Kernel] = {",
-        '    _llmc.layer_scale.default: by_name("layer_scale", {"x": "tokens: channels"}),',
+        '    _llmc.layer_scale.default: by_name("layer_scale", "x[tokens | channels]"),',
     ),
     Line(
         "passes/pipeline.py",

@@ -1,6 +1,6 @@
 """Kernels that read or write the KV cache, whose elements are numbers or codes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from torch import fx
 
@@ -8,17 +8,18 @@ from llmc.codegen.call import Call, arguments_of
 from llmc.codegen.cpp.kernel import DTYPES, Arguments, Kernel, named_arguments, no_more, refuse_dtypes, refuse_ranks
 from llmc.codegen.cpp.kernel_library import function_name
 from llmc.formats.cache_format import parse_cache_format
+from llmc.graph.axes import tensor_axes
 from llmc.graph.refusal import Refusal
 from llmc.program.launch_arguments import Count
 from llmc.targets import CpuTarget
 
 CODED_HEAD = 1024  # LLMC_CODED_HEAD
-_CACHE = {"k_cache": "_: kv_heads block_size _"}
+_CACHE = " k_cache[_ | kv_heads block_size _]"
 
 
 def caching(
     family: str,
-    axes: Mapping[str, str],
+    axes: str,
     *,
     results: Sequence[str],
     in_place: tuple[tuple[str, int], ...] = (),
@@ -28,7 +29,8 @@ def caching(
 
     Its functions are told apart by the elements of the first argument and of the cache.
     """
-    first = next(iter(axes))
+    tensors = tensor_axes(axes + _CACHE)
+    first = next(iter(tensors))
 
     def element_types(call: Call) -> tuple[str, ...]:
         format = call.plain("cache_format")
@@ -37,12 +39,12 @@ def caching(
 
     def arguments(call: Call) -> Arguments:
         function = function_name(family, element_types(call))
-        return named_arguments(call, function, {**axes, **_CACHE}, results, _of_caches(call) | more(call))
+        return named_arguments(call, function, tensors, results, _of_caches(call) | more(call))
 
     def refusal(node: fx.Node, target: CpuTarget) -> Refusal | None:
         is_plain = arguments_of(node)["cache_format"] is None
         refused = refuse_dtypes(node, (first, "k_cache") if is_plain else (first,)) or _refuse_odd_keys(node)
-        return refused or (refuse_ranks(node, {**axes, **_CACHE}) if is_plain else _refuse_wide_heads(node))
+        return refused or (refuse_ranks(node, tensors) if is_plain else _refuse_wide_heads(node))
 
     return Kernel(family, element_types, arguments, refusal, in_place)
 

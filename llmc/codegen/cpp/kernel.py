@@ -16,6 +16,7 @@ from llmc.codegen.backend import KernelCall
 from llmc.codegen.call import Call, arguments_of
 from llmc.codegen.cpp.kernel_api import kernel_api
 from llmc.codegen.cpp.kernel_library import function_name
+from llmc.graph.axes import Axis, fits, ranks_of, tensor_axes
 from llmc.graph.refusal import Refusal
 from llmc.program.launch_arguments import Argument
 from llmc.targets import CpuTarget
@@ -25,6 +26,7 @@ DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}
 SCALES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 Arguments = dict[str, Argument]
+TensorAxes = Mapping[str, tuple[Axis, ...]]
 # As Backend.calls gives them.
 Groups = tuple[tuple[KernelCall, ...], ...]
 
@@ -50,7 +52,7 @@ def no_more(call: Call) -> Arguments:
 
 def by_name(
     family: str,
-    axes: Mapping[str, str],
+    axes: str,
     *,
     results: Sequence[str] = ("y",),
     typed: Sequence[str] | None = None,
@@ -59,35 +61,33 @@ def by_name(
 ) -> Kernel:
     """A kernel whose struct has the names of its op.
 
-    axes: of tensor arguments, the fields that are their sizes, as `tokens: heads head_dim` for rows of two axes and
-    `half` for a vector that is the same in every step. `_` is no field, `groups?` an axis that may be missing, 1 then,
-    and a last `channels*` all the axes that are left, together. results: the fields that say where results go. typed:
+    axes: of tensor arguments, as `x[tokens | heads head_dim] cos[_ | half]` (graph/axes.py); their names are the fields
+    that are their sizes, 1 for one that may be missing and is. results: the fields that say where results go. typed:
     the arguments whose element types choose the function; the first of axes unless given. more: fields that are none
     of these, or another value than the argument's.
     """
-    names = tuple(axes)[:1] if typed is None else tuple(typed)
+    tensors = tensor_axes(axes)
+    names = tuple(tensors)[:1] if typed is None else tuple(typed)
 
     def element_types(call: Call) -> tuple[str, ...]:
         return tuple(DTYPES[call.dtype(name)] for name in names)
 
     def refusal(node: fx.Node, target: CpuTarget) -> Refusal | None:
-        return refuse_dtypes(node, names) or refuse_ranks(node, axes)
+        return refuse_dtypes(node, names) or refuse_ranks(node, tensors)
 
     def arguments(call: Call) -> Arguments:
-        return named_arguments(call, function_name(family, element_types(call)), axes, results, more(call))
+        return named_arguments(call, function_name(family, element_types(call)), tensors, results, more(call))
 
     return Kernel(family, element_types, arguments, refusal, in_place)
 
 
-def named_arguments(
-    call: Call, function: str, axes: Mapping[str, str], results: Sequence[str], more: Arguments
-) -> Arguments:
+def named_arguments(call: Call, function: str, axes: TensorAxes, results: Sequence[str], more: Arguments) -> Arguments:
     """The arguments of a function whose struct has the names of its op, as by_name says them."""
     api = kernel_api()
     fields = {name: kind for name, kind, *_ in api.structs[api.kernels[function]]._fields_}
     found: Arguments = {}
-    for name, text in axes.items():
-        found |= _sizes(call, name, text)
+    for name, each in axes.items():
+        found |= _sizes(call, name, each)
     for index, name in enumerate(results):
         result = call.result(index)
         found[name] = result if fields[name] is api.structs["LlmcRows"] else result.pointer
@@ -109,27 +109,23 @@ def refuse_dtypes(node: fx.Node, names: Sequence[str]) -> Refusal | None:
     return None
 
 
-def refuse_ranks(node: fx.Node, axes: Mapping[str, str]) -> Refusal | None:
+def refuse_ranks(node: fx.Node, axes: TensorAxes) -> Refusal | None:
     """The first argument that has not as many axes as are named, or None."""
     given = arguments_of(node)
-    for name, text in axes.items():
-        shape, words = given[name].meta["val"].shape, text.split()
-        ranks = tuple(range(len(words) - text.count("?"), len(words) + 1))
-        if len(shape) not in ranks and not (text.endswith("*") and len(shape) > len(words)):
-            return Refusal(f"{name} has shape {list(shape)}; the kernel takes rank {ranks}", node)
+    for name, each in axes.items():
+        shape = given[name].meta["val"].shape
+        if not fits(len(shape), each):
+            return Refusal(f"{name} has shape {list(shape)}; the kernel takes rank {ranks_of(each)}", node)
     return None
 
 
-def _sizes(call: Call, name: str, text: str) -> Arguments:
-    rows, _, inner = text.rpartition(":")
-    words, sizes = inner.split(), list(call.shape(name))
-    found: Arguments = {rows: call.count(name)} if rows else {}
-    for word in words:
-        if word.endswith("*"):
-            found[word[:-1]] = math.prod(sizes)
-        elif word.endswith("?") and len(sizes) < len(words):
-            found[word[:-1]] = 1
+def _sizes(call: Call, name: str, axes: tuple[Axis, ...]) -> Arguments:
+    inner, sizes = [axis for axis in axes if not axis.rows], list(call.shape(name))
+    found: Arguments = {axis.letter: call.count(name) for axis in axes if axis.rows}
+    for axis in inner:
+        if axis.rest:
+            found[axis.letter] = math.prod(sizes)
         else:
-            found[word.removesuffix("?")] = sizes.pop(0)
+            found[axis.letter] = 1 if axis.optional and len(sizes) < len(inner) else sizes.pop(0)
     found.pop("_", None)
     return found

@@ -86,7 +86,7 @@ def of_heads() -> Kernel:
     def refused(node: fx.Node, target: CpuTarget) -> Refusal | None:
         return dense_refusal(node, {}) or refuse_dtypes(node, ("x", "weight"))
 
-    kernel = by_name("head_linear", {"x": "tokens: experts in", "weight": "_ out _"}, more=of_panels)
+    kernel = by_name("head_linear", "x[tokens | experts in] weight[_ out _]", more=of_panels)
     return replace(kernel, refusal=refused)
 
 

@@ -26,7 +26,7 @@ def among_ranks(call: Call) -> Arguments:
 
 def gathered() -> Kernel:
     """Of llmc::all_gather."""
-    kernel = by_name("all_gather", {"x": "tokens: groups? width"}, more=among_ranks)
+    kernel = by_name("all_gather", "x[tokens | groups? width]", more=among_ranks)
     return replace(kernel, groups=_or_chosen)
 
 

@@ -1,6 +1,6 @@
 """Kernels that read and write what recurrent layers carry from token to token."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from torch import fx
@@ -17,7 +17,7 @@ WIDEST_KEY = 1024  # kWidestKey of kernels/linear_attention.cpp
 
 def carrying(
     family: str,
-    axes: Mapping[str, str],
+    axes: str,
     *,
     typed: Sequence[str] | None = (),
     more: Callable[[Call], Arguments] = no_more,

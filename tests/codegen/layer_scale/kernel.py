@@ -42,5 +42,5 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
 
 
 layer_scale = KernelTemplate(
-    torch.ops.llmc.layer_scale.default, takes({"x": "tokens channels", "weight": "channels"}), candidates
+    torch.ops.llmc.layer_scale.default, takes("x[tokens | channels] weight[channels]"), candidates
 )

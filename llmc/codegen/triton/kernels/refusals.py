@@ -1,11 +1,12 @@
 """What several kernels cannot do, told with the actual values: dtypes, ranks, rows."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import fx
 
 from llmc.codegen.call import arguments_of
+from llmc.graph.axes import ranks_of, tensor_axes
 from llmc.graph.product_parts import unrounded_parts, x_of
 from llmc.graph.refusal import Refusal
 from llmc.targets import GpuTarget
@@ -15,14 +16,11 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 IDS = (torch.int32, torch.int64)
 
 
-def takes(
-    axes: Mapping[str, str], typed: Sequence[str] | None = None
-) -> Callable[[fx.Node, GpuTarget], Refusal | None]:
-    """What a kernel supports that takes tensors of these axes, such as `tokens groups? channels`, where an axis with a
-    mark may be missing. typed: those of one float dtype; the first of axes unless given."""
-    names = tuple(axes)[:1] if typed is None else typed
-    most = {name: len(text.split()) for name, text in axes.items()}
-    ranks = {name: tuple(range(most[name] - text.count("?"), most[name] + 1)) for name, text in axes.items()}
+def takes(axes: str, typed: Sequence[str] | None = None) -> Callable[[fx.Node, GpuTarget], Refusal | None]:
+    """What a kernel supports that takes tensors of these axes, such as `x[tokens | groups? channels]` (graph/axes.py).
+    typed: those of one float dtype; the first of axes unless given."""
+    ranks = {name: ranks_of(each) for name, each in tensor_axes(axes).items()}
+    names = tuple(ranks)[:1] if typed is None else typed
 
     def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
         return refuse_dtypes(node, *names) or refuse_ranks(node, **ranks)

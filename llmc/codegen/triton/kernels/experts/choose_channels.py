@@ -116,4 +116,4 @@ def _mark(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
 
 top_k = KernelTemplate(_llmc.top_k.default, supports_x, _top_k)
 take_channels = KernelTemplate(_llmc.take_channels.default, supports_x, _take)
-mark_channels = KernelTemplate(_llmc.mark_channels.default, takes({"index": "tokens marked"}, typed=()), _mark)
+mark_channels = KernelTemplate(_llmc.mark_channels.default, takes("index[tokens | marked]", typed=()), _mark)

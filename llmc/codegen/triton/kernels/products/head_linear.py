@@ -69,6 +69,6 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
 
 head_linear = KernelTemplate(
     torch.ops.llmc.head_linear.default,
-    takes({"x": "tokens heads in", "weight": "heads out in"}, typed=("x", "weight")),
+    takes("x[tokens | heads in] weight[heads out in]", typed=("x", "weight")),
     candidates,
 )

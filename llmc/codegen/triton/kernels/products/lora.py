@@ -157,5 +157,5 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
 
 
 lora = KernelTemplate(
-    torch.ops.llmc.lora.default, takes({"x": "tokens channels"}, typed=("x", "lora_a", "lora_b")), candidates
+    torch.ops.llmc.lora.default, takes("x[tokens | channels]", typed=("x", "lora_a", "lora_b")), candidates
 )

@@ -142,4 +142,4 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     return (*launches, replace(gather, then=(join,)))
 
 
-all_gather = KernelTemplate(torch.ops.llmc.all_gather.default, takes({"x": "rows channels"}), candidates)
+all_gather = KernelTemplate(torch.ops.llmc.all_gather.default, takes("x[rows | channels]"), candidates)

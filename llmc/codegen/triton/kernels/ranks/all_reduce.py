@@ -14,4 +14,4 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     return reduce_launches(call, call.result(), Following(NOTHING), target)
 
 
-all_reduce = KernelTemplate(torch.ops.llmc.all_reduce.default, takes({"x": "rows channels"}), candidates)
+all_reduce = KernelTemplate(torch.ops.llmc.all_reduce.default, takes("x[rows | channels]"), candidates)

@@ -36,4 +36,4 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     return (DeviceLaunch(rank_rows_kernel, arguments, constants, (f"cdiv({count}, {_BLOCK})",)),)
 
 
-rank_rows = KernelTemplate(torch.ops.llmc.rank_rows.default, takes({"ids": "tokens"}, typed=()), candidates)
+rank_rows = KernelTemplate(torch.ops.llmc.rank_rows.default, takes("ids[tokens |]", typed=()), candidates)

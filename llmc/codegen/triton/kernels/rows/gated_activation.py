@@ -50,7 +50,7 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
 
 gated_activation = KernelTemplate(
     torch.ops.llmc.gated_activation.default,
-    takes({}, typed=("gate", "up")),
+    takes("", typed=("gate", "up")),
     candidates,
     in_place=(("gate", 0), ("up", 0)),
 )

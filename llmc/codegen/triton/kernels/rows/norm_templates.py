@@ -11,7 +11,7 @@ from llmc.codegen.triton.kernels.rows.norm_rows import norm_launch
 from llmc.program.launch_arguments import Argument
 from llmc.targets import GpuTarget
 
-_supports = takes({"x": "tokens groups? channels"}, typed=("x", "residual"))
+_supports = takes("x[tokens | groups? channels]", typed=("x", "residual"))
 
 
 def norm(op: Any, *, centred: bool) -> KernelTemplate:

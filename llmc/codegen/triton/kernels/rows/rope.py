@@ -86,5 +86,5 @@ def rotation_constants(heads: int, head_dim: int, half: int, interleaved: bool) 
 
 
 rope = KernelTemplate(
-    torch.ops.llmc.rope.default, takes({"x": "tokens heads head_dim"}), candidates, in_place=(("x", 0),)
+    torch.ops.llmc.rope.default, takes("x[tokens | heads head_dim]"), candidates, in_place=(("x", 0),)
 )

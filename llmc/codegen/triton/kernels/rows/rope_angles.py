@@ -41,5 +41,5 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
 
 
 rope_angles = KernelTemplate(
-    torch.ops.llmc.rope_angles.default, takes({"positions": "tokens", "inv_freq": "half"}, typed=()), candidates
+    torch.ops.llmc.rope_angles.default, takes("positions[tokens |] inv_freq[half]", typed=()), candidates
 )

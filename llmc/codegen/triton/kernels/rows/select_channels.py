@@ -42,5 +42,5 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
 
 
 select_channels = KernelTemplate(
-    torch.ops.llmc.select_channels.default, takes({"x": "rows channels", "order": "channels"}), candidates
+    torch.ops.llmc.select_channels.default, takes("x[rows | channels] order[channels]"), candidates
 )

@@ -61,4 +61,4 @@ def gather_launch(arguments: dict[str, Argument], columns: int, count: Count | R
     return DeviceLaunch(gather_rows_kernel, arguments, {"COLUMNS": columns, "BLOCK": block}, grid)
 
 
-select_rows = KernelTemplate(torch.ops.llmc.select_rows.default, takes({}, typed=("x",)), candidates)
+select_rows = KernelTemplate(torch.ops.llmc.select_rows.default, takes("", typed=("x",)), candidates)

@@ -66,6 +66,6 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
 
 linear_recurrence = KernelTemplate(
     torch.ops.llmc.linear_recurrence_with_state.default,
-    takes({"x": "tokens channels", "decay": "tokens channels"}, typed=()),
+    takes("x[tokens | channels] decay[tokens | channels]", typed=()),
     candidates,
 )

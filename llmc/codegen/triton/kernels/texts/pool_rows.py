@@ -69,4 +69,4 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     return (DeviceLaunch(pool_rows_kernel, arguments, constants, grid),)
 
 
-pool_rows = KernelTemplate(torch.ops.llmc.pool_rows.default, takes({"x": "tokens channels"}), candidates)
+pool_rows = KernelTemplate(torch.ops.llmc.pool_rows.default, takes("x[tokens | channels]"), candidates)

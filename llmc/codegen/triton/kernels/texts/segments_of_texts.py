@@ -45,5 +45,5 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
 
 
 segments_of_texts = KernelTemplate(
-    torch.ops.llmc.segments_of_texts.default, takes({"ids": "tokens"}, typed=()), candidates
+    torch.ops.llmc.segments_of_texts.default, takes("ids[tokens |]", typed=()), candidates
 )
