@@ -104,7 +104,10 @@ class LaunchBuilder:
             nodes = self.claims.unit(unit)
             cost, origin = group_cost(nodes), origin_of(nodes)
             moved, flops = str(cost.bytes_moved), str(cost.flops)
-            for group in self._backend.calls(unit, NodeCall(self, unit)):
+            call = NodeCall(self, unit)
+            groups = self._backend.calls(unit, call)
+            self.launches += call.copies
+            for group in groups:
                 start = len(self.launches)
                 self.launches += _group_launches(group, origin, moved, flops)
                 for other in group[0].others:
@@ -130,9 +133,9 @@ class LaunchBuilder:
     def finish_sides(self) -> None:
         """Have each side output in a buffer of its own size."""
         for name, view in self._sides.views.items():
-            start = len(self.launches)
-            whole = self.contiguous(view, view.value.dtype, view.value.node, packed=True)
-            self.launches[start:] = [replace(launch, sides=(name,)) for launch in self.launches[start:]]
+            copies: list[Launch] = []
+            whole = self.contiguous(view, view.value.dtype, view.value.node, copies, packed=True)
+            self.launches += [replace(launch, sides=(name,)) for launch in copies]
             operand, _ = self.operand(whole)
             self.side_outputs.append(
                 SideOutput(name, _dtype_of(whole.value), whole.rows, dims_of(whole.shape), operand.name)
@@ -186,10 +189,13 @@ class LaunchBuilder:
         name = self._names.setdefault(placement.home, _buffer_name(placement.home))
         return Operand("buffer", name, placement.offset + view.offset), placement.row_stride
 
-    def contiguous(self, view: View, dtype: torch.dtype, node: fx.Node, packed: bool = False) -> View:
+    def contiguous(
+        self, view: View, dtype: torch.dtype, node: fx.Node, copies: list[Launch], packed: bool = False
+    ) -> View:
         """The view itself, or that of a copy in which rows are contiguous and elements of the dtype.
 
-        packed: the rows, too, must lie one after the other.
+        copies: where the launch that copies goes, to stand before the node's. packed: the rows, too, must lie one after
+        the other.
         """
         columns = view.columns
         fits = row_stride_only(view) and _dtype_of(view.value) == dtype_name(dtype)
@@ -198,10 +204,10 @@ class LaunchBuilder:
             return view
         copy = Value(node, next(self._own), dtype, view.shape)
         self._placements[copy] = Placement(copy, 0, columns)
-        self._names[copy] = f"{node.name}_operand{len(self.launches)}"
+        self._names[copy] = f"{node.name}_operand{len(self.launches) + len(copies)}"
         place = self.locate(copy.whole())
         loop, pointers = build_copy(view, place, strides_over(copy.whole(), view.shape), self.locate)
-        self._launch_loop(loop, pointers, (node,), nbytes=2 * columns * dtype.itemsize)
+        copies.append(self._loop_launch(loop, pointers, (node,), nbytes=2 * columns * dtype.itemsize))
         return copy.whole()
 
     def workspace(self, node: fx.Node, name: str, rows: RowCount, columns: int, dtype: torch.dtype) -> Operand:
@@ -215,10 +221,15 @@ class LaunchBuilder:
     def _launch_loop(
         self, loop: Loop, pointers: Sequence[Operand], nodes: Sequence[fx.Node], nbytes: int | None = None
     ) -> None:
+        self.launches.append(self._loop_launch(loop, pointers, nodes, nbytes))
+
+    def _loop_launch(
+        self, loop: Loop, pointers: Sequence[Operand], nodes: Sequence[fx.Node], nbytes: int | None = None
+    ) -> Launch:
         name = self.loops.setdefault(loop, f"loop_{len(self.loops)}_{_loop_title(loop)}")
         call, cost = self._backend.loop_call(name, loop, pointers), group_cost(nodes)
         moved = str(cost.bytes_moved) if nbytes is None else f"{nbytes}*{loop.rows.value}"
-        self.launches.append(_launch(call, origin_of(nodes), moved, str(cost.flops)))
+        return _launch(call, origin_of(nodes), moved, str(cost.flops))
 
     def _concatenate(self, node: fx.Node) -> None:
         """One copying loop for each part, into its place in the result."""

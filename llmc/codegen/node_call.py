@@ -15,7 +15,7 @@ from llmc.codegen.views import View, Views, view_of, views_of
 from llmc.codegen.weight_slots import WeightSlots
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.product_parts import is_of_experts, is_product, stored_rows
-from llmc.program import Layout, Limits, RowCount
+from llmc.program import Launch, Layout, Limits, RowCount
 from llmc.program.launch_arguments import Count, Operand, Rows
 
 _TOP_TOKENS = torch.ops.llmc.top_tokens.default
@@ -34,8 +34,10 @@ class StepMemory(Protocol):
     def operand(self, view: View) -> tuple[Operand, int]:
         """The pointer to a computed view, and its row stride."""
 
-    def contiguous(self, view: View, dtype: torch.dtype, node: fx.Node, packed: bool = False) -> View:
-        """The view itself, or that of a copy whose rows are contiguous."""
+    def contiguous(
+        self, view: View, dtype: torch.dtype, node: fx.Node, copies: list[Launch], packed: bool = False
+    ) -> View:
+        """The view itself, or that of a copy whose rows are contiguous, made by a launch that goes to `copies`."""
 
     def workspace(self, node: fx.Node, name: str, rows: RowCount, columns: int, dtype: torch.dtype) -> Operand:
         """A buffer of its own for the launches of one node."""
@@ -44,12 +46,15 @@ class StepMemory(Protocol):
 class NodeCall:
     """What call.Call describes; asked twice, it answers alike.
 
-    Asking for rows or a vector may append a copying launch to the builder's. node: that is launched, or one that it
-    claims; owner: which claims it.
+    node: that is launched, or one that it claims; owner: which claims it. copies: launches that have to come before the
+    node's own, since they copy rows or vectors that were asked for and do not lie as kernels read them.
     """
 
-    def __init__(self, builder: StepMemory, node: fx.Node, owner: fx.Node | None = None) -> None:
+    def __init__(
+        self, builder: StepMemory, node: fx.Node, owner: fx.Node | None = None, copies: list[Launch] | None = None
+    ) -> None:
         self._builder, self._node, self._owner = builder, node, owner or node
+        self.copies: list[Launch] = [] if copies is None else copies
         self._arguments = arguments_of(node)
         self._given: dict[tuple[str, str], Operand] = {}
         self._within: dict[str, NodeCall] = {}
@@ -62,7 +67,7 @@ class NodeCall:
         node = self._arguments[name]
         if node not in self._builder.claims.before.get(self._owner, ()):
             return None
-        return self._within.setdefault(name, NodeCall(self._builder, node, self._owner))
+        return self._within.setdefault(name, NodeCall(self._builder, node, self._owner, self.copies))
 
     def names(self) -> tuple[str, ...]:
         return tuple(self._arguments)
@@ -72,11 +77,11 @@ class NodeCall:
         if not isinstance(item, fx.Node) or item.target is not operator.getitem or item.args[1] != index:
             return None
         (node,) = item.all_input_nodes
-        return NodeCall(self._builder, node)
+        return NodeCall(self._builder, node, copies=self.copies)
 
     def readers(self, index: int) -> "tuple[NodeCall, ...]":
         items = (user for user in self._node.users if user.target is operator.getitem and user.args[1] == index)
-        return tuple(NodeCall(self._builder, reader) for item in items for reader in item.users)
+        return tuple(NodeCall(self._builder, reader, copies=self.copies) for item in items for reader in item.users)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, NodeCall) and other._node is self._node
@@ -102,7 +107,7 @@ class NodeCall:
         if ("rows", name) not in self._given:
             times = self._flat_rows(self._arguments[name].meta["val"])
             view = self._view(name)
-            view = self._builder.contiguous(view, view.value.dtype, self._owner, packed=times > 1)
+            view = self._builder.contiguous(view, view.value.dtype, self._owner, self.copies, packed=times > 1)
             operand, stride = self._builder.operand(view)
             row = next((s for d, s in zip(view.shape, view.strides, strict=True) if isinstance(d, RowCount)), 1)
             self._given["rows", name] = replace(operand, stride=stride // times if row else 0)
@@ -136,8 +141,8 @@ class NodeCall:
         if view.value.node.op == "placeholder":
             return Operand("input", view.value.node.name, view.offset)
         dtype = torch.int32 if not view.value.dtype.is_floating_point else torch.float32
-        operand, _ = self._builder.operand(self._builder.contiguous(view, dtype, self._owner, packed=True))
-        return operand
+        whole = self._builder.contiguous(view, dtype, self._owner, self.copies, packed=True)
+        return self._builder.operand(whole)[0]
 
     def weight(self, name: str, layout: Layout) -> Operand:
         node = self._weight_node(name)
