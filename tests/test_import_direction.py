@@ -103,6 +103,13 @@ def test_shared_code_generation_knows_no_backend() -> None:
         assert found == []
 
 
+def test_executors_know_nothing_of_ranks() -> None:
+    """They are opened by engine_kinds' table, and by ranks, which know executors."""
+    files = sorted((PACKAGE / "runtime" / "executors").rglob("*.py"))
+    imports = [(path.name, module) for path in files for _, module in imported_modules(path)]
+    assert [each for each in imports if each[1].startswith("llmc.runtime.ranks")] == []
+
+
 def test_caches_know_every_room_that_makes_what_they_keep() -> None:
     """A change of a room that is not in the digest would find what the code before it made."""
     folders = {path.name for path in PACKAGE.iterdir() if path.is_dir()}

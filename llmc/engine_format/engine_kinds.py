@@ -25,11 +25,13 @@ MODEL_NAME = "model.onnx"
 @dataclass(frozen=True)
 class Runner:
     """An executor. opens: its module and the function in it that opens an engine, given an OpeningRequest
-    (runtime/executors/opening_request.py). needs: a file without which an engine cannot be run so. asked_by: the
+    (runtime/executors/opening_request.py). opens_ranks: the same for an engine of several ranks; None where one process
+    runs all of them. needs: a file without which an engine cannot be run so. asked_by: the
     environment's variable that, where it is 1, makes it the one that runs engines unasked."""
 
     name: ExecutorName
     opens: tuple[str, str]
+    opens_ranks: tuple[str, str] | None = None
     needs: str | None = None
     asked_by: str | None = None
 
@@ -48,6 +50,10 @@ def _opens(module: str, function: str = "open_engine") -> tuple[str, str]:
     return f"llmc.runtime.executors.{module}", function
 
 
+def _opens_ranks(function: str) -> tuple[str, str]:
+    return "llmc.runtime.ranks.opening", function
+
+
 _REFERENCE = Runner("reference", _opens("reference"), needs=GRAPH_NAME)
 # The first whose `is_for` holds. What is none of the others is a set of instructions of CPUs.
 ENGINE_KINDS: tuple[EngineKind, ...] = (
@@ -55,8 +61,13 @@ ENGINE_KINDS: tuple[EngineKind, ...] = (
         is_gpu_target,
         re.compile(re.escape(PROGRAM_NAME)),
         (
-            Runner("cuda", _opens("cuda")),
-            Runner("triton_interpreter", _opens("triton_interpreter"), asked_by="TRITON_INTERPRET"),
+            Runner("cuda", _opens("cuda"), _opens_ranks("open_on_gpus")),
+            Runner(
+                "triton_interpreter",
+                _opens("triton_interpreter"),
+                _opens_ranks("open_interpreted"),
+                asked_by="TRITON_INTERPRET",
+            ),
             _REFERENCE,
         ),
     ),
@@ -69,7 +80,7 @@ ENGINE_KINDS: tuple[EngineKind, ...] = (
         ),
     ),
     EngineKind(lambda target: target == REFERENCE.name, re.compile(re.escape(GRAPH_NAME)), (_REFERENCE,)),
-    EngineKind(lambda target: True, LIBRARY_NAME, (Runner("cpp", _opens("cpp")),)),
+    EngineKind(lambda target: True, LIBRARY_NAME, (Runner("cpp", _opens("cpp"), _opens_ranks("open_on_cpus")),)),
 )
 
 

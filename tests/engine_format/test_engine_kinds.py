@@ -32,8 +32,8 @@ def test_each_kind_of_target_has_a_row_of_its_own() -> None:
 def test_each_executor_has_a_place_and_a_function_that_opens() -> None:
     runners = [runner for kind in ENGINE_KINDS for runner in kind.runners]
     assert sorted({runner.name for runner in runners}) == sorted(EXECUTOR_NAMES)
-    for runner in runners:
-        module, function = runner.opens
+    ranked = [runner.opens_ranks for runner in runners if runner.opens_ranks is not None]
+    for module, function in (*(runner.opens for runner in runners), *ranked):
         found = importlib.util.find_spec(module)
         assert found is not None and found.origin is not None
         assert function in {getattr(node, "name", None) for node in parsed(Path(found.origin)).body}

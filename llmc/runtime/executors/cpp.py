@@ -39,13 +39,7 @@ def open_engine(request: OpeningRequest) -> "tuple[CppExecutor, int]":
 def open_cpp(
     engine: EngineDirectory, blocks: int, threads: int, check: WeightCheck | None = None, snapshots: int = 0
 ) -> "CppExecutor":
-    """The executor for an engine's library, which may be one that cannot choose tokens."""
-    layout = engine.program.layout
-    if layout.ranks > 1:
-        from llmc.runtime.ranks.ranked_executor import RankedCppExecutor
-        from llmc.runtime.ranks.staged_executor import StagedCppExecutor
-
-        return (StagedCppExecutor if layout.pipeline > 1 else RankedCppExecutor)(engine, blocks, threads, check)
+    """The executor for the library of an engine of one rank, which may be one that cannot choose tokens."""
     can_choose = hasattr(open_library(engine), "llmc_engine_choose")
     return (ChoosingCppExecutor if can_choose else CppExecutor)(engine, blocks, threads, check, snapshots=snapshots)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -25,6 +24,7 @@ from llmc.runtime.device.adapter_tensors import adapter_tensors, with_adapters
 from llmc.runtime.device.arguments import PackedArguments, argument_values, extra_pointers, scratch_bytes
 from llmc.runtime.device.binaries import DeviceBinaries, binaries_for
 from llmc.runtime.device.device import Device, check_device_count, open_device
+from llmc.runtime.device.device_place import DevicePlace
 from llmc.runtime.device.graph_cache import GraphCache
 from llmc.runtime.device.inputs import StepShape, decode_bucket, example_step, pack_inputs, padded
 from llmc.runtime.device.library_only import library_only
@@ -40,12 +40,6 @@ from llmc.runtime.kv_capacity import share_bytes
 from llmc.runtime.loop.step import Ints, Step
 from llmc.runtime.sampling.row_choice import RowChoices
 
-if TYPE_CHECKING:
-    from llmc.runtime.ranks.device_place import DevicePlace
-    from llmc.runtime.ranks.device_ranks import RankedDeviceExecutor
-
-# Of the memory that ranks' processes share, in which they are said to be lost: no values go through it.
-_FLAGS_BYTES = 4096
 # Steps of one kind are one graph: their shape, and what they are to give.
 _StepKind = tuple[StepShape, StepOutput, tuple[str, ...]]
 MAX_GRAPHS = 64
@@ -56,16 +50,16 @@ _STAGING_BYTES = 64 << 20
 _ROW_ALIGNMENT = 16
 
 
-def open_engine(request: OpeningRequest) -> tuple[CudaExecutor | RankedDeviceExecutor, int]:
-    """The engine on torch's current device, one of several ranks on as many. Where no blocks are given, with what fits.
+def open_engine(request: OpeningRequest) -> tuple[CudaExecutor, int]:
+    """On torch's current device; of an engine of several ranks, the first one's executor. Where no blocks are given,
+    with what fits.
 
     Raises TargetError, ToolchainError, OptionError or RankError if it cannot run.
     """
     request.wait_for_weights()
     engine, (kv_cache_bytes, kv_memory, state_cache_bytes) = request.directory, request.room
     device = open_device(engine.path)
-    ranks = engine.program.ranks
-    check_device_count(engine.path, ranks)
+    check_device_count(engine.path, engine.program.ranks)
     binaries = binaries_for(engine, device, lambda line: print(f"llmc: {line}", file=sys.stderr))
     free, _ = torch.cuda.mem_get_info(device.index)
     if kv_memory is not None:
@@ -74,13 +68,7 @@ def open_engine(request: OpeningRequest) -> tuple[CudaExecutor | RankedDeviceExe
         memory = plan_device_memory(binaries.program, free, kv_cache_bytes, request.beside, state_cache_bytes)
     else:
         memory = memory_of_blocks(binaries.program, request.blocks)
-    own = CudaExecutor(engine, device, binaries, memory)
-    if ranks == 1:
-        return own, memory.blocks
-    from llmc.runtime.ranks.device_ranks import RankedDeviceExecutor
-    from llmc.runtime.ranks.gpu_place import meet_gpus
-
-    return RankedDeviceExecutor(engine, own, memory.blocks, meet_gpus, _FLAGS_BYTES), memory.blocks
+    return CudaExecutor(engine, device, binaries, memory), memory.blocks
 
 
 def open_cuda_rank(engine: EngineDirectory, rank: int, blocks: int) -> CudaExecutor:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.program import CHOICE_OUTPUTS, Program, StepOutput, library_functions
 from llmc.runtime.adapters.placed_adapter import PlacedAdapter
 from llmc.runtime.device.adapter_tensors import adapter_tensors, with_adapters
+from llmc.runtime.device.device_place import DevicePlace
 from llmc.runtime.device.inputs import StepShape
 from llmc.runtime.device.library_only import library_only
 from llmc.runtime.device.program import ARENA, RANKS, PlannedCall, Pointer, calls_of_step, plan_calls
@@ -37,29 +38,12 @@ from llmc.runtime.executors.stored_weights import stored_tensor
 from llmc.runtime.loop.step import Ints, Step
 from llmc.runtime.sampling.row_choice import RowChoices
 
-if TYPE_CHECKING:
-    from llmc.runtime.ranks.device_place import DevicePlace
-    from llmc.runtime.ranks.device_ranks import RankedDeviceExecutor
 
-
-def open_engine(request: OpeningRequest) -> tuple[TritonInterpreterExecutor | RankedDeviceExecutor, int]:
-    """In this machine's memory."""
+def open_engine(request: OpeningRequest) -> tuple[TritonInterpreterExecutor, int]:
+    """In this machine's memory; of an engine of several ranks, the first one's executor."""
     request.wait_for_weights()
     blocks, snapshots = request.in_host_memory()
-    return interpret_engine(request.directory, blocks, snapshots), blocks
-
-
-def interpret_engine(
-    engine: EngineDirectory, blocks: int, snapshots: int = 0
-) -> TritonInterpreterExecutor | RankedDeviceExecutor:
-    """The executor of an engine directory; of one of several ranks, with a process for each other one."""
-    own = interpret_rank(engine, blocks, snapshots)
-    if engine.program.ranks == 1:
-        return own
-    from llmc.runtime.ranks.device_ranks import RankedDeviceExecutor
-    from llmc.runtime.ranks.interpreted_place import meet_interpreted, shared_bytes
-
-    return RankedDeviceExecutor(engine, own, blocks, meet_interpreted, shared_bytes(engine.program.ranks))
+    return interpret_rank(request.directory, blocks, snapshots), blocks
 
 
 def interpret_rank(engine: EngineDirectory, blocks: int, snapshots: int = 0) -> TritonInterpreterExecutor:

@@ -20,10 +20,10 @@ from torch.distributed.distributed_c10d import Store
 from llmc.engine_format import EngineDirectory
 from llmc.errors import RankError
 from llmc.program import StepOutput
+from llmc.runtime.device.device_place import DevicePlace
 from llmc.runtime.executors.executor import ChoosingExecutor, Chosen, Logits, SideArray, SideOutputExecutor
 from llmc.runtime.loop.step import Ints, Step
 from llmc.runtime.ranks.channel import Channel, copy_rows, taken_step
-from llmc.runtime.ranks.device_place import DevicePlace
 from llmc.runtime.ranks.local_ranks import start_ranks
 from llmc.runtime.ranks.rank_memory import RankMemory
 from llmc.runtime.ranks.rank_plan import RankPlan

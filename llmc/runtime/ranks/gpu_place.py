@@ -16,9 +16,9 @@ from torch.distributed.distributed_c10d import Store
 from llmc.errors import RankError
 from llmc.program.library_collectives import exchange_parts, gather_rows
 from llmc.program.rank_memory import LOST_WORD, memory_bytes
+from llmc.runtime.device.device_place import DevicePlace
 from llmc.runtime.device.symmetric_memory import SymmetricMemory, symmetric_memory
 from llmc.runtime.ranks.arriving_writes import writes_arrive
-from llmc.runtime.ranks.device_place import DevicePlace
 from llmc.runtime.ranks.device_ranks import part_from_group, patience, tables_of
 from llmc.runtime.ranks.rank_memory import RankMemory
 

@@ -5,7 +5,7 @@ import torch.distributed as distributed
 from torch.distributed.distributed_c10d import Store
 
 from llmc.program.rank_memory import LOST_WORD, memory_bytes
-from llmc.runtime.ranks.device_place import DevicePlace
+from llmc.runtime.device.device_place import DevicePlace
 from llmc.runtime.ranks.device_ranks import part_from_group, patience, tables_of
 from llmc.runtime.ranks.rank_memory import RankMemory
 

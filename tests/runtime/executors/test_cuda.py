@@ -15,7 +15,7 @@ from llmc.runtime.device.binaries import binaries_for
 from llmc.runtime.device.device import Device
 from llmc.runtime.device.inputs import StepShape, padded
 from llmc.runtime.engine import Engine
-from llmc.runtime.executors.triton_interpreter import interpret_engine
+from llmc.runtime.executors.triton_interpreter import interpret_rank
 from llmc.settings import settings
 from tests.runtime.device.decode_step import decodes
 
@@ -36,9 +36,9 @@ def test_padding_changes_no_real_row(directory: EngineDirectory) -> None:
     step = decodes([1, 3], size)
     step.block_tables[:] = [[4], [9]]
     step.slot_mapping[:] = [4 * size, 9 * size + 2]
-    alone = interpret_engine(directory, blocks + 1).step(step).copy()
+    alone = interpret_rank(directory, blocks + 1).step(step).copy()
     full = padded(step, StepShape(4, 4, 4, 8), size, (blocks,))
-    together = interpret_engine(directory, blocks + 1).step(full)
+    together = interpret_rank(directory, blocks + 1).step(full)
     assert np.isfinite(together).all()
     np.testing.assert_allclose(together[:2], alone, rtol=0, atol=1e-5)
 

@@ -1,0 +1,38 @@
+"""Open engines of several ranks, of which this process is the first: as their executors open those of one."""
+
+from llmc.engine_format.reader import check_target
+from llmc.runtime.executors.opening_request import OpeningRequest
+from llmc.runtime.ranks.device_ranks import RankedDeviceExecutor
+from llmc.runtime.ranks.ranked_executor import RankedCppExecutor
+from llmc.runtime.ranks.staged_executor import StagedCppExecutor
+
+# Of the memory that ranks' processes share, in which they are said to be lost: no values go through it.
+_FLAGS_BYTES = 4096
+
+
+def open_on_cpus(request: OpeningRequest) -> tuple[RankedCppExecutor, int]:
+    """Raises TargetError where this machine lacks instructions, RankError for a rank that does not come up."""
+    directory = request.directory
+    check_target(directory.path, directory.manifest.target)
+    blocks, _ = request.in_host_memory()
+    executor = StagedCppExecutor if directory.program.layout.pipeline > 1 else RankedCppExecutor
+    return executor(directory, blocks, request.threads, request.check), blocks
+
+
+def open_on_gpus(request: OpeningRequest) -> tuple[RankedDeviceExecutor, int]:
+    """On as many of torch's devices. Raises TargetError, ToolchainError, OptionError, RankError."""
+    from llmc.runtime.executors.cuda import open_engine
+    from llmc.runtime.ranks.gpu_place import meet_gpus
+
+    own, blocks = open_engine(request)
+    return RankedDeviceExecutor(request.directory, own, blocks, meet_gpus, _FLAGS_BYTES), blocks
+
+
+def open_interpreted(request: OpeningRequest) -> tuple[RankedDeviceExecutor, int]:
+    """In this machine's memory, a process for each rank. Raises RankError."""
+    from llmc.runtime.executors.triton_interpreter import open_engine
+    from llmc.runtime.ranks.interpreted_place import meet_interpreted, shared_bytes
+
+    own, blocks = open_engine(request)
+    nbytes = shared_bytes(request.directory.program.ranks)
+    return RankedDeviceExecutor(request.directory, own, blocks, meet_interpreted, nbytes), blocks
