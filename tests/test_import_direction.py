@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from pathlib import Path
 
 import networkx as nx
@@ -126,23 +125,26 @@ def test_no_file_needs_itself() -> None:
     assert circles(PACKAGE) == []
 
 
-def test_a_circle_of_types_is_found(tmp_path: Path) -> None:
+def test_circles_of_types_and_within_functions_are_found(tmp_path: Path) -> None:
     package = tmp_path / "llmc"
     package.mkdir()
     (package / "step.py").write_text(
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from llmc import step_plan\n"
     )
     (package / "step_plan.py").write_text("try:\n    pass\nexcept OSError:\n    from llmc.step import Step\n")
-    (package / "alone.py").write_text("def f():\n    import llmc.alone\n")
-    assert circles(package) == [["llmc.step", "llmc.step_plan"]]
+    (package / "first.py").write_text("def f():\n    from llmc.second import g\n")
+    (package / "second.py").write_text("import llmc.first\n")
+    assert sorted(circles(package)) == [["llmc.first", "llmc.second"], ["llmc.step", "llmc.step_plan"]]
 
 
 def circles(package: Path) -> list[list[str]]:
-    """Files whose imports at the top, those for types included, come back to them."""
+    """Files whose imports come back to them, those for types and those within functions included."""
     graph = nx.DiGraph()
     files = {_module_of(path, package): path for path in package.rglob("*.py")}
     for module, path in files.items():
-        for node in _at_the_top(parsed(path).body):
+        for node in ast.walk(parsed(path)):
+            if not isinstance(node, ast.Import | ast.ImportFrom):
+                continue
             names = [f"{node.module}.{a.name}" for a in node.names] if isinstance(node, ast.ImportFrom) else []
             names += [str(node.module)] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
             inner = [name for name in names if name in files and not f"{module}.".startswith(f"{name}.")]
@@ -153,15 +155,6 @@ def circles(package: Path) -> list[list[str]]:
 def _module_of(path: Path, package: Path) -> str:
     parts = (package.name, *path.relative_to(package).with_suffix("").parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def _at_the_top(body: list[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
-    for node in body:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            yield node
-        elif isinstance(node, ast.If | ast.Try):
-            handlers = [inner for h in getattr(node, "handlers", ()) for inner in h.body]
-            yield from _at_the_top([*node.body, *node.orelse, *handlers, *getattr(node, "finalbody", ())])
 
 
 def test_root_names_are_symlinks_into_the_package() -> None:

@@ -8,7 +8,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from llmc.errors import CheckpointError
-from llmc.frontends.checkpoints.json_files import read_json
+from llmc.frontends.checkpoints.directory_files import read_json
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import WeightSource
 

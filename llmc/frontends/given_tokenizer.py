@@ -10,7 +10,7 @@ from typing import Any
 
 from llmc.errors import OptionError
 from llmc.frontends.captured import SETTINGS, TOKENIZER, TOKENIZER_FILES, Captured, check_tokenizer
-from llmc.frontends.checkpoints.json_files import read_json
+from llmc.frontends.checkpoints.directory_files import read_json
 
 GENERATION = "generation_config.json"
 

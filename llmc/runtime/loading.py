@@ -11,7 +11,7 @@ from llmc.engine_format.path_argument import path_argument
 from llmc.engine_format.reader import engine_to_run
 from llmc.errors import OptionError, bad_value
 from llmc.program import Head, Limits
-from llmc.runtime.ranks.launch import work_for_first_rank
+from llmc.runtime.ranks.other_rank import work_for_first_rank
 from llmc.runtime.speculation.acceptance_config import check_reproducible
 from llmc.runtime.speculation.config import SpeculativeConfig, parse_speculative_config
 

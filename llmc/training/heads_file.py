@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 
 from llmc.engine_format import ModelRecord
 from llmc.errors import OptionError
-from llmc.frontends.checkpoints.json_files import read_json
+from llmc.frontends.checkpoints.directory_files import read_json
 from llmc.training.medusa_heads import MedusaHeads
 
 _CONFIG = "config.json"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmc.files.hub_model import HubFiles
-from llmc.frontends.checkpoints.json_files import read_json
+from llmc.frontends.checkpoints.directory_files import has_safetensors, read_json
 from llmc.frontends.front_end import FrontEnd, OpenedModel, as_it_is
 
 if TYPE_CHECKING:
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from llmc.frontends.captured import Captured
     from llmc.frontends.checkpoints.checkpoint_source import CheckpointSource
     from llmc.options import BuildOptions
-
-SINGLE_FILE = "model.safetensors"
-SHARD_INDEX = "model.safetensors.index.json"
 
 
 def model_directory(
@@ -45,11 +42,6 @@ def model_directory(
         place=place,
         hub=hub,
     )
-
-
-def has_safetensors(directory: Path) -> bool:
-    """Whether a directory holds weights in safetensors files."""
-    return any((directory / name).is_file() for name in (SINGLE_FILE, SHARD_INDEX))
 
 
 def _dtype(opened: OpenedModel[CheckpointSource]) -> torch.dtype | None:

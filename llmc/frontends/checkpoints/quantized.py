@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from llmc.errors import CheckpointError
-from llmc.frontends.checkpoints.json_files import read_json
+from llmc.frontends.checkpoints.directory_files import read_json
 from llmc.frontends.checkpoints.marlin_24 import marlin_24_shape, unpack_marlin_24
 from llmc.frontends.checkpoints.quantization_config import (
     EXPERT_BLOCKS,

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from llmc.errors import CheckpointError
-from llmc.frontends.checkpoints.front_ends import SHARD_INDEX, SINGLE_FILE
-from llmc.frontends.checkpoints.json_files import DOWNLOAD_AGAIN, read_json
+from llmc.frontends.checkpoints.directory_files import DOWNLOAD_AGAIN, SHARD_INDEX, SINGLE_FILE, read_json
 from llmc.graph.dtype_names import TORCH_DTYPES
 
 # The format's own limit on the header, and the size that a corrupt length field would easily exceed.

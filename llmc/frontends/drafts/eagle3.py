@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from llmc.errors import CheckpointError
-from llmc.frontends.checkpoints.json_files import read_json
+from llmc.frontends.checkpoints.directory_files import read_json
 from llmc.frontends.checkpoints.safetensors import SafetensorsSource
 from llmc.frontends.drafts.draft_checkpoint import DraftModule, DraftTensors, parameter_recipes
 from llmc.frontends.drafts.draft_decoder import draft_decoder

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from llmc.errors import CheckpointError
-from llmc.frontends.checkpoints.front_ends import SINGLE_FILE
+from llmc.frontends.checkpoints.directory_files import SINGLE_FILE
 from llmc.frontends.checkpoints.safetensors import SafetensorsSource, TensorEntry, read_header
 from llmc.graph.draft_records import MedusaBlock, MedusaCheckpoint, MedusaHead
 

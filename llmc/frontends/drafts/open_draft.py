@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from llmc.errors import CheckpointError, OptionError
-from llmc.frontends.checkpoints.json_files import read_json
+from llmc.frontends.checkpoints.directory_files import read_json
 from llmc.frontends.checkpoints.safetensors import SafetensorsSource
 from llmc.frontends.drafts.eagle3 import Eagle3Checkpoint, read_eagle3
 from llmc.frontends.drafts.medusa import holds_medusa, read_medusa

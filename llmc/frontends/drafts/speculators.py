@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llmc.errors import CheckpointError
-from llmc.frontends.checkpoints.json_files import read_json
+from llmc.frontends.checkpoints.directory_files import read_json
 from llmc.frontends.drafts.eagle3 import Eagle3Settings, layer_ids
 
 KIND = "speculators_model_type"

@@ -1,3 +1,1 @@
 """GGUF files, llama.cpp's: the container, what its metadata say in a model directory's words, and its tensors."""
-
-SUFFIX = ".gguf"

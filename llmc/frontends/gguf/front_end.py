@@ -6,17 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmc.frontends.checkpoints.front_ends import model_directory
-from llmc.frontends.gguf import SUFFIX
+from llmc.frontends.gguf.files import SUFFIX, gguf_files
 
 if TYPE_CHECKING:
     from llmc.frontends.checkpoints.checkpoint_source import CheckpointSource
-
-LINK = "model"
-
-
-def gguf_files(directory: Path) -> tuple[Path, ...]:
-    """The files that a directory made by `gguf_directory` links to; nothing for any other directory."""
-    return tuple(sorted(directory.glob(f"{LINK}-*{SUFFIX}")))
 
 
 def _is_file(path: Path) -> bool:

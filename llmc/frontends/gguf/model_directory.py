@@ -13,10 +13,9 @@ from typing import Any
 from llmc.cache import CacheKind, open_cache
 from llmc.cache.source_digest import source_digest
 from llmc.files.atomic_directory import AtomicDirectory
-from llmc.frontends.gguf import SUFFIX
 from llmc.frontends.gguf.architectures import described
 from llmc.frontends.gguf.container import GgufModel, files_of, read_model
-from llmc.frontends.gguf.front_end import LINK
+from llmc.frontends.gguf.files import LINK, SUFFIX
 from llmc.frontends.gguf.tokenizer import NO_VOCABULARY, adds_beginning, tokenizer_of
 from llmc.frontends.gguf.vocabulary import Vocabulary, read_vocabulary
 

@@ -16,7 +16,7 @@ from llmc.frontends.gguf.architectures import described
 from llmc.frontends.gguf.block_codes import NUMBERS, decoded, unpack_blocks
 from llmc.frontends.gguf.container import read_bytes, read_model
 from llmc.frontends.gguf.description import dtype_name
-from llmc.frontends.gguf.front_end import gguf_files
+from llmc.frontends.gguf.files import gguf_files
 from llmc.frontends.gguf.placement import Place
 from llmc.graph.dtype_names import NAMED_DTYPES
 from llmc.graph.stored_codes import RoundedAgain, StoredWeight, UnpackedCodes

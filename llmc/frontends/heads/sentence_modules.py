@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llmc.errors import CaptureError, CheckpointError
-from llmc.frontends.checkpoints.json_files import read_json, read_json_if_there, read_json_list
+from llmc.frontends.checkpoints.directory_files import read_json, read_json_if_there, read_json_list
 from llmc.program import Head, Pooling, Similarity, Task, TextPreparation, TextPrompt
 
 MODULES = "modules.json"

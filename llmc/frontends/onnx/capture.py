@@ -11,7 +11,7 @@ from torch import nn
 from llmc.errors import CaptureError
 from llmc.files.hub_model import model_name
 from llmc.frontends.captured import Captured
-from llmc.frontends.checkpoints.json_files import read_json_if_there
+from llmc.frontends.checkpoints.directory_files import read_json_if_there
 from llmc.frontends.onnx.call import Known
 from llmc.frontends.onnx.coded_tensor import CodedTensor
 from llmc.frontends.onnx.constants import constant, is_known

@@ -4,10 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from llmc.errors import CheckpointError
-from llmc.frontends.checkpoints.front_ends import SHARD_INDEX, SINGLE_FILE
-from llmc.frontends.checkpoints.json_files import read_json
-from llmc.frontends.onnx import SUFFIX
+from llmc.frontends.checkpoints.directory_files import SHARD_INDEX, SINGLE_FILE, read_json
 
+SUFFIX = ".onnx"
 GENAI = "genai_config.json"
 # Where repositories on the hub keep their ONNX files, beside config.json.
 _FOLDER = "onnx"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from llmc.errors import CaptureError, CheckpointError
-from llmc.frontends.checkpoints.json_files import read_json, read_json_if_there
+from llmc.frontends.checkpoints.directory_files import read_json, read_json_if_there
 from llmc.frontends.heads.chosen_task import chosen_task, class_name_of
 from llmc.frontends.transformers.text_half import text_config
 from llmc.graph.dtype_names import NAMED_DTYPES, torch_name

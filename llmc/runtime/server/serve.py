@@ -19,7 +19,7 @@ from llmc.errors import AdapterError, OptionError
 from llmc.runtime.async_engine import AsyncEngine
 from llmc.runtime.engine import Engine
 from llmc.runtime.loading import load
-from llmc.runtime.ranks.launch import work_for_first_rank
+from llmc.runtime.ranks.other_rank import work_for_first_rank
 from llmc.runtime.server.app import create_app
 from llmc.runtime.server.header_limit import limited_headers
 from llmc.runtime.server.host_check import hosts_of

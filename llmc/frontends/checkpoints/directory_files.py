@@ -1,4 +1,4 @@
-"""JSON files of a model directory, which anybody may have written. Imports no torch."""
+"""The files of a model directory: their names, and JSON that anybody may have written. Imports no torch."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,14 @@ from typing import Any
 
 from llmc.errors import CheckpointError
 
+SINGLE_FILE = "model.safetensors"
+SHARD_INDEX = "model.safetensors.index.json"
 DOWNLOAD_AGAIN = "download the checkpoint again"
+
+
+def has_safetensors(directory: Path) -> bool:
+    """Whether a directory holds weights in safetensors files."""
+    return any((directory / name).is_file() for name in (SINGLE_FILE, SHARD_INDEX))
 
 
 def read_json(file: Path) -> dict[str, Any]:
