@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import fx
 
+import llmc.ops  # noqa: F401  (registers the ops that are named here)
 from llmc.codegen.call import arguments_of
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import Derived, Recipe, stored_names

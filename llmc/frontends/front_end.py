@@ -13,7 +13,6 @@ from llmc.errors import LlmcError
 if TYPE_CHECKING:
     import torch
 
-    from llmc.files.hub_model import HubFiles
     from llmc.frontends.captured import Captured
     from llmc.graph.weights import WeightSource
     from llmc.options import BuildOptions
@@ -30,8 +29,8 @@ def as_it_is(path: Path) -> Path:
 class FrontEnd(Generic[S]):
     """One kind of thing that a model comes from.
 
-    The functions get what `recognises` has accepted, and import heavy packages themselves: the records are read by
-    commands that do without torch.
+    The functions get what `recognises` has accepted. Those of single files import torch themselves: commands that do
+    without it ask for a file's `place`.
 
     Args:
         name: The kind, for messages.
@@ -42,8 +41,6 @@ class FrontEnd(Generic[S]):
         weights: Its tensors by the names that the model has for them. Reads headers only. Raises CheckpointError.
         capture: The graph at stage captured, the source of its weights, and notes for the build to print. The last
             argument says whether a model without weights will do. Raises CheckpointError, CaptureError.
-        hub: The files of a repository on the hub that hold weights of this kind; None if repositories are not
-            searched for them.
     """
 
     name: str
@@ -53,7 +50,6 @@ class FrontEnd(Generic[S]):
     capture: Callable[[OpenedModel[S], BuildOptions, bool], Captured]
     place: Callable[[Path], Path] = as_it_is
     directory: Callable[[Any], Path | None] = as_it_is
-    hub: HubFiles | None = None
 
 
 @dataclass(frozen=True)

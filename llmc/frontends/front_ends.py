@@ -1,27 +1,53 @@
-"""What a model can come from: one line a front end, which names its module and its record there."""
+"""What a model can come from: one line a front end. Imports none of them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from llmc.files.hub_model import HubFiles
 from llmc.frontends.front_end import FrontEnd
 
-# The first that recognises a model reads it.
-FRONT_ENDS: tuple[tuple[str, str], ...] = (
-    ("llmc.frontends.gguf.front_end", "GGUF"),
-    ("llmc.frontends.checkpoints.front_ends", "SPARSE"),
-    ("llmc.frontends.checkpoints.front_ends", "QUANTIZED"),
-    ("llmc.frontends.checkpoints.front_ends", "DENSE"),
-    ("llmc.frontends.onnx.front_end", "ONNX"),
-    ("llmc.frontends.checkpoints.front_ends", "CONFIG_ALONE"),
-    ("llmc.frontends.modules.front_ends", "PRETRAINED"),
-    ("llmc.frontends.modules.front_ends", "MODULE"),
-    ("llmc.frontends.modules.front_ends", "PROGRAM"),
+
+@dataclass(frozen=True)
+class Row:
+    """Where the record of a front end stands. hub: the files of a repository on the hub that hold weights of this kind;
+    None if repositories are not searched for them."""
+
+    module: str
+    name: str
+    hub: HubFiles | None = None
+
+
+# Directories of other formats (onnx/, original/) and weights that stand there twice are left out.
+_SAFETENSORS = HubFiles(("*.safetensors",), left_out=("*/*", "consolidated*.safetensors"))
+# Of a repository without any, the file in full precision, with the data that may lie beside it.
+_DATA = ("", ".data", "_data", "_data_?")
+_ONNX = HubFiles(tuple(f"{folder}model.onnx{data}" for folder in ("", "onnx/") for data in _DATA))
+
+# The first that recognises a model reads it: of those for paths, and of those for objects in memory.
+OF_PATHS: tuple[Row, ...] = (
+    Row("llmc.frontends.gguf.front_end", "GGUF"),
+    Row("llmc.frontends.onnx.front_end", "ONNX", _ONNX),
+    Row("llmc.frontends.checkpoints.front_ends", "SPARSE"),
+    Row("llmc.frontends.checkpoints.front_ends", "QUANTIZED"),
+    Row("llmc.frontends.checkpoints.front_ends", "DENSE", _SAFETENSORS),
+    Row("llmc.frontends.checkpoints.front_ends", "CONFIG_ALONE"),
+)
+OF_OBJECTS: tuple[Row, ...] = (
+    Row("llmc.frontends.transformers.pretrained", "PRETRAINED"),
+    Row("llmc.frontends.modules.module", "MODULE"),
+    Row("llmc.frontends.modules.exported_program", "PROGRAM"),
 )
 
 
-def front_ends() -> Iterator[FrontEnd[Any]]:
-    """The front ends in order, each imported when it is asked for."""
-    for module, name in FRONT_ENDS:
-        found: FrontEnd[Any] = getattr(import_module(module), name)
+def front_ends(rows: Sequence[Row]) -> Iterator[FrontEnd[Any]]:
+    """The records in order, each imported when it is asked for."""
+    for row in rows:
+        found: FrontEnd[Any] = getattr(import_module(row.module), row.name)
         yield found
+
+
+def hub_files() -> tuple[HubFiles, ...]:
+    """The kinds of weights that a repository is searched for, the one that is preferred first."""
+    return tuple(row.hub for row in reversed(OF_PATHS) if row.hub is not None)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from llmc.errors import CaptureError
 from llmc.files.hub_model import fetched_model
 from llmc.frontends.front_end import FrontEnd, OpenedModel
-from llmc.frontends.front_ends import front_ends
+from llmc.frontends.front_ends import OF_OBJECTS, OF_PATHS, front_ends, hub_files
 
 if TYPE_CHECKING:
     from llmc.frontends.captured import Model
@@ -43,12 +43,12 @@ def local_model(model: str | PathLike[str], *, weights: bool = True) -> Path:
 
 
 def _fetched(model: str | PathLike[str], *, weights: bool) -> Path:
-    kinds = [each.hub for each in front_ends() if each.hub is not None]
-    return fetched_model(model, kinds if weights else ())
+    return fetched_model(model, hub_files() if weights else ())
 
 
 def _front_end(given: object) -> FrontEnd[Any]:
-    found = next((each for each in front_ends() if each.recognises(given)), None)
+    rows = OF_PATHS if isinstance(given, Path) else OF_OBJECTS
+    found = next((each for each in front_ends(rows) if each.recognises(given)), None)
     if found is None:
         raise CaptureError(
             f"cannot compile a {type(given).__name__}",

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from llmc.errors import CheckpointError
-from llmc.frontends import front_ends
+from llmc.frontends import open_model as opening
+from llmc.frontends.front_ends import OF_PATHS, Row
 from llmc.frontends.open_model import open_model
 from tests.codegen.package_copy import Line, changes, copied_package, run_with
 from tests.frontends.npz_checkpoint import an_engine, npz
@@ -24,8 +25,8 @@ FILES = {"npz.py": PLACE}
 LINES = (
     Line(
         "frontends/front_ends.py",
-        '    ("llmc.frontends.gguf.front_end", "GGUF"),',
-        '    ("llmc.frontends.checkpoints.npz", "NPZ"),',
+        '    Row("llmc.frontends.gguf.front_end", "GGUF"),',
+        '    Row("llmc.frontends.checkpoints.npz", "NPZ"),',
     ),
 )
 CLOSE = 1e-4
@@ -53,7 +54,7 @@ def test_its_codes_go_into_an_engine_and_its_headers_are_read_once(
         read(source, directory)
 
     monkeypatch.setattr(npz.NpzSource, "__init__", counted)
-    monkeypatch.setattr(front_ends, "FRONT_ENDS", ((npz.__name__, "NPZ"), *front_ends.FRONT_ENDS))
+    monkeypatch.setattr(opening, "OF_PATHS", (Row(npz.__name__, "NPZ"), *OF_PATHS))
     labels, distance, is_noticed = an_engine.built(tmp_path)
     assert labels == ["npz int8"] and distance < CLOSE and is_noticed
     assert opened == [tmp_path / "model"]

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 
 from llmc.errors import CheckpointError
@@ -22,6 +23,16 @@ class MemorySource:
         if name not in self._tensors:
             raise CheckpointError(f"the model has no parameter {name!r}", fix="compile the model again")
         return self._tensors[name].detach().cpu()
+
+
+def parameters_of(module: nn.Module) -> MemorySource:
+    """The parameters of a module by name."""
+    return MemorySource(dict(module.named_parameters()))
+
+
+def parameter_dtype(module: nn.Module) -> torch.dtype | None:
+    """That of the first floating-point parameter; None without one."""
+    return next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
 
 
 def tied_names(module: nn.Module) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmc.frontends.checkpoints.front_ends import model_directory
+from llmc.frontends.checkpoints.model_directory import model_directory
 from llmc.frontends.gguf.files import SUFFIX, gguf_files
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from torch.export.graph_signature import InputKind
 from llmc.errors import CaptureError
 from llmc.frontends.captured import Captured
 from llmc.frontends.checkpoints.memory_source import MemorySource
+from llmc.frontends.front_end import FrontEnd
 from llmc.frontends.tracing.program_graph import graph_from_program, input_specs
 from llmc.frontends.tracing.trace import explained, trace
 from llmc.graph.dtype_names import torch_name
@@ -52,3 +53,14 @@ def _token_input(program: ExportedProgram) -> fx.Node:
             fix="export a forward(ids) with ids [1, tokens], an integer tensor",
         )
     return users[0]
+
+
+# Its casts are a part of it, so it is built in whatever dtype it was exported.
+PROGRAM = FrontEnd(
+    "exported program",
+    recognises=lambda model: isinstance(model, ExportedProgram),
+    dtype=lambda opened: None,
+    weights=lambda opened: MemorySource(opened.given.state_dict),
+    capture=lambda opened, options, may_lack_weights: capture_program(opened.given, opened.weights, options),
+    directory=lambda model: None,
+)

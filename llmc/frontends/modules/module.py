@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from llmc.errors import CaptureError
 from llmc.frontends.captured import Captured
-from llmc.frontends.checkpoints.memory_source import MemorySource, tied_names
+from llmc.frontends.checkpoints.memory_source import MemorySource, parameter_dtype, parameters_of, tied_names
+from llmc.frontends.front_end import FrontEnd
 from llmc.frontends.tracing.fake_copy import fake_copy
 from llmc.frontends.tracing.program_graph import graph_from_program
 from llmc.frontends.tracing.trace import explained_at_once, trace
@@ -60,3 +61,13 @@ def _logits(output: Any, name: str) -> Tensor:
             fix="return the logits, a tuple that begins with them, or an object with .logits",
         )
     return output
+
+
+MODULE = FrontEnd(
+    "torch module",
+    recognises=lambda model: isinstance(model, nn.Module),
+    dtype=lambda opened: parameter_dtype(opened.given),
+    weights=lambda opened: parameters_of(opened.given),
+    capture=lambda opened, options, may_lack_weights: capture_module(opened.given, opened.weights, options),
+    directory=lambda model: None,
+)

@@ -1,4 +1,4 @@
-"""Capture of transformers models: from a checkpoint directory without its weights, or from a model in memory."""
+"""Capture of a model directory that transformers describes, without its weights."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -7,23 +7,18 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from llmc.errors import CaptureError
 from llmc.files.hub_model import model_name
 from llmc.frontends.captured import Captured
 from llmc.frontends.checkpoints.checkpoint_source import CheckpointSource
 from llmc.frontends.checkpoints.config_source import ConfigSource, config_dtype
-from llmc.frontends.checkpoints.memory_source import MemorySource, tied_names
 from llmc.frontends.drafts.mtp import mtp_tensors
 from llmc.frontends.front_end import OpenedModel
-from llmc.frontends.heads.chosen_task import task_of_model
 from llmc.frontends.heads.dense_source import dense_recipes, with_dense
 from llmc.frontends.heads.head_plan import HeadPlan, head_plan
 from llmc.frontends.heads.text_rows import TextRows, numbers_ids
-from llmc.frontends.tracing.fake_copy import fake_copy, make_parameters_fake
+from llmc.frontends.tracing.fake_copy import make_parameters_fake
 from llmc.frontends.tracing.program_graph import graph_from_program
 from llmc.frontends.tracing.trace import explained_at_once, trace
-from llmc.frontends.transformers import experts as hf_experts
-from llmc.frontends.transformers import hooks as hf_hooks
 from llmc.frontends.transformers.capture_cache import capture_entry, find_capture, keep_capture
 from llmc.frontends.transformers.config import (
     check_directory,
@@ -36,8 +31,8 @@ from llmc.frontends.transformers.config import (
 )
 from llmc.frontends.transformers.names import stored_recipes
 from llmc.frontends.transformers.scans import scans_as_ops
-from llmc.frontends.transformers.skeleton import skeleton, text_half, whole_skeleton
-from llmc.frontends.transformers.text_half import left_out, text_config, text_names
+from llmc.frontends.transformers.skeleton import skeleton, whole_skeleton
+from llmc.frontends.transformers.text_half import left_out, text_names
 from llmc.graph.model_graph import ModelGraph, ModelInfo
 from llmc.graph.weights import Recipe, Stored
 from llmc.options import OWN_LAYERS, BuildOptions
@@ -60,7 +55,7 @@ def capture_directory(
         graph.info = replace(graph.info, name=model_name(directory))
     else:
         read = read_config(directory, options) if lacks_weights else read_directory(model, options)
-        graph, notes = _capture(read.model, read.recipes, read.info, read.plan), read.notes
+        graph, notes = traced(read.model, read.recipes, read.info, read.plan), read.notes
         if entry is not None:
             keep_capture(entry, graph, notes)
     if lacks_weights:
@@ -118,41 +113,11 @@ def read_directory(opened: OpenedModel[CheckpointSource], options: BuildOptions)
     recipes, unread = stored_recipes(model, source, whole=outer, read_elsewhere=drafting)
     with valid_values(config.model_type, file):
         make_parameters_fake(model)
-        generation = {**({} if whole is None else _token_ids(whole)), **generation_defaults(directory)}
+        generation = {**({} if whole is None else token_ids(whole)), **generation_defaults(directory)}
         info, ids = model_info(model_name(directory), config, generation, dtype)
     notes = (() if whole is None else (left_out(whole),)) + unread + ids
     plan = None if loaded.task is None else head_plan(loaded.task, model, options, directory)
     return ReadModel(model, recipes, info, notes, plan)
-
-
-def capture_pretrained(model: Any, options: BuildOptions) -> Captured:
-    """Capture a transformers causal LM that is in memory, which is left as it was."""
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise CaptureError(
-            f"{type(model).__name__} is an encoder-decoder model",
-            fix="llmc compiles decoder language models: ids to logits",
-        )
-    task = task_of_model(model, options.task)
-    text = text_config(model.config, type(model).__name__)
-    if text is not None and task is None:
-        whole, model = model.config, text_half(model, text)
-    check_rope(model.config, "model.config")
-    dtype = resolve_dtype(options, model.dtype)
-    recipes: dict[str, Recipe] = {name: Stored(first, dtype) for name, first in tied_names(model).items()}
-    fake = fake_copy(model, dtype, cast_buffers=False)
-    # Set on the copy, whose layers all refer to this one config.
-    fake.config._attn_implementation = hf_hooks.implementation_for(type(model), both_ways=task is not None)
-    hf_experts.use_experts_hook(fake.config)
-    name = getattr(model.config, "_name_or_path", "") or type(model).__name__
-    said = {} if getattr(model, "generation_config", None) is None else model.generation_config.to_dict()
-    outer = {} if text is None else _token_ids(whole)
-    generation = {**outer, **{key: value for key, value in said.items() if value is not None}}
-    info, notes = model_info(Path(name).name, model.config, generation, dtype)
-    if text is not None:
-        notes = (left_out(whole), *notes)
-    plan = None if task is None else head_plan(task, fake, options)
-    graph = _capture(fake, recipes, info, plan)
-    return Captured(graph, MemorySource(dict(model.named_parameters())), notes)
 
 
 class LogitsOnly(nn.Module):
@@ -174,7 +139,7 @@ class LogitsOnly(nn.Module):
         return logits
 
 
-def _capture(model: Any, recipes: dict[str, Recipe], info: ModelInfo, plan: HeadPlan | None = None) -> ModelGraph:
+def traced(model: Any, recipes: dict[str, Recipe], info: ModelInfo, plan: HeadPlan | None = None) -> ModelGraph:
     # A few models read this from the config alone.
     model.config.use_cache = False
     with scans_as_ops(model):
@@ -190,6 +155,6 @@ def _capture(model: Any, recipes: dict[str, Recipe], info: ModelInfo, plan: Head
     return graph_from_program(program, recipes | dense_recipes(plan.dense, info.dtype), info, prefix="model.")
 
 
-def _token_ids(whole: Any) -> dict[str, Any]:
+def token_ids(whole: Any) -> dict[str, Any]:
     """Of a multimodal model's two configs the outer one knows the tokens."""
     return {key: getattr(whole, key, None) for key in ("bos_token_id", "eos_token_id")}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from llmc.errors import CheckpointError
-from llmc.frontends.checkpoints.front_ends import model_directory
+from llmc.frontends.checkpoints.model_directory import model_directory
 from llmc.graph.stored_codes import RoundedAgain, StoredWeight, UnpackedCodes
 
 FILE = "weights.npz"
