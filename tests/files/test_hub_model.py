@@ -20,10 +20,11 @@ MODEL = Path(__file__).parent.parent.parent / "examples" / "models" / "bard-draf
 ASK = """
 import json, sys
 from llmc.errors import LlmcError
-from llmc.frontends.open_model import local_model
+from llmc.files.hub_model import fetched_model
+from llmc.frontends.front_ends import hub_files
 for name, weights in json.loads(sys.argv[1]):
     try:
-        print(json.dumps(str(local_model(name, weights=weights))))
+        print(json.dumps(str(fetched_model(name, hub_files() if weights else ()))))
     except LlmcError as error:
         print(json.dumps([error.problem, error.fix]))
 """

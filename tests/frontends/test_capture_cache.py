@@ -146,12 +146,13 @@ import json, sys
 from pathlib import Path
 import llmc.ops
 from llmc.frontends.capture import capture
+from llmc.frontends.open_model import open_model
 from llmc.frontends.transformers.capture_cache import capture_entry
 from llmc.graph.render import render
 from llmc.options import BuildOptions
 model, changed = map(Path, sys.argv[1:])
 places = [(model, "auto"), (model, "bfloat16"), (changed, "auto")]
-entries = [capture_entry(place, BuildOptions(dtype=dtype)) for place, dtype in places]
+entries = [capture_entry(open_model(place), BuildOptions(dtype=dtype)) for place, dtype in places]
 text = render(capture(model, BuildOptions()).graph)
 print(json.dumps([entries, "transformers" in sys.modules, text]))
 """
