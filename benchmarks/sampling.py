@@ -27,9 +27,8 @@ from benchmarks.measure import alternate
 from llmc.codegen.cpp.kernel_library import load_kernels
 from llmc.program import CHOICE_INPUTS
 from llmc.program.engine_structs import LlmcChooseRows
-from llmc.runtime.sampling.banned_sequences import BannedSequences
 from llmc.runtime.sampling.dry_penalty import DryPenalty
-from llmc.runtime.sampling.logit_edits import AllowedTokens, LogitEdit
+from llmc.runtime.sampling.logit_edits import AllowedTokens, BannedSequences, LogitEdit
 from llmc.runtime.sampling.logits_processor import CheckedProcessor
 from llmc.runtime.sampling.row_choice import BEST, RowChoices
 from llmc.runtime.sampling.sampler import DrawRows, Sampler, choose

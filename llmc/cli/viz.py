@@ -52,8 +52,8 @@ def viz(
 def rendered(stage: StageGraph, form: str, every_layer: bool) -> bytes:
     from llmc.debug.viz.dot import dot_text, svg_text
     from llmc.debug.viz.drawing import draw
-    from llmc.debug.viz.graph_json import json_text
     from llmc.debug.viz.mermaid import mermaid_text
+    from llmc.debug.viz.stage_graph import json_text
 
     if form == "json":
         return json_text(stage).encode()

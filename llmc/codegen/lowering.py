@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import networkx as nx
+import torch
 from torch import fx
 
 from llmc.codegen.backend import Backend
@@ -18,7 +19,6 @@ from llmc.codegen.kernel_ir import Loop
 from llmc.codegen.launches import CONCATENATIONS, LaunchBuilder
 from llmc.codegen.limits import engine_limits
 from llmc.codegen.logit_rows import check_logit_rows
-from llmc.codegen.loop_refusal import loop_refusal
 from llmc.codegen.origin import unsupported
 from llmc.codegen.placement import Unit, unit_nodes
 from llmc.codegen.side_views import SideViews
@@ -26,7 +26,9 @@ from llmc.codegen.stand_ins import find_stand_ins
 from llmc.codegen.views import View, Views, find_views
 from llmc.codegen.weight_slots import SlotRecipe
 from llmc.errors import LoweringError
+from llmc.graph.dtype_names import torch_name
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.pointwise import BITWISE, reduces
 from llmc.graph.refusal import Refusal
 from llmc.graph.step_inputs import hidden_width
 from llmc.options import BuildOptions
@@ -127,3 +129,27 @@ def _caches(graph: ModelGraph, backend: Backend) -> tuple[CacheSlot, ...]:
         if cache.format is None and cache.dtype not in backend.float_dtypes:
             raise LoweringError(f"the KV cache cannot be {cache.dtype}", fix="build with kv_dtype float32 or bfloat16")
     return tuple(cache.slot() for cache in graph.caches)
+
+
+_DTYPES = frozenset({torch.int32, torch.int64, torch.bool})
+
+
+def loop_refusal(node: fx.Node, float_dtypes: frozenset[torch.dtype]) -> Refusal | None:
+    """Why no loop can hold the node, or None. float_dtypes: those that the loop's language stores."""
+    value = node.meta["val"]
+    if value.dtype not in float_dtypes | _DTYPES:
+        known = ", ".join(sorted(torch_name(d) for d in float_dtypes))
+        return Refusal(f"its result is {value.dtype}; loops know {known}, integers and booleans", node)
+    if node.target in BITWISE and value.dtype != torch.bool:
+        return Refusal(f"it works on the bits of {value.dtype}; loops know it for booleans only", node)
+    if not reduces(node):
+        return None
+    shape = node.all_input_nodes[0].meta["val"].shape
+    rank = len(shape)
+    axes = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+    found = [axes] if isinstance(axes, int) else list(axes) if isinstance(axes, Sequence) else list(range(rank))
+    if [a % rank for a in found if isinstance(a, int)] != [rank - 1]:
+        return Refusal(f"it reduces axes {found} of {rank}; a loop reduces only the last one", node)
+    if not isinstance(shape[-1], int):
+        return Refusal("it reduces over the tokens", node)
+    return None

@@ -8,15 +8,18 @@ learn the model's whole distribution for each in 0.45, 0.36 and 0.29 after as ma
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 
 from llmc.api.build_stages import Progress, Stages
-from llmc.engine_format import read_engine
+from llmc.engine_format import ModelRecord, read_engine
 from llmc.engine_format.path_argument import path_argument
 from llmc.errors import OptionError
+from llmc.frontends.checkpoints.directory_files import read_json
 from llmc.program import Limits
 from llmc.runtime.engine import Engine
 from llmc.runtime.loading import load
@@ -24,7 +27,6 @@ from llmc.runtime.sampling.sampling_params import SamplingParams
 from llmc.runtime.threads import thread_count
 from llmc.training.engine_states import StateReader, output_matrix
 from llmc.training.fit_heads import HeadAcceptance, Samples, acceptance, fit
-from llmc.training.heads_file import check_place, write_heads
 from llmc.training.medusa_heads import MedusaHeads
 
 # Short ones: what a small model writes greedily begins to go round in circles, which teaches nothing.
@@ -117,3 +119,41 @@ def _written(engine: Engine, limits: Limits, text: str, tokens: int, temperature
     completions = engine.generate([ids[start : start + prompt] for start in starts], params)
     found = [ids[s : s + prompt] + list(c.token_ids) for s, c in zip(starts, completions, strict=True)]
     return [sequence for sequence in found if len(sequence) > prompt]
+
+
+_CONFIG = "config.json"
+
+
+def check_place(path: Path) -> None:
+    """Raise OptionError where heads cannot be written, or where a config.json of something else would be lost."""
+    if path.suffix != ".safetensors":
+        raise OptionError(f"{path} is no .safetensors file", at="-o", fix=f"name one: {path}/heads.safetensors")
+    config = path.parent / _CONFIG
+    if config.exists() and "medusa_num_heads" not in read_json(config):
+        raise OptionError(
+            "a config.json of something else stands beside it", at=config, fix="give the heads a directory of their own"
+        )
+
+
+def write_heads(path: Path, heads: MedusaHeads, model: ModelRecord, output_shape: tuple[int, ...]) -> None:
+    """The heads, and config.json beside them with the keys of Medusa and of vLLM."""
+    vocabulary, channels = output_shape
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file({name: tensor.contiguous() for name, tensor in heads.tensors().items()}, path)
+        config = {
+            "model_type": "medusa",
+            "base_model_name_or_path": model.name,
+            "medusa_num_heads": heads.heads,
+            "medusa_num_layers": heads.layers,
+            "num_heads": heads.heads,
+            "num_hidden_layers": heads.layers,
+            "hidden_size": channels,
+            "vocab_size": vocabulary,
+            "truncated_vocab_size": vocabulary,
+            "medusa_fc_bias": True,
+            "original_lm_head": True,
+        }
+        (path.parent / _CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"the heads cannot be written: {error.strerror}", at=path, fix="name another place") from None

@@ -11,7 +11,7 @@ import torch
 
 import llmc
 from llmc.errors import CaptureError, RequestError
-from llmc.frontends.heads.separator import pair_separator
+from llmc.frontends.heads.head_plan import pair_separator
 from tests.heads.tiny_texts import tiny_model
 
 WORDS = [

@@ -19,10 +19,9 @@ from llmc.program.program_json import program_to_json
 from llmc.runtime.device.inputs import StepShape, example_step
 from llmc.tuning.choice import fastest
 from llmc.tuning.steps import shape_of, steps_of
-from llmc.tuning.tune import tune
+from llmc.tuning.tune import tune, write_tuned
 from llmc.tuning.variants import variants
 from llmc.tuning.ways import choose_ways
-from llmc.tuning.write_tuned import write_tuned
 from tests.runtime.device.device_program import LIMITS, binary, kernel, program
 
 

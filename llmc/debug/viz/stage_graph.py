@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,3 +92,13 @@ def _run(
     data = ModelData(captured.source, captured.tokenizer)
     run_pipeline(captured.graph, passes or default(), options, dumped(captured.graph, record), data)
     return captured.graph.info.name, record.numbered(), record.provenance()
+
+
+def json_text(stage: StageGraph) -> str:
+    """{"title", "stage", "nodes": [{"name", "op", "type", "arguments", "inputs", "source", "rewrite"}], "returns"}."""
+    nodes = [
+        {"name": node.name, "op": node.op, **asdict(node), **asdict(stage.origins.get(node.name, NodeOrigin()))}
+        for node in stage.graph.nodes
+    ]
+    content = {"title": stage.title, "stage": stage.graph.stage, "nodes": nodes, "returns": stage.graph.returns}
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"

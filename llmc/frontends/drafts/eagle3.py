@@ -19,9 +19,8 @@ from torch import nn
 from llmc.errors import CheckpointError
 from llmc.frontends.checkpoints.directory_files import read_json
 from llmc.frontends.checkpoints.safetensors import SafetensorsSource
-from llmc.frontends.drafts.draft_checkpoint import DraftModule, DraftTensors, parameter_recipes
+from llmc.frontends.drafts.draft_checkpoint import DraftModule, DraftTensors, attached_draft, parameter_recipes
 from llmc.frontends.drafts.draft_decoder import draft_decoder
-from llmc.frontends.drafts.draft_graph import attached_draft
 from llmc.frontends.drafts.draft_modules import Eagle3Draft, Eagle3FirstLayer
 from llmc.graph.draft_records import PREFIX, Combination, Method, Target
 from llmc.graph.model_graph import AttachedDraft, ModelInfo

@@ -19,9 +19,8 @@ from torch import nn
 
 from llmc.errors import CheckpointError
 from llmc.frontends.checkpoints.safetensors import SafetensorsSource
-from llmc.frontends.drafts.draft_checkpoint import DraftModule, DraftTensors, parameter_recipes
+from llmc.frontends.drafts.draft_checkpoint import DraftModule, DraftTensors, attached_draft, parameter_recipes
 from llmc.frontends.drafts.draft_decoder import decoder_of
-from llmc.frontends.drafts.draft_graph import attached_draft
 from llmc.frontends.drafts.draft_modules import MtpDraft
 from llmc.frontends.drafts.renamed_layer import RenamedLayer
 from llmc.frontends.transformers.config import load_config

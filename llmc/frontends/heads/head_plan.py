@@ -1,12 +1,12 @@
 """How a model makes one row of a text: from its config, from what sentence-transformers says, or as the build asks."""
 
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from llmc.errors import CaptureError
 from llmc.frontends.heads.sentence_modules import DenseModule, sentence_modules
-from llmc.frontends.heads.separator import pair_separator
 from llmc.options import BuildOptions
 from llmc.program import Activation, Head, Pooling, Task
 
@@ -78,3 +78,38 @@ def _activation(config: Any, labels: int) -> Activation:
         return Activation.IDENTITY
     is_independent = labels == 1 or getattr(config, "problem_type", None) == "multi_label_classification"
     return Activation.SIGMOID if is_independent else Activation.SOFTMAX
+
+
+_FILE = "tokenizer.json"
+
+
+def pair_separator(directory: Path | None, count: int) -> int | None:
+    """The token whose number before another is that one's segment, of `count`; None if all tokens are of segment 0.
+
+    Raises CaptureError where there is no tokenizer to ask, or segments are something else.
+    """
+    file = None if directory is None else directory / _FILE
+    if file is None or not file.is_file():
+        raise CaptureError(
+            f"a pair of texts is told apart by {count} segments, which follow from a tokenizer, and there is none",
+            at=directory,
+            fix=f"build from a model directory with its {_FILE}",
+        )
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    pair = tokenizer.encode("a b", "c d")
+    ids, segments = list(pair.ids), list(pair.type_ids)
+    if not any(segments):
+        return None
+    separator = ids[-1]
+    before = [0, *accumulate(int(token == separator) for token in ids[:-1])]
+    if segments != [min(each, count - 1) for each in before]:
+        raise CaptureError(
+            f"the tokenizer gives a pair the segments {segments}, expected one more behind each {separator}",
+            at=file,
+            fix="build a reranker without token types, such as one of XLM-RoBERTa or ModernBERT",
+        )
+    return separator

@@ -13,13 +13,12 @@ from torch import Tensor
 from llmc.errors import CheckpointError
 from llmc.frontends.onnx.coded_tensor import CodedTensor
 from llmc.frontends.onnx.codes import coded_tensors, unpacked
-from llmc.frontends.onnx.expansion import check_expansion
 from llmc.frontends.onnx.files import describing, genai_settings
 from llmc.frontends.onnx.head_norms import heads_apart
 from llmc.frontends.onnx.interface import Interface, read_interface
 from llmc.frontends.onnx.model import OnnxGraph, OnnxModel, read_model
 from llmc.frontends.onnx.needed import needed_graph
-from llmc.frontends.onnx.operators import check_operators
+from llmc.frontends.onnx.operators import check_expansion, check_operators
 from llmc.frontends.onnx.tensors import OnnxTensor
 from llmc.graph.stored_codes import RoundedAgain, StoredWeight, UnpackedCodes
 

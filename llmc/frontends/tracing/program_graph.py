@@ -2,7 +2,7 @@
 
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,6 @@ from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from llmc.errors import CaptureError
-from llmc.frontends.tracing.learned_positions import position_limit
 from llmc.frontends.tracing.trace_errors import OTHER_MODELS
 from llmc.graph.model_graph import ModelGraph, ModelInfo
 from llmc.graph.source_line import source_line
@@ -212,3 +211,32 @@ def _logits(output: fx.Node, tokens: SymInt) -> fx.Node:
 def _last_line(node: fx.Node) -> str | None:
     frames = re.findall(r'File "([^"]+)", line (\d+)', _model_frames(node.meta.get("stack_trace") or ""))
     return ":".join(frames[-1]) if frames else None
+
+
+_ARANGE = (torch.ops.aten.arange.default, torch.ops.aten.arange.start, torch.ops.aten.arange.start_step)
+
+
+def position_limit(graph: fx.Graph, weights: Container[str]) -> int | None:
+    """The fewest rows of a position table, or None if the model has none.
+
+    A table is a weight that is embedded at indices which depend on arange or `positions` and on nothing else.
+    """
+    lookups = graph.find_nodes(op="call_function", target=torch.ops.aten.embedding.default)
+    read = [node.args[:2] for node in lookups]
+    tables = [table for table, index in read if table.name in weights and _only_positions(index)]
+    return min((table.meta["val"].shape[0] for table in tables), default=None)
+
+
+def _only_positions(index: fx.Node) -> bool:
+    sources: set[bool] = set()
+    pending, seen = [index], {index}
+    while pending:
+        node = pending.pop()
+        if node.op == "placeholder" or node.target in _ARANGE:
+            sources.add(node.op != "placeholder" or node.name == "positions")
+            continue
+        # Sizes such as sym_size of input_ids say how many positions there are, not which.
+        inputs = [n for n in node.all_input_nodes if not isinstance(n.meta["val"], SymInt | int)]
+        pending.extend(n for n in inputs if n not in seen)
+        seen.update(inputs)
+    return sources == {True}

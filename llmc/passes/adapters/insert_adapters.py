@@ -11,26 +11,29 @@ Must have: at most four modules a product, whose rows are all there (none pruned
 read. Numerics: exact, as long as no token has an adapter.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
 
 import torch
 from torch import fx
 
+from llmc.adapters.module_name import tail
 from llmc.errors import PassError
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.dtype_names import DTYPE_NAMES
-from llmc.graph.model_graph import ModelGraph
+from llmc.graph.model_graph import Adaptable, ModelGraph
 from llmc.graph.op_record import Part
 from llmc.graph.product_parts import part_of, stored_rows, takes_adapters
 from llmc.graph.refusal import Refusal
 from llmc.graph.stage import Stage
 from llmc.graph.step_inputs import add_step_input, is_of_logit_rows
+from llmc.graph.weights import Constant, Derived, Recipe, stored_names
 from llmc.options import BuildOptions
-from llmc.passes.adapters.rows_of_modules import modules_of_rows
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
 from llmc.program import ADAPTERS, ROW_ADAPTERS, AdapterPools
-from llmc.program.adapter_pools import MOST_PARTS, AdaptedModule, AdaptedProduct
+from llmc.program.adapter_pools import MOST_PARTS, AdaptedModule, AdaptedProduct, RowRun
 
 _llmc = torch.ops.llmc
 
@@ -117,3 +120,49 @@ def _declare(graph: ModelGraph, index: int, node: fx.Node) -> tuple[fx.Node, ...
         add_step_input(graph, name, shape, torch.int32 if name.endswith("_ranks") else dtype)
         for name, shape in graph.adapters.shapes(index).items()
     )
+
+
+_aten, _llmc = torch.ops.aten, torch.ops.llmc
+# What makes another form of each row of a weight by itself.
+_STORED_BY_ROW = frozenset({_llmc.sparse_values.default, _llmc.sparse_masks.default})
+
+
+def modules_of_rows(recipe: Recipe, known: Mapping[str, Adaptable]) -> tuple[AdaptedModule, ...] | str:
+    """The modules in the order of the weight's rows, read off its recipe, or why it cannot be said. Weights may be
+    numbers or codes."""
+    if isinstance(recipe, Derived) and recipe.target is _aten.cat.default and recipe.args[1:] in ((), (0,)):
+        parts: tuple[AdaptedModule, ...] = ()
+        for part in recipe.args[0]:
+            found = modules_of_rows(part, known)
+            if isinstance(found, str):
+                return found
+            start = parts[-1].end if parts else 0
+            parts += tuple(replace(module, end=start + module.end) for module in found)
+        return parts
+    if isinstance(recipe, Derived) and recipe.target is _aten.index_select.default and recipe.args[1] == 0:
+        source, _, order = recipe.args
+        found = modules_of_rows(source, known)
+        if isinstance(found, str) or len(found) != 1 or not isinstance(order, Constant):
+            return found if isinstance(found, str) else "rows of several modules are mixed"
+        rows = [row for run in found[0].rows for row in range(run.first, run.first + run.count)]
+        return (replace(found[0], end=len(order.value), rows=_runs([rows[int(i)] for i in order.value])),)
+    if isinstance(recipe, Derived) and recipe.target in _STORED_BY_ROW:
+        return modules_of_rows(recipe.args[0], known)
+    return _of_one(recipe, known)
+
+
+def _of_one(recipe: Recipe, known: Mapping[str, Adaptable]) -> tuple[AdaptedModule, ...] | str:
+    names = dict.fromkeys(tail(name.removesuffix(".weight")) for name in stored_names(recipe))
+    if len(names) != 1:
+        return f"its weight is made of {len(names)} of the checkpoint's tensors, in a way that is not known"
+    (name,) = names
+    layer = known.get(name)
+    if layer is None:
+        return f"{name} is no linear layer of the model"
+    return (AdaptedModule(name, layer.inputs, layer.outputs, layer.outputs, (RowRun(0, layer.outputs),)),)
+
+
+def _runs(rows: list[int]) -> tuple[RowRun, ...]:
+    """Rows as runs of such that follow each other."""
+    grouped = groupby(enumerate(rows), key=lambda pair: pair[1] - pair[0])
+    return tuple(RowRun(run[0][1], len(run)) for _, each in grouped if (run := list(each)))

@@ -13,6 +13,7 @@ calibration text, with the weights before already sparse. Numerics: lossy.
 from collections.abc import Iterator
 from dataclasses import replace
 
+import torch
 from torch import Tensor, fx
 
 from llmc.errors import CheckpointError
@@ -21,19 +22,20 @@ from llmc.formats.sparsity import SparseScheme
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refusal
-from llmc.graph.weights import evaluate
+from llmc.graph.weights import Constant, Derived, Recipe, evaluate, stored_names
+from llmc.ops.sparse_weight import is_stored, mask_words
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
 from llmc.passes.planned_weight import why_not, with_schemes
 from llmc.passes.quantization.calibration import calibration_sequences, sequences_and_apart
 from llmc.passes.quantization.column_sweep import InputSolvers
+from llmc.passes.quantization.file_backed import file_backed
 from llmc.passes.quantization.reference_divergence import Reference
 from llmc.passes.quantization.stream import Stream
 from llmc.passes.rewrite import Numerics, WeightPass
 from llmc.passes.rewrite_log import RewriteLog
 from llmc.passes.sparsity.choose_ratios import SchemeOf, choose_ratios
 from llmc.passes.sparsity.choose_zeros import kept_elements
-from llmc.passes.sparsity.insert_zeros import prune_weight, replace_weight
 from llmc.passes.sparsity.plan import PlannedZeros, is_free, plan_zeros
 from llmc.passes.sparsity.sparsegpt import sparsegpt
 
@@ -171,3 +173,29 @@ def sparse_record(
         error=(float(lost.square().sum()) / right) ** 0.5 if right > 0 else 0.0,
         is_output_error=x is not None,
     )
+
+
+_llmc = torch.ops.llmc
+
+
+def prune_weight(graph: ModelGraph, planned: PlannedZeros, kept: Tensor) -> None:
+    """Make the elements zero that are not kept: [out, in], bool. The others stay what the checkpoint says."""
+    recipe = graph.weights[planned.weights[0].name]
+    _set(graph, planned, Derived(_llmc.pruned.default, (recipe, Constant(file_backed(mask_words(kept))))))
+
+
+def replace_weight(graph: ModelGraph, planned: PlannedZeros, value: Tensor) -> None:
+    """Give a weight other elements [out, in], most of them zero; of its dtype."""
+    stored = is_stored(value)
+    names = stored_names(graph.weights[planned.weights[0].name])
+    parts = Constant(file_backed(value[stored]), names), Constant(file_backed(mask_words(stored)))
+    _set(graph, planned, Derived(_llmc.sparse_bitmask.default, (*parts, value.shape[1], value.dtype)))
+
+
+def _set(graph: ModelGraph, planned: PlannedZeros, recipe: Recipe) -> None:
+    """Of one placeholder, which all readers of a tied weight read from now on."""
+    first, *others = planned.weights
+    graph.weights[first.name] = recipe
+    for other in others:
+        for reader in planned.readers:
+            reader.replace_input_with(other, first)

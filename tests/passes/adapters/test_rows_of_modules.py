@@ -6,7 +6,7 @@ import torch
 
 from llmc.graph.model_graph import Adaptable
 from llmc.graph.weights import Constant, Derived, Recipe, Stored
-from llmc.passes.adapters.rows_of_modules import modules_of_rows
+from llmc.passes.adapters.insert_adapters import modules_of_rows
 from llmc.program.adapter_pools import RowRun
 
 aten = torch.ops.aten

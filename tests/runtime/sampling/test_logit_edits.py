@@ -16,9 +16,8 @@ from llmc.errors import RequestError
 from llmc.runtime.engine import Engine
 from llmc.runtime.loading import load
 from llmc.runtime.requests.completion import Completion
-from llmc.runtime.sampling.banned_sequences import BannedSequences, bad_word_sequences
 from llmc.runtime.sampling.dry_penalty import LONGEST_EXCESS, DryPenalty, breaker_tokens
-from llmc.runtime.sampling.logit_edits import logit_edits
+from llmc.runtime.sampling.logit_edits import BannedSequences, bad_word_sequences, logit_edits
 from llmc.runtime.sampling.row_choice import BEST
 from llmc.runtime.sampling.sampler import Sampler
 from llmc.runtime.sampling.sampling_params import DRY_BREAKERS, SamplingParams
