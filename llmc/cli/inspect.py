@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +17,9 @@ from llmc.cli.weight_tables import pruning_table, quantization_table, sparsity_t
 
 if TYPE_CHECKING:
     from llmc.engine_format import EngineDirectory
-    from llmc.program import Launch
+    from llmc.prediction.device_step import StepPrediction
+    from llmc.program import Launch, Program
+    from llmc.targets import GpuTarget
 
 
 def inspect(
@@ -26,6 +29,12 @@ def inspect(
     quantization: Annotated[bool, typer.Option("--quantization", help="scheme, bits and error of each weight")] = False,
     sparsity: Annotated[bool, typer.Option("--sparsity", help="zeros, bits and error of each sparse weight")] = False,
     pruning: Annotated[bool, typer.Option("--pruning", help="what was taken out of each part, and its error")] = False,
+    sass: Annotated[
+        bool, typer.Option("--sass", help="figures of each GPU kernel's machine code, beside their budgets")
+    ] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="with --sass: kernels of other steps and met budgets as well")
+    ] = False,
     context: Annotated[
         int | None,
         typer.Option(help="cached positions of the decode step that costs are for; default: up to 1024", min=1),
@@ -46,6 +55,8 @@ def inspect(
         console.print(kernel_costs(directory, context))
     if directory.program.kernels:
         print_device_tables(console, directory, requests, context, prefill)
+    if sass:
+        print_machine_code(console, directory, requests, context, prefill, everything=everything)
     if launches:
         print_launches(console, directory.whole_program.launches)
     if weights:
@@ -116,6 +127,37 @@ def print_device_tables(
 ) -> None:
     """The kernels with a step's predicted times, and the choices that were made, for each GPU."""
     from llmc.cli.device_kernels import candidates, device_kernels
+
+    for program, target, step in predicted_steps(directory, requests, context, prefill):
+        console.print(device_kernels(program, target, step))
+        console.print(candidates(program, target))
+
+
+def print_machine_code(
+    console: Console,
+    directory: EngineDirectory,
+    requests: int,
+    context: int,
+    prefill: int | None,
+    *,
+    everything: bool,
+) -> None:
+    """Figures and budgets of the kernels' machine code, for each NVIDIA GPU."""
+    from llmc.cli.machine_code import machine_code_table
+
+    if not directory.program.kernels:
+        console.print("no GPU kernel is in the engine")
+    for program, target, step in predicted_steps(directory, requests, context, prefill):
+        if target.backend == "cuda":
+            console.print(machine_code_table(directory.path, program, target, step, everything=everything))
+        else:
+            console.print(f"{target.name}: machine code is read for NVIDIA's GPUs only")
+
+
+def predicted_steps(
+    directory: EngineDirectory, requests: int, context: int, prefill: int | None
+) -> Iterator[tuple[Program, GpuTarget, StepPrediction]]:
+    """The program for each GPU, with the prediction of one step: a decode step, or a prefill of that many tokens."""
     from llmc.prediction.device_step import predict_decode, predict_prefill
     from llmc.targets import gpu_target
 
@@ -125,8 +167,7 @@ def print_device_tables(
             step = predict_decode(each.program, target, requests, context)
         else:
             step = predict_prefill(each.program, target, prefill)
-        console.print(device_kernels(each.program, target, step))
-        console.print(candidates(each.program, target))
+        yield each.program, target, step
 
 
 def print_launches(console: Console, launches: tuple[Launch, ...]) -> None:
