@@ -49,6 +49,7 @@ from llmc.engine_format.reader import (
 )
 from llmc.engine_format.writer import EngineWriter
 from llmc.errors import BuildWarning, LoweringError, OptionError, PassError
+from llmc.files.tokenizer_files import name_of
 from llmc.graph.capture import Captured, Model, capture
 from llmc.graph.drafts.draft_engine import draft_options, target_ids
 from llmc.graph.dtype_names import torch_name
@@ -183,7 +184,7 @@ def _write_engine(
                     _write_weights(each, shared, captured.source, finite, kind, writer, stages)
             with stages("report"):
                 for file in captured.tokenizer_files:
-                    writer.copy_file(f"tokenizer/{file.name}", file)
+                    writer.copy_file(f"tokenizer/{name_of(file)}", file)
                 manifest = manifest_of(captured.graph.info, target, options, program, result.records)
                 writer.write_text(REPORT_NAME, report_page(read_contents(writer.files, manifest, *programs)))
             for each in builds:

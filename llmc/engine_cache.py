@@ -22,6 +22,7 @@ from llmc.cache.source_digest import source_digest
 from llmc.engine_format.manifest import is_engine
 from llmc.errors import CheckpointError
 from llmc.files.hub_model import model_name
+from llmc.files.tokenizer_files import TEMPLATE_FOLDER, name_of
 from llmc.options import BuildKeywords, parse_options
 from llmc.targets import resolve_target
 from llmc.version import VERSION
@@ -98,7 +99,8 @@ def _is_onnx(model: Path) -> bool:
 def _model_files(model: Path) -> dict[str, Path]:
     """All that a model is read from. Tensors of an ONNX file may lie beside it in files of any name."""
     if not _is_onnx(model):
-        return {p.name: p for p in sorted(model.iterdir()) if p.is_file() and p.suffix in _MODEL_SUFFIXES}
+        files = [*sorted(model.iterdir()), *sorted((model / TEMPLATE_FOLDER).glob("*.jinja"))]
+        return {name_of(p): p for p in files if p.is_file() and p.suffix in _MODEL_SUFFIXES}
     folder = model.parent if model.is_file() else model
     around = folder.parent if folder.name == _ONNX_FOLDER else folder / _ONNX_FOLDER
     places = [("", folder), ("around/", around)]

@@ -11,6 +11,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from llmc.errors import CaptureError, CheckpointError
+from llmc.files.tokenizer_files import SETTINGS, TOKENIZER, tokenizer_files
 from llmc.graph.adaptable_layers import adaptable_layers
 from llmc.graph.capture_hf import capture_directory, capture_pretrained
 from llmc.graph.capture_module import capture_module
@@ -30,15 +31,6 @@ from llmc.options import BuildOptions
 
 # A directory, a transformers model, a module from token ids to logits, or an exported one.
 Model = str | Path | nn.Module | ExportedProgram
-
-TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
-TOKENIZER_FILES = (
-    TOKENIZER,
-    SETTINGS,
-    "chat_template.jinja",
-    "generation_config.json",
-    "special_tokens_map.json",
-)
 
 
 @dataclass(frozen=True)
@@ -97,7 +89,7 @@ def _capture(model: Model, options: BuildOptions, may_lack_weights: bool) -> Cap
     onnx = onnx_file(directory)
     if onnx is not None:
         directory = describing(onnx)
-    files = tuple(directory / name for name in TOKENIZER_FILES if (directory / name).is_file())
+    files = tokenizer_files(directory)
     check_tokenizer(directory)
     if onnx is not None:
         return Captured(*capture_onnx(onnx, options), files)
