@@ -14,7 +14,7 @@ def environment(folder: Path) -> Path:
 
 
 def pip(python: Path, *arguments: str) -> str:
-    """What pip prints."""
+    """The output of pip."""
     command = [str(python), "-m", "pip", "--disable-pip-version-check", *arguments]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

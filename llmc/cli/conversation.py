@@ -24,8 +24,8 @@ _ANSWER, _OF_SUMMARY, _KEPT = 1 / 4, 1 / 8, 3 / 4
 
 
 class WhenFull(StrEnum):
-    """What becomes of a conversation that fills the context: its oldest turns are left out, or are summarized by the
-    model, or the next message is refused."""
+    """How a conversation goes on that fills the context: without its oldest turns, with a summary of them by the model,
+    or not at all."""
 
     SHIFT = "shift"
     SUMMARIZE = "summarize"
@@ -54,6 +54,7 @@ class Conversation:
         return [*self._before(), *self.turns[self.first :]]
 
     def tokens(self, messages: Sequence[Message]) -> int:
+        """The number of tokens of a prompt of these messages."""
         return len(self.prompt.token_ids(messages)) if messages else 0
 
     @property
@@ -68,9 +69,13 @@ class Conversation:
             self.first, self.summary = 0, None
 
     def make_room(self) -> str | None:
-        """Leave out the oldest turns if the next answer would not fit; what was done, in words.
+        """Leave out the oldest turns if the next answer would not fit.
 
-        Raises RequestError for a last message that is too long, and unless turns may be left out for a conversation.
+        Returns:
+            A sentence about the turns that were left out, or None.
+
+        Raises:
+            RequestError: The last message alone is too long, or the conversation is and no turn may be left out.
         """
         wanted = min(int(self.settings["max_tokens"]), int(self.limit * _ANSWER))
         before, told = self.first, None
@@ -114,7 +119,7 @@ class Conversation:
         self.first = start
 
     def _summary_of(self, turns: Sequence[Message]) -> str | None:
-        """What the model says of these turns, and of the summary of those before; None if they do not fit."""
+        """The model's summary of these turns and of the summary before them; None if they do not fit."""
         size = int(self.limit * _OF_SUMMARY)
         while turns and self.tokens([*self._before(), *turns, _SUMMARIZE]) + size > self.limit:
             turns = turns[2:]

@@ -11,12 +11,12 @@ _FILES = (TOKENIZER, SETTINGS, "chat_template.jinja", "chat_template.json", GENE
 
 
 def tokenizer_files(directory: Path) -> tuple[Path, ...]:
-    """Those that the directory has, templates last."""
+    """The files that the directory has, named templates last."""
     return tuple(file for file in _places(directory) if file.is_file())
 
 
 def name_of(file: Path) -> str:
-    """What one of them is called in an engine's or an export's folder."""
+    """The name of a file in an engine's folder `tokenizer` or in an export."""
     return f"{TEMPLATE_FOLDER}/{file.name}" if file.parent.name == TEMPLATE_FOLDER else file.name
 
 

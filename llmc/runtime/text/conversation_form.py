@@ -58,7 +58,7 @@ class Tools(Enum):
 
 @dataclass(frozen=True)
 class ConversationForm:
-    """What a template takes. The defaults are how transformers passes conversations to templates.
+    """The form that a template takes. The defaults are how transformers passes conversations to templates.
 
     parts: roles whose content is a list of parts. alternates: user and assistant speak in turn, the user first. blanks:
     the assistant may have said nothing. developer: the role is known.

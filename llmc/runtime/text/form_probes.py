@@ -204,7 +204,7 @@ TEXT_THOUGHT_AND_CALL = Probe(
 # For a description of calls: a call, and another answer, to the same question.
 EXAMPLE_WORDS = ("NAME", "ARGUMENT", "VALUE")
 EXAMPLE = (_SAYS_USER, _calls(("NAME", '{"ARGUMENT": "VALUE"}')), _SAYS_ANSWER)
-# What a conversation loses is told; templates leave out thoughts because models are trained so.
+# The probes that a user is warned of. THOUGHT is not one: templates leave out thoughts because models are trained so.
 ALL = (
     *(USER, TURNS, BLANK, *ORDERS, *SYSTEMS, *TOOLS, *CALLS),
     *(CALL_WITHOUT_TOOLS, SEVERAL_CALLS, *TEXTS_AND_CALLS, USER_AFTER_RESULT, RAW_ARGUMENTS, TEXT_THOUGHT_AND_CALL),

@@ -20,7 +20,7 @@ from llmc.runtime.text.tool_text import call_style
 # Makes a prompt of the variables of a template. Raises anything.
 Render = Callable[[Mapping[str, Any]], str]
 Change = Callable[[ConversationForm], ConversationForm]
-# What templates call their tools: most, and SmolLM3's.
+# The variable for tools of most templates, and SmolLM 3's.
 _TOOL_NAMES = ("tools", "xml_tools")
 
 
@@ -41,7 +41,13 @@ class _Step:
 
 
 def fit(source: str, render: Render, end_token: str) -> Fit:
-    """The form for a template. source: its text. end_token: ends a message; may be empty."""
+    """Find the form of a template.
+
+    Args:
+        source: The template's text.
+        render: Makes a prompt with it.
+        end_token: The token that ends a message, as text; may be empty.
+    """
     form = ConversationForm(call_style=call_style(source))
     for step in _steps(source):
         form = _chosen(step, form, render)
@@ -60,7 +66,7 @@ def passes(probe: Probe, form: ConversationForm, render: Render) -> bool:
         return False
     if probe.complete is None:
         return True
-    # What the template itself says of None is in both.
+    # The template's own words, which may have None among them, are in both.
     complete = _prompt(probe.complete, probe.complete_tools, form, render)
     return complete is not None and all(prompt.count(word) <= complete.count(word) for word in ("None", "True"))
 

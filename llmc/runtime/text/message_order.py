@@ -10,7 +10,7 @@ _SYSTEM = ("system", "developer")
 
 
 def with_system(messages: Sequence[Json], text: str) -> list[Json]:
-    """A text of the system's at the beginning: at the end of its first message if that is the first of all."""
+    """Add a text to the system's message at the beginning, or as such a message."""
     said = {"role": "system", "content": text}
     if not messages or messages[0].get("role") not in _SYSTEM:
         return [said, *messages]
@@ -25,7 +25,7 @@ def systems_first(messages: Sequence[Json]) -> list[Json]:
 
 
 def systems_in_user(messages: Sequence[Json]) -> list[Json]:
-    """What the system says at the beginning is the beginning of the user's first message."""
+    """The system's message at the beginning becomes the beginning of the user's first message."""
     if not messages or messages[0].get("role") not in _SYSTEM:
         return [*messages]
     system = {**messages[0], "role": "user"}

@@ -5,7 +5,7 @@ from typing import Any
 
 Json = dict[str, Any]
 
-# What clients and templates call a thought of the assistant; the first is its name in the one form.
+# The keys of the assistant's thoughts in clients and templates; the first is the one here.
 THOUGHT_NAMES = ("reasoning_content", "reasoning", "thinking")
 
 
@@ -13,8 +13,8 @@ def normal_messages(messages: Iterable[Mapping[str, Any]]) -> list[Json]:
     """The messages with a `content` each, which is a text unless it has parts other than text.
 
     Calls are under `tool_calls` and their results have the role `tool`, `tool_call_id` and, where it is known, `name`:
-    OpenAI's older `function_call` and role `function` included. A thought is under `reasoning_content`. What has no
-    value is left out, and so are empty lists of calls. Other keys stay.
+    OpenAI's older `function_call` and role `function` included. A thought is under `reasoning_content`. Keys whose
+    value is None and empty lists of calls are left out. Other keys stay.
     """
     found: list[Json] = []
     open_calls = _OpenCalls()

@@ -28,7 +28,7 @@ class TooLongError(ValueError):
 
 @dataclass(frozen=True)
 class Question:
-    """What a prompt is made of. messages: as normal_messages makes them. variables: others of the template, such as
+    """The input of a prompt. messages: as normal_messages makes them. variables: others of the template, such as
     add_generation_prompt. continues: the prompt ends inside the last message."""
 
     messages: Sequence[Json]
@@ -59,11 +59,17 @@ class TemplateProgram:
         return not (question.tools and form.tools is Tools.DESCRIBED) and not (calls and form.calls is Calls.AS_TEXT)
 
     def warnings(self, question: Question) -> list[str]:
-        """What the client should know of the prompt."""
+        """Sentences about the prompt for the client."""
         return [TOOLS_ARE_DESCRIBED] if question.tools and self.fit.form.tools is Tools.DESCRIBED else []
 
     def prompt(self, question: Question) -> str:
-        """The prompt. Raises what the template does, NotShownError and TooLongError."""
+        """Render the prompt.
+
+        Raises:
+            NotShownError: A part of the conversation is not in the prompt.
+            TooLongError: The prompt is too long.
+            Exception: Any that the template raises.
+        """
         variables = {**question.variables, **formed(question.messages, question.tools, self.fit.form)}
         prompt = self._rendered(variables)
         if self.fit.lacks:

@@ -24,7 +24,7 @@ MEMORY_BYTES = 256 << 20
 MOST_CHARACTERS = 8 << 20
 # Some fifty renderings of small conversations.
 FIT_SECONDS = 10.0
-# Of what a template does not show: what follows from it comes later.
+# Parts that a warning names; further ones mostly follow from the first.
 _TOLD = 3
 # With less time left a template that has waited is not begun.
 _SHORTEST_RUN = 0.05
@@ -32,7 +32,7 @@ _SHORTEST_RUN = 0.05
 
 @dataclass(frozen=True)
 class TemplateInput:
-    """What a template makes a prompt of. messages, tools: as OpenAI's API has them. continue_final_message: the prompt
+    """The input of a prompt. messages, tools: as OpenAI's API has them. continue_final_message: the prompt
     ends inside the last message, for the model to go on with it. extra: other variables of the template."""
 
     messages: Sequence[Mapping[str, Any]]
@@ -84,16 +84,20 @@ class TemplateRenderer:
             self._put_back(self._worker())
 
     def fit(self, template: ChatTemplate) -> tuple[str, ...]:
-        """Find the form in which the template takes conversations; returns what of a conversation no form shows.
+        """Find the form in which a template takes conversations. Workers that start later find it before they render.
 
-        Workers that start later find it before their first prompt. Raises RequestError as `render`.
+        Returns:
+            The parts of conversations that no form shows, in words.
+
+        Raises:
+            RequestError: As `render`.
         """
         question = _question(template, None)
         answer = _checked(self._answer(question, time.monotonic() + self._patience_seconds, FIT_SECONDS))
         with self._lock:
             self._fitted.append(question)
         lacks: list[list[str]] = answer["lacks"]
-        # What one of several templates lacks another may have.
+        # One of several templates may show the parts that another lacks.
         return tuple(each for each in lacks[0] if all(each in others for others in lacks[1:]))
 
     def render(self, template: ChatTemplate, given: TemplateInput, arrived: float | None = None) -> RenderedPrompt:
@@ -193,7 +197,7 @@ def warn_of_template(lacks: Callable[[], Sequence[str]]) -> None:
 
 
 def _question(template: ChatTemplate, given: TemplateInput | None) -> object:
-    """What a worker is asked: a prompt, or without a conversation how the templates take one."""
+    """A worker's question: for a prompt, or without a conversation for the parts that the templates lack."""
     tokens = json.dumps(dict(template.special_tokens), sort_keys=True)
     if given is None:
         return {"sources": template.sources(False), "special_tokens": tokens, "messages": None}

@@ -17,7 +17,7 @@ _RESULTS = "The result of a call comes between <tool_response> and </tool_respon
 
 
 class CallBody(Enum):
-    """What is between the marks of a call: a JSON object, a list of such, or Python's way to write a list of calls."""
+    """The text between the marks of a call: a JSON object, a list of such, or Python's way to write a list of calls."""
 
     OBJECT = "object"
     LIST = "list"
@@ -47,7 +47,8 @@ def call_style(source: str) -> CallStyle:
 
 
 def tools_text(tools: Sequence[Mapping[str, Any]], example: str, *, results_as_text: bool) -> str:
-    """What the system says of tools and of how they are called. example: a call. results_as_text: as result_text."""
+    """The system's text about tools and how to call them. example: a call. results_as_text: whether results are written
+    by result_text."""
     lines = "\n".join(_json(tool.get("function", tool)) for tool in tools)
     return _PROMPT.format(tools=lines, call=example, results=_RESULTS if results_as_text else "").rstrip()
 
@@ -62,7 +63,7 @@ def calls_text(calls: Sequence[tuple[str, Any]], style: CallStyle) -> str:
 
 
 def result_text(content: str) -> str:
-    """What a function returned."""
+    """The result of a call as text."""
     return f"<tool_response>\n{content}\n</tool_response>"
 
 

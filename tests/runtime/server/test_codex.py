@@ -1,4 +1,4 @@
-"""What the Codex command line sends to /v1/responses: fields, tools and items beside functions, and streams."""
+"""Requests as the Codex command line sends them to /v1/responses: fields, tools and items beside functions."""
 
 from __future__ import annotations
 

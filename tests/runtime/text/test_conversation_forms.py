@@ -36,7 +36,7 @@ def says(role: str, content: Any, **more: Any) -> Json:
 
 
 TOOLS = [tool("wordtool", description="wordpurpose"), tool("wordother")]
-# What agents send: every text has a word of its own.
+# A conversation as agents send it, with a word of its own in every text.
 AGENT: list[Json] = [
     says("system", "wordsystem"),
     says("developer", [{"type": "text", "text": "worddeveloper"}]),

@@ -7,7 +7,11 @@ _FUNCTION, _ALLOWED = "function", "allowed_tools"
 
 
 def functions_alone(body: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """A body without tools that are no functions, and without a choice of them; what was left out."""
+    """Leave out tools that are not functions, and a tool_choice of them.
+
+    Returns:
+        The body without them, and a sentence for each type that was left out.
+    """
     tools, choice = body.get("tools"), body.get("tool_choice")
     kinds = [kind for tool in tools if (kind := _other_kind(tool))] if isinstance(tools, list) else []
     found, told = dict(body), [f"tools of type {kind:.60} are left out: they are not run here" for kind in _each(kinds)]
@@ -25,7 +29,7 @@ def functions_alone(body: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _allowed(choice: dict[str, Any]) -> dict[str, Any] | None:
-    """Those of the allowed tools that are functions; None if none is."""
+    """The choice with the functions of the allowed tools alone; None if there are none."""
     tools = choice.get("tools")
     if not isinstance(tools, list):
         return choice
@@ -34,7 +38,7 @@ def _allowed(choice: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _other_kind(tool: Any) -> str | None:
-    """What kind of tool it is that is no function; None for a function, and for what is no tool."""
+    """The type of a tool that is not a function; None for a function, and for a value that is not a tool."""
     kind = tool.get("type") if isinstance(tool, dict) else None
     return kind if isinstance(kind, str) and kind != _FUNCTION else None
 

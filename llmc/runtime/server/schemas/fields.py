@@ -1,4 +1,4 @@
-"""What all bodies of requests, and the objects in them, have in common."""
+"""The bases of all request bodies and of the objects in them."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
@@ -42,7 +42,7 @@ class Readable(Fields):
 
 
 def unknown_in(place: str, given: object) -> Iterator[str]:
-    """A sentence for each field that an object, or those of a list, has beside those that are known."""
+    """A sentence for each unknown field of an object, or of the objects of a list. place: the path to it."""
     if isinstance(given, list):
         for index, each in enumerate(given):
             yield from unknown_in(f"{place}.{index}", each)

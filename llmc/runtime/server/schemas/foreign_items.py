@@ -8,12 +8,16 @@ from typing import Any
 Json = dict[str, Any]
 
 READ = ("message", "function_call", "function_call_output", "reasoning")
-# Refused: without what it names the conversation would be another.
+# Refused: the conversation would lose the item that it names.
 REFERENCE = "item_reference"
 
 
 def readable_items(items: list[Any]) -> tuple[list[Any], list[str]]:
-    """Items of the kinds that are read, and what was done with the others, in sentences."""
+    """Read the items that stand for calls as function calls, and leave out the others of unknown types.
+
+    Returns:
+        The items, and a sentence for each type that was not read as it came.
+    """
     found: list[Any] = []
     told: dict[str, None] = {}
     for item in items:

@@ -1,4 +1,4 @@
-"""What LangChain's ChatOpenAI and OpenAIEmbeddings do with a server: answers, streams, tools and their round trip.
+"""A session of LangChain's ChatOpenAI with a server: answers, streams, tools and their round trip.
 
 Run by a Python that has langchain-openai: `python langchain_session.py http://127.0.0.1:8000/v1`.
 """

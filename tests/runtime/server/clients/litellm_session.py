@@ -1,4 +1,4 @@
-"""What LiteLLM does with a server: completions, chat, streams, tools and their round trip, the Responses API.
+"""A session of LiteLLM with a server: chat, streams, tools and their round trip, the Responses API.
 
 Run by a Python that has litellm: `python litellm_session.py http://127.0.0.1:8000/v1`.
 """
