@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # files with the fewest tests are among the slowest, and one of them would be left at the end.
 TEST_WORKERS ?= 2
 
-.PHONY: install demo test test-slow test-minimums test-extras mutants lock lint format docs bench clean
+.PHONY: install demo test test-slow test-minimums test-extras test-clients mutants lock lint format docs bench clean
 
 install: $(STAMP)
 
@@ -35,6 +35,10 @@ test-slow: $(STAMP)
 # Asks the package index for llmc's dependencies; a quarter of an hour of one core, and what it takes to download them.
 test-extras: $(STAMP)
 	$(BIN)/python -m pytest -m extras --timeout 3600
+
+# Asks the package index for LangChain and LiteLLM, which are 400 MB; two minutes.
+test-clients: $(STAMP)
+	$(BIN)/python -m pytest -m clients tests/runtime/server/test_other_clients.py
 
 # What the tests catch: 200 faults that are put into copies of the tree, one at a time. Hours of a core, and goes on where
 # it was interrupted.

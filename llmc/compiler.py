@@ -28,6 +28,7 @@ from llmc.engine_format.path_argument import path_argument
 from llmc.engine_format.reader import DRAFT, DRAFT_IDS_NAME, REPORT_NAME, SHARED_NAME
 from llmc.engine_format.writer import EngineWriter
 from llmc.errors import BuildWarning, LoweringError, OptionError, PassError
+from llmc.files.tokenizer_files import name_of
 from llmc.frontends.capture import capture
 from llmc.frontends.captured import Captured, Model
 from llmc.frontends.drafts.draft_engine import draft_options, target_ids
@@ -166,7 +167,7 @@ def _write_engine(
                     _write_weights(each, shared, captured.source, finite, kind, writer, stages)
             with stages("report"):
                 for file in captured.tokenizer_files:
-                    writer.copy_file(f"tokenizer/{file.name}", file)
+                    writer.copy_file(f"tokenizer/{name_of(file)}", file)
                 manifest = manifest_of(captured.graph.info, target, options, program, result.records)
                 contents = record.contents(result.graph, writer, manifest, programs)
                 writer.write_text(REPORT_NAME, report_page(contents))

@@ -17,6 +17,7 @@ from llmc.engine_format.path_argument import path_argument
 from llmc.engine_format.reader import read_engine
 from llmc.errors import OptionError
 from llmc.files.atomic_directory import AtomicDirectory
+from llmc.files.tokenizer_files import name_of
 from llmc.frontends.capture import capture
 from llmc.frontends.captured import Captured, Model
 from llmc.frontends.given_tokenizer import given_tokenizer, with_tokenizer
@@ -103,7 +104,9 @@ def export(
             )
         with stages("finish"):
             for file in (*captured.tokenizer_files, *_config_of(opened.directory)):
-                shutil.copyfile(file, directory.path / file.name)
+                copy = directory.path / name_of(file)
+                copy.parent.mkdir(exist_ok=True)
+                shutil.copyfile(file, copy)
             directory.commit()
     return ExportReport(place, wanted.value, **asdict(written), seconds=stages.seconds)
 

@@ -17,6 +17,7 @@ import pytest
 
 from llmc.cli.missing_package import EXTRAS as EXTRA_OF
 from tests.cli.test_help import verbs
+from tests.own_environment import environment, pip
 
 ROOT = Path(__file__).parent.parent
 MODEL = ROOT / "examples" / "models" / "bard-draft"
@@ -172,19 +173,5 @@ def test_a_verb_works_or_names_what_to_install(
         assert done.returncode == 0, said
 
 
-def environment(folder: Path) -> Path:
-    """A new virtual environment's Python."""
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    return folder / "bin" / "python"
-
-
 def site_packages(python: Path) -> Path:
     return next((python.parent.parent / "lib").glob("python3*")) / "site-packages"
-
-
-def pip(python: Path, *arguments: str) -> str:
-    """What pip prints."""
-    command = [str(python), "-m", "pip", "--disable-pip-version-check", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from llmc.cli.conversation_prompt import TEMPLATE_HELP, ConversationPrompt, check_template, conversation_prompt
+from llmc.cli.conversation import Conversation, WhenFull, sampling
+from llmc.cli.conversation_prompt import TEMPLATE_HELP, check_template, conversation_prompt
 from llmc.cli.engine_options import EngineOptions
 from llmc.cli.model_argument import model_argument
 from llmc.cli.opening_options import OpeningOptions
 from llmc.cli.sampling_options import TokenOptions
-from llmc.errors import LlmcError, OptionError, RequestError
-
-if TYPE_CHECKING:
-    from llmc.runtime.sampling.sampling_params import SamplingParams
+from llmc.errors import LlmcError, OptionError
 
 COMMANDS = {
     "/help": "this list",
@@ -47,6 +43,10 @@ def chat(
     max_model_len: Annotated[
         int | None, typer.Option(help="of a model directory's engine: longest conversation, in tokens")
     ] = None,
+    when_full: Annotated[
+        WhenFull,
+        typer.Option(help="the oldest messages, when the context is full: left out, summarized, or an error"),
+    ] = WhenFull.SHIFT,
     *,
     tokens: TokenOptions,
     opening: OpeningOptions,
@@ -66,46 +66,7 @@ def chat(
         if prompt.is_plain:
             console.print("[yellow]the model has no chat template: it is shown a plain transcript[/]")
         console.print(f"[bold]{opened.info.name}[/], {opened.limits.max_model_len} tokens  [dim]/help, /exit[/]")
-        talk(Conversation(prompt, settings, system), console)
-
-
-@dataclass
-class Conversation:
-    """What the model is shown, with which sampling settings it answers, and what was said."""
-
-    prompt: ConversationPrompt
-    settings: dict[str, Any]
-    system: str | None = None
-    turns: list[dict[str, str]] = field(default_factory=list)
-
-    def messages(self) -> list[dict[str, str]]:
-        """The system message and the turns."""
-        return ([{"role": "system", "content": self.system}] if self.system else []) + self.turns
-
-    @property
-    def limit(self) -> int:
-        """How many tokens of a conversation the model takes."""
-        return self.prompt.engine.limits.max_model_len
-
-    def answer(self) -> Iterator[str]:
-        """Pieces of the next message."""
-        ids = self.prompt.token_ids(self.messages())
-        if len(ids) >= self.limit:
-            raise RequestError(
-                f"the conversation has {len(ids)} tokens, the model takes {self.limit}",
-                fix="start anew with /clear, or take back turns with /undo",
-            )
-        params = sampling(self.settings, self.limit - len(ids), stop=self.prompt.stops())
-        for piece in self.prompt.engine.stream(ids, params):
-            yield piece.text
-
-
-def sampling(settings: dict[str, Any], room: int, stop: tuple[str, ...]) -> SamplingParams:
-    """Sampling parameters of the settings, within the room that is left."""
-    from llmc.runtime.sampling.sampling_params import SamplingParams
-
-    values: dict[str, Any] = {**settings, "max_tokens": min(int(settings["max_tokens"]), room), "stop": stop}
-    return SamplingParams(**values)
+        talk(Conversation(prompt, settings, system, when_full), console)
 
 
 def talk(conversation: Conversation, console: Console) -> None:
@@ -128,7 +89,7 @@ def talk(conversation: Conversation, console: Console) -> None:
         except LlmcError as error:
             console.print(f"[red]{error.problem}[/]" + (f"  [dim]{error.fix}[/]" if error.fix else ""))
             if conversation.turns and conversation.turns[-1]["role"] == "user":
-                conversation.turns.pop()
+                conversation.forget(len(conversation.turns) - 1)
 
 
 def _read_line(console: Console) -> str:
@@ -141,15 +102,27 @@ def _read_line(console: Console) -> str:
 
 
 def _answer(conversation: Conversation, console: Console) -> None:
-    pieces: list[str] = []
+    told = conversation.make_room()
+    if told is not None:
+        console.print(f"[dim]({told})[/]")
+    text, tokens, reason = "", 0, None
     try:
         for piece in conversation.answer():
-            pieces.append(piece)
-            console.out(piece.lstrip() if not "".join(pieces[:-1]).strip() else piece, end="", highlight=False)
+            console.out(piece.text if text.strip() else piece.text.lstrip(), end="", highlight=False)
+            text, tokens, reason = text + piece.text, piece.tokens, piece.finish_reason
     except KeyboardInterrupt:
         console.print(" [dim](stopped)[/]", end="")
     console.print()
-    conversation.turns.append({"role": "assistant", "content": "".join(pieces).strip()})
+    if reason == "length":
+        console.print(f"[dim]({_cut(conversation, tokens)})[/]")
+    conversation.turns.append({"role": "assistant", "content": text.strip()})
+
+
+def _cut(conversation: Conversation, tokens: int) -> str:
+    """Why an answer of so many tokens is no longer."""
+    if tokens >= int(conversation.settings["max_tokens"]):
+        return f"cut after {tokens} tokens: /set max_tokens {2 * tokens} allows more"
+    return f"cut after {tokens} tokens: the conversation fills the model's {conversation.limit}"
 
 
 def _command(line: str, conversation: Conversation, console: Console) -> None:
@@ -159,24 +132,24 @@ def _command(line: str, conversation: Conversation, console: Console) -> None:
         for command, what in COMMANDS.items():
             console.print(f"  [bold]{command:<16}[/] {what}")
     elif name == "/clear":
-        turns.clear()
+        conversation.forget(0)
     elif name == "/system":
         conversation.system = rest.strip() or None
     elif name in ("/retry", "/undo"):
         while turns and turns[-1]["role"] == "assistant":
-            turns.pop()
+            conversation.forget(len(turns) - 1)
         if name == "/undo" and turns:
-            turns.pop()
+            conversation.forget(len(turns) - 1)
         elif name == "/retry" and turns:
             _answer(conversation, console)
     elif name == "/history":
         for message in conversation.messages():
             console.print(f"[bold]{message['role']}[/]", end=" ")
             console.print(message["content"], markup=False)
+        if conversation.first:
+            console.print(f"[dim](the model is shown none of the first {conversation.first} messages)[/]")
     elif name == "/tokens":
-        messages = conversation.messages()
-        used = len(conversation.prompt.token_ids(messages)) if messages else 0
-        console.print(f"{used} of {conversation.limit} tokens")
+        console.print(f"{conversation.tokens(conversation.shown())} of {conversation.limit} tokens")
     elif name == "/set":
         _set(rest.split(), conversation.settings, console)
     elif name == "/save":

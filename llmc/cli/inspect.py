@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,15 +12,14 @@ from rich.console import Console
 
 from llmc.cli.cache_text import cache_text
 from llmc.cli.table import Column, FittingTable, facts, numeric, standard_output
-from llmc.cli.units import in_bytes, in_seconds
+from llmc.cli.units import in_bytes
 from llmc.cli.weight_tables import pruning_table, quantization_table, sparsity_table
-from llmc.prediction.device_step import StepPrediction
-from llmc.program import Launch, Program
-from llmc.targets import GpuTarget
 
 if TYPE_CHECKING:
     from llmc.engine_format import EngineDirectory
-    from llmc.program import Launch
+    from llmc.prediction.device_step import StepPrediction
+    from llmc.program import Launch, Program
+    from llmc.targets import GpuTarget
 
 
 def inspect(
@@ -29,6 +29,12 @@ def inspect(
     quantization: Annotated[bool, typer.Option("--quantization", help="scheme, bits and error of each weight")] = False,
     sparsity: Annotated[bool, typer.Option("--sparsity", help="zeros, bits and error of each sparse weight")] = False,
     pruning: Annotated[bool, typer.Option("--pruning", help="what was taken out of each part, and its error")] = False,
+    sass: Annotated[
+        bool, typer.Option("--sass", help="figures of each GPU kernel's machine code, beside their budgets")
+    ] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="with --sass: kernels of other steps and met budgets as well")
+    ] = False,
     context: Annotated[
         int | None,
         typer.Option(help="cached positions of the decode step that costs are for; default: up to 1024", min=1),
@@ -49,6 +55,8 @@ def inspect(
         console.print(kernel_costs(directory, context))
     if directory.program.kernels:
         print_device_tables(console, directory, requests, context, prefill)
+    if sass:
+        print_machine_code(console, directory, requests, context, prefill, everything=everything)
     if launches:
         print_launches(console, directory.whole_program.launches)
     if weights:
@@ -118,6 +126,38 @@ def print_device_tables(
     console: Console, directory: EngineDirectory, requests: int, context: int, prefill: int | None
 ) -> None:
     """The kernels with a step's predicted times, and the choices that were made, for each GPU."""
+    from llmc.cli.device_kernels import candidates, device_kernels
+
+    for program, target, step in predicted_steps(directory, requests, context, prefill):
+        console.print(device_kernels(program, target, step))
+        console.print(candidates(program, target))
+
+
+def print_machine_code(
+    console: Console,
+    directory: EngineDirectory,
+    requests: int,
+    context: int,
+    prefill: int | None,
+    *,
+    everything: bool,
+) -> None:
+    """Figures and budgets of the kernels' machine code, for each NVIDIA GPU."""
+    from llmc.cli.machine_code import machine_code_table
+
+    if not directory.program.kernels:
+        console.print("no GPU kernel is in the engine")
+    for program, target, step in predicted_steps(directory, requests, context, prefill):
+        if target.backend == "cuda":
+            console.print(machine_code_table(directory.path, program, target, step, everything=everything))
+        else:
+            console.print(f"{target.name}: machine code is read for NVIDIA's GPUs only")
+
+
+def predicted_steps(
+    directory: EngineDirectory, requests: int, context: int, prefill: int | None
+) -> Iterator[tuple[Program, GpuTarget, StepPrediction]]:
+    """The program for each GPU, with the prediction of one step: a decode step, or a prefill of that many tokens."""
     from llmc.prediction.device_step import predict_decode, predict_prefill
     from llmc.targets import gpu_target
 
@@ -127,8 +167,7 @@ def print_device_tables(
             step = predict_decode(each.program, target, requests, context)
         else:
             step = predict_prefill(each.program, target, prefill)
-        console.print(device_kernels(each.program, target, step))
-        console.print(candidates(each.program, target))
+        yield each.program, target, step
 
 
 def print_launches(console: Console, launches: tuple[Launch, ...]) -> None:
@@ -147,53 +186,3 @@ def weight_list(directory: EngineDirectory) -> FittingTable:
         shape = " × ".join(map(str, slot.shape))
         table.add_row(slot.name, shape, slot.dtype, slot.layout.value, in_bytes(slot.nbytes))
     return table
-
-
-def device_kernels(program: Program, target: GpuTarget, found: StepPrediction) -> FittingTable:
-    """A row for each kernel. found: a step of the program on the target."""
-    title = (
-        f"{found.step} on {target.name}, predicted and not measured: {in_seconds(found.seconds)} in {found.launches} "
-        f"launches, {in_bytes(found.bytes_moved)} ({found.bandwidth_share:.0%} of {target.bandwidth / 1e12:.2f} TB/s), "
-        f"{found.flops / 1e12:.3g} TFLOP ({found.peak_share:.0%} of the matrix peak)"
-    )
-    figures = numeric(("threads", 6), ("registers", 2), ("spills", 1), ("shared", 3), ("bytes", 4), "predicted")
-    table = FittingTable(title, (Column("kernel"), Column("for", rank=5), *figures))
-    launched = {launch.kernel for launch in program.launches}
-    for kernel in program.kernels:
-        seconds = found.kernel_seconds.get(kernel.name)
-        predicted = "other steps" if seconds is None else in_seconds(seconds)
-        costs = in_bytes(found.kernel_bytes.get(kernel.name, 0.0)), predicted
-        if kernel.is_library and kernel.name in launched:
-            table.add_row(kernel.name, "library", "", "", "", "", *costs)
-        for arch, binary in kernel.binaries.items():
-            sizes = (binary.threads, binary.registers, binary.spill_bytes)
-            table.add_row(kernel.name, arch, *map(str, sizes), in_bytes(binary.shared_bytes), *costs)
-    return table
-
-
-def candidates(program: Program, target: GpuTarget) -> FittingTable:
-    """Each choice among ways to compute one node, alike ones once: predicted times, the chosen one first."""
-    columns = (
-        Column("for", rank=3, wraps=True),
-        Column("rows", rank=1),
-        Column("chosen"),
-        Column("predicted", right=True),
-        Column("others", rank=2, wraps=True),
-    )
-    table = FittingTable(f"choices for {target.name}; `llmc tune` measures them", columns)
-    sites: dict[tuple[int, int], list[Launch]] = defaultdict(list)
-    for alternative in program.alternatives:
-        sites[alternative.first, alternative.last].append(_leader(alternative.launches))
-    for (first, last), others in sites.items():
-        chosen = _leader(program.launches[first : last + 1])
-        only = chosen.only
-        rows = "all" if only is None else f"{only.rows.value} {only.first} to {only.last or 'the most'}"
-        named = [f"{x.kernel} {in_seconds(x.seconds)}" for x in others if x.seconds is not None]
-        predicted = "" if chosen.seconds is None else in_seconds(chosen.seconds)
-        table.add_row(", ".join(chosen.origin.nodes), rows, chosen.kernel, predicted, ", ".join(named))
-    return table
-
-
-def _leader(launches: tuple[Launch, ...]) -> Launch:
-    """The launch that does the work, which has the predicted time of all."""
-    return next((launch for launch in launches if launch.seconds is not None), launches[0])

@@ -23,6 +23,7 @@ from llmc.cache.source_digest import source_digest
 from llmc.engine_format.manifest import is_engine
 from llmc.errors import CheckpointError
 from llmc.files.hub_model import model_name
+from llmc.files.tokenizer_files import TEMPLATE_FOLDER, name_of
 from llmc.options import BuildKeywords, parse_options
 from llmc.targets import resolve_target
 
@@ -101,7 +102,8 @@ def _model_files(model: Path) -> dict[str, Path]:
     """All files that a model may be read from: those of its directory. Those of an ONNX file may also stand in the
     folder around it."""
     if not _is_onnx(model):
-        return {p.name: p for p in sorted(model.iterdir()) if p.is_file()}
+        files = [*sorted(model.iterdir()), *sorted((model / TEMPLATE_FOLDER).glob("*.jinja"))]
+        return {name_of(p): p for p in files if p.is_file()}
     folder = model.parent if model.is_file() else model
     around = folder.parent if folder.name == _ONNX_FOLDER else folder / _ONNX_FOLDER
     places = [("", folder), ("around/", around)]

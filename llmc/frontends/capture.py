@@ -8,7 +8,7 @@ from typing import Any
 
 from llmc.frontends.adapters.adaptable_layers import adaptable_layers
 from llmc.frontends.adapters.merge_adapter import merge_adapters
-from llmc.frontends.captured import Captured, Model, tokenizer_files
+from llmc.frontends.captured import Captured, Model, checked_tokenizer_files
 from llmc.frontends.checkpoints.joined_source import joined
 from llmc.frontends.drafts.open_draft import draft_of_model
 from llmc.frontends.front_end import OpenedModel
@@ -30,7 +30,7 @@ def capture(model: Model | OpenedModel[Any], options: BuildOptions, *, may_lack_
     # Before the model, which takes longer.
     draft = None if options.speculative is None else draft_of_model(opened, options.speculative)
     with _without_garbage_collection():
-        files = () if opened.directory is None else tokenizer_files(opened.directory)
+        files = () if opened.directory is None else checked_tokenizer_files(opened.directory)
         captured = opened.front_end.capture(opened, options, may_lack_weights)
     captured = replace(captured, tokenizer_files=files)
     if options.enable_lora:

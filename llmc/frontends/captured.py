@@ -8,21 +8,13 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from llmc.errors import CheckpointError
+from llmc.files.tokenizer_files import SETTINGS, TOKENIZER, tokenizer_files
 from llmc.frontends.checkpoints.directory_files import read_json
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import WeightSource
 
 # A path, a name on the hub, a transformers model, a module from token ids to logits, or an exported one.
 Model = str | PathLike[str] | nn.Module | ExportedProgram
-
-TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
-TOKENIZER_FILES = (
-    TOKENIZER,
-    SETTINGS,
-    "chat_template.jinja",
-    "generation_config.json",
-    "special_tokens_map.json",
-)
 
 
 @dataclass(frozen=True)
@@ -41,10 +33,10 @@ class Captured:
         return next((file for file in self.tokenizer_files if file.name == TOKENIZER), None)
 
 
-def tokenizer_files(directory: Path) -> tuple[Path, ...]:
+def checked_tokenizer_files(directory: Path) -> tuple[Path, ...]:
     """The files of a directory that an engine keeps. Raises CheckpointError for those that it could not read later."""
     check_tokenizer(directory)
-    return tuple(directory / name for name in TOKENIZER_FILES if (directory / name).is_file())
+    return tokenizer_files(directory)
 
 
 def check_tokenizer(directory: Path) -> None:

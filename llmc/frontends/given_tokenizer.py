@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from llmc.errors import OptionError
-from llmc.frontends.captured import SETTINGS, TOKENIZER, TOKENIZER_FILES, Captured, check_tokenizer
+from llmc.files.tokenizer_files import GENERATION, SETTINGS, TOKENIZER, tokenizer_files
+from llmc.frontends.captured import Captured, check_tokenizer
 from llmc.frontends.checkpoints.directory_files import read_json
-
-GENERATION = "generation_config.json"
 
 
 @contextmanager
@@ -75,7 +74,7 @@ def _files(folder: Path, at: str) -> tuple[Path, ...]:
             fix="name the directory that holds it; a fast tokenizer's save_pretrained writes one",
         )
     check_tokenizer(folder)
-    return tuple(folder / name for name in TOKENIZER_FILES if name != GENERATION and (folder / name).is_file())
+    return tuple(file for file in tokenizer_files(folder) if file.name != GENERATION)
 
 
 def _end_token(files: tuple[Path, ...]) -> str | None:

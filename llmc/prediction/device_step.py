@@ -1,6 +1,6 @@
 """What a step of a GPU engine should take, from the target's table alone: the sum over its launches."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -17,8 +17,9 @@ from llmc.targets import GpuTarget
 class StepPrediction:
     """A step on a target, predicted and not measured.
 
-    step: in words. seconds, bytes_moved, flops: of all launches; kernel_seconds, kernel_bytes: by kernel. launches:
-    those that do something. bandwidth_share, peak_share: of the target's bytes and bf16 operations a second.
+    step: in words. seconds, bytes_moved, flops: of all launches; kernel_seconds, kernel_bytes, kernel_launches: by
+    kernel. launches: those that do something. bandwidth_share, peak_share: of the target's bytes and bf16 operations
+    per second.
     """
 
     target: str
@@ -29,6 +30,7 @@ class StepPrediction:
     launches: int
     kernel_seconds: Mapping[str, float]
     kernel_bytes: Mapping[str, float]
+    kernel_launches: Mapping[str, int]
     bandwidth_share: float
     peak_share: float
 
@@ -53,15 +55,15 @@ def predict_prefill(program: Program, target: GpuTarget, tokens: int) -> StepPre
 
 def _predict(program: Program, target: GpuTarget, step: StepShape, what: str) -> StepPrediction:
     """The roofline of a greedy step, launch by launch."""
-    seconds, moved = defaultdict[str, float](float), defaultdict[str, float](float)
-    values, flops, count, carried = step.values(), 0.0, 0, list[Launch]()
+    seconds, moved, launches = defaultdict[str, float](float), defaultdict[str, float](float), Counter[str]()
+    values, flops, carried = step.values(), 0.0, list[Launch]()
     for launch in program.launches:
         if not launch.runs(tokens=step.tokens, logit_rows=step.logit_rows, wanted=StepOutput.BEST):
             continue
         carried.append(launch)
         if is_empty(launch, step):
             continue  # Its node's work is done by one of the launches that follow.
-        count += 1
+        launches[launch.kernel] += 1
         for each in carried:
             start = target.launch if each is not launch else 0.0
             seconds[launch.kernel] += _seconds(each, step, target, program) - start
@@ -75,9 +77,10 @@ def _predict(program: Program, target: GpuTarget, step: StepShape, what: str) ->
         seconds=total,
         bytes_moved=transferred,
         flops=flops,
-        launches=count,
+        launches=launches.total(),
         kernel_seconds=dict(seconds),
         kernel_bytes=dict(moved),
+        kernel_launches=dict(launches),
         bandwidth_share=transferred / total / target.bandwidth,
         peak_share=flops / total / target.bf16_rate,
     )

@@ -18,6 +18,7 @@ from llmc.runtime.head_rows import (
 )
 from llmc.runtime.progress import Progress
 from llmc.runtime.requests.job_builder import check_task
+from llmc.runtime.requests.request_output import Row
 from llmc.runtime.text.prepared_text import DOCUMENT, QUERY, known_prompt, prepared
 from llmc.runtime.text.prompts import Prompt, Prompts, token_ids, token_sequences
 
@@ -35,6 +36,7 @@ class TextReader:
         dimensions: int | None = None,
         normalize: bool | None = None,
         prompt_name: str | None = None,
+        truncate: bool = False,
         adapter: str | None = None,
         progress: Progress = False,
     ) -> Rows:
@@ -43,12 +45,14 @@ class TextReader:
         texts: as in generate: one, or any iterable. dimensions: so many first numbers of each, for models that were
         trained so (Matryoshka). normalize: to length 1; None is as the model's modules say. prompt_name: which of the
         model's prompts, as sentence-transformers names them, stands before each text; None is its default, which most
-        models have not. Token ids are taken as they are. adapter, progress: as in generate. Raises RequestError for a
-        text that is too long, for a prompt that there is not, and for an engine that is not built with task=embed.
+        models have not. Token ids are taken as they are. truncate: read the beginning of a text that is longer
+        than the engine takes. adapter, progress: as in generate. Raises RequestError for a text that is too long, for a
+        prompt that there is not, and for an engine that is not built with task=embed.
         """
         head = self._head(Task.EMBED)
         prepare = partial(prepared, head.preparation, name=prompt_name)
-        rows = self._completer.rows(token_sequences(texts, self._completer.tokenizer, prepare), progress, adapter)
+        sequences = token_sequences(texts, self._completer.tokenizer, prepare)
+        rows = self._rows(sequences, truncate, progress, adapter)
         kept = head.width if dimensions is None else dimensions
         return stacked([embedding(head, row, dimensions, normalize) for row in rows], kept)
 
@@ -58,6 +62,7 @@ class TextReader:
         documents: Prompts,
         *,
         activation: bool = True,
+        truncate: bool = False,
         adapter: str | None = None,
         progress: Progress = False,
     ) -> list[float]:
@@ -82,26 +87,34 @@ class TextReader:
                 *(_named(head, each, QUERY) for each in queries),
                 *(_named(head, each, DOCUMENT) for each in found),
             ]
-            rows = self._completer.rows([token_ids(each, tokenizer) for each in texts], progress, adapter)
+            rows = self._rows([token_ids(each, tokenizer) for each in texts], truncate, progress, adapter)
             vectors = zip(rows[: len(found)], rows[len(found) :], strict=True)
             return [similarity(head, one, other) for one, other in vectors]
         head = self._head(Task.SCORE)
         pairs = [tokenizer.encode(_text(one), _text(other)) for one, other in zip(queries, found, strict=True)]
-        return [float(activated(head, row, activation)[0]) for row in self._completer.rows(pairs, progress, adapter)]
+        return [float(activated(head, row, activation)[0]) for row in self._rows(pairs, truncate, progress, adapter)]
 
     def classify(
         self,
         texts: Prompts,
         *,
         activation: bool = True,
+        truncate: bool = False,
         adapter: str | None = None,
         progress: Progress = False,
     ) -> list[Classification]:
         """How well the model's labels fit each text. activation: softmax or sigmoid, as the model's config says, or the
         bare numbers. The rest as in `embed`, for an engine that is built with task=classify."""
         head = self._head(Task.CLASSIFY)
-        rows = self._completer.rows(token_sequences(texts, self._completer.tokenizer), progress, adapter)
+        rows = self._rows(token_sequences(texts, self._completer.tokenizer), truncate, progress, adapter)
         return [classification(head, row, activation) for row in rows]
+
+    def _rows(
+        self, texts: Sequence[list[int]], truncate: bool, progress: Progress, adapter: str | None
+    ) -> Sequence[Row]:
+        longest = self._completer.job_builder.longest_text
+        read = [self._completer.tokenizer.cut(ids, longest) for ids in texts] if truncate else texts
+        return self._completer.rows(read, progress, adapter)
 
     def _head(self, task: Task) -> Head:
         """Raises RequestError for an engine that was built for something else."""

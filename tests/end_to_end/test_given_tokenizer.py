@@ -31,7 +31,7 @@ def given(kind: str) -> Any:
     if kind == "tokenizers":
         return tokenizers.Tokenizer.from_file(str(SHIPPED / "tokenizer.json"))
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(SHIPPED))
-    tokenizer.chat_template = TEMPLATE
+    tokenizer.chat_template = {"default": TEMPLATE, "tool_use": "{{ tools }}" + TEMPLATE}
     return tokenizer
 
 
@@ -41,6 +41,8 @@ def test_text_in_and_text_out() -> None:
         assert engine.generate("The king", llmc.SamplingParams(max_tokens=3, ignore_eos=True))[0].text
         (chosen,) = llmc.LLM(engine).chat([{"role": "user", "content": "The king"}], llmc.SamplingParams(max_tokens=2))
         assert chosen.prompt_tokens == len(engine.tokenize("The king\n"))
+        template = engine.conversations.template(None)
+        assert template.source == TEMPLATE and template.tool_source == "{{ tools }}" + TEMPLATE
 
 
 @pytest.mark.parametrize("kind", quick_sample(["transformers", "tokenizers", "directory"], ["transformers"]))
@@ -54,7 +56,7 @@ def test_each_kind_gives_the_same_tokenizer(kind: str, checkpoint_of: Callable[.
         read = Tokenizer.from_file(str(found.tokenizer))
         assert read.encode("To be or not").ids == given("tokenizers").encode("To be or not").ids
         names = {file.name for file in found.tokenizer_files}
-        assert ("chat_template.jinja" in names) == (kind == "transformers")
+        assert ({"chat_template.jinja", "tool_use.jinja"} <= names) == (kind == "transformers")
         # What tells the end of a text stands in tokenizer_config.json.
         assert bool(found.graph.info.eos_token_ids) == (kind != "tokenizers")
 

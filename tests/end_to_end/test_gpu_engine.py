@@ -103,6 +103,15 @@ def test_a_device_gets_its_own(engine: EngineDirectory, name: str, capability: t
     assert found.program == engine.programs[arch == "sm_90"].program
 
 
+def test_inspect_shows_machine_code_beside_budgets(engine: EngineDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    shown = command("inspect", engine.path, "--sass").out
+    for arch in ("sm_80", "sm_90"):
+        assert re.search(rf"machine code for {arch}: \d+ of \d+ figures of \d+ kernels miss budgets", shown)
+    assert "exits before wait" in shown and "stack bytes" not in shown
+    assert "stack bytes" in command("inspect", engine.path, "--sass", "--all").out
+
+
 def test_inspect_shows_both(engine: EngineDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "240")
     shown = command("inspect", engine.path)

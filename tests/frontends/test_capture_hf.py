@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
 from llmc.errors import CaptureError, CheckpointError
+from llmc.files.tokenizer_files import name_of
 from llmc.frontends.capture import capture
 from llmc.frontends.captured import Captured
 from llmc.graph.call_arguments import call_arguments
@@ -136,6 +137,10 @@ def test_tokenizer_files_are_found(tmp_path: Path) -> None:
     Tokenizer(BPE()).save(str(tmp_path / "tokenizer.json"))
     files = capture(tmp_path, BuildOptions()).tokenizer_files
     assert [file.name for file in files] == ["tokenizer.json", "generation_config.json"]
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("T")
+    files = capture(tmp_path, BuildOptions()).tokenizer_files
+    assert name_of(files[-1]) == "additional_chat_templates/tool_use.jinja" and name_of(files[0]) == "tokenizer.json"
 
 
 def test_checkpoints_with_other_names_or_shards(tmp_path: Path) -> None:

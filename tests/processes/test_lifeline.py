@@ -11,7 +11,8 @@ import psutil
 
 from llmc.processes.lifeline import Lifeline
 from llmc.processes.worker_command import worker_environment
-from llmc.runtime.text.chat_template import ChatTemplate, TemplateInput, TemplateRenderer
+from llmc.runtime.text.chat_template import ChatTemplate
+from llmc.runtime.text.template_renderer import TemplateInput, TemplateRenderer
 
 # 7**10**8 is one call into C, which runs for minutes and lets no other thread run; with a child of its own.
 BUSY = """
@@ -80,7 +81,7 @@ def test_a_worker_outlives_the_thread_that_started_it() -> None:
 
     def ask() -> None:
         given = TemplateInput([{"role": "user", "content": "hi"}])
-        prompts.append(renderer.render(ChatTemplate("{{ messages[0].content }}"), given))
+        prompts.append(renderer.render(ChatTemplate("{{ messages[0].content }}"), given).text)
 
     workers = []
     for _ in range(2):

@@ -16,6 +16,7 @@ from llmc.files.atomic_directory import AtomicDirectory
 from llmc.frontends.gguf.architectures import described
 from llmc.frontends.gguf.container import GgufModel, files_of, read_model
 from llmc.frontends.gguf.files import LINK, SUFFIX
+from llmc.frontends.gguf.metadata import Metadata
 from llmc.frontends.gguf.tokenizer import NO_VOCABULARY, adds_beginning, tokenizer_of
 from llmc.frontends.gguf.vocabulary import Vocabulary, read_vocabulary
 
@@ -69,10 +70,20 @@ def _tokenizer_config(vocabulary: Vocabulary) -> dict[str, Any]:
     named = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
     found: dict[str, Any] = {name: vocabulary.special(key) for name, key in named.items()}
     found["add_bos_token"] = adds_beginning(said)
-    template = said.of("tokenizer.")
-    if template.has("chat_template"):
-        found["chat_template"] = template.text("chat_template")
+    found["chat_template"] = chat_templates(said)
     return {name: value for name, value in found.items() if value is not None}
+
+
+def chat_templates(metadata: Metadata) -> str | list[dict[str, str]] | None:
+    """The chat template, with the others that have names, as tokenizer_config.json has them; None if there is none."""
+    said = metadata.of("tokenizer.")
+    default = said.text("chat_template") if said.has("chat_template") else None
+    listed = said.texts("chat_templates") if said.has("chat_templates") else ()
+    names = [name for name in listed if said.has(f"chat_template.{name}")]
+    if not names:
+        return default
+    found = [] if default is None else [{"name": "default", "template": default}]
+    return found + [{"name": name, "template": said.text(f"chat_template.{name}")} for name in sorted(names)]
 
 
 def _write(file: Path, content: Mapping[str, Any]) -> None:

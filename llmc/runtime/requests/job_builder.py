@@ -33,25 +33,29 @@ def check_task(head: Head | None, *, wants_row: bool) -> None:
         return
     if head is None:
         raise RequestError(
-            "the engine generates, and gives no row for a text",
-            fix="build it with task=embed, score or classify, or ask for a completion",
+            "the engine generates text, and gives no vector, score or label of one",
+            fix="for those, build an engine with task=embed, score or classify (--task) of a model that is made for it",
         )
-    verbs = {
-        Task.EMBED: "embeds: use embed, or POST /v1/embeddings",
-        Task.SCORE: "scores: use score, or POST /v1/rerank",
+    given = {
+        Task.EMBED: "vectors of texts (embed, or POST /v1/embeddings)",
+        Task.SCORE: "scores of texts (score, or POST /v1/rerank)",
     }
-    what, _, use = verbs.get(head.task, "classifies: use classify, or POST /v1/classify").partition(": ")
-    raise RequestError(f"the engine {what} texts, and generates nothing", fix=use)
+    what = given.get(head.task, "labels of texts (classify, or POST /v1/classify)")
+    raise RequestError(
+        f"the engine gives {what}, and generates none",
+        fix="to generate, build an engine with task=generate (--task) of a model that is made for it",
+    )
 
 
 class JobBuilder:
     """What the checks need to know of an engine. prefix_cache: whether requests may share cached prefixes. head: what
-    the engine gives for a text; None for one that generates."""
+    the engine gives for a text; None for one that generates. longest_text: in tokens."""
 
     def __init__(self, info: ModelRecord, limits: Limits, tokenizer: Tokenizer, *, prefix_cache: bool) -> None:
         self._info, self.head = info, info.head
         self._limits = limits
         self._tokenizer = tokenizer
+        self.longest_text = limits.max_model_len
         self._prefix_cache = prefix_cache
         self._digests = BlockDigests(limits.block_size)
 

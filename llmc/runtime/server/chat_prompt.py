@@ -1,16 +1,16 @@
 """Chat messages to a prompt, as the template expects them."""
 
-import json
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from llmc.runtime.server.errors import bad_request
 from llmc.runtime.server.schemas.chat import ChatRequest, Message
+from llmc.runtime.server.schemas.fields import known_of
 from llmc.runtime.server.schemas.tokens import TokenizeRequest
 from llmc.runtime.server.served_model import ServedModel, check_text
-from llmc.runtime.text.chat_template import TemplateInput
 from llmc.runtime.text.conversation import says_nothing
+from llmc.runtime.text.template_renderer import RenderedPrompt, TemplateInput
 
 # What templates call the variable that turns thinking off: Qwen's, and DeepSeek's and Granite's.
 _THINKING_SWITCHES = ("enable_thinking", "thinking")
@@ -18,11 +18,11 @@ _THINKING_SWITCHES = ("enable_thinking", "thinking")
 
 async def chat_prompt(
     model: ServedModel, body: ChatRequest | TokenizeRequest, messages: Sequence[Message], *, shows_tools: bool = True
-) -> str:
+) -> RenderedPrompt:
     """messages: those of the body that the prompt is made of."""
     given = TemplateInput(
-        messages=[template_message(model, message) for message in messages],
-        tools=[tool.model_dump(exclude_none=True) for tool in body.tools] if body.tools and shows_tools else None,
+        messages=[checked_message(message) for message in messages],
+        tools=[known_of(tool) for tool in body.tools] if body.tools and shows_tools else None,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         extra=template_variables(body) if isinstance(body, ChatRequest) else body.chat_template_kwargs,
@@ -30,39 +30,17 @@ async def chat_prompt(
     return await model.render(given, body.chat_template)
 
 
-def template_message(model: ServedModel, message: Message) -> dict[str, Any]:
-    """A message as Hugging Face templates expect it: text as one string, arguments of calls as objects."""
-    text = message.text()
-    if text is not None:
-        check_text(text, "messages")
-    role: str = message.role
-    if role == "developer" and (model.template is None or "developer" not in model.template.source):
-        role = "system"
-    found: dict[str, Any] = {"role": role, "content": text}
-    thought = message.reasoning_content if message.reasoning is None else message.reasoning
-    if thought is not None:
-        check_text(thought, "messages")
-        found["reasoning_content"] = thought
-    found |= message.model_dump(include={"name", "tool_call_id"}, exclude_none=True)
-    if message.tool_calls:
-        found["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": call.type,
-                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
-            }
-            for call in message.tool_calls
-        ]
+def checked_message(message: Message) -> dict[str, Any]:
+    """A message as OpenAI has it, its content one text. 400 for what cannot be tokenized, and for one without content
+    that has to have some."""
+    found = message.model_dump(exclude_none=True)
+    for text in (message.text(), message.reasoning, message.reasoning_content):
+        if text is not None:
+            check_text(text, "messages")
+    found |= {"content": message.text()}
     if says_nothing(found):
         raise bad_request(f"a message of the role {message.role!r} has no content", "messages")
     return found
-
-
-def _arguments(text: str) -> Any:
-    try:
-        return json.loads(text or "{}")
-    except (ValueError, RecursionError) as error:
-        raise bad_request(f"the arguments of a tool call are not JSON: {error}", "messages") from None
 
 
 def template_variables(body: ChatRequest) -> dict[str, Any]:

@@ -6,7 +6,8 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from llmc.errors import UnavailableError
-from llmc.runtime.text.chat_template import SECONDS, ChatTemplate, TemplateInput, TemplateRenderer
+from llmc.runtime.text.chat_template import ChatTemplate
+from llmc.runtime.text.template_renderer import SECONDS, RenderedPrompt, TemplateInput, TemplateRenderer
 
 _WORKERS = 2
 
@@ -40,7 +41,11 @@ class RenderQueue:
         """Start a worker now, so that the first chat does not wait for it."""
         self._renderer.warm()
 
-    async def render(self, template: ChatTemplate, given: TemplateInput) -> str:
+    def fit(self, template: ChatTemplate) -> Future[tuple[str, ...]]:
+        """See TemplateRenderer; in a thread."""
+        return self._threads.submit(self._renderer.fit, template)
+
+    async def render(self, template: ChatTemplate, given: TemplateInput) -> RenderedPrompt:
         """See TemplateRenderer; the request has arrived now. Raises what it raises, and UnavailableError when full."""
         with self._lock:
             if self.pending >= self._most:
@@ -57,6 +62,6 @@ class RenderQueue:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._renderer.close()
 
-    def _done(self, rendered: Future[str]) -> None:
+    def _done(self, rendered: Future[RenderedPrompt]) -> None:
         with self._lock:
             self.pending -= 1

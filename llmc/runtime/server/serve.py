@@ -35,6 +35,7 @@ from llmc.runtime.server.thinking import think_tags
 from llmc.runtime.server.token_texts import TokenTexts
 from llmc.runtime.server.tool_calls import FORMS, ToolForm, form_of_template
 from llmc.runtime.text.chat_template import engine_template, named_template
+from llmc.runtime.text.template_renderer import warn_of_template
 
 _HEADER_SECONDS = 1.5
 _CLOSE_SECONDS = 5.0
@@ -66,19 +67,24 @@ def open_model(options: ServeOptions, registry: CollectorRegistry) -> ServedMode
     template = engine_template(files)
     if options.chat_template is not None:
         template = named_template(options.chat_template, files)
-    source = "" if template is None else template.source
-    thinks, form = think_tags(options.reasoning_parser, source), _tool_form(options.tool_call_parser, source)
+    thinks = think_tags(options.reasoning_parser, "" if template is None else template.source)
+    form = _tool_form(options.tool_call_parser, "" if template is None else template.tool_source)
     defaults = engine_defaults(files) if options.generation_config == "auto" else SamplingDefaults()
     names = options.served_model_name or (options.engine.resolve().name.removesuffix(".llmc"),)
-    engine = _load(options)
-    load_adapters(engine, options, names)
-    engine.wait_until_checked()
     renderer = RenderQueue.of_engine()
+    fitting = None if template is None else renderer.fit(template)
+    try:
+        engine = _load(options)
+        load_adapters(engine, options, names)
+        engine.wait_until_checked()
+        if fitting is not None:
+            warn_of_template(fitting.result)
+    except BaseException:
+        renderer.close()
+        raise
     request_renderer = RenderQueue.of_requests() if options.trust_request_chat_template else None
     if request_renderer is not None:
         threading.Thread(target=request_renderer.warm, daemon=True).start()
-    if template is not None:
-        threading.Thread(target=renderer.warm, daemon=True).start()
     if engine.tokenizer.exists:
         threading.Thread(target=engine.grammars.prepare, daemon=True).start()
     return ServedModel(

@@ -4,13 +4,14 @@ import asyncio
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from fastapi.routing import APIRoute
 
 from llmc.runtime.adapters.placed_adapter import PlacedAdapter
 from llmc.runtime.async_engine import AsyncEngine
+from llmc.runtime.requests.job_builder import check_task
 from llmc.runtime.server.errors import ApiError, bad_request
 from llmc.runtime.server.lifecycle import Lifecycle
 from llmc.runtime.server.render_queue import RenderQueue
@@ -21,8 +22,9 @@ from llmc.runtime.server.thinking import ThinkTags
 from llmc.runtime.server.token_texts import TokenTexts
 from llmc.runtime.server.tool_calls import ToolForm
 from llmc.runtime.server.unknown_fields import WarningRoute
-from llmc.runtime.text.chat_template import ChatTemplate, TemplateInput
+from llmc.runtime.text.chat_template import ChatTemplate
 from llmc.runtime.text.prompts import check_ids
+from llmc.runtime.text.template_renderer import RenderedPrompt, TemplateInput
 from llmc.runtime.text.tokenizer import Tokenizer
 
 # Shorter texts are tokenized faster than a thread is asked to.
@@ -97,6 +99,10 @@ class ServedModel:
         """A seed for a request that brings none, from the server's own; None if the server was given none."""
         return None if self.seeds is None else self.seeds.getrandbits(63)
 
+    def check_generates(self) -> None:
+        """400 for an engine that gives vectors, scores or labels, whatever else the request lacks."""
+        check_task(self.engine.engine.info.head, wants_row=False)
+
     def check_room(self) -> None:
         """429 when too many requests wait already."""
         if self.max_waiting is not None and self.engine.stats().waiting >= self.max_waiting:
@@ -121,15 +127,18 @@ class ServedModel:
         check_ids("tokens", ids, self.vocab_size)
         return self.engine.engine.tokenizer.decode(ids, skip_special_tokens=False)
 
-    async def render(self, given: TemplateInput, template: str | None) -> str:
-        """The prompt of chat messages. template: one that the request brought, else the model's."""
+    async def render(self, given: TemplateInput, template: str | None) -> RenderedPrompt:
+        """The prompt of chat messages. template: one that the request brought or names, else the model's."""
+        own = self.template
+        if own is not None and template is not None and template in own.named:
+            own, template = replace(own, source=own.named[template], named={}), None
         if template is not None and self.request_renderer is None:
             raise bad_request(
                 "this server takes no chat templates from requests; it was started without "
                 "--trust-request-chat-template",
                 "chat_template",
             )
-        if template is None and self.template is None:
+        if template is None and own is None:
             raise bad_request(
                 "the model has no chat template: use /v1/completions, or start the server with --chat-template FILE "
                 "(or one of the built-in ones: --chat-template plain)",
@@ -139,8 +148,8 @@ class ServedModel:
             raise bad_request(
                 "continue_final_message and add_generation_prompt exclude each other", "continue_final_message"
             )
-        special_tokens = {} if self.template is None else self.template.special_tokens
-        chosen = self.template if template is None else ChatTemplate(template, special_tokens)
+        special_tokens = {} if own is None else own.special_tokens
+        chosen = own if template is None else ChatTemplate(template, special_tokens)
         renderer = self.renderer if template is None else self.request_renderer
         assert chosen is not None and renderer is not None
         return await renderer.render(chosen, given)

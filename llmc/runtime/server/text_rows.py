@@ -55,7 +55,7 @@ def cut(model: ServedModel, fields: RowFields, ids: list[int]) -> list[int]:
     if asked == 0:
         raise bad_request("truncate_prompt_tokens is -1 or at least 1", "truncate_prompt_tokens")
     most = model.max_model_len if asked is None or asked < 0 else min(asked, model.max_model_len)
-    return ids[:most] if fields.truncation_side == "right" else ids[-most:]
+    return model.engine.engine.tokenizer.cut(ids, most, keeps_start=fields.truncation_side == "right")
 
 
 async def rows_of(model: ServedModel, fields: RowFields, request: Request, texts: Sequence[Sequence[int]]) -> TextRows:

@@ -7,25 +7,42 @@ import os
 import resource
 import sys
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmc.processes.lifeline import end_with
+from llmc.runtime.text.normal_messages import normal_messages
+from llmc.runtime.text.template_program import NotShownError, Question, TemplateProgram
 
 if TYPE_CHECKING:
+    from functools import _lru_cache_wrapper
+
     from jinja2 import Environment
+
+    # By a template's text, and the special tokens as JSON.
+    Programs = _lru_cache_wrapper[TemplateProgram]
+
+# Of a model's templates, and of those that requests bring.
+_PROGRAMS = 8
 
 
 def main() -> None:
-    """Arguments: bytes of memory beyond what Python takes, bytes of the longest prompt, the niceness, the lifeline."""
-    memory_bytes, output_bytes, niceness, lifeline = map(int, sys.argv[1:])
+    """Arguments: bytes of memory beyond what Python takes, characters of the longest prompt, the niceness, the
+    lifeline."""
+    memory_bytes, most_characters, niceness, lifeline = map(int, sys.argv[1:])
     end_with(lifeline)
     os.nice(niceness)
     environment = template_environment()
+
+    @lru_cache(maxsize=_PROGRAMS)
+    def program(source: str, special_tokens: str) -> TemplateProgram:
+        return TemplateProgram(environment, source, json.loads(special_tokens), most_characters)
+
     limit_resources(memory_bytes)
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
-        print(json.dumps(answer(environment, json.loads(line), output_bytes)), flush=True)
+        print(json.dumps(answer(program, json.loads(line))), flush=True)
 
 
 def limit_resources(memory_bytes: int) -> None:
@@ -69,39 +86,26 @@ def template_environment() -> Environment:
     return environment
 
 
-def answer(environment: Environment, question: dict[str, Any], output_bytes: int) -> dict[str, str]:
-    """`prompt`, or `error` with one line of why not."""
+def answer(program: Programs, question: dict[str, Any]) -> dict[str, Any]:
+    """`prompt` and `warnings`, or `lacks` if no conversation is given, or `error` with what the template
+    does instead, in one line."""
+    programs = [program(source, question["special_tokens"]) for source in question["sources"]]
     try:
-        return {"prompt": rendered(environment, question, output_bytes)}
+        if question["messages"] is None:
+            return {"lacks": [list(each.fit.lacks) for each in programs]}
+        messages = normal_messages(question["messages"])
+        asked = Question(messages, question["tools"], question["variables"], question["continue"])
+        chosen = next((each for each in programs if each.has_place_for(asked)), programs[0])
+        return {"prompt": chosen.prompt(asked), "warnings": chosen.warnings(asked)}
     except MemoryError:
-        return {"error": "it needs too much memory"}
+        program.cache_clear()
+        return {"error": "fails: it needs too much memory"}
     except RecursionError:
-        return {"error": "it recurses too deeply"}
+        return {"error": "fails: it recurses too deeply"}
+    except NotShownError as error:
+        return {"error": str(error)}
     except Exception as error:  # A template can raise anything: it is the user's program.
-        return {"error": " ".join(f"{error or type(error).__name__}".split())[:300]}
-
-
-def rendered(environment: Environment, question: dict[str, Any], output_bytes: int) -> str:
-    """The template's output, cut after the last message's content if the model is to go on with it."""
-    pieces, size = [], 0
-    for piece in environment.from_string(question["template"]).generate(**question["variables"]):
-        pieces.append(piece)
-        size += len(piece)
-        if size > output_bytes:
-            raise ValueError(f"the prompt is longer than {output_bytes} characters")
-    prompt = "".join(pieces)
-    return after_last_message(prompt, question["variables"]["messages"]) if question["continue"] else prompt
-
-
-def after_last_message(prompt: str, messages: list[dict[str, Any]]) -> str:
-    """The prompt up to the end of the last message's content."""
-    content = messages[-1].get("content") if messages else None
-    if not isinstance(content, str) or not content.strip():
-        raise ValueError("continue_final_message needs a last message with text")
-    at = prompt.rfind(content.strip())
-    if at < 0:
-        raise ValueError("the template does not contain the last message's text as it is")
-    return prompt[: at + len(content.strip())]
+        return {"error": "fails: " + " ".join(f"{error or type(error).__name__}".split())[:300]}
 
 
 if __name__ == "__main__":

@@ -1,21 +1,16 @@
 """Conversations as prompts: messages rendered by the model's chat template, or by another, and tokenized."""
 
 import json
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeGuard
 
 from llmc.engine_format import EngineFiles
 from llmc.engine_format.path_argument import path_argument
-from llmc.errors import RequestError
-from llmc.runtime.text.chat_template import (
-    ChatTemplate,
-    TemplateInput,
-    TemplateRenderer,
-    engine_template,
-    named_template,
-    special_tokens,
-)
+from llmc.errors import LoadWarning, RequestError
+from llmc.runtime.text.chat_template import ChatTemplate, engine_template, named_template, special_tokens
+from llmc.runtime.text.template_renderer import TemplateInput, TemplateRenderer, warn_of_template
 from llmc.runtime.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
@@ -64,8 +59,10 @@ class ConversationPrompts:
             _check_json(name, value, is_right)
         begins_answer = add_generation_prompt and not continue_final_message
         given = TemplateInput(messages, tools, begins_answer, continue_final_message, chat_template_kwargs)
-        text = self._renderer.render(self.template(chat_template), given)
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        rendered = self._renderer.render(self.template(chat_template), given)
+        for each in rendered.warnings:
+            warnings.warn(each, LoadWarning, stacklevel=3)
+        return self._tokenizer.encode(rendered.text, add_special_tokens=False)
 
     def template(self, given: str | None) -> ChatTemplate:
         """The template that is meant. Raises RequestError if the model has none, OptionError for none of that name."""
@@ -87,7 +84,10 @@ class ConversationPrompts:
 
     @cached_property
     def _own_template(self) -> ChatTemplate | None:
-        return engine_template(self._engine)
+        template = engine_template(self._engine)
+        if template is not None:
+            warn_of_template(partial(self._renderer.fit, template))
+        return template
 
 
 def is_conversation(messages: object) -> TypeGuard[Conversation]:
@@ -96,11 +96,8 @@ def is_conversation(messages: object) -> TypeGuard[Conversation]:
 
 
 def says_nothing(message: Message) -> bool:
-    """Whether a message has neither content nor what an assistant's may have in its place."""
-    if message.get("content") is not None:
-        return False
-    instead = ("tool_calls", "function_call", "reasoning_content", "reasoning")
-    return message["role"] != "assistant" or not any(message.get(name) for name in instead)
+    """Whether a message has no content and is of a role that has to: an answer may be empty, and so may a result."""
+    return message.get("content") is None and message["role"] in ("system", "developer", "user")
 
 
 def conversations(messages: Conversation | Iterable[Conversation]) -> list[Any]:

@@ -53,6 +53,19 @@ class Tokenizer:
             ) from None
         return ids
 
+    def cut(self, ids: Sequence[int], most: int, *, keeps_start: bool = True) -> list[int]:
+        """The first tokens of a text (or the last), with the special tokens that the tokenizer puts around texts."""
+        found = list(ids)
+        if len(found) <= most:
+            return found
+        before, after = self._special_ends
+        has_ends = found[: len(before)] == before and found[len(found) - len(after) :] == after
+        room = most - len(before) - len(after)
+        if not has_ends or room <= 0:
+            return found[:most] if keeps_start else found[-most:]
+        text = found[len(before) : len(found) - len(after)]
+        return [*before, *(text[:room] if keeps_start else text[-room:]), *after]
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids; empty if the engine has no tokenizer."""
         if not self.exists:
@@ -78,6 +91,16 @@ class Tokenizer:
                 self._containing.clear()
             self._containing[text] = found
         return found
+
+    @cached_property
+    def _special_ends(self) -> tuple[list[int], list[int]]:
+        """The special tokens before and after a text."""
+        if not self.exists:
+            return [], []
+        encoded = self._fast.encode("a")
+        own = encoded.special_tokens_mask.index(0) if 0 in encoded.special_tokens_mask else len(encoded.ids)
+        count = encoded.special_tokens_mask.count(0)
+        return encoded.ids[:own], encoded.ids[own + count :]
 
     @cached_property
     def _vocabulary_bytes(self) -> list[bytes]:

@@ -13,6 +13,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from llmc.errors import CheckpointError
 from llmc.frontends.gguf.container import read_model
+from llmc.frontends.gguf.model_directory import chat_templates
 from llmc.frontends.gguf.tokenizer import tokenizer_of
 from llmc.frontends.gguf.vocabulary import Vocabulary, read_vocabulary
 from tests.gguf_files import add_sentence_piece, add_tokenizer, write_out
@@ -169,3 +170,16 @@ def test_a_merge_of_what_is_no_token_is_refused(tmp_path: Path) -> None:
     write_out(writer)
     with pytest.raises(CheckpointError, match="merges is 'a b', not two tokens"):
         tokenizer_of(_read(tmp_path / "t.gguf"))
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_chat_templates_come_with_their_names(named: bool, tmp_path: Path) -> None:
+    _trained("gpt-2").save(str(tmp_path / "tokenizer.json"))
+    listed = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]
+    templates = listed if named else "D"
+    settings = {"bos_token": "<|bos|>", "eos_token": "<|eos|>", "chat_template": templates}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    writer = gguf.GGUFWriter(tmp_path / "t.gguf", "llama")
+    add_tokenizer(writer, tmp_path, "gpt-2")
+    write_out(writer)
+    assert chat_templates(read_model((tmp_path / "t.gguf",)).metadata) == templates

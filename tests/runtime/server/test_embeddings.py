@@ -99,7 +99,9 @@ def test_an_embedder_ranks_by_cosines(live: LiveServer, expected: Any) -> None:
         ("/v1/embeddings", {"input": []}, "at least 1 item"),
         ("/v1/embeddings", {"input": "O", "prompt_name": "document"}, "no prompt 'document'; it has 'query', 'riddle'"),
         ("/v1/classify", {"input": TEXTS}, "built for embed, not for classify"),
-        ("/v1/completions", {"prompt": TEXTS}, "embeds texts, and generates nothing"),
+        ("/v1/completions", {"prompt": TEXTS}, "vectors of texts (embed, or POST /v1/embeddings), and generates none"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "O"}]}, "POST /v1/embeddings"),
+        ("/v1/responses", {"input": "O"}, "POST /v1/embeddings"),
     ],
 )
 def test_what_cannot_be_served_is_a_400(live: LiveServer, path: str, body: dict[str, Any], said: str) -> None:
@@ -118,4 +120,6 @@ def test_long_texts_are_cut_where_asked(live: LiveServer) -> None:
 
 def test_a_server_of_completions_gives_no_vectors(client: httpx.Client) -> None:
     answer = client.post("/v1/embeddings", json={"input": "The king"})
-    assert answer.status_code == 400 and "the engine generates" in answer.text
+    message = answer.json()["error"]["message"]
+    assert answer.status_code == 400 and message.startswith("the engine generates") and "task=embed" in message
+    assert "complet" not in message, "that is not what was asked for"

@@ -13,13 +13,15 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from llmc.errors import RequestError, UnavailableError
+from llmc.errors import LoadWarning, RequestError, UnavailableError
 from llmc.runtime.server.app import create_app
+from llmc.runtime.server.errors import ApiError
 from llmc.runtime.server.options import ServeOptions
 from llmc.runtime.server.render_queue import RenderQueue
 from llmc.runtime.server.serve import close_model, open_model
 from llmc.runtime.server.served_model import ServedModel
-from llmc.runtime.text.chat_template import BUILT_IN, ChatTemplate, TemplateInput, TemplateRenderer
+from llmc.runtime.text.chat_template import BUILT_IN, ChatTemplate
+from llmc.runtime.text.template_renderer import TemplateInput, TemplateRenderer
 
 LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 USER: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
@@ -69,10 +71,10 @@ def test_a_template_does_not_wait_for_its_seat_without_a_bound() -> None:
     """The time counts from the arrival: one that has used it up while it waited is not rendered any more."""
     renderer = TemplateRenderer(workers=1, seconds=600, patience_seconds=600)
     try:
-        assert renderer.render(PLAIN, GIVEN).startswith("User: hi")
+        assert renderer.render(PLAIN, GIVEN).text.startswith("User: hi")
         with renderer._free, pytest.raises(UnavailableError, match="too many"):
             renderer.render(PLAIN, GIVEN, time.monotonic() - 600)
-        assert renderer.render(PLAIN, GIVEN, time.monotonic()).startswith("User: hi")
+        assert renderer.render(PLAIN, GIVEN, time.monotonic()).text.startswith("User: hi")
     finally:
         renderer.close()
 
@@ -87,3 +89,24 @@ def test_a_deadline_counts_from_the_arrival() -> None:
         assert not isinstance(caught.value, UnavailableError)
     finally:
         renderer.close()
+
+
+def test_a_request_may_name_a_template_of_the_model(model: ServedModel) -> None:
+    """Which needs no trust; another text does."""
+    named = {"default": "D{{ messages[0].content }}", "rag": "R{{ messages[0].content }}"}
+    served = replace(model, template=ChatTemplate(named["default"], {}, named), request_renderer=None)
+
+    async def render(template: str | None) -> str:
+        return (await served.render(GIVEN, template)).text
+
+    assert asyncio.run(render(None)) == "Dhi" and asyncio.run(render("rag")) == "Rhi"
+    with pytest.raises(ApiError, match="no chat templates from requests"):
+        asyncio.run(render("{{ messages[0].content }}"))
+
+
+def test_what_a_template_lacks_is_told_at_the_start(engine_directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "last.jinja").write_text("{{ messages[-1].content }}")
+    options = ServeOptions(engine=engine_directory, chat_template=str(tmp_path / "last.jinja"))
+    with pytest.warns(LoadWarning, match="the chat template does not show earlier turns"):
+        opened = open_model(options, CollectorRegistry())
+    close_model(opened)

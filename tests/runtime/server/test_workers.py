@@ -13,7 +13,7 @@ import httpx
 import psutil
 
 from llmc.runtime.grammar.compiler import WORKER as GRAMMARS
-from llmc.runtime.text.chat_template import WORKER as TEMPLATES
+from llmc.runtime.text.template_renderer import WORKER as TEMPLATES
 from tests.runtime.server.conftest import address_of
 
 SECRETS = {"LLMC_API_KEY": "the-servers-key", "HF_TOKEN": "hf_token", "AWS_SECRET_ACCESS_KEY": "aws-secret"}

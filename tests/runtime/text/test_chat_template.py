@@ -13,11 +13,10 @@ from llmc.errors import OptionError, RequestError
 from llmc.runtime.text.chat_template import (
     BUILT_IN,
     ChatTemplate,
-    TemplateInput,
-    TemplateRenderer,
     engine_template,
     named_template,
 )
+from llmc.runtime.text.template_renderer import TemplateInput, TemplateRenderer
 from tests.listed_files import listed_files
 from tests.quick_sample import quick_sample
 
@@ -49,15 +48,18 @@ def test_renders_what_transformers_renders(renderer: TemplateRenderer) -> None:
         expected = render_jinja_template(
             conversations=[messages], tools=tools, chat_template=HF_STYLE, add_generation_prompt=True, bos_token="<s>"
         )[0][0]
-        assert renderer.render(ChatTemplate(HF_STYLE, {"bos_token": "<s>"}), TemplateInput(messages, tools)) == expected
+        assert (
+            renderer.render(ChatTemplate(HF_STYLE, {"bos_token": "<s>"}), TemplateInput(messages, tools)).text
+            == expected
+        )
 
 
 def test_built_in_templates_and_continuing(renderer: TemplateRenderer) -> None:
     plain = ChatTemplate(BUILT_IN["plain"])
-    assert renderer.render(plain, TemplateInput(MESSAGES)) == "User: What's 2 < 3?\nAssistant:"
+    assert renderer.render(plain, TemplateInput(MESSAGES)).text == "User: What's 2 < 3?\nAssistant:"
     begun = [*MESSAGES, {"role": "assistant", "content": "It is"}]
     given = TemplateInput(begun, add_generation_prompt=False, continue_final_message=True)
-    assert renderer.render(plain, given) == "User: What's 2 < 3?\nAssistant: It is"
+    assert renderer.render(plain, given).text == "User: What's 2 < 3?\nAssistant: It is"
 
 
 BOMBS = {
@@ -75,7 +77,7 @@ BOMBS = {
 def test_bombs_are_refused_and_the_next_chat_is_served(name: str, renderer: TemplateRenderer) -> None:
     with pytest.raises(RequestError, match="chat template"):
         renderer.render(ChatTemplate(BOMBS[name]), TemplateInput(MESSAGES))
-    assert renderer.render(ChatTemplate(BUILT_IN["plain"]), TemplateInput(MESSAGES)).startswith("User:")
+    assert renderer.render(ChatTemplate(BUILT_IN["plain"]), TemplateInput(MESSAGES)).text.startswith("User:")
 
 
 @pytest.mark.parametrize(
@@ -119,10 +121,16 @@ def test_templates_of_an_engine(tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "T"}, {"name": ["no text"]}, {"name": "default", "template": "D"}]
     config = {"chat_template": named, "bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": None}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    assert engine_template(listed_files(tmp_path)) == ChatTemplate("D", {"bos_token": "<s>", "eos_token": "</s>"})
+    names = {"default": "D", "tool_use": "T"}
+    tokens = {"bos_token": "<s>", "eos_token": "</s>"}
+    assert engine_template(listed_files(tmp_path)) == ChatTemplate("D", tokens, names)
     (folder / "chat_template.jinja").write_text("J")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "rag.jinja").write_text("R")
     template = engine_template(listed_files(tmp_path))
-    assert template is not None and template.source == "J"
+    assert template == ChatTemplate("J", tokens, {**names, "default": "J", "rag": "R"})
+    assert template.sources(True) == ["T", "J"] and template.sources(False) == ["J", "T"]
+    assert named_template("rag", listed_files(tmp_path)).source == "R"
     (tmp_path / "mine.jinja").write_text("M")
     assert named_template(str(tmp_path / "mine.jinja"), listed_files(tmp_path)).source == "M"
     with pytest.raises(OptionError, match="chat template"):

@@ -132,7 +132,7 @@ def test_a_conversation_is_rendered_and_answered(engine: Engine) -> None:
         ([{"content": "no role"}], {}, "a conversation is a list of messages"),
         (5, {}, "a conversation is a list of messages"),
         ([*TALK, {"role": "user"}], {}, r"message 1 \('user'\) has no content"),
-        ([{"role": "assistant", "content": None, "tool_calls": []}], {}, "has no content"),
+        ([{"role": "system", "content": None}], {}, "has no content"),
         ([{"role": "user", "content": b"x"}], {}, "messages cannot be written as JSON"),
         (TALK, {"chat_template_kwargs": {"x": object()}}, "chat_template_kwargs cannot be written as JSON"),
         (TALK, {"chat_template": None}, "without a chat template"),

@@ -50,3 +50,24 @@ def test_few_of_the_texts_that_were_looked_for_are_kept(tmp_path: Path) -> None:
         tokenizer.tokens_containing(f"none has {number}")
     assert len(tokenizer._containing) <= 256
     assert tokenizer.tokens_containing("king") == found
+
+
+def test_cut_texts_keep_their_special_ends(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer as FastTokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+    from tokenizers.processors import TemplateProcessing
+
+    words = {word: i for i, word in enumerate(("[UNK]", "[CLS]", "[SEP]", "a", "b", "c", "d"))}
+    fast = FastTokenizer(WordLevel(words, unk_token="[UNK]"))
+    fast.add_special_tokens(["[UNK]", "[CLS]", "[SEP]"])
+    fast.pre_tokenizer = Whitespace()
+    ends = [("[CLS]", 1), ("[SEP]", 2)]
+    fast.post_processor = TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]", special_tokens=ends)
+    tokenizer = tokenizer_at(tmp_path, fast.to_str())
+    ids = tokenizer.encode("a b c d")
+    assert tokenizer.cut(ids, 6) == ids == [1, 3, 4, 5, 6, 2]
+    assert tokenizer.cut(ids, 4) == [1, 3, 4, 2] and tokenizer.cut(ids, 4, keeps_start=False) == [1, 5, 6, 2]
+    assert tokenizer.cut(tokenizer.encode("a", "b c"), 5) == [1, 3, 2, 4, 2]
+    assert tokenizer.cut([3, 4, 5], 2) == [3, 4] and tokenizer.cut([3, 4, 5], 2, keeps_start=False) == [4, 5]
+    assert tokenizer.cut(ids, 2) == [1, 3], "nothing of the text would be left"

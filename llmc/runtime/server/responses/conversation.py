@@ -7,6 +7,7 @@ from pydantic import TypeAdapter
 
 from llmc.runtime.server.errors import bad_request
 from llmc.runtime.server.schemas.chat import MAX_MESSAGES, ChatRequest, FunctionCall, Message, ToolCall
+from llmc.runtime.server.schemas.fields import known_of, unknown_in
 from llmc.runtime.server.schemas.response_items import (
     FunctionCallItem,
     FunctionCallOutputItem,
@@ -37,6 +38,8 @@ def messages_of(items: Iterable[InputItem]) -> list[Message]:
     """Chat messages: what the assistant thought, said and called in a row is one message."""
     messages: list[Message] = []
     for item in items:
+        if isinstance(item, ReasoningItem) and not item.text():
+            continue  # Clients replay items whose thoughts are encrypted, or are none.
         if isinstance(item, FunctionCallOutputItem):
             messages.append(Message(role="tool", content=text_of(item.output), tool_call_id=item.call_id))
         elif isinstance(item, MessageItem) and item.role != "assistant":
@@ -73,10 +76,13 @@ def chat_request(body: ResponsesRequest, messages: Sequence[Message]) -> ChatReq
 
 
 def warnings_of_parts(body: ResponsesRequest) -> list[str]:
-    """A sentence for each setting inside a field that is ignored."""
-    found = [
+    """A sentence for each setting inside a field that is ignored, and for what is left out."""
+    found = [*body.left_out]
+    found += [
         f"include {each:.80} is ignored: there is no such thing here" for each in body.include or () if each != LOGPROBS
     ]
+    for name in ("tools", "text", "reasoning", "stream_options"):
+        found += unknown_in(name, getattr(body, name))
     if body.reasoning is not None and (body.reasoning.summary or body.reasoning.generate_summary):
         found.append("reasoning.summary is ignored: reasoning items hold the reasoning itself")
     if body.text is not None and body.text.verbosity is not None:
@@ -110,9 +116,8 @@ def _tools(body: ResponsesRequest) -> tuple[Any, Any]:
         if unknown:
             raise bad_request(f"tool_choice allows {min(unknown)!r:.80}, which is not among the tools", "tool_choice")
         tools = [tool for tool in tools if tool.name in names]
-    functions = [
-        {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)} for tool in tools
-    ]
+    definitions = [{**known_of(tool)} for tool in tools]
+    functions = [{"type": definition.pop("type"), "function": definition} for definition in definitions]
     if isinstance(choice, NamedChoice):
         return functions, {"type": "function", "function": {"name": choice.name}}
     return functions or None, choice.mode if isinstance(choice, AllowedTools) else choice

@@ -6,12 +6,13 @@ from llmc.runtime.server.chat_prompt import chat_prompt
 from llmc.runtime.server.prompt_truncation import MOST_CONTEXTS
 from llmc.runtime.server.schemas.chat import ChatRequest
 from llmc.runtime.server.served_model import ServedModel
+from llmc.runtime.text.template_renderer import RenderedPrompt
 
 
 async def fitted_prompt(
     model: ServedModel, chat: ChatRequest, *, shows_tools: bool, shortens: bool
-) -> tuple[str, list[int]]:
-    """The prompt's text and its token ids. shortens: leave out as few of the oldest turns as possible.
+) -> tuple[RenderedPrompt, list[int]]:
+    """The prompt and its token ids. shortens: leave out as few of the oldest turns as possible.
 
     A turn begins with a user's message; what the system says stays. The last turn is never left out.
     """
@@ -37,8 +38,8 @@ async def fitted_prompt(
 
 async def _prompt(
     model: ServedModel, chat: ChatRequest, start: int, shows_tools: bool, most: int
-) -> tuple[str, list[int]]:
+) -> tuple[RenderedPrompt, list[int]]:
     """Without the messages before `start`, those of the system excepted. most: as in ServedModel.tokenize."""
     kept = [message for message in chat.messages[:start] if message.role in ("system", "developer")]
-    text = await chat_prompt(model, chat, [*kept, *chat.messages[start:]], shows_tools=shows_tools)
-    return text, await model.tokenize(text, chat.add_special_tokens, most)
+    prompt = await chat_prompt(model, chat, [*kept, *chat.messages[start:]], shows_tools=shows_tools)
+    return prompt, await model.tokenize(prompt.text, chat.add_special_tokens, most)

@@ -14,6 +14,7 @@ from llmc.runtime.server.errors import bad_request
 from llmc.runtime.server.prompt_truncation import longest_text, truncated
 from llmc.runtime.server.schemas.chat import ChatRequest
 from llmc.runtime.server.schemas.field_notes import warnings_of
+from llmc.runtime.server.schemas.fields import unknown_in
 from llmc.runtime.server.served_model import ServedModel
 from llmc.runtime.server.tool_plan import tool_plan
 from llmc.runtime.server.unknown_fields import ignored_of
@@ -25,18 +26,26 @@ def chat_routes(model: ServedModel) -> APIRouter:
     @router.post("/v1/chat/completions", response_model=None)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         model.check_name(body.model)
+        model.check_generates()
         model.check_room()
         if body.stream_options is not None and not body.stream:
             raise bad_request("stream_options is only for stream=true", "stream_options")
         tools = tool_plan(model, body)
         prompt = await chat_prompt(model, body, body.messages, shows_tools=tools.shows_tools)
-        whole_ids = await model.tokenize(prompt, body.add_special_tokens, longest_text(model, body))
+        whole_ids = await model.tokenize(prompt.text, body.add_special_tokens, longest_text(model, body))
         ids = truncated(model, whole_ids, body, asked_tokens(body))
-        plan = answer_plan(model, body, tools, prompt)
+        plan = answer_plan(model, body, tools, prompt.text)
         identity = f"chatcmpl-{uuid.uuid4().hex}"
         asked = generation_request(model, body, ids, plan, identity, tenant_of(request, body.cache_salt))
-        warnings = [*warnings_of(body), *template_warnings(model, body), *ignored_of(request)]
-        reply = ChatReply(model, body, identity, plan, prompt=prompt, warnings=warnings)
+        warnings = [
+            *warnings_of(body),
+            *body.left_out,
+            *unknown_in("tools", body.tools),
+            *template_warnings(model, body),
+            *prompt.warnings,
+            *ignored_of(request),
+        ]
+        reply = ChatReply(model, body, identity, plan, prompt=prompt.text, warnings=warnings)
         return await reply.response(request, [asked])
 
     return router

@@ -28,6 +28,7 @@ def completion_routes(model: ServedModel) -> APIRouter:
     async def completions(body: CompletionRequest, request: Request) -> Response:
         model.check_name(body.model)
         check_supported(body)
+        model.check_generates()
         model.check_room()
         identity = f"cmpl-{uuid.uuid4().hex}"
         prompts: list[EchoedPrompt] = []

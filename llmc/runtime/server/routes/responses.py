@@ -42,6 +42,7 @@ def response_routes(model: ServedModel) -> APIRouter:
     @router.post("/v1/responses", response_model=None)
     async def create(body: ResponsesRequest, request: Request) -> Response:
         model.check_name(body.model)
+        model.check_generates()
         model.check_room()
         check_supported(model, body)
         asked = await asked_response(model, body, request)
@@ -122,7 +123,7 @@ async def asked_response(model: ServedModel, body: ResponsesRequest, request: Re
     shortens = body.truncation == "auto"
     with errors_about_input():
         prompt, ids = await fitted_prompt(model, chat, shows_tools=tools.shows_tools, shortens=shortens)
-    plan = answer_plan(model, chat, tools, prompt)
+    plan = answer_plan(model, chat, tools, prompt.text)
     identity = model.responses.new_id()
     salted = tenant_of(request, body.cache_salt)
     asked = generation_request(model, chat, ids, plan, identity, salted, limit_field="max_output_tokens")
@@ -130,6 +131,7 @@ async def asked_response(model: ServedModel, body: ResponsesRequest, request: Re
         *warnings_of(body, "store"),
         *warnings_of_parts(body),
         *template_warnings(model, chat),
+        *prompt.warnings,
         *ignored_of(request),
     ]
     if "store" in body.model_fields_set and body.store and not model.responses.keeps:

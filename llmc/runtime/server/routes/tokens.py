@@ -1,5 +1,6 @@
 """POST /tokenize and POST /detokenize."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -22,18 +23,18 @@ def token_routes(model: ServedModel) -> APIRouter:
         ids = await token_ids(model, body)
         answer = {"count": len(ids), "max_model_len": model.max_model_len, "tokens": ids}
         texts = [model.texts.text(token) for token in ids] if body.return_token_strs else None
-        return _answer(request, {**answer, "token_strs": texts})
+        return _answer(request, {**answer, "token_strs": texts}, body.left_out)
 
     @router.post("/detokenize", response_model=None)
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         model.check_name(body.model)
-        return _answer(request, {"prompt": model.detokenize(body.tokens)})
+        return _answer(request, {"prompt": model.detokenize(body.tokens)}, ())
 
     return router
 
 
-def _answer(request: Request, content: dict[str, Any]) -> Response:
-    warnings = ignored_of(request)
+def _answer(request: Request, content: dict[str, Any], left_out: Sequence[str]) -> Response:
+    warnings = [*left_out, *ignored_of(request)]
     return JSONResponse({**content, "warnings": warnings} if warnings else content)
 
 
@@ -46,4 +47,4 @@ async def token_ids(model: ServedModel, body: TokenizeRequest) -> list[int]:
             body.prompt, body.add_special_tokens is not False, MOST_CONTEXTS * model.max_model_len
         )
     prompt = await chat_prompt(model, body, body.messages or [])
-    return await model.tokenize(prompt, bool(body.add_special_tokens))
+    return await model.tokenize(prompt.text, bool(body.add_special_tokens))

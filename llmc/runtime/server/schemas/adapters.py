@@ -2,12 +2,14 @@
 
 from typing import Annotated
 
-from pydantic import BaseModel, Field
+from pydantic import Field
+
+from llmc.runtime.server.schemas.fields import Fields
 
 _Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class LoadAdapterRequest(BaseModel, extra="forbid"):
+class LoadAdapterRequest(Fields, extra="forbid"):
     """A PEFT directory on the server's machine. load_inplace: in the place of the adapter of that name."""
 
     lora_name: _Name
@@ -15,7 +17,7 @@ class LoadAdapterRequest(BaseModel, extra="forbid"):
     load_inplace: bool = False
 
 
-class UnloadAdapterRequest(BaseModel, extra="forbid"):
+class UnloadAdapterRequest(Fields, extra="forbid"):
     """lora_int_id: vLLM's number of the adapter, which names it already."""
 
     lora_name: _Name

@@ -2,25 +2,29 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
+from llmc.runtime.server.schemas.client_tools import functions_alone
+from llmc.runtime.server.schemas.fields import Fields, Readable
 from llmc.runtime.server.schemas.sampling_fields import SamplingFields
 from llmc.runtime.server.schemas.text_parts import Content, refuse_audio, text_of
 from llmc.runtime.server.schemas.token_fields import MAX_TOP_LOGPROBS
 
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 128
+# Of a call that was made, perhaps by another server.
+MAX_NAME = 256
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
-class FunctionCall(BaseModel, extra="ignore"):
+class FunctionCall(Fields, extra="ignore"):
     """A call that the assistant made. arguments: JSON text."""
 
-    name: str = Field(max_length=64)
+    name: str = Field(max_length=MAX_NAME)
     arguments: str = "{}"
 
 
-class ToolCall(BaseModel, extra="ignore"):
+class ToolCall(Fields, extra="ignore"):
     """A tool call in an assistant's message."""
 
     id: str | None = None
@@ -28,10 +32,11 @@ class ToolCall(BaseModel, extra="ignore"):
     function: FunctionCall
 
 
-class Message(BaseModel, extra="ignore"):
+class Message(Fields, extra="ignore"):
     """One turn. tool_call_id: which call a message of the role `tool` answers.
 
-    reasoning, reasoning_content: what the assistant thought before its answer; two names for the same.
+    reasoning, reasoning_content: what the assistant thought before its answer; two names for the same. refusal: in
+    place of its content. function_call: OpenAI's older form of a tool call.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -39,14 +44,16 @@ class Message(BaseModel, extra="ignore"):
     reasoning: str | None = None
     reasoning_content: str | None = None
     name: str | None = None
+    refusal: str | None = None
     tool_calls: list[ToolCall] | None = Field(default=None, max_length=MAX_TOOLS)
+    function_call: FunctionCall | None = None
     tool_call_id: str | None = None
 
     def text(self) -> str | None:
         return None if self.content is None else text_of(self.content)
 
 
-class FunctionDefinition(BaseModel, extra="forbid"):
+class FunctionDefinition(Fields, extra="allow"):
     """A function that the model may call. parameters: a JSON schema of its arguments."""
 
     name: FunctionName
@@ -55,20 +62,20 @@ class FunctionDefinition(BaseModel, extra="forbid"):
     strict: bool | None = None
 
 
-class Tool(BaseModel, extra="forbid"):
+class Tool(Fields, extra="allow"):
     """A tool; functions are the only kind."""
 
     type: Literal["function"] = "function"
     function: FunctionDefinition
 
 
-class NamedFunction(BaseModel, extra="forbid"):
+class NamedFunction(Fields, extra="forbid"):
     """The name of a function."""
 
     name: str
 
 
-class NamedTool(BaseModel, extra="forbid"):
+class NamedTool(Fields, extra="forbid"):
     """tool_choice that forces one function."""
 
     type: Literal["function"] = "function"
@@ -78,7 +85,7 @@ class NamedTool(BaseModel, extra="forbid"):
 ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 
-class ChatRequest(SamplingFields):
+class ChatRequest(Readable, SamplingFields):
     """chat_template: instead of the model's, where the server allows it. chat_template_kwargs: its variables."""
 
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
@@ -100,6 +107,10 @@ class ChatRequest(SamplingFields):
     reasoning_effort: str | None = Field(default=None, max_length=64)
     return_prompt_text: bool | None = None
     modalities: Annotated[list[Literal["text"]], BeforeValidator(refuse_audio)] | None = None
+
+    @classmethod
+    def readable(cls, body: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        return functions_alone(body)
 
     # Ignored, which the answer says.
     prediction: dict[str, Any] | None = None

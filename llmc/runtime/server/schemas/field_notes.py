@@ -18,6 +18,7 @@ IGNORED: Mapping[str, str] = {
     "vllm_xargs": "there are no extensions of vLLM here",
     "mm_processor_kwargs": "this engine reads text only",
     "media_io_kwargs": "this engine reads text only",
+    "client_metadata": "it accounts for requests, which this server does not",
     "background_options": "there is no background mode",
     "context_management": "the context is only shortened by `truncation`",
     "max_tool_calls": "tools run at the client, which counts them",

@@ -2,53 +2,61 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
+from llmc.runtime.server.schemas.chat import MAX_NAME
+from llmc.runtime.server.schemas.fields import Fields
+from llmc.runtime.server.schemas.foreign_items import READ
 from llmc.runtime.server.schemas.text_parts import TEXT_ONLY, Content, text_of
 
 MAX_ITEMS = 10_000
 
 
-class MessageItem(BaseModel, extra="ignore"):
+class MessageItem(Fields, extra="ignore"):
     """A turn, as the client writes it, or as it was in an earlier response's output."""
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: Content
+    content: Content = ""
 
     def text(self) -> str:
         return text_of(self.content)
 
 
-class FunctionCallItem(BaseModel, extra="ignore"):
+class FunctionCallItem(Fields, extra="ignore"):
     """A call that the assistant made. arguments: JSON text."""
 
     type: Literal["function_call"]
     call_id: str
-    name: str = Field(max_length=64)
+    name: str = Field(max_length=MAX_NAME)
     arguments: str = "{}"
 
 
-class FunctionCallOutputItem(BaseModel, extra="ignore"):
+def _content_of(output: Any) -> Any:
+    """What older clients have in an object, with whether the call succeeded."""
+    return output.get("content", "") if isinstance(output, dict) else output
+
+
+class FunctionCallOutputItem(Fields, extra="ignore"):
     """What the function returned to the call of that id."""
 
     type: Literal["function_call_output"]
     call_id: str
-    output: Content
+    output: Annotated[Content, BeforeValidator(_content_of)] = ""
 
 
-class ReasoningText(BaseModel, extra="ignore"):
+class ReasoningText(Fields, extra="ignore"):
     """Text of a reasoning item or of its summary."""
 
-    text: str
+    text: str = ""
 
 
-class ReasoningItem(BaseModel, extra="ignore"):
+class ReasoningItem(Fields, extra="ignore"):
     """What the assistant thought before the items that follow."""
 
     type: Literal["reasoning"]
-    content: list[ReasoningText] | None = None
+    content: list[ReasoningText] = Field(default_factory=list)
     summary: list[ReasoningText] = Field(default_factory=list)
 
     def text(self) -> str:
@@ -62,7 +70,7 @@ def _kind(item: Any) -> Any:
 
 def _known(item: Any) -> Any:
     kind = _kind(item)
-    if isinstance(kind, str) and kind not in ("message", "function_call", "function_call_output", "reasoning"):
+    if isinstance(kind, str) and kind not in READ:
         raise PydanticCustomError(
             TEXT_ONLY,
             "input items of type {type} are not taken: give messages, function_call, function_call_output, reasoning",

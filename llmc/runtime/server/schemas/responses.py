@@ -2,30 +2,18 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
 from llmc.runtime.server.schemas.chat import MAX_TOOLS, FunctionName
+from llmc.runtime.server.schemas.client_tools import functions_alone
+from llmc.runtime.server.schemas.fields import Fields, Readable
+from llmc.runtime.server.schemas.foreign_items import readable_items
 from llmc.runtime.server.schemas.response_items import InputItems
 from llmc.runtime.server.schemas.structured import JsonObjectFormat, TextFormat
-from llmc.runtime.server.schemas.text_parts import TEXT_ONLY
 from llmc.runtime.server.schemas.token_fields import MAX_TOP_LOGPROBS, TokenFields
 
 
-def functions_only(tools: Any) -> Any:
-    """Raise for a tool that the server would have to run."""
-    for tool in tools if isinstance(tools, list) else ():
-        kind = tool.get("type") if isinstance(tool, dict) else None
-        if isinstance(kind, str) and kind != "function":
-            raise PydanticCustomError(
-                TEXT_ONLY,
-                "tools of type {type} are not run here: give functions, which the client runs",
-                {"type": f"{kind:.60}"},
-            )
-    return tools
-
-
-class FunctionTool(BaseModel, extra="forbid"):
+class FunctionTool(Fields, extra="allow"):
     """A function that the model may call. parameters: a JSON schema of its arguments."""
 
     type: Literal["function"]
@@ -35,14 +23,14 @@ class FunctionTool(BaseModel, extra="forbid"):
     strict: bool | None = None
 
 
-class NamedChoice(BaseModel, extra="forbid"):
+class NamedChoice(Fields, extra="forbid"):
     """A function by name: the one that has to be called, or one of those that may be."""
 
     type: Literal["function"]
     name: str
 
 
-class AllowedTools(BaseModel, extra="forbid"):
+class AllowedTools(Fields, extra="forbid"):
     """Only these of the tools may be called, or one of them has to be."""
 
     type: Literal["allowed_tools"]
@@ -50,7 +38,7 @@ class AllowedTools(BaseModel, extra="forbid"):
     tools: list[NamedChoice] = Field(min_length=1, max_length=MAX_TOOLS)
 
 
-class SchemaTextFormat(BaseModel, extra="forbid"):
+class SchemaTextFormat(Fields, extra="forbid"):
     """JSON that a schema allows."""
 
     type: Literal["json_schema"]
@@ -60,14 +48,14 @@ class SchemaTextFormat(BaseModel, extra="forbid"):
     strict: bool | None = None
 
 
-class TextConfig(BaseModel, extra="forbid"):
+class TextConfig(Fields, extra="allow"):
     """The form of the output's text."""
 
     format: Annotated[TextFormat | JsonObjectFormat | SchemaTextFormat, Field(discriminator="type")] | None = None
     verbosity: str | None = None
 
 
-class ReasoningConfig(BaseModel, extra="forbid"):
+class ReasoningConfig(Fields, extra="allow"):
     """effort: for templates that look at it; `none` turns thinking off. summary: of no effect, as nothing sums up."""
 
     effort: str | None = Field(default=None, max_length=64)
@@ -75,13 +63,13 @@ class ReasoningConfig(BaseModel, extra="forbid"):
     generate_summary: str | None = None
 
 
-class ResponseStreamOptions(BaseModel, extra="forbid"):
+class ResponseStreamOptions(Fields, extra="allow"):
     """Of no effect: events are not padded."""
 
     include_obfuscation: bool | None = None
 
 
-class ResponsesRequest(TokenFields):
+class ResponsesRequest(Readable, TokenFields):
     """input: a text, or items. previous_response_id: a stored response whose conversation goes on."""
 
     input: str | InputItems
@@ -89,9 +77,7 @@ class ResponsesRequest(TokenFields):
     previous_response_id: str | None = Field(default=None, max_length=128)
     store: bool | None = True
     max_output_tokens: int | None = Field(default=None, ge=1, le=2**31)
-    tools: Annotated[list[FunctionTool], BeforeValidator(functions_only)] | None = Field(
-        default=None, max_length=MAX_TOOLS
-    )
+    tools: list[FunctionTool] | None = Field(default=None, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | AllowedTools | None = None
     parallel_tool_calls: bool | None = True
     text: TextConfig | None = None
@@ -105,7 +91,16 @@ class ResponsesRequest(TokenFields):
     background: bool | None = None
     metadata: dict[str, str] | None = Field(default=None, max_length=64)
 
+    @classmethod
+    def readable(cls, body: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        found, told = functions_alone(body)
+        if isinstance(found.get("input"), list):
+            items, of_items = readable_items(found["input"])
+            found, told = {**found, "input": items}, [*told, *of_items]
+        return found, told
+
     # Ignored, which the answer says.
+    client_metadata: dict[str, Any] | None = None
     max_tool_calls: int | None = None
     moderation: dict[str, Any] | None = None
     background_options: dict[str, Any] | None = None

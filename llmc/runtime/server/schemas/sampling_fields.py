@@ -2,15 +2,16 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
+from llmc.runtime.server.schemas.fields import Fields
 from llmc.runtime.server.schemas.structured import JsonSchema, ResponseFormat, StructuredOutputs
 from llmc.runtime.server.schemas.token_fields import MAX_TOP_LOGPROBS, TokenFields
 
 MAX_CHOICES = 128
 
 
-class StreamOptions(BaseModel, extra="forbid"):
+class StreamOptions(Fields, extra="forbid"):
     """include_usage: a last chunk with token counts. continuous_usage_stats: counts in every chunk."""
 
     include_usage: bool = False

@@ -2,13 +2,15 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
+
+from llmc.runtime.server.schemas.fields import Fields
 
 JsonSchema = dict[str, Any] | str
 Choice = Annotated[str, Field(min_length=1, max_length=10_000)]
 
 
-class JsonSchemaFormat(BaseModel, extra="forbid"):
+class JsonSchemaFormat(Fields, extra="forbid"):
     """OpenAI's json_schema object. The name and `strict` change nothing here: the schema always holds."""
 
     name: str = Field(default="schema", max_length=64)
@@ -17,19 +19,19 @@ class JsonSchemaFormat(BaseModel, extra="forbid"):
     strict: bool | None = None
 
 
-class TextFormat(BaseModel, extra="forbid"):
+class TextFormat(Fields, extra="forbid"):
     """Any text."""
 
     type: Literal["text"]
 
 
-class JsonObjectFormat(BaseModel, extra="forbid"):
+class JsonObjectFormat(Fields, extra="forbid"):
     """Any JSON object."""
 
     type: Literal["json_object"]
 
 
-class SchemaFormat(BaseModel, extra="forbid"):
+class SchemaFormat(Fields, extra="forbid"):
     """JSON that a schema allows."""
 
     type: Literal["json_schema"]
@@ -39,7 +41,7 @@ class SchemaFormat(BaseModel, extra="forbid"):
 ResponseFormat = Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(discriminator="type")]
 
 
-class StructuredOutputs(BaseModel, extra="forbid", populate_by_name=True):
+class StructuredOutputs(Fields, extra="forbid", populate_by_name=True):
     """vLLM's field: exactly one of these is given."""
 
     json_schema: JsonSchema | None = Field(default=None, alias="json")

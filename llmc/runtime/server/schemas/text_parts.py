@@ -2,8 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator
+from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
+
+from llmc.runtime.server.schemas.fields import Fields
 
 # pydantic's type of the error, whose message is shown as it is.
 TEXT_ONLY = "text_only"
@@ -23,14 +25,14 @@ _KINDS = {
 }
 
 
-class TextPart(BaseModel, extra="ignore"):
+class TextPart(Fields, extra="ignore"):
     """A part of a message's content; only text is taken. The three types are chat's and those of /v1/responses."""
 
     type: Literal["text", "input_text", "output_text"]
     text: str
 
 
-class RefusalPart(BaseModel, extra="ignore"):
+class RefusalPart(Fields, extra="ignore"):
     """What an assistant said in place of an answer."""
 
     type: Literal["refusal"]

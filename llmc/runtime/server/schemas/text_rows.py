@@ -2,9 +2,10 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from llmc.runtime.server.schemas.completion import TokenIds
+from llmc.runtime.server.schemas.fields import Fields
 
 MAX_TEXTS = 2048
 _Text = Annotated[str, Field(min_length=1)]
@@ -12,7 +13,7 @@ _Texts = Annotated[list[_Text], Field(min_length=1, max_length=MAX_TEXTS)]
 _Input = _Text | TokenIds | _Texts | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_TEXTS)]
 
 
-class RowFields(BaseModel, extra="forbid", populate_by_name=True):
+class RowFields(Fields, extra="forbid", populate_by_name=True):
     """truncate_prompt_tokens: so many of a text's tokens are read, -1 for as many as the engine takes; unless given a
     longer text is an error. truncation_side: which end is cut."""
 

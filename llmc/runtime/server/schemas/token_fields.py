@@ -2,7 +2,9 @@
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
+from pydantic import Field
+
+from llmc.runtime.server.schemas.fields import Fields
 
 MAX_TOP_LOGPROBS = 20
 StopString = Annotated[str, Field(min_length=1, max_length=1000)]
@@ -11,7 +13,7 @@ Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
 TokenId = Annotated[int, Field(ge=0, strict=True)]
 
 
-class TokenFields(BaseModel, extra="forbid", populate_by_name=True):
+class TokenFields(Fields, extra="forbid", populate_by_name=True):
     """None means the server's default, which the model's generation_config.json sets where it does."""
 
     model: str | None = Field(default=None, max_length=1000)

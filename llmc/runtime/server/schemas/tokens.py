@@ -2,13 +2,15 @@
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from llmc.runtime.server.schemas.chat import MAX_MESSAGES, MAX_TOOLS, Message, Tool
+from llmc.runtime.server.schemas.client_tools import functions_alone
+from llmc.runtime.server.schemas.fields import Fields, Readable
 from llmc.runtime.server.schemas.token_fields import TokenId
 
 
-class TokenizeRequest(BaseModel, extra="forbid"):
+class TokenizeRequest(Readable, extra="forbid"):
     """A prompt, or messages that the chat template makes one of."""
 
     model: str | None = None
@@ -22,8 +24,12 @@ class TokenizeRequest(BaseModel, extra="forbid"):
     chat_template: str | None = Field(default=None, max_length=200_000)
     chat_template_kwargs: dict[str, Any] | None = None
 
+    @classmethod
+    def readable(cls, body: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        return functions_alone(body)
 
-class DetokenizeRequest(BaseModel, extra="forbid"):
+
+class DetokenizeRequest(Fields, extra="forbid"):
     """Token ids."""
 
     model: str | None = None

@@ -12,6 +12,7 @@ from llmc.codegen.call import Call, arguments_of
 from llmc.codegen.triton.kernel import Constant, DeviceLaunch, KernelTemplate, named_arguments
 from llmc.codegen.triton.kernels.attention.kv_write_codes import code_launch, code_write_kernel
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks, tensors_of
+from llmc.codegen.triton.machine_code.budget import Budget
 from llmc.formats.cache_format import parse_cache_format
 from llmc.graph.refusal import Refusal
 from llmc.program.launch_arguments import Argument
@@ -125,3 +126,5 @@ def refuse_format(node: fx.Node, text: str, *dims: int) -> Refusal | None:
 
 
 kv_write = KernelTemplate(torch.ops.llmc.kv_write.default, supports, candidates)
+
+kv_write_budget = Budget("kv_write_kernel")

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from llmc.codegen.triton.kernels.attention.attend_keys import LOG2E, LOWEST, attend_keys, first_seen, read_queries
+from llmc.codegen.triton.machine_code.budget import READ_ONCE, Budget, Limit
 
 
 @triton.jit
@@ -152,3 +153,14 @@ def split_of(
     first_key = first_seen(context - 1, WINDOW, CHUNK)
     split_keys = tl.cdiv(tl.cdiv(context - first_key, SPLITS), KEY_TILE) * KEY_TILE
     return first_key, tl.maximum(split_keys, MIN_SPLIT)
+
+
+paged_decode_budget = Budget(
+    "paged_decode_kernel",
+    (
+        *READ_ONCE,
+        Limit("bytes_in_flight", "a ring of two tiles of keys and of values", at_least=48 * 1024),
+    ),
+    streams=("k_cache_ptr", "v_cache_ptr"),
+)
+combine_splits_budget = Budget("combine_splits_kernel")

@@ -15,6 +15,7 @@ from llmc.codegen.triton.kernels.attention.attend_keys import (
     reach_of,
     read_queries,
 )
+from llmc.codegen.triton.machine_code.budget import Budget, Limit
 
 
 @triton.jit
@@ -159,3 +160,13 @@ def request_of(query_starts_ptr: tl.tensor, tile: tl.tensor, requests: int, QUER
         low = tl.where(starts_before, middle, low)
         high = tl.where(starts_before, high, middle)
     return low
+
+
+paged_prefill_budget = Budget(
+    "paged_prefill_kernel",
+    (
+        Limit("barriers", "warps that multiply and warps that exponentiate must not wait for each other", at_most=0),
+        Limit("register_moves", "producers give registers to the warps that multiply", at_least=1, arches=(90,)),
+        Limit("bulk_copies", "one thread asks for a whole tile", at_least=1, arches=(90, 100)),
+    ),
+)

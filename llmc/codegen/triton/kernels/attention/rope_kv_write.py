@@ -23,6 +23,7 @@ from llmc.codegen.triton.kernels.attention.kv_write import (
 from llmc.codegen.triton.kernels.attention.kv_write_codes import code_launch, code_write_kernel
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks
 from llmc.codegen.triton.kernels.rows.rope import rope_kernel, rotation_constants, turn
+from llmc.codegen.triton.machine_code.budget import Budget
 from llmc.graph.refusal import Refusal
 from llmc.targets import GpuTarget
 
@@ -112,3 +113,5 @@ def _coded(call: Call, turned: dict[str, int]) -> DeviceLaunch:
 
 
 rope_kv_write = KernelTemplate(torch.ops.llmc.rope_kv_write.default, supports, candidates, in_place=(("q", 0),))
+
+rope_kv_write_budget = Budget("rope_kv_write_kernel")

@@ -18,6 +18,7 @@ from llmc.codegen.triton.kernels.products.weight_codes import (
     load_above,
     low_codes,
 )
+from llmc.codegen.triton.machine_code.budget import EDGE_FREE, STREAMING, Budget, Limit
 
 
 @triton.jit
@@ -161,3 +162,16 @@ def _x_values(
         return e4m3_values(x.to(tl.int32))
     else:
         return x.to(tl.float32)
+
+
+code_gemv_budget = Budget(
+    "code_gemv_kernel",
+    (
+        *STREAMING,
+        *EDGE_FREE,
+        Limit("shared_accesses", "codes become operands in the registers that they were loaded into", at_most=0),
+        Limit("barriers", "warps that wait for each other leave the memory idle", at_most=0),
+        Limit("conversions", "a conversion takes four times as long to issue as an operation on bits", at_most=0),
+    ),
+    streams=("codes_ptr",),
+)

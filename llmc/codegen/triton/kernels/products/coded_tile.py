@@ -22,6 +22,7 @@ from llmc.codegen.triton.kernels.products.weight_codes import (
     low_codes,
     signed_codes,
 )
+from llmc.codegen.triton.machine_code.budget import EDGE_FREE, STREAMING, Budget
 
 
 @triton.jit
@@ -231,3 +232,6 @@ def _multiply(a: tl.tensor, b: tl.tensor, total: tl.tensor, OPERANDS: tl.constex
         return tl.dot(a, b, total, max_num_imprecise_acc=128)
     else:
         return multiply(a, b, total)
+
+
+code_tile_budget = Budget("code_tile_kernel", (*STREAMING, *EDGE_FREE), streams=("codes_ptr",))

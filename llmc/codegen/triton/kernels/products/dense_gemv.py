@@ -12,6 +12,7 @@ import triton.language as tl
 from llmc.codegen.triton.kernels.products.operand_tiles import read_tile
 from llmc.codegen.triton.kernels.products.product_store import store_product
 from llmc.codegen.triton.kernels.products.sparse_tile import first_elements, sparse_tile
+from llmc.codegen.triton.machine_code.budget import EDGE_FREE, STREAMING, Budget, Limit
 
 
 @triton.jit
@@ -116,3 +117,15 @@ def gemv_sums(
         norm = tl.rsqrt(tl.sum(squares, axis=2) / IN + eps)
         sums, up_sums = sums * norm, up_sums * norm
     return sums, up_sums
+
+
+gemv_budget = Budget(
+    "gemv_kernel",
+    (
+        *STREAMING,
+        *EDGE_FREE,
+        Limit("shared_accesses", "each thread has its own sums: nothing is exchanged before the end", at_most=0),
+        Limit("barriers", "warps that wait for each other leave the memory idle", at_most=0),
+    ),
+    streams=("weight_ptr",),
+)

@@ -13,6 +13,7 @@ import triton.language as tl
 from llmc.codegen.triton.kernels.products.operand_tiles import multiply, read_tile
 from llmc.codegen.triton.kernels.products.product_store import store_product
 from llmc.codegen.triton.kernels.products.sparse_tile import first_elements, sparse_tile
+from llmc.codegen.triton.machine_code.budget import EDGE_FREE, STREAMING, Budget
 
 
 @triton.jit
@@ -179,3 +180,7 @@ def add_splits_kernel(
         bias_ptr, delta_ptr, delta_row_stride, adapters_ptr, residual_ptr, residual_row_stride,
         y_ptr, y_row_stride, scale, OUT, GATED, ACTIVATION,
     )  # fmt: skip
+
+
+narrow_budget = Budget("narrow_kernel", (*STREAMING, *EDGE_FREE), streams=("weight_ptr",))
+add_splits_budget = Budget("add_splits_kernel")

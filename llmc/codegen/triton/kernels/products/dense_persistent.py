@@ -11,6 +11,7 @@ import triton.language as tl
 from llmc.codegen.triton.kernels.products.dense_tile import tile_of
 from llmc.codegen.triton.kernels.products.operand_tiles import multiply
 from llmc.codegen.triton.kernels.products.product_store import store_product
+from llmc.codegen.triton.machine_code.budget import Budget
 
 
 @triton.jit
@@ -83,3 +84,6 @@ def _halves(tile: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
     columns: tl.constexpr = tile.shape[1] // 2
     left, right = tile.reshape(tile.shape[0], 2, columns).permute(0, 2, 1).split()
     return left, right
+
+
+persistent_budget = Budget("persistent_kernel")

@@ -9,6 +9,7 @@ import triton.language as tl
 
 from llmc.codegen.triton.kernels.products.operand_tiles import multiply, read_tile
 from llmc.codegen.triton.kernels.products.product_store import store_product
+from llmc.codegen.triton.machine_code.budget import Budget
 
 
 @triton.jit
@@ -70,3 +71,6 @@ def tile_of(
     first = number // in_group * GROUP
     height = tl.minimum(token_tiles - first, GROUP)
     return first + number % in_group % height, number % in_group // height
+
+
+tile_budget = Budget("tile_kernel")

@@ -10,6 +10,7 @@ import triton.language as tl
 
 from llmc.codegen.triton.kernels.products.dense_gemv import gemv_sums
 from llmc.codegen.triton.kernels.products.dense_narrow import narrow_sums
+from llmc.codegen.triton.machine_code.budget import EDGE_FREE, STREAMING, Budget
 
 _LAST = tl.constexpr(0x7FFFFFFF)
 
@@ -95,3 +96,7 @@ def _best_of_tile(
     largest = tl.max(logits, axis=AXIS)
     is_largest = logits == tl.expand_dims(largest, AXIS)
     return largest, tl.min(tl.where(is_largest, index, _LAST), axis=AXIS)
+
+
+best_gemv_budget = Budget("best_gemv_kernel", (*STREAMING, *EDGE_FREE), streams=("weight_ptr",))
+best_narrow_budget = Budget("best_narrow_kernel", (*STREAMING, *EDGE_FREE), streams=("weight_ptr",))

@@ -16,6 +16,7 @@ from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import DeviceLaunch, rows
 from llmc.codegen.triton.kernels.products.weight_codes import e4m3_codes, nearest_integers
 from llmc.codegen.triton.kernels.rows.row_block import row_block
+from llmc.codegen.triton.machine_code.budget import Budget
 from llmc.graph.code_numbers import code_dtype
 from llmc.program.launch_arguments import Argument
 
@@ -119,3 +120,6 @@ def quantize_launch(call: Call) -> tuple[DeviceLaunch, dict[str, Argument]]:
     )
     coded = {"x_ptr": codes["codes_ptr"], "x_row_stride": codes["codes_row_stride"], "x_scales_ptr": scales}
     return launch, coded
+
+
+quantize_tokens_budget = Budget("quantize_tokens_kernel")

@@ -13,6 +13,7 @@ import triton.language as tl
 from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import DeviceLaunch, named_arguments, rows
 from llmc.codegen.triton.kernels.rows.row_block import row_block
+from llmc.codegen.triton.machine_code.budget import Budget
 from llmc.program.launch_arguments import Argument, Operand
 
 
@@ -143,3 +144,6 @@ def norm_launch(call: Call, into: Operand, *, centred: bool = False) -> DeviceLa
         (f"cdiv({call.count('x')} * {count}, {block.rows})",),
         num_warps=block.num_warps,
     )
+
+
+norm_budget = Budget("norm_kernel")

@@ -11,6 +11,7 @@ import triton.language as tl
 from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, named_arguments
 from llmc.codegen.triton.kernels.refusals import takes
+from llmc.codegen.triton.machine_code.budget import Budget
 from llmc.targets import GpuTarget
 
 PAIRS_PER_PROGRAM = 512
@@ -88,3 +89,5 @@ def rotation_constants(heads: int, head_dim: int, half: int, interleaved: bool) 
 rope = KernelTemplate(
     torch.ops.llmc.rope.default, takes("x[tokens | heads head_dim]"), candidates, in_place=(("x", 0),)
 )
+
+rope_budget = Budget("rope_kernel")

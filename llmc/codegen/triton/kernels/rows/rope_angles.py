@@ -10,6 +10,7 @@ import triton.language as tl
 from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, named_arguments
 from llmc.codegen.triton.kernels.refusals import takes
+from llmc.codegen.triton.machine_code.budget import Budget
 from llmc.targets import GpuTarget
 
 
@@ -43,3 +44,5 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
 rope_angles = KernelTemplate(
     torch.ops.llmc.rope_angles.default, takes("positions[tokens |] inv_freq[half]", typed=()), candidates
 )
+
+rope_angles_budget = Budget("rope_angles_kernel")

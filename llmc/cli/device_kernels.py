@@ -1,0 +1,59 @@
+"""What `llmc inspect` shows of a GPU engine: every kernel's resources, and what a step should take on each target."""
+
+from collections import defaultdict
+
+from llmc.cli.table import Column, FittingTable, numeric
+from llmc.cli.units import in_bytes, in_seconds
+from llmc.prediction.device_step import StepPrediction
+from llmc.program import Launch, Program
+from llmc.targets import GpuTarget
+
+
+def device_kernels(program: Program, target: GpuTarget, found: StepPrediction) -> FittingTable:
+    """A row for each kernel. found: a step of the program on the target."""
+    title = (
+        f"{found.step} on {target.name}, predicted and not measured: {in_seconds(found.seconds)} in {found.launches} "
+        f"launches, {in_bytes(found.bytes_moved)} ({found.bandwidth_share:.0%} of {target.bandwidth / 1e12:.2f} TB/s), "
+        f"{found.flops / 1e12:.3g} TFLOP ({found.peak_share:.0%} of the matrix peak)"
+    )
+    figures = numeric(("threads", 6), ("registers", 2), ("spills", 1), ("shared", 3), ("bytes", 4), "predicted")
+    table = FittingTable(title, (Column("kernel"), Column("for", rank=5), *figures))
+    launched = {launch.kernel for launch in program.launches}
+    for kernel in program.kernels:
+        seconds = found.kernel_seconds.get(kernel.name)
+        predicted = "other steps" if seconds is None else in_seconds(seconds)
+        costs = in_bytes(found.kernel_bytes.get(kernel.name, 0.0)), predicted
+        if kernel.is_library and kernel.name in launched:
+            table.add_row(kernel.name, "library", "", "", "", "", *costs)
+        for arch, binary in kernel.binaries.items():
+            sizes = (binary.threads, binary.registers, binary.spill_bytes)
+            table.add_row(kernel.name, arch, *map(str, sizes), in_bytes(binary.shared_bytes), *costs)
+    return table
+
+
+def candidates(program: Program, target: GpuTarget) -> FittingTable:
+    """Each choice among ways to compute one node, alike ones once: predicted times, the chosen one first."""
+    columns = (
+        Column("for", rank=3, wraps=True),
+        Column("rows", rank=1),
+        Column("chosen"),
+        Column("predicted", right=True),
+        Column("others", rank=2, wraps=True),
+    )
+    table = FittingTable(f"choices for {target.name}; `llmc tune` measures them", columns)
+    sites: dict[tuple[int, int], list[Launch]] = defaultdict(list)
+    for alternative in program.alternatives:
+        sites[alternative.first, alternative.last].append(_leader(alternative.launches))
+    for (first, last), others in sites.items():
+        chosen = _leader(program.launches[first : last + 1])
+        only = chosen.only
+        rows = "all" if only is None else f"{only.rows.value} {only.first} to {only.last or 'the most'}"
+        named = [f"{x.kernel} {in_seconds(x.seconds)}" for x in others if x.seconds is not None]
+        predicted = "" if chosen.seconds is None else in_seconds(chosen.seconds)
+        table.add_row(", ".join(chosen.origin.nodes), rows, chosen.kernel, predicted, ", ".join(named))
+    return table
+
+
+def _leader(launches: tuple[Launch, ...]) -> Launch:
+    """The launch that does the work, which has the predicted time of all."""
+    return next((launch for launch in launches if launch.seconds is not None), launches[0])

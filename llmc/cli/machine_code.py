@@ -1,0 +1,65 @@
+"""What `llmc inspect --sass` shows: figures of GPU kernels' machine code beside their budgets."""
+
+from pathlib import Path
+
+from llmc.cli.table import Column, FittingTable, numeric
+from llmc.cli.units import in_seconds
+from llmc.codegen.triton.machine_code.budget_table import budgets
+from llmc.codegen.triton.machine_code.figures import kernel_code
+from llmc.codegen.triton.machine_code.findings import check_budget
+from llmc.prediction.device_step import StepPrediction
+from llmc.program import Program
+from llmc.targets import GpuTarget
+
+
+def machine_code_table(
+    engine: Path, program: Program, target: GpuTarget, step: StepPrediction, *, everything: bool
+) -> FittingTable:
+    """A row for each figure that misses its budget, of the kernels that a step launches.
+
+    Args:
+        engine: The engine's directory.
+        program: The program for the target.
+        target: The GPU.
+        step: Prediction of a step of the program, which says what a missed limit costs.
+        everything: Whether to show kernels of other steps and figures that keep to their budgets as well.
+
+    Returns:
+        The table. `costs` is the time that the step loses by the miss, predicted.
+    """
+    columns = (
+        Column("kernel"),
+        Column("figure"),
+        *numeric("value", "budget", ("costs", 1)),
+        Column("why", rank=2, wraps=True),
+    )
+    table = FittingTable("", columns)
+    known, kernels, figures, missed = budgets(), 0, 0, 0
+    for kernel in program.kernels:
+        binary, budget = kernel.binaries.get(target.arch_name), known.get(kernel.function)
+        launches = step.kernel_launches.get(kernel.name, 0)
+        if binary is None or budget is None or not (launches or everything):
+            continue
+        code = kernel_code(kernel, binary, engine / binary.file, target, budget.streams)
+        findings = check_budget(code, budget)
+        shown = [each for each in findings if everything or not each.is_met]
+        kernels, figures = kernels + 1, figures + len(findings)
+        missed += sum(not each.is_met for each in findings)
+        for number, finding in enumerate(shown):
+            seconds = finding.seconds(code, step.kernel_bytes.get(kernel.name, 0.0), launches)
+            table.add_row(
+                kernel.name if number == 0 else "",
+                finding.limit.figure.replace("_", " "),
+                "not visible" if finding.value is None else f"{finding.value:,.4g}",
+                finding.limit.text(target),
+                in_seconds(seconds) if seconds is not None and launches else "",
+                "" if finding.is_met else finding.limit.reason,
+                style="" if finding.is_met or not everything else "bold",
+            )
+        if shown:
+            table.add_section()
+    table.title = (
+        f"machine code for {target.arch_name}: {missed} of {figures} figures of {kernels} kernels miss budgets"
+    )
+    table.caption = f"costs: in a {step.step}, predicted" + ("" if everything else "; --all: every kernel and figure")
+    return table

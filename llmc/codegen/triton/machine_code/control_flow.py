@@ -1,0 +1,120 @@
+"""Basic blocks, loops and dominators of a kernel's machine code."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import networkx as nx
+
+from llmc.codegen.triton.machine_code.disassembly import Instruction
+
+_TARGET = re.compile(r"0x([0-9a-f]+)$")
+# What leaves a block. A call of a slow path of arithmetic comes back behind itself; so does BSYNC.
+_JUMPS = ("BRA", "EXIT", "RET")
+# Memory accesses, matrix instructions and floating-point arithmetic.
+_WORK = re.compile(r"(LD|ST)(G|S|L)|UTMA|UBLKCP|UTC\w*MMA|\w?[HIQO]G?MMA|[FHD](ADD|MUL|FMA)|RED|ATOM|MUFU")
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A natural loop. instructions: of all its blocks, in the order of their addresses. blocks: their addresses."""
+
+    instructions: tuple[Instruction, ...]
+    blocks: frozenset[int]
+
+
+@dataclass(frozen=True)
+class ControlFlow:
+    """The basic blocks of a kernel by the address of their first instruction, and the graph of jumps among them."""
+
+    blocks: dict[int, tuple[Instruction, ...]]
+    graph: "nx.DiGraph[int]"
+
+    def innermost_loops(self) -> list[Loop]:
+        """Loops without another loop inside that take more than one instruction."""
+        bodies: dict[int, set[int]] = {}
+        for source, header in self.graph.edges:
+            if header in self._dominators.get(source, ()):
+                bodies.setdefault(header, {header}).update(self._body(source, header))
+        working = {header: body for header, body in bodies.items() if self._is_work(body)}
+        return [
+            Loop(tuple(each for block in sorted(body) for each in self.blocks[block]), frozenset(body))
+            for header, body in working.items()
+            if not any(other != header and other in body for other in working)
+        ]
+
+    def dominating(self, instruction: Instruction, of: Instruction) -> bool:
+        """Whether every path to `of` goes through `instruction`."""
+        first, last = self._block_of(instruction), self._block_of(of)
+        if first == last:
+            return instruction.address <= of.address
+        return first in self._dominators.get(last, ())
+
+    def _is_work(self, body: set[int]) -> bool:
+        """Whether it does more than wait at a barrier, or jump to itself as the end of a function does."""
+        return any(_WORK.match(each.name) for block in body for each in self.blocks[block])
+
+    def _body(self, source: int, header: int) -> set[int]:
+        body, pending = {header}, [source]
+        while pending:
+            block = pending.pop()
+            if block not in body:
+                body.add(block)
+                pending.extend(self.graph.predecessors(block))
+        return body
+
+    @cached_property
+    def _dominators(self) -> dict[int, set[int]]:
+        """Blocks that every path to a block goes through, itself included; only of blocks that are reached."""
+        parents = nx.immediate_dominators(self.graph, 0)
+        found: dict[int, set[int]] = {}
+        for block in parents:
+            chain, each = {block}, block
+            while each != 0:
+                each = parents[each]
+                chain.add(each)
+            found[block] = chain
+        return found
+
+    def _block_of(self, instruction: Instruction) -> int:
+        return max(start for start in self.blocks if start <= instruction.address)
+
+
+def control_flow(instructions: Sequence[Instruction]) -> ControlFlow:
+    """The control flow of a kernel, from its jumps."""
+    starts = {0}
+    for each, following in pairwise(instructions):
+        if each.name in _JUMPS:
+            starts.add(following.address)
+    starts |= {target for each in instructions if (target := _target(each)) is not None}
+    blocks: dict[int, list[Instruction]] = {}
+    for each in instructions:
+        if each.address in starts:
+            blocks[each.address] = []
+        blocks[max(blocks)].append(each)
+    graph: nx.DiGraph[int] = nx.DiGraph()
+    graph.add_nodes_from(blocks)
+    ordered = sorted(blocks)
+    for start, behind in zip(ordered, [*ordered[1:], None], strict=True):
+        last = blocks[start][-1]
+        target = _target(last)
+        if target is not None:
+            graph.add_edge(start, target)
+        goes_on = last.name not in _JUMPS or last.predicate is not None or _is_conditional(last)
+        if goes_on and behind is not None:
+            graph.add_edge(start, behind)
+    return ControlFlow({start: tuple(each) for start, each in blocks.items()}, graph)
+
+
+def _target(instruction: Instruction) -> int | None:
+    if instruction.name != "BRA":
+        return None
+    found = _TARGET.search(instruction.operands)
+    return None if found is None else int(found[1], 16)
+
+
+def _is_conditional(instruction: Instruction) -> bool:
+    """Whether a jump has its condition among the operands, as `BRA.U UP0, 0x40` and `BRA P1, 0x40` have."""
+    return instruction.name == "BRA" and "," in instruction.operands

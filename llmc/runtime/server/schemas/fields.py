@@ -1,0 +1,58 @@
+"""The bases of all request bodies and of the objects in them."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
+
+from pydantic import BaseModel, ModelWrapValidatorHandler, PrivateAttr, model_validator
+
+
+class Fields(BaseModel):
+    """Null is as if the field were not there: some clients write out every field that they know."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or None not in given.values():
+            return given
+        required = {field.alias or name for name, field in cls.model_fields.items() if field.is_required()}
+        return {name: value for name, value in given.items() if value is not None or name in required}
+
+
+class Readable(Fields):
+    """A body that may hold what this server cannot use; it is left out, and `left_out` says so in sentences."""
+
+    _left_out: tuple[str, ...] = PrivateAttr(default=())
+
+    @property
+    def left_out(self) -> Sequence[str]:
+        return self._left_out
+
+    @classmethod
+    def readable(cls, body: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        """The body without what is left out, and a sentence for each kind of that."""
+        return body, []
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _read(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        body, left_out = cls.readable(given) if isinstance(given, dict) else (given, [])
+        made = handler(body)
+        made._left_out = tuple(left_out)
+        return made
+
+
+def unknown_in(place: str, given: object) -> Iterator[str]:
+    """A sentence for each unknown field of an object, or of the objects of a list. place: the path to it."""
+    if isinstance(given, list):
+        for index, each in enumerate(given):
+            yield from unknown_in(f"{place}.{index}", each)
+    elif isinstance(given, BaseModel):
+        yield from (f"unknown field {place}.{name} is ignored" for name in given.model_extra or ())
+        for name in type(given).model_fields:
+            yield from unknown_in(f"{place}.{name}", getattr(given, name))
+
+
+def known_of(given: BaseModel) -> dict[str, Any]:
+    """The known fields of an object that have a value, those of the objects in it included."""
+    found = {name: getattr(given, name) for name in type(given).model_fields if getattr(given, name) is not None}
+    return {name: known_of(value) if isinstance(value, BaseModel) else value for name, value in found.items()}

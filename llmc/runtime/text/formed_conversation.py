@@ -1,0 +1,173 @@
+"""A conversation in the form that a chat template takes."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llmc.runtime.text.conversation_form import Absent, Arguments, Calls, ConversationForm, Ids, Systems, Tools
+from llmc.runtime.text.message_order import (
+    alternating,
+    one_call_each,
+    systems_first,
+    systems_in_user,
+    texts_before_calls,
+    with_system,
+)
+from llmc.runtime.text.normal_messages import Json
+from llmc.runtime.text.tool_text import calls_text, result_text, tools_text
+
+# Takes the place of a text that may not be missing.
+FILLER = "..."
+# As long as Mistral's templates want the ids of calls.
+_SHORT_ID = 9
+
+
+def formed(
+    messages: Sequence[Json], tools: Sequence[Mapping[str, Any]] | None, form: ConversationForm
+) -> dict[str, Any]:
+    """The template's variables `messages` and `tools`. messages: as normal_messages makes them."""
+    found = [*messages]
+    writes_calls = form.calls is not Calls.AS_TEXT and (bool(tools) or not form.calls_need_tools)
+    if tools and form.tools is Tools.DESCRIBED:
+        example = form.call_example or calls_text([("NAME", {"ARGUMENT": "VALUE"})], form.call_style)
+        found, tools = with_system(found, tools_text(tools, example, results_as_text=not form.results)), None
+    if not writes_calls:
+        found = [_with_calls_as_text(message, form) for message in found]
+    elif form.calls is Calls.ONE_EACH:
+        found = one_call_each(found)
+    if not form.calls_with_text:
+        found = texts_before_calls(found)
+    if not form.results:
+        found = [_with_result_of_user(message) for message in found]
+    if not form.developer:
+        found = [{**m, "role": "system"} if m.get("role") == "developer" else m for m in found]
+    if form.systems is not Systems.ANYWHERE:
+        found = systems_first(found)
+    if form.systems is Systems.IN_USER:
+        found = systems_in_user(found)
+    if form.alternates:
+        found = alternating(found, FILLER)
+    taken = [_message(message, form) for message in _named(found, form)]
+    return {"messages": taken, "tools": None, form.tools_name: _tools(tools, form)}
+
+
+def _with_calls_as_text(message: Json, form: ConversationForm) -> Json:
+    if "tool_calls" not in message:
+        return message
+    functions = [call["function"] for call in message["tool_calls"]]
+    calls = [(function.get("name", ""), _object(function.get("arguments"))) for function in functions]
+    text, content = calls_text(calls, form.call_style), message["content"]
+    if isinstance(content, list):
+        content = [*content, {"type": "text", "text": text}]
+    else:
+        content = f"{content}\n{text}" if content else text
+    return {**{name: value for name, value in message.items() if name != "tool_calls"}, "content": content}
+
+
+def _with_result_of_user(message: Json) -> Json:
+    if message.get("role") != "tool":
+        return message
+    content = message["content"]
+    return {"role": "user", "content": result_text(content if isinstance(content, str) else _json(content))}
+
+
+def _named(messages: Sequence[Json], form: ConversationForm) -> list[Json]:
+    """With ids of calls as the template wants them; a result has the id of the last call that had its id before."""
+    ids: dict[Any, str] = {}
+    found, count = [], 0
+    for message in messages:
+        calls = []
+        for call in message.get("tool_calls", ()):
+            ids[call["id"]] = _identity(call, count, form)
+            calls.append({**call, "id": ids[call["id"]]})
+            count += 1
+        answered = message.get("tool_call_id")
+        changes: Json = {"tool_calls": calls} if calls else {}
+        changes |= {} if answered is None else {"tool_call_id": ids.get(answered, answered)}
+        found.append({**message, **changes})
+    return found
+
+
+def _identity(call: Json, count: int, form: ConversationForm) -> str:
+    identity: str = call["id"]
+    if form.ids is Ids.NAMED and call["function"].get("name", "") not in identity:
+        return f"functions.{call['function']['name']}:{count}"
+    if form.ids is not Ids.SHORT or (len(identity) == _SHORT_ID and identity.isalnum()):
+        return identity
+    return hashlib.sha256(identity.encode("utf-8", "replace")).hexdigest()[:_SHORT_ID]
+
+
+def _message(message: Json, form: ConversationForm) -> Json:
+    """One message with the names and kinds of values that the form has."""
+    thought, content, calls = message.get("reasoning_content"), message["content"], message.get("tool_calls")
+    found = {name: value for name, value in message.items() if name != "reasoning_content"}
+    if thought and calls and content and not form.thought_with_text:
+        thought = None
+    in_parts = thought if form.thought == "parts" else None
+    if message.get("role") == "assistant" and not (content or calls or in_parts or form.blanks):
+        content = FILLER
+    if calls:
+        found["tool_calls"] = [_call(call, form) for call in calls]
+    if in_parts:
+        said = [{"type": "text", "text": content}] if isinstance(content, str) and content else content or []
+        found["content"] = [{"type": "thinking", "thinking": in_parts}, *said]
+    elif calls and not content and form.absent is not Absent.EMPTY:
+        found["content"] = None
+        if form.absent is Absent.LEFT_OUT:
+            del found["content"]
+    elif message.get("role") in form.parts and isinstance(content, str):
+        found["content"] = [{"type": "text", "text": content}]
+    else:
+        found["content"] = content
+    return {**found, form.thought: thought} if thought and not in_parts else found
+
+
+def _call(call: Json, form: ConversationForm) -> Json:
+    function = call["function"]
+    given = function.get("arguments")
+    value = _object(given)
+    if not isinstance(value, dict) and not form.raw_arguments:
+        value = {"arguments": given if isinstance(given, str) else _json(given)}
+    if not isinstance(value, dict):
+        value = value if isinstance(value, str) else _json(value)
+    elif form.arguments is Arguments.TEXT:
+        value = given if isinstance(given, str) and given.strip() not in ("", "null") else _json(value)
+    elif form.arguments is not Arguments.OBJECT:
+        value = {name: _as_text(each, form.arguments) for name, each in value.items()}
+    return {**call, "function": {**function, "arguments": value}}
+
+
+def _as_text(value: Any, arguments: Arguments) -> Any:
+    keeps = value is not None if arguments is Arguments.WITHOUT_NULL else isinstance(value, str)
+    return value if keeps else _json(value)
+
+
+def _object(arguments: Any) -> Any:
+    """Arguments as an object; what is none is the text that it was."""
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+        return {}
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    return {} if value is None else value if isinstance(value, dict) else arguments
+
+
+def _tools(tools: Sequence[Mapping[str, Any]] | None, form: ConversationForm) -> list[Json] | None:
+    if not tools:
+        return [] if form.lists_no_tools else None
+    found = [dict(tool) for tool in tools]
+    if form.fills_tools:
+        found = [{**tool, "function": _filled(tool["function"])} if "function" in tool else tool for tool in found]
+    return [dict(tool.get("function", tool)) for tool in found] if form.tools is Tools.FUNCTIONS else found
+
+
+def _filled(function: Mapping[str, Any]) -> Json:
+    return {"description": "", "parameters": {"type": "object", "properties": {}}, **function}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,65 @@
+"""The kernels whose machine code is held to budgets, at Llama 3.1 8B's sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from llmc.codegen.triton.kernel import KernelTemplate
+from llmc.codegen.triton.kernels.attention.paged_attention import paged_attention
+from llmc.codegen.triton.kernels.attention.rope_kv_write import rope_kv_write
+from llmc.codegen.triton.kernels.products.linear import fused_linear, lm_head
+from llmc.codegen.triton.kernels.rows.rms_norm import rms_norm
+from llmc.program import DeviceKernel
+from llmc.targets import GpuTarget
+from tests.codegen.triton.claimed import Claimed
+from tests.codegen.triton.offline_compile import largest, meta, node_kernels
+
+Case = tuple[KernelTemplate, tuple[Any, ...]]
+_OPS = torch.ops.llmc
+
+
+def _down_projection(weight: Any) -> Case:
+    return fused_linear, (meta(2, 14336), weight, None, meta(2, 4096), "identity", 1.0, torch.bfloat16)
+
+
+def _codes(format: str) -> Claimed:
+    in_pairs = format == "int4"
+    codes = meta(4096, 7168 if in_pairs else 14336, dtype=torch.uint8 if in_pairs else torch.int8)
+    scales = meta(4096, 112) if in_pairs else meta(4096, 1, dtype=torch.float32)
+    return Claimed(_OPS.dequantize.default, (codes, scales, None, format, torch.float32))
+
+
+def _attention() -> Case:
+    cache, integers = meta(64, 8, 16, 128), torch.int32
+    indices = meta(3, dtype=integers), meta(2, dtype=integers), meta(2, 8192, dtype=integers)
+    trees = meta(8, dtype=torch.int64)
+    return paged_attention, (meta(8, 32, 128), cache, cache, *indices, 128**-0.5, *[None] * 5, trees)
+
+
+def _rope_kv_write() -> Case:
+    q, k, angles = meta(2, 32, 128), meta(2, 8, 128), meta(2, 64, dtype=torch.float32)
+    cache = meta(4, 8, 16, 128)
+    return rope_kv_write, (q, k, k, angles, angles, cache, cache, meta(2, dtype=torch.int32), False)
+
+
+CASES: Mapping[str, Callable[[], Case]] = {
+    "product": lambda: _down_projection(meta(4096, 14336)),
+    "product of int4": lambda: _down_projection(_codes("int4")),
+    "product of fp8": lambda: _down_projection(_codes("fp8")),
+    "lm_head": lambda: (lm_head, (meta(2, 4096), meta(128256, 4096), None)),
+    "attention": _attention,
+    "rope_kv_write": _rope_kv_write,
+    "rms_norm": lambda: (rms_norm, (meta(2, 4096), meta(4096), 1e-5)),
+}
+
+
+def case_kernels(name: str, target: GpuTarget) -> list[DeviceKernel]:
+    """Of the case's candidates those for one token, and of each function the one with the largest tile."""
+    template, arguments = CASES[name]()
+    kernels = node_kernels(template, arguments, target)
+    of_one_token = [kernel for kernel in kernels if kernel.constants.get("TOKENS") == 1]
+    others = [kernel for kernel in largest(kernels) if kernel not in of_one_token]
+    return of_one_token + others
