@@ -79,17 +79,19 @@ def export(
     place, wanted = path_argument("output", output), _stage(stage, flavour)
     parsed = in_single_precision(parse_options(options))
     stages = Stages(progress)
-    opened = open_model(model)
-    if isinstance(opened.given, Path) and is_engine(opened.given):
+    # Before the model is opened: an engine for onnxruntime has a model.onnx, as a directory of an ONNX model does.
+    engine = _engine_of(model)
+    if engine is not None:
         if against is None:
-            return _export_engine(opened.given, place, stage, flavour, parsed, stages)
-        parsed = _options_of(opened.given, parsed)
-        opened = open_model(against)
+            return _export_engine(engine, place, stage, flavour, parsed, stages)
+        parsed = _options_of(engine, parsed)
+        model = against
     elif against is not None:
         raise OptionError(
             "a model is exported by itself", at=f"against={against}", fix="leave it out: it is for an engine"
         )
 
+    opened = open_model(model)
     with (
         AtomicDirectory(place, _is_export, content="an exported model") as directory,
         given_tokenizer(tokenizer) as tokenizer_files,
@@ -151,6 +153,11 @@ def _stage(name: str | None, flavour: str) -> Stage:
         known = ", ".join(stage.value for stage in STAGES)
         raise OptionError(f"{name!r} is no stage that can be exported", at=f"stage={name!r}", fix=f"stages: {known}")
     return found
+
+
+def _engine_of(model: object) -> Path | None:
+    """The directory of an engine, None for what is no engine."""
+    return Path(model) if isinstance(model, str | Path) and is_engine(Path(model)) else None
 
 
 def _options_of(engine: Path, given: BuildOptions) -> BuildOptions:

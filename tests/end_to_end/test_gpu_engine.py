@@ -67,7 +67,7 @@ def test_a_model_that_the_gpu_cannot_hold_is_refused_before_compiling(
 
     monkeypatch.setattr(Workers, "compile", compiled)
     small = tuple(replace(t, memory_bytes=10**9) if t.name == "l4" else t for t in GPU_TARGETS)
-    monkeypatch.setattr(llmc.targets, "GPU_TARGETS", small)
+    monkeypatch.setattr(llmc.targets.names, "GPU_TARGETS", small)
     with pytest.raises(OptionError) as caught:
         llmc.build(model, tmp_path / "e.llmc", target="l4", dtype="bfloat16", **LIMITS)
     found = re.fullmatch(
