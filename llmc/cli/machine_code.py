@@ -4,9 +4,7 @@ from pathlib import Path
 
 from llmc.cli.table import Column, FittingTable, numeric
 from llmc.cli.units import in_seconds
-from llmc.codegen.triton.machine_code.budget_table import budgets
-from llmc.codegen.triton.machine_code.figures import kernel_code
-from llmc.codegen.triton.machine_code.findings import check_budget
+from llmc.codegen.triton.machine_code.findings import program_findings
 from llmc.prediction.device_step import StepPrediction
 from llmc.program import Program
 from llmc.targets import GpuTarget
@@ -34,19 +32,18 @@ def machine_code_table(
         Column("why", rank=2, wraps=True),
     )
     table = FittingTable("", columns)
-    known, kernels, figures, missed = budgets(), 0, 0, 0
-    for kernel in program.kernels:
-        binary, budget = kernel.binaries.get(target.arch_name), known.get(kernel.function)
+    figures = missed = 0
+    found = program_findings(
+        engine, program, target, lambda kernel: everything or step.kernel_launches.get(kernel.name, 0) > 0
+    )
+    for each in found:
+        kernel, findings = each.code.kernel, each.findings
         launches = step.kernel_launches.get(kernel.name, 0)
-        if binary is None or budget is None or not (launches or everything):
-            continue
-        code = kernel_code(kernel, binary, engine / binary.file, target, budget.streams)
-        findings = check_budget(code, budget)
-        shown = [each for each in findings if everything or not each.is_met]
-        kernels, figures = kernels + 1, figures + len(findings)
-        missed += sum(not each.is_met for each in findings)
+        shown = [finding for finding in findings if everything or not finding.is_met]
+        figures += len(findings)
+        missed += sum(not finding.is_met for finding in findings)
         for number, finding in enumerate(shown):
-            seconds = finding.seconds(code, step.kernel_bytes.get(kernel.name, 0.0), launches)
+            seconds = finding.seconds(each.code, step.kernel_bytes.get(kernel.name, 0.0), launches)
             table.add_row(
                 kernel.name if number == 0 else "",
                 finding.limit.figure.replace("_", " "),
@@ -59,7 +56,7 @@ def machine_code_table(
         if shown:
             table.add_section()
     table.title = (
-        f"machine code for {target.arch_name}: {missed} of {figures} figures of {kernels} kernels miss budgets"
+        f"machine code for {target.arch_name}: {missed} of {figures} figures of {len(found)} kernels miss budgets"
     )
     table.caption = f"costs: in a {step.step}, predicted" + ("" if everything else "; --all: every kernel and figure")
     return table

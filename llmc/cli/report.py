@@ -17,6 +17,7 @@ from llmc.targets import cpu_target_here
 if TYPE_CHECKING:
     from llmc.engine_format import EngineDirectory
     from llmc.prediction.rates import Rates
+    from llmc.report.machine_code import KernelBudgets
 
 
 def report(
@@ -46,9 +47,20 @@ def report(
     quality = None if perplexity is None else read_perplexity(perplexity, directory)
     rates = machine_rates(directory, threads)
     contents = read_contents(directory.files, directory.manifest, *directory.stage_programs)
-    page = report_page(contents, rates, measured, quality)
+    page = report_page(contents, rates, measured, quality, machine_code(directory))
     write_output(path, page)
     standard_output().print(f"{path} ({in_bytes(len(page.encode()))}): open it in a browser", soft_wrap=True)
+
+
+def machine_code(directory: EngineDirectory) -> KernelBudgets | None:
+    """Figures of the kernels of an NVIDIA GPU's engine; None where Triton, which reads them, is not installed."""
+    from llmc.report.machine_code import kernel_budgets
+
+    try:
+        with Console(stderr=True).status("reading machine code"):
+            return kernel_budgets(directory)
+    except (ToolchainError, ModuleNotFoundError):
+        return None
 
 
 def machine_rates(directory: EngineDirectory, threads: int | None) -> Rates | None:

@@ -23,10 +23,11 @@ from llmc.compiler import build
 from llmc.engine_format import EngineDirectory, read_engine
 from llmc.errors import EngineFormatError, OptionError, TargetError
 from llmc.report.build_report import BuildReport
+from llmc.report.machine_code import kernel_budgets
 from llmc.runtime.device.binaries import binaries_for
 from llmc.runtime.device.device import Device
 from llmc.settings import settings
-from llmc.targets import GPU_TARGETS
+from llmc.targets import GPU_TARGETS, gpu_target
 from tests.cli.command import MODEL, assert_user_error
 from tests.cli.command import llmc as command
 from tests.cli.test_table import printed
@@ -110,6 +111,18 @@ def test_inspect_shows_machine_code_beside_budgets(engine: EngineDirectory, monk
         assert re.search(rf"machine code for {arch}: \d+ of \d+ figures of \d+ kernels miss budgets", shown)
     assert "exits before wait" in shown and "stack bytes" not in shown
     assert "stack bytes" in command("inspect", engine.path, "--sass", "--all").out
+
+
+@pytest.mark.slow
+def test_the_report_has_the_figures_that_inspect_shows(engine: EngineDirectory) -> None:
+    found = kernel_budgets(engine)
+    for each in engine.programs:
+        arch = gpu_target(each.target).arch_name
+        rows = [row for by_arch in found.values() for row in by_arch.get(arch, ())]
+        shown = command("inspect", engine.path, "--sass", "--all").out
+        kernels = sum(arch in by_arch for by_arch in found.values())
+        missed = sum(not row.is_met for row in rows)
+        assert f"machine code for {arch}: {missed} of {len(rows)} figures of {kernels} kernels" in shown
 
 
 def test_inspect_shows_both(engine: EngineDirectory, monkeypatch: pytest.MonkeyPatch) -> None:

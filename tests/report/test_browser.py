@@ -24,6 +24,7 @@ from llmc.prediction.launch_time import predict_launch
 from llmc.prediction.rates import KindRates, Rates, Reach
 from llmc.prediction.step_shape import StepShape
 from llmc.report.contents import EngineContents, read_contents
+from llmc.report.machine_code import BudgetRow, KernelBudgets
 from llmc.report.measured_perplexity import MeasuredPerplexity
 from llmc.report.page.page import report_page
 from llmc.report.profile import Profile
@@ -98,6 +99,20 @@ def opened(browser: Browser, content: str, file: Path) -> Iterator[Page]:
     assert errors == []
     assert requests == [file.as_uri()]
     page.close()
+
+
+def test_missed_budgets_stand_before_met_ones(browser: Browser, contents: EngineContents, tmp_path: Path) -> None:
+    rows = (
+        BudgetRow("stack bytes", 0.0, "≤ 0", True, "a stack is traffic"),
+        BudgetRow("barriers", 2.0, "≤ 0", False, "warps wait for each other"),
+        BudgetRow("bytes in flight", None, "≥ 4000", False, "memory idles"),
+    )
+    budgets: KernelBudgets = {launch.kernel: {"sm_90": rows} for launch in contents.program.launches}
+    with opened(browser, report_page(contents, RATES, budgets=budgets), tmp_path / "budgets.html") as page:
+        page.locator("nav >> text=Kernels").first.click()
+        missed = page.locator("table.budgets").first.inner_text()
+        assert "barriers" in missed and "not visible" in missed and "stack bytes" not in missed
+        assert "2 of 3 figures miss their budgets" in page.locator(".kernel").inner_text()
 
 
 def test_passes_are_stepped_through(page: Page) -> None:

@@ -15,6 +15,7 @@ from llmc.engine_format import read_engine
 from llmc.engine_format.reader import REPORT_NAME
 from llmc.program import Origin
 from llmc.report.contents import EngineContents, read_contents
+from llmc.report.machine_code import BudgetRow
 from llmc.report.page.page import report_page, script, script_json
 from tests.conftest import DRAFT
 from tests.runtime.tiny_engine import write_tiny_engine
@@ -50,6 +51,15 @@ def test_it_asks_nothing_of_a_network(contents: EngineContents) -> None:
     assert "@import" not in page
     assert "url(" not in page
     assert not re.search(r"\b(fetch|eval|Function|import)\(|XMLHttpRequest|WebSocket|innerHTML|outerHTML", script())
+
+
+def test_a_kernel_shows_its_budget_where_the_machine_code_was_read(contents: EngineContents) -> None:
+    row = BudgetRow("barriers", 2.0, "≤ 0", False, "warps wait for each other")
+    name = contents.program.launches[0].kernel
+    classes = data_of(report_page(contents, budgets={name: {"sm_90": (row,)}}))["kernels"]["classes"]
+    expected = {"figure": "barriers", "value": 2.0, "bound": "≤ 0", "is_met": False, "reason": row.reason}
+    for each in classes:
+        assert each.get("budgets") == ({"sm_90": [expected]} if each["kernel"] == name else None)
 
 
 def test_strings_of_a_model_stay_strings(contents: EngineContents) -> None:

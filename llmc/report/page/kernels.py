@@ -11,6 +11,7 @@ from llmc.files.typed_json import to_json
 from llmc.prediction.launch_cost import launch_costs
 from llmc.program import DeviceKernel, Launch, Program
 from llmc.report.contents import EngineContents
+from llmc.report.machine_code import KernelBudgets
 from llmc.report.profile import kernel_class
 
 # As codegen/cpp/step.py prints them: a mark after every launch, and loops as functions of their own.
@@ -20,11 +21,12 @@ _DEFINED = re.compile(r"(?:LLMC_KERNELS?\(\w+, |\bllmc_)(\w+)")
 _LOOP = re.compile(r"(?:^//[^\n]*\n)*^static void (loop_\w+)\(.*?^\}\n", re.MULTILINE | re.DOTALL)
 
 
-def kernels_data(contents: EngineContents) -> dict[str, Any]:
+def kernels_data(contents: EngineContents, budgets: KernelBudgets | None = None) -> dict[str, Any]:
     """{"launches": […], "classes": […], "code": {name: text}}.
 
     A class is a kernel with what decides its time: its launches are shown as one. A launch has its class, cost
-    expressions, nodes, rewrite, source, the snippet of its call, and the steps that have it (`only`).
+    expressions, nodes, rewrite, source, the snippet of its call, and the steps that have it (`only`). budgets: of GPU
+    kernels' machine code; a class whose kernel has one shows it.
     """
     program = contents.program
     code = {name: text for name, text in contents.code.items() if "/" in name}
@@ -35,6 +37,8 @@ def kernels_data(contents: EngineContents) -> dict[str, Any]:
         name = kernel_class(launch)
         if name not in classes:
             classes[name] = {"name": name, "kernel": launch.kernel} | _code_of(launch, program, contents, loops, code)
+            if launch.kernel in (budgets or {}):
+                classes[name]["budgets"] = to_json((budgets or {})[launch.kernel])
         launches.append(
             {
                 "class": list(classes).index(name),

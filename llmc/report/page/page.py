@@ -10,6 +10,7 @@ from llmc.files.typed_json import to_json
 from llmc.prediction.rates import KindRates, Rates, gpu_rates
 from llmc.report.contents import EngineContents
 from llmc.report.explanation import explain_ranks
+from llmc.report.machine_code import KernelBudgets
 from llmc.report.measured_perplexity import MeasuredPerplexity
 from llmc.report.page.graphs import graphs_data
 from llmc.report.page.kernels import kernels_data
@@ -53,8 +54,10 @@ def report_page(
     rates: Rates | None = None,
     profile: Profile | None = None,
     perplexity: MeasuredPerplexity | None = None,
+    budgets: KernelBudgets | None = None,
 ) -> str:
     """The page of an engine. rates: of this machine; without, the data sheet's or a nominal CPU's, said to be so.
+    budgets: figures of GPU kernels' machine code; None if nobody read it.
 
     The same contents give the same text.
     """
@@ -64,7 +67,7 @@ def report_page(
         "provenance": to_json(contents.provenance),
         **graphs_data(contents.graphs, contents.path),
         "pruning": pruning_data(contents),
-        "kernels": kernels_data(contents),
+        "kernels": kernels_data(contents, budgets),
         "memory": memory_data(contents.program),
         "ranks": _ranks(contents),
         "quantization": quantization_data(contents, perplexity),

@@ -1,10 +1,16 @@
 """Compare a kernel's machine code with its budget, and say what a missed limit costs in time."""
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 from llmc.codegen.triton.machine_code.budget import Budget, Limit
+from llmc.codegen.triton.machine_code.budget_table import budgets
 from llmc.codegen.triton.machine_code.device_limits import bandwidth_in_flight, issue_rate
-from llmc.codegen.triton.machine_code.figures import KernelCode
+from llmc.codegen.triton.machine_code.figures import KernelCode, kernel_code
+from llmc.program import DeviceKernel, Program
+from llmc.targets import GpuTarget
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,48 @@ class Finding:
         if self.limit.figure == "exits_before_wait":
             return target.launch * launches  # None overlaps with the one before.
         return None
+
+
+@dataclass(frozen=True)
+class KernelFindings:
+    """One kernel's figures beside its budget.
+
+    Attributes:
+        code: The kernel.
+        findings: Its figures, in the budget's order.
+    """
+
+    code: KernelCode
+    findings: tuple[Finding, ...]
+
+
+def program_findings(
+    engine: Path, program: Program, target: GpuTarget, wanted: Callable[[DeviceKernel], bool] = lambda kernel: True
+) -> tuple[KernelFindings, ...]:
+    """Check the kernels of a program that have budgets. Each takes a third of a second of one core.
+
+    Args:
+        engine: The engine's directory.
+        program: The program for the target.
+        target: The GPU.
+        wanted: Whether to check a kernel.
+
+    Returns:
+        In the program's order of kernels.
+
+    Raises:
+        ToolchainError: Triton is missing, or its nvdisasm cannot read a cubin.
+    """
+    known = budgets()
+
+    def check(kernel: DeviceKernel) -> KernelFindings:
+        binary, budget = kernel.binaries[target.arch_name], known[kernel.function]
+        code = kernel_code(kernel, binary, engine / binary.file, target, budget.streams)
+        return KernelFindings(code, check_budget(code, budget))
+
+    checked = [each for each in program.kernels if each.function in known and target.arch_name in each.binaries]
+    with ThreadPoolExecutor() as threads:
+        return tuple(threads.map(check, filter(wanted, checked)))
 
 
 def check_budget(code: KernelCode, budget: Budget) -> tuple[Finding, ...]:

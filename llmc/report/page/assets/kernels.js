@@ -59,6 +59,7 @@ function kernelDetail() {
     el("h3", {}, kernel.name),
     numbers(kernel),
     kernel.device ? device(kernel.device) : null,
+    kernel.budgets ? budgets(kernel.budgets) : null,
     el("div", { class: "kernel-grid" },
       el("section", {}, el("h4", {}, "Where it comes from", el("small", {}, plural(launches.length, "launch").replace("launchs", "launches"))), origins(launches)),
       el("section", {}, el("h4", {}, "Its call"), code(launches[0].call, "cpp", "the call"), kernelCode(kernel))),
@@ -87,7 +88,20 @@ function device(found) {
   const constants = Object.entries(found.constants).map(([name, value]) => `${name}=${value}`).join(", ");
   return el("div", {},
     table([["Instruction set", ""], ["Threads", "num"], ["Registers", "num"], ["Spilled", "num"], ["Shared memory", "num"]], rows, { class: "plain" }),
-    el("p", { class: "hint" }, `${found.function}: ${found.warps} warps, ${found.stages} stages. ${constants}`));
+    el("p", { class: "hint" }, `${found.function}: ${plural(found.warps, "warp")}, ${plural(found.stages, "stage")}. ${constants}`));
+}
+
+function budgets(found) {
+  const rows = Object.entries(found).flatMap(([arch, limits]) => limits.map((each) => ({ arch, ...each })));
+  const missed = rows.filter((each) => !each.is_met), met = rows.filter((each) => each.is_met);
+  const columns = [["Instruction set", ""], ["Figure", ""], ["Value", "num"], ["Budget", "num"], ["Why", "wide"]];
+  const shown = (some) => table(columns, some.map((each) => [
+    each.arch, each.figure, each.value === null ? "not visible" : inCount(Number(each.value.toPrecision(4))), each.bound, each.reason,
+  ]), { class: "plain budgets" });
+  return el("section", {},
+    el("h4", {}, "Machine code", el("small", {}, `${missed.length} of ${rows.length} figures miss their budgets`)),
+    missed.length ? shown(missed) : null,
+    met.length ? el("details", { class: "quiet" }, el("summary", {}, `${met.length} within their budgets`), shown(met)) : null);
 }
 
 function origins(launches) {
