@@ -34,7 +34,8 @@ from llmc.runtime.loop.step import Ints, Step
 from llmc.runtime.loop.step_loop import StepLoop
 from llmc.runtime.prefix_cache.block_digests import BlockDigests
 from llmc.runtime.prefix_cache.prefix_cache import hash_prompt
-from llmc.runtime.requests.generation import Ending, Generation
+from llmc.runtime.requests.ending import Ending
+from llmc.runtime.requests.generation import Generation
 from llmc.runtime.requests.request import Origin
 from llmc.runtime.sampling.row_choice import RowChoices
 from llmc.runtime.sampling.sampler import Sampler

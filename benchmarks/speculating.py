@@ -21,7 +21,8 @@ from llmc.runtime.executors.executor import Executor
 from llmc.runtime.executors.opening import open_executor
 from llmc.runtime.executors.opening_request import CacheRoom
 from llmc.runtime.loop.step_loop import StepLoop
-from llmc.runtime.requests.generation import Ending, Generation
+from llmc.runtime.requests.ending import Ending
+from llmc.runtime.requests.generation import Generation
 from llmc.runtime.requests.request import Origin, SampledRequest
 from llmc.runtime.sampling.sampler import Sampler
 from llmc.runtime.sampling.sampling_params import SamplingParams

@@ -10,8 +10,10 @@ class LlmcError(Exception):
     """Input that llmc cannot work with.
 
     problem: what was seen, with actual values. at: the file, option, node or source line it is in.
-    fix: what the user can do. The command line prints one line for each and exits with code 2.
+    fix: what the user can do. The command line prints one line for each and exits with `exit_code`.
     """
+
+    exit_code = 2
 
     def __init__(self, problem: str, *, at: str | PathLike[str] | None = None, fix: str | None = None) -> None:
         self.problem = problem
@@ -79,12 +81,22 @@ class RankError(LlmcError):
         self.rank = rank
 
 
+class EngineFailureError(LlmcError):
+    """A step of an engine that failed for all requests in it: its executor, or the loop itself."""
+
+    exit_code = 3
+
+
 class RequestError(LlmcError):
     """A request that the engine cannot serve: prompt too long, token id out of range, bad sampling parameter."""
 
 
 class UnavailableError(RequestError):
     """The engine takes no request now: it is draining, closed, or its loop has died."""
+
+
+class RequestFaultError(RequestError):
+    """An exception that nobody foresaw, raised by what was done for this request alone; it is the cause."""
 
 
 class ModelFailureError(RequestError):

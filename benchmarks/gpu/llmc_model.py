@@ -24,7 +24,8 @@ from llmc.engine_format import read_engine
 from llmc.runtime.executors.cuda import open_engine
 from llmc.runtime.executors.opening_request import CacheRoom, OpeningRequest
 from llmc.runtime.loop.step_loop import StepLoop
-from llmc.runtime.requests.generation import Ending, Generation
+from llmc.runtime.requests.ending import Ending
+from llmc.runtime.requests.generation import Generation
 from llmc.runtime.requests.request import Origin
 from llmc.runtime.sampling.sampler import Sampler
 from llmc.runtime.sampling.sampling_params import SamplingParams

@@ -1,20 +1,22 @@
 """A request in flight, as the loop's thread of the asyncio engine knows it, and what its client is told."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from llmc.errors import UnavailableError
+from llmc.errors import RequestError, UnavailableError
 from llmc.runtime.engine_stats import RequestView
 from llmc.runtime.requests.generation import Generation
-from llmc.runtime.requests.generation_job import GenerationJob
+from llmc.runtime.requests.generation_job import GenerationJob, SampledJob
 from llmc.runtime.requests.generation_request import GenerationRequest
-from llmc.runtime.requests.request import Request
-from llmc.runtime.requests.request_output import RequestTimes
-from llmc.runtime.text.output_stream import ChoiceNews, News, OutputStream
+from llmc.runtime.requests.request import Origin, Request
+from llmc.runtime.requests.request_output import FinishReason, RequestTimes
+from llmc.runtime.text.output_stream import ChoiceNews, News, OutputStream, news_of_results
 
 
 @dataclass(eq=False)
 class Client:
-    """told: how many tokens of each choice the client has heard of; ended: of which choices the end."""
+    """told: how many tokens of each choice the client has heard of; ended: of which choices the end; counted: how many
+    tokens of each sequence are in the engine's counter, of which the longest beam is one."""
 
     request: GenerationRequest
     job: GenerationJob
@@ -26,6 +28,88 @@ class Client:
     first_token: float | None = None
     told_prompt: bool = False
     times: RequestTimes | None = None
+    counted: list[int] = field(default_factory=list)
+
+    @property
+    def origin(self) -> Origin:
+        """What all its sequences have in common."""
+        return self.job.first.origin
+
+    def news(
+        self,
+        choices: tuple[ChoiceNews, ...] = (),
+        *,
+        finished: float | None = None,
+        error: RequestError | None = None,
+    ) -> News:
+        """finished: when, for the last ones."""
+        first, times = self.job.first, self.times
+        if times is None or finished is not None:
+            times = self.times = RequestTimes(self.arrived, first.standing.started, self.first_token, finished)
+        prompt_logprobs = None if self.told_prompt or error else self.job.prompt_logprobs
+        self.told_prompt = True
+        return News(choices, first.standing.cached_tokens, times, finished is not None, error, prompt_logprobs)
+
+
+class NewTokens(NamedTuple):
+    """What a step has brought to a client: the number of new tokens, and what it is told of them now."""
+
+    tokens: int
+    choices: tuple[ChoiceNews, ...] = ()
+    is_last: bool = False
+
+
+class LastNews(NamedTuple):
+    """The end of a request, with the number of tokens that were not counted before."""
+
+    tokens: int
+    reason: FinishReason
+    news: News
+
+
+def news_of(client: Client, request: Request) -> NewTokens:
+    """After a step that a sequence of the client's had a part in."""
+    job = client.job
+    if request.finished and job.finished:
+        return NewTokens(0, is_last=True)
+    # The first choice starts the others: all of them have news then.
+    own = job.choices if isinstance(job, SampledJob) and not client.told_prompt else (request,)
+    tokens = count_tokens(client, own)
+    if not client.streams:
+        client.told_prompt = True
+        return NewTokens(tokens)
+    return NewTokens(tokens, tuple(found for choice in own if (found := choice_news(client, choice)) is not None))
+
+
+def last_news(client: Client, now: float) -> LastNews:
+    """Of a request that has ended. Raises its error."""
+    job = client.job
+    if job.error is not None:
+        raise job.error
+    if isinstance(job, SampledJob) and client.streams:
+        tokens = count_tokens(client, job.choices)
+        choices = tuple(found for choice in job.choices if (found := choice_news(client, choice)) is not None)
+        return LastNews(tokens, choices[-1].finish_reason or "stop", client.news(choices, finished=now))
+    results = job.results()
+    # The sequences that were counted need not be those that the answer has.
+    tokens = max(0, sum(len(result.token_ids) for result in results) - sum(client.counted))
+    times = RequestTimes(client.arrived, job.first.standing.started, client.first_token, now)
+    news = news_of_results(results, job.prompt_logprobs, job.first.standing.cached_tokens, times)
+    return LastNews(tokens, results[0].finish_reason, news)
+
+
+def count_tokens(client: Client, sequences: tuple[Request, ...]) -> int:
+    """How many tokens the sequences have gained since they were counted last; of as many as the answer will have."""
+    job, prompt_tokens, gained = client.job, len(client.request.prompt_token_ids), 0
+    for sequence in sequences:
+        index = sequence.index if isinstance(sequence, Generation) else 0
+        if isinstance(job, SampledJob) and index >= job.given:
+            continue
+        count = len(sequence.tokens) - prompt_tokens
+        if count > client.counted[index]:
+            gained += count - client.counted[index]
+            client.counted[index] = count
+    return gained
 
 
 def choice_news(client: Client, choice: Request) -> ChoiceNews | None:

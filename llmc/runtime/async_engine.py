@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -15,52 +16,59 @@ from typing import Unpack, cast
 from uuid import uuid4
 
 from llmc.api.keywords import shows_keywords
-from llmc.errors import RankError, RequestError, UnavailableError
-from llmc.runtime.async_client import Client, choice_news, deliver, loop_died, unavailable, view
+from llmc.errors import EngineFailureError, RankError, RequestError, UnavailableError
+from llmc.runtime.async_client import Client, loop_died, unavailable
+from llmc.runtime.clients_in_flight import ClientsInFlight
 from llmc.runtime.engine import Engine
 from llmc.runtime.engine_stats import EngineStats, RequestView, StepRecord
 from llmc.runtime.grammar.compiler import NewMask
 from llmc.runtime.loading import given_or_loaded
+from llmc.runtime.loop.step_loop import step_failure
 from llmc.runtime.output_cache import CachedAnswer
 from llmc.runtime.rank_restarts import RankRestarts
+from llmc.runtime.requests.boundary import as_llmc_error
 from llmc.runtime.requests.generation_job import SampledJob
 from llmc.runtime.requests.generation_request import GenerationRequest, Priority
-from llmc.runtime.requests.request import Request
 from llmc.runtime.requests.request_output import RequestOutput, RequestTimes
 from llmc.runtime.sampling.sampling_keywords import SamplingKeywords, chosen_params, sampling_defaults
 from llmc.runtime.sampling.sampling_params import SamplingParams
 from llmc.runtime.text.conversation import Conversation, is_conversation
-from llmc.runtime.text.output_stream import ChoiceNews, News, OutputStream, news_of_results
+from llmc.runtime.text.output_stream import OutputStream, news_of_results
 from llmc.runtime.text.prompts import Prompt
 from llmc.runtime.text.prompts import token_ids as ids_of
 
 _RECENT_STEPS = 512
+_log = logging.getLogger("llmc.engine")
 
 
 class AsyncEngine:
     """Serves many clients from one engine, its own from now on: who else generates with it gets a RequestError.
 
-    engine: or the directory of one, which is loaded, with `speculation` as in llmc.load. Its thread starts with it;
-    `close`, or the end of `async with`, stops the thread and closes the engine.
+    engine: or the directory of one, which is loaded, with `speculation` as in llmc.load. restarts: how often it is
+    opened anew after a step has failed; then it is dead. when_dead: called by its thread in that case, with an
+    EngineFailureError, when every client has been told. Its thread starts with it; `close`, or the end of `async with`,
+    stops the thread and closes the engine.
     """
 
-    def __init__(self, engine: Engine | str | Path, *, speculation: str | Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine | str | Path,
+        *,
+        speculation: str | Mapping[str, object] | None = None,
+        restarts: int = 0,
+        when_dead: Callable[[EngineFailureError], None] = lambda error: None,
+    ) -> None:
         self._engine = engine = given_or_loaded(engine, speculation)
         self._loop = engine.shared_loop.claim()
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._clients: dict[str, Client] = {}
-        self._owners: dict[Request, Client] = {}
-        self._searching: set[Client] = set()
-        self._outbox: dict[asyncio.AbstractEventLoop, list[tuple[OutputStream, News]]] = {}
-        self._steps = self._prompt_tokens = self._generation_tokens = 0
-        self._finished: Counter[str] = Counter()
+        self._clients = ClientsInFlight()
+        self._steps = self._restarted = 0
+        self._most_restarts, self._when_dead = restarts, when_dead
         self._recent: deque[StepRecord] = deque(maxlen=_RECENT_STEPS)
         self._busy_since: float | None = None
-        self._restarts = RankRestarts(
-            self._loop.executor, lambda: self._commands.put(lambda: self._replace_ranks(None))
-        )
-        self._failure: BaseException | None = None
-        self._draining = self._stopping = self._closed = False
+        self._rank_restarts = self._watched_ranks()
+        self._failure: EngineFailureError | None = None
+        self._draining = self._stopping = self._closed = self._is_reopening = False
         self._in_flight = 0
         self._lock = threading.Lock()
         # Their own: a slow grammar must not hold up what else the event loop has done in threads.
@@ -93,13 +101,35 @@ class AsyncEngine:
         template renders. params, or its fields as keywords: how to continue it. The others as in GenerationRequest;
         request_id: default one that nobody else has. Or a whole GenerationRequest, and nothing else. Raises
         RequestError for a request that this engine cannot serve (before anything is computed), ModelFailureError if
-        its logits are not finite, UnavailableError when the engine is draining, closed or dead.
+        its logits are not finite, RequestFaultError for an exception that serving it has raised, UnavailableError when
+        the engine is draining, closed, dead, or being opened anew.
         """
-        if self._draining:
+        if self._draining or self._is_reopening:
             raise unavailable()
         arrived = time.monotonic()
+        with as_llmc_error():
+            asked = await self._request(
+                prompt, params, sampling, request_id, priority, deadline_seconds, tenant, streams, adapter
+            )
+            async with aclosing(self._outputs(asked, arrived)) as outputs:
+                async for output in outputs:
+                    yield output
+
+    async def _request(
+        self,
+        prompt: GenerationRequest | Prompt | Conversation,
+        params: SamplingParams | None,
+        sampling: SamplingKeywords,
+        request_id: str | None,
+        priority: Priority,
+        deadline_seconds: float | None,
+        tenant: str | None,
+        streams: bool,
+        adapter: str | None,
+    ) -> GenerationRequest:
+        """What `generate` was asked."""
         if not isinstance(prompt, GenerationRequest):
-            prompt = GenerationRequest(
+            return GenerationRequest(
                 prompt_token_ids=await asyncio.to_thread(self._token_ids, prompt),
                 params=chosen_params(params, sampling),
                 request_id=uuid4().hex if request_id is None else request_id,
@@ -109,14 +139,12 @@ class AsyncEngine:
                 streams=streams,
                 adapter=None if adapter is None else self._engine.adapters.get(adapter),
             )
-        elif params is not None or sampling:
+        if params is not None or sampling:
             raise RequestError(
                 "sampling parameters came beside a GenerationRequest, which has its own",
                 fix="put them into the request, or give the prompt alone",
             )
-        async with aclosing(self._outputs(prompt, arrived)) as outputs:
-            async for output in outputs:
-                yield output
+        return prompt
 
     async def _outputs(self, request: GenerationRequest, arrived: float) -> AsyncGenerator[RequestOutput, None]:
         params, job_builder, cache = request.params, self._engine.job_builder, self._engine.output_cache
@@ -133,12 +161,13 @@ class AsyncEngine:
         job = job_builder.job(request, arrived=arrived, new_mask=await self._new_mask(params, arrived))
         streams = request.streams and isinstance(job, SampledJob) and job.given == len(job.choices)
         count = len(job.sequences)
-        client = Client(request, job, stream, arrived, [prompt_tokens] * count, [False] * count, streams)
+        told, counted = [prompt_tokens] * count, [0] * count
+        client = Client(request, job, stream, arrived, told, [False] * count, streams, counted=counted)
         # A command that is put after the thread has looked for the last time would wait forever.
         with self._lock:
             if self._closed:
                 raise unavailable()
-            self._commands.put(lambda: self._add(client))
+            self._commands.put(lambda: self._clients.add(client, self._loop))
             self._in_flight += 1
         finished = False
         try:
@@ -169,7 +198,7 @@ class AsyncEngine:
 
     def abort(self, request_id: str) -> None:
         """End a request: its last output has finish_reason "abort". An unknown id is no error. From any thread."""
-        self._commands.put(lambda: self._abort(request_id))
+        self._commands.put(lambda: self._clients.abort(request_id, self._loop))
 
     def stats(self) -> EngineStats:
         """Gauges and counters of this moment; cheap, from any thread."""
@@ -187,26 +216,31 @@ class AsyncEngine:
             snapshots=scheduler.prefix_cache.snapshot_stats,
             windows=tuple(window.stats for window in self._loop.windows),
             preemptions=scheduler.preemptions,
-            prompt_tokens=self._prompt_tokens,
-            generation_tokens=self._generation_tokens,
+            prompt_tokens=self._clients.prompt_tokens,
+            generation_tokens=self._clients.generation_tokens,
             steps=self._steps,
-            finished=dict(self._finished),
+            finished=dict(self._clients.finished),
             recent_steps=tuple(self._recent),
             output_cache=None if output_cache is None else output_cache.stats(),
             speculation=None if self._loop.speculation is None else self._loop.speculation.stats,
-            rank_restarts=self._restarts.counts,
+            rank_restarts=self._rank_restarts.counts,
+            restarts=self._restarted,
         )
 
     def requests(self) -> list[RequestView]:
         """The requests in flight, in order of arrival; from any thread."""
-        now = time.monotonic()
-        return [view(client, now) for client in list(self._clients.values())]
+        return self._clients.views(time.monotonic())
 
     def is_healthy(self, stall_seconds: float = 30.0) -> bool:
-        """Whether the loop's thread lives and no step has been going on for longer than that."""
+        """Whether the loop's thread lives, the engine is open, and no step has been going on for longer than that."""
         busy_since = self._busy_since
         stuck = busy_since is not None and time.monotonic() - busy_since > stall_seconds
-        return self._thread.is_alive() and self._failure is None and not stuck
+        return self._thread.is_alive() and self._failure is None and not self._is_reopening and not stuck
+
+    @property
+    def failure(self) -> EngineFailureError | None:
+        """What the engine has died of."""
+        return self._failure
 
     async def drain(self, timeout_seconds: float) -> bool:
         """Refuse new requests and wait until those in flight have ended; false if some were left at the timeout."""
@@ -245,54 +279,81 @@ class AsyncEngine:
     def _run(self) -> None:
         try:
             while not self._stopping:
-                self._take_commands(wait=not self._clients)
-                if self._clients and not self._stopping:
-                    self._step()
-                self._send()
+                try:
+                    self._turn()
+                except BaseException as error:
+                    self._open_anew(error)
         except BaseException as error:
-            self._failure = error
+            self._failure = step_failure(error)
             raise
         finally:
             with self._lock:
                 self._closed = True
             self._take_commands(wait=False)
-            for client in list(self._clients.values()):
-                if self._failure is None:
-                    client.job.stop("abort")
-                self._finish(client, time.monotonic())
-            self._send()
+            if self._failure is None:
+                self._clients.stop_all(self._loop)
+            else:
+                self._clients.fail_all(loop_died(), self._loop)
+            self._clients.send()
+            if self._failure is not None:
+                self._when_dead(self._failure)
+
+    def _turn(self) -> None:
+        """Do what was asked for, and one step."""
+        self._take_commands(wait=not self._clients)
+        if self._clients and not self._stopping:
+            self._step()
+        self._clients.send()
 
     def _step(self) -> None:
         begin = time.monotonic()
         self._busy_since = begin
-        for request in self._loop.expire():
-            self._publish(request, begin)
+        self._clients.tell(self._loop.expire(), self._loop)
         try:
             plan = self._loop.step()
         except RankError as error:
             self._replace_ranks(error)
             return
+        touched = [*plan.decodes, *(chunk.request for chunk in plan.chunks if chunk.logit_rows or chunk.request.error)]
+        self._clients.tell(touched, self._loop)
         now = time.monotonic()
-        touched = [*plan.decodes, *(chunk.request for chunk in plan.chunks if chunk.logit_rows)]
-        for request in touched:
-            self._publish(request, now)
-        for client in [client for client in self._searching if client.job.finished]:
-            self._finish(client, now)
         self._steps += 1
         self._recent.append(StepRecord.of(plan, begin, now, self._loop.executor_seconds))
         self._busy_since = None
 
+    def _open_anew(self, error: BaseException) -> None:
+        """After a step has failed: end what is in flight, and serve later requests with the engine opened anew. Raises
+        the error if that was done often enough, or what opening raises."""
+        self._busy_since = None
+        if self._stopping or self._restarted >= self._most_restarts:
+            raise error
+        self._is_reopening = True
+        failure = step_failure(error)
+        ended = self._clients.fail_all(UnavailableError(failure.problem, fix="try again"), self._loop)
+        self._clients.send()
+        _log.error("%s; %d requests end with an error", failure.problem, ended, exc_info=error)
+        self._restarted += 1
+        begin = time.monotonic()
+        self._loop = self._engine.reopen()
+        self._rank_restarts = self._watched_ranks()
+        self._is_reopening = False
+        seconds, times = time.monotonic() - begin, f"{self._restarted} of {self._most_restarts}"
+        _log.warning("the engine was opened anew in %.1f s (%s times)", seconds, times)
+
+    def _watched_ranks(self) -> RankRestarts:
+        """Told of lost ranks of the engine that is open now."""
+        executor = self._loop.executor
+        return RankRestarts(executor, lambda: self._commands.put(lambda: self._replace_ranks(None)))
+
     def _replace_ranks(self, error: RankError | None) -> None:
         """After one was lost: end what is in flight, and serve later requests with new ones. error: of a step."""
-        self._busy_since, lost = None, self._restarts.lost
+        self._busy_since, lost = None, self._rank_restarts.lost
         if lost is None and error is not None:
             raise error  # Of another engine, that drafts.
         if lost is not None:
-            clients = list(self._clients.values())
-            for client in clients:
-                self._finish(client, time.monotonic(), UnavailableError(lost.problem, fix="try again"))
-            self._send()
-            self._restarts.restart(len(clients))
+            ended = self._clients.fail_all(UnavailableError(lost.problem, fix="try again"), self._loop)
+            self._clients.send()
+            self._rank_restarts.restart(ended)
             self._loop = self._engine.shared_loop.renew()
 
     def _take_commands(self, wait: bool) -> None:
@@ -303,94 +364,5 @@ class AsyncEngine:
         except Empty:
             return
 
-    def _add(self, client: Client) -> None:
-        request_id = client.request.request_id
-        if request_id in self._clients:
-            self._post(client, error=RequestError(f"a request {request_id!r} is in flight", at="request_id"))
-            return
-        self._clients[request_id] = client
-        if isinstance(client.job, SampledJob):
-            self._owners.update(dict.fromkeys(client.job.sequences, client))
-        else:
-            self._searching.add(client)
-        self._loop.add(client.job.first)
-
-    def _abort(self, request_id: str) -> None:
-        client = self._clients.get(request_id)
-        if client is not None:
-            client.job.stop("abort")
-            self._finish(client, time.monotonic())
-
     def _stop(self) -> None:
         self._stopping = True
-
-    def _publish(self, request: Request, now: float) -> None:
-        """Tell the request's client of its new tokens, or of its end."""
-        client = self._owners.get(request)
-        if client is None:
-            return
-        client.first_token = client.first_token or now
-        if request.finished and client.job.finished:
-            self._finish(client, now)
-            return
-        if not client.streams:
-            return
-        assert isinstance(client.job, SampledJob)
-        # The first choice starts the others: all of them have news then.
-        choices = client.job.choices if not client.told_prompt else (request,)
-        news = tuple(found for choice in choices if (found := choice_news(client, choice)) is not None)
-        if news:
-            self._post(client, news, now)
-
-    def _finish(self, client: Client, now: float, gone: UnavailableError | None = None) -> None:
-        """Take a request out of the loop and tell its client. gone: why it cannot go on if it is not finished."""
-        del self._clients[client.request.request_id]
-        self._searching.discard(client)
-        job = client.job
-        for sequence in job.sequences:
-            self._owners.pop(sequence, None)
-            self._loop.remove(sequence)
-        self._prompt_tokens += len(client.request.prompt_token_ids)
-        client.first_token = client.first_token or now
-        if job.error is not None or not job.finished:
-            self._finished["error"] += 1
-            self._post(client, error=job.error or gone or loop_died())
-        elif isinstance(job, SampledJob) and client.streams:
-            news = tuple(found for choice in job.choices if (found := choice_news(client, choice)) is not None)
-            self._finished[news[-1].finish_reason or "stop"] += 1
-            self._post(client, news, now, finished=True)
-        else:
-            results = job.results()
-            self._generation_tokens += sum(len(result.token_ids) for result in results)
-            self._finished[results[0].finish_reason] += 1
-            times = RequestTimes(client.arrived, job.first.standing.started, client.first_token, now)
-            self._outbox.setdefault(client.stream.event_loop, []).append(
-                (client.stream, news_of_results(results, job.prompt_logprobs, job.first.standing.cached_tokens, times))
-            )
-
-    def _post(
-        self,
-        client: Client,
-        choices: tuple[ChoiceNews, ...] = (),
-        now: float | None = None,
-        *,
-        finished: bool = False,
-        error: RequestError | None = None,
-    ) -> None:
-        first, times = client.job.first, client.times
-        if times is None or finished:
-            times = RequestTimes(client.arrived, first.standing.started, client.first_token, now if finished else None)
-            client.times = times
-        prompt_logprobs = None if client.told_prompt or error else client.job.prompt_logprobs
-        client.told_prompt = True
-        self._generation_tokens += sum(len(choice.token_ids) for choice in choices)
-        news = News(choices, first.standing.cached_tokens, times, finished, error, prompt_logprobs)
-        self._outbox.setdefault(client.stream.event_loop, []).append((client.stream, news))
-
-    def _send(self) -> None:
-        """Hand the news of a step to the clients: waking an event loop is dear, so once for all of them."""
-        outbox, self._outbox = self._outbox, {}
-        for event_loop, news in outbox.items():
-            # A client may have closed its event loop at any moment; there is nobody to tell then.
-            with suppress(RuntimeError):
-                event_loop.call_soon_threadsafe(deliver, news)

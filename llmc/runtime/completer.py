@@ -10,6 +10,7 @@ from llmc.runtime.grammar.compiler import GrammarCompiler
 from llmc.runtime.loop.shared_loop import SharedLoop
 from llmc.runtime.output_cache import CachedAnswer, OutputCache
 from llmc.runtime.progress import Progress, Told, telling
+from llmc.runtime.requests.boundary import as_llmc_error
 from llmc.runtime.requests.completion import Choice, Completion, Piece
 from llmc.runtime.requests.generation import Generation
 from llmc.runtime.requests.generation_job import GenerationJob
@@ -43,18 +44,20 @@ class Completer:
         adapter: str | None = None,
     ) -> list[Completion]:
         """One completion a prompt, in order. Raises RequestError before anything is computed, or what befalls one."""
-        requests = self._requests(prompts, params, adapter)
-        completions = []
-        for request, (answer, found) in zip(requests, self._answers(requests, progress), strict=True):
-            choices = tuple(self._choice(result, request.params) for result in answer.results)
-            completions.append(Completion(choices, len(request.prompt_token_ids), found, answer.prompt_logprobs))
-        return completions
+        with as_llmc_error():
+            requests = self._requests(prompts, params, adapter)
+            completions = []
+            for request, (answer, found) in zip(requests, self._answers(requests, progress), strict=True):
+                choices = tuple(self._choice(result, request.params) for result in answer.results)
+                completions.append(Completion(choices, len(request.prompt_token_ids), found, answer.prompt_logprobs))
+            return completions
 
     def rows(self, texts: Sequence[Sequence[int]], progress: Progress, adapter: str | None = None) -> list[Row]:
         """What the model gives for each text, [width], in order. Raises as `complete` does."""
-        requests = self._requests(texts, [SamplingParams()] * len(texts), adapter, wants_row=True)
-        rows = [answer.results[0].row for answer, _ in self._answers(requests, progress)]
-        return [row for row in rows if row is not None]
+        with as_llmc_error():
+            requests = self._requests(texts, [SamplingParams()] * len(texts), adapter, wants_row=True)
+            rows = [answer.results[0].row for answer, _ in self._answers(requests, progress)]
+            return [row for row in rows if row is not None]
 
     def _answers(self, requests: Sequence[GenerationRequest], progress: Progress) -> Iterator[tuple[CachedAnswer, int]]:
         """All requests' answers, and how many tokens of each were found in a cache."""
@@ -95,7 +98,8 @@ class Completer:
                 at="params",
                 fix="use generate, or the asyncio engine, whose streams have several",
             )
-        job = self._job(0, *self._requests([prompt], [params], adapter))
+        with as_llmc_error():
+            job = self._job(0, *self._requests([prompt], [params], adapter))
         (request,) = job.sequences
         assert isinstance(request, Generation), "beam search has more than one beam"
         return pieces(self.loop, request, self.job_builder.output_text(params), has_text=self.tokenizer.exists)
@@ -108,8 +112,7 @@ class Completer:
         return self.job_builder.job(request, new_mask=new_mask, where=where)
 
     def _run(self, jobs: Sequence[GenerationJob], told: Told | None) -> None:
-        first = [job.first for job in jobs]
-        with self.loop.serving(first, lambda: [sequence for job in jobs for sequence in job.sequences]) as until:
+        with self.loop.serving([job.first for job in jobs]) as until:
             if told is None:
                 until(lambda: all(job.finished for job in jobs))
                 return
@@ -142,5 +145,5 @@ class Completer:
 def _answer(job: GenerationJob, where: str) -> CachedAnswer:
     """What a finished job gives. Raises its error."""
     if job.error is not None:
-        raise type(job.error)(job.error.problem, at=where, fix=job.error.fix)
+        raise type(job.error)(job.error.problem, at=where, fix=job.error.fix) from job.error.__cause__
     return CachedAnswer(tuple(job.results()), job.prompt_logprobs)

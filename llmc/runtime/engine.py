@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
@@ -16,7 +17,7 @@ from llmc.runtime.adapters.registry import AdapterRegistry
 from llmc.runtime.completer import Completer
 from llmc.runtime.engine_record import explanation, predicted_step, report_file
 from llmc.runtime.executors.absent import AbsentExecutor
-from llmc.runtime.executors.executor import Executor, Logits
+from llmc.runtime.executors.executor import Logits
 from llmc.runtime.grammar.compiler import GrammarCompiler
 from llmc.runtime.loop.shared_loop import SharedLoop
 from llmc.runtime.loop.step_loop import StepLoop
@@ -45,8 +46,7 @@ class Engine(TextGenerator):
     def __init__(
         self,
         directory: EngineDirectory,
-        executor: Executor,
-        loop: StepLoop,
+        open_loop: Callable[[], StepLoop],
         owned: TemporaryDirectory[str] | None = None,
         *,
         prefix_cache: bool = True,
@@ -55,7 +55,9 @@ class Engine(TextGenerator):
     ) -> None:
         self._directory = directory
         self._check = check
-        self._executor = executor
+        self._open_loop = open_loop
+        loop = open_loop()
+        self._executor = executor = loop.executor
         self._shared = SharedLoop(loop, executor.error if isinstance(executor, AbsentExecutor) else None)
         self._owned = owned
         self._tokenizer = Tokenizer(directory.files)
@@ -183,8 +185,11 @@ class Engine(TextGenerator):
             check_ids(f"prompt {index}", sequence, self.info.vocab_size)
         chosen = None if adapter is None else self._adapters.get(adapter)
         requests = [Scoring(sequence, self.info.vocab_size, chosen) for sequence in sequences]
-        with self._shared.serving(requests, lambda: requests) as until:
+        with self._shared.serving(requests) as until:
             until(lambda: all(request.finished for request in requests))
+        for request in requests:
+            if request.error is not None:
+                raise request.error
         return requests[0].logits if is_one else [request.logits for request in requests]
 
     def report(self) -> Path:
@@ -207,6 +212,17 @@ class Engine(TextGenerator):
         """
         return predicted_step(self._directory, requests, context, prefill)
 
+    def reopen(self) -> StepLoop:
+        """Open the executor anew, with empty caches, after a step has failed. For who has claimed the loop.
+
+        Raises what opening raises, such as TargetError.
+        """
+        with suppress(Exception):  # Of what is broken.
+            self._close_executors()
+        loop = self._open_loop()
+        self._executor = loop.executor
+        return self._shared.renew(loop)
+
     def save(self, path: str | Path) -> Path:
         """Copy the engine to another place, whole or not at all; returns that place."""
         return copy_engine(self._directory.path, self._directory.manifest, path_argument("path", path))
@@ -217,9 +233,7 @@ class Engine(TextGenerator):
         What other threads have in flight ends with an UnavailableError. Raises RequestError if an AsyncEngine has it.
         """
         if self._shared.close(self._closed):
-            self._executor.close()
-            if self.loop.speculation is not None:
-                self.loop.speculation.close()
+            self._close_executors()
             self._grammars.close()
             self._conversations.close()
             if self._owned is not None:
@@ -231,6 +245,11 @@ class Engine(TextGenerator):
             f"<Engine {manifest.model.name} ({manifest.model.dtype}) for {manifest.target.name}: "
             f"sequences of {self.limits.max_model_len} tokens, {self.limits.max_sequences} at a time>"
         )
+
+    def _close_executors(self) -> None:
+        self._executor.close()
+        if self.loop.speculation is not None:
+            self.loop.speculation.close()
 
     def _closed(self) -> RequestError:
         return UnavailableError("the engine is closed", at=self.path, fix="load it again")

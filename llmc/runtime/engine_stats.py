@@ -112,7 +112,7 @@ class EngineStats:
     prefix_cache_queries and prefix_cache_hits: in tokens, as vLLM counts them; of a model with states, too, a hit is
     what has not to be computed again. snapshots: None for other models. finished: requests by finish reason,
     "error" among them. recent_steps: the latest steps, oldest first. rank_restarts: how often each rank but the first
-    was lost and started again.
+    was lost and started again. restarts: how often the engine was opened anew.
     """
 
     running: int
@@ -134,6 +134,7 @@ class EngineStats:
     rank_restarts: Mapping[int, int] = field(default_factory=dict)
     snapshots: SnapshotStats | None = None
     windows: tuple[WindowStats, ...] = ()
+    restarts: int = 0
 
     @property
     def cache_usage(self) -> float:

@@ -76,11 +76,16 @@ def load(
     asked = None if drafts is None else plan_speculation(drafts, *wish, check_weights=check_weights)
     beside, count = () if asked is None else asked.programs, thread_count(threads)
     room = CacheRoom(kv_cache_bytes, kv_memory, state_cache_bytes if prefix_cache and not whole else 0)
-    opened, blocks = open_or_explain(directory, executor, room, count, owned is not None, check, beside)
-    started = asked.start(blocks, count, executor) if asked and not isinstance(opened, AbsentExecutor) else None
-    loop = StepLoop(opened, limits, blocks, max_step_tokens, speculation=started, program=program, whole_texts=whole)
+
+    def open_loop() -> StepLoop:
+        opened, blocks = open_or_explain(directory, executor, room, count, owned is not None, check, beside)
+        started = asked.start(blocks, count, executor) if asked and not isinstance(opened, AbsentExecutor) else None
+        return StepLoop(
+            opened, limits, blocks, max_step_tokens, speculation=started, program=program, whole_texts=whole
+        )
+
     return Engine(
-        directory, opened, loop, owned, prefix_cache=prefix_cache, output_cache_bytes=output_cache_bytes, check=check
+        directory, open_loop, owned, prefix_cache=prefix_cache, output_cache_bytes=output_cache_bytes, check=check
     )
 
 

@@ -11,7 +11,7 @@ from llmc.prediction.step_shape import StepShape
 from llmc.program import Limits
 from llmc.runtime.loop.publish import publish
 from llmc.runtime.loop.step import Ints
-from llmc.runtime.requests.request import LogitRows, Origin, SampledRequest
+from llmc.runtime.requests.request import Origin, SampledRequest
 from llmc.runtime.sampling.sampler import Sampler
 from llmc.runtime.sampling.sampling_params import SamplingParams
 from llmc.runtime.scheduling.block_pool import BlockPool
@@ -97,7 +97,7 @@ class _Request(SampledRequest):
         self.most = arrival.tokens
         self._record, self._now = record, now
 
-    def accept(self, token: int, rows: LogitRows, row: int) -> None:
+    def accept(self, token: int, logits: npt.NDArray[np.float32] | None) -> None:
         """Note when it came."""
         self.tokens.append(token)
         self._record.pieces.append(self._now())

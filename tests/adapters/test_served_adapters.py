@@ -54,7 +54,7 @@ def together(engine: Engine, asked: Sequence[tuple[str | None, Sequence[int]]]) 
     """The logits of requests that share steps, each with its adapter."""
     find = engine.adapters.get
     requests = [Scoring(t, engine.info.vocab_size, None if name is None else find(name)) for name, t in asked]
-    with engine.shared_loop.serving(requests, lambda: requests) as until:
+    with engine.shared_loop.serving(requests) as until:
         until(lambda: all(request.finished for request in requests))
     return [request.logits for request in requests]
 
@@ -117,7 +117,7 @@ def test_decodes_and_prompts_of_many_adapters_share_steps(engine: Engine) -> Non
         )
         for i, (name, tokens) in enumerate(asked)
     ]
-    with engine.shared_loop.serving([job.first for job in jobs], lambda: [job.first for job in jobs]) as until:
+    with engine.shared_loop.serving([job.first for job in jobs]) as until:
         until(lambda: all(job.finished for job in jobs))
     assert [job.results()[0].token_ids for job in jobs] == wanted
 

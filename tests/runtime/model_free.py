@@ -27,7 +27,7 @@ from llmc.runtime.loop.step_inputs import StepInputs
 from llmc.runtime.prefix_cache.chain import Chain
 from llmc.runtime.prefix_cache.state_snapshots import StateSnapshots
 from llmc.runtime.requests.generation_request import Priority
-from llmc.runtime.requests.request import Forks, LogitRows, Origin, Request, SampledRequest
+from llmc.runtime.requests.request import Forks, Origin, Request, SampledRequest
 from llmc.runtime.sampling.sampler import Sampler
 from llmc.runtime.sampling.sampling_params import SamplingParams
 from llmc.runtime.scheduling.block_pool import BlockPool
@@ -100,7 +100,7 @@ class Counted(SampledRequest):
         ]
         self._unstarted = list(self.children)
 
-    def accept(self, token: int, rows: LogitRows, row: int) -> None:
+    def accept(self, token: int, logits: npt.NDArray[np.float32] | None) -> None:
         """One more; the first one is moved."""
         is_first = len(self.tokens) == len(self.prompt)
         self.tokens.append((token + (self.variant if is_first else 0)) % 97)
@@ -111,13 +111,13 @@ class Counted(SampledRequest):
         """`logits` has the next token in its one column."""
         self.rows = max(self.rows, start + len(logits))
         if np.isnan(logits).any():
-            return self.fail(no_logits())
+            raise no_logits()
         if not self.output:
             if self.rows == len(self.tokens):
                 self.end()
             return
         for choice in (self, *self._unstarted):
-            choice.accept(int(logits[-1, 0]), Checksums(logits), len(logits) - 1)
+            choice.accept(int(logits[-1, 0]), None)
         self.is_steady = True
 
     def fail(self, error: RequestError) -> None:
@@ -244,6 +244,7 @@ class Run:
             self.inputs.advance(publish(plan, results, self.scheduler, self._move_slots))
             if self.speculation is not None:
                 self.speculation.observe(plan)
+            self.scheduler.drop_failed()
         self.check_accounts()
         self.steps += 1
         return chunks

@@ -8,15 +8,17 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.errors import RequestError
-from llmc.runtime.requests.request import LogitRows
 from llmc.runtime.sampling.sampler import Sampler
 from llmc.runtime.scheduling.step_plan import StepPlan
 from llmc.runtime.speculation.acceptance import Acceptance, Judged
 from llmc.runtime.speculation.draft import Draft
 
 
-class StepResults(LogitRows, Protocol):
+class StepResults(Protocol):
     """A step's logits, and the tokens chosen from them."""
+
+    def logits(self, first: int, count: int) -> npt.NDArray[np.float32]:
+        """Rows [count, vocabulary], which may have to come from a device; overwritten by the next call."""
 
     def tokens(self, samplers: Sequence[Sampler], rows: Sequence[int]) -> Sequence[int | RequestError]:
         """Each sampler's token for its row, or why there is none. `rows` ascend."""

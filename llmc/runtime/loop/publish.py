@@ -9,9 +9,11 @@ from llmc.errors import RequestError
 from llmc.program import StepOutput
 from llmc.runtime.executors.executor import ChoosingExecutor, Chosen, DrawingExecutor, Executor, Logits
 from llmc.runtime.loop.accepted_path import AcceptedPath, move_paths
+from llmc.runtime.loop.fork_orders import ForkOrders
 from llmc.runtime.loop.judged_results import StepResults, with_judgement
 from llmc.runtime.loop.step import Ints, Step
-from llmc.runtime.requests.request import SampledRequest
+from llmc.runtime.requests.boundary import attempt, attempts, errors
+from llmc.runtime.requests.request import Request, SampledRequest
 from llmc.runtime.sampling.row_choice import BEST, RowChoice, RowChoices, least_wanted
 from llmc.runtime.sampling.sampler import DrawRows, Sampler, choose, choose_largest
 from llmc.runtime.scheduling.scheduler import Scheduler
@@ -28,11 +30,13 @@ def drawing_of(executor: Executor) -> DrawRows | None:
     return executor.draw if isinstance(executor, DrawingExecutor) else None
 
 
-def compute_choosing(executor: ChoosingExecutor, step: Step, plan: StepPlan) -> StepResults:
+def compute_choosing(executor: ChoosingExecutor, step: Step, plan: StepPlan, scheduler: Scheduler) -> StepResults:
     """Run the step of a plan. The logits stay on the device, which chooses tokens, where nobody needs them."""
-    choices = [request.choice for request in plan.decodes]
+    choices = _choices(plan.decodes, scheduler)
+    undrafted = [chunk.request for chunk in plan.chunks if chunk.draft.acceptance is None]
+    own = iter(_choices(undrafted, scheduler))
     for chunk in plan.chunks:
-        choices += ahead(chunk.request.choice if chunk.draft.acceptance is None else None, chunk)
+        choices += ahead(next(own) if chunk.draft.acceptance is None else None, chunk)
     if not any(choices):
         return compute(executor, step)
     given, wanted = RowChoices.of(choices), least_wanted(choices)
@@ -40,6 +44,18 @@ def compute_choosing(executor: ChoosingExecutor, step: Step, plan: StepPlan) -> 
     if wanted is StepOutput.BEST and np.isinf(chosen.scores).any():
         executor.step(step)  # It may be NaN, too: only logits tell, and a step of this kind leaves none.
     return _DeviceResults(executor, chosen, choices)
+
+
+def _choices(requests: Sequence[Request], scheduler: Scheduler) -> list[RowChoice | None]:
+    """How each request's token is chosen; None for one that has just failed."""
+    found = attempts(_choice, [(request,) for request in requests])
+    for request, error in errors(requests, found).items():
+        scheduler.fail(request, error)
+    return [None if isinstance(choice, RequestError) else choice for choice in found]
+
+
+def _choice(request: Request) -> RowChoice | None:
+    return request.choice
 
 
 def ahead(choice: RowChoice | None, chunk: Chunk) -> list[RowChoice | None]:
@@ -79,9 +95,9 @@ def publish(
         row += chunk.logit_rows
     if drafted:
         results = with_judgement(plan, results)
-    tokens = _give(batch, rows, results)
+    tokens = _give(batch, rows, results, scheduler)
     if drafted:
-        _follow_drafts(drafted, results)
+        _follow_drafts(drafted, results, scheduler)
         # Before anybody may let go of the blocks, or find them again.
         move_paths(drafted, scheduler.block_size, scheduler.groups, move_slots)
         for path in drafted:
@@ -91,29 +107,45 @@ def publish(
             scheduler.settle(request)
     for chunk, row in readers:
         request = chunk.request
-        request.read(request.computed - chunk.logit_rows, results.logits(row, chunk.logit_rows))
-        request.follow(scheduler)
+        if not request.finished:
+            logits, orders = results.logits(row, chunk.logit_rows), ForkOrders()
+            error = attempt(_read, request, request.computed - chunk.logit_rows, logits, orders)
+            if error is None:
+                orders.carry_out(scheduler)
+            else:
+                scheduler.fail(request, error)
         scheduler.settle(request)
     return tokens
 
 
+def _read(request: Request, start: int, logits: Logits, orders: ForkOrders) -> None:
+    request.read(start, logits)
+    request.follow(orders)
+
+
 def _give(
-    requests: Sequence[SampledRequest], rows: Sequence[int], results: StepResults
+    requests: Sequence[SampledRequest], rows: Sequence[int], results: StepResults, scheduler: Scheduler
 ) -> Sequence[int | RequestError]:
-    """Each request's token from its row of logits."""
+    """Each request's token from its row of logits. One that has failed in this step keeps none."""
     tokens = results.tokens([request.sampler for request in requests], rows)
     for request, row, token in zip(requests, rows, tokens, strict=True):
-        if isinstance(token, int):
-            request.accept(token, results, row)
+        error: RequestError | None
+        if not isinstance(token, int):
+            error = token
+        elif request.finished:
+            continue
         else:
-            request.fail(token)
+            logits = results.logits(row, 1)[0] if request.reads_logits else None
+            error = attempt(request.accept, token, logits)
+        if error is not None:
+            scheduler.fail(request, error)
     return tokens
 
 
-def _follow_drafts(paths: Sequence[AcceptedPath], results: StepResults) -> None:
+def _follow_drafts(paths: Sequence[AcceptedPath], results: StepResults, scheduler: Scheduler) -> None:
     """Go on from row to row while the token that a request got is a draft."""
     while paths := [path for path in paths if path.goes_on()]:
-        _give([path.request for path in paths], [path.row for path in paths], results)
+        _give([path.request for path in paths], [path.row for path in paths], results, scheduler)
 
 
 @dataclass(frozen=True)
@@ -157,13 +189,14 @@ class _DeviceResults:
         left: list[int] = []
         for index, (sampler, row) in enumerate(zip(samplers, rows, strict=True)):
             if is_usable[row] and self.choices[row] is not None:
-                sampler.count()
-                found.append(tokens[row])
+                error = attempt(sampler.count)
+                found.append(tokens[row] if error is None else error)
                 continue
             left.append(index)
             found.append(0)
         if left:
-            logits = [self.logits(rows[index], 1)[0] for index in left]
+            # Copies: each is fetched to the same place.
+            logits = [self.logits(rows[index], 1)[0].copy() for index in left]
             chosen = choose([samplers[index] for index in left], logits, drawing_of(self.executor))
             for index, token in zip(left, chosen, strict=True):
                 found[index] = token

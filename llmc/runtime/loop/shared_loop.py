@@ -12,7 +12,7 @@ otherwise another takes its place and all that is in flight ends with an error: 
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,8 +20,9 @@ from queue import Empty, SimpleQueue
 from threading import RLock, get_ident
 
 from llmc.errors import LlmcError, RequestError, UnavailableError
-from llmc.runtime.loop.step_loop import StepLoop
-from llmc.runtime.requests.request import Request
+from llmc.runtime.loop.step_loop import StepLoop, step_failure
+from llmc.runtime.requests.boundary import attempt
+from llmc.runtime.requests.request import Origin, Request
 
 Ready = Callable[[], bool]
 Until = Callable[[Ready], None]
@@ -46,12 +47,13 @@ class SharedLoop:
         self._is_closed = False
 
     @contextmanager
-    def serving(self, requests: Sequence[Request], leaving: Callable[[], Iterable[Request]]) -> Iterator[Until]:
-        """Queue the requests, and drop those of `leaving` in the end.
+    def serving(self, requests: Sequence[Request]) -> Iterator[Until]:
+        """Queue the requests, and drop all sequences of these clients' requests in the end.
 
         Gives a function that steps, or waits while another thread does, until the function that it is given says
         that it is time; that one is called between steps, by any thread. Raises RequestError when the loop is closed
-        or claimed, also meanwhile, and UnavailableError if another thread's step was broken off at a bad moment.
+        or claimed, also meanwhile, or if that function raises; UnavailableError if another thread's step was broken off
+        at a bad moment, and EngineFailureError if a step of this thread has failed.
         """
         loop = self.loop
         self._check(loop)
@@ -59,7 +61,7 @@ class SharedLoop:
         try:
             yield partial(self._until, loop)
         finally:
-            self._wishes.append(partial(self._drop, loop, leaving))
+            self._wishes.append(partial(self._drop, loop, [request.origin for request in requests]))
             self._tend()
 
     def close(self, refusal: Callable[[], LlmcError]) -> bool:
@@ -90,9 +92,9 @@ class SharedLoop:
             self._wake_all()
             return self.loop
 
-    def renew(self) -> StepLoop:
-        """For who has claimed the loop: another in its place, for an executor whose cache is lost."""
-        self.loop = self.loop.renewed()
+    def renew(self, loop: StepLoop | None = None) -> StepLoop:
+        """For who has claimed the loop: another in its place, by default of the same executor, whose cache is lost."""
+        self.loop = self.loop.renewed() if loop is None else loop
         return self.loop
 
     def unclaim(self) -> None:
@@ -123,6 +125,7 @@ class SharedLoop:
                     self._check(loop)
                     with suppress(Empty):
                         waiter.woken.get(timeout=_LOOK_SECONDS)
+            waiter.check()
         finally:
             if waiter is not None and not waiter.is_done:
                 self._wishes.append(partial(self._forget, waiter))
@@ -137,28 +140,33 @@ class SharedLoop:
         if waiter is not None:
             self._forget(waiter)
             if waiter.is_done:
-                return
-        while not ready():
+                return waiter.check()
+        while not (found := attempt(ready)):
             self._step()
             if self._waiters:
                 self._tell()
             if self._wishes:
                 self._grant()
             self._check(loop)
+        if isinstance(found, RequestError):
+            raise found
 
     def _step(self) -> None:
         try:
             self.loop.step()
-        except BaseException:
+        except BaseException as error:
             if not self.loop.recover():
                 self.loop = self.loop.renewed()
-            raise
+            if isinstance(error, LlmcError) or not isinstance(error, Exception):
+                raise
+            raise step_failure(error) from error
 
     def _tell(self) -> None:
         """Wake those who have what they wait for."""
         try:
             for waiter in self._waiters.copy():
-                if waiter.ready():
+                if found := attempt(waiter.ready):
+                    waiter.error = found if isinstance(found, RequestError) else None
                     waiter.is_done = True
                     self._waiters.remove(waiter)
                     waiter.woken.put(None)
@@ -222,10 +230,10 @@ class SharedLoop:
             for request in requests:
                 loop.add(request)
 
-    def _drop(self, loop: StepLoop, leaving: Callable[[], Iterable[Request]]) -> None:
+    def _drop(self, loop: StepLoop, leaving: Sequence[Origin]) -> None:
         if loop is self.loop:
-            for request in leaving():
-                loop.remove(request)
+            for origin in leaving:
+                loop.drop(origin)
 
     def _forget(self, waiter: "_Waiter") -> None:
         if waiter in self._waiters:
@@ -247,11 +255,18 @@ class SharedLoop:
 
 @dataclass(eq=False)
 class _Waiter:
-    """A thread that waits until `ready`. woken: gets an entry when that is so, and when it may have to lead."""
+    """A thread that waits until `ready`. woken: gets an entry when that is so, and when it may have to lead. error:
+    what `ready` has raised instead."""
 
     ready: Ready
     woken: SimpleQueue[None] = field(default_factory=SimpleQueue)
     is_done: bool = False
+    error: RequestError | None = None
+
+    def check(self) -> None:
+        """Raise the error."""
+        if self.error is not None:
+            raise self.error
 
 
 def _claimed() -> RequestError:

@@ -2,18 +2,33 @@
 
 import time
 
+from llmc.errors import EngineFailureError, LlmcError
 from llmc.program import TREE_REACH, Limits, Program
 from llmc.runtime.executors.executor import AdaptedExecutor, ChoosingExecutor, Executor, SnapshotExecutor, StateExecutor
 from llmc.runtime.loop.publish import compute, compute_choosing, publish
 from llmc.runtime.loop.step_inputs import StatefulStepInputs, StepInputs
 from llmc.runtime.prefix_cache.state_snapshots import StateSnapshots
-from llmc.runtime.requests.request import Request
+from llmc.runtime.requests.boundary import attempt
+from llmc.runtime.requests.request import Origin, Request
 from llmc.runtime.scheduling.adapter_slots import AdapterSlots
 from llmc.runtime.scheduling.block_pool import BlockPool
 from llmc.runtime.scheduling.scheduler import Scheduler
 from llmc.runtime.scheduling.step_plan import StepPlan
 from llmc.runtime.scheduling.window_pool import window_pools
 from llmc.runtime.speculation.speculation import Speculation
+
+
+def step_failure(error: BaseException) -> EngineFailureError:
+    """What a step has failed of that no request is to blame for."""
+    if isinstance(error, EngineFailureError):
+        return error
+    said = " ".join(str(error.problem if isinstance(error, LlmcError) else error).split())
+    found = EngineFailureError(
+        f"a step of the engine has failed: {type(error).__name__}{': ' * bool(said)}{said:.300}",
+        fix="see the exception that caused this error, and open the engine again",
+    )
+    found.__cause__ = error
+    return found
 
 
 class StepLoop:
@@ -81,16 +96,31 @@ class StepLoop:
         """Drop a request, finished or not, and free its blocks."""
         self.scheduler.remove(request)
 
+    def drop(self, origin: Origin) -> None:
+        """Drop all sequences of a client's request, and free their blocks."""
+        self.scheduler.drop(origin)
+
     def expire(self) -> list[Request]:
         """End the requests whose deadline has passed, and free their blocks."""
         expired = self.scheduler.expired()
         for request in expired:
-            request.expire()
+            error = attempt(request.expire)
+            if error is not None:
+                self.scheduler.fail(request, error)
             self.scheduler.remove(request)
+        self.scheduler.drop_failed()
         return expired
 
     def step(self) -> StepPlan:
-        """One step of whatever the scheduler chooses. The logits stay on a device where nobody needs them."""
+        """One step of whatever the scheduler chooses. The logits stay on a device where nobody needs them.
+
+        A request that fails in it, which its `error` says, is in the plan, and holds nothing any more.
+        """
+        plan = self._step()
+        self.scheduler.drop_failed()
+        return plan
+
+    def _step(self) -> StepPlan:
         plan = self.scheduler.schedule()
         if not plan:
             return plan
@@ -101,21 +131,33 @@ class StepLoop:
         begin = time.perf_counter()
         self._is_computing = True
         if self._slots is not None and self._adapted is not None:
-            for slot, adapter in self._slots.take_writes():
-                self._adapted.put_adapter(slot, adapter)
+            self._put_adapters(plan, self._slots, self._adapted)
         if plan.copies:
             self.executor.copy_blocks(plan.copies)
         for group, copies in plan.window_copies.items():
             if copies:
                 self.executor.copy_blocks(copies, group)
         chooser = self._chooser
-        results = compute(self.executor, step) if chooser is None else compute_choosing(chooser, step, plan)
+        results = (
+            compute(self.executor, step) if chooser is None else compute_choosing(chooser, step, plan, self.scheduler)
+        )
         self._is_computing = False
         self.executor_seconds = time.perf_counter() - begin
         self._inputs.advance(publish(plan, results, self.scheduler, self.executor.move_slots))
         if speculation is not None:
-            speculation.observe(plan, self.executor, results)
+            for request, error in speculation.observe(plan, self.executor, results).items():
+                self.scheduler.fail(request, error)
         return plan
+
+    def _put_adapters(self, plan: StepPlan, slots: AdapterSlots, executor: AdaptedExecutor) -> None:
+        """Write what requests have that begin in this step. They fail with an adapter that cannot be written."""
+        for slot, adapter in slots.take_writes():
+            error = attempt(executor.put_adapter, slot, adapter)
+            if error is not None:
+                slots.lose(adapter)
+                for chunk in plan.chunks:
+                    if chunk.request.adapter is adapter:
+                        self.scheduler.fail(chunk.request, error)
 
     def recover(self) -> bool:
         """After a step that has raised: take all blocks back, so that what was in it is computed again.
@@ -125,6 +167,7 @@ class StepLoop:
         """
         is_whole, self._is_computing = self._is_computing, False
         if is_whole:
+            self.scheduler.drop_failed()
             self.scheduler.preempt_all()
         return is_whole
 

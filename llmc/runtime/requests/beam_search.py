@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.errors import RequestError
-from llmc.runtime.requests.generation import Ending
+from llmc.runtime.requests.ending import End, Ending
+from llmc.runtime.requests.length_score import Score, length_score
 from llmc.runtime.requests.request import Forks, Origin, Request
 from llmc.runtime.requests.request_output import ChoiceResult, FinishReason, TokenLogprobs
 from llmc.runtime.sampling.logit_edits import LogitEdit, edited
@@ -35,12 +36,12 @@ class _Candidate:
     token: TokenLogprobs
     total: float
 
-    def text(self) -> OutputText | None:
+    def text(self, *, may_stop: bool) -> OutputText | None:
         """The beam's text with the token, where stop strings are looked for."""
         if self.beam.text is None:
             return None
         text = self.beam.text.fork()
-        text.add(self.token.token_id)
+        text.add(self.token.token_id, may_stop=may_stop)
         return text
 
 
@@ -68,7 +69,7 @@ class BeamSearch:
         assert params.beam_width is not None
         self.width = params.beam_width
         # The complete ones and what they are ranked by, best first.
-        self._hypotheses: list[tuple[float, ChoiceResult]] = []
+        self._hypotheses: list[tuple[Score, ChoiceResult]] = []
         self.finished = False
         self.error: RequestError | None = None
         self.prompt_tokens = len(prompt)
@@ -78,7 +79,7 @@ class BeamSearch:
         self._edits = edits
         self._changes = bool(params.changes_logits() or edits)
         self._ending = ending
-        self._ends = ending.eos_ids | ending.stop_ids
+        self._ends = ending.end_ids
         self._live: list[Beam] = [self.first]
         self._reports: dict[Beam, list[_Candidate]] = {}
 
@@ -93,7 +94,7 @@ class BeamSearch:
     def stop(self, reason: FinishReason) -> None:
         """End the search with what there is: the complete ones, then the live ones."""
         for beam in self._live:
-            self._complete(beam.logprobs, beam.total, reason, None, beam.text)
+            self._complete(beam.logprobs, beam.total, End(reason), beam.text)
         self._end()
 
     def report(self, beam: "Beam", logits: npt.NDArray[np.float32]) -> None:
@@ -104,7 +105,7 @@ class BeamSearch:
         # Enough that width of them go on, even if every end token is among them (as Hugging Face keeps).
         ids = likeliest(ranked, max(2, 1 + len(self._ends)) * self.width)
         top = tuple((int(i), float(logits[i]) - normalizer) for i in likeliest(logits, self._params.logprobs or 0))
-        is_early = len(beam.tokens) - self.prompt_tokens < self._params.min_tokens
+        may_stop = self._ending.may_stop(len(beam.tokens) - self.prompt_tokens + 1)
         self._reports[beam] = [
             _Candidate(
                 beam,
@@ -112,7 +113,7 @@ class BeamSearch:
                 beam.total + float(ranked[i]) - offset,
             )
             for i in ids
-            if np.isfinite(ranked[i]) and not (is_early and int(i) in self._ends)
+            if np.isfinite(ranked[i]) and (may_stop or int(i) not in self._ends)
         ]
 
     def _ranked_by(self, beam: "Beam", scores: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
@@ -128,37 +129,34 @@ class BeamSearch:
         return edited(scores, self._edits, Written(np.array(beam.tokens, np.int64), self.prompt_tokens))
 
     def advance(self, current: "Beam", forks: Forks) -> None:
-        """When every live beam has reported, choose the next ones. `current` is the one that the loop is at."""
+        """When every live beam has reported, choose the next ones. `current` is the one that the loop is at. Raises
+        RequestError."""
         if self.finished or len(self._reports) < len(self._live):
             return
         candidates = [candidate for found in self._reports.values() for candidate in found]
         self._reports = {}
         if not candidates and not self._hypotheses:
-            self.fail(nothing_allowed(self._params))
-            return self.leave(current, forks)
+            raise nothing_allowed(self._params)
         candidates.sort(key=lambda c: -c.total)
         length = len(current.tokens) - self.prompt_tokens + 1
-        is_full = len(current.tokens) + 1 >= self._ending.max_length
+        may_stop = self._ending.may_stop(length)
         chosen: list[tuple[_Candidate, OutputText | None]] = []
         for rank, candidate in enumerate(candidates[: max(2, 1 + len(self._ends)) * self.width]):
-            token, text = candidate.token.token_id, candidate.text()
-            is_end = token in self._ends or (text is not None and text.stopped)
-            if is_end or is_full:
+            token, text = candidate.token.token_id, candidate.text(may_stop=may_stop)
+            stop_string = None if text is None else text.stopped_by
+            end = self._ending.after(token, len(current.tokens) + 1, self.prompt_tokens, stop_string, False)
+            if end is not None:
                 if rank < self.width:
-                    logprobs = (*candidate.beam.logprobs, candidate.token)
-                    self._complete(logprobs, candidate.total, "stop" if is_end else "length", token, text)
+                    self._complete((*candidate.beam.logprobs, candidate.token), candidate.total, end, text)
             elif len(chosen) < self.width:
                 chosen.append((candidate, text))
         self._replace_beams(chosen, current, forks)
         if not chosen or self._is_decided(length):
             self._end()
-            self.leave(current, forks)
-
-    def leave(self, current: "Beam", forks: Forks) -> None:
-        """Take the live beams out of the loop; it sees for itself that `current` has finished."""
-        for beam in self._live:
-            if beam is not current:
-                forks.remove(beam)
+            # The loop sees for itself that `current` has finished.
+            for beam in self._live:
+                if beam is not current:
+                    forks.remove(beam)
 
     def _replace_beams(
         self, chosen: Sequence[tuple[_Candidate, OutputText | None]], current: "Beam", forks: Forks
@@ -193,38 +191,31 @@ class BeamSearch:
     def _is_decided(self, length: int) -> bool:
         if len(self._hypotheses) < self.width:
             return False
-        best_live = max(beam.total for beam in self._live) / length**self._params.length_penalty
-        return self._params.early_stopping or best_live <= self._hypotheses[-1][0]
+        best_live = max(beam.total for beam in self._live)
+        best_score = length_score(best_live, length, self._params.length_penalty)
+        return self._params.early_stopping or best_score <= self._hypotheses[-1][0]
 
     def _complete(
         self,
         logprobs: tuple[TokenLogprobs, ...],
         total: float,
-        reason: FinishReason,
-        last: int | None,
+        end: End,
         text: OutputText | None,
     ) -> None:
-        score = total / max(1, len(logprobs)) ** self._params.length_penalty
-        stop: str | int | None = last if reason == "stop" and last not in self._ending.eos_ids else None
+        score = length_score(total, max(1, len(logprobs)), self._params.length_penalty)
         if text is not None:
-            stop = text.stopped_by if text.stopped else stop
             text.finish()
         found = ChoiceResult(
             token_ids=tuple(each.token_id for each in logprobs),
-            finish_reason=reason,
-            stop_reason=stop,
+            finish_reason=end.finish_reason,
+            stop_reason=end.stop_reason,
             logprobs=None if self._params.logprobs is None else logprobs,
             cumulative_logprob=sum(each.logprob for each in logprobs),
             text=None if text is None else text.text(),
         )
         self._hypotheses.append((score, found))
-        self._hypotheses.sort(key=lambda each: -each[0])
+        self._hypotheses.sort(key=lambda each: each[0], reverse=True)
         del self._hypotheses[self.width :]
-
-    def fail(self, error: RequestError) -> None:
-        """One beam's logits were not finite."""
-        self.error = error
-        self._end()
 
     def _end(self) -> None:
         self.finished = True
@@ -252,18 +243,18 @@ class Beam(Request):
     def receive(self, start: int, logits: npt.NDArray[np.float32]) -> None:
         """Tell the search what may follow."""
         best = int(logits[-1].argmax())
-        try:
-            check_finite(best, float(logits[-1][best]), self.search.dtype)
-            self.search.report(self, logits[-1])
-        except RequestError as error:
-            self.fail(error)
-            self.search.fail(error)
+        check_finite(best, float(logits[-1][best]), self.search.dtype)
+        self.search.report(self, logits[-1])
 
     def follow(self, forks: Forks) -> None:
         """Let the search go on if this was the last beam that it waited for."""
-        if self.search.error is not None:
-            self.search.leave(self, forks)
         self.search.advance(self, forks)
+
+    def fail(self, error: RequestError) -> None:
+        """The search fails with any of its beams."""
+        super().fail(error)
+        self.search.error = error
+        self.search.finished = True
 
     def extend(self, token: TokenLogprobs, total: float, text: OutputText | None) -> None:
         """Go on with that token. text: with it."""

@@ -1,29 +1,19 @@
 """Two kinds of sequence: Generation makes one choice of an answer, Scoring gives the logits of a text."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from llmc.errors import RequestError
 from llmc.runtime.adapters.placed_adapter import PlacedAdapter
-from llmc.runtime.requests.request import Forks, LogitRows, Origin, Request, SampledRequest
+from llmc.runtime.requests.ending import Ending
+from llmc.runtime.requests.request import Forks, Origin, Request, SampledRequest
 from llmc.runtime.requests.request_output import FinishReason, TokenLogprobs
 from llmc.runtime.sampling.logprobs import token_logprobs
 from llmc.runtime.sampling.row_choice import RowChoice
 from llmc.runtime.sampling.sampler import Sampler
 from llmc.runtime.sampling.unusable_logits import check_finite, unusable_logits
 from llmc.runtime.text.output_text import OutputText
-
-
-@dataclass(frozen=True)
-class Ending:
-    """When a choice ends. eos_ids end it silently, stop_ids as its stop_reason; max_length: of prompt and output."""
-
-    eos_ids: frozenset[int]
-    stop_ids: frozenset[int]
-    max_length: int
 
 
 class Generation(SampledRequest):
@@ -56,13 +46,14 @@ class Generation(SampledRequest):
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
         self.logprobs: list[TokenLogprobs] | None = None if logprobs is None else []
+        self.reads_logits = logprobs is not None
         self.prompt_logprobs: list[TokenLogprobs] = []
         self._logprob_count = logprobs or 0
         self._prompt_logprob_count = prompt_logprobs or 0
         self._ending = ending
         self._siblings = tuple(siblings)
         self._forks: list[Generation] = []
-        self._ends = ending.eos_ids | ending.stop_ids
+        self._ends = ending.end_ids
         self.most = ending.max_length
         self._may_complete = sampler.has_mask
 
@@ -81,10 +72,10 @@ class Generation(SampledRequest):
         """The sampler's, for the next token, unless its probability is asked for."""
         return self.sampler.choice() if self.is_steady and self.logprobs is None else None
 
-    def accept(self, token: int, rows: LogitRows, row: int) -> None:
+    def accept(self, token: int, logits: npt.NDArray[np.float32] | None) -> None:
         """Append the token, and see whether it is the last."""
-        if self.logprobs is not None:
-            self._note(token, rows.logits(row, 1)[0])
+        if logits is not None:
+            self._note(token, logits)
         if self.text is not None or self._may_complete:
             return self._append(token)
         self.tokens.append(token)
@@ -98,26 +89,23 @@ class Generation(SampledRequest):
     def _append(self, token: int) -> None:
         self.tokens.append(token)
         if self.text is not None:
-            self.text.add(token)
-            if self.text.stopped:
-                return self._finish("stop", self.text.stopped_by)
+            self.text.add(token, may_stop=self._ending.may_stop(len(self.tokens) - self.prompt_tokens))
         self._end(token)
 
     def _end(self, token: int) -> None:
-        """Finish if the last token says so, or the length, or the grammar."""
-        if token in self._ends:
-            self._finish("stop", None if token in self._ending.eos_ids else token)
-        elif len(self.tokens) >= self.most:
-            self._finish("length", None)
-        elif self.sampler.is_complete:
-            self._finish("stop", None)
+        """Finish if the output ends with its last token."""
+        stop_string = None if self.text is None else self.text.stopped_by
+        is_complete = self._may_complete and self.sampler.is_complete
+        end = self._ending.after(token, len(self.tokens), self.prompt_tokens, stop_string, is_complete)
+        if end is not None:
+            self._finish(*end)
 
     def receive(self, start: int, logits: npt.NDArray[np.float32]) -> None:
         """The prompt's logits, and from the last of them every choice's first token."""
         for row, position in zip(logits, range(start + 1, self.prompt_tokens), strict=False):
             best = int(row.argmax())
             if not np.isfinite(row[best]):
-                return self.fail(unusable_logits(best, float(row[best]), self.sampler.dtype))
+                raise unusable_logits(best, float(row[best]), self.sampler.dtype)
             found = token_logprobs(row, self.tokens[position], self._prompt_logprob_count)
             self.prompt_logprobs.append(found)
         if start + len(logits) < len(self.tokens):
@@ -130,15 +118,12 @@ class Generation(SampledRequest):
     def start(self, logits: npt.NDArray[np.float32]) -> None:
         """Choose the first token from the last row of the prompt's logits."""
         self.is_steady = True
-        try:
-            if len(self.tokens) >= self.most:
-                # The blocks will be found by others, though nobody needs a token.
-                best = int(logits[-1].argmax())
-                check_finite(best, float(logits[-1][best]), self.sampler.dtype)
-                return self._finish("length", None)
-            token = self.sampler.sample(logits[-1])
-        except RequestError as error:
-            return self.fail(error)
+        if len(self.tokens) >= self.most:
+            # The blocks will be found by others, though nobody needs a token.
+            best = int(logits[-1].argmax())
+            check_finite(best, float(logits[-1][best]), self.sampler.dtype)
+            return self._finish("length", None)
+        token = self.sampler.sample(logits[-1])
         self._note(token, logits[-1])
         self._append(token)
 
@@ -157,12 +142,6 @@ class Generation(SampledRequest):
         for choice in (self, *self._siblings):
             if not choice.finished:
                 choice._finish(reason, None)
-
-    def fail(self, error: RequestError) -> None:
-        """End without more, and the choices that wait for this one as well."""
-        super().fail(error)
-        for choice in self._siblings:
-            choice.fail(error)
 
     def _finish(self, reason: FinishReason, stop_reason: str | int | None) -> None:
         self.finish_reason = reason

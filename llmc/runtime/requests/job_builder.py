@@ -11,7 +11,8 @@ from llmc.program import Head, Limits, Task
 from llmc.runtime.prefix_cache.block_digests import BlockDigests, prefix_salt
 from llmc.runtime.prefix_cache.prefix_cache import hash_prompt
 from llmc.runtime.requests.beam_search import BeamSearch
-from llmc.runtime.requests.generation import Ending, Generation
+from llmc.runtime.requests.ending import Ending
+from llmc.runtime.requests.generation import Generation
 from llmc.runtime.requests.generation_job import GenerationJob, SampledJob
 from llmc.runtime.requests.generation_request import GenerationRequest
 from llmc.runtime.requests.request import Origin
@@ -132,7 +133,7 @@ class JobBuilder:
             text = self.output_text(params) if params.stop else None
             return BeamSearch(tokens, params, ending, origin, text, edits, dtype=self._info.dtype)
         count = params.sampled_choices()
-        ends = np.asarray(sorted(ending.eos_ids | ending.stop_ids), np.int64)
+        ends = np.asarray(sorted(ending.end_ids), np.int64)
         prompt = np.asarray(tokens, np.int64)
         logprobs = 0 if params.logprobs is None and count > params.n else params.logprobs
         choices: list[Generation] = []
@@ -173,4 +174,5 @@ class JobBuilder:
             eos_ids=frozenset(() if params.ignore_eos else self._info.eos_token_ids),
             stop_ids=frozenset(params.stop_token_ids),
             max_length=min(prompt_tokens + params.max_tokens, self._limits.max_model_len),
+            min_tokens=params.min_tokens,
         )

@@ -20,13 +20,6 @@ from llmc.runtime.sampling.row_choice import RowChoice
 from llmc.runtime.sampling.sampler import Sampler
 
 
-class LogitRows(Protocol):
-    """The logits of a step, of which those that somebody looks at may have to come from a device."""
-
-    def logits(self, first: int, count: int) -> npt.NDArray[np.float32]:
-        """Rows [count, vocabulary]; overwritten by the next call."""
-
-
 class Forks(Protocol):
     """What a request may do to sequences that share its prompt; see Scheduler."""
 
@@ -40,9 +33,9 @@ class Forks(Protocol):
         """Drop it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Origin:
-    """Where a request comes from.
+    """A client's request: all sequences that serve it have the same object.
 
     salt: only requests with the same one share cached prefixes; None shares with nobody. arrived: time.monotonic(),
     None for now. deadline: the same clock, None for no limit. adapter: that all its tokens are computed with.
@@ -58,12 +51,13 @@ class Origin:
 class Request(ABC):
     """Tokens to be read by the model, and what is done with the logits that it gives for them.
 
-    A client's request with several choices has one of these for each.
+    A client's request with several choices has one of these for each. The loop calls what subclasses define across the
+    boundary (boundary.py): it may raise.
 
     tokens: the prompt and what was generated so far. finished: no step may follow. scored, scored_end: logits are
     wanted after each token from position `scored` to before `scored_end`, and always after the last one. error: why it
-    cannot go on. priority, salt, arrived, deadline, adapter: see Origin; one that has failed loses its salt. standing,
-    decoding, prefix, states: what others note; see request_state.py.
+    cannot go on. origin: of the client's request; priority, salt, arrived, deadline, adapter: as it says, but a request
+    that has failed has no salt. standing, decoding, prefix, states: what others note; see request_state.py.
     """
 
     def __init__(self, prompt: Sequence[int], *, every_logit: bool, origin: Origin) -> None:
@@ -72,6 +66,7 @@ class Request(ABC):
         self.scored_end = len(self.tokens) if every_logit else 0
         self.finished = False
         self.error: RequestError | None = None
+        self.origin = origin
         self.priority = origin.priority
         self.salt = origin.salt
         self.arrived = time.monotonic() if origin.arrived is None else origin.arrived
@@ -103,7 +98,7 @@ class Request(ABC):
         """Take the logits [rows, vocabulary] after the tokens from position `start` on; they are overwritten later."""
 
     def fail(self, error: RequestError) -> None:
-        """The logits are of no use: end, and let nobody find the blocks."""
+        """End without an answer, and let nobody find the blocks. For the scheduler: others raise the error."""
         self.error = error
         self.salt = None
         self.end()
@@ -152,17 +147,19 @@ class SampledRequest(Request):
 
     is_steady: from now on each step over its last token gives it exactly one more, by `accept`, or ends it. Until then
     it reads its logits with `receive`. prompt_tokens: how many of its tokens are the prompt's. most: how many it has at
-    the end, if nothing ends it earlier.
+    the end, if nothing ends it earlier. reads_logits: `accept` gets the row that the token was chosen from.
     """
 
     is_steady: bool
     prompt_tokens: int
     most: int
+    reads_logits = False
 
     def __init__(self, prompt: Sequence[int], sampler: Sampler, *, every_logit: bool, origin: Origin) -> None:
         super().__init__(prompt, every_logit=every_logit, origin=origin)
         self.sampler = sampler
 
     @abstractmethod
-    def accept(self, token: int, rows: LogitRows, row: int) -> None:
-        """Take the token that was chosen from that row."""
+    def accept(self, token: int, logits: npt.NDArray[np.float32] | None) -> None:
+        """Take the next token. logits: the row that it was chosen from, [vocabulary], if `reads_logits`; overwritten
+        later."""

@@ -37,11 +37,9 @@ class TextRow(Request):
         row = logits[-1].copy()
         if not np.isfinite(row).all():
             place = int(np.flatnonzero(~np.isfinite(row))[0])
-            return self.fail(
-                ModelFailureError(
-                    f"the model gave {row[place]} as number {place} of a text's row",
-                    fix="look for NaN and infinity in the checkpoint's weights, and build with dtype=float32",
-                )
+            raise ModelFailureError(
+                f"the model gave {row[place]} as number {place} of a text's row",
+                fix="look for NaN and infinity in the checkpoint's weights, and build with dtype=float32",
             )
         self.row = row
         self.end()

@@ -6,12 +6,13 @@ OpenAI's: they count the output only, while the repetition penalty (Keskar et al
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from llmc.errors import RequestError
+from llmc.runtime.requests.boundary import attempt, attempts
 from llmc.runtime.sampling.gumbel_noise import largest_sum, largest_sums
 from llmc.runtime.sampling.logit_edits import LogitEdit, edited
 from llmc.runtime.sampling.row_choice import BEST, EVERY_TOKEN, RowChoice, RowChoices
@@ -271,27 +272,16 @@ def choose(
     samplers: Sequence[Sampler], logits: Iterable[Row], draw: DrawRows | None = None
 ) -> Sequence[int | RequestError]:
     """Each sampler's token for its row of logits, or why there is none. draw: a kernel that draws what samplers do."""
-    found: list[int | RequestError] = []
-    drawn: list[int] = []
-    scores, choices = [], []
-    for sampler, row in zip(samplers, logits, strict=True):
-        choice = sampler.choice_of_scores()
-        if draw is None or choice is None or choice is BEST:
-            found.append(_sampled(sampler, row))
-            continue
-        try:
-            scores.append(sampler.scores(row)[0])
-        except RequestError as error:
-            found.append(error)
-            continue
-        drawn.append(len(found))
-        choices.append(choice)
-        found.append(0)
-    if draw is not None and drawn:
-        for index, token in zip(drawn, draw(np.stack(scores), RowChoices.of(choices)).tolist(), strict=True):
-            samplers[index].accept(token)
-            found[index] = token
-    return found
+    rows = zip(samplers, logits, strict=True)
+    if draw is None:
+        return attempts(Sampler.sample, rows)
+    found = attempts(_sampled_or_scored, rows)
+    scored = [(index, each) for index, each in enumerate(found) if isinstance(each, _Scored)]
+    if scored:
+        scores, choices = np.stack([each.scores for _, each in scored]), [each.choice for _, each in scored]
+        for (index, _), token in zip(scored, draw(scores, RowChoices.of(choices)).tolist(), strict=True):
+            found[index] = attempt(samplers[index].accept, token) or token
+    return [each for each in found if not isinstance(each, _Scored)]
 
 
 def choose_largest(samplers: Sequence[Sampler], logits: Logits, rows: Sequence[int]) -> Sequence[int | RequestError]:
@@ -302,11 +292,19 @@ def choose_largest(samplers: Sequence[Sampler], logits: Logits, rows: Sequence[i
     return _checked(best, logits[range(len(rows)), best], samplers[0].dtype)
 
 
-def _sampled(sampler: Sampler, logits: Row) -> int | RequestError:
-    try:
+class _Scored(NamedTuple):
+    """What a kernel is to draw from."""
+
+    scores: Row
+    choice: RowChoice
+
+
+def _sampled_or_scored(sampler: Sampler, logits: Row) -> int | _Scored:
+    """The next token where only the sampler can choose it, else what a kernel draws it from."""
+    choice = sampler.choice_of_scores()
+    if choice is None or choice is BEST:
         return sampler.sample(logits)
-    except RequestError as error:
-        return error
+    return _Scored(sampler.scores(logits)[0], choice)
 
 
 def _checked(tokens: TokenIds, logits: Row, dtype: str) -> Sequence[int | RequestError]:

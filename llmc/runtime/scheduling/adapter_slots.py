@@ -13,6 +13,7 @@ class AdapterSlots:
         # In the order in which their last requests have left.
         self._idle: dict[PlacedAdapter, None] = {}
         self._writes: list[tuple[int, PlacedAdapter]] = []
+        self._lost: set[PlacedAdapter] = set()
 
     @property
     def held(self) -> int:
@@ -40,7 +41,15 @@ class AdapterSlots:
         self._holders[adapter] -= 1
         if not self._holders[adapter]:
             del self._holders[adapter]
-            self._idle[adapter] = None
+            if adapter in self._lost:
+                self._lost.remove(adapter)
+                self._free.append(self._slots.pop(adapter))
+            else:
+                self._idle[adapter] = None
+
+    def lose(self, adapter: PlacedAdapter) -> None:
+        """Its slot could not be written, and is free when the requests that hold the adapter have left."""
+        self._lost.add(adapter)
 
     def number(self, adapter: PlacedAdapter | None) -> int:
         """What stands for it in a step: 0 for none, or 1 + its slot."""

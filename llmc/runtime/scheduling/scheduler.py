@@ -12,10 +12,11 @@ that decodes within a block that it has, and those whose blocks are full in the 
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+from llmc.errors import RequestError
 from llmc.program import Limits
 from llmc.runtime.prefix_cache.prefix_cache import PrefixCache
 from llmc.runtime.prefix_cache.state_snapshots import StateSnapshots
-from llmc.runtime.requests.request import Request, SampledRequest
+from llmc.runtime.requests.request import Origin, Request, SampledRequest
 from llmc.runtime.scheduling.adapter_slots import AdapterSlots
 from llmc.runtime.scheduling.block_pool import BlockPool
 from llmc.runtime.scheduling.deadlines import Deadlines
@@ -24,6 +25,7 @@ from llmc.runtime.scheduling.request_blocks import RequestBlocks
 from llmc.runtime.scheduling.step_plan import Chunk, StepOutline, StepPlan
 from llmc.runtime.scheduling.waiting_requests import WaitingRequests
 from llmc.runtime.scheduling.window_pool import WindowPool
+from llmc.runtime.speculation.draft import NO_DRAFT
 from llmc.runtime.speculation.speculation import Speculation
 
 
@@ -74,6 +76,9 @@ class Scheduler:
         # Not more than a step has room for, so every decoding request is in every step.
         self._free_seats = list(range(min(limits.max_sequences, self._budget, self._rows) - 1, -1, -1))
         self._deadlines = Deadlines()
+        # All sequences of each client's request, and the clients' requests that have failed in this step.
+        self._families: dict[Origin, dict[Request, None]] = {}
+        self._failed: list[Origin] = []
         self._arrivals = 0
         self._number = 0
 
@@ -96,6 +101,7 @@ class Scheduler:
         """Queue a request of at most max_model_len tokens; the pool must hold at least one of that length."""
         self._arrivals += 1
         request.standing.sequence = self._arrivals
+        self._families.setdefault(request.origin, {})[request] = None
         self._waiting.add(request)
         self._deadlines.watch(request)
 
@@ -106,6 +112,7 @@ class Scheduler:
         """
         first, own = parent.standing, child.standing
         own.sequence, own.started = first.sequence, first.started
+        self._families.setdefault(child.origin, {})[child] = None
         self._deadlines.watch(child)
         if not first.is_seated or not self._free_seats:
             self._waiting.put_back(child)
@@ -129,6 +136,10 @@ class Scheduler:
 
     def remove(self, request: Request) -> None:
         """Forget a request and free its blocks at once; one that is gone already is no error."""
+        family = self._families.get(request.origin, {})
+        family.pop(request, None)
+        if not family:
+            self._families.pop(request.origin, None)
         if request.decoding.place is not None or request in self._drafting:
             self._stop_decoding(request)
         elif request in self._parked:
@@ -143,7 +154,27 @@ class Scheduler:
         self._release(request)
         self._deadlines.drop(request)
         if self._speculation is not None:
-            self._speculation.forget(request)
+            broken = self._speculation.forget(request)
+            if broken is not None:
+                self.fail(request, broken)
+
+    def drop(self, origin: Origin) -> None:
+        """Remove all sequences of a client's request."""
+        for request in list(self._families.get(origin, ())):
+            self.remove(request)
+
+    def fail(self, request: Request, error: RequestError) -> None:
+        """End a client's request with an error. Its sequences stay in the step that is under way, which gives them
+        nothing any more, and hold their blocks until `drop_failed`."""
+        for each in {request: None, **self._families.get(request.origin, {})}:
+            each.fail(error)
+        self._failed.append(request.origin)
+
+    def drop_failed(self) -> None:
+        """Remove the sequences of requests that have failed, when no step is under way."""
+        failed, self._failed = self._failed, []
+        for origin in failed:
+            self.drop(origin)
 
     def advance(self, chunk: Chunk, tokens: int) -> None:
         """So many of the chunk's tokens have been computed: all, but of those with drafts what came true."""
@@ -155,7 +186,7 @@ class Scheduler:
     def settle(self, request: Request) -> None:
         """Put a request where it belongs after a step in which it was not a plain decode; remove it if finished.
 
-        Only after a step that gave it logits, and `fail` if they were not finite. So all that a decoding or a parked
+        Only after a step that gave it logits; it has failed if they were not finite. So all that a decoding or a parked
         request has computed is known to be sound, and only such blocks are ever registered.
         """
         if request in self._prefilling and request.pending <= 1:
@@ -268,6 +299,9 @@ class Scheduler:
             elif missing > 0:
                 self._blocks.extend(request, missing)
         for request, found in zip(requests, speculation.propose(requests, most), strict=True):
+            if isinstance(found, RequestError):
+                self.fail(request, found)
+                found = NO_DRAFT
             outline.include(request, 1 + len(found), found)
 
     def _start_next(self, outline: StepOutline) -> bool:

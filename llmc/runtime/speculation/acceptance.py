@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.errors import RequestError
+from llmc.runtime.requests.boundary import attempt, attempts
 from llmc.runtime.sampling.gumbel_noise import uniform_pairs
 from llmc.runtime.sampling.sampler import Row, Sampler
 
@@ -56,9 +57,9 @@ class Rejection:
     def tokens(self, judged: Sequence[Judged]) -> list[int | RequestError]:
         """By min(1, p / q) and max(0, p - q)."""
 
-        def decide(rows: Sequence[Judged], p: Probabilities) -> Tokens:
+        def decide(rows: Sequence[_Prepared], p: Probabilities) -> Tokens:
             drafts = np.array([row.draft for row in rows])
-            seeds, counters = (np.array(each) for each in zip(*(row.sampler.place for row in rows), strict=True))
+            seeds, counters = (np.array(each) for each in zip(*(row.place for row in rows), strict=True))
             return kept_or_redrawn(p, _drawn_from(rows, p.shape[1]), drafts, uniform_pairs(seeds, counters))
 
         return _decided(judged, decide)
@@ -75,12 +76,11 @@ class Typical:
     def tokens(self, judged: Sequence[Judged]) -> list[int | RequestError]:
         """The draft if it is likely enough, else what is drawn without drafts."""
 
-        def decide(rows: Sequence[Judged], p: Probabilities) -> Tokens:
-            drafts = np.array([row.draft for row in rows])
-            drawn = np.array([row.sampler.guess(row.sampler.scores(row.logits)[0], 0) for row in rows])
+        def decide(rows: Sequence[_Prepared], p: Probabilities) -> Tokens:
+            drafts, drawn = (np.array(each) for each in zip(*((row.draft, row.drawn) for row in rows), strict=True))
             return np.where(is_typical(p, drafts, self.threshold, self.alpha), drafts, drawn)
 
-        return _decided(judged, decide)
+        return _decided(judged, decide, draws=True)
 
 
 def kept_or_redrawn(p: Probabilities, q: Probabilities, drafts: Tokens, uniforms: Probabilities) -> Tokens:
@@ -106,27 +106,40 @@ def is_typical(p: Probabilities, drafts: Tokens, threshold: float, alpha: float)
     return likely
 
 
+class _Prepared(NamedTuple):
+    """What a judgement needs to know of a row: what tokens are drawn from, and the one that would be drawn without a
+    draft, if that is asked for; the draft and what it was drawn from; and the place of the row's random numbers."""
+
+    probabilities: Probabilities
+    drawn: int | None
+    draft: int
+    drawn_from: Probabilities | None
+    place: tuple[int, int]
+
+
+def _prepared(row: Judged, draws: bool) -> _Prepared:
+    sampler = row.sampler
+    scores, best = sampler.scores(row.logits)
+    drawn = sampler.guess(scores, 0) if draws else None
+    return _Prepared(sampler.probabilities(scores, best), drawn, row.draft, row.drawn_from, sampler.place)
+
+
 def _decided(
-    judged: Sequence[Judged], decide: Callable[[Sequence[Judged], Probabilities], Tokens]
+    judged: Sequence[Judged], decide: Callable[[Sequence[_Prepared], Probabilities], Tokens], *, draws: bool = False
 ) -> list[int | RequestError]:
-    """Decide on the rows together whose logits are of use."""
-    found: list[int | RequestError] = []
-    usable: list[tuple[int, Probabilities]] = []
-    for index, row in enumerate(judged):
-        try:
-            usable.append((index, row.sampler.probabilities(*row.sampler.scores(row.logits))))
-            found.append(row.draft)
-        except RequestError as error:
-            found.append(error)
+    """Decide on the rows together whose logits are of use. draws: `decide` reads what would be drawn."""
+    prepared = attempts(_prepared, [(row, draws) for row in judged])
+    found: list[int | RequestError] = [each if isinstance(each, RequestError) else each.draft for each in prepared]
+    usable = [(index, each) for index, each in enumerate(prepared) if isinstance(each, _Prepared)]
     if usable:
-        indices, p = zip(*usable, strict=True)
-        for index, token in zip(indices, decide([judged[i] for i in indices], np.stack(p)).tolist(), strict=True):
-            judged[index].sampler.accept(token)
-            found[index] = token
+        indices, rows = zip(*usable, strict=True)
+        tokens = decide(rows, np.stack([each.probabilities for each in rows])).tolist()
+        for index, token in zip(indices, tokens, strict=True):
+            found[index] = attempt(judged[index].sampler.accept, token) or token
     return found
 
 
-def _drawn_from(rows: Sequence[Judged], vocabulary: int) -> Probabilities:
+def _drawn_from(rows: Sequence[_Prepared], vocabulary: int) -> Probabilities:
     q = np.zeros((len(rows), vocabulary))
     for own, row in zip(q, rows, strict=True):
         if row.drawn_from is None:

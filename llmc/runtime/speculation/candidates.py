@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from llmc.errors import RequestError
 from llmc.program.step_outputs import CANDIDATES
 from llmc.runtime.executors.executor import Executor
 from llmc.runtime.loop.step import Step
+from llmc.runtime.requests.boundary import attempts
 from llmc.runtime.requests.request import SampledRequest
 from llmc.runtime.speculation.acceptance import Probabilities
 from llmc.runtime.speculation.best_tree import Candidate
@@ -31,7 +33,7 @@ class Candidates(Protocol):
     def width(self) -> int:
         """1 for chains."""
 
-    def after(self, executor: Executor, step: Step, places: Sequence[Place]) -> list[Following]:
+    def after(self, executor: Executor, step: Step, places: Sequence[Place]) -> Sequence[Following | RequestError]:
         """Run the step, whose first rows of logits are those of the places."""
 
     def forget(self, request: SampledRequest) -> None:
@@ -47,10 +49,13 @@ class ChainCandidates:
     def __init__(self, *, says_from_what: bool) -> None:
         self._says_from_what = says_from_what
 
-    def after(self, executor: Executor, step: Step, places: Sequence[Place]) -> list[Following]:
+    def after(self, executor: Executor, step: Step, places: Sequence[Place]) -> Sequence[Following | RequestError]:
         guesses = [(request.sampler, drafts) for request, drafts in places]
-        tokens, origins = choose_drafts(executor, step, guesses, says_from_what=self._says_from_what)
-        return [Following([Candidate(token, 1.0)], origin) for token, origin in zip(tokens, origins, strict=True)]
+        found = choose_drafts(executor, step, guesses, says_from_what=self._says_from_what)
+        return [
+            each if isinstance(each, RequestError) else Following([Candidate(each.token, 1.0)], each.origin)
+            for each in found
+        ]
 
     def forget(self, request: SampledRequest) -> None:
         """Nothing is kept."""
@@ -65,16 +70,18 @@ class TreeCandidates:
         # By request, and by how many tokens it had then: what was said to follow these drafts.
         self._said: dict[SampledRequest, tuple[int, dict[tuple[int, ...], Likely]]] = {}
 
-    def after(self, executor: Executor, step: Step, places: Sequence[Place]) -> list[Following]:
+    def after(self, executor: Executor, step: Step, places: Sequence[Place]) -> Sequence[Following | RequestError]:
         guesses = [(request.sampler, drafts) for request, drafts in places]
         likely = likely_tokens(executor, step, guesses, CANDIDATES)
-        return [self._following(*place, said) for place, said in zip(places, likely, strict=True)]
+        return attempts(self._following, [(*place, said) for place, said in zip(places, likely, strict=True)])
 
     def forget(self, request: SampledRequest) -> None:
         """Only how often candidates are right is kept."""
         self._said.pop(request, None)
 
-    def _following(self, request: SampledRequest, drafts: list[int], said: Likely) -> Following:
+    def _following(self, request: SampledRequest, drafts: list[int], said: Likely | RequestError) -> Following:
+        if isinstance(said, RequestError):
+            raise said
         if not drafts:
             self._learn(request)
             self._said[request] = len(request.tokens), {}

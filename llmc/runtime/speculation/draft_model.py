@@ -6,17 +6,45 @@ own, from the same noise: where both engines mean the same, they draw the same.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from llmc.errors import RequestError
 from llmc.program import Limits
 from llmc.runtime.executors.executor import Executor
+from llmc.runtime.requests.boundary import attempts
 from llmc.runtime.requests.request import SampledRequest
 from llmc.runtime.scheduling.block_pool import BlockPool
 from llmc.runtime.speculation.acceptance import Probabilities
 from llmc.runtime.speculation.draft import Draft
 from llmc.runtime.speculation.draft_cache import DraftCache
 from llmc.runtime.speculation.draft_step import Reading, draft_step
-from llmc.runtime.speculation.draft_tokens import choose_drafts
+from llmc.runtime.speculation.draft_tokens import Drawn, choose_drafts
 from llmc.runtime.speculation.drafter import CachingDrafter
+
+
+@dataclass(eq=False, slots=True)
+class _Writing:
+    """A request that wants so many drafts, and what there is of them. error: why there will be none."""
+
+    request: SampledRequest
+    most: int
+    drafts: list[int] = field(default_factory=list)
+    origins: list[Probabilities | None] = field(default_factory=list)
+    error: RequestError | None = None
+
+    def take(self, drawn: Drawn | RequestError) -> None:
+        """The next draft, or why there is none."""
+        if isinstance(drawn, RequestError):
+            self.error = drawn
+        else:
+            self.drafts.append(drawn.token)
+            self.origins.append(drawn.origin)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it wants another draft."""
+        return self.error is None and len(self.drafts) < self.most
 
 
 class DraftModel(CachingDrafter):
@@ -42,44 +70,73 @@ class DraftModel(CachingDrafter):
         """What it has read may serve others."""
         self._cache.forget(request)
 
-    def write(self, asked: Sequence[tuple[SampledRequest, int]]) -> list[Draft]:
+    def write(self, asked: Sequence[tuple[SampledRequest, int]]) -> Sequence[Draft | RequestError]:
         """So many drafts for each of at most `seats` requests; none for one that it has not read yet."""
-        drafts: list[list[int]] = [[] for _ in asked]
-        origins: list[list[Probabilities | None]] = [[] for _ in asked]
-        going, readings = self._catch_up([request for request, _ in asked])
+        writing = [_Writing(request, most) for request, most in asked]
+        going, readings = self._catch_up(writing)
         while readings:
             step = draft_step(readings, self._limits.block_size, max(1, len(going)))
-            rows = [(asked[index][0].sampler, drafts[index]) for index in going]
-            tokens, drawn_from = choose_drafts(self._executor, step, rows, says_from_what=self._says_from_what)
-            for index, token, origin in zip(going, tokens, drawn_from, strict=True):
-                drafts[index].append(token)
-                origins[index].append(origin)
-            going = [index for index in going if len(drafts[index]) < asked[index][1]]
-            readings = [self._reading(asked[index][0], drafts[index]) for index in going]
-        return [
-            Draft(tokens, probabilities=origin if self._says_from_what else None)
-            for tokens, origin in zip(drafts, origins, strict=True)
-        ]
+            guesses = [(each.request.sampler, each.drafts) for each in going]
+            for each, drawn in zip(
+                going, choose_drafts(self._executor, step, guesses, says_from_what=self._says_from_what), strict=True
+            ):
+                each.take(drawn)
+            found = self._read([(each, _last(each)) for each in going if each.goes_on])
+            going, readings = [each for each, _ in found], [reading for _, reading in found]
+        return [self._draft(each) if each.error is None else each.error for each in writing]
 
-    def _catch_up(self, requests: Sequence[SampledRequest]) -> tuple[list[int], list[Reading]]:
+    def _draft(self, written: _Writing) -> Draft:
+        return Draft(written.drafts, probabilities=written.origins if self._says_from_what else None)
+
+    def _catch_up(self, writing: Sequence[_Writing]) -> tuple[list[_Writing], list[Reading]]:
         """What one step can read of the requests' tokens, the shortest readings first; and of which that is the rest,
         in the same order."""
-        starts = [min(len(r.tokens) - 1, self._cache.known(r, r.tokens)) for r in requests]
-        room, readings, ready = self._limits.max_batch_tokens, [], []
-        for index in sorted(range(len(requests)), key=lambda index: len(requests[index].tokens) - starts[index]):
-            request, start = requests[index], starts[index]
-            tokens = request.tokens[start : start + room]
+        unread = attempts(self._unread, [(each,) for each in writing])
+        room, found = self._limits.max_batch_tokens, []
+        behind: list[tuple[_Writing, _Part]] = []
+        for each, part in zip(writing, unread, strict=True):
+            if isinstance(part, RequestError):
+                each.error = part
+            else:
+                behind.append((each, part))
+        for each, part in sorted(behind, key=lambda pair: len(pair[1].tokens)):
+            tokens = part.tokens[:room]
             if not tokens:
                 break
             room -= len(tokens)
-            readings.append(self._noted(request, start, tokens))
-            if start + len(tokens) == len(request.tokens):
-                ready.append(index)
-        return ready, readings
+            found.append((each, part._replace(tokens=tokens)))
+        read = self._read(found)
+        ready = [each for each, reading in read if reading.start + len(reading.tokens) == len(each.request.tokens)]
+        return ready, [reading for _, reading in read]
 
-    def _reading(self, request: SampledRequest, drafts: Sequence[int]) -> Reading:
-        return self._noted(request, len(request.tokens) + len(drafts) - 1, drafts[-1:])
+    def _unread(self, each: _Writing) -> "_Part":
+        """What the draft model has not read of a request: at least its last token."""
+        tokens = each.request.tokens
+        start = min(len(tokens) - 1, self._cache.known(each.request, tokens))
+        return _Part(start, tokens[start:])
 
-    def _noted(self, request: SampledRequest, start: int, tokens: Sequence[int]) -> Reading:
-        self._cache.note(request, start, tokens)
-        return Reading(request.standing.blocks, start, tokens)
+    def _read(self, parts: Sequence[tuple[_Writing, "_Part"]]) -> list[tuple[_Writing, Reading]]:
+        """The readings of these parts, which the cache then has; without those of requests that fail by it."""
+        found = []
+        for (each, _), reading in zip(parts, attempts(self._noted, parts), strict=True):
+            if isinstance(reading, RequestError):
+                each.error = reading
+            else:
+                found.append((each, reading))
+        return found
+
+    def _noted(self, each: _Writing, part: "_Part") -> Reading:
+        self._cache.note(each.request, part.start, part.tokens)
+        return Reading(each.request.standing.blocks, part.start, part.tokens)
+
+
+class _Part(NamedTuple):
+    """Tokens of a request, or of its draft, from position `start` on."""
+
+    start: int
+    tokens: list[int]
+
+
+def _last(each: _Writing) -> _Part:
+    """The last of its drafts."""
+    return _Part(len(each.request.tokens) + len(each.drafts) - 1, each.drafts[-1:])

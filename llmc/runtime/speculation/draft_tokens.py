@@ -6,10 +6,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from llmc.errors import RequestError
 from llmc.runtime.executors.executor import ChoosingExecutor, DrawingExecutor, Executor, Logits
 from llmc.runtime.loop.step import Step
-from llmc.runtime.sampling.row_choice import RowChoices, least_wanted
-from llmc.runtime.sampling.sampler import Sampler
+from llmc.runtime.requests.boundary import attempts
+from llmc.runtime.sampling.row_choice import RowChoice, RowChoices, least_wanted
+from llmc.runtime.sampling.sampler import Row, Sampler
 from llmc.runtime.speculation.acceptance import Probabilities
 
 
@@ -20,63 +22,92 @@ class Likely(NamedTuple):
     shares: npt.NDArray[np.float64]
 
 
+class Drawn(NamedTuple):
+    """A draft, and what it was drawn from, if that is asked for and it was drawn at all."""
+
+    token: int
+    origin: Probabilities | None = None
+
+
 # A request's sampler, which is left as it is, and the drafts that come before.
 Guess = tuple[Sampler, Sequence[int]]
 
 
 def choose_drafts(
     executor: Executor, step: Step, guesses: Sequence[Guess], *, says_from_what: bool
-) -> tuple[Sequence[int], Sequence[Probabilities | None]]:
-    """Run the step: a token for each guess, and what it was drawn from, if that is asked for."""
+) -> list[Drawn | RequestError]:
+    """Run the step: a draft for each guess, from the first of its rows of logits, of which there may be one more."""
     if says_from_what:
-        return drawn_tokens(executor, step, guesses)
-    return draft_tokens(executor, step, guesses), [None] * len(guesses)
+        return attempts(_drawn, _with_rows(guesses, executor.step(step)))
+    return draft_tokens(executor, step, guesses)
 
 
-def likely_tokens(executor: Executor, step: Step, guesses: Sequence[Guess], most: int) -> list[Likely]:
+def likely_tokens(executor: Executor, step: Step, guesses: Sequence[Guess], most: int) -> list[Likely | RequestError]:
     """Run the step: what is likely for each guess, `most` tokens at the most, the likeliest first."""
-    found = []
-    for (sampler, drafts), row in zip(guesses, executor.step(step), strict=False):
-        found.append(Likely(*sampler.likely(sampler.scores_ahead(row, drafts), len(drafts), most)))
-    return found
+    rows = [(*given, most) for given in _with_rows(guesses, executor.step(step))]
+    return attempts(_likely, rows)
 
 
-def draft_tokens(executor: Executor, step: Step, guesses: Sequence[Guess]) -> list[int]:
-    """Run the step; a token for each of its first rows of logits, of which there may be one more."""
-    choices = [sampler.choice_ahead(len(drafts)) for sampler, drafts in guesses]
-    known = [choice for choice in choices if choice is not None]
+def draft_tokens(executor: Executor, step: Step, guesses: Sequence[Guess]) -> list[Drawn | RequestError]:
+    """Run the step; a token for each of its first rows of logits, chosen where the logits are if that can be."""
+    choices = attempts(_choice, guesses)
+    known = [choice for choice in choices if isinstance(choice, RowChoice)]
     if len(known) < len(step.logit_rows) or not isinstance(executor, ChoosingExecutor):
-        return _guess(executor, executor.step(step), guesses)
-    chosen = executor.choose(step, least_wanted(known), RowChoices.of(known))
-    if not chosen.covered.all():
-        return _guess(executor, executor.logits(0, len(guesses)), guesses)
-    tokens: list[int] = chosen.tokens.tolist()
-    return tokens
+        logits = executor.step(step)
+    else:
+        chosen = executor.choose(step, least_wanted(known), RowChoices.of(known))
+        if chosen.covered.all():
+            return [Drawn(token) for token in chosen.tokens.tolist()]
+        logits = executor.logits(0, len(guesses))
+    guessed = _guess(executor, logits, guesses)
+    return [choice if isinstance(choice, RequestError) else own for choice, own in zip(choices, guessed, strict=True)]
 
 
-def drawn_tokens(
-    executor: Executor, step: Step, guesses: Sequence[Guess]
-) -> tuple[list[int], list[Probabilities | None]]:
-    """As `draft_tokens`; and what each was drawn from, None for those of requests that take the likeliest."""
-    logits = executor.step(step)
-    tokens: list[int] = []
-    drawn_from: list[Probabilities | None] = []
-    for (sampler, drafts), row in zip(guesses, logits, strict=False):
-        scores = sampler.scores_ahead(row, drafts)
-        best = int(scores.argmax())
-        can_draw = sampler.is_random and np.isfinite(scores[best])
-        tokens.append(sampler.guess(scores, len(drafts)))
-        drawn_from.append(sampler.probabilities(scores, best) if can_draw else None)
-    return tokens, drawn_from
+def _guess(executor: Executor, logits: Logits, guesses: Sequence[Guess]) -> list[Drawn | RequestError]:
+    """A token for each guess, from one kernel where that can draw all of them."""
+    found = attempts(_scored, _with_rows(guesses, logits))
+    scored = [each for each in found if isinstance(each, _Scored)]
+    choices = [each.choice for each in scored if each.choice is not None]
+    if scored and len(choices) == len(scored) and isinstance(executor, DrawingExecutor):
+        tokens = iter(executor.draw(np.stack([each.scores for each in scored]), RowChoices.of(choices)).tolist())
+        return [Drawn(next(tokens)) if isinstance(each, _Scored) else each for each in found]
+    return attempts(_guessed, [(sampler, drafts, own) for (sampler, drafts), own in zip(guesses, found, strict=True)])
 
 
-def _guess(executor: Executor, logits: Logits, guesses: Sequence[Guess]) -> list[int]:
-    rows = zip(guesses, logits, strict=False)
-    scores = [sampler.scores_ahead(row, drafts) for (sampler, drafts), row in rows]
-    choices = [sampler.choice_of_scores() for sampler, _ in guesses]
-    later = [c.later(len(drafts)) for c, (_, drafts) in zip(choices, guesses, strict=True) if c is not None]
-    can_draw = len(later) == len(guesses) and all(np.isfinite(row.max()) for row in scores)
-    if guesses and can_draw and isinstance(executor, DrawingExecutor):
-        tokens: list[int] = executor.draw(np.stack(scores), RowChoices.of(later)).tolist()
-        return tokens
-    return [sampler.guess(row, len(drafts)) for (sampler, drafts), row in zip(guesses, scores, strict=True)]
+class _Scored(NamedTuple):
+    """What to guess from, and how a kernel draws from it; None where it cannot."""
+
+    scores: Row
+    choice: RowChoice | None
+
+
+def _with_rows(guesses: Sequence[Guess], logits: Logits) -> list[tuple[Sampler, Sequence[int], Row]]:
+    return [(sampler, drafts, row) for (sampler, drafts), row in zip(guesses, logits, strict=False)]
+
+
+def _choice(sampler: Sampler, drafts: Sequence[int]) -> RowChoice | None:
+    return sampler.choice_ahead(len(drafts))
+
+
+def _scored(sampler: Sampler, drafts: Sequence[int], row: Row) -> _Scored:
+    scores, choice = sampler.scores_ahead(row, drafts), sampler.choice_of_scores()
+    can_draw = choice is not None and np.isfinite(scores.max())
+    return _Scored(scores, choice.later(len(drafts)) if choice is not None and can_draw else None)
+
+
+def _guessed(sampler: Sampler, drafts: Sequence[int], scored: _Scored | RequestError) -> Drawn:
+    if isinstance(scored, RequestError):
+        raise scored
+    return Drawn(sampler.guess(scored.scores, len(drafts)))
+
+
+def _drawn(sampler: Sampler, drafts: Sequence[int], row: Row) -> Drawn:
+    """With what it was drawn from, None for a request that takes the likeliest."""
+    scores = sampler.scores_ahead(row, drafts)
+    best = int(scores.argmax())
+    can_draw = sampler.is_random and np.isfinite(scores[best])
+    return Drawn(sampler.guess(scores, len(drafts)), sampler.probabilities(scores, best) if can_draw else None)
+
+
+def _likely(sampler: Sampler, drafts: Sequence[int], row: Row, most: int) -> Likely:
+    return Likely(*sampler.likely(sampler.scores_ahead(row, drafts), len(drafts), most))

@@ -1,29 +1,35 @@
 """What guesses the next tokens of requests."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-from llmc.runtime.requests.request import SampledRequest
+from llmc.errors import RequestError
+from llmc.runtime.requests.boundary import attempts
+from llmc.runtime.requests.request import Request, SampledRequest
 from llmc.runtime.scheduling.block_pool import BlockPool
 from llmc.runtime.speculation.computed_step import ComputedStep
 from llmc.runtime.speculation.draft import NO_DRAFT, Draft
 
 
 class Drafter(Protocol):
-    """Guesses from the tokens that requests have, which only grow; it sees them when it is asked."""
+    """Guesses from the tokens that requests have, which only grow; it sees them when it is asked.
+
+    What it does for one request may raise, which is that request's error; after that it is not asked again, and another
+    one begins anew.
+    """
 
     def sides(self, pays: bool, has_prompts: bool) -> tuple[str, ...]:
         """The engine's side outputs that the next step is to leave for `observe`. pays: whether drafts pay now.
         has_prompts: whether it computes parts of prompts."""
         return ()
 
-    def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> list[Draft]:
+    def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> Sequence[Draft | RequestError]:
         """For each request at most so many tokens that may follow its tokens; NO_DRAFT for none."""
 
-    def observe(self, step: ComputedStep) -> None:
+    def observe(self, step: ComputedStep) -> Mapping[Request, RequestError]:
         """After each step that left side outputs, or had drafts: what it computed, and what came true of it. Not of a
         loop without an executor."""
-        return None
+        return {}
 
     def forget(self, request: SampledRequest) -> None:
         """The request has ended; what it wrote may be learnt from, by its salt; salt None: by nobody."""
@@ -35,10 +41,14 @@ class EachDrafter(Drafter, Protocol):
     def draft(self, request: SampledRequest, most: int) -> Draft:
         """At most so many tokens, but not none at all, that may follow the request's."""
 
-    def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> list[Draft]:
+    def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> Sequence[Draft | RequestError]:
         """Of each that may have some."""
-        asked = zip(requests, most, strict=True)
-        return [self.draft(request, count) if count else NO_DRAFT for request, count in asked]
+        wanting = [index for index, count in enumerate(most) if count]
+        drafts = attempts(self.draft, [(requests[index], most[index]) for index in wanting])
+        found: list[Draft | RequestError] = [NO_DRAFT] * len(requests)
+        for index, draft in zip(wanting, drafts, strict=True):
+            found[index] = draft
+        return found
 
 
 @runtime_checkable
@@ -54,12 +64,12 @@ class CachingDrafter(Drafter, Protocol):
     def close(self) -> None:
         """Free the engine; nothing may follow."""
 
-    def write(self, asked: Sequence[tuple[SampledRequest, int]]) -> list[Draft]:
+    def write(self, asked: Sequence[tuple[SampledRequest, int]]) -> Sequence[Draft | RequestError]:
         """So many drafts for each of at most `seats` requests; none for one that it cannot go on from yet."""
 
-    def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> list[Draft]:
+    def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> Sequence[Draft | RequestError]:
         """As many drafts as are asked for, for so many requests at a time as it has seats."""
-        found = [NO_DRAFT] * len(requests)
+        found: list[Draft | RequestError] = [NO_DRAFT] * len(requests)
         wanting = [index for index, count in enumerate(most) if count]
         for begin in range(0, len(wanting), self.seats):
             group = wanting[begin : begin + self.seats]

@@ -14,18 +14,22 @@ Hidden states are there once. Prompts are read as they are computed; what was co
 out, and the draft's cache then begins at the next block. Answers never depend on any of this.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
+from llmc.errors import RequestError
 from llmc.program import HIDDEN, Limits
 from llmc.runtime.executors.executor import Executor, SideOutputExecutor
 from llmc.runtime.loop.step import Step
-from llmc.runtime.requests.request import SampledRequest
+from llmc.runtime.requests.boundary import attempt, attempts, errors
+from llmc.runtime.requests.request import Request, SampledRequest
 from llmc.runtime.scheduling.block_pool import BlockPool
 from llmc.runtime.speculation.acceptance import Probabilities
-from llmc.runtime.speculation.candidates import Candidates, ChainCandidates, TreeCandidates
+from llmc.runtime.speculation.candidates import Candidates, ChainCandidates, Following, TreeCandidates
 from llmc.runtime.speculation.computed_step import ComputedStep
 from llmc.runtime.speculation.draft import NO_DRAFT, Draft
 from llmc.runtime.speculation.drafter import CachingDrafter
@@ -34,11 +38,13 @@ from llmc.runtime.speculation.hidden_rows import Hidden
 from llmc.runtime.speculation.hidden_step import HiddenReading, hidden_step, level_step
 from llmc.runtime.speculation.unread_rows import Unread, UnreadRows
 
+Found = TypeVar("Found")
 
-@dataclass(slots=True)
+
+@dataclass(eq=False, slots=True)
 class _Asked:
     """Who wants so many drafts, and what there is of them. rows: that are yet to be read. is_ready: whether one step
-    reads them all."""
+    reads them all. error: why there will be no drafts."""
 
     request: SampledRequest
     most: int
@@ -46,10 +52,22 @@ class _Asked:
     rows: Unread
     is_ready: bool = False
     origins: list[Probabilities | None] = field(default_factory=list)
+    error: RequestError | None = None
 
     def wants(self, layer: int) -> bool:
         """Whether the step of a layer is to give it a draft."""
-        return self.is_ready and layer < self.most
+        return self.is_ready and layer < self.most and self.error is None
+
+
+def _each(work: Callable[[_Asked], Found], asked: Iterable[_Asked]) -> list[tuple[_Asked, Found]]:
+    """What the work gives for each. One for which it raises has the error, and is left out."""
+    asking, kept = [each for each in asked if each.error is None], []
+    for each, found in zip(asking, attempts(work, [(each,) for each in asking]), strict=True):
+        if isinstance(found, RequestError):
+            each.error = found
+        else:
+            kept.append((each, found))
+    return kept
 
 
 class HiddenDrafter(CachingDrafter):
@@ -83,45 +101,54 @@ class HiddenDrafter(CachingDrafter):
         self._asked = pays or has_prompts
         return (HIDDEN,) if self._asked else ()
 
-    def observe(self, step: ComputedStep) -> None:
+    def observe(self, step: ComputedStep) -> Mapping[Request, RequestError]:
         """Keep the hidden states of what was computed, and read prompts at once, but for their last token."""
         if not self._asked:
-            return
+            return {}
         hidden = step.side_output(HIDDEN).astype(np.float32, copy=False)
+        added: list[tuple[SampledRequest, int, Hidden]] = []
         prompts = []
         for chunk in step.chunks():
             request = chunk.request
             if request.finished or not isinstance(request, SampledRequest):
                 continue
-            self._unread.add(request, chunk.start, hidden[[chunk.token_row + index for index in chunk.own]])
+            added.append((request, chunk.start, hidden[[chunk.token_row + index for index in chunk.own]]))
             if chunk.tokens > 1 and chunk.logit_rows < chunk.tokens:
                 prompts.append(request)
-        self._read_prompts(prompts)
+        failed: dict[Request, RequestError] = {}
+        failed |= errors((request for request, *_ in added), attempts(self._unread.add, added))
+        return failed | self._read_prompts([request for request in prompts if request not in failed])
 
     def forget(self, request: SampledRequest) -> None:
         """What it has read may serve others."""
         self._unread.forget(request)
         self._candidates.forget(request)
 
-    def write(self, wanted: Sequence[tuple[SampledRequest, int]]) -> list[Draft]:
+    def write(self, wanted: Sequence[tuple[SampledRequest, int]]) -> Sequence[Draft | RequestError]:
         """So many drafts for each of at most `seats` requests."""
-        found = ((request, most, self._unread.to_the_last(request)) for request, most in wanted)
-        asked = {
-            request: _Asked(request, most, GrowingTree(most, self._candidates.width), rows)
-            for request, most, rows in found
-            if rows is not None
-        }
-        self._read_rows(self._fitting(asked.values()))
-        going = [each for each in asked.values() if each.is_ready]
-        while levels := [(each, level) for each in going if (level := each.tree.next_level()) is not None]:
-            read = [(self._level(each.request, level), level) for each, level in levels]
-            step = level_step(read, self._limits.block_size, (HIDDEN,))
-            self._grow(-1, step, [(each, node) for each, level in levels for node in level.nodes])
-        return [self._draft(asked.get(request)) for request, _ in wanted]
+        found = attempts(self._ask, wanted)
+        asked = [each for each in found if isinstance(each, _Asked)]
+        self._read_rows(self._fitting(asked))
+        going = [each for each in asked if each.is_ready]
+        while levels := [(each, read) for each, read in _each(self._next_level, going) if read is not None]:
+            step = level_step([read for _, read in levels], self._limits.block_size, (HIDDEN,))
+            self._grow(-1, step, [(each, node) for each, (_, level) in levels for node in level.nodes])
+        drafts = dict(_each(self._draft, asked))
+        return [
+            NO_DRAFT if each is None else each if isinstance(each, RequestError) else each.error or drafts[each]
+            for each in found
+        ]
 
-    def _draft(self, asked: _Asked | None) -> Draft:
-        if asked is None:
-            return NO_DRAFT
+    def _ask(self, request: SampledRequest, most: int) -> _Asked | None:
+        """None for a request that hidden states are missing of."""
+        rows = self._unread.to_the_last(request)
+        return None if rows is None else _Asked(request, most, GrowingTree(most, self._candidates.width), rows)
+
+    def _next_level(self, asked: _Asked) -> tuple[HiddenReading, Level] | None:
+        level = asked.tree.next_level()
+        return None if level is None else (self._level(asked.request, level), level)
+
+    def _draft(self, asked: _Asked) -> Draft:
         draft = asked.tree.draft()
         return replace(draft, probabilities=asked.origins) if self._says_from_what else draft
 
@@ -131,26 +158,34 @@ class HiddenDrafter(CachingDrafter):
         for each in sorted(asked, key=lambda each: len(each.rows.hidden)):
             each.is_ready = len(each.rows.hidden) <= room
             if not each.is_ready:
-                each.rows = self._unread.complete(each.rows.first(room))
+                each.rows = each.rows.first(room)
+                _each(self._keep_complete, [each])
             room -= len(each.rows.hidden)
             found.append(each)
             if not each.is_ready:
                 break
         return found
 
-    def _read_rows(self, asked: list[_Asked]) -> None:
+    def _keep_complete(self, asked: _Asked) -> None:
+        """Of the rows those that no draft is read in."""
+        asked.rows = self._unread.complete(asked.rows)
+
+    def _read_rows(self, asked: Iterable[_Asked]) -> None:
         """All layers read the rows; each gives a draft of those that are ready and want as many."""
-        for each in asked:
-            self._unread.read(each.rows)
+        asked = [each for each, _ in _each(lambda each: self._unread.read(each.rows), asked)]
         for layer in range(len(self._layers)):
-            for each in asked:
+
+            def reading(each: _Asked, layer: int = layer) -> HiddenReading | None:
                 if not each.wants(layer):
-                    each.rows = self._unread.complete(each.rows)
-            asked = sorted((each for each in asked if len(each.rows.hidden)), key=lambda each: not each.wants(layer))
+                    self._keep_complete(each)
+                return self._unread.reading(each.rows, layer, each.tree.tokens) if len(each.rows.hidden) else None
+
+            read = {each: found for each, found in _each(reading, asked) if found is not None}
+            asked = sorted(read, key=lambda each: not each.wants(layer))
             if not asked:
                 return
             wanting = [each for each in asked if each.wants(layer)]
-            readings = [self._unread.reading(each.rows, layer, each.tree.tokens) for each in asked]
+            readings = [read[each] for each in asked]
             step = hidden_step(readings, self._limits.block_size, max(1, len(wanting)), (HIDDEN,))
             # So far each tree is a chain, of as many nodes as layers have read.
             states = self._grow(layer, step, [(each, layer - 1 if layer else None) for each in wanting])
@@ -165,34 +200,43 @@ class HiddenDrafter(CachingDrafter):
         found = self._candidates.after(executor, step, places)
         states = _states(executor)
         is_last = executor is self._layers[-1]
-        for (each, node), following, state in zip(
-            nodes, found, states if is_last else states[step.logit_rows], strict=False
-        ):
-            each.tree.grow(node, following.candidates, state)
-            each.origins.append(following.drawn_from)
+        rows = states if is_last else states[step.logit_rows]
+        for (each, node), following, state in zip(nodes, found, rows, strict=False):
+            _each(partial(_grown, node=node, following=following, state=state), [each])
         return states
 
     def _level(self, request: SampledRequest, level: Level) -> HiddenReading:
         """Nodes of its tree, which begins behind the row of its last token's hidden state."""
         return self._unread.place(request, len(request.tokens) - 1 + level.first, level.tokens, level.hidden)
 
-    def _read_prompts(self, requests: Iterable[SampledRequest]) -> None:
-        """All of the requests' rows but the last, whose step gives the first draft."""
-        left = list(requests)
+    def _read_prompts(self, requests: Iterable[SampledRequest]) -> dict[Request, RequestError]:
+        """All of the requests' rows but the last, whose step gives the first draft. Returns which requests fail."""
+        left, failed = list(requests), dict[Request, RequestError]()
         while left:
             room, rows, going = self._limits.max_batch_tokens, [], []
             for request in left[: self.seats]:
-                found = self._unread.of_prompt(request)
-                if found is None:
-                    continue
-                if room:
-                    rows.append(found.first(room))
-                    room -= len(rows[-1].hidden)
-                    self._unread.read(rows[-1])
-                going.append(request)
+                found = attempt(self._next_of_prompt, request, room)
+                if isinstance(found, RequestError):
+                    failed[request] = found
+                elif found is not None:
+                    if len(found.hidden):
+                        rows.append(found)
+                        room -= len(found.hidden)
+                    going.append(request)
             left = [*going, *left[self.seats :]]
             if rows:
                 self._read_through(rows)
+        return failed
+
+    def _next_of_prompt(self, request: SampledRequest, room: int) -> Unread | None:
+        """At most so many of the rows to be read next, which then count as read; None if there are no more."""
+        found = self._unread.of_prompt(request)
+        if found is None:
+            return None
+        rows = found.first(room)
+        if room:
+            self._unread.read(rows)
+        return rows
 
     def _read_through(self, rows: list[Unread]) -> None:
         """All layers read rows that have no drafts in them."""
@@ -203,6 +247,13 @@ class HiddenDrafter(CachingDrafter):
             if not is_last:
                 states = _of_readings(_states(layer), readings)
                 rows = [each._replace(hidden=part) for each, part in zip(rows, states, strict=True)]
+
+
+def _grown(asked: _Asked, node: int | None, following: Following | RequestError, state: Hidden) -> None:
+    if isinstance(following, RequestError):
+        raise following
+    asked.tree.grow(node, following.candidates, state)
+    asked.origins.append(following.drawn_from)
 
 
 def _states(layer: Executor) -> Hidden:

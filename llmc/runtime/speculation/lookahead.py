@@ -15,9 +15,11 @@ levels move up by one, what came out is the last one, and the columns move on by
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from llmc.errors import RequestError
+from llmc.runtime.requests.boundary import attempts, errors
 from llmc.runtime.requests.request import Request, SampledRequest
 from llmc.runtime.speculation.computed_step import ComputedChunk, ComputedStep
 from llmc.runtime.speculation.draft import NO_DRAFT, Draft
@@ -45,12 +47,11 @@ class LookaheadDrafter(EachDrafter):
         self._columns, self._levels, self._guesses = window, ngram - 1, guesses
         self._windows: dict[Request, _Window] = {}
 
-    def observe(self, step: ComputedStep) -> None:
+    def observe(self, step: ComputedStep) -> Mapping[Request, RequestError]:
         """What came after the windows' last levels."""
-        for chunk in step.chunks():
-            window = self._windows.get(chunk.request)
-            if window is not None and chunk.draft:
-                self._advance(window, chunk, step)
+        windows = [(self._windows.get(chunk.request), chunk, step) for chunk in step.chunks() if chunk.draft]
+        read = [(window, chunk, step) for window, chunk, step in windows if window is not None]
+        return errors((chunk.request for _, chunk, _ in read), attempts(self._advance, read))
 
     def forget(self, request: SampledRequest) -> None:
         """Nothing is learnt from one request for another."""

@@ -4,14 +4,16 @@ Head i of the row that gave a request its last token is about the token i places
 comes from its head's probability, set right by how often candidates of that head and rank have come true.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from llmc.errors import RequestError
 from llmc.program.step_outputs import DRAFT_IDS, DRAFT_LOGPROBS
-from llmc.runtime.requests.request import SampledRequest
+from llmc.runtime.requests.boundary import attempts, errors
+from llmc.runtime.requests.request import Request, SampledRequest
 from llmc.runtime.speculation.best_tree import Candidate, best_tree
 from llmc.runtime.speculation.computed_step import ComputedStep
 from llmc.runtime.speculation.draft import NO_DRAFT, Draft
@@ -39,21 +41,28 @@ class MedusaDrafter(EachDrafter):
         """The heads' candidates, while drafts pay."""
         return (DRAFT_IDS, DRAFT_LOGPROBS) if pays else ()
 
-    def observe(self, step: ComputedStep) -> None:
+    def observe(self, step: ComputedStep) -> Mapping[Request, RequestError]:
         """Keep what the heads say at each request's last token."""
         if not step.sides:
-            return
+            return {}
         ids, logprobs = step.side_output(DRAFT_IDS), step.side_output(DRAFT_LOGPROBS)
         self._truth = truth = self._truth or RankTruth(*ids.shape[1:])
-        for chunk in step.chunks():
-            request, row = chunk.request, chunk.last_logit_row
-            if row is None or request.finished or not isinstance(request, SampledRequest):
-                continue
+
+        def observe(request: SampledRequest, row: int) -> None:
             before = self._said.get(request)
             if before is not None:
                 _learn(truth, before, request.tokens)
             probabilities = np.exp(logprobs[row].astype(np.float64))
             self._said[request] = _HeadRows(len(request.tokens), ids[row].astype(np.int32), probabilities)
+
+        rows = [
+            (chunk.request, row)
+            for chunk in step.chunks()
+            if (row := chunk.last_logit_row) is not None
+            and not chunk.request.finished
+            and isinstance(chunk.request, SampledRequest)
+        ]
+        return errors((request for request, _ in rows), attempts(observe, rows))
 
     def forget(self, request: SampledRequest) -> None:
         """Only how often heads are right is kept."""

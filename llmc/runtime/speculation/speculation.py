@@ -1,12 +1,14 @@
 """Who drafts, how much, and what came of it. Answers never depend on it: see docs/speculation.md."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from llmc.errors import RequestError
 from llmc.runtime.engine_stats import SpeculationStats
 from llmc.runtime.executors.executor import Executor
 from llmc.runtime.loop.judged_results import StepResults
+from llmc.runtime.requests.boundary import attempt, attempts
 from llmc.runtime.requests.request import Request, SampledRequest
 from llmc.runtime.scheduling.block_pool import BlockPool
 from llmc.runtime.scheduling.step_plan import Chunk, StepPlan
@@ -35,6 +37,7 @@ class Speculation:
         self._clock = clock
         self._acceptance = acceptance
         self._drafter = new_drafter()
+        self._pool: BlockPool | None = None
         self._gate = new_gate(most)
         self._most = 0
         # Of the next step: when it began, and its drafts.
@@ -57,6 +60,7 @@ class Speculation:
 
     def watch(self, pool: BlockPool) -> None:
         """The blocks of the loop that it serves, once."""
+        self._pool = pool
         if isinstance(self._drafter, CachingDrafter):
             self._drafter.watch(pool)
 
@@ -98,29 +102,37 @@ class Speculation:
             room -= count
         return most
 
-    def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> list[Draft]:
+    def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> Sequence[Draft | RequestError]:
         """Drafts for each request, at most so many; it has blocks for them."""
         begin = self._clock()
-        proposed = self._drafter.propose(requests, most)
-        drafts = [_allowed(request, draft) for request, draft in zip(requests, proposed, strict=True)]
+        proposed = zip(requests, self._drafter.propose(requests, most), strict=True)
+        found = attempts(self._checked, proposed)
+        drafts = [draft for draft in found if isinstance(draft, Draft)]
+        if len(drafts) < len(found):
+            self._begin_anew()
         self._drafting = self._clock() - begin
         self._proposed = max((draft.depth for draft in drafts), default=0)
         self._asked = {request: count for request, count in zip(requests, most, strict=True) if count}
-        return drafts if self._acceptance is None else self._judged(requests, drafts)
+        return found
 
     def sides(self, plan: StepPlan) -> tuple[str, ...]:
         """The side outputs that the step which was scheduled last is to leave; once a step."""
         self._sides = self._drafter.sides(self._most > 0, any(map(_is_of_prompt, plan.chunks)))
         return self._sides
 
-    def observe(self, plan: StepPlan, executor: Executor | None = None, results: StepResults | None = None) -> None:
+    def observe(
+        self, plan: StepPlan, executor: Executor | None = None, results: StepResults | None = None
+    ) -> Mapping[Request, RequestError]:
         """The plan's step has been computed, and its requests have got their tokens.
 
-        executor: for what the step left beside its logits. results: of the step.
+        executor: for what the step left beside its logits. results: of the step. Returns which requests fail by it.
         """
+        failed: Mapping[Request, RequestError] = {}
         if executor is not None and results is not None and (self._most or self._sides):
             begin = self._clock()
-            self._drafter.observe(ComputedStep(plan, self._sides, executor, results))
+            failed = self._drafter.observe(ComputedStep(plan, self._sides, executor, results))
+            if failed:
+                self._begin_anew()
             self._drafting += self._clock() - begin
         if self._most:
             self._note_drafted(plan)
@@ -130,6 +142,7 @@ class Speculation:
         elif not plan.chunks and self._gate.wants_time:
             self._gate.note_plain(len(plan.decodes), self._clock() - self._begin)
         self._drafting = 0.0
+        return failed
 
     def _note_drafted(self, plan: StepPlan) -> None:
         is_decoding = not plan.decodes
@@ -153,16 +166,28 @@ class Speculation:
             seconds = self._clock() - self._begin - self._drafting
             self._gate.note_drafted(len(plan.chunks), tokens, gained, seconds, self._drafting, has_read=has_read)
 
-    def forget(self, request: Request) -> None:
-        """The request has ended, or was dropped."""
-        if isinstance(request, SampledRequest):
-            self._drafter.forget(request)
+    def forget(self, request: Request) -> RequestError | None:
+        """The request has ended, or was dropped. Returns why that could not be noted."""
+        if not isinstance(request, SampledRequest):
+            return None
+        error = attempt(self._drafter.forget, request)
+        if error is not None:
+            self._begin_anew()
+        return error
 
-    def _judged(self, requests: Sequence[SampledRequest], drafts: Sequence[Draft]) -> list[Draft]:
-        return [
-            replace(draft, acceptance=self._acceptance) if request.sampler.is_random and not draft.parents else draft
-            for request, draft in zip(requests, drafts, strict=True)
-        ]
+    def _begin_anew(self) -> None:
+        """With a drafter that knows nothing: what the old one was doing for a request has broken off anywhere."""
+        self._drafter = self._new_drafter()
+        if isinstance(self._drafter, CachingDrafter) and self._pool is not None:
+            self._drafter.watch(self._pool)
+
+    def _checked(self, request: SampledRequest, draft: Draft | RequestError) -> Draft:
+        """The draft without what cannot come true, and how it is judged. Raises the error that came instead."""
+        if isinstance(draft, RequestError):
+            raise draft
+        kept = _allowed(request, draft)
+        is_judged = self._acceptance is not None and request.sampler.is_random and not kept.parents
+        return replace(kept, acceptance=self._acceptance) if is_judged else kept
 
     def _count(self, draft: Draft, accepted: int) -> None:
         self._drafts += 1

@@ -20,14 +20,13 @@ class OutputText:
         self._decode = decode
         self._stop = stop
         self._keep_stop = keep_stop
-        self.stopped_by: str | None = None
         self._ids: list[int] = []
         self._window = 0
         self._boundary = 0
         self._window_taken = 0
         self._text = ""
         self._read = 0
-        self.stopped = False
+        self.stopped_by: str | None = None
 
     def fork(self) -> "OutputText":
         """Another output that begins like this one."""
@@ -35,21 +34,27 @@ class OutputText:
         other._ids = self._ids.copy()
         return other
 
-    def add(self, token: int) -> None:
-        """Take the next token; `stopped` turns true when the text holds a stop string."""
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was found."""
+        return self.stopped_by is not None
+
+    def add(self, token: int, *, may_stop: bool = True) -> None:
+        """Take the next token, with which the text may come to hold a stop string. may_stop: whether one counts that
+        is complete only now."""
         self._ids.append(token)
         text = self._decode(self._ids[self._window :])
         complete = text.rstrip(_INCOMPLETE)
         if len(complete) == len(text):
-            self._append(text)
+            self._append(text, may_stop)
             self._window, self._boundary = self._boundary, len(self._ids)
             self._window_taken = len(self._decode(self._ids[self._window :]))
         else:
-            self._append(complete)
+            self._append(complete, may_stop)
 
     def finish(self) -> None:
         """No token follows: bytes that never made a character come out as U+FFFD."""
-        self._append(self._decode(self._ids[self._window :]))
+        self._append(self._decode(self._ids[self._window :]), may_stop=True)
         self._stop = ()
 
     def text(self) -> str:
@@ -63,19 +68,20 @@ class OutputText:
         self._read = max(self._read, end)
         return piece
 
-    def _append(self, window_text: str) -> None:
+    def _append(self, window_text: str, may_stop: bool) -> None:
         piece = window_text[self._window_taken :]
         self._window_taken = max(self._window_taken, len(window_text))
         if not piece or self.stopped:
             return
-        # A stop string that ends in the new piece starts at most its length minus one before it.
-        start = max(0, len(self._text) - max((len(s) for s in self._stop), default=0) + 1)
+        end = len(self._text)
         self._text += piece
-        found = [(at, s) for s in self._stop if (at := self._text.find(s, start)) >= 0]
+        if not may_stop:
+            return
+        # A stop string that ends in the new piece starts at most its length minus one before it.
+        found = [(at, s) for s in self._stop if (at := self._text.find(s, max(0, end - len(s) + 1))) >= 0]
         if found:
             at, self.stopped_by = min(found)
             self._text = self._text[: at + len(self.stopped_by) if self._keep_stop else at]
-            self.stopped = True
 
 
 def held_back(text: str, marks: Iterable[str]) -> int:

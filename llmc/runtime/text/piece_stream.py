@@ -3,6 +3,7 @@
 from collections.abc import Generator
 
 from llmc.runtime.loop.shared_loop import SharedLoop
+from llmc.runtime.requests.boundary import as_llmc_error
 from llmc.runtime.requests.completion import Piece
 from llmc.runtime.requests.generation import Generation
 from llmc.runtime.text.output_text import OutputText
@@ -18,7 +19,7 @@ def pieces(
     news = _News(request)
     ids: tuple[int, ...] = ()
     total, is_last = 0, False
-    with loop.serving((request,), lambda: (request,)) as until:
+    with as_llmc_error(), loop.serving((request,)) as until:
         while not is_last:
             until(news.has_come)
             if request.error is not None:

@@ -22,7 +22,8 @@ from llmc.runtime.executors.executor import ChoosingExecutor, LaunchTime, Logits
 from llmc.runtime.executors.triton_interpreter import TritonInterpreterExecutor
 from llmc.runtime.loop.step import Step
 from llmc.runtime.loop.step_loop import StepLoop
-from llmc.runtime.requests.generation import Ending, Generation, Scoring
+from llmc.runtime.requests.ending import Ending
+from llmc.runtime.requests.generation import Generation, Scoring
 from llmc.runtime.requests.request import Origin, Request
 from llmc.runtime.sampling.row_choice import BEST, RowChoice, RowChoices, least_wanted
 from llmc.runtime.sampling.sampler import Sampler

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from llmc.engines.llm import LLM
-from llmc.errors import LlmcError, RequestError, UnavailableError
+from llmc.errors import EngineFailureError, LlmcError, RankError, RequestError, UnavailableError
 from llmc.runtime.async_engine import AsyncEngine
 from llmc.runtime.engine import Engine
 from llmc.runtime.executors.executor import Logits
@@ -166,9 +166,16 @@ def test_closing_ends_what_others_have_in_flight(held: tuple[Engine, HeldExecuto
     assert executor.tokens == [1], "no step after the one that was running"
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("the device fell off the bus")])
+@pytest.mark.parametrize(
+    ("error", "seen"),
+    [
+        (KeyboardInterrupt(), KeyboardInterrupt),
+        (RuntimeError("the device fell off the bus"), EngineFailureError),
+        (RankError("rank 1 is lost"), RankError),
+    ],
+)
 def test_a_step_that_breaks_off_harms_only_the_thread_that_took_it(
-    held: tuple[Engine, HeldExecutor], error: BaseException
+    held: tuple[Engine, HeldExecutor], error: BaseException, seen: type[BaseException]
 ) -> None:
     engine, executor = held
     leader = in_thread(engine.generate, [5, 9, 2], LONG)
@@ -180,8 +187,9 @@ def test_a_step_that_breaks_off_harms_only_the_thread_that_took_it(
         executor.reached.acquire()
     executor.error = error
     executor.free()
-    with pytest.raises(type(error)):
+    with pytest.raises(seen) as caught:
         leader.result()
+    assert error in (caught.value, caught.value.__cause__)
     assert list(follower.result()[0].token_ids) == MODEL.greedy([8, 8] * 5, 12)
     assert list(engine.generate([5, 9, 2], LONG)[0].token_ids) == MODEL.greedy([5, 9, 2], 12)
     assert engine.loop.scheduler.idle and engine.loop.pool.used == 0
@@ -207,8 +215,8 @@ def broken(request: object) -> None:
     raise KeyboardInterrupt
 
 
-class Interrupt(BaseException):
-    """As KeyboardInterrupt, which a test runner takes for itself."""
+class Interrupt(KeyboardInterrupt):
+    """One that no other is mistaken for."""
 
 
 def interrupted_at(line: int, work: Callable[[], object]) -> bool:

@@ -91,14 +91,15 @@ class Member(Request):
     def receive(self, start: int, logits: npt.NDArray[np.float32]) -> None:
         """The last row says what comes, which depends on nobody else."""
         if np.isnan(logits[-1, 0]):
-            self.fail(no_logits())
-            self.group.error = self.error
-            return
+            raise no_logits()
         self.said = int(logits[-1, 0])
         assert self.said == next_token(self.tokens)
 
     def follow(self, forks: Forks) -> None:
-        """Go on with the others, or end with them."""
-        if self.group.error is not None:
-            return self.group.end(self, forks)
+        """Go on with the others."""
         self.group.advance(self, forks)
+
+    def fail(self, error: RequestError) -> None:
+        """With all others."""
+        super().fail(error)
+        self.group.error, self.group.finished = error, True

@@ -5,11 +5,19 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
+from llmc.errors import RequestError
 from llmc.runtime.requests.request import SampledRequest
 from llmc.runtime.speculation.draft import MOST_NODES, Draft
 from llmc.runtime.speculation.drafter import Drafter
 from llmc.runtime.speculation.gate import Gate
 from tests.random_trees import path_to, random_tree
+
+
+def proposed(found: Sequence[Draft | RequestError]) -> list[Draft]:
+    """What was proposed, where no request has failed."""
+    all_drafts = [each for each in found if isinstance(each, Draft)]
+    assert len(all_drafts) == len(found)
+    return all_drafts
 
 
 class Guesses(Drafter):

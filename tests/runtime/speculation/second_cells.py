@@ -14,6 +14,7 @@ from llmc.runtime.requests.request import SampledRequest
 from llmc.runtime.speculation.draft import Draft
 from llmc.runtime.speculation.draft_model import DraftModel
 from tests.runtime.model_free import next_token
+from tests.runtime.speculation.guesses import proposed
 
 VOCABULARY = 97
 
@@ -63,7 +64,7 @@ class SecondCells(DraftModel):
         super().__init__(self.cells, limits)
 
     def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> list[Draft]:
-        found = super().propose(requests, most)
+        found = proposed(super().propose(requests, most))
         for request, draft, count in zip(requests, found, most, strict=True):
             assert len(draft) in (0, count)
             tokens = list(request.tokens)

@@ -32,6 +32,7 @@ from llmc.runtime.speculation.rank_truth import RankTruth
 from tests import draft_checkpoints as drafts
 from tests import latent_expert_layer
 from tests.quick_sample import quick_sample
+from tests.runtime.speculation.guesses import proposed
 from tests.tiny_models import tiny_checkpoint, tiny_tokens
 
 pytestmark = pytest.mark.usefixtures("open_gate")
@@ -202,7 +203,7 @@ def proposals(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], list[int
     real = HiddenDrafter.propose
 
     def propose(self: HiddenDrafter, requests: Sequence[SampledRequest], most: Sequence[int]) -> list[Draft]:
-        found = real(self, requests, most)
+        found = proposed(real(self, requests, most))
         for request, draft, count in zip(requests, found, most, strict=True):
             seen.append((list(request.tokens), list(draft.tokens), count))
         return found
@@ -256,7 +257,7 @@ def test_trees_are_those_of_the_oracle(
     real = TreeCandidates.after
 
     def after(self: TreeCandidates, executor: Executor, step: Step, places: Sequence[Place]) -> list[Following]:
-        found = real(self, executor, step, places)
+        found = [each for each in real(self, executor, step, places) if isinstance(each, Following)]
         for (request, path), following in zip(places, found, strict=True):
             said.append((list(request.tokens), list(path), [each.token for each in following.candidates]))
         shares = (0.6, 0.3, 0.05)

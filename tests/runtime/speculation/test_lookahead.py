@@ -12,11 +12,12 @@ from llmc.errors import OptionError
 from llmc.runtime.speculation.config import LookaheadConfig, parse_speculative_config
 from llmc.runtime.speculation.lookahead import LookaheadDrafter, NgramPool
 from tests.runtime.model_free import Counted
+from tests.runtime.speculation.guesses import proposed
 
 
 def test_a_window_is_a_tree_with_its_first_level_as_a_chain() -> None:
     request = Counted([1, 2, 3, 4, 5, 6], 8)
-    (draft,) = LookaheadDrafter(3, 3, 2).propose([request], [20])
+    (draft,) = proposed(LookaheadDrafter(3, 3, 2).propose([request], [20]))
     # Nothing was ever seen after 6: no guesses. The window starts with the prompt, from its end backwards.
     # 6 ── 6 ── 5 ── 4 and below each the next level.
     assert draft.path([6, 5, 4, 3]) and draft.path([6, 5, 4]) and draft.path([6, 5])
@@ -26,15 +27,15 @@ def test_a_window_is_a_tree_with_its_first_level_as_a_chain() -> None:
 
 def test_ngrams_of_the_text_are_guessed() -> None:
     request = Counted([7, 1, 2, 3, 7], 8)
-    (draft,) = LookaheadDrafter(2, 3, 4).propose([request], [20])
+    (draft,) = proposed(LookaheadDrafter(2, 3, 4).propose([request], [20]))
     assert len(draft.path([1, 2])) == 2
 
 
 def test_a_step_with_room_for_all_verifies_all_guesses() -> None:
     request = Counted([7, 1, 2, 7, 3, 4, 7, 5, 6, 7], 8)
-    (draft,) = LookaheadDrafter(1, 3, 3).propose([request], [8])
+    (draft,) = proposed(LookaheadDrafter(1, 3, 3).propose([request], [8]))
     assert [len(draft.path(list(guess))) for guess in ((1, 2), (3, 4), (5, 6))] == [2, 2, 2]
-    (draft,) = LookaheadDrafter(1, 3, 3).propose([request], [7])
+    (draft,) = proposed(LookaheadDrafter(1, 3, 3).propose([request], [7]))
     assert [len(draft.path(list(guess))) for guess in ((1, 2), (3, 4), (5, 6))] == [0, 0, 2], "the other half is window"
 
 
@@ -42,7 +43,7 @@ def test_there_are_no_more_drafts_than_asked_for() -> None:
     request = Counted([1, 2, 3, 1, 2, 3, 1, 2], 8)
     drafter = LookaheadDrafter(5, 4, 5)
     for most in range(40):
-        (draft,) = drafter.propose([request], [most])
+        (draft,) = proposed(drafter.propose([request], [most]))
         assert len(draft) <= most
     drafter.forget(request)
 

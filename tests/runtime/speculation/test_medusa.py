@@ -14,7 +14,8 @@ from llmc.errors import OptionError, RequestError
 from llmc.program.step_outputs import DRAFT_IDS, DRAFT_LOGPROBS
 from llmc.runtime.executors.executor import Logits, SideArray
 from llmc.runtime.loop.step import Ints, Step
-from llmc.runtime.requests.generation import Ending, Generation
+from llmc.runtime.requests.ending import Ending
+from llmc.runtime.requests.generation import Generation
 from llmc.runtime.requests.request import Origin
 from llmc.runtime.sampling.sampler import Sampler
 from llmc.runtime.sampling.sampling_params import SamplingParams
@@ -22,6 +23,7 @@ from llmc.runtime.scheduling.step_plan import Chunk, StepPlan
 from llmc.runtime.speculation.computed_step import ComputedStep
 from llmc.runtime.speculation.draft import NO_DRAFT, Draft
 from llmc.runtime.speculation.medusa import MedusaDrafter
+from tests.runtime.speculation.guesses import proposed
 
 SIDES = (DRAFT_IDS, DRAFT_LOGPROBS)
 
@@ -101,7 +103,7 @@ def test_trees_take_the_candidates_that_are_expected_to_come_true() -> None:
     own.tokens.append(2)
     likely = [[0.5, 0.4], [0.6, 0.1]]
     observe(drafter, [Chunk(own, 0, 1, 1)], Left([[[10, 11], [20, 21]]], likely))
-    (draft,) = drafter.propose([own], [4])
+    (draft,) = proposed(drafter.propose([own], [4]))
     assert sorted(zip(draft.tokens, draft.parents or (), strict=True)) == [(10, None), (11, None), (20, 0), (20, 2)]
 
 
@@ -115,7 +117,7 @@ def test_candidates_are_weighed_by_how_often_their_head_and_rank_was_right() -> 
         observe(drafter, [Chunk(own, len(own.tokens) - 2, 1, 1)], left)
         own.tokens.append(11)
     own.tokens[-1:] = []
-    (draft,) = drafter.propose([own], [1])
+    (draft,) = proposed(drafter.propose([own], [1]))
     assert list(draft.tokens) == [11]
 
 

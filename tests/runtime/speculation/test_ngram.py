@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from llmc.runtime.speculation.ngram import NgramDrafter, NgramIndex
 from tests.runtime.model_free import Counted
+from tests.runtime.speculation.guesses import proposed
 
 TEXTS = st.lists(st.integers(0, 2), max_size=60)
 
@@ -62,17 +63,17 @@ def test_each_token_is_read_once() -> None:
 def test_requests_are_looked_up_in_themselves_alone() -> None:
     drafter = NgramDrafter(2, 3)
     requests = [Counted([1, 2, 3, 1, 2], 8, salt=b""), Counted([5, 1, 2], 8, salt=b""), Counted([6, 7, 6, 7], 8)]
-    assert [list(draft.tokens) for draft in drafter.propose(requests, [2, 2, 0])] == [[3, 1], [], []]
+    assert [list(draft.tokens) for draft in proposed(drafter.propose(requests, [2, 2, 0]))] == [[3, 1], [], []]
 
 
 def test_a_request_that_has_ended_is_forgotten() -> None:
     drafter = NgramDrafter(1, 1)
     request = Counted([1, 2, 1], 8)
-    assert list(drafter.propose([request], [1])[0].tokens) == [2]
+    assert list(proposed(drafter.propose([request], [1]))[0].tokens) == [2]
     drafter.forget(request)
     drafter.forget(request)
     request.tokens[:] = [3, 1]
-    assert list(drafter.propose([request], [1])[0].tokens) == []
+    assert list(proposed(drafter.propose([request], [1]))[0].tokens) == []
 
 
 class CountingReads(list[int]):

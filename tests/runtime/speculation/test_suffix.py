@@ -13,6 +13,7 @@ from llmc.runtime.speculation.earlier_answers import EarlierAnswers
 from llmc.runtime.speculation.suffix import SuffixDrafter
 from llmc.runtime.speculation.suffix_automaton import NO_CONTINUATION, Continuation, SuffixAutomaton
 from tests.runtime.model_free import Counted
+from tests.runtime.speculation.guesses import proposed
 
 TEXT = st.lists(st.integers(0, 2), max_size=30)
 ALICE, BOB = b"alice", b"bob"
@@ -104,7 +105,7 @@ def answer(made: SuffixDrafter, salt: bytes | None, output: Sequence[int]) -> No
 
 
 def drafts(made: SuffixDrafter, salt: bytes | None, prompt: Sequence[int], most: int = 4) -> list[int]:
-    return list(made.propose([Counted(prompt, 8, salt=salt)], [most])[0].tokens)
+    return list(proposed(made.propose([Counted(prompt, 8, salt=salt)], [most]))[0].tokens)
 
 
 def test_a_request_is_drafted_from_itself() -> None:
@@ -165,7 +166,7 @@ def test_the_draft_that_promises_more_is_taken() -> None:
 
 def test_a_long_prompt_is_read_over_several_steps() -> None:
     made, request = drafter(), Counted([*range(3000), 5, 6], 8)
-    assert [list(made.propose([request], [2])[0].tokens) for _ in range(3)] == [[], [7, 8], [7, 8]]
+    assert [list(proposed(made.propose([request], [2]))[0].tokens) for _ in range(3)] == [[], [7, 8], [7, 8]]
 
 
 @given(st.lists(st.tuples(st.sampled_from((b"", ALICE, BOB)), st.integers(1, 9)), max_size=40), st.integers(0, 6))

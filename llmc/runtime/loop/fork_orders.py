@@ -1,0 +1,26 @@
+"""What a request asks of the scheduler while it reads its logits, done when that is over."""
+
+from collections.abc import Callable
+
+from llmc.runtime.requests.request import Forks, Request
+
+
+class ForkOrders:
+    """Forks that are carried out later: the scheduler's own work is not behind the boundary of the request."""
+
+    def __init__(self) -> None:
+        self._orders: list[Callable[[Forks], None]] = []
+
+    def fork(self, parent: Request, child: Request) -> None:
+        self._orders.append(lambda forks: forks.fork(parent, child))
+
+    def resume(self, request: Request) -> None:
+        self._orders.append(lambda forks: forks.resume(request))
+
+    def remove(self, request: Request) -> None:
+        self._orders.append(lambda forks: forks.remove(request))
+
+    def carry_out(self, forks: Forks) -> None:
+        """In the order in which they came."""
+        for order in self._orders:
+            order(forks)

@@ -1,0 +1,70 @@
+"""The boundary between the engine's loop and what is done for one request: nothing that is raised behind it passes.
+
+Behind it run samplers, grammars, edits, stop strings, drafts, beams, decoded texts, adapters and users' functions. The
+loop calls all of them by `attempt`, so that whatever is raised there is the error of that request, and the loop goes
+on. The scheduler and the executor run on this side. They belong to all requests, and their exceptions end the step.
+"""
+
+from asyncio import CancelledError
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
+from threading import current_thread, main_thread
+from typing import TypeVar, TypeVarTuple
+
+from llmc.errors import LlmcError, RequestError, RequestFaultError
+
+Given = TypeVarTuple("Given")
+Found = TypeVar("Found")
+Name = TypeVar("Name", bound=Hashable)
+# What ends a task or a process is meant for the caller's thread, and is no fault there.
+_ENDS = (KeyboardInterrupt, SystemExit, GeneratorExit, CancelledError)
+
+
+def attempt(work: Callable[[*Given], Found], *given: *Given) -> Found | RequestError:
+    """What the work returns, or the error that ends its request.
+
+    Libraries written in Rust raise panics that are not an Exception, so everything is caught. Only Ctrl-C passes.
+    """
+    try:
+        return work(*given)
+    except BaseException as error:
+        return fault(error)
+
+
+def attempts(work: Callable[[*Given], Found], rows: Iterable[tuple[*Given]]) -> list[Found | RequestError]:
+    """The same of each row of arguments, one request's each; `rows` itself is on this side of the boundary."""
+    return [attempt(work, *row) for row in rows]
+
+
+def errors(names: Iterable[Name], found: Iterable[object]) -> dict[Name, RequestError]:
+    """Of what `attempts` has found the errors, each by the name at its place."""
+    return {name: each for name, each in zip(names, found, strict=True) if isinstance(each, RequestError)}
+
+
+@contextmanager
+def as_llmc_error() -> Iterator[None]:
+    """For a caller's own thread: whatever is raised inside comes out as an LlmcError."""
+    try:
+        yield
+    except (LlmcError, *_ENDS):
+        raise
+    except BaseException as error:
+        raise fault(error) from error
+
+
+def fault(error: BaseException) -> RequestError:
+    """The error of a request for which something was raised. Raises Ctrl-C, which only the main thread gets, again."""
+    if isinstance(error, KeyboardInterrupt) and current_thread() is main_thread():
+        raise error
+    if isinstance(error, RequestError):
+        return error
+    if isinstance(error, LlmcError):
+        found = RequestFaultError(error.problem, at=error.at, fix=error.fix)
+    else:
+        said = " ".join(str(error).split())
+        found = RequestFaultError(
+            f"{type(error).__name__} was raised while the request was served{': ' * bool(said)}{said:.200}",
+            fix="see the exception that caused this error; other requests go on",
+        )
+    found.__cause__ = error
+    return found
