@@ -35,6 +35,10 @@ class LoadWarning(UserWarning):
     """What an engine can do only in part as its user asks; it is loaded all the same."""
 
 
+class RequestWarning(UserWarning):
+    """What a request asks for that its answer is not held to."""
+
+
 class OptionError(LlmcError):
     """A build or run option that does not exist, or whose value is out of range."""
 

@@ -21,7 +21,7 @@ from llmc.runtime.async_client import Client, loop_died, unavailable
 from llmc.runtime.clients_in_flight import ClientsInFlight
 from llmc.runtime.engine import Engine
 from llmc.runtime.engine_stats import EngineStats, RequestView, StepRecord
-from llmc.runtime.grammar.compiler import NewMask
+from llmc.runtime.grammar.compiler import CompiledGrammar
 from llmc.runtime.loading import given_or_loaded
 from llmc.runtime.loop.step_loop import step_failure
 from llmc.runtime.output_cache import CachedAnswer
@@ -154,11 +154,14 @@ class AsyncEngine:
         job_builder.check("prompt", request)
         answer = None if cache is None else cache.get(request)
         if answer is not None:
+            stream.notes = answer.notes
             times = RequestTimes(arrived, arrived, arrived, time.monotonic())
             news = news_of_results(answer.results, answer.prompt_logprobs, prompt_tokens, times)
             yield stream.output([news])
             return
-        job = job_builder.job(request, arrived=arrived, new_mask=await self._new_mask(params, arrived))
+        grammar = await self._compiled(params, arrived)
+        stream.notes = notes = () if grammar is None else grammar.notes
+        job = job_builder.job(request, arrived=arrived, new_mask=grammar)
         streams = request.streams and isinstance(job, SampledJob) and job.given == len(job.choices)
         count = len(job.sequences)
         told, counted = [prompt_tokens] * count, [0] * count
@@ -175,7 +178,7 @@ class AsyncEngine:
                 output = await stream.read()
                 finished = output.finished
                 if finished and cache is not None:
-                    cache.put(request, CachedAnswer(tuple(job.results()), job.prompt_logprobs))
+                    cache.put(request, CachedAnswer(tuple(job.results()), job.prompt_logprobs, notes))
                 yield output
         except RequestError:
             finished = True
@@ -186,8 +189,8 @@ class AsyncEngine:
             if not finished:
                 self.abort(request.request_id)
 
-    async def _new_mask(self, params: SamplingParams, arrived: float) -> NewMask | None:
-        """What makes the masks of the request's grammar, compiled in a thread of its own; None without a grammar."""
+    async def _compiled(self, params: SamplingParams, arrived: float) -> CompiledGrammar | None:
+        """The request's grammar, compiled in a thread of its own; None without a grammar."""
         if params.grammar is None:
             return None
         found = self._engine.grammars.compiled(params.grammar)

@@ -1,10 +1,11 @@
 """Serve callers that wait for their answers: prompts in, completions or the pieces of a stream out."""
 
 import time
+import warnings
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
-from llmc.errors import RequestError
+from llmc.errors import RequestError, RequestWarning
 from llmc.runtime.adapters.registry import AdapterRegistry
 from llmc.runtime.grammar.compiler import GrammarCompiler
 from llmc.runtime.loop.shared_loop import SharedLoop
@@ -108,8 +109,10 @@ class Completer:
         where = f"prompt {index}"
         self.job_builder.check(where, request)
         grammar = request.params.grammar
-        new_mask = None if grammar is None else self.grammars.compile(grammar)
-        return self.job_builder.job(request, new_mask=new_mask, where=where)
+        compiled = None if grammar is None else self.grammars.compile(grammar)
+        for note in () if compiled is None else compiled.notes:
+            warnings.warn(note, RequestWarning, stacklevel=2)
+        return self.job_builder.job(request, new_mask=compiled, where=where)
 
     def _run(self, jobs: Sequence[GenerationJob], told: Told | None) -> None:
         with self.loop.serving([job.first for job in jobs]) as until:

@@ -15,10 +15,12 @@ _ENTRY_BYTES, _TOKEN_BYTES, _LOGPROB_BYTES, _TOP_BYTES = 700, 40, 150, 130
 
 @dataclass(frozen=True)
 class CachedAnswer:
-    """All that a finished request has to give: its choices, and its prompt's log-probabilities if asked for."""
+    """All that a finished request has to give: its choices, its prompt's log-probabilities if asked for, and notes on
+    what it asked for that was ignored."""
 
     results: tuple[ChoiceResult, ...]
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None
+    notes: tuple[str, ...] = ()
 
 
 class OutputCache:

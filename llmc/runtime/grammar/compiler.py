@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,20 @@ _REPLY_SECONDS = 1.0
 _MEMORY_BYTES = 1 << 30
 _KEPT = 64
 _LONGEST_SOURCE = 1 << 20
-NewMask = Callable[[], GrammarMask]
+_MOST_NOTES = 20
+
+
+@dataclass(frozen=True)
+class CompiledGrammar:
+    """Makes masks at a grammar's beginning, one for each choice. notes: what the grammar asks for that outputs are not
+    held to."""
+
+    matcher: LLMatcher
+    vocab_size: int
+    notes: tuple[str, ...]
+
+    def __call__(self) -> GrammarMask:
+        return GrammarMask(self.matcher, self.vocab_size)
 
 
 class GrammarCompiler:
@@ -63,11 +77,11 @@ class GrammarCompiler:
         self._busy: set[WorkerProcess] = set()
         self._is_starting = self._is_closed = False
         self._wanted = 1
-        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
-        self._underway: dict[Grammar, Future[LLMatcher]] = {}
+        self._compiled: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
+        self._underway: dict[Grammar, Future[CompiledGrammar]] = {}
 
-    def compile(self, grammar: Grammar, arrived: float | None = None) -> NewMask:
-        """Makes masks at the grammar's beginning, one for each choice. Raises RequestError for a bad or slow one.
+    def compile(self, grammar: Grammar, arrived: float | None = None) -> CompiledGrammar:
+        """The grammar, compiled. Raises RequestError for a bad or slow one.
 
         arrived: when its request did, on the clock of time.monotonic; default now, once a worker has started.
         Raises UnavailableError if no worker has started in time.
@@ -94,30 +108,29 @@ class GrammarCompiler:
         if underway is not None:
             # Of a request with many prompts, and of requests that come together.
             try:
-                return self._new_mask(underway.result(max(0.0, deadline - time.monotonic())))
+                return underway.result(max(0.0, deadline - time.monotonic()))
             except TimeoutError:
                 raise self._too_slow() from None
         try:
-            matcher = new_matcher(self._tokenizer, self._tried(grammar, deadline))
+            compiled = self._tried(grammar, deadline)
         except BaseException as error:
             ours.set_exception(error)
             raise
         else:
-            ours.set_result(matcher)
-            self._keep(grammar, matcher)
+            ours.set_result(compiled)
+            self._keep(grammar, compiled)
         finally:
             with self._lock:
                 del self._underway[grammar]
-        return self._new_mask(matcher)
+        return compiled
 
-    def compiled(self, grammar: Grammar) -> NewMask | None:
+    def compiled(self, grammar: Grammar) -> CompiledGrammar | None:
         """The same at once, if the grammar is among those that are kept."""
         with self._lock:
-            matcher = self._compiled.get(grammar)
-            if matcher is None:
-                return None
-            self._compiled.move_to_end(grammar)
-        return self._new_mask(matcher)
+            found = self._compiled.get(grammar)
+            if found is not None:
+                self._compiled.move_to_end(grammar)
+        return found
 
     def threads(self) -> ThreadPoolExecutor:
         """Threads to call `compile` from, of the caller's own."""
@@ -149,17 +162,14 @@ class GrammarCompiler:
     def _tokenizer(self) -> LLTokenizer:
         return grammar_tokenizer(self._path, self._vocab_size, self._eos_token_ids)
 
-    def _new_mask(self, matcher: LLMatcher) -> NewMask:
-        return lambda: GrammarMask(matcher.deep_copy(), self._vocab_size)
-
-    def _keep(self, grammar: Grammar, matcher: LLMatcher) -> None:
+    def _keep(self, grammar: Grammar, compiled: CompiledGrammar) -> None:
         with self._lock:
-            self._compiled[grammar] = matcher
+            self._compiled[grammar] = compiled
             if len(self._compiled) > _KEPT:
                 self._compiled.popitem(last=False)
 
-    def _tried(self, grammar: Grammar, deadline: float) -> str:
-        """The grammar in llguidance's notation, once it has been compiled in time in a worker."""
+    def _tried(self, grammar: Grammar, deadline: float) -> CompiledGrammar:
+        """The grammar, once it has been compiled in time in a worker."""
         _ = self._tokenizer  # Says what is missing, which the worker could not.
         try:
             answer = self._try(grammar, self._quick, _QUICK_SECONDS, deadline)
@@ -174,10 +184,11 @@ class GrammarCompiler:
         if "lost" in answer:
             raise _failure("it needs too much memory, or its process was ended")
         if "error" in answer:
-            raise RequestError(
-                answer["error"], at="grammar", fix="correct or simplify the schema, expression or grammar"
-            )
-        return str(answer["grammar"])
+            raise RequestError(answer["error"], at="grammar", fix=answer.get("fix") or "simplify the grammar")
+        notes = tuple(answer["notes"])
+        if len(notes) > _MOST_NOTES:
+            notes = (*notes[:_MOST_NOTES], f"{len(notes) - _MOST_NOTES} more parts of the JSON schema are ignored")
+        return CompiledGrammar(new_matcher(self._tokenizer, answer["grammar"]), self._vocab_size, notes)
 
     def _try(
         self, grammar: Grammar, seats: threading.BoundedSemaphore, seconds: float, deadline: float

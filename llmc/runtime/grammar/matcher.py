@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from llmc.errors import RequestError, ToolchainError
+from llmc.errors import ToolchainError
 from llmc.files.regular_file import read_regular
 from llmc.runtime.grammar.grammar import Grammar, GrammarKind, Preamble
+from llmc.runtime.grammar.limits import limit_reached, parser_limits, refusal
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
     from llguidance._lib import JsonCompileOptions
 
 # Weak models fill a whole output with spaces where a grammar allows any; a schema's x-guidance can allow them again.
-_JSON_DEFAULTS: JsonCompileOptions = {"whitespace_flexible": False}
+# Keywords that llguidance does not know are ignored with a warning.
+_JSON_DEFAULTS: JsonCompileOptions = {"whitespace_flexible": False, "lenient": True}
 # Bounded for the same reason.
 _BLANK = r"/\s{1,4}/"
 _MOST_TOKENIZER_BYTES = 1 << 30
@@ -27,34 +29,53 @@ _JSON_OBJECT = '{"type": "object"}'
 
 
 class GrammarMask:
-    """One output's place in its grammar: which tokens may come next, and whether it is complete."""
+    """One output's place in its grammar: which tokens may come next, and whether it is complete.
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
-        self._matcher = matcher
+    beginning: after `written` tokens; copied. A limit of the grammar that only a guess runs into does not harm the
+    output: what was accepted is matched again, and no further guess is looked at.
+    """
+
+    def __init__(self, beginning: LLMatcher, vocab_size: int, written: int = 0) -> None:
+        self._beginning, self._written = beginning, written
+        self._matcher = beginning.deep_copy()
         self._vocab_size = vocab_size
         self._words = np.zeros(-(-vocab_size // 32), np.int32)
+        self._accepted: list[int] = []
+        self._looks_ahead = True
 
     def allowed(self) -> npt.NDArray[np.bool_]:
         """By token id: [vocabulary]. Raises RequestError when the grammar has grown beyond its limits."""
-        self._matcher.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
-        self._check()
-        return np.unpackbits(self._words.view(np.uint8), count=self._vocab_size, bitorder="little").view(np.bool_)
+        mask = self._mask()
+        self._check(len(self._accepted) + 1)
+        return mask
 
     def accept(self, token: int) -> None:
-        """The token was chosen."""
+        """The token was chosen. Raises as `allowed`."""
+        self._accepted.append(token)
         self._matcher.consume_token(token)
-        self._check()
+        self._check(len(self._accepted))
 
     def allowed_after(self, tokens: Sequence[int]) -> npt.NDArray[np.bool_] | None:
-        """What may come after these, if they may come: nothing is accepted."""
+        """What may come after these, if they may come and can be looked at: nothing is accepted."""
+        if not self._looks_ahead:
+            return None
         accepted = self._matcher.try_consume_tokens(list(tokens))
-        mask = self.allowed() if accepted == len(tokens) and not self._matcher.is_stopped() else None
+        mask = self._mask() if accepted == len(tokens) and not self._matcher.is_stopped() else None
+        if self._matcher.is_error():
+            self._match_again()
+            return None
         self._matcher.rollback(accepted)
         return mask
 
     def count_acceptable(self, tokens: Sequence[int]) -> int:
         """How many of these, from the first on, may come one after the other: nothing is accepted."""
-        return int(self._matcher.validate_tokens(list(tokens)))
+        if not self._looks_ahead:
+            return 0
+        count = int(self._matcher.validate_tokens(list(tokens)))
+        if self._matcher.is_error():
+            self._match_again()
+            return 0
+        return count
 
     @property
     def is_complete(self) -> bool:
@@ -66,9 +87,21 @@ class GrammarMask:
         """Whether what was chosen so far is a sentence of the grammar."""
         return bool(self._matcher.is_accepting())
 
-    def _check(self) -> None:
+    def _mask(self) -> npt.NDArray[np.bool_]:
+        self._matcher.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
+        return np.unpackbits(self._words.view(np.uint8), count=self._vocab_size, bitorder="little").view(np.bool_)
+
+    def _match_again(self) -> None:
+        """A matcher never leaves an error: take another to where the output is."""
+        self._looks_ahead = False
+        self._matcher = self._beginning.deep_copy()
+        self._matcher.consume_tokens(self._accepted)
+        self._check(len(self._accepted))
+
+    def _check(self, token: int) -> None:
+        """token: the number of the output's token that a mask or a parser's row is for."""
         if self._matcher.is_error():
-            raise _refusal(self._matcher.get_error())
+            raise limit_reached(self._matcher.get_error(), self._written + token)
 
 
 def grammar_tokenizer(path: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> LLTokenizer:
@@ -97,16 +130,19 @@ def new_matcher(tokenizer: LLTokenizer, text: str) -> LLMatcher:
     """A matcher at the beginning of a grammar that `matcher_grammar` gave. Raises RequestError for a bad grammar."""
     from llguidance import LLMatcher
 
-    matcher: LLMatcher = LLMatcher(tokenizer, text, log_level=0)
+    matcher: LLMatcher = LLMatcher(tokenizer, text, log_level=0, limits=parser_limits())
     if matcher.is_error():
-        raise _refusal(matcher.get_error())
+        raise refusal(matcher.get_error())
     return matcher
 
 
-def start_mask(matcher: LLMatcher, vocab_size: int) -> None:
-    """Try the first mask. Raises RequestError if it is beyond the limits, or if nothing may come."""
-    if not GrammarMask(matcher, vocab_size).allowed().any():
-        raise _refusal("it allows no token at the beginning")
+def schema_fault(tokenizer: LLTokenizer, schema: Mapping[str, Any]) -> str | None:
+    """Why no grammar can be made of a JSON schema, as llguidance says it; None if one can."""
+    from llguidance import LLMatcher
+
+    text = str(LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=_JSON_DEFAULTS))
+    matcher = LLMatcher(tokenizer, text, log_level=0, limits=parser_limits())
+    return str(matcher.get_error()) if matcher.is_error() else None
 
 
 def _sentence(grammar: Grammar) -> str:
@@ -125,7 +161,7 @@ def _sentence(grammar: Grammar) -> str:
     except Exception as error:
         # llguidance's translator from GBNF has an error of its own, which derives from Exception only.
         if isinstance(error, ValueError | RecursionError) or type(error).__name__ == "GbnfToLarkError":
-            raise _refusal(str(error)) from None
+            raise refusal(str(error)) from None
         raise
 
 
@@ -149,12 +185,5 @@ def _mark(mark: str | int) -> str:
 def _choice(choices: Any) -> str:
     if not isinstance(choices, list) or not choices or not all(isinstance(c, str) and c for c in choices):
         raise ValueError("a choice is a JSON list of texts, none of them empty")
-    return "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
-
-
-def _refusal(reason: str) -> RequestError:
-    return RequestError(
-        f"the grammar cannot be used: {' '.join(reason.split())[:300]}",
-        at="grammar",
-        fix="correct or simplify the schema, expression or grammar",
-    )
+    # A terminal, since each alternative of a rule counts against the parser's limits.
+    return "start: CHOICE\nCHOICE: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)

@@ -11,13 +11,18 @@ import os
 import resource
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from llmc.errors import LlmcError
+from llmc.errors import LlmcError, RequestError
 from llmc.processes.lifeline import end_with
+from llmc.runtime.grammar.beginning import check_beginning
 from llmc.runtime.grammar.grammar import Grammar, GrammarKind, Preamble
-from llmc.runtime.grammar.matcher import grammar_tokenizer, matcher_grammar, new_matcher, start_mask
+from llmc.runtime.grammar.json_schema import notes_of_warnings, served_schema
+from llmc.runtime.grammar.limits import refusal
+from llmc.runtime.grammar.matcher import grammar_tokenizer, matcher_grammar, new_matcher, schema_fault
+from llmc.runtime.grammar.optional_properties import check_optional_properties
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -67,17 +72,31 @@ def _answer_and_end(question: dict[str, Any], tokenizer: LLTokenizer, vocab_size
         os._exit(code)
 
 
-def answer_to(question: dict[str, Any], tokenizer: LLTokenizer, vocab_size: int) -> dict[str, str]:
-    """The grammar in llguidance's notation, or the error that it is."""
+def answer_to(question: dict[str, Any], tokenizer: LLTokenizer, vocab_size: int) -> dict[str, Any]:
+    """The grammar in llguidance's notation, with notes on what is left out of it, or the error that it is."""
     try:
         preamble = None if question["preamble"] is None else Preamble(*question["preamble"])
-        text = matcher_grammar(Grammar(GrammarKind(question["kind"]), question["source"], preamble))
-        start_mask(new_matcher(tokenizer, text), vocab_size)
+        grammar, notes = _served(Grammar(GrammarKind(question["kind"]), question["source"], preamble), tokenizer)
+        text = matcher_grammar(grammar)
+        matcher = new_matcher(tokenizer, text)
+        check_beginning(matcher, tokenizer, vocab_size)
     except LlmcError as error:
-        return {"error": error.problem}
+        return {"error": error.problem, "fix": error.fix or ""}
     except (MemoryError, RecursionError) as error:
         return {"error": f"it is too large ({type(error).__name__})"}
-    return {"grammar": text}
+    return {"grammar": text, "notes": [*notes, *notes_of_warnings(matcher.get_grammar_warnings())]}
+
+
+def _served(grammar: Grammar, tokenizer: LLTokenizer) -> tuple[Grammar, list[str]]:
+    """The grammar as it is served, with notes. Raises RequestError."""
+    if grammar.kind is not GrammarKind.JSON_SCHEMA:
+        return grammar, []
+    try:
+        source, notes = served_schema(grammar.source, partial(schema_fault, tokenizer))
+        check_optional_properties(json.loads(source), tokenizer)
+    except ValueError as error:
+        raise refusal(str(error)) from None
+    return Grammar(grammar.kind, source, grammar.preamble), notes
 
 
 if __name__ == "__main__":

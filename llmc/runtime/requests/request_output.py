@@ -82,7 +82,8 @@ class RequestTimes:
 class RequestOutput:
     """News of a request. The last one has finished=True, and by then every choice had its finish_reason.
 
-    prompt_logprobs: in the first output only, if asked for: None for the first token, then one for each.
+    prompt_logprobs: in the first output only, if asked for: None for the first token, then one for each. notes: in the
+    first output only: what the request asked for that was ignored.
     """
 
     request_id: str
@@ -91,3 +92,4 @@ class RequestOutput:
     finished: bool
     times: RequestTimes
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    notes: tuple[str, ...] = ()

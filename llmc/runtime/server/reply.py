@@ -34,6 +34,7 @@ class Reply(ABC, Generic[Body]):
         self._body = body
         self._text = model.texts.id_text if body.return_tokens_as_token_ids else model.texts.text
         self._notes: Json = {"warnings": list(warnings)} if warnings else {}
+        self._noted: set[str] = set(warnings)
         self._frame: Json = {
             "id": identity,
             "object": self.kind,
@@ -67,6 +68,13 @@ class Reply(ABC, Generic[Body]):
         """An answer of these choices."""
         return {**self._frame, "choices": choices, "usage": self.usage(), **self._notes}
 
+    def _heed(self, output: RequestOutput) -> None:
+        """Tell of what the engine has ignored, each once."""
+        notes = [note for note in dict.fromkeys(output.notes) if note not in self._noted]
+        if notes:
+            self._noted.update(notes)
+            self._notes = {"warnings": [*self._notes.get("warnings", ()), *notes]}
+
     def _chunk(self, choices: list[Json]) -> Json:
         chunk = {**self._frame, "object": self.chunk_kind, "choices": choices, **self._notes}
         self._notes = {}
@@ -78,6 +86,7 @@ class Reply(ABC, Generic[Body]):
     async def _chunks(self, asked: Sequence[GenerationRequest]) -> AsyncGenerator[Json, None]:
         async with aclosing(outputs_of(self._model, asked)) as outputs:
             async for index, output in outputs:
+                self._heed(output)
                 for choices in self.take(index, output):
                     yield self._chunk(choices)
         options = self._body.stream_options
@@ -87,6 +96,7 @@ class Reply(ABC, Generic[Body]):
     async def _answer(self, asked: Sequence[GenerationRequest]) -> Json:
         async with aclosing(outputs_of(self._model, asked)) as outputs:
             async for index, output in outputs:
+                self._heed(output)
                 self.take(index, output)
         return self.whole()
 

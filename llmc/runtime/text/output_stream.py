@@ -45,8 +45,8 @@ class News(NamedTuple):
 class OutputStream:
     """The client's end of a request. Its news come in the event loop that it was made in, by `put`.
 
-    new_text: an empty text of the request; decode: the text of all tokens of a choice. News that nobody has read yet
-    are joined: a slow client gets fewer and longer outputs.
+    new_text: an empty text of the request; decode: the text of all tokens of a choice. notes: for the first output. News
+    that nobody has read yet are joined: a slow client gets fewer and longer outputs.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class OutputStream:
         new_text: Callable[[], OutputText],
         decode: Callable[[Sequence[int]], str],
     ) -> None:
+        self.notes: tuple[str, ...] = ()
         self.event_loop = asyncio.get_running_loop()
         self._request_id = request_id
         self._prompt_tokens = prompt_tokens
@@ -90,6 +91,7 @@ class OutputStream:
                 by_index.setdefault(choice.number, []).append(choice)
         choices = tuple(self._delta(index, by_index[index]) for index in sorted(by_index))
         self._completion_tokens += sum(len(choice.token_ids) for choice in choices)
+        notes, self.notes = self.notes, ()
         return RequestOutput(
             self._request_id,
             choices,
@@ -97,6 +99,7 @@ class OutputStream:
             last.finished,
             last.times,
             next((each.prompt_logprobs for each in news if each.prompt_logprobs is not None), None),
+            notes,
         )
 
     def _delta(self, index: int, news: Sequence[ChoiceNews]) -> ChoiceDelta:

@@ -38,7 +38,7 @@ class ResponseReply:
         self._thinking = plan.thinking
         self._reader = plan.reader()
         self._identity = identity
-        self._warnings = list(warnings)
+        self.warnings = list(warnings)
         self._created = int(time.time())
         self._items = OutputItems()
         self._tokens: list[int] = []
@@ -109,7 +109,7 @@ class ResponseReply:
             "user": body.user,
             "metadata": body.metadata or {},
         }
-        return {**answer, "warnings": self._warnings} if self._warnings else answer
+        return {**answer, "warnings": self.warnings} if self.warnings else answer
 
     @property
     def is_kept(self) -> bool:

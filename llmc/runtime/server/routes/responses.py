@@ -197,6 +197,7 @@ async def events(model: ServedModel, asked: AskedResponse) -> AsyncGenerator[Eve
         async for _, output in outputs:
             if not begun:
                 begun = True
+                reply.warnings += output.notes
                 for event in reply.begin():
                     yield event
             for event in reply.take(output):

@@ -1,0 +1,63 @@
+"""The limits that a grammar runs into, in the words of a request's error: never the library's dump of its state."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from llmc.errors import RequestError
+
+if TYPE_CHECKING:
+    from llguidance import LLParserLimits
+
+_FIX = "simplify the grammar: fewer optional properties in an object, fewer alternatives, less recursion on the right"
+# What llguidance says, whose first group is the limit; and what the grammar needs more of.
+_LIMITS = (
+    (re.compile(r"Current row has \d+ items; max is (\d+)"), "items"),
+    (re.compile(r"Too many items \(limit (\d+)"), "items for one token"),
+    (re.compile(r"too many states: \d+ >= (\d+)"), "states of its lexer"),
+    (re.compile(r"number of symbols\) too big \(limit for this grammar: (\d+)"), "symbols"),
+    (re.compile(r"configuration \(grammar\) too big \(limit for this grammar: (\d+)"), "steps to build its lexer"),
+    (re.compile(r"maximum relevance check fuel (\d+)"), "steps to build its lexer"),
+)
+# Limits that are said without a figure.
+_BARE_LIMITS = re.compile(r"fuel|too many|too big|too large|too complex|too deep", re.IGNORECASE)
+
+
+def parser_limits() -> LLParserLimits:
+    """llguidance's own, without the parser's state in its errors."""
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(verbose_errors=False)
+
+
+def refusal(reason: str) -> RequestError:
+    """The error for a grammar that cannot be used. reason: as llguidance says it."""
+    needs = beyond(reason)
+    if needs is not None:
+        return RequestError(needs, at="grammar", fix=_FIX)
+    return RequestError(
+        f"the grammar cannot be used: {_first_words(reason)}",
+        at="grammar",
+        fix="correct or simplify the schema, expression or grammar",
+    )
+
+
+def limit_reached(reason: str, token: int) -> RequestError:
+    """The error for a grammar that an output cannot follow beyond its token of that number, from 1."""
+    said = beyond(reason) or f"the grammar cannot go on: {_first_words(reason)}"
+    return RequestError(f"{said} at token {token}", at="grammar", fix=_FIX)
+
+
+def beyond(reason: str) -> str | None:
+    """Which limit llguidance speaks of; None for anything else."""
+    for pattern, what in _LIMITS:
+        found = pattern.search(reason)
+        if found is not None:
+            return f"the grammar needs more than {int(found[1]):,} {what}"
+    return "the grammar is too large" if _BARE_LIMITS.search(reason) else None
+
+
+def _first_words(reason: str) -> str:
+    """Without the state that may follow."""
+    return " ".join(re.split(r"<(?:state|non-verbose)", reason)[0].split())[:300]
