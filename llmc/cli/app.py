@@ -15,7 +15,6 @@ from llmc.cli.option_group import expand_groups
 from llmc.cli.shown_warnings import show_warnings_plainly
 from llmc.errors import LlmcError
 
-USER_ERROR = 2
 INTERRUPTED = 130
 
 PANELS = {
@@ -85,7 +84,7 @@ def run_process() -> NoReturn:
 
 
 def main() -> None:
-    """Run the command line. LlmcError: exit code 2 and one clean message; its traceback with LLMC_DEBUG=1."""
+    """Run the command line. LlmcError: its exit code and one clean message; its traceback with LLMC_DEBUG=1."""
     show_warnings_plainly()
     try:
         command_line(asked_verb())(standalone_mode=True)
@@ -94,7 +93,7 @@ def main() -> None:
         if told is None or os.environ.get("LLMC_DEBUG") == "1":
             raise
         show_error(told)
-        sys.exit(USER_ERROR)
+        sys.exit(told.exit_code)
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted")
         sys.exit(INTERRUPTED)

@@ -98,6 +98,7 @@ class CapacityOptions:
     max_waiting: Annotated[int | None, Option(help="with more waiting, new requests get 429")] = None
     stall_seconds: Annotated[float, Option(help="a longer step makes /health answer 503")] = 30.0
     drain_seconds: Annotated[float, Option(help="for requests in flight after SIGTERM")] = 30.0
+    engine_restarts: Annotated[int, Option(help="times that a failed engine is opened anew before the server ends")] = 0
 
 
 @dataclass(frozen=True, kw_only=True)

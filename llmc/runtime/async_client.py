@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from llmc.errors import RequestError, UnavailableError
+from llmc.errors import EngineFailureError, RequestError, UnavailableError
 from llmc.runtime.engine_stats import RequestView
 from llmc.runtime.requests.generation import Generation
 from llmc.runtime.requests.generation_job import GenerationJob, SampledJob
@@ -15,11 +15,13 @@ from llmc.runtime.text.output_stream import ChoiceNews, News, OutputStream, news
 
 @dataclass(eq=False)
 class Client:
-    """told: how many tokens of each choice the client has heard of; ended: of which choices the end; counted: how many
-    tokens of each sequence are in the engine's counter, of which the longest beam is one."""
+    """first: the sequence that the job begins with. told: how many tokens of each choice the client has heard of.
+    ended: of which choices it has heard the end. counted: how many tokens of each sequence are in the engine's counter;
+    of beams the longest counts."""
 
     request: GenerationRequest
     job: GenerationJob
+    first: Request
     stream: OutputStream
     arrived: float
     told: list[int]
@@ -33,7 +35,7 @@ class Client:
     @property
     def origin(self) -> Origin:
         """What all its sequences have in common."""
-        return self.job.first.origin
+        return self.first.origin
 
     def news(
         self,
@@ -43,7 +45,7 @@ class Client:
         error: RequestError | None = None,
     ) -> News:
         """finished: when, for the last ones."""
-        first, times = self.job.first, self.times
+        first, times = self.first, self.times
         if times is None or finished is not None:
             times = self.times = RequestTimes(self.arrived, first.standing.started, self.first_token, finished)
         prompt_logprobs = None if self.told_prompt or error else self.job.prompt_logprobs
@@ -52,10 +54,10 @@ class Client:
 
 
 class NewTokens(NamedTuple):
-    """What a step has brought to a client: the number of new tokens, and what it is told of them now."""
+    """What a step has brought to a client: the number of new tokens, and what it is told of them now, if anything."""
 
     tokens: int
-    choices: tuple[ChoiceNews, ...] = ()
+    news: News | None = None
     is_last: bool = False
 
 
@@ -78,7 +80,8 @@ def news_of(client: Client, request: Request) -> NewTokens:
     if not client.streams:
         client.told_prompt = True
         return NewTokens(tokens)
-    return NewTokens(tokens, tuple(found for choice in own if (found := choice_news(client, choice)) is not None))
+    choices = tuple(found for choice in own if (found := choice_news(client, choice)) is not None)
+    return NewTokens(tokens, client.news(choices) if choices else None)
 
 
 def last_news(client: Client, now: float) -> LastNews:
@@ -161,6 +164,6 @@ def unavailable() -> UnavailableError:
     return UnavailableError("the engine takes no more requests", fix="send it to another replica, or try again later")
 
 
-def loop_died() -> UnavailableError:
+def engine_died(failure: EngineFailureError) -> UnavailableError:
     """What a request gets that nobody can go on with."""
-    return UnavailableError("the engine's loop has died", fix="restart the server, and read its log")
+    return UnavailableError(f"the engine has died: {failure.problem}", fix="send it to another server, or try again")

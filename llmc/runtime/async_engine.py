@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from llmc.api.keywords import shows_keywords
 from llmc.errors import EngineFailureError, RankError, RequestError, UnavailableError
-from llmc.runtime.async_client import Client, loop_died, unavailable
+from llmc.runtime.async_client import Client, engine_died, unavailable
 from llmc.runtime.clients_in_flight import ClientsInFlight
 from llmc.runtime.engine import Engine
 from llmc.runtime.engine_stats import EngineStats, RequestView, StepRecord
@@ -44,10 +44,9 @@ _log = logging.getLogger("llmc.engine")
 class AsyncEngine:
     """Serves many clients from one engine, its own from now on: who else generates with it gets a RequestError.
 
-    engine: or the directory of one, which is loaded, with `speculation` as in llmc.load. restarts: how often it is
-    opened anew after a step has failed; then it is dead. when_dead: called by its thread in that case, with an
-    EngineFailureError, when every client has been told. Its thread starts with it; `close`, or the end of `async with`,
-    stops the thread and closes the engine.
+    engine: or the directory of one, which is loaded, with `speculation` as in llmc.load. restarts: how often the engine
+    is opened anew after a step has failed; then it is dead. Its thread starts with it; `close`, or the end of `async
+    with`, stops the thread and closes the engine.
     """
 
     def __init__(
@@ -56,19 +55,19 @@ class AsyncEngine:
         *,
         speculation: str | Mapping[str, object] | None = None,
         restarts: int = 0,
-        when_dead: Callable[[EngineFailureError], None] = lambda error: None,
     ) -> None:
         self._engine = engine = given_or_loaded(engine, speculation)
         self._loop = engine.shared_loop.claim()
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._clients = ClientsInFlight()
         self._steps = self._restarted = 0
-        self._most_restarts, self._when_dead = restarts, when_dead
+        self._most_restarts = restarts
+        self._when_dead: Callable[[], None] | None = None
         self._recent: deque[StepRecord] = deque(maxlen=_RECENT_STEPS)
         self._busy_since: float | None = None
         self._rank_restarts = self._watched_ranks()
         self._failure: EngineFailureError | None = None
-        self._draining = self._stopping = self._closed = self._is_reopening = False
+        self._draining = self._stopping = self._closed = self._is_reopening = self._is_over = False
         self._in_flight = 0
         self._lock = threading.Lock()
         # Their own: a slow grammar must not hold up what else the event loop has done in threads.
@@ -104,7 +103,7 @@ class AsyncEngine:
         its logits are not finite, RequestFaultError for an exception that serving it has raised, UnavailableError when
         the engine is draining, closed, dead, or being opened anew.
         """
-        if self._draining or self._is_reopening:
+        if not self.takes_requests:
             raise unavailable()
         arrived = time.monotonic()
         with as_llmc_error():
@@ -165,7 +164,7 @@ class AsyncEngine:
         streams = request.streams and isinstance(job, SampledJob) and job.given == len(job.choices)
         count = len(job.sequences)
         told, counted = [prompt_tokens] * count, [0] * count
-        client = Client(request, job, stream, arrived, told, [False] * count, streams, counted=counted)
+        client = Client(request, job, job.first, stream, arrived, told, [False] * count, streams, counted=counted)
         # A command that is put after the thread has looked for the last time would wait forever.
         with self._lock:
             if self._closed:
@@ -241,9 +240,21 @@ class AsyncEngine:
         return self._thread.is_alive() and self._failure is None and not self._is_reopening and not stuck
 
     @property
+    def takes_requests(self) -> bool:
+        """Whether it is neither draining, closed, dead, nor being opened anew."""
+        return not (self._draining or self._closed or self._is_reopening)
+
+    @property
     def failure(self) -> EngineFailureError | None:
         """What the engine has died of."""
         return self._failure
+
+    def when_dead(self, tell: Callable[[], None]) -> None:
+        """Have it called, by another thread, when the engine has died and every client has been told; or now."""
+        with self._lock:
+            self._when_dead, is_over = tell, self._is_over
+        if is_over and self._failure is not None:
+            tell()
 
     async def drain(self, timeout_seconds: float) -> bool:
         """Refuse new requests and wait until those in flight have ended; false if some were left at the timeout."""
@@ -296,10 +307,12 @@ class AsyncEngine:
             if self._failure is None:
                 self._clients.stop_all(self._loop)
             else:
-                self._clients.fail_all(loop_died(), self._loop)
+                self._clients.fail_all(engine_died(self._failure), self._loop)
             self._clients.send()
-            if self._failure is not None:
-                self._when_dead(self._failure)
+            with self._lock:
+                self._is_over, tell = True, self._when_dead
+            if self._failure is not None and tell is not None:
+                tell()
 
     def _turn(self) -> None:
         """Do what was asked for, and one step."""

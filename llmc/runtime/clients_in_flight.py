@@ -42,7 +42,7 @@ class ClientsInFlight:
             return
         self._clients[request_id] = client
         self._owners[client.origin] = client
-        loop.add(client.job.first)
+        loop.add(client.first)
 
     def abort(self, request_id: str, loop: StepLoop) -> None:
         """End a request with what it has; an unknown one is no error."""
@@ -79,8 +79,8 @@ class ClientsInFlight:
         self.generation_tokens += found.tokens
         if found.is_last:
             return self.end(client, loop)
-        if found.choices:
-            self._post(client, client.news(found.choices))
+        if found.news is not None:
+            self._post(client, found.news)
 
     def end(self, client: Client, loop: StepLoop, error: RequestError | None = None) -> None:
         """Take a request out of the loop and tell its client. error: why it cannot go on, if it has not ended."""

@@ -7,6 +7,7 @@ import copy
 import gc
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 import llmc
-from llmc.errors import AdapterError, OptionError, RequestError
+from llmc.errors import AdapterError, OptionError, RequestError, RequestFaultError
 from llmc.runtime.adapters.placed_adapter import PlacedAdapter
 from llmc.runtime.engine import Engine
 from llmc.runtime.requests.generation import Scoring
@@ -120,6 +121,40 @@ def test_decodes_and_prompts_of_many_adapters_share_steps(engine: Engine) -> Non
     with engine.shared_loop.serving([job.first for job in jobs]) as until:
         until(lambda: all(job.finished for job in jobs))
     assert [job.results()[0].token_ids for job in jobs] == wanted
+
+
+def test_an_adapter_that_cannot_be_written_ends_its_requests_alone(
+    engine: Engine, directories: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens, params = tiny_tokens(12), SamplingParams(max_tokens=6)
+    wanted = {name: engine.generate([tokens], params, adapter=name)[0].token_ids for name in (None, "a1", "a2")}
+    with llmc.load(engine.path) as other:
+        for directory in directories[1:3]:
+            other.load_adapter(directory.name, directory)
+        broken = other.adapters.get("a1")
+        put = type(other.loop.executor).put_adapter  # type: ignore[attr-defined]
+
+        def put_adapter(executor: object, slot: int, adapter: PlacedAdapter) -> None:
+            put(executor, slot, adapter)
+            if adapter is broken:
+                raise OSError("the device is out of memory")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(type(other.loop.executor), "put_adapter", put_adapter)
+            with ThreadPoolExecutor(4) as threads:
+                names = ("a1", None, "a2", "a1")
+                asked = {
+                    index: threads.submit(other.generate, [tokens], params, adapter=name)
+                    for index, name in enumerate(names)
+                }
+                for index, name in enumerate(names):
+                    if name == "a1":
+                        with pytest.raises(RequestFaultError, match="OSError was raised"):
+                            asked[index].result()
+                    else:
+                        assert asked[index].result()[0].token_ids == wanted[name]
+        assert other.loop.scheduler.idle and other.loop.pool.used == 0
+        assert other.generate([tokens], params, adapter="a1")[0].token_ids == wanted["a1"], "it is written again"
 
 
 def test_preempted_requests_keep_their_adapters(engine: Engine, directories: list[Path]) -> None:

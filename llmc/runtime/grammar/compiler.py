@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,6 +34,8 @@ _WORKERS = _QUICK_SEATS + _LONG_SEATS
 # They mostly wait for a seat, and none for longer than its grammar's time.
 _THREADS = 32
 _SHORTEST_TRY = 1e-3
+# For the first worker, on a machine that is busy.
+_START_SECONDS = 30.0
 # For a worker to say that the time is over.
 _REPLY_SECONDS = 1.0
 _MEMORY_BYTES = 1 << 30
@@ -83,8 +84,8 @@ class GrammarCompiler:
     def compile(self, grammar: Grammar, arrived: float | None = None) -> CompiledGrammar:
         """The grammar, compiled. Raises RequestError for a bad or slow one.
 
-        arrived: when its request did, on the clock of time.monotonic; default now, once a worker has started.
-        Raises UnavailableError if no worker has started in time.
+        arrived: when its request did, on the clock of time.monotonic; default now. The time until the first worker has
+        started does not count. Raises UnavailableError if none has started in time.
         """
         if len(grammar.source) > _LONGEST_SOURCE:
             raise RequestError(
@@ -95,12 +96,9 @@ class GrammarCompiler:
         known = self.compiled(grammar)
         if known is not None:
             return known
-        if arrived is None:
-            with self._changed:
-                self._start_missing()
-                self._changed.wait_for(lambda: self._idle or self._busy or not self._is_starting)
-            arrived = time.monotonic()
-        deadline = arrived + self._seconds
+        tokenizer = self._checked_tokenizer()
+        is_first = self._wait_for_first_worker()
+        deadline = (time.monotonic() if arrived is None or is_first else arrived) + self._seconds
         with self._lock:
             underway = self._underway.get(grammar)
             if underway is None:
@@ -112,7 +110,7 @@ class GrammarCompiler:
             except TimeoutError:
                 raise self._too_slow() from None
         try:
-            compiled = self._tried(grammar, deadline)
+            compiled = self._tried(grammar, tokenizer, deadline)
         except BaseException as error:
             ours.set_exception(error)
             raise
@@ -142,7 +140,7 @@ class GrammarCompiler:
         Does nothing where grammars cannot be compiled.
         """
         with suppress(LlmcError):
-            _ = self._tokenizer
+            self._checked_tokenizer()
             with self._changed:
                 self._start_missing()
                 self._changed.wait_for(lambda: not self._is_starting)
@@ -158,9 +156,28 @@ class GrammarCompiler:
         for worker in workers:
             worker.kill()
 
+    def _wait_for_first_worker(self) -> bool:
+        """Whether there was none, and one had to be waited for."""
+        with self._changed:
+            if self._idle or self._busy:
+                return False
+            self._start_missing()
+            self._changed.wait_for(lambda: self._idle or self._busy or not self._is_starting, _START_SECONDS)
+            return True
+
+    def _checked_tokenizer(self) -> LLTokenizer:
+        """Raises what a worker's process could not say."""
+        found = self._tokenizer
+        if isinstance(found, LlmcError):
+            raise type(found)(found.problem, at=found.at, fix=found.fix) from found.__cause__
+        return found
+
     @cached_property
-    def _tokenizer(self) -> LLTokenizer:
-        return grammar_tokenizer(self._path, self._vocab_size, self._eos_token_ids)
+    def _tokenizer(self) -> LLTokenizer | LlmcError:
+        try:
+            return grammar_tokenizer(self._path, self._vocab_size, self._eos_token_ids)
+        except LlmcError as error:
+            return error
 
     def _keep(self, grammar: Grammar, compiled: CompiledGrammar) -> None:
         with self._lock:
@@ -168,9 +185,8 @@ class GrammarCompiler:
             if len(self._compiled) > _KEPT:
                 self._compiled.popitem(last=False)
 
-    def _tried(self, grammar: Grammar, deadline: float) -> CompiledGrammar:
+    def _tried(self, grammar: Grammar, tokenizer: LLTokenizer, deadline: float) -> CompiledGrammar:
         """The grammar, once it has been compiled in time in a worker."""
-        _ = self._tokenizer  # Says what is missing, which the worker could not.
         try:
             answer = self._try(grammar, self._quick, _QUICK_SECONDS, deadline)
             if answer is not None and "late" in answer:
@@ -188,7 +204,7 @@ class GrammarCompiler:
         notes = tuple(answer["notes"])
         if len(notes) > _MOST_NOTES:
             notes = (*notes[:_MOST_NOTES], f"{len(notes) - _MOST_NOTES} more parts of the JSON schema are ignored")
-        return CompiledGrammar(new_matcher(self._tokenizer, answer["grammar"]), self._vocab_size, notes)
+        return CompiledGrammar(new_matcher(tokenizer, answer["grammar"]), self._vocab_size, notes)
 
     def _try(
         self, grammar: Grammar, seats: threading.BoundedSemaphore, seconds: float, deadline: float

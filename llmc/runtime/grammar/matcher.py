@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from llmc.errors import ToolchainError
+from llmc.errors import RequestError, ToolchainError
 from llmc.files.regular_file import read_regular
 from llmc.runtime.grammar.grammar import Grammar, GrammarKind, Preamble
 from llmc.runtime.grammar.limits import limit_reached, parser_limits, refusal
@@ -105,7 +105,8 @@ class GrammarMask:
 
 
 def grammar_tokenizer(path: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> LLTokenizer:
-    """The vocabulary in llguidance's form; takes up to a second. Raises ToolchainError without the library."""
+    """The vocabulary in llguidance's form; takes up to a second. Raises ToolchainError without the library, and
+    RequestError for a tokenizer whose tokens it cannot read as bytes, such as WordPiece."""
     try:
         from llguidance import LLTokenizer
     except ImportError:
@@ -114,9 +115,15 @@ def grammar_tokenizer(path: Path, vocab_size: int, eos_token_ids: tuple[int, ...
             at="grammar",
             fix="pip install 'llmc-compiler[serve]'",
         ) from None
-    tokenizer: LLTokenizer = LLTokenizer(
-        read_regular(path, _MOST_TOKENIZER_BYTES).decode(), n_vocab=vocab_size, eos_token=list(eos_token_ids) or None
-    )
+    text = read_regular(path, _MOST_TOKENIZER_BYTES).decode()
+    try:
+        tokenizer: LLTokenizer = LLTokenizer(text, n_vocab=vocab_size, eos_token=list(eos_token_ids) or None)
+    except Exception as error:
+        raise RequestError(
+            f"outputs cannot be held to a grammar with this model's tokenizer: {' '.join(str(error).split()):.200}",
+            at="grammar",
+            fix="leave the grammar out",
+        ) from error
     return tokenizer
 
 

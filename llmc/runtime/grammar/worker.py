@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from llmc.errors import LlmcError, RequestError
+from llmc.errors import LlmcError
 from llmc.processes.lifeline import end_with
 from llmc.runtime.grammar.beginning import check_beginning
 from llmc.runtime.grammar.grammar import Grammar, GrammarKind, Preamble

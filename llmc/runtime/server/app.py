@@ -35,7 +35,7 @@ def create_app(
     model: ServedModel, registry: CollectorRegistry, options: ServeOptions, hosts: Sequence[str] | None
 ) -> FastAPI:
     """The application. registry: the one that the model's metrics are in. hosts: as of outer_middleware."""
-    registry.register(EngineCollector(model.engine, model.name))
+    registry.register(EngineCollector(model.engine, model.name, model.stall_seconds))
     return application(
         [Middleware(CountAnswers, metrics=model.metrics), *outer_middleware(model.lifecycle, options, hosts)],
         completion_routes(model),

@@ -11,15 +11,17 @@ from llmc.runtime.speculation.acceptance_config import AcceptanceMethod
 
 
 class EngineCollector(Collector):
-    """Collects an engine's stats under the label model_name."""
+    """Collects an engine's stats under the label model_name. stall_seconds: a step that takes longer is stuck."""
 
-    def __init__(self, engine: AsyncEngine, model: str) -> None:
+    def __init__(self, engine: AsyncEngine, model: str, stall_seconds: float) -> None:
         self._engine = engine
         self._model = model
+        self._stall_seconds = stall_seconds
 
     def collect(self) -> Iterator[Metric]:
         """One family per figure."""
-        stats = self._engine.stats()
+        stats, is_up = self._engine.stats(), float(self._engine.is_healthy(self._stall_seconds))
+        yield self._family(GaugeMetricFamily, "engine_up", "Whether the engine is open and not stuck.", [(is_up,)])
         for name, text, value in gauges(stats):
             yield self._family(GaugeMetricFamily, name, text, [(value,)])
         for name, text, value in counters(stats):
@@ -91,6 +93,7 @@ def counters(stats: EngineStats) -> list[tuple[str, str, float]]:
         ("prompt_tokens", "Prompt tokens taken in.", stats.prompt_tokens),
         ("generation_tokens", "Tokens generated.", stats.generation_tokens),
         ("engine_steps", "Steps of the engine.", stats.steps),
+        ("engine_restarts", "How often the engine was opened anew after a failed step.", stats.restarts),
     ]
     if stats.output_cache is not None:
         found.append(("output_cache_queries", "Requests looked up in the cache.", stats.output_cache.queries))

@@ -1,7 +1,7 @@
 """Starting, serving, draining: how many requests are in flight, and 503 for new ones once the server has to end."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from starlette.responses import JSONResponse
@@ -15,13 +15,16 @@ _ALWAYS = frozenset({"/health", "/metrics", "/live", "/"})
 
 # For requests that were cut off to tell their clients.
 _CUT_SECONDS = 1.0
+# Of answers to requests that were refused before anything was done for them: another server may answer them.
+NOT_BEGUN_HEADER = "x-llmc-not-begun"
 
 
 class Lifecycle:
-    """Whether requests are accepted, and a way to wait until none is left."""
+    """Whether requests are accepted, and a way to wait until none is left. is_open: whether the engine takes any."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_open: Callable[[], bool] = lambda: True) -> None:
         self.draining = False
+        self._is_open = is_open
         self._tasks: set[asyncio.Task[object]] = set()
         self._changed = asyncio.Event()
 
@@ -36,6 +39,13 @@ class Lifecycle:
         finally:
             self._tasks.discard(task)
             self._changed.set()
+
+    @property
+    def refusal(self) -> str | None:
+        """Why requests are refused; None if they are not."""
+        if self.draining:
+            return "the server is shutting down; send the request to another one"
+        return None if self._is_open() else "the engine is not open now; try again later, or send the request elsewhere"
 
     async def drain(self, seconds: float) -> bool:
         """Refuse new requests; true when those in flight have ended.
@@ -62,7 +72,7 @@ class Lifecycle:
 
 
 class CountRequests:
-    """ASGI middleware that tells a Lifecycle of each request, and answers 503 while it drains."""
+    """ASGI middleware that tells a Lifecycle of each request, and answers 503 while it accepts none."""
 
     def __init__(self, app: ASGIApp, lifecycle: Lifecycle) -> None:
         self._app = app
@@ -72,10 +82,10 @@ class CountRequests:
         if scope["type"] != "http" or scope["path"] in _ALWAYS:
             await self._app(scope, receive, send)
             return
-        if self._lifecycle.draining:
-            message = "the server is shutting down; send the request to another one"
-            response = JSONResponse(error_body(503, message), 503, headers={"Retry-After": "5", "Connection": "close"})
-            await response(scope, receive, send)
+        refusal = self._lifecycle.refusal
+        if refusal is not None:
+            headers = {"Retry-After": "5", "Connection": "close", NOT_BEGUN_HEADER: "1"}
+            await JSONResponse(error_body(503, refusal), 503, headers=headers)(scope, receive, send)
             return
         with self._lifecycle.request():
             await self._app(scope, receive, send)

@@ -28,7 +28,8 @@ class ServeOptions:
     what it thinks: `auto` by its template, `none`, a name or both tags. generation_config: `auto` takes the model's
     sampling defaults, `llmc` OpenAI's. unknown_fields: of requests: `error`, or `warn`, which serves them without and
     says so. max_waiting: requests that may wait before others get 429. stall_seconds: a step that takes longer makes
-    /health answer 503. drain_seconds: for requests in flight after SIGTERM. allowed_hosts: names that the server
+    /health answer 503. drain_seconds: for requests in flight after SIGTERM. engine_restarts: how often the
+    engine is opened anew after a step has failed, before the process ends. allowed_hosts: names that the server
     answers to, beside its own. proxy_headers: take who asks from a proxy's X-Forwarded-For; forwarded_allow_ips: the
     proxies that are believed, addresses and networks with commas between them, or `*`. metrics_without_key: /metrics
     needs no key. behind_router: only a router of llmc's own reaches this server, and says whose the requests are;
@@ -74,6 +75,7 @@ class ServeOptions:
     max_waiting: int | None = None
     stall_seconds: float = 30.0
     drain_seconds: float = 30.0
+    engine_restarts: int = 0
     uvicorn_log_level: str = "warning"
     behind_router: bool = False
     replica_index: int = 0
@@ -87,7 +89,13 @@ class ServeOptions:
             parse_speculative_config(self.speculative_config)
         share = self.gpu_memory_utilization
         self._check("gpu_memory_utilization", share is None or 0 < share <= 1, "a share from above 0 to 1")
-        for name in ("drain_seconds", "state_cache_bytes", "output_cache_bytes", "response_store_bytes"):
+        for name in (
+            "drain_seconds",
+            "engine_restarts",
+            "state_cache_bytes",
+            "output_cache_bytes",
+            "response_store_bytes",
+        ):
             self._check(name, (getattr(self, name) or 0) >= 0, "0 or more")
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes", "max_waiting"):
             value = getattr(self, name)

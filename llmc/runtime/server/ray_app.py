@@ -5,18 +5,21 @@
 Needs the extra `ray`. Every route of `llmc serve` is there but those of one process alone (/, /live).
 """
 
+import os
+import threading
 from dataclasses import dataclass, fields
 from typing import Any
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from llmc.errors import OptionError
+from llmc.errors import EngineFailureError, OptionError
 from llmc.runtime.server.app import create_app
 from llmc.runtime.server.options import ServeOptions, parsed
 from llmc.runtime.server.serve import open_model
 
 INGRESS = "llmc"
+_END_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +69,10 @@ def application(options: ServeOptions, scaling: RayOptions) -> Any:
 
     def replica_app() -> FastAPI:
         registry = CollectorRegistry()
+        model = open_model(options, registry)
+        model.engine.when_dead(_end_soon)
         # Ray listens, not these options' host.
-        return create_app(open_model(options, registry), registry, options, options.allowed_hosts or None)
+        return create_app(model, registry, options, options.allowed_hosts or None)
 
     # Ray makes the application in each replica, where the engine is loaded, and nowhere else.
     @serve.ingress(replica_app)
@@ -88,6 +93,11 @@ def application(options: ServeOptions, scaling: RayOptions) -> Any:
         graceful_shutdown_timeout_s=options.drain_seconds,
     )(Replica)
     return deployment.bind()
+
+
+def _end_soon() -> None:
+    """End the replica's process when its clients have heard of it; Ray starts another."""
+    threading.Timer(_END_SECONDS, os._exit, (EngineFailureError.exit_code,)).start()
 
 
 def require_ray_extra() -> None:

@@ -39,13 +39,16 @@ from llmc.runtime.text.template_renderer import warn_of_template
 
 _HEADER_SECONDS = 1.5
 _CLOSE_SECONDS = 5.0
+# For clients to read that the engine has died.
+_TOLD_SECONDS = 5.0
 
 
 def serve(options: ServeOptions, listening: Callable[[str], None]) -> bool:
     """Serve until the process is told to end; whether every request was finished then.
 
     listening: told the address once requests are answered.
-    Raises OptionError for an address that cannot be listened on, and what `load` raises.
+    Raises OptionError for an address that cannot be listened on, what `load` raises, and EngineFailureError when the
+    engine has died and every client has been told.
     """
     work_for_first_rank(options.engine, options.threads)  # Before it would listen: only the first serves.
     with listen(options) as listener:
@@ -54,8 +57,11 @@ def serve(options: ServeOptions, listening: Callable[[str], None]) -> bool:
         try:
             app = create_app(model, registry, options, hosts_of(options))
             server = DrainingServer(app, options, model.lifecycle, lambda: listening(address_of(listener, options)))
+            model.engine.when_dead(server.end)
             with event_loop() as runner:
                 runner.run(server.serve(sockets=[listener]))
+            if model.engine.failure is not None:
+                raise model.engine.failure
             return server.drained
         finally:
             close_model(model)
@@ -85,10 +91,11 @@ def open_model(options: ServeOptions, registry: CollectorRegistry) -> ServedMode
     request_renderer = RenderQueue.of_requests() if options.trust_request_chat_template else None
     if request_renderer is not None:
         threading.Thread(target=request_renderer.warm, daemon=True).start()
-    if engine.tokenizer.exists:
+    if engine.tokenizer.exists and engine.info.head is None:
         threading.Thread(target=engine.grammars.prepare, daemon=True).start()
+    running = AsyncEngine(engine, restarts=options.engine_restarts)
     return ServedModel(
-        engine=AsyncEngine(engine),
+        engine=running,
         names=names,
         max_model_len=options.max_model_len or engine.limits.max_model_len,
         defaults=defaults,
@@ -98,7 +105,7 @@ def open_model(options: ServeOptions, registry: CollectorRegistry) -> ServedMode
         renderer=renderer,
         texts=TokenTexts(engine.tokenizer),
         metrics=RequestMetrics(registry, names[0]),
-        lifecycle=Lifecycle(),
+        lifecycle=Lifecycle(lambda: running.takes_requests),
         responses=ResponseStore(
             options.response_store_bytes, options.response_store_seconds, replica=options.replica_index
         ),
@@ -211,26 +218,40 @@ class DrainingServer(uvicorn.Server):
         self._seconds = options.drain_seconds
         self._started = started
         self._draining: asyncio.Task[None] | None = None
+        self._is_ending = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         self._loop = asyncio.get_running_loop()
-        if not self.should_exit:
+        if self._is_ending:
+            self._drain_soon()
+        elif not self.should_exit:
             self._started()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Not passed on to uvicorn, which would raise the signal again after a clean shutdown."""
-        if self._loop is not None and not self._lifecycle.draining:
-            self._lifecycle.draining = True
-            self._loop.call_soon_threadsafe(self._begin_drain)
-        else:
+        if self._lifecycle.draining or not self._drain_soon():
             self.should_exit = True
             self.force_exit = True
 
+    def end(self) -> None:
+        """End by itself, when those in flight have heard of it. From any thread, at any time."""
+        self._is_ending = True
+        self._drain_soon()
+
+    def _drain_soon(self) -> bool:
+        """False if the server has not started."""
+        if self._loop is None:
+            return False
+        self._lifecycle.draining = True
+        self._loop.call_soon_threadsafe(self._begin_drain)
+        return True
+
     def _begin_drain(self) -> None:
-        self._draining = asyncio.create_task(self._drain())
+        if self._draining is None:
+            self._draining = asyncio.create_task(self._drain())
 
     async def _drain(self) -> None:
-        self.drained = await self._lifecycle.drain(self._seconds)
+        self.drained = await self._lifecycle.drain(_TOLD_SECONDS if self._is_ending else self._seconds)
         self.should_exit = True

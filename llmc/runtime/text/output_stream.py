@@ -45,8 +45,8 @@ class News(NamedTuple):
 class OutputStream:
     """The client's end of a request. Its news come in the event loop that it was made in, by `put`.
 
-    new_text: an empty text of the request; decode: the text of all tokens of a choice. notes: for the first output. News
-    that nobody has read yet are joined: a slow client gets fewer and longer outputs.
+    new_text: an empty text of the request; decode: the text of all tokens of a choice. notes: for the first output.
+    News that nobody has read yet are joined: a slow client gets fewer and longer outputs.
     """
 
     def __init__(

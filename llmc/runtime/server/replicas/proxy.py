@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from llmc.runtime.server.api_key import HOLDER_HEADER, holder_of
 from llmc.runtime.server.connection import ClientLeft, while_connected
 from llmc.runtime.server.errors import ApiError, end_stream_with, stream_end, typed_error_event
-from llmc.runtime.server.lifecycle import Lifecycle
+from llmc.runtime.server.lifecycle import NOT_BEGUN_HEADER, Lifecycle
 from llmc.runtime.server.live import SUMMED_STATS
 from llmc.runtime.server.replicas.replica import Replica
 from llmc.runtime.server.replicas.routing import Candidate, Router, previous_response_of, prompt_of
@@ -60,7 +60,8 @@ def proxy_routes(replicas: Sequence[Replica], router: Router, lifecycle: Lifecyc
         if not any(replica.healthy for replica in replicas):
             raise ApiError(503, "no replica is healthy")
         healthy = sum(replica.healthy for replica in replicas)
-        return JSONResponse({"status": "ok", "healthy_replicas": healthy, "replicas": len(replicas)})
+        status = "ok" if healthy == len(replicas) else "degraded"
+        return JSONResponse({"status": status, "healthy_replicas": healthy, "replicas": len(replicas)})
 
     @routes.get("/metrics", response_model=None)
     async def metrics() -> Response:
@@ -82,7 +83,8 @@ def proxy_routes(replicas: Sequence[Replica], router: Router, lifecycle: Lifecyc
 class PassedOn(Response):
     """A request at a replica and its answer on the way back; ends there when the client leaves here.
 
-    A replica that cannot be reached is left out and the next one asked; once an answer has begun that is too late.
+    A replica that cannot be reached, or refuses everything, is left out and the next one asked; once an answer has
+    begun that is too late. A request whose replica ends meanwhile is sent on once: it may be what ends replicas.
     """
 
     def __init__(self, replicas: Sequence[Replica], router: Router, request: Request, body: bytes) -> None:
@@ -92,6 +94,7 @@ class PassedOn(Response):
         self._request = request
         self._body = body
         self._events = 0
+        self._losses = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] == _RESPONSES:
@@ -105,7 +108,7 @@ class PassedOn(Response):
         tried: set[int] = set()
         while True:
             left = [r for r in self._replicas if r.healthy and r.index not in tried]
-            if not left:
+            if not left or self._losses > 1:
                 answer = ApiError(503, "no replica is healthy; try again later", retry_after=1).response()
                 await answer(scope, receive, send)
                 return
@@ -123,7 +126,8 @@ class PassedOn(Response):
                 replica.in_flight -= 1
 
     async def _ask(self, replica: Replica, send: Send) -> bool:
-        """Whether the replica answered; False if it could not be reached, or ended before an answer was begun here."""
+        """Whether the replica answered; False if it could not be reached, refused the request before anything was done
+        for it, or ended before an answer was begun here."""
         begun = False
         headers = {k: v for k, v in self._request.headers.items() if k not in _DROPPED}
         holder = holder_of(self._request)
@@ -135,6 +139,9 @@ class PassedOn(Response):
             async with replica.session.request(
                 self._request.method, url, data=self._body or None, headers=headers
             ) as answer:
+                if answer.status == 503 and NOT_BEGUN_HEADER in answer.headers:
+                    replica.lose()
+                    return False
                 kept = [
                     (k.lower().encode(), v.encode()) for k, v in answer.headers.items() if k.lower() not in _HOP_BY_HOP
                 ]
@@ -152,7 +159,8 @@ class PassedOn(Response):
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
                 return True
         except (aiohttp.ClientError, OSError) as error:
-            replica.healthy = False
+            replica.lose()
+            self._losses += not isinstance(error, aiohttp.ClientConnectorError)
             if begun:
                 name = request_id(self._request.scope)
                 _log.warning("request %s: replica %d has ended in its answer: %r", name, replica.index, error)

@@ -20,7 +20,9 @@ _POLL_SECONDS = 0.5
 _START_SECONDS = 300.0
 # A worker that does not answer gets no requests; only after this long is it taken for stuck.
 _STUCK_SECONDS = 20.0
-_FIRST_BACKOFF, _LONGEST_BACKOFF = 0.5, 30.0
+# A worker that ends after it has served for a while is replaced at once, others after a pause that doubles.
+_SETTLED_SECONDS = 30.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 
 
 class Replica:
@@ -114,29 +116,39 @@ class Replica:
         self._process.stdin.write(json.dumps(asdict(self._options), default=str).encode() + b"\n")
         await self._process.stdin.drain()
 
+    def lose(self) -> None:
+        """It gets no requests until it answers again."""
+        if self.healthy:
+            self.healthy = False
+            self._lost(self.index)
+
     async def _keep_alive(self) -> None:
-        """Poll its health; start it again when it has ended, kill it first when it has not answered for too long."""
-        backoff, answered, patience = _FIRST_BACKOFF, time.monotonic(), _STUCK_SECONDS
+        """Start it again whenever it has ended."""
+        pause = 0.0
         while True:
-            await asyncio.sleep(_POLL_SECONDS)
-            assert self._process is not None
-            if self._process.returncode is None and await self._answers():
-                self.healthy, backoff = True, _FIRST_BACKOFF
-                answered, patience = time.monotonic(), _STUCK_SECONDS
-                continue
-            if self.healthy:
-                self.healthy = False
-                self._lost(self.index)
-            if self._process.returncode is None:
-                if time.monotonic() - answered < patience:
-                    continue
-                self._process.kill()
-                await self._process.wait()
-            await asyncio.sleep(backoff)
-            backoff = min(2 * backoff, _LONGEST_BACKOFF)
+            served = await self._until_ended()
+            self.lose()
+            pause = 0.0 if served >= _SETTLED_SECONDS else pause
+            await asyncio.sleep(pause)
+            pause = min(max(2 * pause, _FIRST_PAUSE), _LONGEST_PAUSE)
             self.restarts += 1
             await self._spawn()
-            answered, patience = time.monotonic(), _START_SECONDS
+
+    async def _until_ended(self) -> float:
+        """Poll its health until its process has ended; kill it when it has not answered for too long. Returns for how
+        long it has answered."""
+        assert self._process is not None
+        process, begun = self._process, time.monotonic()
+        answered, patience = begun, _START_SECONDS
+        while not await _ended_within(process, _POLL_SECONDS):
+            if await self._answers():
+                self.healthy = True
+                answered, patience = time.monotonic(), _STUCK_SECONDS
+                continue
+            self.lose()
+            if time.monotonic() - answered >= patience:
+                process.kill()
+        return answered - begun
 
     async def _answers(self) -> bool:
         try:
@@ -144,3 +156,10 @@ class Replica:
                 return answer.status == 200
         except (aiohttp.ClientError, TimeoutError, OSError):
             return False
+
+
+async def _ended_within(process: asyncio.subprocess.Process, seconds: float) -> bool:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await process.wait()
+    return process.returncode is not None

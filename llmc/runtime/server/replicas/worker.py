@@ -21,7 +21,7 @@ def main() -> None:
         serve(options, lambda address: None)
     except LlmcError as error:
         sys.stderr.write(f"{error}\n")
-        sys.exit(2)
+        sys.exit(error.exit_code)
 
 
 def read_options(line: str) -> ServeOptions:

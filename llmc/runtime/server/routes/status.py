@@ -28,10 +28,15 @@ def status_routes(model: ServedModel, registry: CollectorRegistry) -> APIRouter:
 
     @router.get("/health", response_model=None)
     async def health() -> Response:
+        failure = model.engine.failure
+        if failure is not None:
+            raise ApiError(503, f"the engine has died, and the server ends: {failure.problem}")
         if model.lifecycle.draining:
             raise ApiError(503, "the server is shutting down")
+        if not model.engine.takes_requests:
+            raise ApiError(503, "the engine is being opened anew after a step has failed", retry_after=1)
         if not model.engine.is_healthy(model.stall_seconds):
-            raise ApiError(503, "the engine is stuck or dead; restart the server")
+            raise ApiError(503, "the engine is stuck in a step; restart the server")
         return JSONResponse({"status": "ok"})
 
     @router.get("/version", response_model=None)
