@@ -95,6 +95,10 @@ class RequestError(LlmcError):
     """A request that the engine cannot serve: prompt too long, token id out of range, bad sampling parameter."""
 
 
+class ContextLengthError(RequestError):
+    """A prompt that is too long for the engine, alone or with the output that was asked for."""
+
+
 class UnavailableError(RequestError):
     """The engine takes no request now: it is draining, closed, or its loop has died."""
 

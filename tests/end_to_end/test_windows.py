@@ -82,7 +82,9 @@ def test_what_windows_hold_is_told(tmp_path: Path) -> None:
 
     asyncio.run(ask())
     stats = engine.stats()
-    samples = {sample.name: sample for family in EngineCollector(engine, "m", 30.0).collect() for sample in family.samples}
+    samples = {
+        sample.name: sample for family in EngineCollector(engine, "m", 30.0).collect() for sample in family.samples
+    }
     engine.close()
     (window,) = stats.windows
     # Of the 154 tokens that were read all full blocks are kept, also behind the window.

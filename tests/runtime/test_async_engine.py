@@ -164,7 +164,10 @@ def test_a_stuck_or_dead_loop_is_not_healthy(path: Path) -> None:
         executor.free()
         await task
         executor.error = RuntimeError("the device fell off the bus")
-        with pytest.raises(UnavailableError, match="the engine has died: a step of the engine has failed: RuntimeError: the device fell off the bus"):
+        with pytest.raises(
+            UnavailableError,
+            match="the engine has died: a step of the engine has failed: RuntimeError: the device fell off the bus",
+        ):
             await listen(running, request("doomed", PROMPTS[1], SamplingParams(max_tokens=2)))
         assert not running.is_healthy(600.0)
         with pytest.raises(UnavailableError):

@@ -62,7 +62,9 @@ VICTIMS: Mapping[str, SamplingParams] = {
         dry_multiplier=0.5,
         logits_processors=[unchanged],
     ),
-    "grammar": SamplingParams(max_tokens=8, temperature=0.9, seed=6, grammar=Grammar("regex", "[a-z ]{30,60}")),
+    "grammar": SamplingParams(
+        max_tokens=8, temperature=0.9, typical_p=0.9, seed=6, grammar=Grammar("regex", "[a-z ]{30,60}")
+    ),
     "beams": SamplingParams(max_tokens=6, beam_width=3, n=2, stop=("zz",), logits_processors=[unchanged]),
     "best of": SamplingParams(max_tokens=6, temperature=0.9, seed=7, best_of=3, prompt_logprobs=1),
 }
@@ -158,14 +160,24 @@ def inject(
 ) -> set[str]:
     """Let everything that is done for the victims fail. Returns the sites where it was done."""
     alone = {prompt: driver.ask({prompt: params})[prompt] for prompt, params in NEIGHBOURS.items()}
-    assert not any(isinstance(each, BaseException) for each in alone.values())
+    errors = [each for each in alone.values() if isinstance(each, BaseException)]
+    assert not errors, errors
+    speculation = engine.loop.speculation
+    # What is drawn at random depends on drafts, and so on load, where these are judged.
+    is_judged = speculation is not None and speculation.stats.acceptance != "invariant"
+
+    def are_unharmed(answers: Answers) -> bool:
+        if is_judged:
+            return not any(isinstance(each, BaseException) for each in answers.values())
+        return answers == alone
+
     tried: dict[str, None] = {}
     for kind in kinds:
         asked = {**NEIGHBOURS, VICTIM: VICTIMS[kind]}
         injector.aim(None)
         answers = driver.ask(asked)
         wanted = answers.pop(VICTIM)
-        assert answers == alone and not isinstance(wanted, BaseException)
+        assert are_unharmed(answers) and not isinstance(wanted, BaseException)
         for crossing, count in list(injector.crossings.items()):
             if not thoroughly and crossing.site in tried:
                 continue
@@ -176,12 +188,12 @@ def inject(
                     answers = driver.ask(asked)
                     failed = answers.pop(VICTIM)
                     shown = f"{kind}: {crossing} {nth} {is_late}"
-                    assert answers == alone, shown
+                    assert are_unharmed(answers), shown
                     if injector.crossings.get(crossing, 0) >= nth:
                         assert isinstance(failed, RequestFaultError), f"{shown}: {failed}"
                         assert str(failed.__cause__) == "injected", shown
                     else:
-                        assert failed == wanted, f"{shown} was not reached"
+                        assert is_judged or failed == wanted, f"{shown} was not reached"
                     assert engine.loop.scheduler.idle and engine.loop.pool.used == 0, shown
     return set(tried)
 
@@ -255,11 +267,10 @@ def test_every_crossing_in_the_source_is_tried(draft_engine: Path, injector: Inj
     assert {site.partition(":")[0] for site in left} <= {
         "runtime/clients_in_flight.py",
         "runtime/loop/publish.py",
-        "runtime/loop/shared_loop.py",
         "runtime/loop/step_loop.py",
         "runtime/sampling/sampler.py",
     }, left
-    assert len(left) <= 6, left
+    assert len(left) <= 5, left
 
 
 @pytest.mark.usefixtures("open_gate")
@@ -307,7 +318,7 @@ def test_nothing_is_done_for_a_request_outside_of_the_boundary(
 
 # What a request is made of; files in them whose functions the loop calls for all requests, or to keep its accounts.
 ROOMS = ("sampling", "grammar", "text", "requests")
-FOR_ALL = ("boundary.py", "request.py", "request_state.py", "row_choice.py")
+FOR_ALL = ("boundary.py", "request.py", "request_state.py", "row_choice.py", "gumbel_noise.py")
 LOOPS = (StepLoop.step.__code__, AsyncEngine._turn.__code__)
 
 

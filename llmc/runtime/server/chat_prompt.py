@@ -8,7 +8,8 @@ from llmc.runtime.server.errors import bad_request
 from llmc.runtime.server.schemas.chat import ChatRequest, Message
 from llmc.runtime.server.schemas.fields import known_of
 from llmc.runtime.server.schemas.tokens import TokenizeRequest
-from llmc.runtime.server.served_model import ServedModel, check_text
+from llmc.runtime.server.served_model import ServedModel
+from llmc.runtime.server.tokenizing import check_text
 from llmc.runtime.text.conversation import says_nothing
 from llmc.runtime.text.template_renderer import RenderedPrompt, TemplateInput
 

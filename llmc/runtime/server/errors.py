@@ -12,7 +12,15 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import Scope
 
-from llmc.errors import AdapterError, LlmcError, ModelFailureError, RequestError, UnavailableError
+from llmc.errors import (
+    AdapterError,
+    ContextLengthError,
+    LlmcError,
+    ModelFailureError,
+    RequestError,
+    RequestFaultError,
+    UnavailableError,
+)
 from llmc.runtime.server.request_id import request_id
 from llmc.runtime.server.schemas.field_notes import REFUSED
 from llmc.runtime.server.schemas.text_parts import TEXT_ONLY
@@ -61,6 +69,10 @@ def of_llmc_error(error: LlmcError) -> ApiError:
     message = f"{error.problem}; {error.fix}" if error.fix else error.problem
     if isinstance(error, UnavailableError):
         return ApiError(503, message, retry_after=1)
+    if isinstance(error, ContextLengthError):
+        return ApiError(400, message, param=error.at, code="context_length_exceeded")
+    if isinstance(error, RequestFaultError):
+        return ApiError(500, message)
     if isinstance(error, RequestError) and not isinstance(error, ModelFailureError):
         return ApiError(400, message, param=error.at)
     return ApiError(400 if isinstance(error, AdapterError) else 500, message)
@@ -71,19 +83,19 @@ def answer_to(scope: Scope, error: Exception) -> ApiError:
 
     Every 500 is logged with the request's id, which stands in the answer, too.
     """
-    is_foreseen = True
+    traceback: BaseException | None = None
     if isinstance(error, ApiError):
         found = error
     elif isinstance(error, LlmcError):
-        found = of_llmc_error(error)
+        found, traceback = of_llmc_error(error), error.__cause__
     else:
-        found, is_foreseen = ApiError(500, "the server failed; its log says why"), False
+        found, traceback = ApiError(500, "the server failed; its log says why"), error
     if found.status != 500:
         return found
     identity = request_id(scope)
     asked = f"{scope['method']} {scope['path']!r:.200}"
-    reason = found.message if is_foreseen else f"{type(error).__name__}: {error}"
-    _log.error("request %s, %s: 500: %s", identity, asked, reason, exc_info=None if is_foreseen else error)
+    reason = f"{type(error).__name__}: {error}" if traceback is error else found.message
+    _log.error("request %s, %s: 500: %s", identity, asked, reason, exc_info=traceback)
     return ApiError(500, f"{found.message} (request {identity})", param=found.param, code=found.code)
 
 

@@ -33,6 +33,7 @@ from llmc.runtime.server.sampling import SamplingDefaults, engine_defaults
 from llmc.runtime.server.served_model import ServedModel
 from llmc.runtime.server.thinking import think_tags
 from llmc.runtime.server.token_texts import TokenTexts
+from llmc.runtime.server.tokenizing import Tokenizing
 from llmc.runtime.server.tool_calls import FORMS, ToolForm, form_of_template
 from llmc.runtime.text.chat_template import engine_template, named_template
 from llmc.runtime.text.template_renderer import warn_of_template
@@ -104,6 +105,7 @@ def open_model(options: ServeOptions, registry: CollectorRegistry) -> ServedMode
         think_tags=thinks,
         renderer=renderer,
         texts=TokenTexts(engine.tokenizer),
+        tokenizing=Tokenizing(engine.tokenizer),
         metrics=RequestMetrics(registry, names[0]),
         lifecycle=Lifecycle(lambda: running.takes_requests),
         responses=ResponseStore(
@@ -171,6 +173,7 @@ def close_model(model: ServedModel) -> None:
     for renderer in (model.renderer, model.request_renderer):
         if renderer is not None:
             renderer.close()
+    model.tokenizing.close()
     closing = threading.Thread(target=model.engine.close, daemon=True)
     closing.start()
     closing.join(_CLOSE_SECONDS)

@@ -1,14 +1,13 @@
 """What the routes share: the engine with its names, defaults, chat template and the settings of the server."""
 
-import asyncio
 import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from fastapi.routing import APIRoute
 
+from llmc.errors import ContextLengthError
 from llmc.runtime.adapters.placed_adapter import PlacedAdapter
 from llmc.runtime.async_engine import AsyncEngine
 from llmc.runtime.requests.job_builder import check_task
@@ -20,15 +19,12 @@ from llmc.runtime.server.responses.store import ResponseStore
 from llmc.runtime.server.sampling import SamplingDefaults
 from llmc.runtime.server.thinking import ThinkTags
 from llmc.runtime.server.token_texts import TokenTexts
+from llmc.runtime.server.tokenizing import Tokenizing
 from llmc.runtime.server.tool_calls import ToolForm
 from llmc.runtime.server.unknown_fields import WarningRoute
 from llmc.runtime.text.chat_template import ChatTemplate
 from llmc.runtime.text.prompts import check_ids
 from llmc.runtime.text.template_renderer import RenderedPrompt, TemplateInput
-from llmc.runtime.text.tokenizer import Tokenizer
-
-# Shorter texts are tokenized faster than a thread is asked to.
-_INLINE_CHARACTERS = 4096
 
 
 @dataclass(frozen=True)
@@ -51,6 +47,7 @@ class ServedModel:
     think_tags: ThinkTags | None
     renderer: RenderQueue
     texts: TokenTexts
+    tokenizing: Tokenizing
     metrics: RequestMetrics
     lifecycle: Lifecycle
     responses: ResponseStore
@@ -104,23 +101,15 @@ class ServedModel:
         check_task(self.engine.engine.info.head, wants_row=False)
 
     def check_room(self) -> None:
-        """429 when too many requests wait already."""
-        if self.max_waiting is not None and self.engine.stats().waiting >= self.max_waiting:
+        """429 when too many requests wait already, or are being tokenized."""
+        if self.max_waiting is None:
+            return
+        if self.engine.stats().waiting + self.tokenizing.pending >= self.max_waiting:
             raise ApiError(429, f"{self.max_waiting} requests are waiting already; try again later", retry_after=1)
 
     async def tokenize(self, text: str, add_special_tokens: bool, most: int | None = None) -> list[int]:
-        """Token ids; long texts in a thread, so that other requests go on.
-
-        most: how many may come of it, default max_model_len. 400 for a text of more, without reading all of it.
-        """
-        check_text(text, "prompt")
-        tokenizer, limit = self.engine.engine.tokenizer, self.max_model_len if most is None else most
-        encode = partial(tokenizer.encode, text, add_special_tokens=add_special_tokens)
-        if len(text) < _INLINE_CHARACTERS:
-            return encode()
-        if await asyncio.to_thread(_is_longer, tokenizer, text, limit):
-            raise bad_request(f"the text has more than {limit} tokens, the most that are taken here", "prompt")
-        return await asyncio.to_thread(encode)
+        """Token ids. most: how many may come of it, default max_model_len; ContextLengthError for more."""
+        return await self.tokenizing.ids(text, add_special_tokens, self.max_model_len if most is None else most)
 
     def detokenize(self, ids: Sequence[int]) -> str:
         """The text of token ids, special tokens included."""
@@ -155,32 +144,16 @@ class ServedModel:
         return await renderer.render(chosen, given)
 
     def output_limit(self, asked: int | None, prompt_tokens: int, param: str) -> int:
-        """How many tokens may be generated; None asks for all that fit. 400 if the two do not fit together."""
+        """How many tokens may be generated; None asks for all that fit. Raises ContextLengthError if the two do not fit
+        together."""
         room = self.max_model_len - prompt_tokens
         least = 1 if asked is None else asked
         if room < least:
-            raise bad_request(
+            is_prompt = prompt_tokens >= self.max_model_len
+            raise ContextLengthError(
                 f"the prompt has {prompt_tokens} tokens and {least} more were asked for, but this model takes at most "
                 f"{self.max_model_len} together",
-                param if prompt_tokens < self.max_model_len else "prompt",
+                at="prompt" if is_prompt else param,
+                fix="shorten the prompt" if is_prompt else f"shorten the prompt, or ask for at most {room}",
             )
         return room if asked is None else asked
-
-
-def _is_longer(tokenizer: Tokenizer, text: str, limit: int) -> bool:
-    """Whether a text certainly has more tokens than that: of parts, until there are enough of them."""
-    found, step = 0, max(_INLINE_CHARACTERS, 4 * limit)
-    for start in range(0, len(text), step):
-        # A token or two can span the place where the text is cut.
-        found += len(tokenizer.encode(text[start : start + step], add_special_tokens=False)) - 2
-        if found > limit:
-            return True
-    return False
-
-
-def check_text(text: str, param: str) -> None:
-    """400 for text that has no UTF-8 form (JSON can spell half of a surrogate pair)."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise bad_request("the text has half of a surrogate pair, which is no character", param) from None

@@ -1,11 +1,11 @@
 """The rows that the engine gives for the texts of one HTTP request, and the frame of the answers."""
 
-import asyncio
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -16,9 +16,9 @@ from llmc.runtime.sampling.sampling_params import SamplingParams
 from llmc.runtime.server.api_key import tenant_of
 from llmc.runtime.server.errors import bad_request
 from llmc.runtime.server.outputs import outputs_of
-from llmc.runtime.server.prompt_truncation import longest_text
 from llmc.runtime.server.schemas.text_rows import RowFields
 from llmc.runtime.server.served_model import ServedModel
+from llmc.runtime.server.tokenizing import Encode, check_text, too_long
 from llmc.runtime.server.unknown_fields import ignored_of
 from llmc.runtime.text.prompts import check_ids
 
@@ -34,24 +34,29 @@ class TextRows:
     tokens: int
 
 
-async def read_text(model: ServedModel, fields: RowFields, text: str | list[int]) -> list[int]:
-    """Token ids of a text, cut as the request asks."""
-    if isinstance(text, str):
-        ids = await model.tokenize(text, fields.add_special_tokens, longest_text(model, fields))
-        return cut(model, fields, ids)
-    check_ids("input", text, model.vocab_size)
-    return cut(model, fields, text)
+async def read_texts(model: ServedModel, fields: RowFields, texts: Sequence[str], encode: Encode) -> list[list[int]]:
+    """Token ids of each text, cut as the request asks; its end that is cut in any case is not tokenized."""
+    readable = [readable_text(model, fields, text) for text in texts]
+    return [cut(model, fields, ids) for ids in await model.tokenizing.of_all(readable, encode)]
+
+
+def readable_text(model: ServedModel, fields: RowFields, text: str) -> str:
+    """The part of a text that can be read: as many characters as the tokens of a whole text have at most. Raises
+    ContextLengthError for a longer text where the request does not say how to cut it."""
+    if fields.truncate_prompt_tokens is None:
+        model.tokenizing.check(text, model.max_model_len, "input")
+        return text
+    check_text(text, "input")
+    characters = model.max_model_len * model.tokenizing.longest_token
+    return text[:characters] if fields.truncation_side == "right" else text[-characters:]
 
 
 def cut(model: ServedModel, fields: RowFields, ids: list[int]) -> list[int]:
-    """The tokens that are read. 400 for more than the engine takes where the request does not say how to cut them."""
+    """The tokens that are read. Raises ContextLengthError for more than the engine takes where the request does not say
+    how to cut them."""
     asked = fields.truncate_prompt_tokens
     if asked is None and len(ids) > model.max_model_len:
-        raise bad_request(
-            f"the text has {len(ids)} tokens, and this engine reads at most {model.max_model_len}: shorten it, or give "
-            "truncate_prompt_tokens",
-            "input",
-        )
+        raise too_long(f"{len(ids):,} tokens", model.max_model_len, "input")
     if asked == 0:
         raise bad_request("truncate_prompt_tokens is -1 or at least 1", "truncate_prompt_tokens")
     most = model.max_model_len if asked is None or asked < 0 else min(asked, model.max_model_len)
@@ -92,12 +97,12 @@ async def input_ids(
     """Token ids of each text of an `input`: a text, several, token ids, or several lists of them. prepare: a text, as
     the model reads it."""
     texts = [given] if isinstance(given, str) or isinstance(given[0], int) else given
-    found = []
-    for text in texts:
-        # Many texts are read one by one, with other requests in between.
-        await asyncio.sleep(0)
-        found.append(await read_text(model, fields, prepare(text)))
-    return found
+    if isinstance(texts[0], str):
+        encode = partial(model.engine.engine.tokenizer.encode, add_special_tokens=fields.add_special_tokens)
+        return await read_texts(model, fields, [prepare(text) for text in texts], encode)
+    for ids in texts:
+        check_ids("input", ids, model.vocab_size)
+    return [cut(model, fields, ids) for ids in texts]
 
 
 def framed(model: ServedModel, fields: RowFields, request: Request, kind: str, found: TextRows, **content: Any) -> Json:

@@ -4,7 +4,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
-from llmc.errors import RequestError
+from llmc.errors import ContextLengthError, RequestError
 from llmc.runtime.text.tokenizer import Tokenizer
 
 
@@ -50,15 +50,16 @@ def token_ids(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
 
 
 def check_length(where: str, tokens: Sequence[int], limit: int, purpose: str) -> None:
-    """Raise RequestError for no tokens or more than `limit`. where: names the prompt. purpose: what else
-    the limit leaves room for.
+    """Raise RequestError for no tokens, ContextLengthError for more than `limit`.
+
+    where: names the prompt. purpose: what else the limit leaves room for.
     """
     if not tokens:
         raise RequestError(
             "the prompt is empty", at=where, fix="give at least one token, such as the model's bos token"
         )
     if len(tokens) > limit:
-        raise RequestError(
+        raise ContextLengthError(
             f"the prompt has {len(tokens)} tokens, this engine takes at most {limit}{purpose}",
             at=where,
             fix="shorten the prompt, or rebuild the engine with a larger max_model_len",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llmc.engine_format import EngineFiles
 from llmc.errors import EngineFormatError, RequestError
@@ -13,9 +13,12 @@ from llmc.errors import EngineFormatError, RequestError
 TOKENIZER_NAME = "tokenizer/tokenizer.json"
 
 if TYPE_CHECKING:
+    from tokenizers import Encoding
     from tokenizers import Tokenizer as FastTokenizer
 
 _KEPT_TEXTS = 256
+# Longer texts take long enough that other threads should run meanwhile.
+_LONG_CHARACTERS = 1024
 
 
 class Tokenizer:
@@ -39,19 +42,40 @@ class Tokenizer:
 
         pair: a second text, put together with the first as the tokenizer does it.
         """
+        return self._encoding(text, pair, add_special_tokens).ids
+
+    def pair_encoder(self, text: str) -> Callable[[str], list[int]]:
+        """Gives the ids of the text and another one, as `encode` does; the first call tokenizes the text."""
+        first: list[Encoding] = []
+
+        def encode(pair: str) -> list[int]:
+            if not first:
+                first.append(self._encoding(text, None, False))
+            ids: list[int] = self._fast.post_process(first[0], self._encoding(pair, None, False)).ids
+            return ids
+
+        return encode
+
+    def _encoding(self, text: str, pair: str | None, add_special_tokens: bool) -> Encoding:
+        self._check_exists()
+        try:
+            if len(text) + len(pair or "") < _LONG_CHARACTERS:
+                return self._fast.encode(text, pair, add_special_tokens=add_special_tokens)
+            given: Any = text if pair is None else (text, pair)
+            # Of several texts the library lets other threads run, which it does not of one.
+            return self._fast.encode_batch([given], add_special_tokens=add_special_tokens)[0]
+        except TypeError:
+            raise RequestError(
+                f"the text cannot be written as UTF-8: {text!r:.80}", fix="leave out surrogates such as '\\ud800'"
+            ) from None
+
+    def _check_exists(self) -> None:
         if not self.exists:
             raise RequestError(
                 "the prompt is text, but the engine has no tokenizer",
                 at=self.path,
                 fix="give token ids (a list of int), or rebuild from a model directory with a tokenizer.json",
             )
-        try:
-            ids: list[int] = self._fast.encode(text, pair, add_special_tokens=add_special_tokens).ids
-        except TypeError:
-            raise RequestError(
-                f"the text cannot be written as UTF-8: {text!r:.80}", fix="leave out surrogates such as '\\ud800'"
-            ) from None
-        return ids
 
     def cut(self, ids: Sequence[int], most: int, *, keeps_start: bool = True) -> list[int]:
         """The first tokens of a text (or the last), with the special tokens that the tokenizer puts around texts."""
@@ -80,6 +104,11 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for inside a text, which need not be whole characters."""
         return self._vocabulary_bytes[token_id] if 0 <= token_id < len(self._vocabulary_bytes) else b""
+
+    @cached_property
+    def longest_token(self) -> int:
+        """The most characters that a token stands for inside a text; 0 without a tokenizer."""
+        return max(map(len, self._vocabulary_bytes), default=0)
 
     def tokens_containing(self, text: str) -> frozenset[int]:
         """The tokens whose bytes contain those of the text. The latest answers are kept: it looks at every token."""

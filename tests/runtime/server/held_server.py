@@ -44,14 +44,17 @@ class HeldSteps:
 
 
 @contextmanager
-def held_serving(engine: Path, directory: Path, *flags: str) -> Iterator[tuple[LiveServer, HeldSteps]]:
-    """`serving`, held; the pipe is in the directory."""
+def held_serving(
+    engine: Path, directory: Path, *flags: str, failing_token: int | None = None
+) -> Iterator[tuple[LiveServer, HeldSteps]]:
+    """`serving`, held; the pipe is in the directory. failing_token: a step that reads it fails."""
     path = directory / "steps"
     os.mkfifo(path)
     pipe = os.open(path, os.O_RDWR)
     paths = os.pathsep.join(filter(None, (str(HOOK), os.environ.get("PYTHONPATH"))))
     try:
-        with serving(engine, *flags, environment={"HELD_STEPS": str(path), "PYTHONPATH": paths}) as live:
+        failing = {} if failing_token is None else {"FAILING_TOKEN": str(failing_token)}
+        with serving(engine, *flags, environment={"HELD_STEPS": str(path), "PYTHONPATH": paths, **failing}) as live:
             steps = HeldSteps(pipe)
             yield live, steps
             steps.allow(1 << 14)  # For what is still under way at its end.

@@ -110,6 +110,48 @@ def test_what_cannot_be_served_is_a_400(live: LiveServer, path: str, body: dict[
     assert answer.status_code in (400, 422) and said in answer.text, answer.text
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": "a" * 1_000_000}),
+        ("/v1/embeddings", {"input": ["O", "O " * 100_000]}),
+        ("/v1/rerank", {"query": "O " * 100_000, "documents": ["O"] * 2048}),
+        ("/v1/score", {"text_1": "O", "text_2": ["O", "a" * 1_000_000]}),
+    ],
+)
+def test_a_text_with_more_characters_than_its_tokens_can_have_is_not_read(
+    live: LiveServer, path: str, body: dict[str, Any]
+) -> None:
+    """Its tokens are not counted: a million characters of one word take seconds, which nobody waits for."""
+    with live.client() as client:
+        answer = client.post(path, json=body)
+    assert answer.status_code == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
+    assert "at least" in answer.text and "characters), and this engine reads at most 64" in answer.text
+
+
+def test_of_a_long_text_only_what_is_kept_is_read(live: LiveServer) -> None:
+    with live.client() as client:
+        whole = client.post("/v1/embeddings", json={"input": "O " * 200, "truncate_prompt_tokens": 20}).json()
+        for side, text in (("right", "O " * 200 + "a" * 900_000), ("left", "a" * 900_000 + " O" * 200)):
+            body = {"input": text, "truncate_prompt_tokens": 20, "truncation_side": side}
+            found = client.post("/v1/embeddings", json=body).json()
+            assert found["usage"]["prompt_tokens"] == 20
+            if side == "right":
+                assert found["data"] == whole["data"]
+
+
+def test_a_query_is_read_once(live: LiveServer) -> None:
+    """Scores are those of a query for each document."""
+    documents = [f"The {i}th king" for i in range(30)]
+    with live.client() as client:
+        once = client.post("/v1/score", json={"text_1": TEXTS[0], "text_2": documents}).json()
+        each = client.post("/v1/score", json={"text_1": [TEXTS[0]] * 30, "text_2": documents}).json()
+        (query,) = client.post("/v1/embeddings", json={"input": [TEXTS[0]]}).json()["data"]
+        tokens = client.post("/tokenize", json={"prompt": TEXTS[0]}).json()["count"]
+    assert [found["score"] for found in once["data"]] == [found["score"] for found in each["data"]]
+    assert each["usage"]["prompt_tokens"] - once["usage"]["prompt_tokens"] == 29 * tokens and query["index"] == 0
+
+
 def test_long_texts_are_cut_where_asked(live: LiveServer) -> None:
     with live.client() as client:
         body = {"input": [5] * 65, "truncate_prompt_tokens": -1}

@@ -6,6 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
 
 from llmc.runtime.text.tokenizer import Tokenizer
 from tests.listed_files import listed_files
@@ -53,11 +57,6 @@ def test_few_of_the_texts_that_were_looked_for_are_kept(tmp_path: Path) -> None:
 
 
 def test_cut_texts_keep_their_special_ends(tmp_path: Path) -> None:
-    from tokenizers import Tokenizer as FastTokenizer
-    from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import Whitespace
-    from tokenizers.processors import TemplateProcessing
-
     words = {word: i for i, word in enumerate(("[UNK]", "[CLS]", "[SEP]", "a", "b", "c", "d"))}
     fast = FastTokenizer(WordLevel(words, unk_token="[UNK]"))
     fast.add_special_tokens(["[UNK]", "[CLS]", "[SEP]"])
@@ -71,3 +70,19 @@ def test_cut_texts_keep_their_special_ends(tmp_path: Path) -> None:
     assert tokenizer.cut(tokenizer.encode("a", "b c"), 5) == [1, 3, 2, 4, 2]
     assert tokenizer.cut([3, 4, 5], 2) == [3, 4] and tokenizer.cut([3, 4, 5], 2, keeps_start=False) == [4, 5]
     assert tokenizer.cut(ids, 2) == [1, 3], "nothing of the text would be left"
+
+
+def test_a_pair_encoder_gives_what_pairs_encode_to(tmp_path: Path) -> None:
+    """With special tokens around and between, and with texts that take another way because they are long."""
+    fast = FastTokenizer.from_file(str(BARD))
+    fast.post_processor = TemplateProcessing(
+        single="$A <|bos|>", pair="<|bos|> $A <|bos|> $B:1 <|bos|>:1", special_tokens=[("<|bos|>", 0)]
+    )
+    tokenizer = tokenizer_at(tmp_path, fast.to_str())
+    texts = ["", "The king", "é😀 ", "x" * 3000, "The king shall come. " * 200]
+    for text in texts:
+        encode = tokenizer.pair_encoder(text)
+        for pair in texts:
+            assert encode(pair) == tokenizer.encode(text, pair) == fast.encode(text, pair).ids
+        assert tokenizer.encode(text) == fast.encode(text).ids
+    assert tokenizer.longest_token == max(len(tokenizer.token_bytes(i)) for i in range(4096)) == 32

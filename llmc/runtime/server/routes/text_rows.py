@@ -1,6 +1,5 @@
 """POST /v1/embeddings, /v1/rerank, /v1/score and /v1/classify, the last three also under vLLM's other paths."""
 
-import asyncio
 import base64
 from functools import partial
 
@@ -20,8 +19,8 @@ from llmc.runtime.server.schemas.text_rows import (
     RowFields,
     ScoreRequest,
 )
-from llmc.runtime.server.served_model import ServedModel, check_text
-from llmc.runtime.server.text_rows import Json, TextRows, cut, framed, input_ids, rows_of
+from llmc.runtime.server.served_model import ServedModel
+from llmc.runtime.server.text_rows import Json, TextRows, framed, input_ids, read_texts, readable_text, rows_of
 from llmc.runtime.text.prepared_text import DOCUMENT, QUERY, known_prompt, prepared
 
 
@@ -99,15 +98,13 @@ async def _classify(model: ServedModel, body: ClassifyRequest, request: Request)
 
 async def _score(model: ServedModel, body: ScoreRequest, request: Request) -> Json:
     documents = [body.text_2] if isinstance(body.text_2, str) else body.text_2
-    queries = [body.text_1] * len(documents) if isinstance(body.text_1, str) else body.text_1
-    scores, found = await _scores(model, body, request, queries, documents, body.use_activation)
+    scores, found = await _scores(model, body, request, body.text_1, documents, body.use_activation)
     data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
     return framed(model, body, request, "score", found, data=data)
 
 
 async def _rerank(model: ServedModel, body: RerankRequest, request: Request) -> Json:
-    queries = [body.query] * len(body.documents)
-    scores, found = await _scores(model, body, request, queries, body.documents, body.use_activation)
+    scores, found = await _scores(model, body, request, body.query, body.documents, body.use_activation)
     order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
     results = []
     for index in order[: body.top_n]:
@@ -120,27 +117,34 @@ async def _scores(
     model: ServedModel,
     body: RowFields,
     request: Request,
-    queries: list[str],
+    query: str | list[str],
     documents: list[str],
     activation: bool,
 ) -> tuple[list[float], TextRows]:
-    """Of pairs that a scorer reads together, or how alike the vectors are that an embedder makes of both."""
+    """Of pairs that a scorer reads together, or how alike the vectors are that an embedder makes of both.
+
+    query: one for all documents, which is tokenized once, or one for each.
+    """
     head = checked_head(model, body, Task.SCORE, Task.EMBED)
-    if len(queries) != len(documents):
+    queries = [query] if isinstance(query, str) else query
+    if not isinstance(query, str) and len(queries) != len(documents):
         raise bad_request(f"there are {len(queries)} text_1 and {len(documents)} text_2", "text_1")
+    # Whether the query at a document's place is the only one.
+    place = (lambda index: 0) if isinstance(query, str) else (lambda index: index)
     if head.task is Task.EMBED:
         texts = []
         for given, names in ((queries, QUERY), (documents, DOCUMENT)):
             prepare = partial(prepared, head.preparation, name=known_prompt(head.preparation, names))
             texts += await input_ids(model, body, given, prepare)
         found = await rows_of(model, body, request, texts)
-        vectors = zip(found.rows[: len(queries)], found.rows[len(queries) :], strict=True)
-        return [similarity(head, one, other) for one, other in vectors], found
-    pairs = []
-    for query, document in zip(queries, documents, strict=True):
-        for text in (query, document):
-            check_text(text, "documents")
-        encode = partial(model.engine.engine.tokenizer.encode, query, document)
-        pairs.append(cut(model, body, await asyncio.to_thread(encode)))
+        of_queries, of_documents = found.rows[: len(queries)], found.rows[len(queries) :]
+        return [similarity(head, of_queries[place(i)], row) for i, row in enumerate(of_documents)], found
+    tokenizer = model.engine.engine.tokenizer
+    readable = [readable_text(model, body, each) for each in queries]
+    if isinstance(query, str):
+        pairs = await read_texts(model, body, documents, tokenizer.pair_encoder(readable[0]))
+    else:
+        each_query = iter(readable)
+        pairs = await read_texts(model, body, documents, lambda document: tokenizer.encode(next(each_query), document))
     found = await rows_of(model, body, request, pairs)
     return [float(activated(head, row, activation)[0]) for row in found.rows], found

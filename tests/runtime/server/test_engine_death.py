@@ -1,0 +1,117 @@
+"""What no request is to blame for ends the engine: streams are told, the process ends or opens the engine anew."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import Counter
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.runtime.server.conftest import LiveServer, eventually, metric, serving
+from tests.runtime.server.held_server import HOOK, HeldSteps, held_serving
+
+POISON = 4000
+KILLER = {"prompt": [5, POISON], "max_tokens": 2}
+PLAIN = {"prompt": "The king", "max_tokens": 4, "temperature": 0}
+BODIES: dict[str, dict[str, object]] = {
+    "/v1/completions": {"prompt": "The king", "max_tokens": 450, "ignore_eos": True},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 450, "ignore_eos": True},
+    "/v1/responses": {"input": "hi", "max_output_tokens": 450, "ignore_eos": True},
+}
+
+
+def ask(live: LiveServer, path: str, body: dict[str, object]) -> httpx.Response:
+    with live.client() as client:
+        return client.post(path, json=body)
+
+
+def kill_in_flight(live: LiveServer, steps: HeldSteps, client: httpx.Client) -> None:
+    """While streams and whole answers are under way, which all hear of it: streams by an event before their end."""
+    asked = [(path, {**body, "stream": streams}) for path, body in BODIES.items() for streams in (True, False)]
+    with ThreadPoolExecutor(len(asked) + 1) as threads:
+        answers = [threads.submit(ask, live, *each) for each in asked]
+        steps.until(lambda: metric(client, "llmc:num_requests_running") == len(asked), 200)
+        answers.append(threads.submit(ask, live, "/v1/completions", KILLER))
+        steps.until(lambda: all(each.done() for each in answers), 20)
+        for each in answers:
+            check_told(each)
+
+
+def check_told(answer: Future[httpx.Response]) -> None:
+    found = answer.result()
+    if found.status_code == 503:
+        assert "has failed: RuntimeError: the device fell off the bus" in found.json()["error"]["message"]
+        return
+    assert found.status_code == 200
+    lines = [line for line in found.text.splitlines() if line]
+    if "/responses" in str(found.url):
+        assert lines[-2] == "event: response.failed"
+    else:
+        assert "has failed" in json.loads(lines[-2].removeprefix("data: "))["error"]["message"]
+        assert lines[-1] == "data: [DONE]"
+
+
+def test_a_failed_engine_is_opened_anew_or_ends_the_process(engine_directory: Path, tmp_path: Path) -> None:
+    with held_serving(engine_directory, tmp_path, "--engine-restarts", "1", failing_token=POISON) as (live, steps):
+        steps.allow(4)
+        wanted = ask(live, "/v1/completions", PLAIN).json()["choices"][0]["text"]
+        with live.client() as client:
+            assert metric(client, "llmc:engine_up") == 1 and metric(client, "llmc:engine_restarts_total") == 0
+            kill_in_flight(live, steps, client)
+            eventually(lambda: client.get("/health").status_code == 200)
+            assert metric(client, "llmc:engine_up") == metric(client, "llmc:engine_restarts_total") == 1
+            steps.allow(4)
+            assert client.post("/v1/completions", json=PLAIN).json()["choices"][0]["text"] == wanted
+            assert client.get("/live").json()["running"] == 0
+            with ThreadPoolExecutor(2) as threads:
+                stream = threads.submit(ask, live, "/v1/completions", {**BODIES["/v1/completions"], "stream": True})
+                steps.until(lambda: metric(client, "llmc:num_requests_running") == 1, 100)
+                killer = threads.submit(ask, live, "/v1/completions", KILLER)
+                steps.until(lambda: stream.done() and killer.done(), 20)
+                check_told(stream)
+                check_told(killer)
+        assert live.process.wait(300) == 3, "it was opened anew once, as often as was asked for"
+    assert "error: a step of the engine has failed: RuntimeError: the device fell off the bus" in live.log()
+
+
+@pytest.mark.slow
+def test_a_dead_replica_gets_nothing_and_is_replaced_at_once(engine_directory: Path) -> None:
+    """Only what was at the dead one fails, however many ask meanwhile."""
+    seen: Counter[int] = Counter()
+    is_over = threading.Event()
+    paths = os.pathsep.join(filter(None, (str(HOOK), os.environ.get("PYTHONPATH"))))
+    flags = ("--data-parallel-size", "2", "--routing", "least-loaded")
+    environment = {"FAILING_TOKEN": str(POISON), "PYTHONPATH": paths}
+    with serving(engine_directory, *flags, environment=environment) as pair, pair.client() as client:
+
+        def go_on_asking() -> None:
+            with pair.client() as own:
+                while not is_over.is_set():
+                    seen[own.post("/v1/completions", json=PLAIN).status_code] += 1
+
+        with ThreadPoolExecutor(4) as threads:
+            workers = {child.pid for child in psutil.Process(pair.process.pid).children()}
+            asking = [threads.submit(go_on_asking) for _ in range(4)]
+            eventually(lambda: seen[200] > 8)
+            assert client.post("/v1/completions", json=KILLER).status_code == 503
+            states = Counter[str]()
+
+            def is_whole() -> bool:
+                health = client.get("/health").json()
+                states[health["status"]] += 1
+                replaced = {child.pid for child in psutil.Process(pair.process.pid).children()} != workers
+                return bool(health["healthy_replicas"] == 2 and replaced)
+
+            eventually(is_whole)
+            is_over.set()
+            for each in asking:
+                each.result()
+        assert seen.keys() <= {200, 503} and seen[503] <= 4, "at most what was in flight there"
+        assert states["degraded"], "/health says so meanwhile"
+        assert metric(client, "llmc:replica_restarts") == 1 and metric(client, "llmc:engine_up") == 2
