@@ -183,6 +183,36 @@ def test_a_stuck_or_dead_loop_is_not_healthy(path: Path) -> None:
     assert [str(error) for error in errors] == ["the device fell off the bus"], "the cause is told to the log"
 
 
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(max_tokens=9),
+        SamplingParams(max_tokens=9, n=2, best_of=3),
+        SamplingParams(max_tokens=9, beam_width=2),
+    ],
+)
+def test_tokens_are_counted_as_they_are_generated(path: Path, params: SamplingParams) -> None:
+    """Also of requests that do not stream, and of what cannot be streamed."""
+
+    async def run() -> list[int]:
+        engine, counted = load(path), list[int]()
+        executor = hold(engine)
+        async with serving(engine) as running:
+            task = asyncio.create_task(listen(running, request("whole", PROMPTS[1], params, streams=False)))
+            for _ in range(4):
+                await asyncio.to_thread(executor.reached.acquire)
+                counted.append(running.stats().generation_tokens)
+                executor.may_go.release()
+            executor.free()
+            heard = await task
+            assert running.stats().generation_tokens == heard.last.usage.completion_tokens
+            assert running.stats().prompt_tokens == len(PROMPTS[1])
+        return counted
+
+    first = 2 if params.n == 2 else 1
+    assert asyncio.run(run()) == [0, first, 2 * first, 3 * first]
+
+
 def test_closing_ends_the_streams(path: Path) -> None:
     async def run() -> None:
         engine = load(path)

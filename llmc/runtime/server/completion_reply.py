@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from llmc.runtime.requests.request_output import ChoiceDelta, RequestOutput, TokenLogprobs, Usage
 from llmc.runtime.server.reply import Json, Reply
 from llmc.runtime.server.schemas.completion import CompletionRequest
 from llmc.runtime.server.served_model import ServedModel
+from llmc.runtime.server.text_offsets import OutputOffsets, prompt_offsets
 from llmc.runtime.server.token_logprobs import prompt_logprobs_json
 
 
@@ -22,15 +22,25 @@ class EchoedPrompt:
 
 @dataclass
 class _Choice:
-    """A choice so far; offset: characters of the tokens told of before, for text_offset."""
+    """A choice so far. offsets: of the output's tokens in its text. prompt: how many characters of `text` are the
+    prompt's."""
 
+    offsets: OutputOffsets
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     logprobs: dict[str, list[Any]] = field(default_factory=dict)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-    offset: int = 0
+    prompt: int = 0
     begun: bool = False
+
+
+class _Told(NamedTuple):
+    """A token that a client is told of. offset: where it begins in the text. entry: its log-probability, if known."""
+
+    token: int
+    offset: int
+    entry: TokenLogprobs | None
 
 
 class CompletionReply(Reply[CompletionRequest]):
@@ -51,7 +61,10 @@ class CompletionReply(Reply[CompletionRequest]):
         self._prompts = prompts
         self._drops_output = drops_output
         self._per_prompt = body.n or 1
-        self._choices = [_Choice() for _ in range(len(prompts) * self._per_prompt)]
+        self._tokenizer = model.engine.engine.tokenizer
+        skips = body.skip_special_tokens
+        count = len(prompts) * self._per_prompt
+        self._choices = [_Choice(OutputOffsets(self._tokenizer, skip_special_tokens=skips)) for _ in range(count)]
         self._prompt_logprobs: list[tuple[TokenLogprobs | None, ...] | None] = [None] * len(prompts)
         self._usage: list[Usage] = [Usage(0, 0, 0)] * len(prompts)
 
@@ -85,20 +98,28 @@ class CompletionReply(Reply[CompletionRequest]):
         number = index * self._per_prompt + delta.index
         choice = self._choices[number]
         text: str = ""
-        told: list[tuple[int, TokenLogprobs | None]] = []
+        told: list[_Told] = []
         if not choice.begun and self._body.echo:
-            text += self._prompts[index].text
-            found = self._prompt_logprobs[index]
-            told += () if found is None else zip(self._prompts[index].ids, found, strict=True)
+            prompt, found = self._prompts[index], self._prompt_logprobs[index]
+            text, choice.prompt = prompt.text, len(prompt.text)
+            if found is not None:
+                offsets = prompt_offsets(self._tokenizer, prompt.text, prompt.ids)
+                told += map(_Told, prompt.ids, offsets, found)
         choice.begun = True
         if not self._drops_output:
             text += delta.text
-            told += ((entry.token_id, entry) for entry in delta.logprobs or ())
             choice.tokens += delta.token_ids
+            for known in delta.logprobs or ():
+                offset = choice.prompt + choice.offsets.next(known.token_id)
+                told.append(_Told(known.token_id, offset, known))
         choice.text += text
-        logprobs = None if self._body.logprobs is None else self._logprobs(choice, told)
+        logprobs = None if self._body.logprobs is None else self._logprobs(told)
         for name, values in (logprobs or {}).items():
             choice.logprobs.setdefault(name, []).extend(values)
+        if delta.finish_reason is not None and "text_offset" in choice.logprobs:
+            # Tokens of a stop string that the text leaves out.
+            for offsets in (choice.logprobs["text_offset"], (logprobs or choice.logprobs)["text_offset"]):
+                offsets[:] = [min(offset, len(choice.text)) for offset in offsets]
         choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
         entry = self._entry(number, text, logprobs, delta.finish_reason, delta.stop_reason)
         if self._body.return_token_ids:
@@ -108,15 +129,13 @@ class CompletionReply(Reply[CompletionRequest]):
     def _entry(self, number: int, text: str, logprobs: Json | None, finish: str | None, stop: str | int | None) -> Json:
         return {"index": number, "text": text, "logprobs": logprobs, "finish_reason": finish, "stop_reason": stop}
 
-    def _logprobs(self, choice: _Choice, told: Sequence[tuple[int, TokenLogprobs | None]]) -> dict[str, list[Any]]:
+    def _logprobs(self, told: Sequence["_Told"]) -> dict[str, list[Any]]:
         """Tokens in OpenAI's four parallel lists; the first of a prompt has no probability."""
-        tokens = [self._text(token) for token, _ in told]
-        *offsets, choice.offset = accumulate(map(len, tokens), initial=choice.offset)
         return {
-            "text_offset": offsets,
-            "token_logprobs": [None if entry is None else entry.logprob for _, entry in told],
-            "tokens": tokens,
-            "top_logprobs": [None if entry is None else self._top(entry) for _, entry in told],
+            "text_offset": [each.offset for each in told],
+            "token_logprobs": [None if each.entry is None else each.entry.logprob for each in told],
+            "tokens": [self._text(each.token) for each in told],
+            "top_logprobs": [None if each.entry is None else self._top(each.entry) for each in told],
         }
 
     def _top(self, entry: TokenLogprobs) -> dict[str, float]:

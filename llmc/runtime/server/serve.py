@@ -4,7 +4,8 @@ import asyncio
 import random
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -32,6 +33,7 @@ from llmc.runtime.server.responses.store import ResponseStore
 from llmc.runtime.server.sampling import SamplingDefaults, engine_defaults
 from llmc.runtime.server.served_model import ServedModel
 from llmc.runtime.server.thinking import think_tags
+from llmc.runtime.server.throughput import LOGGER, log_throughput
 from llmc.runtime.server.token_texts import TokenTexts
 from llmc.runtime.server.tokenizing import Tokenizing
 from llmc.runtime.server.tool_calls import FORMS, ToolForm, form_of_template
@@ -57,7 +59,13 @@ def serve(options: ServeOptions, listening: Callable[[str], None]) -> bool:
         model = open_model(options, registry)
         try:
             app = create_app(model, registry, options, hosts_of(options))
-            server = DrainingServer(app, options, model.lifecycle, lambda: listening(address_of(listener, options)))
+            server = DrainingServer(
+                app,
+                options,
+                model.lifecycle,
+                lambda: listening(address_of(listener, options)),
+                partial(log_throughput, model.engine, f"replica {options.replica_index}" * options.behind_router),
+            )
             model.engine.when_dead(server.end)
             with event_loop() as runner:
                 runner.run(server.serve(sockets=[listener]))
@@ -206,20 +214,30 @@ def uvicorn_config(app: ASGIApp, options: ServeOptions) -> uvicorn.Config:
 def _log_config(level: str) -> dict[str, Any]:
     """uvicorn's, in which llmc's own lines look like those of uvicorn."""
     ours = {"handlers": ["default"], "level": LOG_LEVELS[level], "propagate": False}
-    return {**LOGGING_CONFIG, "loggers": {**LOGGING_CONFIG["loggers"], "llmc": ours}}
+    throughput = {**ours, "level": LOG_LEVELS["info" if level == "warning" else level]}
+    return {**LOGGING_CONFIG, "loggers": {**LOGGING_CONFIG["loggers"], "llmc": ours, LOGGER: throughput}}
 
 
 class DrainingServer(uvicorn.Server):
     """uvicorn's server, which on SIGTERM or SIGINT first finishes what is in flight; new requests get 503 meanwhile. A
-    second signal ends it at once. drained: whether nothing was left when it ended.
+    second signal ends it at once. drained: whether nothing was left when it ended. beside: what runs while it serves.
     """
 
-    def __init__(self, app: FastAPI, options: ServeOptions, lifecycle: Lifecycle, started: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        app: FastAPI,
+        options: ServeOptions,
+        lifecycle: Lifecycle,
+        started: Callable[[], None],
+        beside: Callable[[], Coroutine[Any, Any, None]] | None = None,
+    ) -> None:
         super().__init__(uvicorn_config(app, options))
         self.drained = False
         self._lifecycle = lifecycle
         self._seconds = options.drain_seconds
         self._started = started
+        self._beside = beside
+        self._task: asyncio.Task[None] | None = None
         self._draining: asyncio.Task[None] | None = None
         self._is_ending = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -231,6 +249,13 @@ class DrainingServer(uvicorn.Server):
             self._drain_soon()
         elif not self.should_exit:
             self._started()
+            if self._beside is not None:
+                self._task = asyncio.create_task(self._beside())
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        await super().shutdown(sockets=sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Not passed on to uvicorn, which would raise the signal again after a clean shutdown."""

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Iterable, Sequence
 
-_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
 class OutputText:
@@ -11,7 +11,8 @@ class OutputText:
 
     The window starts at a token boundary where the text was complete, one boundary earlier than what is out already,
     because decoders treat the first token of a text specially (as in vLLM's incremental detokenizer).
-    keep_stop: the stop string stays in the text. stopped_by: the stop string that was found.
+    keep_stop: the stop string stays in the text. stopped_by: the stop string that was found. pending: how many U+FFFD
+    the text would end with if no token followed, for bytes that may still become a character.
     """
 
     def __init__(
@@ -26,6 +27,7 @@ class OutputText:
         self._window_taken = 0
         self._text = ""
         self._read = 0
+        self.pending = 0
         self.stopped_by: str | None = None
 
     def fork(self) -> "OutputText":
@@ -44,7 +46,8 @@ class OutputText:
         is complete only now."""
         self._ids.append(token)
         text = self._decode(self._ids[self._window :])
-        complete = text.rstrip(_INCOMPLETE)
+        complete = text.rstrip(INCOMPLETE)
+        self.pending = len(text) - len(complete)
         if len(complete) == len(text):
             self._append(text, may_stop)
             self._window, self._boundary = self._boundary, len(self._ids)

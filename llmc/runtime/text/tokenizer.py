@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -104,6 +104,12 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for inside a text, which need not be whole characters."""
         return self._vocabulary_bytes[token_id] if 0 <= token_id < len(self._vocabulary_bytes) else b""
+
+    @cached_property
+    def special_tokens(self) -> Mapping[int, str]:
+        """The tokens that `decode` leaves out unless told otherwise, and their texts."""
+        added = self._fast.get_added_tokens_decoder() if self.exists else {}
+        return {i: token.content for i, token in added.items() if token.special}
 
     @cached_property
     def longest_token(self) -> int:

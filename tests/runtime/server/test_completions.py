@@ -112,6 +112,29 @@ def test_log_probabilities_are_those_of_transformers(client: httpx.Client, engin
         assert logprobs["text_offset"][1] == len(logprobs["tokens"][0])
 
 
+@pytest.mark.parametrize("prompt", ["é I am", "naïve 🙂🙂 café", [5, 99, 230, 17, 640, 127, 4]])
+def test_offsets_are_offsets_into_the_text(client: httpx.Client, prompt: object) -> None:
+    """Where tokens are parts of characters, and where a stop string is left out; the same in streams."""
+    asked = {"prompt": prompt, "echo": True, "logprobs": 0, "temperature": 1, "seed": 3, "max_tokens": 12}
+    for more in (
+        {"guided_regex": "(é|🙂| über|東){4}"},
+        {},
+        {"stop": ["e", " "]},
+        {"ignore_eos": True, "logit_bias": {"0": 9}},
+    ):
+        whole = complete(client, **asked, **more)["choices"][0]
+        text, logprobs = whole["text"], whole["logprobs"]
+        offsets = logprobs["text_offset"]
+        assert offsets == sorted(offsets) and all(0 <= offset <= len(text) for offset in offsets)
+        for token, offset in zip(logprobs["tokens"], offsets, strict=True):
+            left_out = offset == len(text) or token.startswith(("bytes:", "<|"))
+            assert left_out or text[offset:].startswith(token) or token.startswith(text[offset:]), (token, offset, text)
+        chunks = [c["choices"][0]["logprobs"] for c in events(client, "/v1/completions", **asked, **more)]
+        assert [token for chunk in chunks for token in chunk["tokens"]] == logprobs["tokens"]
+        streamed = [offset for chunk in chunks for offset in chunk["text_offset"]]
+        assert all(min(one, len(text)) == two for one, two in zip(streamed, offsets, strict=True))
+
+
 def test_echo_alone_and_streamed(client: httpx.Client) -> None:
     only = complete(client, prompt="The king", max_tokens=0, echo=True, logprobs=1)
     assert only["choices"][0]["text"] == "The king"

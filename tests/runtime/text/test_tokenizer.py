@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
+from llmc.runtime.server.text_offsets import prompt_offsets
 from llmc.runtime.text.tokenizer import Tokenizer
 from tests.listed_files import listed_files
 
@@ -86,3 +88,18 @@ def test_a_pair_encoder_gives_what_pairs_encode_to(tmp_path: Path) -> None:
             assert encode(pair) == tokenizer.encode(text, pair) == fast.encode(text, pair).ids
         assert tokenizer.encode(text) == fast.encode(text).ids
     assert tokenizer.longest_token == max(len(tokenizer.token_bytes(i)) for i in range(4096)) == 32
+
+
+def test_offsets_of_a_prompt_skip_special_tokens_that_its_text_has_not(tmp_path: Path) -> None:
+    fast = FastTokenizer.from_file(str(BARD))
+    fast.post_processor = TemplateProcessing(single="<|bos|> $A <|bos|>", special_tokens=[("<|bos|>", 0)])
+    tokenizer = tokenizer_at(tmp_path, fast.to_str())
+    for text in ("The kïng", "The <|bos|> 🙂", "東 <|bos|>"):
+        ids = tokenizer.encode(text)
+        found = prompt_offsets(tokenizer, text, ids)
+        assert ids[0] == ids[-1] == 0 and (found[0], found[-1]) == (0, len(text))
+        places = [*found[1:-1], len(text)]
+        pieces = [text[begin:end] for begin, end in pairwise(places)]
+        assert "".join(pieces) == text
+        for token, piece in zip(ids[1:-1], pieces, strict=True):
+            assert piece.encode().endswith(tokenizer.token_bytes(token)) or not piece

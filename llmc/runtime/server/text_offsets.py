@@ -1,0 +1,37 @@
+"""Where tokens begin in the text that they are given with: OpenAI's `text_offset`, in characters of that text."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from llmc.runtime.text.output_text import INCOMPLETE, OutputText
+from llmc.runtime.text.tokenizer import Tokenizer
+
+
+class OutputOffsets:
+    """Of an output's tokens, one after the other, as its text grows: a token that is a part of a character begins where
+    the character does, and a special token that the text leaves out where the next one does."""
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+        self._text = OutputText(partial(tokenizer.decode, skip_special_tokens=skip_special_tokens), ())
+
+    @property
+    def end(self) -> int:
+        """The length of the text so far."""
+        return len(self._text.text())
+
+    def next(self, token: int) -> int:
+        """Where the output's next token begins in its text."""
+        begin, pending = len(self._text.text()), self._text.pending
+        self._text.add(token)
+        # Bytes before the token that have not become a character after all.
+        added = self._text.text()[begin : begin + pending]
+        return begin + len(added) - len(added.lstrip(INCOMPLETE))
+
+
+def prompt_offsets(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> list[int]:
+    """Where the tokens of a prompt begin in its text, which need not hold the special tokens around them."""
+    offsets, found = OutputOffsets(tokenizer, skip_special_tokens=False), list[int]()
+    for token in ids:
+        content, end = tokenizer.special_tokens.get(token), offsets.end
+        found.append(offsets.next(token) if content is None or text.startswith(content, end) else end)
+    return [min(offset, len(text)) for offset in found]
