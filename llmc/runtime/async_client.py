@@ -166,4 +166,13 @@ def unavailable() -> UnavailableError:
 
 def engine_died(failure: EngineFailureError) -> UnavailableError:
     """What a request gets that nobody can go on with."""
-    return UnavailableError(f"the engine has died: {failure.problem}", fix="send it to another server, or try again")
+    found = UnavailableError("a step of the engine has failed, and it is dead", fix="see the log, and restart it")
+    found.__cause__ = failure
+    return found
+
+
+def step_failed(failure: EngineFailureError) -> UnavailableError:
+    """What a request gets that was in flight when a step failed, after which the engine goes on."""
+    found = UnavailableError("a step of the engine has failed, which ends the request", fix="try again")
+    found.__cause__ = failure
+    return found

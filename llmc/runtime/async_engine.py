@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from llmc.api.keywords import shows_keywords
 from llmc.errors import EngineFailureError, RankError, RequestError, UnavailableError
-from llmc.runtime.async_client import Client, engine_died, unavailable
+from llmc.runtime.async_client import Client, engine_died, step_failed, unavailable
 from llmc.runtime.clients_in_flight import ClientsInFlight
 from llmc.runtime.engine import Engine
 from llmc.runtime.engine_stats import EngineStats, RequestView, StepRecord
@@ -345,7 +345,7 @@ class AsyncEngine:
             raise error
         self._is_reopening = True
         failure = step_failure(error)
-        ended = self._clients.fail_all(UnavailableError(failure.problem, fix="try again"), self._loop)
+        ended = self._clients.fail_all(step_failed(failure), self._loop)
         self._clients.send()
         _log.error("%s; %d requests end with an error", failure.problem, ended, exc_info=error)
         self._restarted += 1

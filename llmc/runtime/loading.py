@@ -50,9 +50,8 @@ def load(
     where those end; default as in snapshot_count. output_cache_bytes: keep the answers to requests without chance
     (greedy, seeded, beam search). speculation: what drafts tokens that may come next, in a dict or JSON, as vLLM's
     --speculative-config. check_weights: compare the weights' hashes, beside the start: if they are corrupt,
-    EngineFormatError comes before the first token or logit. owned: a directory to delete with the engine. In a process
-    that torchrun started as a rank but the first, this ends with it. Raises EngineFormatError, TargetError,
-    OptionError, RankError.
+    EngineFormatError comes before the first token or logit. owned: a directory to delete with the engine. A process
+    that torchrun started as another rank than the first ends here. Raises the errors named, OptionError and RankError.
     """
     drafts = None if speculation is None else _speculative_config(speculation, output_cache_bytes)
     place = path_argument("path", path)

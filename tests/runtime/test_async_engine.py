@@ -166,7 +166,7 @@ def test_a_stuck_or_dead_loop_is_not_healthy(path: Path) -> None:
         executor.error = RuntimeError("the device fell off the bus")
         with pytest.raises(
             UnavailableError,
-            match="the engine has died: a step of the engine has failed: RuntimeError: the device fell off the bus",
+            match="a step of the engine has failed",
         ):
             await listen(running, request("doomed", PROMPTS[1], SamplingParams(max_tokens=2)))
         assert not running.is_healthy(600.0)

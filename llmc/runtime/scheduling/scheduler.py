@@ -21,6 +21,7 @@ from llmc.runtime.scheduling.adapter_slots import AdapterSlots
 from llmc.runtime.scheduling.block_pool import BlockPool
 from llmc.runtime.scheduling.deadlines import Deadlines
 from llmc.runtime.scheduling.decode_set import DecodeSet
+from llmc.runtime.scheduling.families import Families
 from llmc.runtime.scheduling.request_blocks import RequestBlocks
 from llmc.runtime.scheduling.step_plan import Chunk, StepOutline, StepPlan
 from llmc.runtime.scheduling.waiting_requests import WaitingRequests
@@ -76,9 +77,7 @@ class Scheduler:
         # Not more than a step has room for, so every decoding request is in every step.
         self._free_seats = list(range(min(limits.max_sequences, self._budget, self._rows) - 1, -1, -1))
         self._deadlines = Deadlines()
-        # All sequences of each client's request, and the clients' requests that have failed in this step.
-        self._families: dict[Origin, dict[Request, None]] = {}
-        self._failed: list[Origin] = []
+        self._families = Families()
         self._arrivals = 0
         self._number = 0
 
@@ -101,7 +100,7 @@ class Scheduler:
         """Queue a request of at most max_model_len tokens; the pool must hold at least one of that length."""
         self._arrivals += 1
         request.standing.sequence = self._arrivals
-        self._families.setdefault(request.origin, {})[request] = None
+        self._families.add(request)
         self._waiting.add(request)
         self._deadlines.watch(request)
 
@@ -112,7 +111,7 @@ class Scheduler:
         """
         first, own = parent.standing, child.standing
         own.sequence, own.started = first.sequence, first.started
-        self._families.setdefault(child.origin, {})[child] = None
+        self._families.add(child)
         self._deadlines.watch(child)
         if not first.is_seated or not self._free_seats:
             self._waiting.put_back(child)
@@ -136,10 +135,7 @@ class Scheduler:
 
     def remove(self, request: Request) -> None:
         """Forget a request and free its blocks at once; one that is gone already is no error."""
-        family = self._families.get(request.origin, {})
-        family.pop(request, None)
-        if not family:
-            self._families.pop(request.origin, None)
+        self._families.remove(request)
         if request.decoding.place is not None or request in self._drafting:
             self._stop_decoding(request)
         elif request in self._parked:
@@ -160,21 +156,18 @@ class Scheduler:
 
     def drop(self, origin: Origin) -> None:
         """Remove all sequences of a client's request."""
-        for request in list(self._families.get(origin, ())):
+        for request in self._families.members(origin):
             self.remove(request)
 
     def fail(self, request: Request, error: RequestError) -> None:
         """End a client's request with an error. Its sequences stay in the step that is under way, which gives them
         nothing any more, and hold their blocks until `drop_failed`."""
-        for each in {request: None, **self._families.get(request.origin, {})}:
-            each.fail(error)
-        self._failed.append(request.origin)
+        self._families.fail(request, error)
 
     def drop_failed(self) -> None:
         """Remove the sequences of requests that have failed, when no step is under way."""
-        failed, self._failed = self._failed, []
-        for origin in failed:
-            self.drop(origin)
+        for request in self._families.take_failed():
+            self.remove(request)
 
     def advance(self, chunk: Chunk, tokens: int) -> None:
         """So many of the chunk's tokens have been computed: all, but of those with drafts what came true."""

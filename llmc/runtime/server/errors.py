@@ -72,7 +72,7 @@ def of_llmc_error(error: LlmcError) -> ApiError:
     if isinstance(error, ContextLengthError):
         return ApiError(400, message, param=error.at, code="context_length_exceeded")
     if isinstance(error, RequestFaultError):
-        return ApiError(500, message)
+        return ApiError(500, "serving the request has failed; the server's log says why")
     if isinstance(error, RequestError) and not isinstance(error, ModelFailureError):
         return ApiError(400, message, param=error.at)
     return ApiError(400 if isinstance(error, AdapterError) else 500, message)
@@ -94,7 +94,7 @@ def answer_to(scope: Scope, error: Exception) -> ApiError:
         return found
     identity = request_id(scope)
     asked = f"{scope['method']} {scope['path']!r:.200}"
-    reason = f"{type(error).__name__}: {error}" if traceback is error else found.message
+    reason = error.problem if isinstance(error, LlmcError) else f"{type(error).__name__}: {error}"
     _log.error("request %s, %s: 500: %s", identity, asked, reason, exc_info=traceback)
     return ApiError(500, f"{found.message} (request {identity})", param=found.param, code=found.code)
 

@@ -56,7 +56,7 @@ def cut(model: ServedModel, fields: RowFields, ids: list[int]) -> list[int]:
     how to cut them."""
     asked = fields.truncate_prompt_tokens
     if asked is None and len(ids) > model.max_model_len:
-        raise too_long(f"{len(ids):,} tokens", model.max_model_len, "input")
+        raise too_long(f"{len(ids)} tokens", model.max_model_len, "input")
     if asked == 0:
         raise bad_request("truncate_prompt_tokens is -1 or at least 1", "truncate_prompt_tokens")
     most = model.max_model_len if asked is None or asked < 0 else min(asked, model.max_model_len)

@@ -39,7 +39,7 @@ class Tokenizing:
         self.check(text, most, "prompt")
         (found,) = await self.of_all([text], partial(self._tokenizer.encode, add_special_tokens=add_special_tokens))
         if len(found) > most:
-            raise too_long(f"{len(found):,} tokens", most, "prompt")
+            raise too_long(f"{len(found)} tokens", most, "prompt")
         return found
 
     async def of_all(self, texts: Sequence[str], encode: Encode) -> list[list[int]]:
@@ -57,7 +57,7 @@ class Tokenizing:
         check_text(text, param)
         least = -(-len(text) // self.longest_token)
         if least > most:
-            raise too_long(f"at least {least:,} tokens ({len(text):,} characters)", most, param)
+            raise too_long(f"at least {least} tokens ({len(text)} characters)", most, param)
 
     @property
     def longest_token(self) -> int:
@@ -80,7 +80,7 @@ class Tokenizing:
 def too_long(count: str, most: int, param: str) -> ContextLengthError:
     """count: what the text has."""
     return ContextLengthError(
-        f"the {'prompt' if param == 'prompt' else 'text'} has {count}, and this engine reads at most {most:,}",
+        f"the {'prompt' if param == 'prompt' else 'text'} has {count}, and this engine reads at most {most}",
         at=param,
         fix="shorten it, or have it cut by truncate_prompt_tokens",
     )

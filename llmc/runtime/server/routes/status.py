@@ -28,9 +28,8 @@ def status_routes(model: ServedModel, registry: CollectorRegistry) -> APIRouter:
 
     @router.get("/health", response_model=None)
     async def health() -> Response:
-        failure = model.engine.failure
-        if failure is not None:
-            raise ApiError(503, f"the engine has died, and the server ends: {failure.problem}")
+        if model.engine.failure is not None:
+            raise ApiError(503, "a step of the engine has failed, and the server ends; its log says why")
         if model.lifecycle.draining:
             raise ApiError(503, "the server is shutting down")
         if not model.engine.takes_requests:
