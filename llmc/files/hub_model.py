@@ -7,10 +7,14 @@ huggingface_hub fetches them into its own cache and shows how far it is; its set
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
+from functools import partial
 from os import PathLike
 from pathlib import Path
 
-from llmc.errors import CheckpointError
+from llmc.errors import CheckpointError, LlmcError
+from llmc.files.hub_answers import COMMIT, HubAnswers
+from llmc.files.storage_error import NO_ROOM, storage_error
 
 _DESCRIPTION = ("*.json", "*.jinja")
 
@@ -87,11 +91,13 @@ def model_name(directory: Path) -> str:
 
 
 _NAME = re.compile(
-    r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?(:(?P<type>\w[\w.-]*))?"
+    r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w-][\w.-]*(/[\w-][\w.-]*)*))?(:(?P<type>\w[\w.-]*))?"
 )
 _SNAPSHOTS = re.compile(r"models--(?P<repository>.+)/snapshots")
 
 
+# What huggingface_hub meets in an answer of another shape.
+_OF_READING = (AssertionError, AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError)
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 
 
@@ -118,27 +124,45 @@ def _gguf_file(name: HubName, type: str) -> Path:
 
 def _fetched(name: HubName, files: HubFiles) -> Path:
     # Takes a while to import, and a directory does without.
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.file_download import repo_folder_name
 
+    from llmc.files.hub_client import checked_client
+
+    place = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name.repository, repo_type="model")
+    given = name.revision if name.revision and COMMIT.fullmatch(name.revision) else None
     try:
-        found = snapshot_download(
-            name.repository,
-            revision=name.revision,
-            allow_patterns=list(files.patterns),
-            ignore_patterns=list(files.left_out),
-            library_name="llmc",
-        )
-    except Exception as error:  # Also of whichever HTTP library the hub's client has: requests, httpx or httpx2.
+        with checked_client(HubAnswers(name.repository, place, partial(_is_wanted, files), given)):
+            found = snapshot_download(
+                name.repository,
+                revision=name.revision,
+                allow_patterns=list(files.patterns),
+                ignore_patterns=list(files.left_out),
+                library_name="llmc",
+            )
+    except LlmcError:
+        raise
+    except Exception as error:  # Also of whichever HTTP library the hub's client has: httpx or httpx2.
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            content = f"what is fetched of {name.repository}"
+            raise storage_error(error, place, content=content, elsewhere="set HF_HOME to a directory") from None
         problem, fix = _reason(error, name)
         raise CheckpointError(f"{name.repository} {problem}", at=name.repository, fix=fix) from None
     return Path(found)
+
+
+def _is_wanted(files: HubFiles, name: str) -> bool:
+    is_named = any(fnmatch(name, each) for each in files.patterns)
+    return is_named and not any(fnmatch(name, each) for each in files.left_out)
 
 
 def _reason(error: Exception, name: HubName) -> tuple[str, str]:
     """The problem and what to do."""
     from huggingface_hub import errors as hub
 
-    text = " ".join(str(error.__cause__ or error).split())
+    cause = error.__cause__ or error
+    text = _printable(str(cause))
+    try_it = f"see whether this works: {name.command}"
     if isinstance(error, hub.GatedRepoError):
         page = f"https://huggingface.co/{name.repository}"
         return "asks those who use it for their consent", f"agree at {page}, then `hf auth login` or set HF_TOKEN"
@@ -147,7 +171,18 @@ def _reason(error: Exception, name: HubName) -> tuple[str, str]:
         return "is no directory here and no model on the hub", fix
     if isinstance(error, hub.RevisionNotFoundError):
         return f"has no revision {name.revision!r}", "name a branch, a tag or a commit that it has"
+    if isinstance(cause, hub.FileMetadataError):
+        return "cannot be fetched: what answers is not a Hugging Face hub", "set HF_ENDPOINT to one, or leave it out"
     if isinstance(error, hub.LocalEntryNotFoundError):
         fix = f"where there is a network: {name.command}; HF_HOME says where the cache is"
         return f"is no directory here, and the hub cannot be asked for it: {text:.200}", fix
-    return f"cannot be fetched: {text:.200}", f"see whether this works: {name.command}"
+    if type(error).__name__ == "TooManyRedirects":
+        return "cannot be fetched: the hub leads from address to address without end", try_it
+    if isinstance(error, _OF_READING) and not isinstance(error, hub.HFValidationError | OSError):
+        return "cannot be fetched: what the hub answers does not describe a model", try_it
+    return f"cannot be fetched: {text:.200}", try_it
+
+
+def _printable(text: str) -> str:
+    """In one line, and without what a terminal would take for commands."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from llmc.errors import EngineFormatError
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 
 def storage_error(
     error: OSError,
@@ -17,7 +19,7 @@ def storage_error(
 ) -> EngineFormatError:
     """The error of a failed write. needed: bytes that were still to be written, if known. content: what was written.
     elsewhere: how to name another place, which `that …` or `on …` may follow."""
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if error.errno not in NO_ROOM:
         return EngineFormatError(
             f"cannot write {content}: {error.strerror}", at=path, fix=f"{elsewhere} that you may write to"
         )
