@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -28,6 +27,8 @@ from llmc.engine_format.path_argument import path_argument
 from llmc.engine_format.reader import DRAFT, DRAFT_IDS_NAME, REPORT_NAME, SHARED_NAME
 from llmc.engine_format.writer import EngineWriter
 from llmc.errors import BuildWarning, LoweringError, OptionError, PassError
+from llmc.files.scratch_directory import ScratchDirectory
+from llmc.files.storage_error import full_disk_told
 from llmc.files.tokenizer_files import name_of
 from llmc.frontends.capture import capture
 from llmc.frontends.captured import Captured, Model
@@ -53,6 +54,7 @@ from llmc.report.coverage.coverage import check_complete
 from llmc.report.page.page import report_page
 from llmc.runtime.engine import Engine
 from llmc.runtime.loading import load
+from llmc.settings import settings
 from llmc.simulation.choose_division import DivisionWish, consider_divisions
 from llmc.targets import Target, resolve_target
 
@@ -87,8 +89,8 @@ def compile(
     simulator finds best under the load of a trace (by default 200 requests at once; docs/parallel.md). options: the
     fields of llmc.options.BuildOptions. Raises LlmcError.
     """
-    owned = None if output is not None else tempfile.TemporaryDirectory(prefix="llmc-")
-    path = output if owned is None else Path(owned.name) / "engine.llmc"
+    owned = None if output is not None else ScratchDirectory()
+    path = output if owned is None else owned.path / "engine.llmc"
     assert path is not None
     wish: Any = {"parallel": parallel, "ranks": ranks, "memory": memory, "trace": trace}
     built = build(model, path, target=target, passes=passes, tokenizer=tokenizer, **wish, **options)
@@ -114,14 +116,14 @@ def build(
     place, resolved, parsed = path_argument("output", output), resolve_target(target), parse_options(options)
     wish = DivisionWish(parallel, ranks, memory, None if trace is None else path_argument("trace", trace))
     wish.check(options)
+    pipeline, kind = default() if passes is None else _checked(passes), kind_of(resolved)
+    kind.check(parsed)  # Before a model is fetched.
     opened = open_model(model)
-    pipeline = default() if passes is None else _checked(passes)
     if parallel is not None:
         parsed = parsed.model_copy(update=consider_divisions(opened, resolved, wish, options, pipeline).sizes())
-    kind = kind_of(resolved)
-    kind.check(parsed)
+        kind.check(parsed)
     parsed, notes = in_dtype_of_target(opened, resolved, kind, parsed)
-    with given_tokenizer(tokenizer) as tokenizer_files:
+    with full_disk_told(place.parent, settings().cache_dir), given_tokenizer(tokenizer) as tokenizer_files:
 
         def captured() -> Captured:
             found = with_tokenizer(capture(opened, parsed), tokenizer_files)

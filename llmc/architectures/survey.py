@@ -1,10 +1,8 @@
 """Build a tiny model of an architecture and compare it with transformers: how far it gets, and why not farther."""
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +12,7 @@ from numpy.typing import NDArray
 from llmc.architectures.tiny_config import tiny_architecture
 from llmc.compiler import build
 from llmc.errors import LlmcError
+from llmc.files.scratch_directory import ScratchDirectory
 from llmc.runtime.loading import load
 
 # Largest |Δlogit| over the logits' standard deviation: what re-ordered fp32 sums may cost.
@@ -92,8 +91,8 @@ def outcome_json(outcome: Outcome) -> dict[str, Any]:
 
 def _built(model: Any, tokens: list[int], target: str) -> tuple[NDArray[np.float32], Mapping[str, int]]:
     """The engine's logits, and the memory of its manifest."""
-    with tempfile.TemporaryDirectory(prefix="llmc-models-") as directory:
-        path = Path(directory) / "engine.llmc"
+    with ScratchDirectory() as directory:
+        path = directory / "engine.llmc"
         build(model, path, target=target, dtype="float32", max_model_len=64)
         with load(path) as engine:
             return engine.logits(tokens), engine.manifest.memory

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from llmc.files.atomic_directory import TEMPORARY_SUFFIX
 from llmc.files.file_lock import is_at, is_locked, try_lock
+from llmc.files.locked_directory import TEMPORARY_SUFFIX
 
 DEFAULT_BYTES = 50 << 30
 LOCK_SUFFIX = ".lock"

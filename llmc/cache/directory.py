@@ -23,8 +23,8 @@ from llmc.cache.contents import (
 )
 from llmc.cache.trust import ELSEWHERE, close_to_others, distrust, make_private
 from llmc.errors import OptionError
-from llmc.files.atomic_directory import TEMPORARY_SUFFIX
 from llmc.files.file_lock import is_at, wait_for_lock
+from llmc.files.locked_directory import TEMPORARY_SUFFIX
 from llmc.settings import settings
 
 

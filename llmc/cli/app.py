@@ -4,6 +4,7 @@ import atexit
 import importlib
 import os
 import sys
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
@@ -14,6 +15,7 @@ from llmc.cli.missing_package import missing_package
 from llmc.cli.option_group import expand_groups
 from llmc.cli.shown_warnings import show_warnings_plainly
 from llmc.errors import LlmcError
+from llmc.files.storage_error import full_disk_told
 
 INTERRUPTED = 130
 
@@ -87,7 +89,8 @@ def main() -> None:
     """Run the command line. LlmcError: its exit code and one clean message; its traceback with LLMC_DEBUG=1."""
     show_warnings_plainly()
     try:
-        command_line(asked_verb())(standalone_mode=True)
+        with full_disk_told(Path()):
+            command_line(asked_verb())(standalone_mode=True)
     except (LlmcError, ModuleNotFoundError) as error:
         told = error if isinstance(error, LlmcError) else missing_package(error)
         if told is None or os.environ.get("LLMC_DEBUG") == "1":

@@ -6,7 +6,6 @@ import contextlib
 import json as json_text
 import shlex
 import sys
-import tempfile
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +20,7 @@ from llmc.cli.model_options import ModelOptions
 from llmc.cli.sample_options import SampleOptions
 from llmc.cli.status_line import status_line
 from llmc.errors import LlmcError, OptionError
+from llmc.files.scratch_directory import ScratchDirectory
 
 if TYPE_CHECKING:
     from llmc.debug.bisect import Culprit, Outline, Probe
@@ -51,8 +51,8 @@ def bisect(
     if at is None and directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise OptionError("the directory is not empty", at=directory, fix="name another with --output, or remove it")
     console = Console(highlight=False, emoji=False, stderr=json)
-    with status_line("capture") as tell, tempfile.TemporaryDirectory(prefix="llmc-bisect-") as scratch:
-        session = open_session(model, options, sample, asked, target, good, Path(scratch), tell)
+    with status_line("capture") as tell, ScratchDirectory() as scratch:
+        session = open_session(model, options, sample, asked, target, good, scratch, tell)
         tell("run the check")
         shown = partial(_show_probe, console, session.whole)
         if at is not None:

@@ -4,7 +4,6 @@ import contextlib
 import os
 import statistics
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from llmc.debug.bisect import Outcome, Pipeline, cut_graph
 from llmc.debug.difference import difference
 from llmc.debug.memo_run import MemoRun
 from llmc.errors import LlmcError, OptionError
+from llmc.files.scratch_directory import ScratchDirectory
 from llmc.graph.render import render
 from llmc.runtime.loading import load
 from llmc.runtime.sampling.sampling_params import SamplingParams
@@ -72,9 +72,9 @@ class CommandCheck:
 
     def __call__(self, number: int) -> Outcome:
         """Make the cut and run the command on it."""
-        with tempfile.TemporaryDirectory(prefix="llmc-bisect-") as directory:
+        with ScratchDirectory() as directory:
             try:
-                values = {"number": str(number), **self._files(number, Path(directory))}
+                values = {"number": str(number), **self._files(number, directory)}
             except LlmcError as error:
                 return Outcome(False, error.problem)
             command = self.command

@@ -1,6 +1,5 @@
 """The second opinion: a graph of any stage, exported and run by onnxruntime, whose kernels nobody here has written."""
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from llmc.codegen.onnx.installed import require_onnx
 from llmc.engine_format.engine_kinds import MODEL_NAME
+from llmc.files.scratch_directory import ScratchDirectory
 from llmc.graph.execute import sequence_inputs
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import WeightSource
@@ -32,8 +32,8 @@ class OnnxOracle:
         self._graph = graph
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # Of errors alone.
-        with tempfile.TemporaryDirectory(prefix="llmc-onnx-") as directory:
-            write_model_files(graph, source, Path(directory), nothing)
+        with ScratchDirectory() as directory:
+            write_model_files(graph, source, directory, nothing)
             self._session = onnxruntime.InferenceSession(
                 str(Path(directory, MODEL_NAME)), options, providers=["CPUExecutionProvider"]
             )

@@ -10,7 +10,7 @@ from llmc.engine_format.program_check import check_program
 from llmc.engine_format.weight_check import WeightCheck, compare_hashes
 from llmc.engine_format.weight_file import StoredTensor, check_slot, read_header
 from llmc.errors import EngineFormatError, TargetError
-from llmc.files.atomic_directory import TEMPORARY_SUFFIX
+from llmc.files.locked_directory import TEMPORARY_SUFFIX
 from llmc.files.typed_json import REBUILD
 from llmc.formats.pruned_part import PrunedPart
 from llmc.formats.quantized_weight import QuantizedWeight

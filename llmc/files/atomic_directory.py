@@ -1,7 +1,7 @@
 """A directory that appears whole or not at all: filled under a temporary name beside its destination, then renamed.
 
-The temporary directory is locked (flock) while its process lives, so that the next build can tell what a killed one
-left behind and remove it. Nothing with the suffix TEMPORARY_SUFFIX is ever loaded.
+What a killed process has left under a temporary name is removed by the next one with the same destination. Nothing with
+the suffix TEMPORARY_SUFFIX is ever loaded.
 """
 
 import ctypes
@@ -14,10 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from llmc.errors import EngineFormatError
-from llmc.files.file_lock import try_lock
-from llmc.files.storage_error import storage_error
+from llmc.files.locked_directory import TEMPORARY_SUFFIX, locked_directory, remove_abandoned
+from llmc.files.storage_error import NO_ROOM, storage_error
 
-TEMPORARY_SUFFIX = ".llmc-tmp"
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
 _SYNCED_AT_ONCE = 8
@@ -28,22 +27,32 @@ class AtomicDirectory:
 
     destination: a new name, an empty directory, or a directory for which `replaceable` is true; anything else is an
     EngineFormatError and is never touched. It stays as it was until the commit. content: what such a directory is.
+    elsewhere: how to name another place for it, as of `storage_error`.
     """
 
-    def __init__(self, destination: Path, replaceable: Callable[[Path], bool], *, content: str = "an engine") -> None:
+    def __init__(
+        self,
+        destination: Path,
+        replaceable: Callable[[Path], bool],
+        *,
+        content: str = "an engine",
+        elsewhere: str = "choose an output",
+    ) -> None:
         self.destination = Path(os.path.realpath(destination))
-        self._replaceable, self._content = replaceable, content
+        self._replaceable, self._content, self._elsewhere = replaceable, content, elsewhere
         self._check_destination()
         parent = self.destination.parent
         try:
             parent.mkdir(parents=True, exist_ok=True)
-            remove_abandoned(self.destination)
-            self.path, self._lock = _locked_directory(self.destination)
+            remove_abandoned(parent, f".{self.destination.name}")
+            self.path, self._lock = locked_directory(parent, f".{self.destination.name}")
         except OSError as error:
+            if error.errno in NO_ROOM:
+                raise self._storage_error(error) from None
             raise EngineFormatError(
                 f"cannot create a directory in {parent}: {error.strerror}",
                 at=destination,
-                fix="choose an output in a directory that you may write to",
+                fix=f"{elsewhere} in a directory that you may write to",
             ) from None
 
     def __enter__(self) -> "AtomicDirectory":
@@ -69,7 +78,10 @@ class AtomicDirectory:
                 self._check_destination()  # Somebody else's has appeared there, or is gone.
             _sync(self.destination.parent)
         except OSError as error:
-            raise storage_error(error, self.destination) from None
+            raise self._storage_error(error) from None
+
+    def _storage_error(self, error: OSError) -> EngineFormatError:
+        return storage_error(error, self.destination, content=self._content, elsewhere=self._elsewhere)
 
     def _check_destination(self) -> None:
         path = self.destination
@@ -83,34 +95,6 @@ class AtomicDirectory:
                 at=path,
                 fix="choose another output name, or remove the directory yourself",
             )
-
-
-def remove_abandoned(destination: Path) -> None:
-    """Delete temporary directories for this destination whose process is gone."""
-    for path in destination.parent.glob(f".{_escaped(destination.name)}.*{TEMPORARY_SUFFIX}"):
-        lock = try_lock(path)
-        if lock is not None:
-            shutil.rmtree(path, ignore_errors=True)
-            os.close(lock)
-
-
-def _locked_directory(destination: Path) -> tuple[Path, int | None]:
-    """A new temporary directory and its lock; None where the file system has no locks.
-
-    Another build may take one that is not locked yet for abandoned, and remove it: then make a new one.
-    """
-    for _ in range(16):
-        path = destination.parent / f".{destination.name}.{os.urandom(6).hex()}{TEMPORARY_SUFFIX}"
-        path.mkdir()
-        lock = try_lock(path)
-        if lock is not None and path.exists():
-            return path, lock
-    path.mkdir(exist_ok=True)
-    return path, None
-
-
-def _escaped(name: str) -> str:
-    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
 
 
 def _sync_all(paths: Sequence[Path]) -> None:

@@ -1,12 +1,18 @@
 """What to tell the user where a file cannot be written, or a disk is full."""
 
 import errno
+import math
+import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from llmc.errors import EngineFormatError
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# How to name another place for what is in the cache.
+ELSEWHERE_CACHED = "set LLMC_CACHE_DIR to a directory"
 
 
 def storage_error(
@@ -31,3 +37,34 @@ def storage_error(
         at=path,
         fix=f"free some space, raise the quota or file size limit, or {elsewhere} on another disk",
     )
+
+
+@contextmanager
+def full_disk_told(*places: Path) -> Iterator[None]:
+    """Raise an EngineFormatError for a full disk that nothing within has told of.
+
+    Args:
+        places: directories that are written to. Python does not say which of them is full where an open file was being
+            written: then it is the one with the least room.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        full = Path(error.filename) if isinstance(error.filename, str) else min(places, key=_free_bytes)
+        raise storage_error(error, full, content="what is written here", elsewhere="choose a directory") from None
+
+
+def require_room(place: Path, needed: int, *, content: str, elsewhere: str) -> None:
+    """Raise an EngineFormatError unless the disk of this directory has so many bytes free. Others: as storage_error."""
+    if _free_bytes(place) < needed:
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise storage_error(full, place, needed, content=content, elsewhere=elsewhere)
+
+
+def _free_bytes(place: Path) -> float:
+    try:
+        return shutil.disk_usage(place).free
+    except OSError:
+        return math.inf

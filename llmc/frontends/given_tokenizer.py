@@ -1,6 +1,5 @@
 """A tokenizer that comes beside the model: an object of transformers or tokenizers, or a directory."""
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llmc.errors import OptionError
+from llmc.files.scratch_directory import ScratchDirectory
 from llmc.files.tokenizer_files import GENERATION, SETTINGS, TOKENIZER, tokenizer_files
 from llmc.frontends.captured import Captured, check_tokenizer
 from llmc.frontends.checkpoints.directory_files import read_json
@@ -27,9 +27,9 @@ def given_tokenizer(tokenizer: object | None) -> Iterator[tuple[Path, ...] | Non
     if isinstance(tokenizer, str | PathLike):
         yield _files(Path(tokenizer), f"tokenizer={str(tokenizer)!r}")
         return
-    with tempfile.TemporaryDirectory(prefix="llmc-tokenizer-") as folder:
-        _save(tokenizer, Path(folder))
-        yield _files(Path(folder), f"tokenizer={type(tokenizer).__name__}")
+    with ScratchDirectory() as folder:
+        _save(tokenizer, folder)
+        yield _files(folder, f"tokenizer={type(tokenizer).__name__}")
 
 
 def with_tokenizer(captured: Captured, files: tuple[Path, ...] | None) -> Captured:

@@ -31,8 +31,7 @@ from llmc.runtime.text.tokenizer import Tokenizer
 from llmc.runtime.text_generator import TextGenerator
 
 if TYPE_CHECKING:
-    from tempfile import TemporaryDirectory
-
+    from llmc.files.scratch_directory import ScratchDirectory
     from llmc.prediction.device_step import StepPrediction
 
 
@@ -47,7 +46,7 @@ class Engine(TextGenerator):
         self,
         directory: EngineDirectory,
         open_loop: Callable[[], StepLoop],
-        owned: TemporaryDirectory[str] | None = None,
+        owned: ScratchDirectory | None = None,
         *,
         prefix_cache: bool = True,
         output_cache_bytes: int = 0,

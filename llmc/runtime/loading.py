@@ -16,9 +16,8 @@ from llmc.runtime.speculation.acceptance_config import check_reproducible
 from llmc.runtime.speculation.config import SpeculativeConfig, parse_speculative_config
 
 if TYPE_CHECKING:
-    from tempfile import TemporaryDirectory
-
     from llmc.engine_format.engine_kinds import ExecutorName
+    from llmc.files.scratch_directory import ScratchDirectory
     from llmc.runtime.engine import Engine
 
 
@@ -36,7 +35,7 @@ def load(
     speculation: str | Mapping[str, object] | None = None,
     check_weights: bool = True,
     executor: ExecutorName | None = None,
-    owned: TemporaryDirectory[str] | None = None,
+    owned: ScratchDirectory | None = None,
 ) -> Engine:
     """Open an engine directory.
 

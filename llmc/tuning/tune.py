@@ -6,7 +6,6 @@ measured in the launches of a real step.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from llmc.engine_format import EngineDirectory, read_engine
 from llmc.engine_format.reader import TargetProgram
 from llmc.engine_format.writer import EngineWriter
 from llmc.errors import EngineFormatError
+from llmc.files.scratch_directory import ScratchDirectory
 from llmc.program import DeviceKernel, Program
 from llmc.program.program_json import program_to_json
 from llmc.tuning.choice import Tuned
@@ -54,8 +54,7 @@ def tune(path: Path, output: Path, tell: Callable[[str], None]) -> tuple[Tuned, 
             fix="build it for this GPU first: llmc build MODEL --target auto -o ENGINE",
         )
     target = device_target_of(int(arch.removeprefix("sm_")), device.shared_memory)
-    with tempfile.TemporaryDirectory(prefix="llmc-tune-") as folder:
-        scratch = Path(folder)
+    with ScratchDirectory() as scratch:
         _copy_kernels(directory, own.program, scratch)
         program, usable = compile_alternatives(own.program, target, scratch)
         executor = _open(directory, with_every_buffer(program), arch, device, scratch)

@@ -111,9 +111,9 @@ def test_code_is_compiled_once_and_again_if_it_changed_or_was_damaged(
 ) -> None:
     programs, compiled = use_cache("one") / "programs", list[str]()
 
-    def counted(command: list[str | Path], *, source: Path) -> None:
+    def counted(command: list[str | Path], *, source: Path, scratch: Path) -> None:
         compiled.append(str(source))
-        run_tool(command, source=source)
+        run_tool(command, source=source, scratch=scratch)
 
     monkeypatch.setattr("llmc.codegen.cpp.build.run_tool", counted)
     lowered = lower(gemma2()[0], host_target(), BuildOptions())

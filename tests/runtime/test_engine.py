@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import pytest
 import llmc
 from llmc.engine_format import read_engine
 from llmc.errors import EngineFormatError, OptionError, RequestError
+from llmc.files.scratch_directory import ScratchDirectory
 from llmc.runtime.engine import Engine
 from llmc.runtime.kv_capacity import block_count, default_bytes, share_bytes
 from llmc.runtime.loading import load
@@ -184,13 +184,13 @@ def test_info_and_limits(engine: Engine, path: Path) -> None:
 
 
 def test_a_closed_engine_says_so(path: Path, tmp_path: Path) -> None:
-    owned = TemporaryDirectory(dir=tmp_path)
-    engine = load(copied(path, Path(owned.name) / "e.llmc"), owned=owned)
+    owned = ScratchDirectory(tmp_path)
+    engine = load(copied(path, owned.path / "e.llmc"), owned=owned)
     stream = engine.stream([1], GREEDY)
     next(stream)
     engine.close()
     engine.close()
-    assert not Path(owned.name).exists()
+    assert not owned.path.exists()
     with pytest.raises(RequestError, match="the engine is closed"):
         engine.generate([1], GREEDY)
     with pytest.raises(RequestError, match="the engine is closed"):

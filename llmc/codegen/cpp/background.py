@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 from llmc.codegen.cpp.build import compile_source
-from llmc.codegen.cpp.kernel_library import Part, kernel_archive
+from llmc.codegen.cpp.kernel_library import kernel_archive, parts_of
 from llmc.codegen.cpp.lowering import Lowered
 from llmc.options import BuildOptions
 from llmc.settings import settings
@@ -24,12 +24,9 @@ class BackgroundCompiler:
         # One thread, so that the engine's code waits for the kernels that it is linked with.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="llmc-compile")
         self._engine: Future[bytes] | None = None
-        is_coded = bool(options.quantize) or options.kv_cache != "auto"
         # Asked for now: a build that has failed may leave the thread behind, and its cache may not be the next one's.
         cache = settings().cache_dir
-        for part in (Part.PLAIN, Part.CODED) if is_coded else (Part.PLAIN,):
-            # What goes wrong here goes wrong again, and is raised, when the engine is compiled.
-            self._thread.submit(kernel_archive, target, cache, part)
+        self._kernels = [self._thread.submit(kernel_archive, target, cache, part) for part in parts_of(options)]
 
     def __enter__(self) -> "BackgroundCompiler":
         return self
@@ -40,7 +37,10 @@ class BackgroundCompiler:
         self._thread.shutdown(wait=kind is None, cancel_futures=True)
 
     def start(self, lowered: Lowered, source: Path) -> None:
-        """Begin to compile a program's source, which is in the file `source`."""
+        """Begin to compile a program's source, which is in the file `source`. Raises what has gone wrong so far."""
+        for each in self._kernels:
+            if each.done():
+                each.result()
         self._engine = self._thread.submit(compile_source, lowered, source, self._target)
 
     def finish(self) -> bytes:

@@ -6,7 +6,6 @@ go into the file. Only the engine's own interface is visible from outside.
 
 import hashlib
 import json
-import tempfile
 from functools import partial
 from pathlib import Path
 
@@ -56,14 +55,13 @@ def compile_source(lowered: Lowered, source: Path, target: CpuTarget) -> bytes:
 
 def _compile(source: Path, target: CpuTarget, archives: list[Path], build: Path) -> None:
     toolchain = find_toolchain()
-    with tempfile.TemporaryDirectory(prefix="llmc-") as temporary:
-        compiled, exports = Path(temporary) / "engine.o", Path(temporary) / "exports.map"
-        exports.write_text(_EXPORTS, encoding="ascii")
-        headers = kernel_include_dir()
-        maps = (f"-ffile-prefix-map={source.parent}=.", f"-ffile-prefix-map={headers}=.")
-        flags = (*compile_flags(target), *_FLAGS, *maps, f"-I{headers}")
-        compiling: list[str | Path] = [*flags, "-c", source, "-o", compiled]
-        run_tool([*toolchain.compiler, *compiling], source=source)
-        script = f"-Wl,--version-script={exports}"
-        linking: list[str | Path] = [*LINK_FLAGS, script, *_HIDING, compiled, *archives, "-o", build / _LIBRARY]
-        run_tool([*toolchain.compiler, *linking], source=source)
+    compiled, exports = build / "engine.o", build / "exports.map"
+    exports.write_text(_EXPORTS, encoding="ascii")
+    headers = kernel_include_dir()
+    maps = (f"-ffile-prefix-map={source.parent}=.", f"-ffile-prefix-map={headers}=.")
+    flags = (*compile_flags(target), *_FLAGS, *maps, f"-I{headers}")
+    compiling: list[str | Path] = [*flags, "-c", source, "-o", compiled]
+    run_tool([*toolchain.compiler, *compiling], source=source, scratch=build)
+    script = f"-Wl,--version-script={exports}"
+    linking: list[str | Path] = [*LINK_FLAGS, script, *_HIDING, compiled, *archives, "-o", build / _LIBRARY]
+    run_tool([*toolchain.compiler, *linking], source=source, scratch=build)

@@ -11,16 +11,17 @@ from llmc.api.build_stages import Stages
 from llmc.codegen.cpp.backend import CppBackend
 from llmc.codegen.cpp.background import BackgroundCompiler
 from llmc.codegen.cpp.build import SOURCE_NAME, library_name
+from llmc.codegen.cpp.kernel_library import parts_of
 from llmc.codegen.cpp.lowering import Lowered, lower
 from llmc.codegen.cpp.pack import pack
 from llmc.codegen.cpp.pack_codes import pack_codes
 from llmc.codegen.cpp.pack_sparse import DENSE, pack_sparse, pack_sparse_codes
 from llmc.codegen.cpp.products import NO_SPARSE_EXPERTS
+from llmc.codegen.cpp.toolchain_check import check_toolchain
 from llmc.codegen.quantized_support import check_kernels
 from llmc.codegen.target_kind import check_adapters
 from llmc.engine_format.writer import EngineWriter
 from llmc.errors import OptionError
-from llmc.files.storage_error import storage_error
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.product_parts import is_of_experts
@@ -36,7 +37,7 @@ class CppKind:
     has_stages: bool = True
 
     def check(self, options: BuildOptions) -> None:
-        """Raise OptionError for a dtype, a scheme or a KV cache that the kernels lack."""
+        """Raise LlmcError for a dtype, a scheme or a KV cache that kernels lack, and where nothing can be compiled."""
         for name in ("dtype", "kv_dtype"):
             if getattr(options, name) == "float16":
                 raise OptionError(
@@ -52,6 +53,7 @@ class CppKind:
             )
         check_adapters(options)
         check_kernels(options, CppBackend(self.target), self.target.name)
+        check_toolchain(self.target, parts_of(options))
 
     @contextmanager
     def builder(self, options: BuildOptions) -> "Iterator[CppBuilder]":
@@ -103,8 +105,5 @@ class CppBuilder:
     def finish(self, writer: EngineWriter, stages: Stages) -> None:
         """Wait for the library. Raises what compiling raises."""
         with stages("compile"):
-            try:
-                library = self._compiler.finish()
-            except OSError as error:
-                raise storage_error(error, writer.path) from None
+            library = self._compiler.finish()
             writer.write_bytes(library_name(library), library)

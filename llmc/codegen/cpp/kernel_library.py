@@ -19,6 +19,7 @@ from llmc.cache import CacheKind, open_cache
 from llmc.codegen.cpp.hashed_files import hashed_entry
 from llmc.codegen.cpp.kernel_api import kernel_include_dir, layout_source, open_kernels
 from llmc.codegen.cpp.toolchain import Toolchain, find_toolchain, run_tool
+from llmc.options import BuildOptions
 from llmc.program import ITEMSIZES
 from llmc.targets import CpuTarget
 
@@ -82,13 +83,24 @@ def compile_flags(target: CpuTarget) -> tuple[str, ...]:
     return (*_COMMON_FLAGS, *target.compiler_flags)
 
 
+def parts_of(options: BuildOptions) -> tuple[Part, ...]:
+    """The parts that engines with these options are linked with, as far as options tell."""
+    is_coded = bool(options.quantize) or options.kv_cache != "auto"
+    return (Part.PLAIN, Part.CODED) if is_coded else (Part.PLAIN,)
+
+
 def _entry(target: CpuTarget, cache_dir: Path | None, part: Part) -> Path:
     toolchain = find_toolchain()
     # Before our turn: it takes one of its own.
     beside = () if part is Part.PLAIN else (kernel_archive(target, cache_dir),)
     compile = partial(_compile, target, toolchain, _sources(part), beside)
-    name = f"{target.name}-{part.value}-{_key(target, toolchain)}"
+    name = entry_name(target, toolchain, part)
     return hashed_entry(open_cache(CacheKind.KERNELS, cache_dir), name, (_ARCHIVE, _SHARED), compile, turn="compile")
+
+
+def entry_name(target: CpuTarget, toolchain: Toolchain, part: Part) -> str:
+    """The name of a part's entry in the cache."""
+    return f"{target.name}-{part.value}-{_key(target, toolchain)}"
 
 
 def _key(target: CpuTarget, toolchain: Toolchain) -> str:
@@ -121,12 +133,13 @@ def _compile(
         run_tool(
             [*toolchain.compiler, *compile_flags(target), "-I", kernel_include_dir(), "-c", source, "-o", to],
             source=source,
+            scratch=build,
         )
 
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as workers:
         for done in [workers.submit(compile_one, *pair) for pair in zip(sources, objects, strict=True)]:
             done.result()
-    run_tool([toolchain.archiver, "rcsD", build / _ARCHIVE, *objects], source=kernel_include_dir())
+    run_tool([toolchain.archiver, "rcsD", build / _ARCHIVE, *objects], source=kernel_include_dir(), scratch=build)
     shared: list[str | Path] = [
         *toolchain.compiler,
         *_SHARED_FLAGS,
@@ -138,6 +151,4 @@ def _compile(
         "-o",
         build / _SHARED,
     ]
-    run_tool(shared, source=kernel_include_dir())
-    for left in (*objects, build / "layouts.cpp"):
-        left.unlink(missing_ok=True)
+    run_tool(shared, source=kernel_include_dir(), scratch=build)

@@ -1,6 +1,5 @@
 """Find the C++ compiler and archiver, and run them with errors that a user can act on."""
 
-import errno
 import os
 import shlex
 import shutil
@@ -9,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmc.codegen.cpp.tool_failure import INSTALL, tool_failure
 from llmc.errors import ToolchainError
-
-_INSTALL = "install one: apt install g++ (or dnf install gcc-c++), or set CXX; or build with --target reference"
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,10 @@ def find_toolchain(environ: Mapping[str, str] | None = None) -> Toolchain:
     """
     environ = os.environ if environ is None else environ
     path = environ.get("PATH", "")
-    chosen = shlex.split(environ.get("CXX", ""))
+    try:
+        chosen = shlex.split(environ.get("CXX", ""))
+    except ValueError as error:
+        raise ToolchainError(f"CXX is not a command: {error}", at=f"CXX={environ['CXX']}", fix=INSTALL) from None
     candidates = [chosen] if chosen else [["c++"], ["g++"], ["clang++"]]
     for command in candidates:
         executable = shutil.which(command[0], path=path)
@@ -38,31 +39,38 @@ def find_toolchain(environ: Mapping[str, str] | None = None) -> Toolchain:
             compiler = (executable, *command[1:])
             return Toolchain(compiler, _version(compiler), _archiver(environ, path))
     looked = " ".join(chosen) + " (from CXX)" if chosen else ", ".join(c[0] for c in candidates)
-    raise ToolchainError(f"no C++ compiler found: looked for {looked}", at=f"PATH={path}", fix=_INSTALL)
+    raise ToolchainError(f"no C++ compiler found: looked for {looked}", at=f"PATH={path}", fix=INSTALL)
 
 
-def run_tool(command: Sequence[str | Path], *, source: Path) -> None:
-    """Run a compiler or archiver on `source`; a failure is a ToolchainError with its first error lines."""
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, errors="replace")
-    if done.returncode == 0:
-        return
-    output = done.stderr or done.stdout
-    lines = output.splitlines()
-    first = next((i for i, line in enumerate(lines) if "error" in line), 0)
-    shown = "\n    ".join(lines[first : first + 8]) or f"exit status {done.returncode}, no message"
-    no_room = any(os.strerror(number) in output for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
-    room = "free some space, or set LLMC_CACHE_DIR and TMPDIR to folders on another disk; " if no_room else ""
-    raise ToolchainError(
-        f"{Path(command[0]).name} failed:\n    {shown}",
-        at=source,
-        fix=f"{room}the command was: {shlex.join(str(part) for part in command)}",
-    )
+def run_tool(command: Sequence[str | Path], *, source: Path, scratch: Path) -> None:
+    """Run a compiler or archiver.
+
+    Args:
+        command: with its arguments.
+        source: what it reads, for the error.
+        scratch: a directory for its temporary files.
+
+    Raises:
+        LlmcError: what is missing or full, or the first errors that the tool names.
+    """
+    # Its messages are looked through for what is missing, so they have to be in English.
+    environment = {**os.environ, "TMPDIR": str(scratch), "LC_ALL": "C"}
+    done = _output([str(part) for part in command], environment)
+    if done.returncode != 0:
+        raise tool_failure([str(part) for part in command], done, source=source, scratch=scratch)
+
+
+def _output(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment)
+    except OSError as error:
+        raise ToolchainError(f"{command[0]} cannot be run: {error.strerror}", at=command[0], fix=INSTALL) from None
 
 
 def _version(compiler: tuple[str, ...]) -> str:
-    done = subprocess.run([*compiler, "--version"], capture_output=True, text=True, errors="replace")
+    done = _output([*compiler, "--version"], os.environ)
     if done.returncode != 0 or not done.stdout:
-        raise ToolchainError(f"{' '.join(compiler)} --version failed: {done.stderr.strip()[:200]}", fix=_INSTALL)
+        raise ToolchainError(f"{' '.join(compiler)} --version failed: {done.stderr.strip()[:200]}", fix=INSTALL)
     return done.stdout.splitlines()[0]
 
 

@@ -15,18 +15,31 @@ from llmc.cache import CacheKind, open_cache
 from llmc.codegen.triton.compile_process import CompileProcess
 from llmc.codegen.triton.kept_kernels import find_kernel, keep_kernel, kernel_entry
 from llmc.errors import LoweringError, ToolchainError
+from llmc.files.scratch_directory import ScratchDirectory
+from llmc.files.storage_error import ELSEWHERE_CACHED, storage_error
 from llmc.program import DeviceBinary, DeviceKernel, Program
 from llmc.targets import GpuTarget
 
 
 def require_triton() -> None:
-    """Raise ToolchainError if Triton is not installed."""
-    if importlib.util.find_spec("triton") is None:
+    """Raise ToolchainError if Triton is not installed, or has no assembler for NVIDIA's GPUs."""
+    found = importlib.util.find_spec("triton")
+    if found is None:
         raise ToolchainError(
             "Triton is not installed; GPU engines are built with it, on a machine with or without a GPU",
             at="import triton",
             fix="install it: pip install 'llmc-compiler[gpu]'",
         )
+    from triton import knobs
+
+    try:
+        knobs.nvidia.ptxas, knobs.nvidia.cuobjdump  # noqa: B018  They are looked for when they are asked for.
+    except RuntimeError as error:
+        raise ToolchainError(
+            f"Triton has no assembler for NVIDIA's GPUs: {error}",
+            at=found.origin,
+            fix="install Triton again: pip install --force-reinstall --no-deps triton",
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -74,6 +87,8 @@ class Workers:
     def __init__(self, count: int) -> None:
         self._cache = open_cache(CacheKind.TRITON)
         self._processes: list[CompileProcess] = []
+        # Where Triton and the assembler keep their temporary files, of which a killed process would leave some.
+        self._scratch = ScratchDirectory(self._cache.path, ".workers")
         self._idle: SimpleQueue[CompileProcess | None] = SimpleQueue()
         for _ in range(count):
             self._idle.put(None)
@@ -93,6 +108,7 @@ class Workers:
         self._threads.shutdown(cancel_futures=True)
         for process in self._processes:
             process.end(at_once=kind is not None)
+        self._scratch.cleanup()
         if self._processes:
             self._cache.tidy()
 
@@ -140,6 +156,9 @@ class Workers:
             if "error" not in answer:
                 keep_kernel(entry, answer, Path(f"{output}.{target.binary_kind}"))
         where = f"{kernel.source}: {kernel.function}({_constants_text(kernel)})"
+        if answer.get("no_room") is not None:
+            full = OSError(answer["no_room"], os.strerror(answer["no_room"]))
+            raise storage_error(full, self._cache.path, content="compiled kernels", elsewhere=ELSEWHERE_CACHED)
         if "error" in answer:
             raise LoweringError(
                 f"kernel {kernel.name} does not compile for {target.arch_name}: {answer['error']}",
@@ -168,7 +187,7 @@ class Workers:
     def _started(self) -> CompileProcess:
         if not self._processes:
             self._cache.check_all()
-        process = CompileProcess(self._cache.path)
+        process = CompileProcess(self._cache.path, self._scratch.path)
         self._processes.append(process)
         return process
 

@@ -12,12 +12,12 @@ from llmc.processes.worker_command import worker_command, worker_environment
 
 
 class CompileProcess:
-    """It starts with importing torch and Triton. cache: Triton's own."""
+    """It starts with importing torch and Triton. cache: Triton's own. scratch: for temporary files."""
 
-    def __init__(self, cache: Path) -> None:
+    def __init__(self, cache: Path, scratch: Path) -> None:
         self._lifeline = Lifeline()
         try:
-            self.process = _start(cache, self._lifeline.worker_end)
+            self.process = _start(cache, scratch, self._lifeline.worker_end)
         finally:
             self._lifeline.started()
         self._is_asked = False
@@ -52,9 +52,9 @@ class CompileProcess:
         self._lifeline.close()
 
 
-def _start(cache: Path, lifeline: int) -> subprocess.Popen[str]:
+def _start(cache: Path, scratch: Path, lifeline: int) -> subprocess.Popen[str]:
     environment = {name: value for name, value in worker_environment().items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(cache)
+    environment |= {"TRITON_CACHE_DIR": str(cache), "TMPDIR": str(scratch)}
     # Line tables hold the paths of this machine's files: without them the same kernel gives the same bytes anywhere.
     environment["TRITON_DISABLE_LINE_INFO"] = "1"
     # Products and sums may fuse, as they do in the CPU's kernels; Triton 3.10 would change the default.

@@ -3,7 +3,8 @@
 A process of its own, because Triton decides at the definition of a kernel whether it is interpreted, and because
 several of them compile in parallel. No GPU is needed. Request: source, function, signature, constants, divisible,
 num_warps, num_stages, backend, arch, warp_size, output (a path without suffix). Answer: the fields of DeviceBinary
-without `file`, with `assembly` (the path of the PTX or AMD assembly); or `error`.
+without `file`, with `assembly` (the path of the PTX or AMD assembly); or `error`, with `no_room`: the system's number
+of an error for a full disk, or null.
 """
 
 import importlib
@@ -16,6 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from llmc.files.storage_error import NO_ROOM
 from llmc.processes.lifeline import end_with
 
 
@@ -31,7 +33,7 @@ def main() -> None:
             answer = compile_request(json.loads(line), 0o666 & ~others)
         except Exception as error:
             # Triton raises many types for source that it cannot compile; the asking process raises ours.
-            answer = {"error": f"{type(error).__name__}: {error}{_causes(error)}"}
+            answer = {"error": f"{type(error).__name__}: {error}{_causes(error)}", "no_room": no_room(error)}
         print(json.dumps(answer), file=answers, flush=True)
 
 
@@ -39,6 +41,13 @@ def _causes(error: BaseException) -> str:
     """What is behind an error: where calls are nested, Triton names the outermost and puts the fault into causes."""
     cause = error.__cause__
     return "" if cause is None else f"\ncaused by {type(cause).__name__}: {cause}{_causes(cause)}"
+
+
+def no_room(error: BaseException) -> int | None:
+    """The number of the system's error for a full disk that is behind this one, perhaps as a tool's words."""
+    told = f"{error}{_causes(error)}"
+    found = (number for number in NO_ROOM if getattr(error, "errno", None) == number or os.strerror(number) in told)
+    return next(found, None)
 
 
 def compile_request(request: dict[str, Any], mode: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from llmc.cache import make_private
-from llmc.files.storage_error import storage_error
+from llmc.files.storage_error import ELSEWHERE_CACHED, storage_error
 from llmc.settings import settings
 
 # What is smaller costs more as a file than it saves.
@@ -31,7 +31,7 @@ def file_backed(tensor: Tensor) -> Tensor:
         pages = _pages(directory, nbytes)
     except OSError as error:
         raise storage_error(
-            error, directory, nbytes, content="the quantized weights", elsewhere="set LLMC_CACHE_DIR to a directory"
+            error, directory, nbytes, content="the quantized weights", elsewhere=ELSEWHERE_CACHED
         ) from None
     mapped = torch.from_numpy(np.frombuffer(pages, dtype=np.uint8)).view(tensor.dtype).view(tensor.shape)
     mapped.copy_(tensor)

@@ -62,7 +62,7 @@ def test_another_layout_does_not_compile(tmp_path: Path) -> None:
     source.write_text(layout_source() + layout_assertion(LlmcStep))
     command: list[str | Path] = [*find_toolchain().compiler, "-I", read.kernel_include_dir(), "-fsyntax-only", source]
     with pytest.raises(ToolchainError, match=r"static assertion|static_assert"):
-        run_tool(command, source=source)
+        run_tool(command, source=source, scratch=tmp_path)
 
 
 def test_a_library_that_lays_structs_out_differently_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

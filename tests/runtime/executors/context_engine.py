@@ -83,7 +83,7 @@ def compile_library(path: Path, source: str = SOURCE) -> None:
     interface = json.dumps(interface_text(PROGRAM))
     text.write_text(f"#define INTERFACE {interface}\n{source}", encoding="utf-8")
     options = ["-O1", "-shared", "-fPIC", f"-I{kernel_include_dir()}", str(text), "-o", str(path)]
-    run_tool([*find_toolchain().compiler, *options], source=text)
+    run_tool([*find_toolchain().compiler, *options], source=text, scratch=path.parent)
 
 
 def write_context_engine(path: Path, library: Path) -> Path:

@@ -48,7 +48,7 @@ def build(source: str, folder: Path, *flags: str) -> Path:
     text.write_text(source, encoding="utf-8")
     include = kernel_include_dir()
     compiler: list[str | Path] = [*find_toolchain().compiler, "-std=c++17", "-O1", *flags, "-pthread", "-I", include]
-    run_tool([*compiler, text, include / "thread_pool.cpp", "-o", program], source=text)
+    run_tool([*compiler, text, include / "thread_pool.cpp", "-o", program], source=text, scratch=folder)
     return program
 
 
@@ -72,7 +72,7 @@ def test_a_program_links_the_archive(tmp_path: Path) -> None:
     )
     target = host_target()
     compiler: list[str | Path] = [*find_toolchain().compiler, *compile_flags(target), "-I", kernel_include_dir()]
-    run_tool([*compiler, text, kernel_archive(target), "-pthread", "-o", program], source=text)
+    run_tool([*compiler, text, kernel_archive(target), "-pthread", "-o", program], source=text, scratch=tmp_path)
     assert subprocess.run([program]).returncode == 0
 
 
