@@ -1,11 +1,13 @@
 """A LoRA adapter: for each module that it changes, two thin matrices and a scale."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from os import PathLike
 from pathlib import Path
+
+import numpy as np
 
 from llmc.adapters.module_name import tail
 from llmc.adapters.peft_config import CONFIG, PeftConfig, read_config
@@ -15,7 +17,9 @@ from llmc.errors import AdapterError
 WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _LORA = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<part>[AB])(\.default)?(\.weight)?")
-_WHOLE = re.compile(r"(?P<module>.+?)(\.base_layer|\.modules_to_save)?\.weight")
+_WHOLE = re.compile(r"(?P<module>.+?)(\.(?P<kind>base_layer|modules_to_save|original_module)(\.default)?)?\.weight")
+# What the adapter's weight took the place of, which the model has itself.
+_UNTRAINED = "original_module"
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ def read_adapter(directory: str | PathLike[str]) -> Adapter:
     file = SafetensorsFile(_weights(place))
     shapes = file.shapes()
     parts: dict[str, dict[str, str]] = {}
-    whole: dict[str, str] = {}
+    whole: dict[str, list[str]] = {}
     for name in shapes:
         bare = name.removeprefix(_PREFIX)
         found = _LORA.fullmatch(bare)
@@ -70,16 +74,20 @@ def read_adapter(directory: str | PathLike[str]) -> Adapter:
             kind = ("table " if found["embedding"] else "") + found["part"]
             parts.setdefault(found["module"], {})[kind] = name
         elif (full := _WHOLE.fullmatch(bare)) is not None:
-            whole[_new(tail(full["module"]), whole, file)] = name
+            if full["kind"] != _UNTRAINED:
+                whole.setdefault(full["module"], []).append(name)
         else:
             raise AdapterError(f"tensor {name!r:.120} is no part of a LoRA adapter", at=file.path)
     modules: dict[str, LoraModule] = {}
     for module, names in parts.items():
         modules[_new(tail(module), modules, file)] = _module(module, names, shapes, config, file)
-    if not modules and not whole:
+    trained: dict[str, str] = {}
+    for module, copies in whole.items():
+        trained[_new(tail(module), trained, file)] = _one_of(copies, file)
+    if not modules and not trained:
         raise AdapterError("the file holds no tensors", at=file.path, fix="save the adapter again")
     said = sha256((place / CONFIG).read_bytes()).hexdigest()
-    return Adapter(place, file, modules, whole, sha256(f"{said} {file.digest()}".encode()).hexdigest())
+    return Adapter(place, file, modules, trained, sha256(f"{said} {file.digest()}".encode()).hexdigest())
 
 
 def _weights(directory: Path) -> Path:
@@ -94,6 +102,15 @@ def _weights(directory: Path) -> Path:
         at=directory,
         fix="save the adapter again with a PEFT that writes safetensors",
     )
+
+
+def _one_of(copies: Sequence[str], file: SafetensorsFile) -> str:
+    """PEFT writes the trained weight of a module once or twice."""
+    first, *others = copies
+    for other in others:
+        if not np.array_equal(file.load(first), file.load(other), equal_nan=True):
+            raise AdapterError(f"{first} and {other} are one weight, and differ", at=file.path, fix="save it again")
+    return first
 
 
 def _new(module: str, known: Mapping[str, object], file: SafetensorsFile) -> str:

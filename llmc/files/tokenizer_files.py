@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+TOKENIZER, SETTINGS, SPECIAL_TOKENS = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 GENERATION = "generation_config.json"
 # Each template beside the default in a file that is called after it.
 TEMPLATE_FOLDER = "additional_chat_templates"
-_FILES = (TOKENIZER, SETTINGS, "chat_template.jinja", "chat_template.json", GENERATION, "special_tokens_map.json")
+_FILES = (TOKENIZER, SETTINGS, "chat_template.jinja", "chat_template.json", GENERATION, SPECIAL_TOKENS)
 
 
 def tokenizer_files(directory: Path) -> tuple[Path, ...]:

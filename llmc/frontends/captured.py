@@ -8,8 +8,8 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from llmc.errors import CheckpointError
-from llmc.files.tokenizer_files import SETTINGS, TOKENIZER, tokenizer_files
-from llmc.frontends.checkpoints.directory_files import read_json
+from llmc.files.tokenizer_files import SETTINGS, SPECIAL_TOKENS, TOKENIZER, tokenizer_files
+from llmc.frontends.checkpoints.directory_files import read_json_if_there
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import WeightSource
 
@@ -41,8 +41,8 @@ def checked_tokenizer_files(directory: Path) -> tuple[Path, ...]:
 
 def check_tokenizer(directory: Path) -> None:
     """Raise CheckpointError now for a tokenizer, or settings of one, that the engine could not read later."""
-    if (directory / SETTINGS).is_file():
-        read_json(directory / SETTINGS)
+    for name in (SETTINGS, SPECIAL_TOKENS):
+        read_json_if_there(directory / name)
     file = directory / TOKENIZER
     if not file.is_file():
         return

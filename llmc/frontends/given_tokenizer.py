@@ -9,9 +9,9 @@ from typing import Any
 
 from llmc.errors import OptionError
 from llmc.files.scratch_directory import ScratchDirectory
-from llmc.files.tokenizer_files import GENERATION, SETTINGS, TOKENIZER, tokenizer_files
+from llmc.files.tokenizer_files import GENERATION, TOKENIZER, tokenizer_files
 from llmc.frontends.captured import Captured, check_tokenizer
-from llmc.frontends.checkpoints.directory_files import read_json
+from llmc.frontends.end_token import with_end_token
 
 
 @contextmanager
@@ -33,22 +33,11 @@ def given_tokenizer(tokenizer: object | None) -> Iterator[tuple[Path, ...] | Non
 
 
 def with_tokenizer(captured: Captured, files: tuple[Path, ...] | None) -> Captured:
-    """The capture with this tokenizer in place of its own, and its end token where the model names none."""
-    if files is None:
-        return captured
-    own = tuple(file for file in captured.tokenizer_files if file.name == GENERATION)
-    info, notes = captured.graph.info, captured.notes
-    from tokenizers import Tokenizer
-
-    known = Tokenizer.from_file(str(next(file for file in files if file.name == TOKENIZER)))
-    size = known.get_vocab_size()
-    if size > info.vocab_size:
-        notes += (f"the tokenizer has {size} tokens, the model {info.vocab_size}: it may not belong to it",)
-    end = _end_token(files)
-    end_id = None if end is None else known.token_to_id(end)
-    if not info.eos_token_ids and end_id is not None and end_id < info.vocab_size:
-        captured.graph.info = replace(info, eos_token_ids=(end_id,))
-    return replace(captured, notes=notes, tokenizer_files=(*files, *own))
+    """The capture with this tokenizer in place of its own, if there is one, and its end token beside the model's."""
+    if files is not None:
+        own = tuple(file for file in captured.tokenizer_files if file.name == GENERATION)
+        captured = replace(captured, tokenizer_files=(*files, *own))
+    return with_end_token(captured)
 
 
 def _save(tokenizer: Any, folder: Path) -> None:
@@ -75,13 +64,3 @@ def _files(folder: Path, at: str) -> tuple[Path, ...]:
         )
     check_tokenizer(folder)
     return tuple(file for file in tokenizer_files(folder) if file.name != GENERATION)
-
-
-def _end_token(files: tuple[Path, ...]) -> str | None:
-    """What tokenizer_config.json calls the end of a text."""
-    file = next((file for file in files if file.name == SETTINGS), None)
-    if file is None:
-        return None
-    end = read_json(file).get("eos_token")
-    end = end.get("content") if isinstance(end, dict) else end
-    return end if isinstance(end, str) else None

@@ -94,3 +94,35 @@ def test_another_models_adapter_is_refused(module: str, checkpoint_of: Callable[
     with pytest.raises(AdapterError) as raised:
         _captured(checkpoint_of("llama"), written_adapter(tmp_path / "adapter", tensors))
     assert problem in str(raised.value)
+
+
+@pytest.mark.parametrize("config", [{"modules_to_save": ["lm_head", "embed_tokens"]}, {"target_modules": ["lm_head"]}])
+def test_an_adapter_with_more_tokens_names_both_sizes(
+    config: dict[str, Any], checkpoint_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    """PEFT writes a trained matrix up to three times then: by its name, as it was trained, and as it was before."""
+    model = tiny_model("llama")
+    model.resize_token_embeddings(163, mean_resizing=False)
+    peft_adapter(model, tmp_path, **{"target_modules": ["q_proj"], "r": 2, **config})
+    with pytest.raises(
+        AdapterError, match=r"trained on a model with 163 tokens \(.*\), and this one has 160"
+    ) as raised:
+        _captured(checkpoint_of("llama"), tmp_path)
+    assert "resize_token_embeddings(163)" in str(raised.value.fix)
+
+
+def test_of_a_trained_weight_that_is_written_several_times_one_is_taken(
+    checkpoint_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    weight = torch.randn(160, 64)
+    names = ("lm_head.weight", "lm_head.modules_to_save.weight", "lm_head.original_module.weight")
+    tensors = {name: weight.clone() for name in names} | {names[-1]: torch.zeros(160, 64)}
+    captured = _captured(checkpoint_of("llama"), written_adapter(tmp_path / "adapter", tensors))
+    model = tiny_model("llama")
+    with torch.no_grad():
+        model.lm_head.weight.copy_(weight)
+        expected = model(torch.tensor([tiny_tokens(5)])).logits[0]
+    torch.testing.assert_close(run_captured(captured, tiny_tokens(5)), expected, atol=1e-4, rtol=0)
+    tensors[names[1]][0, 0] += 1
+    with pytest.raises(AdapterError, match=r"modules_to_save\.weight and .* are one weight, and differ"):
+        _captured(checkpoint_of("llama"), written_adapter(tmp_path / "adapter", tensors))

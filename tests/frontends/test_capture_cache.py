@@ -126,7 +126,7 @@ def test_a_damaged_or_outdated_entry_is_not_found(
     assert find_capture(name) is None
     keep_capture(name, graph, ("said",))
     found = find_capture(name)
-    assert found is not None and render(found[0]) == render(graph) and found[1] == ("said",)
+    assert found is not None and render(found.graph) == render(graph) and found.notes == ("said",)
     entry = tmp_path / "cache" / "captures" / name
     assert list(entry.parent.iterdir()) == [entry]
     source.write_text("patched = True", encoding="utf-8")

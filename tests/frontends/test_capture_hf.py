@@ -122,16 +122,6 @@ def test_nodes_know_the_models_own_lines(captured_family: FamilyCaptures) -> Non
     assert "attention_interface(" in last[1]
 
 
-def test_token_ids_come_from_the_generation_config_first(tmp_path: Path) -> None:
-    tiny_checkpoint("llama", tmp_path, num_hidden_layers=1)
-    edit_json(tmp_path / "generation_config.json", lambda c: c.update(bos_token_id=5, eos_token_id=[6, 7]))
-    info = capture(tmp_path, BuildOptions()).graph.info
-    assert (info.bos_token_id, info.eos_token_ids) == (5, (6, 7))
-    (tmp_path / "generation_config.json").unlink()
-    info = capture(str(tmp_path), BuildOptions()).graph.info
-    assert (info.bos_token_id, info.eos_token_ids) == (0, (1,))
-
-
 def test_tokenizer_files_are_found(tmp_path: Path) -> None:
     tiny_checkpoint("llama", tmp_path)
     Tokenizer(BPE()).save(str(tmp_path / "tokenizer.json"))

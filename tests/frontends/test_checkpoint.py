@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -78,10 +79,73 @@ def test_missing_shard_is_named(directory: Path) -> None:
     assert error.at == str(first)
 
 
-def test_tensor_in_two_shards(directory: Path) -> None:
-    _, second = split_into_shards(directory)
-    save_file({"a.weight": TENSORS["a.weight"], "b.weight": TENSORS["b.weight"], "mask": TENSORS["mask"]}, second)
-    assert "'a.weight' is in two shards" in refused(directory).problem
+def test_the_index_says_which_shard_holds_a_tensor(directory: Path) -> None:
+    first, second = split_into_shards(directory)
+    save_file({"a.weight": TENSORS["a.weight"], "b.weight": torch.zeros(6)}, first)
+    save_file({"a.weight": torch.ones(2), "b.weight": TENSORS["b.weight"], "mask": TENSORS["mask"]}, second)
+    source = SafetensorsSource(directory)
+    assert all(torch.equal(source.load(name), tensor) for name, tensor in TENSORS.items())
+
+
+def sharded(directory: Path, shards: dict[str, dict[str, torch.Tensor]], weight_map: dict[str, str]) -> None:
+    """Shards with these tensors, and an index that places tensors so."""
+    for name, tensors in shards.items():
+        save_file(tensors, directory / name)
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def test_a_tensor_that_the_index_does_not_place_is_read_where_it_is_alone(tmp_path: Path) -> None:
+    one, two = torch.ones(1), torch.ones(2)
+    shards = {"1.safetensors": {"a": one, "moved": two}, "2.safetensors": {"b": one, "unnamed": two}}
+    sharded(tmp_path, shards, {"a": "1.safetensors", "b": "2.safetensors", "moved": "2.safetensors"})
+    source = SafetensorsSource(tmp_path)
+    assert source.names() == ("a", "b", "moved", "unnamed") and source.shape("moved") == source.shape("unnamed") == (2,)
+
+
+@pytest.mark.parametrize("named", [None, "3.safetensors"])
+def test_a_tensor_in_two_shards_that_the_index_places_in_neither_is_refused(named: str | None, tmp_path: Path) -> None:
+    one = torch.ones(1)
+    shards = {f"{number}.safetensors": {own: one, "twice": torch.zeros(1)} for number, own in ((1, "a"), (2, "b"))}
+    weight_map = {"a": "1.safetensors", "b": "2.safetensors", "c": "3.safetensors"}
+    sharded(tmp_path, {**shards, "3.safetensors": {"c": one}}, weight_map | ({"twice": named} if named else {}))
+    problem = refused(tmp_path).problem
+    assert problem.startswith("tensor 'twice' is in 1.safetensors and 2.safetensors, and the index names it for ")
+    assert problem.endswith("none" if named is None else "3.safetensors, which has no such tensor")
+
+
+def test_a_single_file_goes_before_shards_and_a_note_says_so(directory: Path, tmp_path: Path) -> None:
+    split_into_shards(directory)
+    assert SafetensorsSource(directory).notes == ()
+    save_file({"a.weight": torch.ones(2)}, directory / "model.safetensors")
+    source = SafetensorsSource(directory)
+    assert source.names() == ("a.weight",)
+    assert "model.safetensors is read, and the shards of model.safetensors.index.json" in source.notes[0]
+
+
+def test_an_index_of_a_single_file_is_nothing_to_say(directory: Path) -> None:
+    index = {"weight_map": dict.fromkeys(TENSORS, "model.safetensors")}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    source = SafetensorsSource(directory)
+    assert source.names() == tuple(sorted(TENSORS)) and source.notes == ()
+
+
+def test_shards_without_an_index_are_named(directory: Path) -> None:
+    split_into_shards(directory)
+    (directory / "model.safetensors.index.json").unlink()
+    assert "there are model-00001-of-00002.safetensors, model-00002-of" in refused(directory).problem
+
+
+@pytest.mark.parametrize("stored", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_numbers_of_eight_bits_whose_scales_nothing_tells_are_refused(stored: torch.dtype, tmp_path: Path) -> None:
+    tensors = {"a.weight": torch.ones(4, 4).to(stored), "a.weight_scale": torch.ones(1), "norm": torch.ones(4)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    source = SafetensorsSource(tmp_path)
+    with pytest.raises(
+        CheckpointError, match=r"stored as F8_E\dM\d, beside a\.weight_scale, and no file says"
+    ) as caught:
+        source.check("a.weight", (4, 4), floating=True)
+    assert "quantization_config" in str(caught.value.fix)
+    assert source.dtype() is torch.float32
 
 
 def test_index_names_a_tensor_that_no_shard_has(directory: Path) -> None:

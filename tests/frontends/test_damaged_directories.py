@@ -43,6 +43,12 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"single": single, "sharded": sharded}
 
 
+def only_index(directory: Path, text: str) -> None:
+    """An index, and nothing that goes before it."""
+    (directory / "model.safetensors").unlink()
+    (directory / "model.safetensors.index.json").write_text(text)
+
+
 def outcome(directory: Path) -> str:
     """What reading it says; anything but an LlmcError is a failure of the test."""
     try:
@@ -111,13 +117,11 @@ NESTED = "[" * 100_000
             "corrupt header",
         ),
         (
-            lambda m: (m / "model.safetensors.index.json").write_text(
-                '{"weight_map": {"a": "model\\u0000.safetensors"}}'
-            ),
+            lambda m: only_index(m, '{"weight_map": {"a": "model\\u0000.safetensors"}}'),
             r"the shard index names no file: 'model\\x00.safetensors'",
         ),
         (
-            lambda m: (m / "model.safetensors.index.json").write_text(f'{{"weight_map": {{"a": "{"x" * 5000}"}}}}'),
+            lambda m: only_index(m, f'{{"weight_map": {{"a": "{"x" * 5000}"}}}}'),
             "shard x{80} cannot be read: File name too long",
         ),
         (lambda m: edit_json(m / "config.json", lambda c: c.update(num_hidden_layers=0)), "num_hidden_layers is 0"),
@@ -142,7 +146,8 @@ def test_what_is_said_of(
         with pytest.raises(LlmcError, match=says):
             read_directory(open_model(directory), BuildOptions())
         return
-    (note,) = read_directory(open_model(directory), BuildOptions()).notes
+    tied, note = read_directory(open_model(directory), BuildOptions()).notes
+    assert tied.startswith("config.json ties lm_head.weight")
     assert note.startswith("9 tensors of the checkpoint are not used: model.layers.1.input_layernorm.weight, ")
 
 

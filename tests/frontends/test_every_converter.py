@@ -50,10 +50,10 @@ def test_recipes_make_what_transformers_loads(key: str, tmp_path: Path) -> None:
     source = SafetensorsSource(tmp_path)
     with torch.device("meta"):
         empty = type(model)._from_config(model.config, dtype=torch.float32)
-    recipes, unread = stored_recipes(empty, source)
-    assert recipes.keys() == expected.keys() and unread == ()
+    found = stored_recipes(empty, source)
+    assert found.recipes.keys() == expected.keys() and found.notes == ()
     for name, tensor in expected.items():
-        assert torch.equal(evaluate(recipes[name], source), tensor), name
+        assert torch.equal(evaluate(found.recipes[name], source), tensor), name
     assert converters_without(model, source.names()) == _OF_OTHERS.get(key, [])
 
 
@@ -68,7 +68,7 @@ def test_experts_as_nemo_exports_them(tmp_path: Path) -> None:
         tensors[f"llm.model.layers.1.mixer.experts.{theirs}"] = torch.stack(parts).transpose(1, 2).contiguous()
     save_file(tensors, file, {"format": "pt"})
     source = SafetensorsSource(tmp_path)
-    recipes, _ = stored_recipes(model, source)
+    recipes = stored_recipes(model, source).recipes
     for name, tensor in model.state_dict().items():
         assert torch.equal(evaluate(recipes[name], source), tensor), name
 

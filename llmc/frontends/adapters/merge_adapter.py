@@ -23,6 +23,7 @@ from llmc.graph.weights import Constant, Derived, Recipe, Stored, identifier, st
 aten = torch.ops.aten
 _LOOKUPS = frozenset({aten.embedding.default})
 _HEADS = ("lm_head", "embed_out", "output")
+_OF_TOKENS = (*_HEADS, "embed_tokens", "wte", "embed_in", "word_embeddings")
 
 
 def merge_adapters(graph: ModelGraph, directories: Mapping[str, Path]) -> ModelGraph:
@@ -50,6 +51,8 @@ def _merge(graph: ModelGraph, adapter: Adapter) -> None:
         value = torch.from_numpy(adapter.file.load(tensor))
         shape = list(place.weight.meta["val"].shape)
         if list(value.shape) != shape:
+            if name in _OF_TOKENS and list(value.shape[1:]) == shape[1:]:
+                raise _other_tokens(adapter, tensor, len(value), shape[0])
             raise _another_model(adapter, f"{tensor} is {list(value.shape)}, where the model has {shape}")
         dtype = place.weight.meta["val"].dtype
         _replace(graph, place, Constant(value.to(dtype), stored_names(graph.weights[place.weight.name])))
@@ -124,6 +127,16 @@ def _another_model(adapter: Adapter, problem: str, names: Sequence[str] = ()) ->
     near = get_close_matches(problem.rpartition(" ")[2].strip("'"), names, n=1)
     more = f"; the nearest is {near[0]}" if near else ""
     return AdapterError(problem + more, at=adapter.file.path, fix="name an adapter that was trained on this model")
+
+
+def _other_tokens(adapter: Adapter, tensor: str, trained: int, has: int) -> AdapterError:
+    """Of an adapter whose training added tokens to the model."""
+    return AdapterError(
+        f"the adapter was trained on a model with {trained} tokens ({tensor}), and this one has {has}",
+        at=adapter.file.path,
+        fix=f"merge them with peft: model.resize_token_embeddings({trained}), PeftModel.from_pretrained(model, "
+        "DIRECTORY).merge_and_unload().save_pretrained(MERGED); then build MERGED with the adapter's tokenizer",
+    )
 
 
 def _replace(graph: ModelGraph, place: _Place, recipe: Recipe) -> None:

@@ -28,6 +28,10 @@ class StoredShapes(Protocol):
 class CheckpointSource(StoredShapes, WeightSource, Protocol):
     """The tensors of a model directory. Opening one reads headers only."""
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a build should print about the files."""
+
     def dtype(self) -> torch.dtype:
         """The dtype in which most numbers are stored. Raises CheckpointError if there are none."""
 

@@ -23,7 +23,8 @@ from llmc.frontends.checkpoints.quantization_config import (
     scheme_of,
     stored_schemes,
 )
-from llmc.frontends.checkpoints.safetensors import HidingSource, SafetensorsSource, TensorEntry, check_shape
+from llmc.frontends.checkpoints.safetensors import HidingSource, SafetensorsSource, check_shape
+from llmc.frontends.checkpoints.safetensors_header import TensorEntry
 from llmc.frontends.checkpoints.unpack_codes import (
     are_middle,
     unpack_awq,

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from llmc.errors import CheckpointError
 from llmc.frontends.checkpoints.directory_files import SINGLE_FILE
-from llmc.frontends.checkpoints.safetensors import SafetensorsSource, TensorEntry, read_header
+from llmc.frontends.checkpoints.safetensors import SafetensorsSource
+from llmc.frontends.checkpoints.safetensors_header import TensorEntry, read_header
 from llmc.graph.draft_records import MedusaBlock, MedusaCheckpoint, MedusaHead
 
 _FILES = ("medusa_lm_head.safetensors", "heads.safetensors", SINGLE_FILE)

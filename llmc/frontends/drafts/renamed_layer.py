@@ -52,14 +52,14 @@ class RenamedLayer:
         """
         layer = self._layer.removesuffix(".")
         try:
-            found, notes = stored_recipes(decoder, self)
+            found = stored_recipes(decoder, self)
         except CheckpointError as error:
             raise CheckpointError(f"{layer}, here layers.0: {error.problem}", at=error.at, fix=error.fix) from None
-        if notes:
+        if found.notes:
             raise CheckpointError(
-                f"the layer {layer} is none of {decoder.config.model_type!r}: {notes[0]}",
+                f"the layer {layer} is none of {decoder.config.model_type!r}: {found.notes[0]}",
                 at=self.directory,
                 fix="build without --speculative, and let a draft model or n-grams speculate",
             )
         stored = {name: PREFIX + kept for name, kept in self._names.items()}
-        return {name: renamed(recipe, stored) for name, recipe in found.items()}
+        return {name: renamed(recipe, stored) for name, recipe in found.recipes.items()}

@@ -28,6 +28,8 @@ class GgufSource:
     Raises CheckpointError for a file that is damaged, or of another model than config.json's.
     """
 
+    notes: tuple[str, ...] = ()
+
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._model = read_model(gguf_files(directory))

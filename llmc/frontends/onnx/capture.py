@@ -23,7 +23,7 @@ from llmc.frontends.onnx.source import OnnxSource
 from llmc.frontends.tracing.fake_copy import make_parameters_fake
 from llmc.frontends.tracing.program_graph import graph_from_program
 from llmc.frontends.tracing.trace import trace
-from llmc.frontends.transformers.config import generation_defaults, model_info, resolve_dtype
+from llmc.frontends.transformers.config import model_info, resolve_dtype, stated_tokens
 from llmc.graph.dtype_names import torch_name
 from llmc.graph.model_graph import ModelInfo
 from llmc.graph.weights import Constant, Recipe, Stored, identifier
@@ -144,12 +144,10 @@ def _info(file: Path, settings: dict[str, Any], dtype: torch.dtype) -> tuple[Mod
     config = {**config, **text} if isinstance(text, dict) else config
     vocabulary = settings.get("vocab_size", config.get("vocab_size"))
     limit = settings.get("context_length", config.get("max_position_embeddings", config.get("n_positions")))
-    said = SimpleNamespace(
+    sizes = SimpleNamespace(
         model_type=str(config.get("model_type", settings.get("type", "onnx"))),
         vocab_size=vocabulary if vocabulary is not None else 1 << 31,
         max_position_embeddings=limit,
-        bos_token_id=settings.get("bos_token_id", config.get("bos_token_id")),
-        eos_token_id=settings.get("eos_token_id", config.get("eos_token_id")),
     )
     name = model_name(folder) if file.stem == "model" else file.stem
-    return model_info(name, said, generation_defaults(folder), dtype)
+    return model_info(name, sizes, (settings, *stated_tokens(folder)), dtype)

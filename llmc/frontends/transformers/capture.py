@@ -11,6 +11,7 @@ from llmc.files.hub_model import model_name
 from llmc.frontends.captured import Captured
 from llmc.frontends.checkpoints.checkpoint_source import CheckpointSource
 from llmc.frontends.checkpoints.config_source import ConfigSource, config_dtype
+from llmc.frontends.checkpoints.directory_files import read_json
 from llmc.frontends.drafts.mtp import mtp_tensors
 from llmc.frontends.front_end import OpenedModel
 from llmc.frontends.heads.dense_source import dense_recipes, with_dense
@@ -23,19 +24,22 @@ from llmc.frontends.transformers.capture_cache import capture_entry, find_captur
 from llmc.frontends.transformers.config import (
     check_directory,
     check_rope,
-    generation_defaults,
     load_config,
     model_info,
     resolve_dtype,
+    stated_tokens,
     valid_values,
 )
-from llmc.frontends.transformers.names import stored_recipes
+from llmc.frontends.transformers.names import StoredNames, stored_recipes
 from llmc.frontends.transformers.scans import scans_as_ops
 from llmc.frontends.transformers.skeleton import skeleton, whole_skeleton
 from llmc.frontends.transformers.text_half import left_out, text_names
+from llmc.frontends.transformers.tied_copies import Copies, compared, refuse_different
 from llmc.graph.model_graph import ModelGraph, ModelInfo
 from llmc.graph.weights import Recipe, Stored
 from llmc.options import OWN_LAYERS, BuildOptions
+
+_TIED, _OUTPUT, _EMBEDDINGS = "tie_word_embeddings", "lm_head.weight", "model.embed_tokens.weight"
 
 
 def capture_directory(
@@ -50,14 +54,14 @@ def capture_directory(
     check_directory(directory)
     entry = capture_entry(model, options, has_weights=not lacks_weights)
     kept = None if entry is None else find_capture(entry)
-    if kept is not None:
-        graph, notes = kept
+    if kept is not None and (lacks_weights or kept.is_of(model.weights)):
+        graph, notes = kept.graph, kept.notes
         graph.info = replace(graph.info, name=model_name(directory))
     else:
         read = read_config(directory, options) if lacks_weights else read_directory(model, options)
         graph, notes = traced(read.model, read.recipes, read.info, read.plan), read.notes
         if entry is not None:
-            keep_capture(entry, graph, notes)
+            keep_capture(entry, graph, notes, read.copies)
     if lacks_weights:
         return Captured(graph, ConfigSource(directory, graph), notes)
     return Captured(graph, with_dense(model.weights, graph, directory), notes)
@@ -66,13 +70,14 @@ def capture_directory(
 @dataclass(frozen=True)
 class ReadModel:
     """A model without its weights. recipes: of its tensors, by the model's names. notes: for a build to print. plan: of
-    its head, None for one that generates."""
+    its head, None for one that generates. copies: tensors that the checkpoint holds twice."""
 
     model: Any
     recipes: dict[str, Recipe]
     info: ModelInfo
     notes: tuple[str, ...] = ()
     plan: HeadPlan | None = None
+    copies: tuple[Copies, ...] = ()
 
 
 def read_config(directory: Path, options: BuildOptions) -> ReadModel:
@@ -89,7 +94,7 @@ def read_config(directory: Path, options: BuildOptions) -> ReadModel:
             name: Stored(first.setdefault(id(tensor), name), tensor.dtype) for name, tensor in tensors.items()
         }
         make_parameters_fake(model)
-        info, _ = model_info(model_name(directory), loaded.config, {}, dtype)
+        info, _ = model_info(model_name(directory), loaded.config, stated_tokens(directory), dtype)
     plan = None if loaded.task is None else head_plan(loaded.task, model, options, directory)
     return ReadModel(model, recipes, info, plan=plan)
 
@@ -104,20 +109,48 @@ def read_directory(opened: OpenedModel[CheckpointSource], options: BuildOptions)
         check_rope(config, file)
     source = opened.weights
     dtype = resolve_dtype(options, getattr(config, "dtype", None) or source.dtype(), directory)
-    if getattr(whole, "tie_word_embeddings", False) and "lm_head.weight" not in text_names(source.names()):
-        config.tie_word_embeddings = True  # The outer config decides, and files without a head agree.
-    with valid_values(config.model_type, file):
-        model = skeleton(loaded.model_class, config, dtype, task=loaded.task)
+    notes = _tie_if_unsaid(config, whole, source) if loaded.task is None else ()
     drafting = mtp_tensors(source) if options.speculative == OWN_LAYERS else frozenset()
     outer = None if whole is None else partial(whole_skeleton, whole, dtype, file)
-    recipes, unread = stored_recipes(model, source, whole=outer, read_elsewhere=drafting)
+
+    def read() -> tuple[Any, StoredNames]:
+        with valid_values(config.model_type, file):
+            made = skeleton(loaded.model_class, config, dtype, task=loaded.task)
+        return made, stored_recipes(made, source, whole=outer, read_elsewhere=drafting)
+
+    model, found = read()
+    copies = compared(found.copies, source)
+    different = [each for each in copies if not each.are_equal]
+    if different and getattr(config, "tie_word_embeddings", False):
+        config.tie_word_embeddings = False
+        model, found = read()
+        refuse_different(compared(found.copies, source), source)
+        named = f"{different[0].second} to {different[0].first}"
+        notes += (f"config.json ties {named}, and they differ in the checkpoint: they are not tied",)
+    elif different:
+        refuse_different(different, source)
     with valid_values(config.model_type, file):
         make_parameters_fake(model)
-        generation = {**({} if whole is None else token_ids(whole)), **generation_defaults(directory)}
-        info, ids = model_info(model_name(directory), config, generation, dtype)
-    notes = (() if whole is None else (left_out(whole),)) + unread + ids
+        info, ids = model_info(model_name(directory), config, stated_tokens(directory), dtype)
+    notes = (*(() if whole is None else (left_out(whole),)), *source.notes, *notes, *found.notes, *ids)
     plan = None if loaded.task is None else head_plan(loaded.task, model, options, directory)
-    return ReadModel(model, recipes, info, notes, plan)
+    return ReadModel(model, found.recipes, info, notes, plan, copies)
+
+
+def _tie_if_unsaid(config: Any, whole: Any | None, source: CheckpointSource) -> tuple[str, ...]:
+    """Tie the output matrix where the checkpoint has none and the config does not object; notes on what was decided."""
+    names = text_names(source.names())
+    if _OUTPUT in names:
+        return ()
+    if getattr(whole, "tie_word_embeddings", False):
+        config.tie_word_embeddings = True  # The outer config decides, and files without a head agree.
+    settings = read_json(source.directory / "config.json")
+    text = settings.get("text_config")
+    is_said = _TIED in settings or (isinstance(text, dict) and _TIED in text)
+    if is_said or getattr(config, _TIED, True) or _EMBEDDINGS not in names:
+        return ()
+    config.tie_word_embeddings = True
+    return (f"the checkpoint has no {_OUTPUT}, and config.json no {_TIED}: the embeddings are the output matrix",)
 
 
 class LogitsOnly(nn.Module):
@@ -153,8 +186,3 @@ def traced(model: Any, recipes: dict[str, Recipe], info: ModelInfo, plan: HeadPl
     limits = [length for length in (longest, plan.max_length) if length is not None]
     info = replace(info, head=plan.head, max_positions=min(limits, default=None))
     return graph_from_program(program, recipes | dense_recipes(plan.dense, info.dtype), info, prefix="model.")
-
-
-def token_ids(whole: Any) -> dict[str, Any]:
-    """Of a multimodal model's two configs the outer one knows the tokens."""
-    return {key: getattr(whole, key, None) for key in ("bos_token_id", "eos_token_id")}

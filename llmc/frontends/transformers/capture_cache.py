@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import astuple, dataclass
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,6 +28,7 @@ from llmc.errors import CheckpointError, EngineFormatError
 from llmc.frontends.checkpoints.checkpoint_source import CheckpointSource
 from llmc.frontends.front_end import OpenedModel
 from llmc.frontends.transformers.capture_text import captured_graph, captured_text
+from llmc.frontends.transformers.tied_copies import Copies, compared
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import OWN_LAYERS, BuildOptions
 from llmc.settings import CaptureCache, settings
@@ -80,29 +82,45 @@ def capture_entry(
     return f"{digest[:32]}.txt"
 
 
-def find_capture(entry: str) -> tuple[ModelGraph, tuple[str, ...]] | None:
-    """The graph that an entry holds, but for its model's name, and what a build should say of it; None if there is none
-    that is whole and up to date."""
+@dataclass(frozen=True)
+class KeptCapture:
+    """A captured graph, but for its model's name, and notes for a build to print.
+
+    copies: what was found when tensors were compared that the checkpoint holds twice. Which are tied depends on it.
+    """
+
+    graph: ModelGraph
+    notes: tuple[str, ...]
+    copies: tuple[Copies, ...]
+
+    def is_of(self, source: CheckpointSource) -> bool:
+        """Whether the same copies are equal in this checkpoint, whose headers are the same."""
+        return compared([(each.first, each.second) for each in self.copies], source) == self.copies
+
+
+def find_capture(entry: str) -> KeptCapture | None:
+    """What an entry holds; None if there is none that is whole and up to date."""
     cache = open_cache(CacheKind.CAPTURES)
     try:
         known, _, text = (cache.read_text(entry) or "").partition("\n")
-        sources, notes = json.loads(known)
+        sources, notes, copies = json.loads(known)
         if any(_stamp(Path(path)) != [path, *stamp] for path, *stamp in sources):
             return None
-        return captured_graph(text, cache.path / entry), tuple(notes)
+        graph = captured_graph(text, cache.path / entry)
+        return KeptCapture(graph, tuple(notes), tuple(Copies(*each) for each in copies))
     except (OSError, ValueError, EngineFormatError):
         return None
 
 
-def keep_capture(entry: str, graph: ModelGraph, notes: Sequence[str] = ()) -> None:
-    """Keep a graph that was captured just now, with what a build should say of it; one that cannot be written as text,
-    and a full disk, are passed over."""
+def keep_capture(entry: str, graph: ModelGraph, notes: Sequence[str] = (), copies: Sequence[Copies] = ()) -> None:
+    """Keep a graph that was captured just now, with what a build should say of it, and what its tensors were compared
+    for; one that cannot be written as text, and a full disk, are passed over."""
     text = captured_text(graph)
     if text is None:
         return
     modules = [module for name, module in sys.modules.items() if name.partition(".")[0] == _PACKAGE]
     files = sorted({file for module in modules if isinstance(file := getattr(module, "__file__", None), str)})
-    known = json.dumps([[_stamp(Path(file)) for file in files], list(notes)])
+    known = json.dumps([[_stamp(Path(file)) for file in files], list(notes), [astuple(each) for each in copies]])
     with suppress(OSError):
         open_cache(CacheKind.CAPTURES).write_text(entry, f"{known}\n{text}")
 

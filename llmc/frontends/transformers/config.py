@@ -1,6 +1,6 @@
 """Reading a model directory's config.json and generation_config.json, and finding the transformers class for it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,26 +196,32 @@ def resolve_dtype(options: BuildOptions, stored: torch.dtype, at: Path | None = 
 
 
 def model_info(
-    name: str, config: Any, generation: Mapping[str, Any], dtype: torch.dtype
+    name: str, config: Any, said: Sequence[Mapping[str, Any]], dtype: torch.dtype
 ) -> tuple[ModelInfo, tuple[str, ...]]:
-    """What the engine must know beside the graph, and what a build should say of it.
+    """What the engine must know beside the graph, and notes for a build to print.
 
-    generation: generation_config.json, which goes before the config. Raises CheckpointError for what is no number.
+    Args:
+        name: of the model.
+        config: with its sizes; it also has the token ids that its class gives to a model whose files name none.
+        said: what states token ids: generation_config.json, config.json. A text ends at every end token that any of
+            them names; it begins with the first one's.
+        dtype: of the engine.
+
+    Raises:
+        CheckpointError: a value that has to be a whole number is none.
     """
     vocab_size = _whole_number("vocab_size", config.vocab_size)
     notes: list[str] = []
 
     def token_ids(key: str) -> tuple[int, ...]:
-        found: tuple[int, ...] = ()
-        for value in (getattr(config, key, None), generation.get(key)):
-            if value is None:
-                continue
-            ids = tuple(_whole_number(key, each) for each in (value if isinstance(value, list | tuple) else (value,)))
-            beyond = [each for each in ids if not 0 <= each < vocab_size]
-            for each in beyond[:1]:
-                notes.append(f"{key} {each} is not among the {vocab_size} tokens of the vocabulary: it is ignored")
-            found = tuple(each for each in ids if each not in beyond)
-        return found
+        found: list[int] = []
+        for value in [each[key] for each in said if each.get(key) is not None] or [getattr(config, key, None)]:
+            for each in value if isinstance(value, list | tuple) else () if value is None else (value,):
+                if 0 <= _whole_number(key, each) < vocab_size:
+                    found.append(each)
+                else:
+                    notes.append(f"{key} {each} is not among the {vocab_size} tokens of the vocabulary: it is ignored")
+        return tuple(dict.fromkeys(found))
 
     limits = (getattr(config, key, None) for key in ("max_position_embeddings", "n_positions", "max_seq_len"))
     limit = next((limit for limit in limits if limit is not None), None)
@@ -245,9 +251,16 @@ def _whole_number(key: str, value: Any) -> int:
     return value
 
 
-def generation_defaults(directory: Path) -> dict[str, Any]:
-    """generation_config.json, or nothing where there is none."""
-    return read_json_if_there(directory / "generation_config.json")
+def stated_tokens(directory: Path) -> tuple[dict[str, Any], ...]:
+    """What the files of a directory state of token ids: generation_config.json, and config.json, or its text half where
+    the whole does not state them. Classes of transformers have ids of their own for models that state none."""
+    config = read_json_if_there(directory / "config.json")
+    text = config.get("text_config")
+    given = {key: value for key, value in config.items() if value is not None}
+    return (
+        read_json_if_there(directory / "generation_config.json"),
+        {**(text if isinstance(text, dict) else {}), **given},
+    )
 
 
 def import_transformers() -> Any:

@@ -15,13 +15,29 @@ from llmc.graph.weights import Recipe, Stored, stored_names
 
 
 @dataclass(frozen=True)
+class StoredNames:
+    """Where a model's tensors are stored.
+
+    Args:
+        recipes: by the names of the model's tensors; tied ones have equal recipes.
+        notes: on tensors that nothing reads, for a build to print.
+        copies: pairs of stored tensors that stand for one tensor of the model, of which the first is read.
+    """
+
+    recipes: dict[str, Recipe]
+    notes: tuple[str, ...]
+    copies: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
 class _Found:
     """recipes: by the names of a model's tensors. read: the checkpoint's tensors in them. names: of all that it holds,
-    by what the model calls them."""
+    by what the model calls them. copies: as of StoredNames."""
 
     recipes: dict[str, Recipe]
     read: frozenset[str]
     names: Mapping[str, str]
+    copies: tuple[tuple[str, str], ...]
 
 
 def stored_recipes(
@@ -30,9 +46,8 @@ def stored_recipes(
     *,
     whole: Callable[[], Any | None] | None = None,
     read_elsewhere: Collection[str] = (),
-) -> tuple[dict[str, Recipe], tuple[str, ...]]:
-    """A Stored recipe for every parameter and saved buffer, by its name in the model; tied ones get equal recipes. And
-    what a build should say of tensors that nothing reads.
+) -> StoredNames:
+    """A Stored recipe for every parameter and saved buffer.
 
     whole: makes the multimodal model that the checkpoint is of, if it can be made, where `model` is its text half; the
     other halves are passed over. read_elsewhere: tensors that are no part of the model, but used.
@@ -51,7 +66,9 @@ def stored_recipes(
         raise CheckpointError(
             f"the checkpoint lacks {len(missing)} of the model's {len(_groups(tensors))} tensors: {_named(missing)}",
             at=source.directory,
-            fix="check that config.json belongs to these weights and that all shards are there",
+            fix=_TIE_IT
+            if missing == [_OUTPUT]
+            else "check that config.json belongs to these weights and that all shards are there",
         )
     read = {*found.read, *read_elsewhere}
     unread = _unread(model, found.names, tensors.keys(), read)
@@ -61,10 +78,13 @@ def stored_recipes(
             at=source.directory,
             fix="check that config.json belongs to these weights: num_hidden_layers, for one",
         )
-    if not unread:
-        return found.recipes, ()
     are = "tensor of the checkpoint is" if len(unread) == 1 else "tensors of the checkpoint are"
-    return found.recipes, (f"{len(unread)} {are} not used: {_named(unread)}",)
+    notes = (f"{len(unread)} {are} not used: {_named(unread)}",) if unread else ()
+    return StoredNames(found.recipes, notes, found.copies)
+
+
+_OUTPUT = "lm_head.weight"
+_TIE_IT = "download the whole checkpoint, or, if the embeddings are the output matrix, set tie_word_embeddings to true"
 
 
 def _groups(tensors: Mapping[str, Tensor]) -> list[list[str]]:
@@ -88,11 +108,13 @@ def _found(model: Any, names: Mapping[str, str], source: StoredShapes, *, rename
         found = _match(groups, available, model.base_model_prefix)
     recipes, sources = _converted(model, [group for group in groups if group[0] not in found], names, source)
     for group in groups:
-        if (where := found.get(group[0])) is not None:
-            tensor = tensors[group[0]]
+        if group[0] in found:
+            tensor, where = tensors[group[0]], found[group[0]][0]
             source.check(where, tuple(tensor.shape), floating=tensor.is_floating_point())
             recipes.update((name, Stored(where, tensor.dtype)) for name in group)
-    return _Found(recipes, frozenset({*found.values(), *sources}), available)
+    read = frozenset({*(each[0] for each in found.values()), *sources})
+    copies = tuple((each[0], other) for each in found.values() for other in each[1:])
+    return _Found(recipes, read, available, copies)
 
 
 def _text_half(found: _Found, whole: Any, tensors: Mapping[str, Tensor]) -> _Found:
@@ -104,7 +126,8 @@ def _text_half(found: _Found, whole: Any, tensors: Mapping[str, Tensor]) -> _Fou
         if made is not None:
             recipes.update((name, made) for name in group)
     names = {name: found.names[place] for name, place in text_names(found.names).items()}
-    return _Found(recipes, frozenset(each for made in recipes.values() for each in stored_names(made)), names)
+    read = frozenset(each for made in recipes.values() for each in stored_names(made))
+    return _Found(recipes, read, names, tuple(pair for pair in found.copies if pair[0] in read))
 
 
 # Buffers that older versions of transformers saved, and that a model computes by itself.
@@ -139,13 +162,17 @@ def _converted(
         for group in groups:
             made = next((converted[name] for name in group if name in converted), None)
             if made is not None:
-                _check_shape(group[0], made, tensors[group[0]], source)
+                _check_converted(group[0], made, tensors[group[0]], stored, source)
                 recipes.update((name, made.recipe) for name in group)
                 sources.update(stored[name] for name in made.sources)
     return recipes, sources
 
 
-def _check_shape(name: str, made: Converted, tensor: Tensor, source: StoredShapes) -> None:
+def _check_converted(
+    name: str, made: Converted, tensor: Tensor, stored: Mapping[str, str], source: StoredShapes
+) -> None:
+    for each in made.sources:
+        source.check(stored[each], source.shape(stored[each]), floating=tensor.is_floating_point())
     if made.shape != tuple(tensor.shape):
         raise CheckpointError(
             f"{name} comes out of {made.sources[0]} and others as {list(made.shape)}, where config.json makes it "
@@ -159,15 +186,15 @@ def _named(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
 
 
-def _match(groups: Sequence[list[str]], available: Mapping[str, str], base_prefix: str) -> dict[str, str]:
-    """By the first name of each group of tied tensors, the stored one; a checkpoint may lack the bare model's prefix or
-    have it too."""
+def _match(groups: Sequence[list[str]], available: Mapping[str, str], base_prefix: str) -> dict[str, tuple[str, ...]]:
+    """By the first name of each group of tied tensors, the stored ones, of which the first is to be read; a checkpoint
+    may lack the bare model's prefix or have it too."""
     prefix = f"{base_prefix}."
-    found: dict[str, str] = {}
+    found: dict[str, tuple[str, ...]] = {}
     for group in groups:
         candidates = [c for name in group for c in (name, name.removeprefix(prefix), prefix + name)]
-        stored = next((available[c] for c in candidates if c in available), None)
-        if stored is not None:
+        stored = tuple(dict.fromkeys(available[c] for c in candidates if c in available))
+        if stored:
             found[group[0]] = stored
     return found
 

@@ -11,7 +11,7 @@ from llmc.frontends.heads.chosen_task import task_of_model
 from llmc.frontends.heads.head_plan import head_plan
 from llmc.frontends.tracing.fake_copy import fake_copy
 from llmc.frontends.transformers import experts, hooks
-from llmc.frontends.transformers.capture import token_ids, traced
+from llmc.frontends.transformers.capture import traced
 from llmc.frontends.transformers.config import check_rope, model_info, resolve_dtype
 from llmc.frontends.transformers.skeleton import text_half
 from llmc.frontends.transformers.text_half import left_out, text_config
@@ -38,10 +38,11 @@ def capture_pretrained(model: Any, options: BuildOptions) -> Captured:
     fake.config._attn_implementation = hooks.implementation_for(type(model), both_ways=task is not None)
     experts.use_experts_hook(fake.config)
     name = getattr(model.config, "_name_or_path", "") or type(model).__name__
-    said = {} if getattr(model, "generation_config", None) is None else model.generation_config.to_dict()
-    outer = {} if text is None else token_ids(whole)
-    generation = {**outer, **{key: value for key, value in said.items() if value is not None}}
-    info, notes = model_info(Path(name).name, model.config, generation, dtype)
+    generation = getattr(model, "generation_config", None)
+    configs = (model.config,) if text is None else (whole, model.config)
+    # Without what their classes have for models that say nothing.
+    said = [each.to_diff_dict() for each in (*(() if generation is None else (generation,)), *configs)]
+    info, notes = model_info(Path(name).name, model.config, said, dtype)
     if text is not None:
         notes = (left_out(whole), *notes)
     plan = None if task is None else head_plan(task, fake, options)

@@ -29,9 +29,9 @@ def rebuilt(path: Path) -> Any:
     loaded = load_config(directory)
     source = open_model(directory).weights
     model = skeleton(loaded.model_class, loaded.config, torch.float32)
-    recipes, notes = stored_recipes(model, source)
-    assert not notes
-    values = {name: evaluate(recipe, source).float() for name, recipe in recipes.items()}
+    found = stored_recipes(model, source)
+    assert not found.notes
+    values = {name: evaluate(recipe, source).float() for name, recipe in found.recipes.items()}
     model.load_state_dict(values, assign=True)
     model.set_attn_implementation("eager")
     return model.eval()

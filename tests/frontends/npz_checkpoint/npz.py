@@ -19,6 +19,7 @@ class NpzSource:
     """The tensors of an archive; a CodeSource."""
 
     is_quantized, gives_way = True, False
+    notes: tuple[str, ...] = ()
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
