@@ -8,11 +8,22 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import llmc
 from tests.passes.quantization.quantizing import TOKENS, calibration_file, logits, quantized
-from tests.quantized_checkpoints import GROUP, Writer, awq_writer, gptq_writer, tiny_llama, write_quantized
+from tests.quantized_checkpoints import (
+    GROUP,
+    Writer,
+    awq_writer,
+    by_module,
+    float8_writer,
+    gptq_writer,
+    llm_int8_writer,
+    modelopt_fp4_writer,
+    nf4_writer,
+    tiny_llama,
+    write_quantized,
+)
 from tests.quick_sample import quick_sample
 
 # Sums in another order move a token's value by 1e-7 of it; where that crosses the middle between two codes, the code
@@ -61,33 +72,45 @@ def test_runs_a_checkpoint_of_codes(config: dict[str, Any], writer: Writer, tmp_
     assert float((found - expected).abs().max() / expected.std()) < 1e-4
 
 
+# Some weights' rows end within a block.
 _BLOCK = (48, 32)
+_E4M3 = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": list(_BLOCK)}
+_GROUPS = {"group_0": {"targets": ["Linear"], "weights": _E4M3}}
+DIRECTORIES: dict[str, tuple[dict[str, Any], Writer, set[str]]] = {
+    "compressed-tensors": (
+        {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": _GROUPS},
+        float8_writer(_BLOCK),
+        {"compressed-tensors fp8"},
+    ),
+    "fp8": (
+        {"quant_method": "fp8", "weight_block_size": list(_BLOCK)},
+        float8_writer(_BLOCK, "weight_scale_inv"),
+        {"fp8 fp8"},
+    ),
+    "modelopt": (
+        {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"},
+        by_module({"down_proj": float8_writer(None), "": modelopt_fp4_writer(16)}),
+        {"modelopt mxfp4", "modelopt fp8"},
+    ),
+    "bitsandbytes": (
+        {"quant_method": "bitsandbytes"},
+        by_module({"down_proj": llm_int8_writer, "": nf4_writer(32, nested=True)}),
+        {"bitsandbytes nf4", "bitsandbytes int8"},
+    ),
+}
+_BUILDS = [(name, target) for name in DIRECTORIES for target in ("cpu", "reference")]
 
 
-def _blocks(module: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    """e4m3 codes with a scale for each block; some weights' rows end within one."""
-    rows, columns = weight.shape
-    scale = torch.empty(-(-rows // _BLOCK[0]), columns // _BLOCK[1])
-    codes, values = torch.empty_like(weight, dtype=torch.float8_e4m3fn), torch.empty_like(weight)
-    for i in range(scale.shape[0]):
-        for j in range(scale.shape[1]):
-            part = slice(i * _BLOCK[0], (i + 1) * _BLOCK[0]), slice(j * _BLOCK[1], (j + 1) * _BLOCK[1])
-            scale[i, j] = weight[part].abs().max() / 448
-            codes[part] = (weight[part] / scale[i, j]).to(torch.float8_e4m3fn)
-            values[part] = codes[part].float() * scale[i, j]
-    return {"weight": codes, "weight_scale": scale}, values
-
-
-@pytest.mark.parametrize("target", quick_sample(["cpu", "reference"], ["cpu"]))
-def test_builds_a_compressed_tensors_directory(target: str, tmp_path: Path) -> None:
-    model, directory = tiny_llama(), tmp_path / "model"
-    weights = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": list(_BLOCK)}
-    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
-    config = {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": groups}
-    model.load_state_dict(write_quantized(directory, model, config, _blocks), strict=False)
+@pytest.mark.parametrize(
+    ("name", "target"), quick_sample(_BUILDS, [("fp8", "cpu"), ("bitsandbytes", "reference"), ("modelopt", "cpu")])
+)
+def test_builds_a_directory_of_codes(name: str, target: str, tmp_path: Path) -> None:
+    (config, writer, schemes), model, directory = DIRECTORIES[name], tiny_llama(), tmp_path / "model"
+    model.load_state_dict(write_quantized(directory, model, config, writer), strict=False)
     with torch.no_grad():
         expected = model(torch.tensor([TOKENS])).logits[0]
     report = llmc.build(directory, tmp_path / "engine.llmc", target=target, dtype="float32")
+    assert {weight.scheme for weight in report.quantized} == schemes and len(report.quantized) == 14
     with llmc.load(report.path) as engine:
         found = torch.from_numpy(engine.logits(TOKENS))
     assert float((found - expected).abs().max() / expected.std()) < 1e-4

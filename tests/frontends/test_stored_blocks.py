@@ -84,7 +84,7 @@ def test_refuses_scales_of_another_shape(scales: tuple[int, ...], tmp_path: Path
         CheckpointError, match=r"blocks of \[128, 128\] of a weight \[192, 384\] make it \[2, 3\]"
     ) as caught:
         _write(tmp_path, _FP8, tensors, "float-quantized")
-    assert f"{_NAME}.weight_scale' has shape {list(scales)}" in caught.value.problem
+    assert f"{_NAME}.weight' do not fit together: weight_scale has shape {list(scales)}" in caught.value.problem
 
 
 @pytest.mark.parametrize("structure", [None, [128], "128", "axb", [0, 128], 128])

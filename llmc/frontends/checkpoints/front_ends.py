@@ -4,9 +4,9 @@ from pathlib import Path
 
 from llmc.frontends.captured import Captured
 from llmc.frontends.checkpoints.checkpoint_source import CheckpointSource
+from llmc.frontends.checkpoints.codes.quantization_config import quantization_of, sparsity_format
 from llmc.frontends.checkpoints.directory_files import has_safetensors, read_json
 from llmc.frontends.checkpoints.model_directory import model_directory, stored_dtype
-from llmc.frontends.checkpoints.quantization_config import is_quantized, sparsity_format
 from llmc.frontends.checkpoints.quantized import QuantizedSource
 from llmc.frontends.checkpoints.safetensors import SafetensorsSource
 from llmc.frontends.checkpoints.sparse import SparseSource
@@ -16,8 +16,8 @@ from llmc.options import BuildOptions
 
 
 def _holds_codes(directory: Path) -> bool:
-    file = directory / "config.json"
-    return has_safetensors(directory) and file.is_file() and is_quantized(read_json(file), file)
+    is_described = has_safetensors(directory) and (directory / "config.json").is_file()
+    return is_described and quantization_of(directory) is not None
 
 
 def _holds_masks(directory: Path) -> bool:

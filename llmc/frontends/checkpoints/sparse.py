@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from llmc.errors import CheckpointError
+from llmc.frontends.checkpoints.codes.quantization_config import compression, sparsity_format
 from llmc.frontends.checkpoints.directory_files import read_json
-from llmc.frontends.checkpoints.quantization_config import compression, sparsity_format
 from llmc.frontends.checkpoints.safetensors import HidingSource, SafetensorsSource, check_shape
 from llmc.graph.dtype_names import TORCH_DTYPES
 

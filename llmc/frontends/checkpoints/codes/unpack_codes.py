@@ -1,7 +1,6 @@
 """How GPTQ, AWQ and compressed-tensors pack a weight's codes, and how they are unpacked, without rounding anything.
 
 What comes out is what llmc/ops/weight_codes.py describes: codes [out, in], scales and zeros [out, groups].
-Sources: AutoGPTQ and GPTQModel (qlinear), AutoAWQ (packing_utils), compressed-tensors (compressors).
 """
 
 import math
@@ -83,15 +82,14 @@ def _of_groups(values: Tensor, shape: tuple[int, int], block: tuple[int, int]) -
     return values[torch.arange(rows) // block[0]][:, starts]
 
 
-def unpack_fp4(packed: Tensor, scale: Tensor, global_scale: Tensor | None) -> UnpackedCodes:
-    """packed: uint8 [out, in / 2], the first of two columns low. scale: [out, groups], uint8 exponents less 127 (e8m0);
-    or, with a global_scale [1] that divides them, e4m3fn."""
-    codes = torch.stack((packed & 15, packed >> 4), -1).flatten(1)
-    if global_scale is None:
-        scales = torch.exp2(scale.float() - 127).bfloat16()
-    else:
-        scales = scale.float() / global_scale.float().reshape(1, 1)
-    return UnpackedCodes(codes, scales, None)
+def unpack_fp4(packed: Tensor, scales: Tensor) -> UnpackedCodes:
+    """packed: uint8 [out, in / 2], the first of two columns low. scales: [out, groups]."""
+    return UnpackedCodes(torch.stack((packed & 15, packed >> 4), -1).flatten(1), scales, None)
+
+
+def powers_of_two(exponents: Tensor) -> Tensor:
+    """The scales that exponents plus 127 stand for (e8m0), bf16."""
+    return torch.exp2(exponents.float() - 127).bfloat16()
 
 
 def are_middle(zeros: Tensor, bits: int | None, offset: int) -> bool:
@@ -104,12 +102,28 @@ def are_middle(zeros: Tensor, bits: int | None, offset: int) -> bool:
 
 
 def _unpack(words: Tensor, bits: int, axis: int) -> Tensor:
-    """Unsigned numbers of some bits along an axis of int32 words, the lowest bits first; int32."""
+    """Unsigned numbers of some bits along an axis of int32 words, the lowest bits first; int32.
+
+    Numbers of 3 bits run on from one word to the next. Raises ValueError where the words end within a number.
+    """
+    if 32 % bits:
+        return _unpack_stream(words, bits, axis)
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)
     parts = (words.unsqueeze(axis + 1) >> shifts.reshape([-1 if i == axis + 1 else 1 for i in range(3)])) & (
         (1 << bits) - 1
     )
     return parts.flatten(axis, axis + 1)
+
+
+def _unpack_stream(words: Tensor, bits: int, axis: int) -> Tensor:
+    along = words.transpose(axis, -1).contiguous()
+    if along.shape[-1] * 32 % bits:
+        raise ValueError(f"{along.shape[-1]} words of 32 bits do not hold whole numbers of {bits}")
+    stream = (along.unsqueeze(-1) >> torch.arange(32, dtype=torch.int32) & 1).to(torch.int8).flatten(-2)
+    numbers = torch.zeros(*stream.shape[:-1], stream.shape[-1] // bits, dtype=torch.int32)
+    for bit in range(bits):
+        numbers |= stream[..., bit::bits].int() << bit
+    return numbers.transpose(axis, -1)
 
 
 def _awq_columns(packed: Tensor) -> Tensor:
