@@ -57,9 +57,9 @@ class AnswerOptions:
     trust_request_chat_template: Annotated[
         bool, Option("--trust-request-chat-template", help="requests may bring a chat template")
     ] = False
-    tool_call_parser: Annotated[str | None, Option(help="hermes, mistral or llama3_json; default: by the template")] = (
-        None
-    )
+    tool_call_parser: Annotated[
+        str | None, Option(help="how the model writes tool calls: hermes, …; default: by the template")
+    ] = None
     reasoning_parser: Annotated[
         str, Option(help="tags of the model's thinking: auto (by the template), none, think, …, or two tags")
     ] = "auto"

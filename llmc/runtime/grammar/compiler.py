@@ -87,9 +87,10 @@ class GrammarCompiler:
         arrived: when its request did, on the clock of time.monotonic; default now. The time until the first worker has
         started does not count. Raises UnavailableError if none has started in time.
         """
-        if len(grammar.source) > _LONGEST_SOURCE:
+        length = len(grammar.source) + len(grammar.instead or "")
+        if length > _LONGEST_SOURCE:
             raise RequestError(
-                f"the grammar has {len(grammar.source)} characters, and at most {_LONGEST_SOURCE} are compiled",
+                f"the grammar has {length} characters, and at most {_LONGEST_SOURCE} are compiled",
                 at="grammar",
                 fix="simplify it",
             )
@@ -217,13 +218,7 @@ class GrammarCompiler:
             if worker is None:
                 return None
             allowed = max(_SHORTEST_TRY, min(seconds, deadline - time.monotonic()))
-            before = grammar.preamble
-            question = {
-                "kind": grammar.kind.value,
-                "source": grammar.source,
-                "preamble": None if before is None else (before.opening, before.closing),
-                "seconds": allowed,
-            }
+            question = {**grammar.as_json(), "seconds": allowed}
             try:
                 answer = worker.ask(question, allowed + _REPLY_SECONDS)
             except WorkerError:

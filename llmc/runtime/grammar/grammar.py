@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
@@ -23,16 +23,26 @@ class GrammarKind(Enum):
     EBNF = "ebnf"
 
 
+# Where one text alone may follow, llguidance allows its first token in the tokenizer's own split of that text, unless
+# a Lark grammar begins with this: models were taught tokens that go on behind the text.
+TOKENS_AS_THEY_COME = '%llguidance {"no_forcing": true}'
+# A piece of text, or the id of a special token, which is no text.
+Mark = str | int
+Marks = tuple[Mark, ...]
+
+
 @dataclass(frozen=True)
 class Preamble:
     """Any text that comes before what a grammar is about, such as a model's thinking.
 
-    opening, closing: its marks, as text or as the id of a special token. With an opening of None it has begun already;
-    otherwise an output may do without it.
+    opening, closing: its marks. With an opening of None it has begun already; otherwise an output may do without it.
+    repeats: several may follow each other. heading: what comes after it, and before a sentence of the grammar.
     """
 
-    opening: str | int | None
-    closing: str | int
+    opening: Marks | None
+    closing: Marks
+    repeats: bool = False
+    heading: Marks = ()
 
 
 # As vLLM's structured outputs are called.
@@ -44,18 +54,21 @@ _DATA = {GrammarKind.JSON_SCHEMA: Mapping, GrammarKind.CHOICE: Sequence}
 class Grammar:
     """A constraint for SamplingParams(grammar=...). It is compiled when the request is submitted.
 
-    preamble: the constraint holds for what comes after it; None for the whole output.
+    preamble: the constraint holds for what comes after it; None for the whole output. instead: a grammar in Lark's
+    notation; what comes after the preamble, without its heading, may be a sentence of it.
     """
 
     kind: GrammarKind
     source: str
     preamble: Preamble | None
+    instead: str | None
 
     def __init__(
         self,
         kind: GrammarKind | str,
         source: str | Mapping[str, Any] | Sequence[str] = "",
         preamble: Preamble | None = None,
+        instead: str | None = None,
     ) -> None:
         """kind: a GrammarKind or its value, such as "regex"; "json" is a schema and "grammar" is EBNF.
 
@@ -68,6 +81,23 @@ class Grammar:
         object.__setattr__(self, "kind", found)
         object.__setattr__(self, "source", _text(found, source))
         object.__setattr__(self, "preamble", preamble)
+        object.__setattr__(self, "instead", instead)
+
+    def as_json(self) -> dict[str, Any]:
+        """As `grammar_of_json` takes it."""
+        preamble = None if self.preamble is None else asdict(self.preamble)
+        return {"kind": self.kind.value, "source": self.source, "preamble": preamble, "instead": self.instead}
+
+
+def grammar_of_json(data: Mapping[str, Any]) -> Grammar:
+    """The grammar that `Grammar.as_json` was called of."""
+    preamble = data["preamble"]
+    return Grammar(
+        GrammarKind(data["kind"]),
+        data["source"],
+        None if preamble is None else Preamble(**preamble),
+        data["instead"],
+    )
 
 
 def _kind(given: GrammarKind | str) -> GrammarKind:

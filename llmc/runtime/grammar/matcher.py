@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from llmc.errors import RequestError, ToolchainError
 from llmc.files.regular_file import read_regular
-from llmc.runtime.grammar.grammar import Grammar, GrammarKind, Preamble
+from llmc.runtime.grammar.grammar import TOKENS_AS_THEY_COME, Grammar, GrammarKind, Mark, Marks, Preamble
 from llmc.runtime.grammar.limits import limit_reached, parser_limits, refusal
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def grammar_tokenizer(path: Path, vocab_size: int, eos_token_ids: tuple[int, ...
 def matcher_grammar(grammar: Grammar) -> str:
     """The grammar in llguidance's own notation. Raises RequestError for one that cannot be translated."""
     text = _sentence(grammar)
-    return text if grammar.preamble is None else _after(grammar.preamble, text)
+    return text if grammar.preamble is None and grammar.instead is None else _around(grammar, text)
 
 
 def new_matcher(tokenizer: LLTokenizer, text: str) -> LLMatcher:
@@ -172,20 +172,38 @@ def _sentence(grammar: Grammar) -> str:
         raise
 
 
-def _after(preamble: Preamble, text: str) -> str:
-    """The grammar of any text, then that of `text`, which is one in llguidance's notation."""
+def _around(grammar: Grammar, text: str) -> str:
+    """The preamble, then `text`, which is a grammar in llguidance's notation, or what may come instead."""
     whole: dict[str, Any] = json.loads(text) if text.startswith("{") else {"grammars": [{"lark_grammar": text}]}
     answer, *others = whole["grammars"]
     name = answer["name"] = answer.get("name") or "answer"
-    closing = preamble.closing
+    preamble, sentence = grammar.preamble, f"@{name}"
+    if preamble is not None and preamble.heading:
+        sentence = f"{_marks(preamble.heading)} {sentence}"
+    if grammar.instead is not None:
+        sentence = f"({sentence} | @instead)"
+        others.append({"name": "instead", "lark_grammar": grammar.instead})
+    start = f"start: {sentence}\n" if preamble is None else _after(preamble, sentence)
+    lark = f"{TOKENS_AS_THEY_COME}\n{start}"
+    return json.dumps({**whole, "grammars": [{"name": "around", "lark_grammar": lark}, answer, *others]})
+
+
+def _after(preamble: Preamble, sentence: str) -> str:
+    """The grammar of any text up to the preamble's closing marks, then that of the sentence."""
+    first, *rest = preamble.closing
     # llguidance ends a rule with a suffix where the text does, and a text before a special token.
-    free = "free: TEXT " + _mark(closing) if isinstance(closing, int) else f"free[suffix={_mark(closing)}]: TEXT"
-    before = "free BLANK?" if preamble.opening is None else f"({_mark(preamble.opening)} free BLANK?)?"
-    lark = f"start: {before} @{name}\n{free}\nTEXT: /(?s:.*)/\nBLANK: {_BLANK}\n"
-    return json.dumps({**whole, "grammars": [{"name": "with_preamble", "lark_grammar": lark}, answer, *others]})
+    ends = f"free: TEXT {_mark(first)}" if isinstance(first, int) else f"free[suffix={_mark(first)}]: TEXT"
+    closed = " ".join(["free", *map(_mark, rest), "BLANK?"])
+    if preamble.opening is not None:
+        closed = f"({_marks(preamble.opening)} {closed}){'*' if preamble.repeats else '?'}"
+    return f"start: {closed} {sentence}\n{ends}\nTEXT: /(?s:.*)/\nBLANK: {_BLANK}\n"
 
 
-def _mark(mark: str | int) -> str:
+def _marks(marks: Marks) -> str:
+    return " ".join(map(_mark, marks))
+
+
+def _mark(mark: Mark) -> str:
     return f"<[{mark}]>" if isinstance(mark, int) else json.dumps(mark, ensure_ascii=False)
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from llmc.errors import LlmcError
 from llmc.processes.lifeline import end_with
 from llmc.runtime.grammar.beginning import check_beginning
-from llmc.runtime.grammar.grammar import Grammar, GrammarKind, Preamble
+from llmc.runtime.grammar.grammar import Grammar, GrammarKind, grammar_of_json
 from llmc.runtime.grammar.json_schema import notes_of_warnings, served_schema
 from llmc.runtime.grammar.limits import refusal
 from llmc.runtime.grammar.matcher import grammar_tokenizer, matcher_grammar, new_matcher, schema_fault
@@ -75,8 +75,7 @@ def _answer_and_end(question: dict[str, Any], tokenizer: LLTokenizer, vocab_size
 def answer_to(question: dict[str, Any], tokenizer: LLTokenizer, vocab_size: int) -> dict[str, Any]:
     """The grammar in llguidance's notation, with notes on what is left out of it, or the error that it is."""
     try:
-        preamble = None if question["preamble"] is None else Preamble(*question["preamble"])
-        grammar, notes = _served(Grammar(GrammarKind(question["kind"]), question["source"], preamble), tokenizer)
+        grammar, notes = _served(grammar_of_json(question), tokenizer)
         text = matcher_grammar(grammar)
         matcher = new_matcher(tokenizer, text)
         check_beginning(matcher, tokenizer, vocab_size)
@@ -96,7 +95,7 @@ def _served(grammar: Grammar, tokenizer: LLTokenizer) -> tuple[Grammar, list[str
         check_optional_properties(json.loads(source), tokenizer)
     except ValueError as error:
         raise refusal(str(error)) from None
-    return Grammar(grammar.kind, source, grammar.preamble), notes
+    return Grammar(grammar.kind, source, grammar.preamble, grammar.instead), notes
 
 
 if __name__ == "__main__":

@@ -4,10 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from llmc.runtime.grammar.grammar import Grammar, Preamble
-from llmc.runtime.server.chat_deltas import ChatDeltas, ThinkingDeltas, WithoutEnd
+from llmc.runtime.server.call_identity import new_identity
+from llmc.runtime.server.chat_deltas import ChatDeltas, ContentDeltas, EventDeltas, ThinkingDeltas, WithoutEnd
+from llmc.runtime.server.output_reader import OutputReader
 from llmc.runtime.server.schemas.chat import ChatRequest
 from llmc.runtime.server.served_model import ServedModel
 from llmc.runtime.server.thinking import Thinking, ThinkingReader, ThinkTags, is_begun
+from llmc.runtime.server.tool_calls.call_reader import CallReader
+from llmc.runtime.server.tool_calls.channels import FINAL, ChannelReader
 from llmc.runtime.server.tool_plan import ToolPlan
 
 
@@ -27,24 +31,49 @@ class AnswerPlan:
 
 def answer_plan(model: ServedModel, body: ChatRequest, tools: ToolPlan, prompt: str) -> AnswerPlan:
     """prompt: the template's text, which may have begun the thinking."""
-    tags = model.think_tags
-    if tags is None:
-        plan = AnswerPlan(tools.grammar, tools.reader, tools.keeps_special, None)
-    else:
-        plan = _thinking_plan(model, body, tools, Thinking(tags, begins_inside(body, tags, prompt)))
+    thinking = _thinking(model, body, prompt)
+    grammar = tools.grammar
+    if grammar is not None and thinking is not None:
+        grammar = replace(grammar, preamble=_preamble(model, thinking, tools))
+    plan = AnswerPlan(grammar, _reader(model, body, tools, thinking, prompt), _keeps_special(model, tools), thinking)
     if not plan.keeps_special or not body.skip_special_tokens:
         return plan
     ends = tuple(model.texts.text(token) for token in model.engine.engine.info.eos_token_ids)
     return replace(plan, reader=lambda: WithoutEnd(ends, plan.reader()))
 
 
-def _thinking_plan(model: ServedModel, body: ChatRequest, tools: ToolPlan, thinking: Thinking) -> AnswerPlan:
-    def reader() -> ChatDeltas:
-        return ThinkingDeltas(ThinkingReader(thinking), tools.reader(), body.include_reasoning)
+def _reader(
+    model: ServedModel, body: ChatRequest, tools: ToolPlan, thinking: Thinking | None, prompt: str
+) -> Callable[[], ChatDeltas]:
+    form, shows = model.tool_form, body.include_reasoning
 
-    marked = model.texts.is_special(thinking.tags.closing) or model.texts.is_special(thinking.tags.opening)
-    grammar = None if tools.grammar is None else replace(tools.grammar, preamble=preamble(model, thinking))
-    return AnswerPlan(grammar, reader, tools.keeps_special or marked, thinking)
+    def events(reader: OutputReader) -> ChatDeltas:
+        identity = new_identity(form)
+        return EventDeltas(reader, identity, single=tools.single, shows_thoughts=shows, forced=tools.forced)
+
+    def answer() -> ChatDeltas:
+        if form.channels:
+            return events(ChannelReader(tools.tools, prompt))
+        return events(CallReader(form, tools.tools)) if tools.tools else ContentDeltas()
+
+    if thinking is None or form.channels:
+        return answer
+    return lambda: ThinkingDeltas(ThinkingReader(thinking), answer(), shows)
+
+
+def _keeps_special(model: ServedModel, tools: ToolPlan) -> bool:
+    marks = set(model.tool_form.marks) if tools.tools or model.tool_form.channels else set[str]()
+    if model.think_tags is not None:
+        marks |= {model.think_tags.opening, model.think_tags.closing, *(model.think_tags.answer or ())}
+    return model.marks.are_special(marks)
+
+
+def _thinking(model: ServedModel, body: ChatRequest, prompt: str) -> Thinking | None:
+    form, tags = model.tool_form, model.think_tags
+    if tags is None:
+        return None
+    interrupts = tuple(section.opening for section in form.sections) if form.ends_thoughts else ()
+    return Thinking(tags, begins_inside(body, tags, prompt), interrupts)
 
 
 def begins_inside(body: ChatRequest, tags: ThinkTags, prompt: str) -> bool:
@@ -56,12 +85,9 @@ def begins_inside(body: ChatRequest, tags: ThinkTags, prompt: str) -> bool:
     return body.add_generation_prompt and is_whole and is_begun(tags, prompt, None)
 
 
-def preamble(model: ServedModel, thinking: Thinking) -> Preamble:
-    """The thinking as a grammar has it; special tokens are named by their ids."""
-
-    def mark(tag: str) -> str | int:
-        return model.engine.engine.tokenizer.encode(tag, add_special_tokens=False)[0] if special(tag) else tag
-
-    special = model.texts.is_special
-    tags = thinking.tags
-    return Preamble(None if thinking.begun else mark(tags.opening), mark(tags.closing))
+def _preamble(model: ServedModel, thinking: Thinking, tools: ToolPlan) -> Preamble:
+    """The thinking as a grammar has it."""
+    spelled, tags = model.marks.spelled, thinking.tags
+    opening = None if thinking.begun else spelled(tags.opening)
+    heading = spelled(FINAL) if model.tool_form.channels and not tools.calls_only else ()
+    return Preamble(opening, spelled(tags.closing), tags.repeats, heading)

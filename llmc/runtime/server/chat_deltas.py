@@ -1,15 +1,16 @@
 """A choice's text as chat deltas: thoughts, then content, or tool calls where the request has tools."""
 
-import uuid
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 from llmc.runtime.requests.request_output import FinishReason
-from llmc.runtime.server.parsed_calls import ParsedCall
+from llmc.runtime.server.output_events import CallArguments, CallBegun, Event, Text, Thought
+from llmc.runtime.server.output_reader import OutputReader
 from llmc.runtime.server.thinking import ThinkingReader
-from llmc.runtime.server.tool_calls import RequiredCallsReader, ToolCallReader
 
 Json = dict[str, Any]
+NewIdentity = Callable[[], str]
 
 
 class ChatDeltas(ABC):
@@ -31,74 +32,66 @@ class ContentDeltas(ChatDeltas):
         return [{"content": text}] if text else []
 
 
-class _ToolDeltas(ChatDeltas):
-    """What has been told of calls."""
+class EventDeltas(ChatDeltas):
+    """What a reader finds: thoughts, content and tool calls, whose arguments come piece by piece.
 
-    def __init__(self) -> None:
-        self._told = 0
-
-    def finish_reason(self, reason: FinishReason) -> str:
-        return "tool_calls" if self._told and reason == "stop" else reason
-
-    def _deltas(self, content: str, calls: list[ParsedCall]) -> list[Json]:
-        deltas: list[Json] = [{"content": content}] if content else []
-        for call in calls:
-            deltas.append({"tool_calls": [call_json(self._told, call)]})
-            self._told += 1
-        return deltas
-
-
-class AutoToolDeltas(_ToolDeltas):
-    """Content, and tool calls where the model wrote some.
-
-    single: nothing after the first call counts.
+    single: nothing after the first call counts. forced: the function that the output calls and does nothing else.
     """
 
-    def __init__(self, reader: ToolCallReader, single: bool) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        reader: OutputReader,
+        new_identity: NewIdentity,
+        *,
+        single: bool,
+        shows_thoughts: bool,
+        forced: str | None = None,
+    ) -> None:
         self._reader = reader
+        self._new_identity = new_identity
         self._single = single
+        self._shows_thoughts = shows_thoughts
+        self._forced = forced
+        self._calls = 0
+        self._thinks = False
 
     def feed(self, text: str, ended: FinishReason | None) -> list[Json]:
-        content, calls = self._reader.feed(text)
-        if ended is not None:
-            rest, more = self._reader.finish(cut=ended != "stop")
-            content, calls = content + rest, calls + more
-        # Models set calls off with line breaks, which are no message.
-        if (calls or self._told) and not content.strip():
-            content = ""
-        return self._deltas(content, calls[: max(0, 1 - self._told)] if self._single else calls)
+        events = self._reader.feed(text, ended=ended is not None, cut=ended is not None and ended != "stop")
+        deltas: list[Json] = []
+        for event in events:
+            self._add(event, deltas)
+        if ended is not None and self._forced is not None and not self._calls and not self._thinks:
+            self._add(CallBegun(self._forced), deltas)
+        return deltas
 
+    def finish_reason(self, reason: FinishReason) -> str:
+        # OpenAI's answers to a request that names the function end with `stop`.
+        return "tool_calls" if self._calls and self._forced is None and reason == "stop" else reason
 
-class RequiredToolDeltas(_ToolDeltas):
-    """The output is a list of calls: tool_choice is `required`."""
+    def _add(self, event: Event, deltas: list[Json]) -> None:
+        self._thinks = isinstance(event, Thought)
+        if isinstance(event, Text):
+            deltas += [{"content": event.text}] if self._forced is None else []
+        elif isinstance(event, Thought):
+            deltas += [thought_json(event.text)] if self._shows_thoughts else []
+        elif isinstance(event, CallBegun):
+            self._calls += 1
+            if self._is_told:
+                identity = event.identity or self._new_identity()
+                deltas.append({"tool_calls": [call_json(self._calls - 1, event.name, identity)]})
+        elif self._is_told:
+            self._add_arguments(event, deltas)
 
-    def __init__(self, names: frozenset[str]) -> None:
-        super().__init__()
-        self._reader = RequiredCallsReader(names)
+    def _add_arguments(self, event: CallArguments, deltas: list[Json]) -> None:
+        """Into the delta in which the call begins, if it is the last one."""
+        if deltas and "tool_calls" in deltas[-1]:
+            deltas[-1]["tool_calls"][0]["function"]["arguments"] += event.text
+        else:
+            deltas.append({"tool_calls": [{"index": self._calls - 1, "function": {"arguments": event.text}}]})
 
-    def feed(self, text: str, ended: FinishReason | None) -> list[Json]:
-        calls, rest = self._reader.feed(text), ""
-        if ended is not None:
-            rest, begun = self._reader.finish()
-            calls += begun
-        return self._deltas(rest, calls)
-
-
-class NamedToolDeltas(ChatDeltas):
-    """The output is the arguments of one function, passed on as it comes."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._begun = False
-
-    def feed(self, text: str, ended: FinishReason | None) -> list[Json]:
-        if not text and (ended is None or self._begun):
-            return []
-        if self._begun:
-            return [{"tool_calls": [{"index": 0, "function": {"arguments": text}}]}]
-        self._begun = True
-        return [{"tool_calls": [call_json(0, ParsedCall(self._name, text))]}]
+    @property
+    def _is_told(self) -> bool:
+        return self._calls <= 1 or not self._single
 
 
 class ThinkingDeltas(ChatDeltas):
@@ -112,10 +105,9 @@ class ThinkingDeltas(ChatDeltas):
         self._shows = shows
 
     def feed(self, text: str, ended: FinishReason | None) -> list[Json]:
-        thought, answer = self._reader.feed(text, ended is not None)
-        deltas: list[Json] = []
-        if thought and self._shows:
-            deltas.append(thought_json(thought))
+        events = self._reader.feed(text, ended=ended is not None)
+        deltas = [thought_json(event.text) for event in events if isinstance(event, Thought) and self._shows]
+        answer = "".join(event.text for event in events if isinstance(event, Text))
         if answer or (ended is not None and self._reader.in_answer):
             deltas += self._answer.feed(answer, ended)
         return deltas
@@ -140,14 +132,9 @@ class WithoutEnd(ChatDeltas):
         return self._inner.finish_reason(reason)
 
 
-def call_json(index: int, call: ParsedCall) -> Json:
-    """A tool call that begins (and may be whole) in this delta."""
-    return {
-        "index": index,
-        "id": f"call_{uuid.uuid4().hex[:24]}",
-        "type": "function",
-        "function": {"name": call.name, "arguments": call.arguments},
-    }
+def call_json(index: int, name: str, identity: str) -> Json:
+    """A tool call that begins in this delta."""
+    return {"index": index, "id": identity, "type": "function", "function": {"name": name, "arguments": ""}}
 
 
 def thought_json(text: str) -> Json:

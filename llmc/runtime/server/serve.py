@@ -26,18 +26,17 @@ from llmc.runtime.server.header_limit import limited_headers
 from llmc.runtime.server.host_check import hosts_of
 from llmc.runtime.server.lifecycle import Lifecycle
 from llmc.runtime.server.listener import address_of, listen
+from llmc.runtime.server.marks import MarkTexts
+from llmc.runtime.server.model_forms import model_forms
 from llmc.runtime.server.options import ServeOptions
 from llmc.runtime.server.render_queue import RenderQueue
 from llmc.runtime.server.request_metrics import RequestMetrics
 from llmc.runtime.server.responses.store import ResponseStore
 from llmc.runtime.server.sampling import SamplingDefaults, engine_defaults
 from llmc.runtime.server.served_model import ServedModel
-from llmc.runtime.server.thinking import think_tags
 from llmc.runtime.server.throughput import LOGGER, log_throughput
 from llmc.runtime.server.token_texts import TokenTexts
 from llmc.runtime.server.tokenizing import Tokenizing
-from llmc.runtime.server.tool_calls import FORMS, ToolForm, form_of_template
-from llmc.runtime.text.chat_template import engine_template, named_template
 from llmc.runtime.text.template_renderer import warn_of_template
 
 _HEADER_SECONDS = 1.5
@@ -78,16 +77,11 @@ def serve(options: ServeOptions, listening: Callable[[str], None]) -> bool:
 
 def open_model(options: ServeOptions, registry: CollectorRegistry) -> ServedModel:
     """Load the engine and start its loop. registry: gets the metrics of its requests."""
-    files = engine_files(options.engine)
-    template = engine_template(files)
-    if options.chat_template is not None:
-        template = named_template(options.chat_template, files)
-    thinks = think_tags(options.reasoning_parser, "" if template is None else template.source)
-    form = _tool_form(options.tool_call_parser, "" if template is None else template.tool_source)
+    files, forms = engine_files(options.engine), model_forms(options)
     defaults = engine_defaults(files) if options.generation_config == "auto" else SamplingDefaults()
     names = options.served_model_name or (options.engine.resolve().name.removesuffix(".llmc"),)
     renderer = RenderQueue.of_engine()
-    fitting = None if template is None else renderer.fit(template)
+    fitting = None if forms.template is None else renderer.fit(forms.template)
     try:
         engine = _load(options)
         load_adapters(engine, options, names)
@@ -108,12 +102,14 @@ def open_model(options: ServeOptions, registry: CollectorRegistry) -> ServedMode
         names=names,
         max_model_len=options.max_model_len or engine.limits.max_model_len,
         defaults=defaults,
-        template=template,
-        tool_form=form,
-        think_tags=thinks,
+        template=forms.template,
+        tool_form=forms.tools.form,
+        is_form_known=forms.tools.is_known,
+        think_tags=forms.think_tags,
         renderer=renderer,
         texts=TokenTexts(engine.tokenizer),
         tokenizing=Tokenizing(engine.tokenizer),
+        marks=MarkTexts(engine.tokenizer),
         metrics=RequestMetrics(registry, names[0]),
         lifecycle=Lifecycle(lambda: running.takes_requests),
         responses=ResponseStore(
@@ -140,17 +136,6 @@ def load_adapters(engine: Engine, options: ServeOptions, names: Sequence[str]) -
     except AdapterError:
         engine.close()
         raise
-
-
-def _tool_form(parser: str | None, source: str) -> ToolForm:
-    """How the model writes tool calls: as asked for, else as its template does."""
-    if parser is None:
-        return form_of_template(source)
-    if parser not in FORMS:
-        raise OptionError(
-            f"--tool-call-parser cannot be {parser!r}", at="--tool-call-parser", fix=f"give one of {', '.join(FORMS)}"
-        )
-    return FORMS[parser]
 
 
 def _load(options: ServeOptions) -> Engine:

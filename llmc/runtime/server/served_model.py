@@ -13,6 +13,7 @@ from llmc.runtime.async_engine import AsyncEngine
 from llmc.runtime.requests.job_builder import check_task
 from llmc.runtime.server.errors import ApiError, bad_request
 from llmc.runtime.server.lifecycle import Lifecycle
+from llmc.runtime.server.marks import MarkTexts
 from llmc.runtime.server.render_queue import RenderQueue
 from llmc.runtime.server.request_metrics import RequestMetrics
 from llmc.runtime.server.responses.store import ResponseStore
@@ -20,7 +21,7 @@ from llmc.runtime.server.sampling import SamplingDefaults
 from llmc.runtime.server.thinking import ThinkTags
 from llmc.runtime.server.token_texts import TokenTexts
 from llmc.runtime.server.tokenizing import Tokenizing
-from llmc.runtime.server.tool_calls import ToolForm
+from llmc.runtime.server.tool_calls.form import ToolForm
 from llmc.runtime.server.unknown_fields import WarningRoute
 from llmc.runtime.text.chat_template import ChatTemplate
 from llmc.runtime.text.prompts import check_ids
@@ -31,7 +32,8 @@ from llmc.runtime.text.template_renderer import RenderedPrompt, TemplateInput
 class ServedModel:
     """names: what requests may call the model, the first is how it calls itself. template: None if it has none.
 
-    think_tags: what the model thinks comes between; None for a model that does not. max_model_len: tokens of prompt
+    tool_form: how the model writes tool calls; is_form_known: whether the template tells. think_tags: what the model
+    thinks comes between; None for a model that does not. max_model_len: tokens of prompt
     and output together. request_renderer: of templates that requests bring, None if they may not. max_waiting:
     sequences that may wait before new requests get 429; None is no limit. stall_seconds: a step that takes longer makes
     the server unhealthy. warns_of_unknown: unknown fields of requests are left out with a warning. allows_lora_updates:
@@ -44,10 +46,12 @@ class ServedModel:
     defaults: SamplingDefaults
     template: ChatTemplate | None
     tool_form: ToolForm
+    is_form_known: bool
     think_tags: ThinkTags | None
     renderer: RenderQueue
     texts: TokenTexts
     tokenizing: Tokenizing
+    marks: MarkTexts
     metrics: RequestMetrics
     lifecycle: Lifecycle
     responses: ResponseStore

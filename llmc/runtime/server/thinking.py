@@ -1,50 +1,75 @@
 """What a model thinks before it answers: text between tags, split off while the output comes."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
-from enum import Enum
 
 from llmc.errors import OptionError
-from llmc.runtime.text.output_text import held_back
+from llmc.runtime.server.output_events import Text, Thought
+from llmc.runtime.server.output_reader import OutputReader
+from llmc.runtime.text.incoming import Wait
 
 
 @dataclass(frozen=True)
 class ThinkTags:
-    """opening: what thinking starts with, at the start of an output. closing: what it ends with."""
+    """opening: what thinking starts with, at the start of an output. closing: what it ends with.
+
+    answer: tags that the answer behind it may stand between. repeats: several thoughts may follow each other.
+    """
 
     opening: str
     closing: str
+    answer: tuple[str, str] | None = None
+    repeats: bool = False
 
 
 @dataclass(frozen=True)
 class Thinking:
-    """Of one output. begun: the prompt has opened the tag already; the output may repeat it."""
+    """Of one output. begun: the prompt has opened the tag already; the output may repeat it.
+
+    interrupts: marks that end the thinking without its tag, and belong to the answer.
+    """
 
     tags: ThinkTags
     begun: bool
+    interrupts: tuple[str, ...] = ()
 
     def tokens(self, output: Iterable[int], utf8: Callable[[int], bytes]) -> int:
         """How many tokens of an output were spent on thinking, tags included. utf8: a token's bytes."""
-        opening, closing = self.tags.opening.encode(), self.tags.closing.encode()
-        data, count = b"", 0
+        opening = self.tags.opening.encode()
+        ends = [end.encode() for end in (self.tags.closing, *self.interrupts)]
+        data, begun, count, thought = bytearray(), self.begun, 0, 0
         for token in output:
-            data, count = data + utf8(token), count + 1
-            text = data.lstrip()
-            if not self.begun and not opening.startswith(text[: len(opening)]):
-                return 0
-            if closing in data:
-                return count
-        return count if self.begun or data.lstrip().startswith(opening) else 0
+            unseen = max(0, len(data) - max(map(len, ends)))
+            data += utf8(token)
+            count += 1
+            if not begun:
+                text = data.lstrip()
+                if not opening.startswith(text[: len(opening)]):
+                    return thought
+                begun = text.startswith(opening)
+            if begun and any(data.find(end, unseen) >= 0 for end in ends):
+                thought = count
+                if not self.tags.repeats:
+                    return thought
+                data, begun = bytearray(data.partition(ends[0])[2]), False
+        return count if begun else thought
 
 
 # Named as vLLM's --reasoning-parser has them.
 TAGS: Mapping[str, ThinkTags] = {
+    "granite": ThinkTags("<think>", "</think>", ("<response>", "</response>")),
+    "hunyuan_a13b": ThinkTags("<think>", "</think>", ("<answer>", "</answer>")),
     "think": ThinkTags("<think>", "</think>"),
     "mistral": ThinkTags("[THINK]", "[/THINK]"),
     "seed_oss": ThinkTags("<seed:think>", "</seed:think>"),
-    "cohere": ThinkTags("<|START_THINKING|>", "<|END_THINKING|>"),
+    "cohere": ThinkTags("<|START_THINKING|>", "<|END_THINKING|>", ("<|START_RESPONSE|>", "<|END_RESPONSE|>")),
+    "gemma4": ThinkTags("<|channel>thought", "<channel|>"),
+    "granite_3_2": ThinkTags("Here is my thought process:", "Here is my response:"),
+    "apriel": ThinkTags("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
 }
-_ALSO_THINK = ("deepseek_r1", "qwen3")
+# How harmony's channels think, which are read as a whole.
+CHANNELS = ThinkTags("<|channel|>analysis<|message|>", "<|end|><|start|>assistant", repeats=True)
+_ALSO_THINK = ("deepseek_r1", "deepseek_v3", "qwen3", "glm45", "kimi_k2", "minimax_m2", "olmo3", "nemotron_v3")
 
 
 def think_tags(parser: str, template: str) -> ThinkTags | None:
@@ -53,7 +78,8 @@ def think_tags(parser: str, template: str) -> ThinkTags | None:
     Otherwise it is a name of TAGS, or two tags. Raises OptionError for anything else.
     """
     if parser == "auto":
-        return next((tags for tags in TAGS.values() if tags.opening in template or tags.closing in template), None)
+        named = [tags for tags in TAGS.values() if tags.opening in template or tags.closing in template]
+        return min(named, key=lambda tags: _unlikeness(tags, template), default=None)
     if parser == "none":
         return None
     if parser in TAGS or parser in _ALSO_THINK:
@@ -65,73 +91,60 @@ def think_tags(parser: str, template: str) -> ThinkTags | None:
             at="--reasoning-parser",
             fix=f"give auto, none, {', '.join(TAGS)}, or the two tags with a space between",
         )
-    return ThinkTags(*tags)
+    opening, closing = tags
+    return ThinkTags(opening, closing)
 
 
-class _Place(Enum):
-    START = "start"
-    THINKING = "thinking"
-    GAP = "gap"
-    ANSWER = "answer"
+def _unlikeness(tags: ThinkTags, template: str) -> int:
+    """How little a template that names the tags is like one of theirs, by the tags of the answer."""
+    if tags.answer is None:
+        return 1
+    return 0 if tags.answer[0] in template else 2
 
 
-class ThinkingReader:
-    """Splits an output that comes piece by piece into what is thought and the answer.
-
-    The tags and the blanks around them are neither.
-    """
+class ThinkingReader(OutputReader):
+    """Splits an output into what is thought and the answer. The tags and the blanks around them are neither."""
 
     def __init__(self, thinking: Thinking) -> None:
-        self._tags = thinking.tags
-        self._begun = thinking.begun
-        self._place = _Place.START
-        self._pending = ""
-        self._told = False
+        super().__init__()
+        self._thinking = thinking
+        self.in_answer = False
 
-    @property
-    def in_answer(self) -> bool:
-        """Whether thinking has ended, or was none."""
-        return self._place in (_Place.GAP, _Place.ANSWER)
+    def _read(self) -> Generator[None, None, None]:
+        source, tags = self._source, self._thinking.tags
+        blank = yield from source.skip_blank()
+        if (yield from source.takes(tags.opening)) or self._thinking.begun:
+            yield from source.skip_blank()
+            closing = yield from self._thoughts()
+            if closing is None:
+                return
+            source.at += len(closing) if closing == tags.closing else 0
+            yield from source.skip_blank()
+            blank = ""
+        self.in_answer = True
+        if tags.answer is not None and (yield from source.takes(tags.answer[0])):
+            yield from source.skip_blank()
+            yield from source.until((tags.answer[1],), self._answer)
+            yield from source.takes(tags.answer[1])
+            blank = ""
+        self._answer(blank)
+        yield from source.until((), self._answer)
 
-    def feed(self, piece: str, last: bool) -> tuple[str, str]:
-        """What is certain after this piece; `last`: no other follows."""
-        self._pending += piece
-        thought = answer = ""
-        if self._place is _Place.START:
-            self._start(last)
-        if self._place is _Place.THINKING:
-            thought = self._think(last)
-        if self._place is _Place.GAP:
-            self._pending = self._pending.lstrip()
-            if self._pending:
-                self._place = _Place.ANSWER
-        if self._place is _Place.ANSWER:
-            answer, self._pending = self._pending, ""
-        return thought, answer
+    def _thoughts(self) -> Wait[str | None]:
+        """Tell what is thought, without blanks at its end; the mark behind it, which stays."""
+        held, stops = "", (self._thinking.tags.closing, *self._thinking.interrupts)
+        while True:
+            text, stop = yield from self._source.piece(stops)
+            told = (held + text).rstrip()
+            held = (held + text)[len(told) :]
+            if told:
+                self._say(Thought(told))
+            if stop is not None or not text:
+                return stop
 
-    def _start(self, last: bool) -> None:
-        """Decide whether the output begins with thinking, once enough of it has come."""
-        text, opening = self._pending.lstrip(), self._tags.opening
-        if text.startswith(opening):
-            self._pending, self._place = text[len(opening) :], _Place.THINKING
-        elif last or not opening.startswith(text):
-            self._place = _Place.THINKING if self._begun else _Place.ANSWER
-
-    def _think(self, last: bool) -> str:
-        """Take what is certainly thought; blanks at both ends are none."""
-        closing = self._tags.closing
-        thought, found, rest = self._pending.partition(closing)
-        if found:
-            self._pending, self._place = rest, _Place.GAP
-            thought = thought.rstrip()
-        elif last:
-            self._pending, thought = "", thought.rstrip()
-        else:
-            certain = thought[: len(thought) - held_back(thought, (closing,))].rstrip()
-            self._pending, thought = thought[len(certain) :], certain
-        thought = thought if self._told else thought.lstrip()
-        self._told = self._told or bool(thought)
-        return thought
+    def _answer(self, text: str) -> None:
+        if text:
+            self._say(Text(text))
 
 
 def is_begun(tags: ThinkTags, prompt: str, continued: str | None) -> bool:

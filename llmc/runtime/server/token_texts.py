@@ -21,13 +21,6 @@ class TokenTexts:
         """The token's bytes in UTF-8; empty without a tokenizer."""
         return self._tokenizer.token_bytes(token)
 
-    def is_special(self, text: str) -> bool:
-        """Whether the text is a special token, which decoding leaves out."""
-        if not self._tokenizer.exists:
-            return False
-        ids = self._tokenizer.encode(text, add_special_tokens=False)
-        return len(ids) == 1 and self._tokenizer.decode(ids) == ""
-
     def id_text(self, token: int) -> str:
         """The token as `token_id:17`, as vLLM's return_tokens_as_token_ids has it."""
         return f"token_id:{token}"

@@ -147,7 +147,7 @@ def test_a_grammar_holds_after_a_preamble(speaking: Engine, opened: bool) -> Non
     """Marked by texts, and by special tokens; whether the prompt has opened it or the output may."""
     special = next(i for i in range(speaking.info.vocab_size) if speaking.tokenizer.decode([i]) == "")
     for opening, closing in (("<think>", "</think>"), (special, special)):
-        preamble = Preamble(None if opened else opening, closing)
+        preamble = Preamble(None if opened else (opening,), (closing,))
         mask = speaking.grammars.compile(Grammar(GrammarKind.CHOICE, '["yes", "no"]', preamble))()
         steps: tuple[str | int, ...] = ("I < see.", closing, "\n\n", "no")
         for step in steps if opened else (opening, *steps):
@@ -159,6 +159,6 @@ def test_a_grammar_holds_after_a_preamble(speaking: Engine, opened: bool) -> Non
 
 
 def test_a_preamble_that_is_not_opened_may_be_left_out(speaking: Engine) -> None:
-    mask = speaking.grammars.compile(Grammar(GrammarKind.CHOICE, '["yes"]', Preamble("<think>", "</think>")))()
+    mask = speaking.grammars.compile(Grammar(GrammarKind.CHOICE, '["yes"]', Preamble(("<think>",), ("</think>",))))()
     starts = {speaking.tokenizer.decode([int(i)])[0] for i in mask.allowed().nonzero()[0]}
     assert starts == {"<", "y"}

@@ -88,7 +88,7 @@ def test_calls_that_were_cut_are_known_as_such(api: Any) -> None:
     body = {"model": "bard", "messages": USER, "tools": [strict]}
     choice_of = {"type": "function", "function": {"name": "weather"}}
     with pytest.raises(openai.LengthFinishReasonError) as raised:
-        api.chat.completions.parse(**body, tool_choice=choice_of, max_tokens=6)
+        api.chat.completions.parse(**body, tool_choice=choice_of, max_tokens=40)
     (call,) = raised.value.completion.choices[0].message.tool_calls
     assert call.function.name == "weather" and call.function.arguments.startswith("{")
 

@@ -16,6 +16,7 @@ from llmc.errors import OptionError
 from llmc.runtime.server.thinking import TAGS, Thinking, ThinkingReader, is_begun, think_tags
 from tests.runtime.server.test_chat import USER, WEATHER, chat
 from tests.runtime.server.test_completions import complete, events
+from tests.runtime.server.tool_calls.samples import said
 
 THINK = TAGS["think"]
 
@@ -42,8 +43,8 @@ def test_splitting_is_the_same_however_the_output_is_cut(
 ) -> None:
     reader = ThinkingReader(Thinking(THINK, begun))
     pieces = [output[i : i + size] for i in range(0, len(output), size)] or [""]
-    parts = [reader.feed(piece, i == len(pieces) - 1) for i, piece in enumerate(pieces)]
-    assert ("".join(p[0] for p in parts), "".join(p[1] for p in parts)) == (thought, answer)
+    found = said(event for i, piece in enumerate(pieces) for event in reader.feed(piece, ended=i == len(pieces) - 1))
+    assert (found.thoughts, found.text) == (thought, answer)
 
 
 @pytest.mark.parametrize("output, begun, thought, answer", OUTPUTS)

@@ -41,6 +41,7 @@ def chat_routes(model: ServedModel) -> APIRouter:
             *warnings_of(body),
             *body.left_out,
             *unknown_in("tools", body.tools),
+            *tools.warnings,
             *template_warnings(model, body),
             *prompt.warnings,
             *ignored_of(request),

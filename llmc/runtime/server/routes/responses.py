@@ -130,6 +130,7 @@ async def asked_response(model: ServedModel, body: ResponsesRequest, request: Re
     warnings = [
         *warnings_of(body, "store"),
         *warnings_of_parts(body),
+        *tools.warnings,
         *template_warnings(model, chat),
         *prompt.warnings,
         *ignored_of(request),

@@ -1,0 +1,41 @@
+"""Marks of thoughts and calls as a tokenizer has them: text, or tokens of their own."""
+
+from collections.abc import Iterable
+
+from llmc.runtime.grammar.grammar import Mark, Marks
+from llmc.runtime.text.tokenizer import Tokenizer
+
+
+class MarkTexts:
+    """Spells marks for one tokenizer; whether they are special is kept, since a model has few of them."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._special: dict[str, bool] = {}
+
+    def are_special(self, marks: Iterable[str]) -> bool:
+        """Whether decoding leaves out a part of any of them."""
+        return any(self._is_special(mark) for mark in marks)
+
+    def spelled(self, text: str) -> Marks:
+        """The text in pieces: tokens that were added to the vocabulary as their ids, and what is between them.
+
+        A grammar has to name these tokens: llguidance takes most of them for no text.
+        """
+        if not text or not self._tokenizer.exists:
+            return (text,) if text else ()
+        found: list[Mark] = []
+        at = 0
+        for token in self._tokenizer.encode(text, add_special_tokens=False):
+            name = self._tokenizer.added_token(token)
+            start = text.find(name, at) if name else -1
+            if name and start >= 0:
+                found += [text[at:start], token] if start > at else [token]
+                at = start + len(name)
+        return tuple([*found, text[at:]] if at < len(text) else found)
+
+    def _is_special(self, mark: str) -> bool:
+        if mark not in self._special:
+            ids = [part for part in self.spelled(mark) if isinstance(part, int)]
+            self._special[mark] = any(self._tokenizer.decode([token]) == "" for token in ids)
+        return self._special[mark]

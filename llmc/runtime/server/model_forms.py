@@ -1,0 +1,40 @@
+"""What a server knows of how its model writes: the chat template, and the forms of tool calls and of thoughts."""
+
+from dataclasses import dataclass
+
+from llmc.engine_format import engine_files
+from llmc.runtime.server.options import ServeOptions
+from llmc.runtime.server.thinking import CHANNELS, ThinkTags, think_tags
+from llmc.runtime.server.tool_calls.chosen_form import ChosenForm, chosen_form
+from llmc.runtime.text.chat_template import ChatTemplate, engine_template, named_template
+
+UNKNOWN_FORM = (
+    "the chat template has tools, but teaches no form of tool calls that is known: calls are read as those of hermes, "
+    "and come as text if they are not; --tool-call-parser NAME says which form it is"
+)
+
+
+@dataclass(frozen=True)
+class ModelForms:
+    """template: None if the model has none. think_tags: None for a model that does not think."""
+
+    template: ChatTemplate | None
+    tools: ChosenForm
+    think_tags: ThinkTags | None
+
+    def described(self) -> str:
+        """One line for whoever starts the server."""
+        thoughts = "none" if self.think_tags is None else f"{self.think_tags.opening} … {self.think_tags.closing}"
+        return f"tool calls  {self.tools.form.name}    thoughts  {thoughts}"
+
+
+def model_forms(options: ServeOptions) -> ModelForms:
+    """As the options say, else as the model's template does. Raises OptionError for unknown names."""
+    files = engine_files(options.engine)
+    template = engine_template(files)
+    if options.chat_template is not None:
+        template = named_template(options.chat_template, files)
+    tools = chosen_form(options.tool_call_parser, "" if template is None else template.tool_source)
+    source = "" if template is None else template.source
+    thinks = CHANNELS if tools.form.channels else think_tags(options.reasoning_parser, source)
+    return ModelForms(template, tools, thinks)

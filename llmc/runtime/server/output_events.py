@@ -1,0 +1,50 @@
+"""What an output says, in order: thoughts, text, and calls that begin and whose arguments follow."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Thought:
+    """A piece of what the model thinks."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Text:
+    """A piece of the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class CallBegun:
+    """A call of a known function. identity: the id that the model gave it, if any."""
+
+    name: str
+    identity: str | None = None
+
+
+@dataclass(frozen=True)
+class CallArguments:
+    """A piece of the JSON text of the arguments of the call that began last."""
+
+    text: str
+
+
+Event = Thought | Text | CallBegun | CallArguments
+
+
+def joined(events: Iterable[Event]) -> list[Event]:
+    """The same events with neighbouring pieces of one kind put together."""
+    found: list[Event] = []
+    for event in events:
+        last = found[-1] if found else None
+        if isinstance(event, CallBegun):
+            found.append(event)
+        elif last is not None and type(last) is type(event) and not isinstance(last, CallBegun):
+            found[-1] = type(event)(last.text + event.text)
+        else:
+            found.append(event)
+    return found

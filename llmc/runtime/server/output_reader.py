@@ -1,0 +1,32 @@
+"""What all readers of a model's output are: text goes in piece by piece, events come out."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator
+
+from llmc.runtime.server.output_events import Event, joined
+from llmc.runtime.text.incoming import Incoming
+
+
+class OutputReader(ABC):
+    """Runs a generator that reads the output as if it were whole."""
+
+    def __init__(self) -> None:
+        self._source = Incoming()
+        self._events: list[Event] = []
+        self._running = self._read()
+
+    def feed(self, piece: str, *, ended: bool = False, cut: bool = False) -> list[Event]:
+        """The events that are certain after a piece. ended: no other follows; cut: since a limit broke it off."""
+        self._source.add(piece)
+        if ended:
+            self._source.end(cut)
+        next(self._running, None)
+        events, self._events = joined(self._events), []
+        return events
+
+    @abstractmethod
+    def _read(self) -> Generator[None, None, None]:
+        """Tell events, to the end of the output."""
+
+    def _say(self, event: Event) -> None:
+        self._events.append(event)

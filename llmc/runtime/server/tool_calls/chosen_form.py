@@ -1,0 +1,32 @@
+"""The form of tool calls that a server reads: as asked for, else as the model's chat template teaches."""
+
+import re
+from dataclasses import dataclass
+
+from llmc.errors import OptionError, did_you_mean
+from llmc.runtime.server.tool_calls.form import ToolForm
+from llmc.runtime.server.tool_calls.known_forms import FORMS, NAMES, form_of_template
+
+_USUAL = "hermes"
+
+
+@dataclass(frozen=True)
+class ChosenForm:
+    """is_known: asked for, or taught by the template, or there is no template that shows tools to a model."""
+
+    form: ToolForm
+    is_known: bool
+
+
+def chosen_form(parser: str | None, template: str) -> ChosenForm:
+    """parser: of --tool-call-parser, None for what the template teaches. Raises OptionError for an unknown name."""
+    if parser is None:
+        found = form_of_template(template)
+        return ChosenForm(found or FORMS[_USUAL], found is not None or not re.search(r"\btools\b", template))
+    if parser not in NAMES:
+        raise OptionError(
+            f"--tool-call-parser cannot be {parser!r}",
+            at="--tool-call-parser",
+            fix=f"{did_you_mean(parser, NAMES)}give one of {', '.join(FORMS)}",
+        )
+    return ChosenForm(NAMES[parser], is_known=True)

@@ -1,0 +1,80 @@
+"""What a form of tool calls is: how calls are found in a text, how they are read, and how a grammar writes them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from llmc.runtime.server.tool_calls.calls import Calls
+from llmc.runtime.server.tool_calls.grammar_text import GrammarText
+from llmc.runtime.server.tool_calls.tools import Tools
+from llmc.runtime.text.incoming import Incoming, Wait
+
+
+class Notation(Protocol):
+    """How one call is written."""
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Texts in it that may be special tokens."""
+
+    def read(self, source: Incoming, calls: Calls) -> Wait[bool]:
+        """Read a call and tell of it. False, with nothing told, if none comes next."""
+
+    def write(self, text: GrammarText, tools: Tools) -> str:
+        """An expression for one call of any of the functions."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """Where calls stand. opening: comes before them. closing: comes after them; None if nothing does.
+
+    at_start: counts only where no text has come before. is_call: the opening is the call's own beginning.
+    """
+
+    opening: str
+    closing: str | None = None
+    at_start: bool = False
+    is_call: bool = False
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a grammar writes: before all calls, around each one, between two, and after all of them."""
+
+    before: str = ""
+    begin: str = ""
+    end: str = ""
+    between: str = ""
+    after: str = ""
+
+
+@dataclass(frozen=True)
+class ToolForm:
+    """A form of tool calls.
+
+    name: as --tool-call-parser has it, with vLLM's other names for it in `aliases`. families: whose form it is.
+    taught: expressions, each of which a chat template that teaches the form contains. call_marks: stand around each
+    call within a section. notations: the first is what grammars write; all are read. ends_thoughts: models begin calls
+    without closing their thoughts. short_ids: the template takes no ids of calls but those of nine letters and digits.
+    channels: the whole output is in harmony's channels, calls among them.
+    """
+
+    name: str
+    families: str
+    taught: tuple[str, ...]
+    sections: tuple[Section, ...]
+    notations: tuple[Notation, ...]
+    layout: Layout
+    aliases: tuple[str, ...] = ()
+    call_marks: tuple[str, str] = ("", "")
+    ends_thoughts: bool = False
+    short_ids: bool = False
+    channels: bool = False
+
+    @property
+    def marks(self) -> frozenset[str]:
+        """All texts in it that may be special tokens."""
+        around = [mark for section in self.sections for mark in (section.opening, section.closing)]
+        inside = [mark for notation in self.notations for mark in notation.marks]
+        found: Sequence[str | None] = (*around, *inside, *self.call_marks)
+        return frozenset(mark.strip() for mark in found if mark and mark.strip())

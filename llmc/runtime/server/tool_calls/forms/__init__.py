@@ -1,0 +1,1 @@
+"""One record a form of tool calls, by how a call is written."""
