@@ -14,6 +14,7 @@ from llmc.errors import RequestError, ToolchainError
 from llmc.files.regular_file import read_regular
 from llmc.runtime.grammar.grammar import TOKENS_AS_THEY_COME, Grammar, GrammarKind, Mark, Marks, Preamble
 from llmc.runtime.grammar.limits import limit_reached, parser_limits, refusal
+from llmc.runtime.grammar.plain_tokens import with_plain_tokens
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -115,9 +116,9 @@ def grammar_tokenizer(path: Path, vocab_size: int, eos_token_ids: tuple[int, ...
             at="grammar",
             fix="pip install 'llmc-compiler[serve]'",
         ) from None
-    text = read_regular(path, _MOST_TOKENIZER_BYTES).decode()
+    config = with_plain_tokens(read_regular(path, _MOST_TOKENIZER_BYTES).decode(), eos_token_ids)
     try:
-        tokenizer: LLTokenizer = LLTokenizer(text, n_vocab=vocab_size, eos_token=list(eos_token_ids) or None)
+        tokenizer: LLTokenizer = LLTokenizer(config, n_vocab=vocab_size, eos_token=list(eos_token_ids) or None)
     except Exception as error:
         raise RequestError(
             f"outputs cannot be held to a grammar with this model's tokenizer: {' '.join(str(error).split()):.200}",

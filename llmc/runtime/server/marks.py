@@ -1,4 +1,4 @@
-"""Marks of thoughts and calls as a tokenizer has them: text, or tokens of their own."""
+"""Marks of thoughts and calls as a tokenizer has them: text, or special tokens, which are no text."""
 
 from collections.abc import Iterable
 
@@ -18,16 +18,13 @@ class MarkTexts:
         return any(self._is_special(mark) for mark in marks)
 
     def spelled(self, text: str) -> Marks:
-        """The text in pieces: tokens that were added to the vocabulary as their ids, and what is between them.
-
-        A grammar has to name these tokens: llguidance takes most of them for no text.
-        """
+        """The text in pieces: special tokens as their ids, and what is between them."""
         if not text or not self._tokenizer.exists:
             return (text,) if text else ()
         found: list[Mark] = []
         at = 0
         for token in self._tokenizer.encode(text, add_special_tokens=False):
-            name = self._tokenizer.added_token(token)
+            name = self._tokenizer.special_tokens.get(token)
             start = text.find(name, at) if name else -1
             if name and start >= 0:
                 found += [text[at:start], token] if start > at else [token]
@@ -36,6 +33,5 @@ class MarkTexts:
 
     def _is_special(self, mark: str) -> bool:
         if mark not in self._special:
-            ids = [part for part in self.spelled(mark) if isinstance(part, int)]
-            self._special[mark] = any(self._tokenizer.decode([token]) == "" for token in ids)
+            self._special[mark] = any(isinstance(part, int) for part in self.spelled(mark))
         return self._special[mark]

@@ -116,10 +116,6 @@ class Tokenizer:
         """The most characters that a token stands for inside a text; 0 without a tokenizer."""
         return max(map(len, self._vocabulary_bytes), default=0)
 
-    def added_token(self, token_id: int) -> str | None:
-        """The text of a token that was added to the vocabulary, special or not; None for any other."""
-        return self._added_tokens.get(token_id)
-
     def tokens_containing(self, text: str) -> frozenset[int]:
         """The tokens whose bytes contain those of the text. The latest answers are kept: it looks at every token."""
         found = self._containing.get(text)
@@ -148,18 +144,13 @@ class Tokenizer:
         fast = self._fast
         decoder = json.loads(fast.to_str()).get("decoder") or {}
         kinds = {decoder.get("type"), *(each["type"] for each in decoder.get("decoders", ()))}
-        special = self._added_tokens
+        added = fast.get_added_tokens_decoder()
         is_byte_level = "ByteLevel" in kinds
         texts = [fast.id_to_token(i) or "" for i in range(fast.get_vocab_size())]
         return [
-            text.encode() if i in special else _byte_level(text) if is_byte_level else _sentence_piece(text)
+            text.encode() if i in added else _byte_level(text) if is_byte_level else _sentence_piece(text)
             for i, text in enumerate(texts)
         ]
-
-    @cached_property
-    def _added_tokens(self) -> dict[int, str]:
-        found = self._fast.get_added_tokens_decoder() if self.exists else {}
-        return {i: token.content for i, token in found.items()}
 
     @cached_property
     def _fast(self) -> FastTokenizer:

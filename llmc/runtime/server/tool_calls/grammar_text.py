@@ -63,7 +63,12 @@ class GrammarText:
         return self._schemas[body]
 
     def free_until(self, text: str) -> str:
-        """The name of a rule for any text with this text at its end."""
+        """An expression for any text with this text at its end."""
+        mark = text.strip()
+        blank = self.mark(text[text.index(mark) + len(mark) :])
+        return f"{self._free_until(mark)} {blank}".strip()
+
+    def _free_until(self, text: str) -> str:
         marks = list(self._spell(text))
         any_text = self.terminal("/(?s:.*)/")
         # llguidance ends a rule with a suffix where the text does, and a text before a special token.

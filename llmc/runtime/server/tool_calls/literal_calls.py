@@ -75,7 +75,10 @@ class LiteralCalls:
             key = yield from self._key(source)
             key = next(names, None) if key is None else key
             if key is None:
-                raise NotLiteral
+                # Some models write None where there is nothing to say.
+                if (yield from read_value(source, self.dialect)) is not None:
+                    raise NotLiteral
+                continue
             yield from self._value(source, calls, f"{between}{json.dumps(key, ensure_ascii=False)}: ")
             between = ", "
         return False

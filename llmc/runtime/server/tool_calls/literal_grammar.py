@@ -12,7 +12,8 @@ _SCALARS = {
     "integer": r"/-?(0|[1-9][0-9]{0,17})/",
     "number": r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?/",
 }
-_STRING = r'/"([^"\\\x00-\x1f]|\\["\\nrt])*"/'
+# In double quotes or single ones.
+_STRING = r"""/"([^"\\\x00-\x1f]|\\["\\nrt])*"|'([^'\\\x00-\x1f]|\\['\\nrt])*'/"""
 _ALL = ("string", "number", "boolean", "null", "array", "object")
 _DEEPEST = 64
 

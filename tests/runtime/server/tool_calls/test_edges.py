@@ -61,6 +61,8 @@ OUTPUTS: tuple[tuple[str, str, Said], ...] = (
     ("llama3_json", "<|python_start|>[now()]<|python_end|>", Said(calls=(NOW,))),
     ("pythonic", "[1] see now()", Said("[1] see now()")),
     ("pythonic", "[now(), now()]", Said(calls=(NOW, NOW))),
+    ("pythonic", "[now(None)]", Said(calls=(NOW,))),
+    ("pythonic", "```tool_code\nnow()\n```", Said(calls=(NOW,))),
     (
         "pythonic",
         "[now(a='it\\'s', b=[1, (2, None)], c={'k': True})]",

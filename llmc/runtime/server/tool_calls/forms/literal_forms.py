@@ -44,9 +44,9 @@ OLMO3 = ToolForm(
 )
 PYTHONIC = ToolForm(
     name="pythonic",
-    families="Llama 4 and 3.2 with pythonic calls, ToolACE",
-    taught=(r"\[\s*\w+\(\w+ ?=",),
-    sections=(Section("<|python_start|>", "<|python_end|>"), _PYTHON_LIST),
+    families="Llama 4, Llama 3.2 and Gemma 3 with pythonic calls, ToolACE",
+    taught=(r"\[\s*\w+\(\w+ ?=|```tool_code",),
+    sections=(Section("<|python_start|>", "<|python_end|>"), Section("```tool_code", "```"), _PYTHON_LIST),
     notations=(_PYTHON, _LLAMA_JSON),
     layout=Layout(before="[", between=", ", after="]"),
     aliases=("llama4_pythonic",),
