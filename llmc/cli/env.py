@@ -8,7 +8,11 @@ from rich.text import Text
 
 from llmc.cache.installed_version import installed_version
 from llmc.cli.table import facts, standard_output
+from llmc.cli.units import in_bytes
 from llmc.errors import ToolchainError
+from llmc.processes.cgroups import memory_limit, processor_quota
+from llmc.processes.processors import usable_processors
+from llmc.runtime.threads import thread_count
 from llmc.settings import settings
 from llmc.targets import host_target
 
@@ -24,10 +28,11 @@ def env() -> None:
     table.add_row("python", f"{platform.python_version()} ({platform.machine()})")
     for name in PACKAGES:
         table.add_row(name, installed_version(name) or "not installed")
-    threads = len(os.sched_getaffinity(0))
-    target = host_target()
+    threads, target = usable_processors(), host_target()
     table.add_row("cpu target", target.name)
-    table.add_row("threads", str(threads))
+    table.add_row("processors", processors_text())
+    table.add_row("threads of a step", str(thread_count(None)))
+    table.add_row("memory", memory_text())
     table.add_row("cache", str(settings().cache_dir))
     try:
         table.add_row("compiler", find_toolchain().version)
@@ -36,3 +41,17 @@ def env() -> None:
     except ToolchainError as error:
         table.add_row("compiler", Text(error.problem, style="red"))
     standard_output().print(table)
+
+
+def processors_text() -> str:
+    """How many there are for this process, and what its container grants of their time."""
+    count, quota = len(os.sched_getaffinity(0)), processor_quota()
+    return str(count) if quota is None else f"{count}; the container's quota is the time of {quota:g}"
+
+
+def memory_text() -> str:
+    """How much is left for this process, and its container's limit."""
+    from llmc.runtime.memory import available_bytes
+
+    limit, available = memory_limit(), f"{in_bytes(available_bytes())} available"
+    return available if limit is None else f"{available}; the container's limit is {in_bytes(limit.most)}"

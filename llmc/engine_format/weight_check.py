@@ -1,12 +1,12 @@
 """Compare an engine's files with their hashes: before it is used, or beside its start."""
 
-import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from llmc.engine_format.chunk_hash import check_chunk
 from llmc.engine_format.engine_files import EngineFiles, is_weights
+from llmc.processes.processors import usable_processors
 
 # Threads beyond which memory gives no more.
 _MOST_THREADS = 8
@@ -28,7 +28,7 @@ class WeightCheck:
         ]
         work += [partial(_read, files, name) for name in files.records if not is_weights(name)]
         # One core is left to the start, as far as there are several.
-        self._pool = _pool(_cores() - 1)
+        self._pool = _pool(usable_processors() - 1)
         self._parts = [self._pool.submit(each) for each in work]
         self._pool.shutdown(wait=False)
 
@@ -44,7 +44,7 @@ class WeightCheck:
 
 def compare_hashes(files: EngineFiles, names: Iterable[str]) -> None:
     """Compare these files' SHA-256. Raises EngineFormatError for the first chunk that is corrupt."""
-    with _pool(_cores()) as pool:
+    with _pool(usable_processors()) as pool:
         parts = [
             pool.submit(check_chunk, "SHA-256", files.mapped(name), index, digest, files.path / name)
             for name in names
@@ -56,10 +56,6 @@ def compare_hashes(files: EngineFiles, names: Iterable[str]) -> None:
 
 def _read(files: EngineFiles, name: str) -> None:
     files.read(name)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 def _pool(threads: int) -> ThreadPoolExecutor:

@@ -34,6 +34,7 @@ from llmc.files.mapped_file import HUGE_PAGE_BYTES
 from llmc.files.regular_file import open_regular
 from llmc.files.storage_error import storage_error
 from llmc.files.typed_json import to_json
+from llmc.processes.processors import usable_processors
 from llmc.program import WeightSlot
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class EngineWriter:
         self._directory = AtomicDirectory(destination, is_engine)
         self._folder = ""
         self._files: dict[str, FileRecord] = {}
-        self._pool = ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0))))
+        self._pool = ThreadPoolExecutor(min(_MOST_THREADS, usable_processors()))
 
     @property
     def path(self) -> Path:

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.files.mapped_file import HUGE_PAGE_BYTES
+from llmc.processes.cgroups import memory_limit
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -20,17 +21,8 @@ def zeros(nbytes: int) -> Bytes:
 
 
 def available_bytes() -> int:
-    """Memory that this process can still take without swapping, as Linux estimates it, within its cgroup's limit."""
+    """Memory that this process can still take without swapping, as Linux estimates it, within its container's limit."""
     fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
     available = int(fields["MemAvailable"].split()[0]) * 1024
-    room = _cgroup_room()
-    return available if room is None else min(available, room)
-
-
-def _cgroup_room() -> int | None:
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
-        current = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
-    except OSError:
-        return None
-    return None if limit == "max" else max(0, int(limit) - current)
+    limit = memory_limit()
+    return available if limit is None else min(available, limit.left)

@@ -1,9 +1,10 @@
-"""How many threads a step uses: one for each physical core that this process may run on."""
+"""How many threads a step uses: one for each physical core that this process may run on all the time."""
 
 import os
 from pathlib import Path
 
 from llmc.errors import bad_value
+from llmc.processes.processors import within_quota
 from llmc.settings import settings
 
 _MAX_THREADS = 1024
@@ -19,9 +20,12 @@ def thread_count(requested: int | None) -> int:
 
 
 def available_cores() -> int:
-    """Physical cores within the CPU affinity: hardware threads of one core share its vector units and count once."""
+    """Physical cores within the CPU affinity and the container's quota.
+
+    Hardware threads of one core share its vector units and count once.
+    """
     processors = os.sched_getaffinity(0)
-    return len({_core_of(processor) for processor in processors})
+    return within_quota(len({_core_of(processor) for processor in processors}))
 
 
 def _core_of(processor: int) -> str:

@@ -10,7 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmc.codegen.triton.compile import Workers, processors
+from llmc.codegen.triton.compile import Workers
+from llmc.processes.processors import usable_processors
 from llmc.program import DeviceKernel, Program, StepOutput
 from llmc.targets import GpuTarget
 from llmc.tuning.choice import Tuned, fastest
@@ -38,7 +39,7 @@ def compile_variants(program: Program, target: GpuTarget, scratch: Path) -> dict
     """By launched kernel: its variants that compile, fit and do not spill, with binaries in `scratch`."""
     kernels = program.launched_kernels()
     tried = [variant for kernel in kernels for variant in variants(kernel)]
-    with Workers(processors()) as workers:
+    with Workers(usable_processors()) as workers:
         usable = dict(zip((v.name for v in tried), workers.compile_usable(tried, target, scratch), strict=True))
     found = {kernel.name: (usable[variant.name] for variant in variants(kernel)) for kernel in kernels}
     return {name: tuple(variant for variant in each if variant is not None) for name, each in found.items()}

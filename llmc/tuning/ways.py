@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmc.codegen.triton.compile import Workers, processors
+from llmc.codegen.triton.compile import Workers
+from llmc.processes.processors import usable_processors
 from llmc.program import Alternative, Launch, Program
 from llmc.targets import GpuTarget
 from llmc.tuning.choice import Tuned, fastest
@@ -24,7 +25,7 @@ def compile_alternatives(program: Program, target: GpuTarget, scratch: Path) -> 
     """The program with binaries for what only alternatives launch; and the alternatives that compile without spills."""
     folder = str(Path(next(iter(program.launched_kernels()[0].binaries.values())).file).parent)
     missing = [kernel for kernel in program.kernels if not kernel.is_library and not kernel.binaries]
-    with Workers(processors()) as workers:
+    with Workers(usable_processors()) as workers:
         found = workers.compile_usable(missing, target, scratch, folder)
     ready = {kernel.name: kernel for kernel in found if kernel is not None}
     kernels = tuple(ready.get(kernel.name, kernel) for kernel in program.kernels)

@@ -8,7 +8,6 @@ mostly finds what it wants.
 import ctypes
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
@@ -20,6 +19,7 @@ from llmc.codegen.cpp.hashed_files import hashed_entry
 from llmc.codegen.cpp.kernel_api import kernel_include_dir, layout_source, open_kernels
 from llmc.codegen.cpp.toolchain import Toolchain, find_toolchain, run_tool
 from llmc.options import BuildOptions
+from llmc.processes.processors import usable_processors
 from llmc.program import ITEMSIZES
 from llmc.targets import CpuTarget
 
@@ -136,7 +136,7 @@ def _compile(
             scratch=build,
         )
 
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as workers:
+    with ThreadPoolExecutor(max_workers=usable_processors()) as workers:
         for done in [workers.submit(compile_one, *pair) for pair in zip(sources, objects, strict=True)]:
             done.result()
     run_tool([toolchain.archiver, "rcsD", build / _ARCHIVE, *objects], source=kernel_include_dir(), scratch=build)

@@ -1,7 +1,6 @@
 """Compile Triton kernels to cubin or hsaco without a GPU, in worker processes and with Triton's cache inside llmc's."""
 
 import importlib.util
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -17,6 +16,7 @@ from llmc.codegen.triton.kept_kernels import find_kernel, keep_kernel, kernel_en
 from llmc.errors import LoweringError, ToolchainError
 from llmc.files.scratch_directory import ScratchDirectory
 from llmc.files.storage_error import ELSEWHERE_CACHED, storage_error
+from llmc.processes.processors import usable_processors
 from llmc.program import DeviceBinary, DeviceKernel, Program
 from llmc.targets import GpuTarget
 
@@ -68,7 +68,7 @@ def compile_program(
     if not kernels:
         return program
     by_name: dict[str, DeviceKernel] = {}
-    count = min(len(kernels), processors())
+    count = min(len(kernels), usable_processors())
     opened: AbstractContextManager[Workers] = nullcontext(workers) if workers else Workers(count)
     with opened as ready:
         (directory / folder).mkdir(parents=True, exist_ok=True)
@@ -190,11 +190,6 @@ class Workers:
         process = CompileProcess(self._cache.path, self._scratch.path)
         self._processes.append(process)
         return process
-
-
-def processors() -> int:
-    """How many this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def _constants_text(kernel: DeviceKernel) -> str:

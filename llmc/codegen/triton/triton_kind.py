@@ -12,7 +12,7 @@ from llmc.codegen.plain_rows import plain_rows
 from llmc.codegen.quantized_support import check_kernels
 from llmc.codegen.target_kind import check_adapters, refuse_stages
 from llmc.codegen.triton.code_rows import code_rows
-from llmc.codegen.triton.compile import Workers, compile_program, processors, require_triton
+from llmc.codegen.triton.compile import Workers, compile_program, require_triton
 from llmc.codegen.triton.device_lowered import DeviceLowered
 from llmc.codegen.triton.mask_rows import mask_rows
 from llmc.codegen.triton.memory_fit import check_memory, fitting_sequences
@@ -23,6 +23,7 @@ from llmc.errors import LoweringError
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.source_line import source_line
 from llmc.options import BuildOptions
+from llmc.processes.processors import usable_processors
 from llmc.program import Layout, Program, WeightSlot
 from llmc.program.program_json import program_to_json
 from llmc.targets import GpuTarget
@@ -49,7 +50,7 @@ class TritonKind:
     @contextmanager
     def builder(self, options: BuildOptions) -> "Iterator[TritonBuilder]":
         """Start processes that import torch and Triton while the model is captured."""
-        with Workers(processors()) as workers:
+        with Workers(usable_processors()) as workers:
             workers.start()
             yield TritonBuilder(self.target, options, workers)
 
