@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from llmc.cli.model_argument import model_option
 from llmc.cli.model_options import ModelOptions
-from llmc.cli.verify import TOLERANCE
 from llmc.debug.sample_tokens import Sample, sample_tokens
+from llmc.engine_format.manifest import is_engine
 from llmc.errors import OptionError
 from llmc.options import BuildOptions
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from llmc.debug.bisect import Check, Outline, Pipeline
@@ -36,7 +38,7 @@ class Asked:
         Option(help="shell command that exits with 0 for a good cut: {engine} {graph} {logits} {number}"),
     ] = None
     against: Annotated[
-        Path | None, Option(help="model directory or engine whose logits are right; default: the captured graph")
+        Path | None, model_option("model or engine whose logits are right; default: the captured graph")
     ] = None
     tolerance: Annotated[float | None, Option(help="largest difference over the logits' spread; default by dtype")] = (
         None
@@ -119,6 +121,7 @@ def _check(
     import torch
 
     from llmc.codegen.onnx.installed import require_onnx
+    from llmc.debug.allowed_difference import TOLERANCE
     from llmc.debug.cut_checks import CommandCheck, LogitCheck, SpeedCheck
     from llmc.debug.difference import BUDGETS
     from llmc.debug.second_opinion import LARGEST_DIFFERENCE, OpinionCheck
@@ -136,9 +139,6 @@ def _check(
         fp32 = dtype is torch.float32
         usual = LARGEST_DIFFERENCE if fp32 else TOLERANCE[torch_name(dtype)]
         return OpinionCheck(pipeline, runner, usual if asked.tolerance is None else asked.tolerance)
-    # A reference in fp32 is further away than the graph that the passes started from.
-    default = BUDGETS[Numerics.REORDER, dtype] if asked.against is None else TOLERANCE[torch_name(dtype)]
-    allowed = default if asked.tolerance is None else asked.tolerance
     reference = runner.logits(captured) if asked.against is None else _reference(asked.against, runner.tokens)
     vocabulary = captured.info.vocab_size
     if reference.shape[-1] != vocabulary:
@@ -147,6 +147,12 @@ def _check(
             at=f"--against {asked.against}",
             fix="name the model that this one should agree with",
         )
+    if asked.tolerance is not None:
+        allowed = asked.tolerance
+    elif asked.against is not None:
+        allowed = _own(asked.against, runner.tokens, reference, dtype)
+    else:
+        allowed = BUDGETS[Numerics.REORDER, dtype]
     lossy = whole.lossy(dtype) if asked.tolerance is None else ()
     return LogitCheck(pipeline, runner, reference, allowed, lossy)
 
@@ -154,14 +160,28 @@ def _check(
 def _reference(against: Path, tokens: Sequence[int]) -> Tensor:
     import torch
 
-    from llmc.debug.compare import hf_logits
-    from llmc.engine_format.manifest import MANIFEST_NAME
+    from llmc.debug.hf_oracle import hf_logits
     from llmc.runtime.loading import load
 
-    if (against / MANIFEST_NAME).exists():
+    if is_engine(against):
         with load(against) as engine:
             return torch.from_numpy(engine.logits(tokens).copy())
     return torch.from_numpy(hf_logits(against)(tokens))
+
+
+def _own(against: Path, tokens: Sequence[int], reference: Tensor, dtype: torch.dtype) -> float:
+    """What a graph in the dtype may differ from a reference in fp32: of Hugging Face's, by how far it is itself."""
+    import torch
+
+    from llmc.debug.allowed_difference import TIMES_OWN, TOLERANCE
+    from llmc.debug.difference import difference
+    from llmc.debug.hf_oracle import hf_logits
+    from llmc.graph.dtype_names import torch_name
+
+    if dtype is torch.float32 or is_engine(against):
+        return TOLERANCE[torch_name(dtype)]
+    own = torch.from_numpy(hf_logits(against, torch_name(dtype))(tokens))
+    return TIMES_OWN * difference(own, reference).relative
 
 
 def _build(model: Path, target: str, passes: Sequence[Pass], options: BuildOptions, number: int, path: Path) -> None:

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from typer import Argument
+from typer import Argument, Option
 
 from llmc.frontends.open_model import local_model
 
@@ -11,3 +11,8 @@ from llmc.frontends.open_model import local_model
 def model_argument(text: str, *, weights: bool = True) -> Any:
     """Annotates a Path. text: its help. weights: False for verbs to which config.json is enough."""
     return Argument(help=text, parser=partial(local_model, weights=weights), metavar="MODEL")
+
+
+def model_option(text: str) -> Any:
+    """The same for an option. text: its help."""
+    return Option(help=text, parser=local_model, metavar="MODEL")

@@ -26,3 +26,9 @@ def ago(seconds: float) -> str:
             count = int(seconds / length)
             return f"{count} {unit}{'s' if count > 1 else ''} ago"
     return "just now"
+
+
+def counted(count: int, noun: str) -> str:
+    """1, "launch" → "1 launch"; 1200, "launch" → "1,200 launches"."""
+    ending = "" if count == 1 else "es" if noun.endswith(("s", "x", "ch", "sh")) else "s"
+    return f"{count:,} {noun}{ending}"

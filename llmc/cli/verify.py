@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,24 +10,24 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from llmc.cli.model_argument import model_option
 from llmc.cli.output_file import check_output, write_output
 from llmc.cli.table import FittingTable, facts, standard_output
-from llmc.debug.sample_tokens import read_text
+from llmc.cli.units import counted
+from llmc.debug.sample_tokens import PROSE, read_text
 from llmc.errors import LlmcError, OptionError
 
 if TYPE_CHECKING:
+    from llmc.debug.allowed_difference import Allowed
     from llmc.debug.compare import Comparison
     from llmc.runtime.engine import Engine
 
-# fp32 against fp32 differs only by the order of sums; bf16 rounds weights' products and activations to
-# 8 bits, fp16 to 11.
 ORACLES = {"hf": "Hugging Face fp32", "onnxruntime": "onnxruntime fp32"}
-TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.05}
 
 
 def verify(
     engine: Annotated[Path, typer.Argument(help="engine directory")],
-    against: Annotated[Path, typer.Option(help="the Hugging Face directory that it was built from")],
+    against: Annotated[Path, model_option("what it was built from: a Hugging Face directory or name, or a .gguf file")],
     perplexity: Annotated[
         Path | None, typer.Option(help="text file: compare perplexities over all of it, and nothing else")
     ] = None,
@@ -36,20 +37,26 @@ def verify(
     json: Annotated[
         Path | None, typer.Option(help="write the perplexities to a file, for `llmc report --perplexity`")
     ] = None,
-    text: Annotated[Path | None, typer.Option(help="text file to run over; default: random token ids")] = None,
+    text: Annotated[Path | None, typer.Option(help="text file to run over; default: prose that llmc brings")] = None,
     length: Annotated[int, typer.Option(help="tokens a sequence", min=2)] = 256,
     sequences: Annotated[int, typer.Option(help="how many sequences", min=1)] = 4,
     tolerance: Annotated[
-        float | None, typer.Option(help="largest difference over the logits' spread; default by dtype")
+        float | None,
+        typer.Option(help="largest difference over the logits' spread; default: by Hugging Face's own in the dtype"),
     ] = None,
-    seed: Annotated[int, typer.Option(help="of the random token ids")] = 0,
+    seed: Annotated[int, typer.Option(help="of the token ids that a model without a tokenizer is asked about")] = 0,
     oracle: Annotated[
         str, typer.Option(help="hf; onnxruntime: run the model's graph there, and every stage of the passes too")
     ] = "hf",
 ) -> None:
-    """Compare an engine's logits with the Hugging Face model in fp32 on the CPU, or with onnxruntime's of it."""
+    """Compare an engine's logits with the model's in fp32 on the CPU: Hugging Face's, or onnxruntime's of it.
+
+    An engine in 16 bits is held to how far Hugging Face itself is from fp32 in those.
+    """
     from llmc.cli.second_opinion import opinion_on_stages
-    from llmc.debug.compare import compare, hf_logits
+    from llmc.debug.allowed_difference import allowed_difference
+    from llmc.debug.compare import LogitFunction, compare_each
+    from llmc.debug.hf_oracle import hf_logits
     from llmc.runtime.loading import load
 
     check_output(json)
@@ -62,16 +69,25 @@ def verify(
         raise OptionError("--json holds perplexities", at=f"--json {json}", fix="name a text: --perplexity TEXT")
     with load(engine) as opened:
         batch = token_sequences(opened, text, min(length, opened.limits.max_model_len), sequences, seed)
-        allowed = TOLERANCE[opened.info.dtype] if tolerance is None else tolerance
-        reference = hf_logits(against) if oracle == "hf" else opinion_on_stages(opened, against, batch[0])
+        dtype, models = opened.info.dtype, list[LogitFunction]([opened.logits])
+        if oracle == "hf":
+            reference = hf_logits(against)
+            models += [hf_logits(against, dtype)] if dtype != "float32" else []
+        else:
+            reference = opinion_on_stages(opened, against, batch[0])
         with Console(stderr=True).status(f"comparing {len(batch)} sequences"):
-            result = compare(opened.logits, reference, batch)
-        in_the_middle = opened.info.dtype != "float32" and has_experts(opened)
-    standard_output().print(comparison_table(result, allowed, ORACLES[oracle], in_the_middle=in_the_middle))
-    difference = result.relative_in_the_middle if in_the_middle else result.relative_difference
-    if not difference <= allowed:
+            result, *own = compare_each(models, reference, batch)
+        in_the_middle = dtype != "float32" and has_experts(opened)
+        allowed = allowed_difference(opened.manifest, own[0] if own else None)
+    if tolerance is not None:
+        allowed = replace(allowed, largest=tolerance, in_the_middle=tolerance, why="--tolerance")
+    standard_output().print(
+        comparison_table(result, allowed, ORACLES[oracle], own[0] if own else None, in_the_middle=in_the_middle)
+    )
+    judged, most = judgement(result, allowed, in_the_middle=in_the_middle)
+    if not judged <= most:
         raise LlmcError(
-            f"the engine's logits differ by {difference:.2g} of their spread; {allowed:.2g} is allowed",
+            f"the engine's logits differ by {judged:.2g} of their spread; {most:.2g} is allowed",
             at=engine,
             fix="find the pass that does it: llmc build --check-passes, or allow more with --tolerance",
         )
@@ -88,7 +104,8 @@ def compare_perplexities(
     """
     from rich.progress import track
 
-    from llmc.debug.compare import Perplexity, hf_logits
+    from llmc.debug.compare import Perplexity
+    from llmc.debug.hf_oracle import hf_logits
     from llmc.engine_format import read_engine
     from llmc.report.measured_perplexity import measured_perplexity, perplexity_json
     from llmc.runtime.loading import load
@@ -121,16 +138,18 @@ def compare_perplexities(
 
 
 def token_sequences(engine: Engine, text: Path | None, length: int, count: int | None, seed: int) -> list[list[int]]:
-    """`count` sequences of `length` tokens, from the text file or drawn evenly from the vocabulary; of a text without a
-    count, all."""
+    """At most `count` sequences of `length` tokens of the text, all without a count; without a text, of llmc's prose.
+
+    A model without a tokenizer is given ids drawn evenly from its vocabulary.
+    """
     import numpy as np
 
     from llmc.debug.compare import windows
 
-    if text is None:
+    if text is None and not engine.tokenizer.exists:
         generator = np.random.default_rng(seed)
         return [generator.integers(0, engine.info.vocab_size, length).tolist() for _ in range(count or 1)]
-    pieces = windows(engine.tokenize(read_text(text)), length, count)
+    pieces = windows(engine.tokenize(PROSE if text is None else read_text(text)), length, count)
     if not pieces:
         raise OptionError("the text has fewer than two tokens", at=text, fix="name a longer text file")
     return pieces
@@ -149,16 +168,28 @@ def has_experts(engine: Engine) -> bool:
     return bool(graphs) and any(product in engine.files.text(graphs[-1]) for product in products)
 
 
+def judgement(result: Comparison, allowed: Allowed, *, in_the_middle: bool) -> tuple[float, float]:
+    """The difference that counts, and the largest that may be."""
+    if in_the_middle:
+        return result.relative_in_the_middle, allowed.in_the_middle
+    return result.relative_difference, allowed.largest
+
+
 def comparison_table(
-    result: Comparison, allowed: float, reference: str, *, in_the_middle: bool = False
+    result: Comparison,
+    allowed: Allowed,
+    reference: str,
+    own: Comparison | None = None,
+    *,
+    in_the_middle: bool = False,
 ) -> FittingTable:
-    """The figures, with a verdict. in_the_middle: of the token that half of all exceed, since others may go to other
-    experts."""
-    table = facts(f"engine against {reference}, {result.tokens} tokens", right=True)
-    judged = result.relative_in_the_middle if in_the_middle else result.relative_difference
-    good = judged <= allowed
+    """The figures, with a verdict. own: Hugging Face's in the engine's dtype. in_the_middle: judge the token that half
+    of all exceed, since others may go to other experts."""
+    table = facts(f"engine against {reference}, {counted(result.tokens, 'token')}", right=True)
+    judged, most = judgement(result, allowed, in_the_middle=in_the_middle)
+    good = judged <= most
     verdict = Text(
-        f"{judged:.2e}, {'ok' if good else 'too large'} (≤ {allowed:.2g})",
+        f"{judged:.2e}, {'ok' if good else 'too large'} (≤ {most:.2g}: {allowed.why})",
         style="green" if good else "bold red",
     )
     table.add_row("max |Δlogit|", f"{result.max_difference:.3e}")
@@ -169,6 +200,9 @@ def comparison_table(
         table.add_row("the same of the token in the middle", verdict)
     else:
         table.add_row("max |Δlogit| / spread", verdict)
+    if own is not None:
+        theirs = own.relative_in_the_middle if in_the_middle else own.relative_difference
+        table.add_row("the same of Hugging Face in the dtype", f"{theirs:.2e}")
     table.add_row("top-1 agreement", f"{result.top1_agreement:.2%}")
     table.add_row("perplexity, engine", f"{result.perplexity:.4f}")
     table.add_row("perplexity, model", f"{result.reference_perplexity:.4f}")

@@ -2,12 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-
-from llmc.errors import CheckpointError
 
 Logits = npt.NDArray[np.float32]
 # Token ids of one sequence → logits [tokens, vocabulary], fp32.
@@ -45,35 +42,56 @@ class Comparison:
 
 def compare(engine: LogitFunction, reference: LogitFunction, sequences: Sequence[Sequence[int]]) -> Comparison:
     """Run both over each sequence (at least two tokens each) and gather the differences, one sequence in memory."""
-    count, positions, same = 0, 0, 0
-    total, value_sum, square_sum = 0.0, 0.0, 0.0
-    perplexity, reference_perplexity = Perplexity(), Perplexity()
-    of_tokens: list[Logits] = []
+    (found,) = compare_each([engine], reference, sequences)
+    return found
+
+
+def compare_each(
+    models: Sequence[LogitFunction], reference: LogitFunction, sequences: Sequence[Sequence[int]]
+) -> list[Comparison]:
+    """The same of each model, with one run of the reference for all of them."""
+    gathered = [_Differences() for _ in models]
     for tokens in sequences:
-        ours = engine(tokens).astype(np.float64)
         theirs = reference(tokens).astype(np.float64)
+        for model, differences in zip(models, gathered, strict=True):
+            differences.add(model(tokens).astype(np.float64), theirs, tokens)
+    return [differences.comparison() for differences in gathered]
+
+
+class _Differences:
+    """Of one model against the reference, sequence by sequence."""
+
+    def __init__(self) -> None:
+        self._count = self._positions = self._same = 0
+        self._total = self._value_sum = self._square_sum = 0.0
+        self._perplexity, self._reference_perplexity = Perplexity(), Perplexity()
+        self._of_tokens: list[npt.NDArray[np.float64]] = []
+
+    def add(self, ours: npt.NDArray[np.float64], theirs: npt.NDArray[np.float64], tokens: Sequence[int]) -> None:
         difference = np.abs(ours - theirs)
-        of_tokens.append(difference.max(-1))
-        total += float(difference.sum())
-        value_sum += float(theirs.sum())
-        square_sum += float(np.square(theirs).sum())
-        count += theirs.size
-        positions += len(tokens)
-        same += int((ours.argmax(-1) == theirs.argmax(-1)).sum())
-        perplexity.add(ours, tokens)
-        reference_perplexity.add(theirs, tokens)
-    by_token = np.concatenate(of_tokens)
-    variance = square_sum / count - (value_sum / count) ** 2
-    return Comparison(
-        tokens=positions,
-        max_difference=float(np.max(by_token)),
-        middle_difference=float(np.median(by_token)),
-        mean_difference=total / count,
-        spread=float(np.sqrt(variance)),
-        top1_agreement=same / positions,
-        perplexity=perplexity.value,
-        reference_perplexity=reference_perplexity.value,
-    )
+        self._of_tokens.append(difference.max(-1))
+        self._total += float(difference.sum())
+        self._value_sum += float(theirs.sum())
+        self._square_sum += float(np.square(theirs).sum())
+        self._count += theirs.size
+        self._positions += len(tokens)
+        self._same += int((ours.argmax(-1) == theirs.argmax(-1)).sum())
+        self._perplexity.add(ours, tokens)
+        self._reference_perplexity.add(theirs, tokens)
+
+    def comparison(self) -> Comparison:
+        by_token = np.concatenate(self._of_tokens)
+        variance = self._square_sum / self._count - (self._value_sum / self._count) ** 2
+        return Comparison(
+            tokens=self._positions,
+            max_difference=float(np.max(by_token)),
+            middle_difference=float(np.median(by_token)),
+            mean_difference=self._total / self._count,
+            spread=float(np.sqrt(variance)),
+            top1_agreement=self._same / self._positions,
+            perplexity=self._perplexity.value,
+            reference_perplexity=self._reference_perplexity.value,
+        )
 
 
 class Perplexity:
@@ -101,32 +119,6 @@ def negative_log_likelihood(logits: npt.NDArray[np.float64], tokens: Sequence[in
     log_sum = np.log(np.exp(scores - top[:, None]).sum(-1)) + top
     chosen = scores[np.arange(len(tokens) - 1), np.asarray(tokens[1:])]
     return float((log_sum - chosen).sum())
-
-
-def hf_logits(directory: Path, dtype: str = "float32") -> LogitFunction:
-    """The oracle: the Hugging Face model of a directory, eager on the CPU. dtype: float32 or bfloat16."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from llmc.graph.dtype_names import NAMED_DTYPES
-
-    if not (directory / "config.json").is_file():
-        raise CheckpointError(
-            f"{directory} has no config.json, so there is no model to compare with",
-            at=directory,
-            fix="name the Hugging Face directory that the engine was built from: --against MODEL",
-        )
-    model = AutoModelForCausalLM.from_pretrained(
-        directory, dtype=NAMED_DTYPES[dtype], attn_implementation="eager", local_files_only=True
-    )
-    model.train(False)
-
-    def logits(tokens: Sequence[int]) -> Logits:
-        with torch.inference_mode():
-            result: Logits = model(torch.tensor([list(tokens)])).logits[0].float().numpy()
-        return result
-
-    return logits
 
 
 def windows(tokens: Sequence[int], length: int, limit: int | None = None) -> list[list[int]]:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
 import llmc
 from llmc.architectures.tiny_config import tiny_architecture
 from llmc.cli.table import FittingTable
 from llmc.cli.verify import comparison_table, has_experts
+from llmc.debug.allowed_difference import Allowed
 from llmc.debug.compare import Comparison, compare
 from tests.cli.command import llmc as run
+from tests.gguf_families import family_model
+from tests.gguf_files import write_gguf
 
+ALLOWED = Allowed(0.25, 0.25, "bfloat16")
 MIXTURE = Path(__file__).parents[2] / "examples" / "models" / "bard-mixture"
 
 
@@ -33,16 +40,48 @@ def printed(table: FittingTable) -> str:
 
 
 def test_what_is_allowed_is_not_rounded() -> None:
-    shown = printed(comparison_table(differing(worst=0.3, middle=0.1), 0.25, "the model"))
-    assert "3.00e-01, too large (≤ 0.25)" in shown and "middle" not in shown
+    shown = printed(comparison_table(differing(worst=0.3, middle=0.1), ALLOWED, "the model"))
+    assert "3.00e-01, too large (≤ 0.25: bfloat16)" in shown and "middle" not in shown
 
 
 def test_a_mixture_in_16_bits_is_judged_by_the_token_in_the_middle() -> None:
     """A near tie of the router sends a token to another expert where numbers are rounded, which is no fault."""
-    shown = printed(comparison_table(differing(worst=0.3, middle=0.1), 0.25, "the model", in_the_middle=True))
-    assert "3.00e-01, not judged" in shown and "1.00e-01, ok (≤ 0.25)" in shown
-    wrong = printed(comparison_table(differing(worst=0.4, middle=0.3), 0.25, "the model", in_the_middle=True))
-    assert "3.00e-01, too large (≤ 0.25)" in wrong
+    shown = printed(comparison_table(differing(worst=0.3, middle=0.1), ALLOWED, "the model", in_the_middle=True))
+    assert "3.00e-01, not judged" in shown and "1.00e-01, ok (≤ 0.25" in shown
+    wrong = printed(comparison_table(differing(worst=0.4, middle=0.3), ALLOWED, "the model", in_the_middle=True))
+    assert "3.00e-01, too large (≤ 0.25" in wrong
+
+
+def rough(sharpness: float) -> Any:
+    """A model whose attention chooses sharply, so that rounding to 16 bits moves its logits far."""
+    torch.manual_seed(0)
+    model = family_model("llama")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "q_proj" in name or "k_proj" in name:
+                parameter.mul_(sharpness)
+    return model.float()
+
+
+def test_16_bits_are_held_to_hugging_face_in_them(tmp_path: Path) -> None:
+    """Whose own logits are further from fp32 than a fixed tolerance would allow."""
+    rough(10.0).save_pretrained(tmp_path / "model")
+    path = tmp_path / "engine.llmc"
+    llmc.build(tmp_path / "model", path, target="reference", dtype="bfloat16", max_model_len=64)
+    outcome = run("verify", path, "--against", tmp_path / "model", "--length", "32", "--sequences", "2")
+    assert outcome.code == 0, outcome.out + outcome.err
+    own = re.search(r"the same of Hugging Face in the dtype\s+│\s+(\S+)", outcome.out)
+    assert own is not None and float(own[1]) > 0.25
+    assert "2 × Hugging Face's own in bfloat16" in outcome.out
+
+
+def test_a_gguf_file_is_what_an_engine_was_built_from(tmp_path: Path) -> None:
+    file, path = tmp_path / "tiny.gguf", tmp_path / "engine.llmc"
+    write_gguf(file, family_model("llama"), "Q8_0")
+    llmc.build(file, path, target="reference", dtype="float32", max_model_len=64)
+    outcome = run("verify", path, "--against", file, "--length", "16", "--sequences", "1")
+    assert outcome.code == 0, outcome.out + outcome.err
+    assert "top-1 agreement" in outcome.out
 
 
 @pytest.mark.parametrize(("model_type", "expected"), [("mixtral", True), ("llama", False)])

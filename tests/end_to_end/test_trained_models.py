@@ -8,7 +8,8 @@ import pytest
 
 import llmc
 from llmc import SamplingParams
-from llmc.debug.compare import compare, hf_logits, windows
+from llmc.debug.compare import compare, windows
+from llmc.debug.hf_oracle import hf_logits
 from tests.end_to_end.logits import GENERATED, assert_close, assert_greedy
 from tests.quick_sample import quick_sample
 from tests.tolerances import ENGINES

@@ -56,7 +56,9 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
         graph.quantized = (*graph.quantized, _record(stored, unpacked))
 
 
-read_codes = WeightPass("read_codes", run, Numerics.LOSSY, budget=0.5)
+# Codes that are taken as they are cost nothing; blocks that are rounded again cost what a quantization does.
+_BUDGET = 2.0
+read_codes = WeightPass("read_codes", run, Numerics.LOSSY, budget=_BUDGET)
 
 
 def _insert(graph: ModelGraph, readers: tuple[fx.Node, ...], stored: StoredWeight, unpacked: UnpackedCodes) -> None:
