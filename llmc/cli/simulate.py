@@ -16,15 +16,17 @@ from llmc.cli.model_options import ModelOptions
 from llmc.cli.output_file import check_output, write_figures
 from llmc.cli.shape_options import ShapeOptions
 from llmc.cli.table import standard_output
+from llmc.cli.units import counted
+from llmc.errors import OptionError
 from llmc.files.hub_model import model_name
 from llmc.options import BuildOptions, parse_options
 from llmc.runtime.threads import thread_count
 from llmc.targets import resolve_target
 
 if TYPE_CHECKING:
-    from llmc.simulation.compare import Comparison
     from llmc.simulation.load import Arrival
     from llmc.simulation.pricing import Machine
+    from llmc.simulation.rent import Rent
 
 _DEFAULTS = BuildOptions()
 
@@ -51,68 +53,99 @@ def simulate(
     json_file: Annotated[Path | None, typer.Option("--json", help="write the figures here")] = None,
     plot: Annotated[Path | None, typer.Option(help="write a picture here (.png, .svg)")] = None,
 ) -> None:
-    """Serve a load on a virtual clock, for each way to divide the ranks into tensor ranks, stages and replicas."""
+    """Serve a load on a virtual clock, for each way to divide the ranks into tensor ranks, stages and replicas.
+
+    Several targets, --target a100,h100, are ranked: the fewest ranks of each that serve the load.
+    """
     from llmc.bench.plot import require_plot_extra
     from llmc.bench.summary import parse_goals
-    from llmc.cli.simulation_table import comparison_json, print_comparison
+    from llmc.cli.simulation_table import comparison_json, fleets_json, print_comparison, print_fleets
     from llmc.simulation.compare import best_or_refuse
+    from llmc.simulation.fleets import Fleet, smallest_fleet
     from llmc.simulation.load import drawn_load, longest, read_trace
     from llmc.simulation.plot import plot_comparison
 
-    goals = parse_goals(goodput or [])
+    goals, targets, prices = parse_goals(goodput or []), machine.targets(), machine.prices()
     check_output(json_file, plot)
     if plot is not None:
         require_plot_extra()
+        if len(targets) > 1:
+            raise OptionError("a picture is of one target", at=f"--plot {plot}", fix="name one, or leave out --plot")
     load = drawn_load(shape, num_prompts, request_rate, seed) if trace is None else read_trace(trace)
-    ranks, rented = machine.ranks, machine.machine()
     limits = {
         "max_model_len": longest(load) if max_model_len is None else max_model_len,
         "max_batch_tokens": max_batch_tokens,
         "max_sequences": max_sequences,
     }
-    comparison = _compared(model, chosen, limits, rented, ranks, load, goals)
-    title = f"{model_name(model)} on {ranks} × {rented.target.name}: {len(load)} requests"
-    console = standard_output()
+    machines = {name: machine.machine(name) for name in targets}
+    rents, console = _rents(model, chosen, limits, machines, load, goals), standard_output()
+    about: dict[str, Any] = {"model": str(model), "ranks": machine.ranks}
+    with Console(stderr=True).status("simulating"):
+        if len(targets) > 1 or prices:
+            fleets = [smallest_fleet(name, rents[name], machine.ranks, prices.get(name)) for name in targets]
+        else:
+            comparison = rents[targets[0]](machine.ranks)
+    if len(targets) > 1 or prices:
+        print_fleets(console, fleets, f"{model_name(model)}: {counted(len(load), 'request')}", goals)
+        write_figures(json_file, about | fleets_json(fleets))
+        if not any(isinstance(each, Fleet) for each in fleets):
+            raise OptionError(
+                f"no target serves this with {counted(machine.ranks, 'rank')} or fewer",
+                at=f"--target {machine.target}",
+                fix="take more --ranks, quantize the weights (--quantize int4), or lower --max-model-len",
+            )
+        return
+    (rented,) = machines.values()
+    title = f"{model_name(model)} on {machine.ranks} × {rented.target.name}: {counted(len(load), 'request')}"
     print_comparison(console, comparison, title)
-    about = {"model": str(model), "target": rented.target.name, "ranks": ranks}
-    write_figures(json_file, about | comparison_json(comparison))
+    write_figures(json_file, about | {"target": rented.target.name} | comparison_json(comparison))
     best = best_or_refuse(comparison, rented)
     if plot is not None:
         plot_comparison(comparison, plot, title)
     console.print(f"best: {best.division}; predicted and not measured", highlight=False)
 
 
-def _compared(
+def _rents(
     model: Path,
     chosen: ModelOptions,
     limits: dict[str, Any],
-    machine: Machine,
-    ranks: int,
+    machines: dict[str, Machine],
     load: tuple[Arrival, ...],
     goals: dict[str, float],
-) -> Comparison:
+) -> dict[str, Rent]:
+    """What numbers of ranks do, by target; of a model that is captured once."""
     from llmc.engine_format.manifest import MANIFEST_NAME
     from llmc.simulation.rent import rent_for_engine, rent_for_model
 
     if (model / MANIFEST_NAME).exists():
         chosen.refuse_for_engine()
-        return rent_for_engine(model, machine, ranks, load, goals)
+        return {name: rent_for_engine(model, machine, load, goals) for name, machine in machines.items()}
     with Console(stderr=True).status("capturing") as status:
         from llmc.frontends.capture import capture
 
         options, passes = parse_options({**chosen.values(), **limits}), chosen.passes()
         captured = capture(model, options, may_lack_weights=True)
-        return rent_for_model(captured, passes, options, machine, ranks, load, goals, status.update)
+        return {
+            name: rent_for_model(captured, passes, options, machine, load, goals, status.update)
+            for name, machine in machines.items()
+        }
 
 
 @dataclass(frozen=True)
 class MachineOptions:
-    """A number of ranks of a target, and what joins them."""
+    """A number of ranks of a target, or of several, one after the other, and what joins them."""
 
-    target: Annotated[str, Option(help="what each rank is: see `llmc targets`", autocompletion=complete_targets)] = (
-        "h100"
-    )
-    ranks: Annotated[int, Option(help="how many of them")] = 8
+    target: Annotated[
+        str,
+        Option(
+            help="what each rank is: see `llmc targets`; several with commas are put beside each other",
+            autocompletion=complete_targets,
+        ),
+    ] = "h100"
+    ranks: Annotated[int, Option(help="how many of them; of several targets the most that are tried")] = 8
+    price: Annotated[
+        list[str] | None, Option(help="of one rank for an hour, such as h100=2.5 (repeatable)", metavar="TARGET=PRICE")
+    ] = None
     memory: Annotated[float | None, Option(help="GB of one rank; default: the target's")] = None
     link: Annotated[str | None, Option(help="what joins ranks, such as pcie-4; default: the target's")] = None
     disable_custom_all_reduce: Annotated[
@@ -124,12 +157,22 @@ class MachineOptions:
         Path | None, Option(help="how fast this CPU is: read from this file, or measured and written there")
     ] = None
 
-    def machine(self) -> Machine:
-        """Raises TargetError, OptionError."""
+    def targets(self) -> list[str]:
+        """Their names."""
+        return list(dict.fromkeys(name.strip() for name in self.target.split(",")))
+
+    def prices(self) -> dict[str, float]:
+        """By target. Raises OptionError."""
+        from llmc.simulation.fleets import parse_prices
+
+        return parse_prices(self.price or (), self.targets())
+
+    def machine(self, target: str) -> Machine:
+        """Ranks of the target of that name. Raises TargetError, OptionError."""
         from llmc.simulation.rent import machine_of
 
         return machine_of(
-            resolve_target(self.target),
+            resolve_target(target),
             self.ranks,
             memory_bytes=None if self.memory is None else int(self.memory * 1e9),
             threads=thread_count(self.threads),

@@ -1,5 +1,6 @@
 """What a simulation says, as tables and as JSON."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -7,6 +8,7 @@ from rich.console import Console
 from llmc.cli.table import Column, FittingTable, numeric
 from llmc.cli.units import in_bytes
 from llmc.simulation.compare import Comparison
+from llmc.simulation.fleets import Fleet, NoFleet, by_size
 from llmc.simulation.serve import Refused, Served
 
 
@@ -50,6 +52,67 @@ def comparison_table(comparison: Comparison, title: str) -> FittingTable:
             style="bold" if each is comparison.best else "italic" if layout.pipeline > built else "",
         )
     return table
+
+
+def print_fleets(console: Console, fleets: Sequence[Fleet | NoFleet], title: str, goals: Mapping[str, float]) -> None:
+    """A row for each target, the smallest fleet first, then those that do not serve the load, and why."""
+    found = by_size([each for each in fleets if isinstance(each, Fleet)])
+    if found:
+        console.print(fleet_table(found, title, goals))
+    missing = [each for each in fleets if isinstance(each, NoFleet)]
+    if missing:
+        table = FittingTable("what does not do", (Column("target"), *numeric("ranks"), Column("why", wraps=True)))
+        for each in missing:
+            table.add_row(each.target, str(each.ranks), each.reason)
+        console.print(table)
+
+
+def fleet_table(fleets: Sequence[Fleet], title: str, goals: Mapping[str, float]) -> FittingTable:
+    """Of fleets in the order of their size."""
+    has_prices = any(each.price is not None for each in fleets)
+    priced = numeric("price an hour", "a million tokens") if has_prices else ()
+    columns = (
+        Column("target"),
+        *numeric("ranks"),
+        *priced,
+        Column("divided"),
+        *numeric("tokens/s", ("good requests/s" if goals else "requests/s", 2)),
+        *numeric("TTFT p50", ("p99", 1), "TPOT p50", ("p99", 1)),
+    )
+    served = "serve the load, nearly all requests within the goals" if goals else "serve the load"
+    table = FittingTable(title, columns, caption=f"the fewest ranks of each that {served}; times in ms; predicted")
+    for each in fleets:
+        summary = each.served.summary
+        rate = summary.goodput if summary.goodput is not None else summary.request_throughput
+        prices = (each.price_an_hour, each.price_of_a_million)
+        table.add_row(
+            each.target,
+            str(each.ranks),
+            *(("" if price is None else f"{price:.2f}" for price in prices) if has_prices else ()),
+            str(each.served.division),
+            f"{summary.output_throughput:.0f}",
+            f"{rate:.2f}",
+            *(f"{each.served.percentile(name, share):.1f}" for name in ("ttft", "tpot") for share in (0.5, 0.99)),
+        )
+    return table
+
+
+def fleets_json(fleets: Sequence[Fleet | NoFleet]) -> dict[str, Any]:
+    """Plain data, the smallest first."""
+    found = by_size([each for each in fleets if isinstance(each, Fleet)])
+    return {
+        "fleets": [
+            {
+                "target": each.target,
+                "ranks": each.ranks,
+                "price_an_hour": each.price_an_hour,
+                "price_of_a_million_output_tokens": each.price_of_a_million,
+                **_served(each.served),
+            }
+            for each in found
+        ],
+        "too_small": [vars(each) for each in fleets if isinstance(each, NoFleet)],
+    }
 
 
 def comparison_json(comparison: Comparison) -> dict[str, Any]:

@@ -98,5 +98,5 @@ def consider_divisions(
     asked = parse_options({**options, "max_model_len": options.get("max_model_len") or longest(load)})
     told("capturing")
     captured = capture(model, asked, may_lack_weights=True)
-    found = rent_for_model(captured, passes, asked, machine, wish.ranks, load, {}, told)
+    found = rent_for_model(captured, passes, asked, machine, load, {}, told)(wish.ranks)
     return Considered(found, machine, len(load))

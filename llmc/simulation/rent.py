@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from llmc.codegen.cpp.measured_rates import measured_rates
@@ -47,40 +47,50 @@ def machine_of(
     return Machine(target, memory_bytes, threads=threads, recorded=recorded, custom=custom, link=joined)
 
 
+Rent = Callable[[int], Comparison]
+
+
 def rent_for_model(
     captured: Captured,
     passes: Sequence[Pass],
     options: BuildOptions,
     machine: Machine,
-    ranks: int,
     load: Sequence[Arrival],
     goals: Mapping[str, float],
     told: Callable[[str], None] = lambda doing: None,
-) -> Comparison:
-    """Every division of the ranks, or only that which the options ask for. told: what is being done."""
+) -> Rent:
+    """From a number of ranks to every division of them, or only that which the options ask for.
+
+    told: what is being done.
+    """
     # Here, because it takes long to import.
     from llmc.codegen.target_kind import kind_of
 
     asked = RankLayout(options.tensor_parallel_size, options.pipeline_parallel_size)
-    ways = divisions(ranks) if asked.ranks == 1 else (division_of(asked, ranks),)
     programs = model_programs(captured, passes, options, machine.target, told)
-    machine = _measured(machine, lambda: programs.program(RankLayout()))
-    found = compare(
-        ways, programs.program, machine, load, goals, progress=lambda division: told(f"simulating {division}")
-    )
-    return replace(found, has_stages=kind_of(machine.target).has_stages)
+    program_of = cache(programs.program)
+    measured = _measured(machine, lambda: program_of(RankLayout()))
+    has_stages = kind_of(machine.target).has_stages
+
+    def rent(ranks: int) -> Comparison:
+        ways = divisions(ranks) if asked.ranks == 1 else (division_of(asked, ranks),)
+        name = machine.target.name
+        found = compare(
+            ways, program_of, measured, load, goals, progress=lambda division: told(f"simulating {division} of {name}")
+        )
+        return replace(found, has_stages=has_stages)
+
+    return rent
 
 
-def rent_for_engine(
-    engine: Path, machine: Machine, ranks: int, load: Sequence[Arrival], goals: Mapping[str, float]
-) -> Comparison:
-    """Replicas of an engine as it was built. Raises OptionError for ranks that are no multiple of its own."""
+def rent_for_engine(engine: Path, machine: Machine, load: Sequence[Arrival], goals: Mapping[str, float]) -> Rent:
+    """From a number of ranks to replicas of an engine as it was built. Raises OptionError for an engine in stages; the
+    function for ranks that are no multiple of the engine's own."""
     program = read_engine(engine, check_weights=False, check_machine=False).program
     if program.layout.pipeline > 1:
         raise OptionError("an engine in stages is not simulated", at=engine, fix="name the model that it was built of")
-    way = division_of(program.layout, ranks)
-    machine = _measured(machine, lambda: program)
-    return compare((way,), lambda layout: program, machine, load, goals)
+    measured = _measured(machine, lambda: program)
+    return lambda ranks: compare((division_of(program.layout, ranks),), lambda layout: program, measured, load, goals)
 
 
 def _measured(machine: Machine, program: Callable[[], Program]) -> Machine:
