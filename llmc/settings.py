@@ -29,7 +29,7 @@ class Settings:
     """What the environment says.
 
     cache_dir (LLMC_CACHE_DIR): engines of model directories, compiled kernels and captured graphs. cache_bytes
-    (LLMC_CACHE_SIZE, such as 20GiB): how much of them is kept; None is the default of llmc/cache/contents.py. debug
+    (LLMC_CACHE_SIZE, such as 20GB): how much of them is kept; None is the default of llmc/cache/contents.py. debug
     (LLMC_DEBUG=1): tracebacks for errors. threads (LLMC_THREADS): of the CPU engine; None is one per available
     processor. dump (LLMC_DUMP): where the graph after every pass is written as text; None for nowhere. api_key
     (LLMC_API_KEY): of `llmc serve` and of the clients that llmc has for it. capture_cache (LLMC_CAPTURE_CACHE).
@@ -116,11 +116,12 @@ def _cache_dir(environ: Mapping[str, str]) -> Path:
 
 
 def _cache_bytes(size: str) -> int | None:
-    """A size such as 20GiB, 500 MiB or 1000000 in bytes; None for an empty one."""
+    """A size such as 20GB, 500 MiB or 1000000 in bytes; None for an empty one."""
     if not size:
         return None
     found = re.fullmatch(r"([0-9]{1,15}) ?([KMGT]i?B?|B)?", size, re.IGNORECASE | re.ASCII)
     if found is None:
-        raise _cannot_be("LLMC_CACHE_SIZE", size, "give a size such as 20GiB or 500MiB, or unset it")
-    unit = (found[2] or "B")[0].upper()
-    return int(found[1]) << 10 * "BKMGT".index(unit)
+        raise _cannot_be("LLMC_CACHE_SIZE", size, "give a size such as 20GB or 500MB, or unset it")
+    unit = (found[2] or "B").upper()
+    thousand: int = 1024 if "I" in unit else 1000
+    return int(found[1]) * int(thousand ** "BKMGT".index(unit[0]))

@@ -25,12 +25,14 @@ FOUNDATION = {
     "cache",
     "files",
     "processes",
+    "plural",
 }
 # What each room may import, beside itself.
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "settings": {"errors"},
     "api": set(),
+    "plural": set(),
     "formats": {"errors"},
     "options": {"errors", "formats"},
     "targets": {"errors"},

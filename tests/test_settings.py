@@ -28,7 +28,7 @@ def test_values() -> None:
 
 @pytest.mark.parametrize(
     ("text", "nbytes"),
-    [("", None), ("0", 0), ("1000", 1000), ("20GiB", 20 << 30), ("500 MiB", 500 << 20), ("3g", 3 << 30), ("7B", 7)],
+    [("", None), ("0", 0), ("1000", 1000), ("20GiB", 20 << 30), ("500 MiB", 500 << 20), ("3g", 3 * 10**9), ("7B", 7)],
 )
 def test_sizes(text: str, nbytes: int | None) -> None:
     assert read_settings({"LLMC_CACHE_SIZE": text}).cache_bytes == nbytes
@@ -43,7 +43,7 @@ def test_sizes(text: str, nbytes: int | None) -> None:
         ("LLMC_DEBUG", "always", "set it to 0 or 1"),
         ("LLMC_CAPTURE_CACHE", "off", "set it to 0, 1 or always"),
         ("LLMC_CACHE_SIZE", "much", "LLMC_CACHE_SIZE cannot be 'much'"),
-        ("LLMC_CACHE_SIZE", "-1", "give a size such as 20GiB"),
+        ("LLMC_CACHE_SIZE", "-1", "give a size such as 20GB"),
         ("LLMC_CACHEDIR", "/c", "did you mean LLMC_CACHE_DIR"),
     ],
 )

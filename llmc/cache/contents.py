@@ -13,7 +13,7 @@ from pathlib import Path
 from llmc.files.file_lock import is_at, is_locked, try_lock
 from llmc.files.locked_directory import TEMPORARY_SUFFIX
 
-DEFAULT_BYTES = 50 << 30
+DEFAULT_BYTES = 50 * 10**9
 LOCK_SUFFIX = ".lock"
 # Whoever has found an entry may not have opened it yet.
 _JUST_USED_SECONDS = 60.0
@@ -83,7 +83,7 @@ def entry_paths(folder: Path) -> list[Path]:
 def cache_limit(root: Path, total: int, chosen: int | None) -> int:
     """How many bytes all entries may take together. total: that they take now. chosen: by the user, who decides.
 
-    Without, it is 50 GiB, but at most half of the room that the cache and the disk's free space make up.
+    Without, it is 50 GB, but at most half of the room that the cache and the disk's free space make up.
     """
     if chosen is not None or not root.exists():
         return DEFAULT_BYTES if chosen is None else chosen

@@ -23,6 +23,7 @@ from llmc.cli.output_file import check_output, write_figures
 from llmc.cli.shape_options import ShapeOptions
 from llmc.cli.table import Column, FittingTable, facts, numeric, standard_output
 from llmc.errors import LlmcError, OptionError
+from llmc.plural import counted
 from llmc.settings import settings
 
 if TYPE_CHECKING:
@@ -90,7 +91,9 @@ def bench_serve(
     if plot is not None:
         plot_run(records, plot, title)
     if summary.failed:
-        raise LlmcError(f"{summary.failed} of {num_prompts} requests failed: {summary.first_error}", at=server.base_url)
+        raise LlmcError(
+            f"{summary.failed} of {counted(num_prompts, 'request')} failed: {summary.first_error}", at=server.base_url
+        )
 
 
 @bench.command("throughput", cls=VerbHelp)
@@ -115,7 +118,7 @@ def bench_throughput(
         _check_fits(shape, opened.limits.max_model_len)
         requests = make_requests(shape, num_prompts, opened.info.vocab_size, seed)
         params = [SamplingParams(max_tokens=request.output_len, ignore_eos=True) for request in requests]
-        with Console(stderr=True).status(f"generating for {num_prompts} prompts"):
+        with Console(stderr=True).status(f"generating for {counted(num_prompts, 'prompt')}"):
             start = time.perf_counter()
             completions = opened.generate([request.prompt for request in requests], params)
             seconds = time.perf_counter() - start
@@ -128,7 +131,7 @@ def bench_throughput(
         "output_tokens_per_second": output / seconds,
         "total_tokens_per_second": (prompt + output) / seconds,
     }
-    table = facts(f"{engine.name}: {num_prompts} prompts at once", right=True)
+    table = facts(f"{engine.name}: {counted(num_prompts, 'prompt')} at once", right=True)
     table.add_row("time", f"{seconds:.2f} s")
     table.add_row("requests", f"{num_prompts / seconds:.2f}/s")
     table.add_row("output tokens", f"{output / seconds:.1f}/s")

@@ -21,6 +21,7 @@ from llmc.cli.sample_options import SampleOptions
 from llmc.cli.status_line import status_line
 from llmc.errors import LlmcError, OptionError
 from llmc.files.scratch_directory import ScratchDirectory
+from llmc.plural import counted
 
 if TYPE_CHECKING:
     from llmc.debug.bisect import Culprit, Outline, Probe
@@ -77,7 +78,9 @@ def _check_at(session: Session, number: int, shown: Any) -> None:
 
     if number > len(session.whole.rewrites):
         raise OptionError(
-            f"there are {len(session.whole.rewrites)} rewrites", at=f"--at {number}", fix="give a lower one"
+            f"the pipeline has {counted(len(session.whole.rewrites), 'rewrite')}",
+            at=f"--at {number}",
+            fix="give a lower one",
         )
     outcomes = []
     for each in (number - 1, number):

@@ -16,6 +16,7 @@ from llmc.debug.sample_tokens import Sample, sample_tokens
 from llmc.engine_format.manifest import is_engine
 from llmc.errors import OptionError
 from llmc.options import BuildOptions
+from llmc.plural import counted
 
 if TYPE_CHECKING:
     import torch
@@ -143,7 +144,7 @@ def _check(
     vocabulary = captured.info.vocab_size
     if reference.shape[-1] != vocabulary:
         raise OptionError(
-            f"the reference has {reference.shape[-1]} tokens in its vocabulary, the model {vocabulary}",
+            f"the reference has {counted(reference.shape[-1], 'token')} in its vocabulary, the model {vocabulary}",
             at=f"--against {asked.against}",
             fix="name the model that this one should agree with",
         )

@@ -24,11 +24,12 @@ from llmc.cli.parallel_options import ParallelOptions
 from llmc.cli.shown_warnings import show_warning
 from llmc.cli.stage_bars import StageBars
 from llmc.cli.table import Column, FittingTable, facts, numeric, standard_output
-from llmc.cli.units import in_bytes, in_seconds
+from llmc.cli.units import in_bytes, in_rate, in_seconds
 from llmc.cli.weight_tables import mean_bits, pruning_table, quantization_table, sparsity_table
 from llmc.errors import BuildWarning, OptionError
 from llmc.files.hub_model import model_name
 from llmc.options import BuildOptions, parse_options
+from llmc.plural import counted
 from llmc.program import state_bytes
 from llmc.runtime.threads import thread_count
 from llmc.targets import resolve_target
@@ -161,7 +162,7 @@ def passes_table(report: BuildReport) -> FittingTable:
 
 def kernels_table(report: BuildReport) -> FittingTable:
     """Which kernels a step launches, and how often."""
-    title = f"kernels: {report.kernels.total()} launches a decode step"
+    title = f"kernels: {counted(report.kernels.total(), 'launch')} a decode step"
     columns = (Column("kernel"), *numeric("launches"))
     if not report.binaries:
         table = FittingTable(title, columns)
@@ -203,15 +204,20 @@ def summary_table(report: BuildReport) -> FittingTable:
 
 
 def predicted_decode(report: BuildReport) -> str:
-    """What a decode step of one request should take: by the data sheet, or by probes where the target runs here."""
+    """What a decode step of one request should take, as `llmc inspect` says it for GPUs: by the data sheet, with what
+    launches add; on a CPU by probes where the target runs here."""
     from llmc.debug.target_rates import target_rates
+    from llmc.prediction.device_step import predict_decode, usual_context
     from llmc.prediction.launch_time import predict_step
     from llmc.prediction.step_shape import StepShape
 
+    if report.target.compiled:
+        found = predict_decode(report.program, report.target.compiled[0], 1, usual_context(report.program.limits))
+        rate = in_rate(report.target.compiled[0].bandwidth)
+        moved = f"{in_bytes(found.bytes_moved)}, {found.bandwidth_share:.0%} of {rate}"
+        return f"{in_seconds(found.seconds)} ({counted(found.launches, 'launch')}; {moved})"
     moved, step = in_bytes(report.decode_bytes), StepShape.decode(requests=1, context=1)
     rates = target_rates(report.target, report.program, thread_count(None))
     if rates is None:
         return f"{moved} moved; not predicted, since {report.target.name} does not run here"
-    seconds = predict_step(report.program, step, rates)
-    uncounted = "" if rates.measured else ", launches not counted"
-    return f"{in_seconds(seconds)} ({moved} at {rates.bandwidth / 1e9:.0f} GB/s{uncounted})"
+    return f"{in_seconds(predict_step(report.program, step, rates))} ({moved} at {in_rate(rates.bandwidth)})"

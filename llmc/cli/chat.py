@@ -17,6 +17,7 @@ from llmc.cli.model_argument import model_argument
 from llmc.cli.opening_options import OpeningOptions
 from llmc.cli.sampling_options import TokenOptions
 from llmc.errors import LlmcError, OptionError
+from llmc.plural import counted
 
 COMMANDS = {
     "/help": "this list",
@@ -65,7 +66,9 @@ def chat(
         prompt = conversation_prompt(opened, chat_template)
         if prompt.is_plain:
             console.print("[yellow]the model has no chat template: it is shown a plain transcript[/]")
-        console.print(f"[bold]{opened.info.name}[/], {opened.limits.max_model_len} tokens  [dim]/help, /exit[/]")
+        console.print(
+            f"[bold]{opened.info.name}[/], {counted(opened.limits.max_model_len, 'token')}  [dim]/help, /exit[/]"
+        )
         talk(Conversation(prompt, settings, system, when_full), console)
 
 
@@ -149,7 +152,7 @@ def _command(line: str, conversation: Conversation, console: Console) -> None:
         if conversation.first:
             console.print(f"[dim](the model is shown none of the first {conversation.first} messages)[/]")
     elif name == "/tokens":
-        console.print(f"{conversation.tokens(conversation.shown())} of {conversation.limit} tokens")
+        console.print(f"{conversation.tokens(conversation.shown())} of {counted(conversation.limit, 'token')}")
     elif name == "/set":
         _set(rest.split(), conversation.settings, console)
     elif name == "/save":

@@ -3,7 +3,8 @@
 from collections import defaultdict
 
 from llmc.cli.table import Column, FittingTable, numeric
-from llmc.cli.units import in_bytes, in_seconds
+from llmc.cli.units import in_bytes, in_rate, in_seconds
+from llmc.plural import counted
 from llmc.prediction.device_step import StepPrediction
 from llmc.program import Launch, Program
 from llmc.targets import GpuTarget
@@ -12,8 +13,9 @@ from llmc.targets import GpuTarget
 def device_kernels(program: Program, target: GpuTarget, found: StepPrediction) -> FittingTable:
     """A row for each kernel. found: a step of the program on the target."""
     title = (
-        f"{found.step} on {target.name}, predicted and not measured: {in_seconds(found.seconds)} in {found.launches} "
-        f"launches, {in_bytes(found.bytes_moved)} ({found.bandwidth_share:.0%} of {target.bandwidth / 1e12:.2f} TB/s), "
+        f"{found.step} on {target.name}, predicted and not measured: {in_seconds(found.seconds)} in "
+        f"{counted(found.launches, 'launch')}, {in_bytes(found.bytes_moved)} ({found.bandwidth_share:.0%} of "
+        f"{in_rate(target.bandwidth)}), "
         f"{found.flops / 1e12:.3g} TFLOP ({found.peak_share:.0%} of the matrix peak)"
     )
     figures = numeric(("threads", 6), ("registers", 2), ("spills", 1), ("shared", 3), ("bytes", 4), "predicted")

@@ -19,6 +19,7 @@ from llmc.cli.status_line import status_line
 from llmc.cli.table import Column, FittingTable, numeric, standard_output
 from llmc.debug.sample_tokens import Sample, sample_tokens
 from llmc.errors import OptionError
+from llmc.plural import counted
 
 if TYPE_CHECKING:
     from llmc.debug.difference import Difference
@@ -107,7 +108,7 @@ def print_model(console: Console, name: str, found: ModelDifference, nodes: bool
     dtype = str(found.dtype).removeprefix("torch.")
     named = (Column(""), Column("pass"), Column("numerics", rank=6))
     numbers = numeric(("n", 5), ("max |Δ|", 3), ("mean |Δ|", 4), "relative", ("allowed", 1), ("top-1", 2))
-    table = FittingTable(f"{name}, {dtype}, on {len(found.tokens)} tokens", (*named, *numbers))
+    table = FittingTable(f"{name}, {dtype}, on {counted(len(found.tokens), 'token')}", (*named, *numbers))
     for each in found.passes:
         *figures, top1 = _cells(each.difference)
         cells = (each.name, each.numerics, str(each.count), *figures, f"{each.budget:.0e}", top1)
@@ -134,7 +135,7 @@ def print_rewrites(console: Console, each: PassDifference) -> None:
     """The rewrites of a pass that changed a bit, with their nodes and source lines."""
     changed = [r for r in each.rewrites if r.difference is None or not r.difference.is_zero]
     same = len(each.rewrites) - len(changed)
-    console.print(Text(f"{each.name}: {same} of {len(each.rewrites)} rewrites change no bit", style="bold"))
+    console.print(Text(f"{each.name}: {same} of {counted(len(each.rewrites), 'rewrite')} change no bit", style="bold"))
     for source, group in groupby(changed, key=lambda r: r.rewrite.source):
         console.print(Text(f"  {source or 'no line of the model'}"), soft_wrap=True)
         for rewrite in group:
@@ -233,7 +234,8 @@ def print_engines(console: Console, first: Path, second: Path, found: EngineDiff
         return
     d = found.logits
     console.print(
-        f"logits on {d.tokens} tokens: max |Δ| {_short(d.max_difference)}, mean {_short(d.mean_difference)}, "
+        f"logits on {counted(d.tokens, 'token')}: max |Δ| {_short(d.max_difference)}, "
+        f"mean {_short(d.mean_difference)}, "
         f"relative {_short(d.relative_difference)}, top-1 {d.top1_agreement:.1%}, "
         f"perplexity {d.reference_perplexity:.3f} → {d.perplexity:.3f}",
         soft_wrap=True,

@@ -8,8 +8,9 @@ from rich.text import Text
 
 from llmc.cache.installed_version import installed_version
 from llmc.cli.table import facts, standard_output
-from llmc.cli.units import in_bytes
+from llmc.cli.units import in_bytes, in_rate
 from llmc.errors import ToolchainError
+from llmc.plural import counted
 from llmc.processes.cgroups import memory_limit, processor_quota
 from llmc.processes.processors import usable_processors
 from llmc.runtime.threads import thread_count
@@ -37,7 +38,7 @@ def env() -> None:
     try:
         table.add_row("compiler", find_toolchain().version)
         with Console(stderr=True).status("measuring read bandwidth"):
-            table.add_row("read bandwidth", f"{read_bandwidth(target, threads) / 1e9:.1f} GB/s, {threads} threads")
+            table.add_row("read bandwidth", f"{in_rate(read_bandwidth(target, threads))}, {counted(threads, 'thread')}")
     except ToolchainError as error:
         table.add_row("compiler", Text(error.problem, style="red"))
     standard_output().print(table)

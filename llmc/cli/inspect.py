@@ -14,6 +14,7 @@ from llmc.cli.cache_text import cache_text
 from llmc.cli.table import Column, FittingTable, facts, numeric, standard_output
 from llmc.cli.units import in_bytes
 from llmc.cli.weight_tables import pruning_table, quantization_table, sparsity_table
+from llmc.plural import counted
 
 if TYPE_CHECKING:
     from llmc.engine_format import EngineDirectory
@@ -45,10 +46,11 @@ def inspect(
     """Show an engine's model, limits, kernels, memory and costs. Checks the whole engine first."""
     from llmc.engine_format import read_engine
     from llmc.engine_format.reader import read_pruning, read_quantization, read_sparsity
+    from llmc.prediction.device_step import usual_context
 
     directory = read_engine(engine, check_machine=False)
     if context is None:
-        context = min(1024, directory.program.limits.max_model_len)
+        context = usual_context(directory.program.limits)
     console = standard_output()
     console.print(overview(directory))
     if directory.whole_program.launches:
@@ -82,8 +84,8 @@ def overview(directory: EngineDirectory) -> FittingTable:
     table.add_row("target", manifest.target.name)
     table.add_row("needs", ", ".join(manifest.target.features) or "nothing special")
     table.add_row("built by", f"llmc {manifest.llmc_version}")
-    table.add_row("longest sequence", f"{limits.max_model_len} tokens")
-    table.add_row("step", f"{limits.max_batch_tokens} tokens, {limits.max_sequences} requests")
+    table.add_row("longest sequence", f"{counted(limits.max_model_len, 'token')}")
+    table.add_row("step", f"{counted(limits.max_batch_tokens, 'token')}, {counted(limits.max_sequences, 'request')}")
     table.add_row("files", in_bytes(sum(record.bytes for record in manifest.files.values())))
     table.add_row("weights", in_bytes(manifest.memory["weights"]))
     arena, unplanned = manifest.memory["arena"], manifest.memory["arena_unplanned"]
@@ -94,7 +96,7 @@ def overview(directory: EngineDirectory) -> FittingTable:
     if states := manifest.memory.get("states_per_sequence", 0):
         table.add_row("states", f"{in_bytes(states)} a sequence, and a snapshot")
     rewrites, refusals = sum(p.rewrites for p in manifest.passes), sum(p.refusals for p in manifest.passes)
-    table.add_row("passes", f"{rewrites} rewrites, {refusals} near-misses (report/passes.json)")
+    table.add_row("passes", f"{counted(rewrites, 'rewrite')}, {counted(refusals, 'near-miss')} (report/passes.json)")
     return table
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from typer import Option
 
 from llmc.cli.table import standard_output
+from llmc.plural import counted
 from llmc.simulation.choose_division import REQUESTS, DivisionWish, consider_divisions
 from llmc.targets import Target
 
@@ -43,7 +44,7 @@ class ParallelOptions(DivisionWish):
         with Console(stderr=True).status("capturing") as status:
             found = consider_divisions(model, target, self, options, passes, status.update)
         console = standard_output()
-        title = f"{self.ranks} × {target.name}: {found.requests} requests, predicted"
+        title = f"{self.ranks} × {target.name}: {counted(found.requests, 'request')}, predicted"
         print_comparison(console, found.comparison, title)
         console.print(f"builds {found.best}", highlight=False)
         return found.sizes()

@@ -20,6 +20,7 @@ from llmc.cli.model_argument import model_argument
 from llmc.cli.opening_options import OpeningOptions
 from llmc.cli.sampling_options import SamplingOptions
 from llmc.errors import LlmcError, OptionError
+from llmc.plural import counted
 
 if TYPE_CHECKING:
     from llmc.runtime.engine import Engine
@@ -68,7 +69,8 @@ def run(
         seconds = time.perf_counter() - loaded
         drafts = acceptance(engine)
     Console(stderr=True).print(
-        f"[dim]loaded in {loaded - start:.2f} s; {tokens} tokens in {seconds:.2f} s ({tokens / seconds:.0f} tok/s)"
+        f"[dim]loaded in {loaded - start:.2f} s; {counted(tokens, 'token')} in {seconds:.2f} s "
+        f"({tokens / seconds:.0f} tok/s)"
         f"{drafts}[/]"
     )
 

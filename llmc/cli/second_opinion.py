@@ -11,6 +11,7 @@ from rich.text import Text
 from llmc.cli.status_line import status_line
 from llmc.cli.table import Column, FittingTable, numeric, standard_output
 from llmc.errors import LlmcError
+from llmc.plural import counted
 
 if TYPE_CHECKING:
     from llmc.debug.compare import LogitFunction
@@ -55,7 +56,7 @@ def opinion_on_stages(engine: Engine, model: Path, tokens: Sequence[int]) -> Log
 
 def opinions_table(opinions: Sequence[StageOpinion], tokens: int, allowed: float) -> FittingTable:
     columns = (Column("stage"), *numeric(("nodes", 1), "max |Δlogit| / spread", "top-1"))
-    table = FittingTable(f"graphs in onnxruntime against themselves, {tokens} tokens in fp32", columns)
+    table = FittingTable(f"graphs in onnxruntime against themselves, {counted(tokens, 'token')} in fp32", columns)
     for each in opinions:
         good = each.difference.within(allowed)
         verdict = Text(f"{each.difference.relative:.2e}", style="green" if good else "bold red")

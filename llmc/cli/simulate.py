@@ -16,10 +16,10 @@ from llmc.cli.model_options import ModelOptions
 from llmc.cli.output_file import check_output, write_figures
 from llmc.cli.shape_options import ShapeOptions
 from llmc.cli.table import standard_output
-from llmc.cli.units import counted
 from llmc.errors import OptionError
 from llmc.files.hub_model import model_name
 from llmc.options import BuildOptions, parse_options
+from llmc.plural import counted
 from llmc.runtime.threads import thread_count
 from llmc.targets import resolve_target
 

@@ -2,12 +2,17 @@
 
 
 def in_bytes(count: float) -> str:
-    """1536 → "1.5 KiB"."""
-    for unit in ("B", "KiB", "MiB"):
-        if abs(count) < 1024:
+    """1500 → "1.5 kB": thousands, as GPUs' memory and rates are given."""
+    for unit in ("B", "kB", "MB"):
+        if abs(count) < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def in_rate(bytes_a_second: float) -> str:
+    """3.35e12 → "3350 GB/s"."""
+    return f"{bytes_a_second / 1e9:.{0 if bytes_a_second >= 1e11 else 1}f} GB/s"
 
 
 def in_seconds(seconds: float) -> str:
@@ -26,9 +31,3 @@ def ago(seconds: float) -> str:
             count = int(seconds / length)
             return f"{count} {unit}{'s' if count > 1 else ''} ago"
     return "just now"
-
-
-def counted(count: int, noun: str) -> str:
-    """1, "launch" → "1 launch"; 1200, "launch" → "1,200 launches"."""
-    ending = "" if count == 1 else "es" if noun.endswith(("s", "x", "ch", "sh")) else "s"
-    return f"{count:,} {noun}{ending}"

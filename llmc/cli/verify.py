@@ -13,9 +13,9 @@ from rich.text import Text
 from llmc.cli.model_argument import model_option
 from llmc.cli.output_file import check_output, write_output
 from llmc.cli.table import FittingTable, facts, standard_output
-from llmc.cli.units import counted
 from llmc.debug.sample_tokens import PROSE, read_text
 from llmc.errors import LlmcError, OptionError
+from llmc.plural import counted
 
 if TYPE_CHECKING:
     from llmc.debug.allowed_difference import Allowed
@@ -75,7 +75,7 @@ def verify(
             models += [hf_logits(against, dtype)] if dtype != "float32" else []
         else:
             reference = opinion_on_stages(opened, against, batch[0])
-        with Console(stderr=True).status(f"comparing {len(batch)} sequences"):
+        with Console(stderr=True).status(f"comparing {counted(len(batch), 'sequence')}"):
             result, *own = compare_each(models, reference, batch)
         in_the_middle = dtype != "float32" and has_experts(opened)
         allowed = allowed_difference(opened.manifest, own[0] if own else None)
@@ -120,7 +120,7 @@ def compare_perplexities(
             theirs.add(reference(tokens), tokens)
         dtype = opened.info.dtype
     ratio = ours.value / theirs.value
-    table = facts(f"perplexity over {ours.tokens} tokens", right=True)
+    table = facts(f"perplexity over {counted(ours.tokens, 'token')}", right=True)
     table.add_row("engine", f"{ours.value:.4f}")
     table.add_row(f"model, unquantized, {dtype}", f"{theirs.value:.4f}")
     table.add_row("ratio", f"{ratio:.4f}")

@@ -19,6 +19,7 @@ from llmc.passes.model_data import ModelData
 from llmc.passes.pipeline import essential
 from llmc.passes.rewrite import Numerics, Pass
 from llmc.passes.runner import run_pipeline
+from llmc.plural import counted
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,8 @@ def bisect(
     numbers = [record.number for name, record in whole.rewrites if name not in uncut]
     total = numbers[-1] if numbers else 0
     if not 0 <= good <= total:
-        raise OptionError(f"there are {total} rewrites", at=f"--good {good}", fix=f"give 0 to {total}")
+        rewrites = counted(total, "rewrite")
+        raise OptionError(f"the pipeline has {rewrites}", at=f"--good {good}", fix=f"give 0 to {total}")
     if holds(total):
         raise OptionError(
             f"the check holds for the whole pipeline ({probes[-1].outcome.detail}): there is nothing to find",

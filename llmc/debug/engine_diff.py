@@ -12,6 +12,7 @@ from llmc.engine_format import EngineDirectory, read_engine
 from llmc.engine_format.reader import read_quantization
 from llmc.errors import LlmcError
 from llmc.files.typed_json import to_json
+from llmc.plural import counted
 from llmc.runtime.loading import load
 
 
@@ -88,7 +89,7 @@ def _flat(values: Mapping[str, Any]) -> dict[str, str]:
 def _passes(engine: EngineDirectory) -> dict[str, str]:
     """Passes that did nothing are as good as absent."""
     return {
-        p.name: f"{p.rewrites} rewrites, {p.refusals} refused"
+        p.name: f"{counted(p.rewrites, 'rewrite')}, {p.refusals} refused"
         for p in engine.manifest.passes
         if p.rewrites or p.refusals
     }
@@ -106,7 +107,8 @@ def _graphs(engine: EngineDirectory) -> dict[str, str]:
 def _kernels(engine: EngineDirectory) -> dict[str, str]:
     launches = (x for x in engine.program.launches if x.runs(tokens=1, logit_rows=1))
     return {
-        name: f"{count} launches a decode step" for name, count in sorted(Counter(x.kernel for x in launches).items())
+        name: f"{counted(count, 'launch')} a decode step"
+        for name, count in sorted(Counter(x.kernel for x in launches).items())
     }
 
 

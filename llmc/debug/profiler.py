@@ -14,6 +14,7 @@ import numpy as np
 from llmc.debug.target_rates import target_rates
 from llmc.engine_format import EngineDirectory, read_engine
 from llmc.errors import EngineFormatError, OptionError, TargetError
+from llmc.plural import counted
 from llmc.prediction.launch_cost import launch_costs
 from llmc.prediction.launch_time import predict_launch
 from llmc.prediction.rates import Rates
@@ -142,7 +143,7 @@ class Profiler:
         """A step that reads one prompt, whose last token's logits are wanted."""
         (sequence,) = self._sequences(1, tokens)
         chunk = Chunk(sequence, 0, tokens, 1)
-        return PreparedStep(f"prefill of {tokens} tokens", _plan(chunk), StepShape.prefill(tokens))
+        return PreparedStep(f"prefill of {counted(tokens, 'token')}", _plan(chunk), StepShape.prefill(tokens))
 
     def decode(self, batch: int, context: int) -> PreparedStep:
         """A step of one more token for each of `batch` requests after the same `context` tokens, which are read now."""
@@ -199,8 +200,9 @@ class Profiler:
         per_sequence = -(-length // size)
         if self._taken + count * per_sequence > self._blocks:
             raise OptionError(
-                f"{count} requests of {length} tokens need {count * per_sequence} blocks of KV cache, "
-                f"there is memory for {self._blocks - self._taken}",
+                f"{counted(count, 'request')} of {counted(length, 'token')} would take "
+                f"{counted(count * per_sequence, 'block')} of KV cache, and there is "
+                f"memory for {self._blocks - self._taken}",
                 fix="profile fewer or shorter requests",
             )
         starts = range(self._taken, self._taken + count * per_sequence, per_sequence)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmc.errors import OptionError
+from llmc.plural import counted
 
 DEFAULT_LENGTH = 32
 # The opening of Jane Austen's "Emma" (1815).
@@ -95,7 +96,9 @@ def _checked(ids: Sequence[int], vocab_size: int, max_length: int | None) -> tup
         raise OptionError(f"{len(ids)} token(s) to compare on", at="tokens", fix="give at least two")
     if max_length is not None and len(ids) > max_length:
         raise OptionError(
-            f"{len(ids)} tokens, the model takes {max_length}", at="--tokens", fix=f"give at most {max_length}"
+            f"{counted(len(ids), 'token')}, the model takes {max_length}",
+            at="--tokens",
+            fix=f"give at most {max_length}",
         )
     wrong = [i for i in ids if i >= vocab_size]
     if wrong:

@@ -132,11 +132,14 @@ def read_manifest(engine: Path) -> Manifest:
 
 
 def is_engine(directory: Path) -> bool:
-    """Whether the directory holds an engine of any format version, whole or not."""
+    """Whether the directory holds an engine of any format version, whole or not.
+
+    A manifest that cannot be read is an engine's, unless a model is beside it: reading it says what is wrong.
+    """
     try:
         return _read_object(directory / MANIFEST_NAME).get("format") == FORMAT
     except EngineFormatError:
-        return False
+        return (directory / MANIFEST_NAME).is_file() and not (directory / "config.json").exists()
 
 
 def check_file_name(name: str, at: Path) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from llmc.engine_format import engine_files
 from llmc.engine_format.manifest import Manifest, is_engine, read_manifest
+from llmc.engine_format.reader import read_quantization
 from llmc.errors import OptionError
 from llmc.targets import is_cpu_target, resolve_target
 
@@ -49,7 +52,9 @@ def check_follows(engine: Path, target: str | None, options: Mapping[str, object
 
     parsed = parse_options(options).model_dump(mode="json")
     for name in wishes:
-        if parsed[name] != _built_with(manifest, name):
+        if parsed[name] != _built_with(manifest, name) and not (
+            name == "quantize" and parsed[name] == _schemes(engine, manifest)
+        ):
             value = parsed[name]
             flag = name.replace("_", "-")
             text = ",".join(value) if isinstance(value, list) else value
@@ -71,8 +76,17 @@ def _built_with(manifest: Manifest, name: str) -> Any:
     return value
 
 
+def _schemes(engine: Path, manifest: Manifest) -> list[str]:
+    """Those that the engine was asked to have, or that its weights came with, most weights first."""
+    asked = [scheme for scheme in manifest.options.get("quantize") or () if scheme != "none"]
+    if asked:
+        return asked
+    counts = Counter(weight.scheme for weight in read_quantization(engine_files(engine)))
+    return [scheme for scheme, _ in counts.most_common()]
+
+
 def _not_so(engine: Path, manifest: Manifest, wish: str, flags: str) -> OptionError:
-    scheme = ", ".join(manifest.options.get("quantize") or ()) or "not quantized"
+    scheme = ", ".join(_schemes(engine, manifest)) or "not quantized"
     return OptionError(
         f"the engine was built without {wish}: it is for {manifest.target.name}, in {manifest.model.dtype}, {scheme}",
         at=f"{wish} with {engine}",

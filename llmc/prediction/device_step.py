@@ -4,11 +4,12 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from llmc.plural import counted
 from llmc.prediction.collectives import collective_seconds, is_collective
 from llmc.prediction.cost_expression import evaluate_expression
 from llmc.prediction.launch_seconds import launch_seconds
 from llmc.prediction.step_shape import StepShape
-from llmc.program import Launch, Program, StepOutput
+from llmc.program import Launch, Limits, Program, StepOutput
 from llmc.program.launch_grid import evaluate_grid
 from llmc.targets import GpuTarget
 
@@ -36,10 +37,16 @@ class StepPrediction:
 
     def __str__(self) -> str:
         return (
-            f"{self.step} on {self.target}, predicted and not measured: {self.seconds * 1e3:.3g} ms in {self.launches} "
-            f"launches, {self.bytes_moved / 1e9:.3g} GB ({self.bandwidth_share:.0%} of the bandwidth), "
+            f"{self.step} on {self.target}, predicted and not measured: {self.seconds * 1e3:.3g} ms in "
+            f"{counted(self.launches, 'launch')}, {self.bytes_moved / 1e9:.3g} GB ({self.bandwidth_share:.0%} of the "
+            f"bandwidth), "
             f"{self.flops / 1e12:.3g} TFLOP ({self.peak_share:.0%} of the matrix peak)"
         )
+
+
+def usual_context(limits: Limits) -> int:
+    """Cached positions of the decode step that costs are told of, where nobody says which."""
+    return min(1024, limits.max_model_len)
 
 
 def predict_decode(program: Program, target: GpuTarget, requests: int, context: int) -> StepPrediction:
@@ -50,7 +57,7 @@ def predict_decode(program: Program, target: GpuTarget, requests: int, context: 
 
 def predict_prefill(program: Program, target: GpuTarget, tokens: int) -> StepPrediction:
     """A prompt of so many tokens in one step."""
-    return _predict(program, target, StepShape.prefill(tokens), f"prefill of {tokens} tokens")
+    return _predict(program, target, StepShape.prefill(tokens), f"prefill of {counted(tokens, 'token')}")
 
 
 def _predict(program: Program, target: GpuTarget, step: StepShape, what: str) -> StepPrediction:

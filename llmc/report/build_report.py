@@ -17,6 +17,7 @@ from llmc.graph.model_graph import ModelInfo
 from llmc.graph.pass_record import PassRecord
 from llmc.options import BuildOptions
 from llmc.passes.runner import PipelineResult
+from llmc.plural import counted
 from llmc.prediction.cost_expression import evaluate_expression
 from llmc.prediction.step_shape import StepShape
 from llmc.program import DeviceBinary, Program, state_bytes
@@ -57,7 +58,7 @@ class BuildReport:
     def __repr__(self) -> str:
         rewrites = sum(len(record.rewrites) for record in self.passes)
         seconds = sum(self.seconds.values())
-        return f"<BuildReport of {self.path} for {self.target.name}: {rewrites} rewrites, {seconds:.1f} s>"
+        return f"<BuildReport of {self.path} for {self.target.name}: {counted(rewrites, 'rewrite')}, {seconds:.1f} s>"
 
 
 def build_report(

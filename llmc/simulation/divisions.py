@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from llmc.errors import OptionError
+from llmc.plural import counted
 from llmc.program import RankLayout
 
 
@@ -21,7 +22,7 @@ class Division:
 def divisions(ranks: int) -> tuple[Division, ...]:
     """Every way to use all ranks, those with the most that share weights first. Raises OptionError for no ranks."""
     if not 1 <= ranks <= 1024:
-        raise OptionError(f"there cannot be {ranks} ranks", at=f"--ranks {ranks}", fix="give 1 to 1024")
+        raise OptionError(f"there cannot be {counted(ranks, 'rank')}", at=f"--ranks {ranks}", fix="give 1 to 1024")
     found = [
         Division(RankLayout(tensor, pipeline), ranks // tensor // pipeline)
         for tensor in _divisors(ranks)
@@ -35,7 +36,7 @@ def division_of(layout: RankLayout, ranks: int) -> Division:
     """As many replicas of one layout as there are ranks for. Raises OptionError if ranks are left over."""
     if ranks < 1 or ranks % layout.ranks:
         raise OptionError(
-            f"{ranks} ranks cannot be divided into replicas of {layout.ranks}",
+            f"{counted(ranks, 'rank')} cannot be divided into replicas of {layout.ranks}",
             at=f"--ranks {ranks}",
             fix=f"give a multiple of {layout.ranks}, or name the model, which can be cut otherwise",
         )

@@ -11,6 +11,7 @@ from pathlib import Path
 from llmc.engine_format.path_argument import path_argument
 from llmc.errors import EngineFormatError, OptionError
 from llmc.files.typed_json import from_json, to_json
+from llmc.plural import counted
 from llmc.prediction.launch_cost import kind_of
 from llmc.prediction.rates import Rates
 from llmc.program import Program
@@ -35,7 +36,7 @@ def rates_on_record(
     known = _read(path)
     if known is not None and (known.target, known.threads) != (target, threads):
         raise OptionError(
-            f"the rates are of {known.threads} threads of {known.target}, not of {threads} of {target}",
+            f"the rates are of {counted(known.threads, 'thread')} of {known.target}, not of {threads} of {target}",
             at=path,
             fix="name another file, or ask for as many threads",
         )

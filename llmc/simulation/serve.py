@@ -8,6 +8,7 @@ import numpy as np
 from llmc.bench.request_record import RequestRecord
 from llmc.bench.summary import Summary, summarize
 from llmc.errors import OptionError
+from llmc.plural import counted
 from llmc.prediction.step_shape import StepShape
 from llmc.program import Program
 from llmc.runtime.scheduling.window_pool import window_pools
@@ -92,7 +93,8 @@ def check_fits(program: Program, load: Sequence[Arrival]) -> None:
     long = next((each for each in load if each.tokens > most), None)
     if long is not None:
         raise OptionError(
-            f"a request has {long.prompt_tokens} tokens and is to generate {long.output_tokens}: more than {most}",
+            f"a request has {counted(long.prompt_tokens, 'token')} and is to generate {long.output_tokens}: "
+            f"more than {most}",
             at="the load",
             fix="give a larger --max-model-len, or shorter requests",
         )

@@ -13,7 +13,7 @@ from rich.text import Text
 from llmc.cli.table import Column, FittingTable, facts
 from tests.cli.command import MODEL, llmc
 
-UNITS = {"µs", "ms", "s", "B", "KiB", "MiB", "GiB"}
+UNITS = {"µs", "ms", "s", "B", "kB", "MB", "GB"}
 
 
 def printed(table: FittingTable, width: int) -> str:
@@ -65,9 +65,9 @@ def test_text_wraps_between_words_and_only_a_name_that_is_wider_than_the_termina
 
 def test_facts_have_no_header() -> None:
     table = facts("engine")
-    table.add_row("size", "13 MiB")
+    table.add_row("size", "13 MB")
     lines = printed(table, 40).splitlines()
-    assert [line for line in lines if "│" in line] == ["│ size │ 13 MiB │"]
+    assert [line for line in lines if "│" in line] == ["│ size │ 13 MB │"]
 
 
 def test_cells_are_no_markup() -> None:

@@ -1,6 +1,7 @@
 """Compile Triton kernels to cubin or hsaco without a GPU, in worker processes and with Triton's cache inside llmc's."""
 
 import importlib.util
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext

@@ -16,6 +16,7 @@ from llmc.graph.pass_record import PassRecord
 from llmc.graph.render import op_name
 from llmc.graph.weights import Derived, PerRank, Recipe, stored_names
 from llmc.passes.parallel.why_whole import reason_of
+from llmc.plural import counted
 from llmc.prediction.collectives import CANDIDATE_BYTES
 from llmc.report.placements.record import PlacedCollective, PlacedWeight, Placements
 
@@ -104,7 +105,7 @@ def _reason(weight: fx.Node, reader: fx.Node, axis: int, parts: tuple[int, ...],
 
 def _sharing(spans: list[tuple[int, int]]) -> str:
     most = max(Counter(spans).values())
-    return f"; {most} ranks keep the same" if most > 1 else ""
+    return f"; {counted(most, 'rank')} keep the same" if most > 1 else ""
 
 
 def _readers(weight: fx.Node) -> Iterator[fx.Node]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
+from llmc.plural import counted
 from llmc.report.explanation import RankExplanation
 from llmc.report.placements.hf_plan import agreement, beside
 from llmc.report.placements.record import PlacedCollective, PlacedWeight, Placements, StageRanks
@@ -11,15 +12,15 @@ def placement_lines(ranks: RankExplanation) -> Iterator[tuple[str, str]]:
     """(style, text) of each line: weights that are cut, what is whole, what ranks exchange, and the memory of one in
     each stage."""
     found, stages, plan = ranks.placements, ranks.stages, ranks.plan
-    in_stages = f" in {len(stages)} stages" if len(stages) > 1 else ""
-    yield "bold", f"on {found.ranks * len(stages)} ranks{in_stages}"
+    in_stages = f" in {counted(len(stages), 'stage')}" if len(stages) > 1 else ""
+    yield "bold", f"on {counted(found.ranks * len(stages), 'rank')}{in_stages}"
     if found.ranks > 1:
         yield from _placements(found, plan)
     for number, stage in enumerate(stages):
         yield "", f"  {stage_text(stage, number if len(stages) > 1 else None)}"
     if found.ranks > 1 and plan:
         count, same = agreement(found.weights, plan)
-        yield "", f"  beside Hugging Face's plan: {same} of {count} weights are cut alike"
+        yield "", f"  beside Hugging Face's plan: {same} of {counted(count, 'weight')} are cut alike"
 
 
 def _placements(found: Placements, plan: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -31,14 +32,15 @@ def _placements(found: Placements, plan: Mapping[str, str]) -> Iterator[tuple[st
     for collective in found.collectives:
         yield "", f"    {_times(collective.count)}{collective_text(collective)}"
     total = sum(each.count * each.token_bytes for each in found.collectives)
-    yield "", f"    {total} bytes a token in {sum(each.count for each in found.collectives)} collectives"
+    count = sum(each.count for each in found.collectives)
+    yield "", f"    {counted(total, 'byte')} a token in {counted(count, 'collective')}"
 
 
 def _weight(weight: PlacedWeight, plan: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     sizes = " × ".join(map(str, weight.shape))
     cut = "" if weight.axis is None else f": {part_text(weight)}"
     yield "", f"    {_times(weight.count)}{weight.name} [{sizes}]{cut}"
-    yield "", f"        {weight.why}; {weight.nbytes} bytes on a rank"
+    yield "", f"        {weight.why}; {counted(weight.nbytes, 'byte')} on a rank"
     compared = beside(weight, plan)
     if compared is not None and len(weight.shape) > 1:
         is_same = compared == "same"
@@ -65,13 +67,13 @@ def stage_text(stage: StageRanks, number: int | None) -> str:
         return text
     ranks = f"rank {stage.first}" if stage.first == stage.last else f"ranks {stage.first}–{stage.last}"
     each = "" if stage.first == stage.last else "each "
-    handed = f"; {each}hands over {stage.token_bytes} bytes a token" if stage.token_bytes else ""
+    handed = f"; {each}hands over {counted(stage.token_bytes, 'byte')} a token" if stage.token_bytes else ""
     return f"stage {number}, {ranks}: {text}{handed}"
 
 
 def collective_text(each: PlacedCollective) -> str:
     """`all_reduce of linear with …: 16384 bytes a token`."""
-    whole = f"{each.op} of {each.of}: {each.token_bytes} bytes a token"
+    whole = f"{each.op} of {each.of}: {counted(each.token_bytes, 'byte')} a token"
     return whole if each.chosen_bytes is None else f"{whole}; on CPUs {each.chosen_bytes} where only tokens are wanted"
 
 
