@@ -6,7 +6,7 @@ from typing import Any
 
 from llmc.debug.compare import LogitFunction, Logits
 from llmc.errors import CheckpointError
-from llmc.graph.gguf.model_directory import gguf_files
+from llmc.frontends.gguf.files import gguf_files
 
 
 def hf_logits(directory: Path, dtype: str = "float32") -> LogitFunction:
@@ -43,7 +43,7 @@ def _of_gguf(directory: Path, settings: dict[str, Any]) -> Any:
     """With the numbers that the file's codes stand for."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
-    from llmc.graph.gguf.source import GgufSource
+    from llmc.frontends.gguf.source import GgufSource
 
     source = GgufSource(directory)
     config = AutoConfig.from_pretrained(directory, local_files_only=True)
