@@ -43,6 +43,7 @@ from llmc.graph.stage import Stage
 from llmc.graph.weights import Recipe, WeightSource, evaluate, stored_names
 from llmc.options import BuildKeywords, BuildOptions, build_defaults, parse_options
 from llmc.passes.model_data import ModelData
+from llmc.passes.named_inputs import check_build_inputs
 from llmc.passes.pipeline import built_in, default, essential
 from llmc.passes.rewrite import Pass
 from llmc.passes.runner import Observer, PipelineResult, run_pipeline
@@ -118,6 +119,7 @@ def build(
     wish.check(options)
     pipeline, kind = default() if passes is None else _checked(passes), kind_of(resolved)
     kind.check(parsed)  # Before a model is fetched.
+    check_build_inputs(pipeline, parsed)
     opened = open_model(model)
     if parallel is not None:
         parsed = parsed.model_copy(update=consider_divisions(opened, resolved, wish, options, pipeline).sizes())

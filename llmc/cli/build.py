@@ -28,7 +28,7 @@ from llmc.cli.units import in_bytes, in_rate, in_seconds
 from llmc.cli.weight_tables import mean_bits, pruning_table, quantization_table, sparsity_table
 from llmc.errors import BuildWarning, OptionError
 from llmc.files.hub_model import model_name
-from llmc.options import BuildOptions, parse_options
+from llmc.options import BuildOptions
 from llmc.plural import counted
 from llmc.program import state_bytes
 from llmc.runtime.threads import thread_count
@@ -59,11 +59,16 @@ def build(
     """Compile a model into an engine directory that runs without the model's source."""
     with _collector_paused():
         options = {**chosen.values(), **limits.values()}
-        parse_options(options)
+        parsed = chosen.parse(**limits.values())
         plan.check(options)
         resolved = resolve_target(target)
         path = output or default_output(model, resolved.name)
         ask_before_replacing(path, force)
+        from llmc.frontends.open_model import open_model
+        from llmc.passes.named_inputs import check_build_inputs
+
+        check_build_inputs(chosen.passes(), parsed)
+        open_model(model)  # A mistyped path is told before anything else is.
         if output is None:
             Console(stderr=True, highlight=False, soft_wrap=True).print(f"writes {path}", markup=False)
         from llmc.compiler import build as build_engine

@@ -90,9 +90,15 @@ class ModelOptions:
             found[name] = tuple(found[name] or ())
         return {**found, "calibration": None if self.calibration is None else str(self.calibration)}
 
-    def parse(self) -> BuildOptions:
-        """Raises OptionError."""
-        return parse_options(self.values())
+    def parse(self, **more: Any) -> BuildOptions:
+        """With more options by the names of BuildOptions. Raises LlmcError for values, and for files and passes that
+        are not there."""
+        parsed = parse_options({**self.values(), **more})
+        if parsed.disable_passes or parsed.calibration or parsed.lora:
+            from llmc.passes.named_inputs import check_named_inputs
+
+            check_named_inputs(self.passes(), parsed)
+        return parsed
 
     def refuse_for_engine(self) -> None:
         """Raise OptionError if anything was chosen."""

@@ -12,7 +12,6 @@ from rich.console import Console
 from llmc.cli.model_argument import model_argument
 from llmc.cli.model_options import ModelOptions
 from llmc.cli.table import Column, FittingTable, numeric, standard_output
-from llmc.options import parse_options
 
 if TYPE_CHECKING:
     from llmc.passes.rewrite import Pass
@@ -47,7 +46,7 @@ def passes(
     from llmc.passes.model_data import ModelData
     from llmc.passes.runner import run_pipeline
 
-    options = parse_options({**chosen.values(), "stop_after": stop_after})
+    options = chosen.parse(stop_after=stop_after)
     with Console(stderr=True).status("capturing and rewriting"):
         captured = capture(model, options)
         data = ModelData(captured.source, captured.tokenizer)

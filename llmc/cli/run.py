@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def run(
     model: Annotated[Path, model_argument("engine directory, or a model directory that is built (once) for it")],
     prompt: Annotated[list[str] | None, typer.Option("--prompt", "-p", help="text to continue (repeatable)")] = None,
-    prompt_file: Annotated[Path | None, typer.Option(help="a file whose text is the prompt")] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="a file with the prompt; - is standard input")] = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="prompts are messages, answered by the model's chat template")
     ] = False,
@@ -90,7 +90,8 @@ def read_prompts(prompts: list[str] | None, file: Path | None) -> list[str]:
     """The prompts of the options, or of standard input if it is piped."""
     if file is not None:
         try:
-            return [*(prompts or ()), file.read_text(encoding="utf-8")]
+            text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+            return [*(prompts or ()), text]
         except (OSError, UnicodeDecodeError) as error:
             raise OptionError(f"cannot read the prompt: {error}", at=file, fix="name a UTF-8 text file") from None
     if prompts:

@@ -18,7 +18,7 @@ from llmc.cli.shape_options import ShapeOptions
 from llmc.cli.table import standard_output
 from llmc.errors import OptionError
 from llmc.files.hub_model import model_name
-from llmc.options import BuildOptions, parse_options
+from llmc.options import BuildOptions
 from llmc.plural import counted
 from llmc.runtime.threads import thread_count
 from llmc.targets import resolve_target
@@ -123,7 +123,7 @@ def _rents(
     with Console(stderr=True).status("capturing") as status:
         from llmc.frontends.capture import capture
 
-        options, passes = parse_options({**chosen.values(), **limits}), chosen.passes()
+        options, passes = chosen.parse(**limits), chosen.passes()
         captured = capture(model, options, may_lack_weights=True)
         return {
             name: rent_for_model(captured, passes, options, machine, load, goals, status.update)

@@ -134,12 +134,13 @@ def read_manifest(engine: Path) -> Manifest:
 def is_engine(directory: Path) -> bool:
     """Whether the directory holds an engine of any format version, whole or not.
 
-    A manifest that cannot be read is an engine's, unless a model is beside it: reading it says what is wrong.
+    A damaged manifest is an engine's, unless a model is beside it: reading it says what is wrong.
     """
     try:
-        return _read_object(directory / MANIFEST_NAME).get("format") == FORMAT
+        is_whole = _read_object(directory / MANIFEST_NAME).get("format") == FORMAT
     except EngineFormatError:
-        return (directory / MANIFEST_NAME).is_file() and not (directory / "config.json").exists()
+        is_whole = False
+    return is_whole or ((directory / MANIFEST_NAME).is_file() and not (directory / "config.json").exists())
 
 
 def check_file_name(name: str, at: Path) -> None:

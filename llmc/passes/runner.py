@@ -68,7 +68,7 @@ def run_pipeline(
     fails, breaks the graph or misses a contract.
     """
     _check_types(passes)
-    _check_names(passes, options)
+    check_names(passes, options)
     result, nodes = recorded_copy(graph)
 
     def announce(name: str, record: RewriteRecord) -> None:
@@ -154,14 +154,15 @@ def _check_types(passes: Sequence[Pass]) -> None:
             )
 
 
-def _check_names(passes: Sequence[Pass], options: BuildOptions) -> None:
+def check_names(passes: Sequence[Pass], options: BuildOptions) -> None:
+    """Raise OptionError for a name in options.disable_passes that no pass has."""
     known = sorted({p.name for p in passes})
     for name in options.disable_passes:
         if name not in known:
             raise OptionError(
                 f"there is no pass {name!r} to disable",
                 at=f"disable_passes={options.disable_passes!r}",
-                fix=f"{did_you_mean(name, known)}passes: {', '.join(known)}",
+                fix=did_you_mean(name, known).rstrip() or f"passes: {', '.join(known)}",
             )
 
 

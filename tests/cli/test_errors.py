@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import subprocess
@@ -176,3 +177,49 @@ def test_an_error_within_an_answer_begins_a_line(draft_engine: Path, capsys: pyt
         stream_one(engine, "KING", "KING", params)
     out = capsys.readouterr().out
     assert len(out) > len("KING\n") and out.startswith("KING") and out.endswith("\n")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (("--calibration", "nope.txt"), "nope.txt"),
+        (("--disable-pass", "fuse_rop"), "did you mean 'fuse_rope'?"),
+        (("--lora", "style=nowhere"), "nowhere"),
+        (("--quantize", "int4-gptq"), "looks at activations"),
+        (("--prune", "layers=1"), "looks at activations"),
+    ],
+    ids=" ".join,
+)
+def test_what_options_name_is_looked_for_before_the_model_is_read(
+    wrong: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    outcome = llmc("build", MODEL, *wrong)
+    assert_user_error(outcome, said)
+    assert "writes" not in outcome.err
+    assert "capture" not in outcome.err
+
+
+@pytest.mark.parametrize("place", ["nowhere", "."])
+def test_a_mistyped_model_is_told_before_where_its_engine_goes(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    outcome = llmc("build", f"./{place}")
+    assert_user_error(outcome, "model directory")
+    assert "writes" not in outcome.err
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", "{}", '{"format": "other"}'])
+@pytest.mark.parametrize("verb", [("run", "-p", "a"), ("inspect",)], ids=" ".join)
+def test_a_damaged_manifest_is_not_called_missing(content: str, verb: tuple[str, ...], engine: Path) -> None:
+    (engine / "manifest.json").write_text(content)
+    outcome = llmc(verb[0], engine, *verb[1:])
+    assert_user_error(outcome, "manifest")
+    assert "has no manifest.json" not in outcome.err
+
+
+def test_a_prompt_file_called_minus_is_standard_input(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("The king"))
+    outcome = llmc("run", engine, "--prompt-file", "-", "--max-tokens", "2")
+    assert outcome.code == 0 and outcome.out.startswith("The king")

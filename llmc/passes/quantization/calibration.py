@@ -12,6 +12,7 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
 
+Ids = np.ndarray[tuple[int], np.dtype[np.int64]]
 # Fewer say next to nothing of a model's activations.
 _LEAST_TOKENS = 512
 # Sequences that candidates of mixed precision are judged by.
@@ -36,13 +37,8 @@ def calibration_sequences(
 
     Raises OptionError for a file that is missing, unreadable or too short, and for ids beyond the vocabulary.
     """
-    if options.calibration is None:
-        raise OptionError(
-            f"{_what_looks(options)} looks at activations, and no text is given",
-            at="calibration",
-            fix="name a text file like what the model will read: --calibration FILE",
-        )
-    path = Path(options.calibration)
+    check_text_is_given(options)
+    path = Path(options.calibration or "")
     length = min(options.calibration_length, graph.info.max_positions or options.calibration_length)
     wanted = (options.calibration_sequences + more) * length
     ids = _ids(path, data, wanted)
@@ -63,6 +59,22 @@ def calibration_sequences(
     return tuple(part for part in tokens.split(length) if len(part) > 1)
 
 
+def needs_text(options: BuildOptions) -> bool:
+    """Whether a scheme of the options looks at activations."""
+    chosen = (options.quantization.needs_calibration, options.zeros.needs_calibration, not options.pruning.is_none)
+    return any(chosen)
+
+
+def check_text_is_given(options: BuildOptions) -> None:
+    """Raise OptionError if no calibration data is named."""
+    if options.calibration is None:
+        raise OptionError(
+            f"{_what_looks(options)} looks at activations, and no text is given",
+            at="calibration",
+            fix="name a text file like what the model will read: calibration=FILE",
+        )
+
+
 def _what_looks(options: BuildOptions) -> str:
     if not options.pruning.is_none:
         return f"prune={','.join(options.prune)}"
@@ -71,7 +83,8 @@ def _what_looks(options: BuildOptions) -> str:
     return f"quantize={','.join(options.quantize)}"
 
 
-def _ids(path: Path, data: ModelData, wanted: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def read_calibration(path: Path) -> str | Ids:
+    """A text as it is; token ids as one row. Raises OptionError for a file that is neither."""
     try:
         if path.suffix == ".npy":
             return _flat(np.load(path, allow_pickle=False), path)
@@ -82,6 +95,13 @@ def _ids(path: Path, data: ModelData, wanted: int) -> np.ndarray[tuple[int], np.
         raise OptionError(
             f"cannot read the calibration data: {error}", at=path, fix="name a UTF-8 text, or ids as .json or .npy"
         ) from None
+    return text
+
+
+def _ids(path: Path, data: ModelData, wanted: int) -> Ids:
+    content = read_calibration(path)
+    if not isinstance(content, str):
+        return content
     if data.tokenizer is None:
         raise OptionError(
             "the model has no tokenizer.json for the calibration text",
@@ -93,12 +113,10 @@ def _ids(path: Path, data: ModelData, wanted: int) -> np.ndarray[tuple[int], np.
     tokenizer = Tokenizer.from_file(str(data.tokenizer))
     tokenizer.no_truncation()
     # No token is longer than 32 characters on average, so that a whole library is not tokenized for a few thousand.
-    return np.asarray(tokenizer.encode(text[: 32 * wanted]).ids, dtype=np.int64)
+    return np.asarray(tokenizer.encode(content[: 32 * wanted]).ids, dtype=np.int64)
 
 
-def _flat(
-    values: np.ndarray[tuple[int, ...], np.dtype[np.generic]], path: Path
-) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _flat(values: np.ndarray[tuple[int, ...], np.dtype[np.generic]], path: Path) -> Ids:
     if not np.issubdtype(values.dtype, np.integer):
         raise OptionError(f"the calibration data are {values.dtype}, not whole numbers", at=path, fix="give token ids")
     return values.reshape(-1).astype(np.int64)

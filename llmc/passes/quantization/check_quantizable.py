@@ -17,7 +17,7 @@ from llmc.graph.weights import Stored, stored_names
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
 from llmc.passes.planned_weight import check_patterns, modules_of
-from llmc.passes.quantization.calibration import calibration_sequences
+from llmc.passes.quantization.calibration import calibration_sequences, needs_text
 from llmc.passes.quantization.plan import plan
 from llmc.passes.quantization.quantize_kv_cache import check_heads
 from llmc.passes.quantization.round_weight import one_thread
@@ -38,8 +38,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
         _check_caches(graph, parse_cache_format(options.kv_cache))
     if quantization.is_none and zeros.is_none and pruning.is_none:
         return
-    needs_text = quantization.needs_calibration or zeros.needs_calibration or not pruning.is_none
-    if needs_text or options.calibration is not None:
+    if needs_text(options) or options.calibration is not None:
         calibration_sequences(graph, options, data)
         _check_numbers(graph, data, "to calibrate with", "choose a scheme that rounds to nearest, such as int4")
     if not zeros.is_none:

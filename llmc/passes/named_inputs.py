@@ -1,0 +1,44 @@
+"""Check what build options name, before a model is read: passes, calibration data and adapters.
+
+A large model takes minutes to reach the pass that would miss them.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from llmc.adapters.adapter import read_adapter
+from llmc.options import BuildOptions
+from llmc.passes.quantization.calibration import check_text_is_given, needs_text, read_calibration
+from llmc.passes.rewrite import Pass
+from llmc.passes.runner import check_names
+
+
+def check_named_inputs(passes: Sequence[Pass], options: BuildOptions) -> None:
+    """Check that the passes and files that the options name exist and can be read.
+
+    Args:
+        passes: The pipeline, of which options.disable_passes names some.
+        options: The options of a build, or of a command that runs the passes.
+
+    Raises:
+        OptionError: For an unknown pass, and for calibration data that is missing or cannot be read.
+        AdapterError: For an adapter that is missing or cannot be read.
+    """
+    check_names(passes, options)
+    if options.calibration is not None:
+        read_calibration(Path(options.calibration))
+    for directory in options.adapters.values():
+        read_adapter(directory)
+
+
+def check_build_inputs(passes: Sequence[Pass], options: BuildOptions) -> None:
+    """The same, for a build, whose passes read weights and so need the calibration text that a scheme asks for.
+
+    Raises:
+        OptionError: Also where a scheme looks at activations and no text is given.
+        AdapterError: As for `check_named_inputs`.
+    """
+    check_named_inputs(passes, options)
+    running = {each.name for each in passes} - set(options.disable_passes)
+    if "check_quantizable" in running and needs_text(options):
+        check_text_is_given(options)
