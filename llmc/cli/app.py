@@ -13,6 +13,7 @@ from rich.console import Console
 from llmc.cli.help_text import WIDTH, GroupHelp, VerbHelp
 from llmc.cli.missing_package import missing_package
 from llmc.cli.option_group import expand_groups
+from llmc.cli.other_verbs import refuse_other_verb
 from llmc.cli.shown_warnings import show_warnings_plainly
 from llmc.errors import LlmcError
 from llmc.files.storage_error import full_disk_told
@@ -90,7 +91,9 @@ def main() -> None:
     show_warnings_plainly()
     try:
         with full_disk_told(Path()):
-            command_line(asked_verb())(standalone_mode=True)
+            verb = asked_verb()
+            refuse_other_verb(verb)
+            command_line(verb)(standalone_mode=True)
     except (LlmcError, ModuleNotFoundError) as error:
         told = error if isinstance(error, LlmcError) else missing_package(error)
         if told is None or os.environ.get("LLMC_DEBUG") == "1":

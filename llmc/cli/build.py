@@ -50,6 +50,9 @@ def build(
         str,
         typer.Option(help="see `llmc targets`; cpu means this machine, auto its GPU", autocompletion=complete_targets),
     ] = "cpu",
+    everything: Annotated[
+        bool, typer.Option("--all", help="every row of the tables that fold what repeats for each layer")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", "-f", help="replace an engine without asking")] = False,
     *,
     chosen: ModelOptions,
@@ -78,7 +81,7 @@ def build(
         with StageBars() as shown, warnings.catch_warnings():
             warnings.simplefilter("ignore", BuildWarning)  # They are shown below the tables.
             report = build_engine(model, path, target=target, passes=added, progress=shown, **options)
-    _print_report(report, path if output is None else None)
+    _print_report(report, path if output is None else None, everything)
 
 
 @dataclass(frozen=True)
@@ -106,17 +109,17 @@ class LimitOptions:
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
-def _print_report(report: BuildReport, unnamed: Path | None) -> None:
+def _print_report(report: BuildReport, unnamed: Path | None, everything: bool) -> None:
     """unnamed: where the engine is, if the user did not say."""
     console = standard_output()
     console.print(passes_table(report))
     console.print(kernels_table(report))
     if report.pruned:
-        console.print(pruning_table(report.pruned))
+        console.print(pruning_table(report.pruned, everything=everything))
     if report.quantized:
-        console.print(quantization_table(report.quantized))
+        console.print(quantization_table(report.quantized, everything=everything))
     if report.sparse:
-        console.print(sparsity_table(report.sparse))
+        console.print(sparsity_table(report.sparse, everything=everything))
     console.print(summary_table(report))
     for warning in report.warnings:
         show_warning(warning)

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from llmc.cli.model_argument import model_argument
 from llmc.cli.model_options import ModelOptions
+from llmc.cli.repeated_rows import add_rows
 from llmc.cli.sample_options import SampleOptions
 from llmc.cli.status_line import status_line
 from llmc.cli.table import Column, FittingTable, numeric, standard_output
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from llmc.debug.pass_diff import ModelDifference, PassDifference, RewriteDifference
 
 OVER_BUDGET = 1
+# Rows of a section of what sets two engines apart: there are up to eleven of them.
+_SECTION = 4
 
 
 def diff(
@@ -34,6 +37,7 @@ def diff(
     other: Annotated[Path | None, typer.Argument(help="the other engine")] = None,
     passes: Annotated[str | None, typer.Option(help="which passes: A..B, A.., ..B or A; default: all")] = None,
     nodes: Annotated[bool, typer.Option("--nodes", help="every rewrite that changed a bit, with its nodes")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="of two engines, every row that differs")] = False,
     *,
     sample: SampleOptions,
     options: ModelOptions,
@@ -50,7 +54,7 @@ def diff(
                 at=str(other),
                 fix="leave out --passes, --nodes and what a build takes",
             )
-        _diff_engines(model, other, sample, json)
+        _diff_engines(model, other, sample, json, everything)
         return
     found = _diff_model(model, options, passes, nodes, sample)
     if json:
@@ -205,7 +209,7 @@ def model_json(found: ModelDifference) -> dict[str, Any]:
     }
 
 
-def _diff_engines(first: Path, second: Path, sample: Sample, json: bool) -> None:
+def _diff_engines(first: Path, second: Path, sample: Sample, json: bool, everything: bool) -> None:
     from llmc.debug.engine_diff import diff_engines
 
     with Console(stderr=True).status("comparing the engines"):
@@ -215,17 +219,19 @@ def _diff_engines(first: Path, second: Path, sample: Sample, json: bool) -> None
 
         print(json_text.dumps(to_json(found), indent=1, ensure_ascii=False))
     else:
-        print_engines(standard_output(), first, second, found)
+        print_engines(standard_output(), first, second, found, everything=everything)
 
 
-def print_engines(console: Console, first: Path, second: Path, found: EngineDifference) -> None:
+def print_engines(
+    console: Console, first: Path, second: Path, found: EngineDifference, *, everything: bool = False
+) -> None:
     """What differs, a table a section, and the logits."""
     for section, group in groupby(found.changes, key=lambda c: c.section):
         changes = list(group)
         columns = (Column(section), Column(str(first), wraps=True), Column(str(second), wraps=True))
         table = FittingTable(f"{section}: {len(changes)} differ", columns)
-        for each in changes:
-            table.add_row(*(x or "none" for x in (each.name, each.first, each.second)))
+        rows = [tuple(x or "none" for x in (each.name, each.first, each.second)) for each in changes]
+        add_rows(table, rows, everything=everything, most=_SECTION)
         console.print(table)
     if not found.changes:
         console.print("the same model, target, options, passes, graphs, kernels, weights and sizes")

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from llmc.cli.cache_text import cache_text
+from llmc.cli.repeated_rows import add_rows
 from llmc.cli.table import Column, FittingTable, facts, numeric, standard_output
 from llmc.cli.units import in_bytes
 from llmc.cli.weight_tables import pruning_table, quantization_table, sparsity_table
@@ -34,7 +35,8 @@ def inspect(
         bool, typer.Option("--sass", help="figures of each GPU kernel's machine code, beside their budgets")
     ] = False,
     everything: Annotated[
-        bool, typer.Option("--all", help="with --sass: kernels of other steps and met budgets as well")
+        bool,
+        typer.Option("--all", help="every row of folded tables; with --sass other steps and met budgets"),
     ] = False,
     context: Annotated[
         int | None,
@@ -62,16 +64,16 @@ def inspect(
     if launches:
         print_launches(console, directory.whole_program.launches)
     if weights:
-        console.print(weight_list(directory))
+        console.print(weight_list(directory, everything))
     if quantization:
         quantized = read_quantization(directory.files)
-        console.print(quantization_table(quantized) if quantized else "no weight is quantized")
+        console.print(quantization_table(quantized, everything=everything) if quantized else "no weight is quantized")
     if sparsity:
         sparse = read_sparsity(directory.files)
-        console.print(sparsity_table(sparse) if sparse else "no weight is sparse")
+        console.print(sparsity_table(sparse, everything=everything) if sparse else "no weight is sparse")
     if pruning:
         pruned = read_pruning(directory.files)
-        console.print(pruning_table(pruned) if pruned else "nothing was pruned")
+        console.print(pruning_table(pruned, everything=everything) if pruned else "nothing was pruned")
 
 
 def overview(directory: EngineDirectory) -> FittingTable:
@@ -180,11 +182,13 @@ def print_launches(console: Console, launches: tuple[Launch, ...]) -> None:
         console.print("  ".join(p for p in parts if p), markup=False, highlight=False, soft_wrap=True)
 
 
-def weight_list(directory: EngineDirectory) -> FittingTable:
+def weight_list(directory: EngineDirectory, everything: bool) -> FittingTable:
     """Every weight: shape, layout, bytes."""
     columns = (Column("name"), Column("shape"), Column("dtype", 2), Column("layout", 3), *numeric(("bytes", 1)))
     table = FittingTable("weights", columns)
+    rows = []
     for slot in directory.whole_program.weights:
         shape = " × ".join(map(str, slot.shape))
-        table.add_row(slot.name, shape, slot.dtype, slot.layout.value, in_bytes(slot.nbytes))
+        rows.append((slot.name, shape, slot.dtype, slot.layout.value, in_bytes(slot.nbytes)))
+    add_rows(table, rows, everything=everything)
     return table

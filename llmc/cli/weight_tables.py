@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from llmc.cli.repeated_rows import add_rows
 from llmc.cli.table import Column, FittingTable, numeric
 
 if TYPE_CHECKING:
@@ -13,12 +14,12 @@ if TYPE_CHECKING:
     from llmc.formats.sparse_weight import SparseWeight
 
 
-def quantization_table(weights: Sequence[QuantizedWeight]) -> FittingTable:
+def quantization_table(weights: Sequence[QuantizedWeight], *, everything: bool = False) -> FittingTable:
     """Scheme, bits and error of each weight; reasons where mixed precision chose."""
     columns = (Column("weight"), Column("scheme", rank=2), *numeric("bits"))
     title = f"quantized weights: {mean_bits(weights):.3f} bits on average"
     rows = [(weight.module, weight.scheme, f"{weight.bits:.3f}") for weight in weights]
-    return _with_errors(title, columns, Column("why", rank=3, wraps=True), weights, rows)
+    return _with_errors(title, columns, Column("why", rank=3, wraps=True), weights, rows, everything)
 
 
 def mean_bits(weights: Sequence[QuantizedWeight]) -> float:
@@ -27,7 +28,7 @@ def mean_bits(weights: Sequence[QuantizedWeight]) -> float:
     return sum(weight.bits * weight.rows * weight.columns for weight in weights) / elements
 
 
-def sparsity_table(weights: Sequence[SparseWeight]) -> FittingTable:
+def sparsity_table(weights: Sequence[SparseWeight], *, everything: bool = False) -> FittingTable:
     """Share of zeros, bits, error and predicted gain of each weight; why one is dense."""
     columns = (Column("weight"), Column("zeros by", rank=3), *numeric("zeros", "bits", ("gain", 2)))
     elements = sum(weight.rows * weight.columns for weight in weights)
@@ -38,18 +39,20 @@ def sparsity_table(weights: Sequence[SparseWeight]) -> FittingTable:
         bits = "dense" if weight.bits is None else f"{weight.bits:.2f}"
         gain = "" if weight.gain is None else f"{weight.gain:.2f}x"
         rows.append((weight.module, weight.scheme, f"{weight.zeros:.1%}", bits, gain))
-    return _with_errors(title, columns, Column("why dense", rank=4, wraps=True), weights, rows)
+    return _with_errors(title, columns, Column("why dense", rank=4, wraps=True), weights, rows, everything)
 
 
-def pruning_table(parts: Sequence[PrunedPart]) -> FittingTable:
+def pruning_table(parts: Sequence[PrunedPart], *, everything: bool = False) -> FittingTable:
     """Of each part what went, what its output lost, and the parameters left."""
     before, left = (sum(each) for each in zip(*((p.parameters, p.parameters_left) for p in parts), strict=True))
     columns = (Column("pruned"), *numeric("taken out", ("output error", 1), ("parameters", 2), "left"))
     table = FittingTable(f"pruned parts: {left / before:.1%} of {before / 1e6:.2f} M parameters left", columns)
+    rows = []
     for part in parts:
         taken = "the layer" if part.kind == "layer" else f"{len(part.removed)} of {part.of} {part.kind}"
         share = f"{part.parameters_left / part.parameters:.1%}" if part.parameters else ""
-        table.add_row(part.module, taken, f"{part.error:.2%}", f"{part.parameters:,}", share)
+        rows.append((part.module, taken, f"{part.error:.2%}", f"{part.parameters:,}", share))
+    add_rows(table, rows, everything=everything)
     return table
 
 
@@ -59,14 +62,18 @@ def _with_errors(
     why: Column,
     weights: Sequence[QuantizedWeight | SparseWeight],
     rows: Sequence[tuple[str, ...]],
+    everything: bool,
 ) -> FittingTable:
     """The rows with each weight's error, and the reason for its storage where any has one."""
     on_output = any(weight.is_output_error for weight in weights)
     has_reasons = any(weight.reason for weight in weights)
     error = numeric(("output error" if on_output else "weight error", 1))
     table = FittingTable(title, (*columns, *error, *((why,) if has_reasons else ())))
-    for weight, row in zip(weights, rows, strict=True):
-        table.add_row(*row, _error(weight, on_output), *((weight.reason or "",) if has_reasons else ()))
+    whole = [
+        (*row, _error(weight, on_output), *((weight.reason or "",) if has_reasons else ()))
+        for weight, row in zip(weights, rows, strict=True)
+    ]
+    add_rows(table, whole, everything=everything)
     return table
 
 
