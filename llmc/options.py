@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
@@ -220,6 +220,12 @@ class BuildKeywords(TypedDict, total=False):
     allow_fallback: Sequence[Contract]
     check_passes: bool
     strict: bool
+
+
+def is_dtype(text: str) -> bool:
+    """Whether the text is auto or spells a dtype of floating-point numbers."""
+    name = text.removeprefix("torch.").lower()
+    return _SPELLINGS.get(name, name) in get_args(Dtype)
 
 
 def build_defaults() -> dict[str, Any]:

@@ -5,11 +5,12 @@ import importlib
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 
+from llmc.cli.flag_names import flags_of, with_flags
 from llmc.cli.help_text import WIDTH, GroupHelp, VerbHelp
 from llmc.cli.missing_package import missing_package
 from llmc.cli.option_group import expand_groups
@@ -98,11 +99,17 @@ def main() -> None:
         told = error if isinstance(error, LlmcError) else missing_package(error)
         if told is None or os.environ.get("LLMC_DEBUG") == "1":
             raise
-        show_error(told)
+        show_error(with_flags(told, _flags(asked_verb())))
         sys.exit(told.exit_code)
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted")
         sys.exit(INTERRUPTED)
+
+
+def _flags(verb: str | None) -> dict[str, str]:
+    """The flags of a verb by the keywords that they stand for; none where there is no such verb."""
+    commands: Any = typer.main.get_command(command_line(verb))
+    return flags_of(commands.commands[verb]) if verb in commands.commands else {}
 
 
 def asked_verb() -> str | None:

@@ -89,9 +89,14 @@ class LimitOptions:
     """Build options of an engine's steps, and of how far the passes run."""
 
     max_model_len: Annotated[int | None, typer.Option(help="longest sequence, prompt and output together")] = None
-    max_batch_tokens: Annotated[int, typer.Option(help="tokens a step")] = _DEFAULTS.max_batch_tokens
+    max_batch_tokens: Annotated[
+        int, typer.Option("--max-batch-tokens", "--max-num-batched-tokens", help="tokens a step")
+    ] = _DEFAULTS.max_batch_tokens
     max_sequences: Annotated[
-        int | None, typer.Option(help=f"requests a step, {_DEFAULTS.max_sequences} unless given")
+        int | None,
+        typer.Option(
+            "--max-sequences", "--max-num-seqs", help=f"requests a step, {_DEFAULTS.max_sequences} unless given"
+        ),
     ] = None
     max_logit_rows: Annotated[
         int | None, typer.Option(help="rows of logits a step; with drafts a request takes several")

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 from typer import Option
 
+from llmc.cli.cache_dtype import KvCacheDtype, cache_options
 from llmc.cli.completion import complete_schemes, complete_targets
 
 
@@ -19,7 +20,7 @@ class EngineOptions:
         str | None, Option(help="see `llmc targets`; cpu unless given", autocompletion=complete_targets)
     ] = None
     dtype: Annotated[str, Option(help="of weights and activations, as for `llmc build`")] = "auto"
-    kv_cache_dtype: Annotated[str, Option(help="of the KV cache")] = "auto"
+    kv_cache_dtype: KvCacheDtype = "auto"
     quantize: Annotated[
         list[str] | None, Option(help="scheme, as for `llmc build` (repeatable)", autocompletion=complete_schemes)
     ] = None
@@ -52,7 +53,7 @@ class EngineOptions:
         """By the names of BuildOptions."""
         return {
             "dtype": self.dtype,
-            "kv_dtype": self.kv_cache_dtype,
+            **cache_options(self.kv_cache_dtype),
             "quantize": ",".join(self.quantize or ()),
             "calibration": None if self.calibration is None else str(self.calibration),
         }

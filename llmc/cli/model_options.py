@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from llmc.cli.cache_dtype import KvCacheDtype, cache_options
 from llmc.cli.completion import complete_schemes
 from llmc.cli.option_group import changed_options
 from llmc.errors import OptionError
@@ -28,7 +29,7 @@ class ModelOptions:
     )
     pooling: Annotated[str, Option(help="of an embedding: auto, last, cls, mean")] = _DEFAULTS.pooling
     dtype: Annotated[str, Option(help="auto, float32, bfloat16, or float16 on GPUs")] = _DEFAULTS.dtype
-    kv_dtype: Annotated[str, Option(help="of the KV cache: the same names")] = _DEFAULTS.kv_dtype
+    kv_cache_dtype: KvCacheDtype = "auto"
     quantize: Annotated[
         list[str] | None,
         Option(
@@ -44,7 +45,6 @@ class ModelOptions:
         list[str] | None,
         Option(help="channels=0.125, heads=0.25, layers=2, or PATTERN=SHARE for some parts (repeatable, or commas)"),
     ] = None
-    kv_cache: Annotated[str, Option(help="auto, or codes: int8, int4, fp8")] = _DEFAULTS.kv_cache
     calibration: Annotated[Path | None, Option(help="text or token file for methods that look at data")] = None
     calibration_sequences: Annotated[int, Option(help="sequences taken from it")] = _DEFAULTS.calibration_sequences
     calibration_length: Annotated[int, Option(help="tokens of each")] = _DEFAULTS.calibration_length
@@ -84,6 +84,7 @@ class ModelOptions:
         """By the names of BuildOptions, as they were given."""
         found = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "passes_from"}
         found["disable_passes"] = found.pop("disable_pass")
+        found |= cache_options(found.pop("kv_cache_dtype"))
         for name in ("quantize", "sparsity", "prune"):  # One of them may be several, with commas between.
             found[name] = ",".join(found[name] or ())
         for name in ("lora", "lora_targets", "disable_passes", "allow_fallback"):

@@ -76,8 +76,10 @@ class CapacityOptions:
     panel: ClassVar[str] = "Capacity"
 
     max_model_len: Annotated[int | None, Option(help="longest prompt and output together, in tokens")] = None
-    max_num_seqs: Annotated[int | None, Option(help="sequences in a step")] = None
-    max_num_batched_tokens: Annotated[int | None, Option(help="tokens in a step")] = None
+    max_num_seqs: Annotated[int | None, Option("--max-sequences", "--max-num-seqs", help="requests a step")] = None
+    max_num_batched_tokens: Annotated[
+        int | None, Option("--max-batch-tokens", "--max-num-batched-tokens", help="tokens a step")
+    ] = None
     gpu_memory_utilization: Annotated[
         float | None, Option(help="the KV cache's share of the free memory, on a CPU of this machine's")
     ] = None

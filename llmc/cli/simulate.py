@@ -48,8 +48,12 @@ def simulate(
     goodput: Annotated[list[str] | None, typer.Option(help="a goal such as ttft:200, in ms (repeatable)")] = None,
     chosen: ModelOptions,
     max_model_len: Annotated[int | None, typer.Option(help="longest sequence; default: that of the load")] = None,
-    max_batch_tokens: Annotated[int, typer.Option(help="tokens a step")] = _DEFAULTS.max_batch_tokens,
-    max_sequences: Annotated[int, typer.Option(help="requests a step")] = _DEFAULTS.max_sequences,
+    max_batch_tokens: Annotated[
+        int, typer.Option("--max-batch-tokens", "--max-num-batched-tokens", help="tokens a step")
+    ] = _DEFAULTS.max_batch_tokens,
+    max_sequences: Annotated[
+        int, typer.Option("--max-sequences", "--max-num-seqs", help="requests a step")
+    ] = _DEFAULTS.max_sequences,
     json_file: Annotated[Path | None, typer.Option("--json", help="write the figures here")] = None,
     plot: Annotated[Path | None, typer.Option(help="write a picture here (.png, .svg)")] = None,
 ) -> None:

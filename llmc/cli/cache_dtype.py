@@ -1,0 +1,22 @@
+"""The option of the KV cache's numbers or codes, under the names that llmc and vLLM have for it."""
+
+from typing import Annotated
+
+from typer import Option
+
+from llmc.options import is_dtype
+
+KvCacheDtype = Annotated[
+    str,
+    Option(
+        "--kv-cache-dtype",
+        "--kv-dtype",
+        "--kv-cache",
+        help="of the KV cache: auto, a dtype, or codes: int8, int4, fp8",
+    ),
+]
+
+
+def cache_options(asked: str) -> dict[str, str]:
+    """`kv_dtype` and `kv_cache` of BuildOptions for a value of the option, which is one of either."""
+    return {"kv_dtype": asked, "kv_cache": "auto"} if is_dtype(asked) else {"kv_dtype": "auto", "kv_cache": asked}

@@ -1,0 +1,56 @@
+"""Errors of the library name keywords of Python; on the command line they name the verb's flags."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from llmc.errors import LlmcError
+
+# Keywords whose flags are called otherwise.
+_RENAMED = {
+    "disable_passes": "disable_pass",
+    "kv_dtype": "kv_cache_dtype",
+    "kv_cache": "kv_cache_dtype",
+    "speculation": "speculative_config",
+    "api_keys": "api_key",
+}
+_VALUE = r"(?:\('(?P<only>[^']*)',\)|'(?P<quoted>[^']*)'|(?P<bare>[^\s,;)]*))"
+
+
+def flags_of(command: Any) -> dict[str, str]:
+    """The flag of each option of a command and of those below it, by the keyword that it stands for."""
+    found: dict[str, str] = {}
+    for each in getattr(command, "commands", {}).values():
+        found |= flags_of(each)
+    for parameter in command.params:
+        flags = [flag for flag in parameter.opts if flag.startswith("--")]
+        if parameter.param_type_name == "option" and flags:
+            found[parameter.name] = flags[0]
+    return found | {keyword: found[name] for keyword, name in _RENAMED.items() if name in found}
+
+
+def with_flags(error: LlmcError, flags: Mapping[str, str]) -> LlmcError:
+    """The error with flags where it names keywords. flags: by keyword."""
+    at = None if error.at is None else flags.get(error.at) or flags_for_keywords(error.at, flags)
+    fix = None if error.fix is None else flags_for_keywords(error.fix, flags)
+    told = LlmcError(flags_for_keywords(error.problem, flags), at=at, fix=fix)
+    told.exit_code = error.exit_code
+    return told
+
+
+def flags_for_keywords(text: str, flags: Mapping[str, str]) -> str:
+    """`name=value` becomes `--name value`; 'name' after "option", and names of several words, become `--name`."""
+    if not flags:
+        return text
+    names = "|".join(sorted(map(re.escape, flags), key=len, reverse=True))
+    text = re.sub(rf"(?<![\w./=-])(?P<name>{names})={_VALUE}", lambda found: _assigned(found, flags), text)
+    text = re.sub(rf"(?<=option )'({names})'", lambda found: flags[found[1]], text)
+    several = "|".join(sorted((re.escape(name) for name in flags if "_" in name), key=len, reverse=True))
+    return re.sub(rf"(?<![\w./'=-])({several})(?![\w./'(=-])", lambda found: flags[found[1]], text) if several else text
+
+
+def _assigned(found: re.Match[str], flags: Mapping[str, str]) -> str:
+    value = next((each for each in found.group("only", "quoted", "bare") if each is not None), "")
+    return flags[found["name"]] if value in ("True", "") else f"{flags[found['name']]} {value}"
