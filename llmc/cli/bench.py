@@ -21,7 +21,9 @@ from llmc.cli.opening_options import SpeculativeConfig
 from llmc.cli.option_group import expand_groups
 from llmc.cli.output_file import check_output, write_figures
 from llmc.cli.shape_options import ShapeOptions
+from llmc.cli.status_line import status_line
 from llmc.cli.table import Column, FittingTable, facts, numeric, standard_output
+from llmc.cli.told_progress import told
 from llmc.errors import LlmcError, OptionError
 from llmc.plural import counted
 from llmc.settings import settings
@@ -118,7 +120,7 @@ def bench_throughput(
         _check_fits(shape, opened.limits.max_model_len)
         requests = make_requests(shape, num_prompts, opened.info.vocab_size, seed)
         params = [SamplingParams(max_tokens=request.output_len, ignore_eos=True) for request in requests]
-        with Console(stderr=True).status(f"generating for {counted(num_prompts, 'prompt')}"):
+        with status_line(f"generating for {counted(num_prompts, 'prompt')}"):
             start = time.perf_counter()
             completions = opened.generate([request.prompt for request in requests], params)
             seconds = time.perf_counter() - start
@@ -240,7 +242,8 @@ def _check_fits(
 def _progress(name: str, total: int) -> Iterator[Callable[[], None]]:
     """A bar on standard error; entering gives a function that advances it."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+    bars = Progress(*columns, console=Console(stderr=True), transient=True)
+    with told(bars):
         task = bars.add_task(name, total=total)
         yield lambda: bars.advance(task)
 

@@ -212,7 +212,7 @@ def model_json(found: ModelDifference) -> dict[str, Any]:
 def _diff_engines(first: Path, second: Path, sample: Sample, json: bool, everything: bool) -> None:
     from llmc.debug.engine_diff import diff_engines
 
-    with Console(stderr=True).status("comparing the engines"):
+    with status_line("comparing the engines"):
         found = diff_engines(first, second, sample)
     if json:
         from llmc.files.typed_json import to_json

@@ -3,10 +3,10 @@
 import os
 import platform
 
-from rich.console import Console
 from rich.text import Text
 
 from llmc.cache.installed_version import installed_version
+from llmc.cli.status_line import status_line
 from llmc.cli.table import facts, standard_output
 from llmc.cli.units import in_bytes, in_rate
 from llmc.errors import ToolchainError
@@ -37,7 +37,7 @@ def env() -> None:
     table.add_row("cache", str(settings().cache_dir))
     try:
         table.add_row("compiler", find_toolchain().version)
-        with Console(stderr=True).status("measuring read bandwidth"):
+        with status_line("measuring read bandwidth"):
             table.add_row("read bandwidth", f"{in_rate(read_bandwidth(target, threads))}, {counted(threads, 'thread')}")
     except ToolchainError as error:
         table.add_row("compiler", Text(error.problem, style="red"))

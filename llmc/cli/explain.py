@@ -14,6 +14,7 @@ from rich.text import Text
 
 from llmc.cli.model_argument import model_argument
 from llmc.cli.model_options import ModelOptions
+from llmc.cli.status_line import status_line
 
 if TYPE_CHECKING:
     from llmc.report.explanation import Explanation
@@ -63,11 +64,11 @@ def _explanation(model: Path, options: ModelOptions) -> Explanation:
 
         options.refuse_for_engine()
         return explain_engine(model)
-    with warnings.catch_warnings(), Console(stderr=True).status("capturing and rewriting") as status:
+    with warnings.catch_warnings(), status_line("capturing and rewriting") as tell:
         # What torch says of its own graphs: nothing that a user can change.
         warnings.filterwarnings("ignore", "Raw SymInt value")
         from llmc.debug.explain_model import explain_model
         from llmc.frontends.capture import capture
 
         parsed, passes = options.parse(), options.passes()
-        return explain_model(capture(model, parsed, may_lack_weights=True), passes, parsed, status.update)
+        return explain_model(capture(model, parsed, may_lack_weights=True), passes, parsed, tell)

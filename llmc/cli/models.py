@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from llmc.cli.told_progress import told
 from llmc.errors import CaptureError, OptionError
 from llmc.targets import resolve_target
 
@@ -57,7 +58,8 @@ def models(
     transformers.logging.set_verbosity_error()
     outcomes = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with warnings.catch_warnings(), Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    progress = Progress(*columns, console=Console(stderr=True), transient=True)
+    with warnings.catch_warnings(), told(progress):
         warnings.simplefilter("ignore")
         task = progress.add_task("", total=len(wanted))
         for name in wanted:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import Console
 from typer import Option
 
+from llmc.cli.status_line import status_line
 from llmc.cli.table import standard_output
 from llmc.plural import counted
 from llmc.simulation.choose_division import REQUESTS, DivisionWish, consider_divisions
@@ -41,8 +41,8 @@ class ParallelOptions(DivisionWish):
             return {}
         from llmc.cli.simulation_table import print_comparison
 
-        with Console(stderr=True).status("capturing") as status:
-            found = consider_divisions(model, target, self, options, passes, status.update)
+        with status_line("capturing") as tell:
+            found = consider_divisions(model, target, self, options, passes, tell)
         console = standard_output()
         title = f"{self.ranks} × {target.name}: {counted(found.requests, 'request')}, predicted"
         print_comparison(console, found.comparison, title)

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from llmc.cli.model_argument import model_argument
 from llmc.cli.model_options import ModelOptions
+from llmc.cli.status_line import status_line
 from llmc.cli.table import Column, FittingTable, numeric, standard_output
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def passes(
     from llmc.passes.runner import run_pipeline
 
     options = chosen.parse(stop_after=stop_after)
-    with Console(stderr=True).status("capturing and rewriting"):
+    with status_line("capturing and rewriting"):
         captured = capture(model, options)
         data = ModelData(captured.source, captured.tokenizer)
         result = run_pipeline(captured.graph, pipeline, options, dumped(captured.graph), data)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from llmc.cli.output_file import check_output, write_output
+from llmc.cli.status_line import status_line
 from llmc.cli.table import Column, FittingTable, numeric, standard_output
 from llmc.cli.units import in_bytes, in_seconds
 
@@ -46,8 +46,8 @@ def profile(
         context=min(128, program.limits.max_model_len - 1) if context is None else context,
         repeats=repeats,
     )
-    with Console(stderr=True).status("measuring") as status:
-        result = profile_engine(engine, workload, threads, lambda line: status.update(line))
+    with status_line("measuring") as tell:
+        result = profile_engine(engine, workload, threads, lambda line: tell(line))
     console = standard_output()
     for step in result.steps:
         console.print(step_table(step, program.launches))

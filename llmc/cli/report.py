@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from llmc.cli.output_file import check_output, write_output
+from llmc.cli.status_line import status_line
 from llmc.cli.table import standard_output
 from llmc.cli.units import in_bytes
 from llmc.errors import ToolchainError
@@ -57,7 +57,7 @@ def machine_code(directory: EngineDirectory) -> KernelBudgets | None:
     from llmc.report.machine_code import kernel_budgets
 
     try:
-        with Console(stderr=True).status("reading machine code"):
+        with status_line("reading machine code"):
             return kernel_budgets(directory)
     except (ToolchainError, ModuleNotFoundError):
         return None
@@ -72,7 +72,7 @@ def machine_rates(directory: EngineDirectory, threads: int | None) -> Rates | No
     if target is None:
         return None
     try:
-        with Console(stderr=True).status("measuring this machine"):
+        with status_line("measuring this machine"):
             return measured_rates(target, thread_count(threads), directory.program)
     except ToolchainError:
         return None  # Without a compiler there are no probes, and a page is still worth having.

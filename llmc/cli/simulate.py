@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from typer import Option
 
 from llmc.cli.completion import complete_targets
@@ -15,6 +14,7 @@ from llmc.cli.model_argument import model_argument
 from llmc.cli.model_options import ModelOptions
 from llmc.cli.output_file import check_output, write_figures
 from llmc.cli.shape_options import ShapeOptions
+from llmc.cli.status_line import status_line
 from llmc.cli.table import standard_output
 from llmc.errors import OptionError
 from llmc.files.hub_model import model_name
@@ -84,7 +84,7 @@ def simulate(
     machines = {name: machine.machine(name) for name in targets}
     rents, console = _rents(model, chosen, limits, machines, load, goals), standard_output()
     about: dict[str, Any] = {"model": str(model), "ranks": machine.ranks}
-    with Console(stderr=True).status("simulating"):
+    with status_line("simulating"):
         if len(targets) > 1 or prices:
             fleets = [smallest_fleet(name, rents[name], machine.ranks, prices.get(name)) for name in targets]
         else:
@@ -124,13 +124,13 @@ def _rents(
     if (model / MANIFEST_NAME).exists():
         chosen.refuse_for_engine()
         return {name: rent_for_engine(model, machine, load, goals) for name, machine in machines.items()}
-    with Console(stderr=True).status("capturing") as status:
+    with status_line("capturing") as tell:
         from llmc.frontends.capture import capture
 
         options, passes = chosen.parse(**limits), chosen.passes()
         captured = capture(model, options, may_lack_weights=True)
         return {
-            name: rent_for_model(captured, passes, options, machine, load, goals, status.update)
+            name: rent_for_model(captured, passes, options, machine, load, goals, tell)
             for name, machine in machines.items()
         }
 

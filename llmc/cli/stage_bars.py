@@ -1,7 +1,11 @@
 """How a build goes on, for people: a progress bar a stage, on standard error."""
 
+from contextlib import ExitStack
+
 from rich import progress as bars
 from rich.console import Console
+
+from llmc.cli.told_progress import told
 
 
 class StageBars:
@@ -15,6 +19,7 @@ class StageBars:
             bars.TimeElapsedColumn(),
             console=Console(stderr=True),
         )
+        self._shown = ExitStack()
         self._task: bars.TaskID | None = None
 
     def __enter__(self) -> "StageBars":
@@ -25,11 +30,11 @@ class StageBars:
             return
         if kind is None:
             self._finish()
-        self._bars.stop()
+        self._shown.close()
 
     def stage(self, name: str, total: int | None) -> None:
         if self._task is None:
-            self._bars.start()
+            self._shown.enter_context(told(self._bars))
         self._finish()
         self._task = self._bars.add_task(name, total=total)
 

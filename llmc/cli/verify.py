@@ -12,7 +12,9 @@ from rich.text import Text
 
 from llmc.cli.model_argument import model_option
 from llmc.cli.output_file import check_output, write_output
+from llmc.cli.status_line import status_line
 from llmc.cli.table import FittingTable, facts, standard_output
+from llmc.cli.told_progress import told
 from llmc.debug.sample_tokens import PROSE, read_text
 from llmc.errors import LlmcError, OptionError
 from llmc.plural import counted
@@ -75,7 +77,7 @@ def verify(
             models += [hf_logits(against, dtype)] if dtype != "float32" else []
         else:
             reference = opinion_on_stages(opened, against, batch[0])
-        with Console(stderr=True).status(f"comparing {counted(len(batch), 'sequence')}"):
+        with status_line(f"comparing {counted(len(batch), 'sequence')}"):
             result, *own = compare_each(models, reference, batch)
         in_the_middle = dtype != "float32" and has_experts(opened)
         allowed = allowed_difference(opened.manifest, own[0] if own else None)
@@ -102,7 +104,7 @@ def compare_perplexities(
 
     Raises LlmcError if the ratio is above `max_ratio`.
     """
-    from rich.progress import track
+    from rich.progress import Progress
 
     from llmc.debug.compare import Perplexity
     from llmc.debug.hf_oracle import hf_logits
@@ -115,9 +117,11 @@ def compare_perplexities(
         windows = token_sequences(opened, text, longest, None, 0)
         reference = hf_logits(against, opened.info.dtype)
         ours, theirs = Perplexity(), Perplexity()
-        for tokens in track(windows, "perplexity", console=Console(stderr=True)):
-            ours.add(opened.logits(tokens), tokens)
-            theirs.add(reference(tokens), tokens)
+        bars = Progress(console=Console(stderr=True))
+        with told(bars):
+            for tokens in bars.track(windows, description="perplexity"):
+                ours.add(opened.logits(tokens), tokens)
+                theirs.add(reference(tokens), tokens)
         dtype = opened.info.dtype
     ratio = ours.value / theirs.value
     table = facts(f"perplexity over {counted(ours.tokens, 'token')}", right=True)

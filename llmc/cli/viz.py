@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from llmc.cli.model_argument import model_argument
 from llmc.cli.model_options import ModelOptions
 from llmc.cli.output_file import check_output, write_output
+from llmc.cli.status_line import status_line
 from llmc.errors import OptionError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def viz(
 
     if (source / MANIFEST_NAME).exists():
         options.refuse_for_engine()
-    with Console(stderr=True).status("reading the graph"):
+    with status_line("reading the graph"):
         content = rendered(stage_graph(source, stage, options.parse(), options.added_passes()), form, every_layer)
     if output is None:
         sys.stdout.write(content.decode())
