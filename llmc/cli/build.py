@@ -67,11 +67,14 @@ def build(
         resolved = resolve_target(target)
         path = output or default_output(model, resolved.name)
         ask_before_replacing(path, force)
+        from llmc.frontends.checkpoints.front_ends import CONFIG_ALONE
         from llmc.frontends.open_model import open_model
+        from llmc.frontends.transformers.config import check_directory
         from llmc.passes.named_inputs import check_build_inputs
 
         check_build_inputs(chosen.passes(), parsed)
-        open_model(model)  # A mistyped path is told before anything else is.
+        if open_model(model).front_end is CONFIG_ALONE:  # As any path is that holds no model.
+            check_directory(model)
         if output is None:
             Console(stderr=True, highlight=False, soft_wrap=True).print(f"writes {path}", markup=False)
         from llmc.compiler import build as build_engine

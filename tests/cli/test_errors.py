@@ -91,7 +91,7 @@ def test_unknown_targets_and_options(tmp_path: Path) -> None:
     output = tmp_path / "out.llmc"
     assert_user_error(llmc("build", MODEL, "-o", output, "--target", "cpu-x86-64-v9"), "cpu-x86-64-v9", "cpu-portable")
     assert_user_error(llmc("build", MODEL, "-o", output, "--dtype", "float8"), "float8", "dtype")
-    assert_user_error(llmc("build", MODEL, "-o", output, "--block-size", "7"), "block_size", "7")
+    assert_user_error(llmc("build", MODEL, "-o", output, "--block-size", "7"), "--block-size", "7")
     assert_user_error(llmc("build", MODEL, "-o", output, "--disable-pass", "fuse_rmsnorm"), "fuse_rms_norm")
     assert_user_error(llmc("build", MODEL, "-o", output, "--disable-pass", "page_kv_cache"), "page_kv_cache")
     assert_user_error(llmc("build", MODEL, "-o", output, "--max-model-len", "9999"), "9999", "2048")
@@ -101,7 +101,9 @@ def test_unknown_targets_and_options(tmp_path: Path) -> None:
 
 
 def test_a_pipeline_cut_too_early_cannot_be_an_engine(tmp_path: Path) -> None:
-    assert_user_error(llmc("build", MODEL, "-o", tmp_path / "out.llmc", "--stop-after", "5"), "stop_after=5", "serving")
+    assert_user_error(
+        llmc("build", MODEL, "-o", tmp_path / "out.llmc", "--stop-after", "5"), "--stop-after 5", "serving"
+    )
     assert not any(tmp_path.iterdir())
 
 

@@ -12,7 +12,6 @@ from llmc.frontends.checkpoints.safetensors import SafetensorsSource
 from llmc.frontends.checkpoints.sparse import SparseSource
 from llmc.frontends.front_end import FrontEnd, OpenedModel
 from llmc.frontends.transformers.capture import capture_directory
-from llmc.frontends.transformers.config import check_directory
 from llmc.options import BuildOptions
 
 
@@ -30,12 +29,6 @@ def _capture_config(opened: OpenedModel[CheckpointSource], options: BuildOptions
     return capture_directory(opened, options, lacks_weights=may_lack_weights and not any(opened.given.glob("*.bin")))
 
 
-def described_directory(path: Path) -> Path:
-    """The path, a directory with a config.json. Raises CheckpointError for any other."""
-    check_directory(path)
-    return path
-
-
 DENSE = model_directory("safetensors", has_safetensors, SafetensorsSource)
 QUANTIZED = model_directory("codes in safetensors", _holds_codes, QuantizedSource)
 SPARSE = model_directory("safetensors without zeros", _holds_masks, SparseSource)
@@ -46,5 +39,4 @@ CONFIG_ALONE: FrontEnd[CheckpointSource] = FrontEnd(
     dtype=stored_dtype,
     weights=lambda opened: SafetensorsSource(opened.given),
     capture=_capture_config,
-    place=described_directory,
 )
