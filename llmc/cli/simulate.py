@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 from typer import Option
 
 from llmc.cli.completion import complete_targets
@@ -63,9 +64,8 @@ def simulate(
     """
     from llmc.bench.plot import require_plot_extra
     from llmc.bench.summary import parse_goals
-    from llmc.cli.simulation_table import comparison_json, fleets_json, print_comparison, print_fleets
+    from llmc.cli.simulation_table import comparison_json, print_comparison
     from llmc.simulation.compare import best_or_refuse
-    from llmc.simulation.fleets import Fleet, smallest_fleet
     from llmc.simulation.load import drawn_load, longest, read_trace
     from llmc.simulation.plot import plot_comparison
 
@@ -84,21 +84,12 @@ def simulate(
     machines = {name: machine.machine(name) for name in targets}
     rents, console = _rents(model, chosen, limits, machines, load, goals), standard_output()
     about: dict[str, Any] = {"model": str(model), "ranks": machine.ranks}
-    with status_line("simulating"):
-        if len(targets) > 1 or prices:
-            fleets = [smallest_fleet(name, rents[name], machine.ranks, prices.get(name)) for name in targets]
-        else:
-            comparison = rents[targets[0]](machine.ranks)
     if len(targets) > 1 or prices:
-        print_fleets(console, fleets, f"{model_name(model)}: {counted(len(load), 'request')}", goals)
-        write_figures(json_file, about | fleets_json(fleets))
-        if not any(isinstance(each, Fleet) for each in fleets):
-            raise OptionError(
-                f"no target serves this with {counted(machine.ranks, 'rank')} or fewer",
-                at=f"--target {machine.target}",
-                fix="take more --ranks, quantize the weights (--quantize int4), or lower --max-model-len",
-            )
+        title = f"{model_name(model)}: {counted(len(load), 'request')}"
+        write_figures(json_file, about | print_ranking(console, rents, machine, prices, title, goals))
         return
+    with status_line("simulating"):
+        comparison = rents[targets[0]](machine.ranks)
     (rented,) = machines.values()
     title = f"{model_name(model)} on {machine.ranks} × {rented.target.name}: {counted(len(load), 'request')}"
     print_comparison(console, comparison, title)
@@ -107,6 +98,30 @@ def simulate(
     if plot is not None:
         plot_comparison(comparison, plot, title)
     console.print(f"best: {best.division}; predicted and not measured", highlight=False)
+
+
+def print_ranking(
+    console: Console,
+    rents: dict[str, Rent],
+    machine: MachineOptions,
+    prices: dict[str, float],
+    title: str,
+    goals: dict[str, float],
+) -> dict[str, Any]:
+    """Print the smallest fleet of each target, and return it as plain data. Raises OptionError if none serves."""
+    from llmc.cli.simulation_table import fleets_json, print_fleets
+    from llmc.simulation.fleets import Fleet, smallest_fleet
+
+    with status_line("simulating"):
+        fleets = [smallest_fleet(name, rent, machine.ranks, prices.get(name)) for name, rent in rents.items()]
+    print_fleets(console, fleets, title, goals)
+    if not any(isinstance(each, Fleet) for each in fleets):
+        raise OptionError(
+            f"no target serves this with {counted(machine.ranks, 'rank')} or fewer",
+            at=f"--target {machine.target}",
+            fix="take more --ranks, quantize the weights (--quantize int4), or lower --max-model-len",
+        )
+    return fleets_json(fleets)
 
 
 def _rents(

@@ -86,7 +86,11 @@ def verify(
     standard_output().print(
         comparison_table(result, allowed, ORACLES[oracle], own[0] if own else None, in_the_middle=in_the_middle)
     )
-    judged, most = judgement(result, allowed, in_the_middle=in_the_middle)
+    _refuse_beyond(engine, *judgement(result, allowed, in_the_middle=in_the_middle))
+
+
+def _refuse_beyond(engine: Path, judged: float, most: float) -> None:
+    """Raise LlmcError for logits that differ by more than is allowed, as shares of their spread."""
     if not judged <= most:
         raise LlmcError(
             f"the engine's logits differ by {judged:.2g} of their spread; {most:.2g} is allowed",

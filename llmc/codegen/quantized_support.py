@@ -39,7 +39,7 @@ def check_kernels(options: BuildOptions, backend: Backend, target: str) -> None:
             raise OptionError(
                 f"{target} cannot keep a KV cache in {options.kv_cache}: {reason}",
                 at=f"kv_cache={options.kv_cache}",
-                fix="build with --kv-cache auto, or with target reference",
+                fix="build with kv_cache=auto, or with target reference",
             )
 
 

@@ -102,7 +102,7 @@ def check_adapters(options: BuildOptions) -> None:
         raise OptionError(
             "engines of several ranks take no adapters beside their weights so far",
             at=f"enable_lora, tensor_parallel_size={options.tensor_parallel_size}",
-            fix="build for one rank, or merge one adapter into the weights: --lora NAME=DIRECTORY",
+            fix="build for one rank, or merge one adapter into the weights: lora=NAME=DIRECTORY",
         )
     if any(method in each for each in options.quantize for method in ("awq", "smoothquant")):
         raise OptionError(
@@ -122,7 +122,7 @@ def refuse_adapters(options: BuildOptions, target: str) -> None:
         raise OptionError(
             f"engines for {target} take no adapters beside their weights so far",
             at="enable_lora",
-            fix="build for a CPU, or merge one adapter into the weights: --lora NAME=DIRECTORY",
+            fix="build for a CPU, or merge one adapter into the weights: lora=NAME=DIRECTORY",
         )
 
 

@@ -65,10 +65,7 @@ def load(
     from llmc.runtime.speculation.opening import plan_speculation
     from llmc.runtime.threads import thread_count
 
-    program, limits = directory.program, directory.program.limits
-    _check_limit("max_step_tokens", max_step_tokens, limits.max_batch_tokens, "max_batch_tokens")
-    _check_limit("max_sequences", max_sequences, limits.max_sequences, "max_sequences")
-    limits = replace(limits, max_sequences=max_sequences or limits.max_sequences)
+    limits = _checked_limits(directory.program.limits, max_step_tokens, max_sequences)
     whole = _reads_whole_texts(directory.manifest.model.head, limits, max_step_tokens, speculation)
     wish = directory, limits, max_step_tokens
     asked = None if drafts is None else plan_speculation(drafts, *wish, check_weights=check_weights)
@@ -78,13 +75,19 @@ def load(
     def open_loop() -> StepLoop:
         opened, blocks = open_or_explain(directory, executor, room, count, owned is not None, check, beside)
         started = asked.start(blocks, count, executor) if asked and not isinstance(opened, AbsentExecutor) else None
-        return StepLoop(
-            opened, limits, blocks, max_step_tokens, speculation=started, program=program, whole_texts=whole
-        )
+        bounds = limits, blocks, max_step_tokens
+        return StepLoop(opened, *bounds, program=directory.program, speculation=started, whole_texts=whole)
 
     return Engine(
         directory, open_loop, owned, prefix_cache=prefix_cache, output_cache_bytes=output_cache_bytes, check=check
     )
+
+
+def _checked_limits(limits: Limits, max_step_tokens: int | None, max_sequences: int | None) -> Limits:
+    """Those of a step as it is loaded. Raises OptionError for more than the engine was built for."""
+    _check_limit("max_step_tokens", max_step_tokens, limits.max_batch_tokens, "max_batch_tokens")
+    _check_limit("max_sequences", max_sequences, limits.max_sequences, "max_sequences")
+    return replace(limits, max_sequences=max_sequences or limits.max_sequences)
 
 
 def given_or_loaded(engine: Engine | str | Path, speculation: str | Mapping[str, object] | None) -> Engine:

@@ -103,6 +103,6 @@ def best_or_refuse(comparison: Comparison, machine: Machine) -> Served:
         raise OptionError(
             f"no way to divide the ranks of {machine.target.name} serves this: {reasons}",
             at="--ranks",
-            fix=f"{more} or larger ones, quantize the weights (--quantize int4), or lower --max-model-len",
+            fix=f"{more} or larger ones, quantize the weights (quantize=int4), or lower max_model_len",
         )
     return best

@@ -96,7 +96,7 @@ def check_fits(program: Program, load: Sequence[Arrival]) -> None:
             f"a request has {counted(long.prompt_tokens, 'token')} and is to generate {long.output_tokens}: "
             f"more than {most}",
             at="the load",
-            fix="give a larger --max-model-len, or shorter requests",
+            fix="give a larger max_model_len, or shorter requests",
         )
 
 

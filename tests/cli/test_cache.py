@@ -56,7 +56,7 @@ def test_entries_and_json(cache: Path) -> None:
     assert (content["directory"], content["bytes"], content["limit_bytes"]) == (
         str(cache),
         len(CacheKind) * 1500,
-        1 << 30,
+        10**9,
     )
     assert [entry["kind"] for entry in content["entries"]] == [kind.value for kind in CacheKind]
     assert content["entries"][0]["name"].startswith("engines-") and content["entries"][0]["bytes"] == 1500

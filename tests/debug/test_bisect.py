@@ -128,7 +128,7 @@ def test_there_may_be_nothing_to_find(cases: Callable[..., Case]) -> None:
     made = cases()
     with pytest.raises(OptionError, match="the check holds for the whole pipeline"):
         bisect(made.whole, made.check)
-    with pytest.raises(OptionError, match=r"there are [0-9]+ rewrites"):
+    with pytest.raises(OptionError, match=r"the pipeline has [0-9]+ rewrites"):
         bisect(made.whole, made.check, good=10_000)
 
 

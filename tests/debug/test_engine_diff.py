@@ -39,7 +39,7 @@ def test_options_passes_graphs_weights_and_logits_are_compared(engines: dict[str
     found = diff_engines(engines["plain"], engines["other"], Sample(tokens="5,6,7,8,9"))
     changes = {(c.section, c.name): (c.first, c.second) for c in found.changes}
     assert changes["option", "block_size"] == ("16", "32")
-    assert changes["pass", "merge_qkv"] == ("1 rewrites, 0 refused", None)
+    assert changes["pass", "merge_qkv"] == ("1 rewrite, 0 refused", None)
     assert ("graph", "merge_qkv") in changes and ("graph", "fuse_rope") not in changes
     assert ("weight", "model_layers_0_self_attn_q_k_v_proj_weight") in changes
     assert found.tokens == (5, 6, 7, 8, 9)

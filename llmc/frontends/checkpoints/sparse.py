@@ -59,7 +59,7 @@ class SparseSource(HidingSource):
             raise CheckpointError(
                 f"the weights are {self._format} and codes at once, which llmc does not read",
                 at=config,
-                fix="use the checkpoint before it was quantized, and --quantize int8",
+                fix="use the checkpoint before it was quantized, and quantize=int8",
             )
         self._weights = _find(files, self._format)
         hidden = {name for weight in self._weights.values() for name in weight.tensors.values()}
@@ -77,7 +77,7 @@ class SparseSource(HidingSource):
                     f"tensor {weight.tensors['compressed']!r} is stored as {values.dtype}: codes behind masks, "
                     "which llmc does not read",
                     at=values.file,
-                    fix="use the checkpoint before it was quantized (F32, BF16 or F16), and --quantize int8",
+                    fix="use the checkpoint before it was quantized (F32, BF16 or F16), and quantize=int8",
                 )
             if 0 in values.shape:
                 raise CheckpointError(

@@ -59,7 +59,7 @@ class RenamedLayer:
             raise CheckpointError(
                 f"the layer {layer} is none of {decoder.config.model_type!r}: {found.notes[0]}",
                 at=self.directory,
-                fix="build without --speculative, and let a draft model or n-grams speculate",
+                fix="build without speculative, and let a draft model or n-grams speculate",
             )
         stored = {name: PREFIX + kept for name, kept in self._names.items()}
         return {name: renamed(recipe, stored) for name, recipe in found.recipes.items()}

@@ -131,7 +131,7 @@ def _dtype(options: BuildOptions, own: torch.dtype, file: Path) -> torch.dtype:
         raise CaptureError(
             f"the graph computes in {torch_name(own)}, and what it does not cast is meant to be in that",
             at=f"dtype={options.dtype}",
-            fix="leave dtype=auto, or export the model in that dtype; --quantize makes its weights smaller",
+            fix="leave dtype=auto, or export the model in that dtype; quantize=int8 makes its weights smaller",
         )
     return dtype
 

@@ -53,5 +53,5 @@ def check_columns(planned: Planned, scheme: Scheme) -> None:
     raise OptionError(
         f"tensor {planned.tensor} has {columns} columns, which {kind} of {width} do not divide",
         at=f"quantize={scheme.name}",
-        fix=f"choose another for all of them, or for this one: --quantize {planned.module}={instead}",
+        fix=f"choose another for all of them, or for this one: quantize={planned.module}={instead}",
     )

@@ -50,9 +50,9 @@ def check_heads(layer: int, keys: int, values: int, format: CacheFormat) -> None
             raise OptionError(
                 f"the {name} of layer {layer} have {channels} channels, which {format} does not divide",
                 at=f"kv_cache={format}",
-                fix=f"give each head one scale: --kv-cache {format.codes}:head"
+                fix=f"give each head one scale: kv_cache={format.codes}:head"
                 if channels % 2 == 0
-                else "build with --kv-cache auto",
+                else "build with kv_cache=auto",
             )
 
 

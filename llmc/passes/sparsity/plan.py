@@ -43,7 +43,7 @@ def _check_pattern(planned: PlannedZeros) -> None:
     raise OptionError(
         f"tensor {planned.tensor} has {columns} columns, which runs of {scheme.pattern[1]} do not divide",
         at=f"sparsity={scheme.name}",
-        fix=f"choose a ratio for this one: --sparsity {planned.module}={scheme.method}:{scheme.ratio:g}",
+        fix=f"choose a ratio for this one: sparsity={planned.module}={scheme.method}:{scheme.ratio:g}",
     )
 
 
@@ -70,5 +70,5 @@ def _check_input(planned: PlannedZeros) -> None:
     raise OptionError(
         f"tensor {planned.tensor} is looked up and multiplied with nothing, so {scheme.method} has no input to look at",
         at=f"sparsity={planned.module}={scheme.name}",
-        fix=f"choose by size alone: --sparsity {planned.module}=magnitude:{scheme.ratio:g}, or =none",
+        fix=f"choose by size alone: sparsity={planned.module}=magnitude:{scheme.ratio:g}, or =none",
     )

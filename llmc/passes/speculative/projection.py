@@ -43,7 +43,7 @@ def projection_of(graph: ModelGraph) -> Projection:
         raise PassError(
             f"draft heads need an output projection for the rows asked for; the logits come from {node.target}",
             at=node.name,
-            fix="build without --speculative, or let make_lm_head and select_logit_rows run",
+            fix="build without speculative, or let make_lm_head and select_logit_rows run",
         )
     x: fx.Node = call_arguments(node)["x"]
     arrival = x if part_of(x) is Part.ARRIVAL else None

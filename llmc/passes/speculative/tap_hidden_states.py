@@ -71,5 +71,5 @@ def _state(graph: ModelGraph, layer: int, log: RewriteLog) -> fx.Node:
     found = states[layer]
     if isinstance(found, Refusal):
         log.refuse(found)
-        raise PassError(found.reason, at=found.node.name, fix="tap another layer, or build without --speculative")
+        raise PassError(found.reason, at=found.node.name, fix="tap another layer, or build without speculative")
     return found

@@ -77,7 +77,7 @@ def place_adapter(name: str, adapter: Adapter, pools: AdapterPools) -> PlacedAda
             raise AdapterError(
                 f"{module.name} has rank {module.rank}, the engine was built for {pools.max_rank}",
                 at=at,
-                fix=f"build the engine with --max-lora-rank {module.rank}",
+                fix=f"build the engine with max_lora_rank={module.rank}",
             )
         parts += [_placed(adapter, module, pools.products[home[0]], *home) for home in homes[key]]
     return PlacedAdapter(name, adapter.digest, str(adapter.directory), tuple(parts))

@@ -45,7 +45,7 @@ class AdapterRegistry:
         have it, which this one replaces. Raises AdapterError."""
         if self.pools is None:
             raise AdapterError(
-                "the engine takes no adapters", at=name, fix="build it with --enable-lora (and --max-lora-rank)"
+                "the engine takes no adapters", at=name, fix="build it with enable_lora=True, and max_lora_rank"
             )
         self._check_free(name, taken, in_place)
         placed = place_adapter(name, read_adapter(directory), self.pools)

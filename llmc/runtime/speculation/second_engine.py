@@ -49,13 +49,13 @@ def _check_limits(second: EngineDirectory, first: EngineDirectory) -> None:
         raise OptionError(
             f"the draft model has blocks of {theirs.block_size} positions, the model of {ours.block_size}",
             at=second.path,
-            fix=f"rebuild the draft model with --block-size {ours.block_size}",
+            fix=f"rebuild the draft model with block_size={ours.block_size}",
         )
     if theirs.max_model_len < ours.max_model_len:
         raise OptionError(
             f"the draft model has sequences of {theirs.max_model_len} tokens, the model of {ours.max_model_len}",
             at=second.path,
-            fix=f"rebuild the draft model with --max-model-len {ours.max_model_len}, or the model with "
+            fix=f"rebuild the draft model with max_model_len={ours.max_model_len}, or the model with "
             f"{theirs.max_model_len}",
         )
 

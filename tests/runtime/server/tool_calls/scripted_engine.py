@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from torch import Tensor
 
 from llmc.program import Limits
@@ -15,8 +15,10 @@ from tests.runtime.tiny_engine import WIDTH, tiny_model, write_tiny_engine
 
 END = "<|end_of_script|>"
 LIMITS = Limits(max_batch_tokens=64, max_sequences=2, max_logit_rows=2, max_model_len=160, block_size=8)
-# The prompt is one token, whatever the messages are.
+# The prompt is one token, whatever the messages are: the template shows them, and the tokenizer drops them.
 PROMPT = "<|prompt|>"
+_SHOWN = "\x02{{ messages | tojson }}{{ tools | tojson if tools else '' }}\x03"
+_DROPPED = Regex("\x02[^\x03]*\x03")
 _LENGTH = 9
 
 
@@ -42,7 +44,7 @@ def write_scripted_engine(path: Path, script: str, special: Iterable[str], templ
         eos=(ids[-1],),
         with_tokenizer=True,
         tokenizer=file,
-        chat_template=f"{{# {template} #}}{PROMPT}",
+        chat_template=f"{{# {template} #}}{_SHOWN}{PROMPT}",
     )
 
 
@@ -85,6 +87,7 @@ def _tokenizer(special: Sequence[str], pieces: Sequence[str]) -> Tokenizer:
     ]
     vocabulary = {text: i for i, text in enumerate(dict.fromkeys([*alphabet, *words]))}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.normalizer = normalizers.Replace(_DROPPED, "")
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
