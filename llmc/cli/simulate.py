@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -58,11 +59,7 @@ def simulate(
     json_file: Annotated[Path | None, typer.Option("--json", help="write the figures here")] = None,
     plot: Annotated[Path | None, typer.Option(help="write a picture here (.png, .svg)")] = None,
 ) -> None:
-    """Serve a load on a virtual clock, for each way to divide the ranks into tensor ranks, stages and replicas.
-
-    Several targets, --target a100,h100, are ranked: the fewest ranks of each that serve the load.
-    """
-    from llmc.bench.plot import require_plot_extra
+    """Serve a load on a virtual clock, for each way to divide the ranks; or rank targets, --target a100,h100."""
     from llmc.bench.summary import parse_goals
     from llmc.cli.simulation_table import comparison_json, print_comparison
     from llmc.simulation.compare import best_or_refuse
@@ -71,10 +68,7 @@ def simulate(
 
     goals, targets, prices = parse_goals(goodput or []), machine.targets(), machine.prices()
     check_output(json_file, plot)
-    if plot is not None:
-        require_plot_extra()
-        if len(targets) > 1:
-            raise OptionError("a picture is of one target", at=f"--plot {plot}", fix="name one, or leave out --plot")
+    check_plot(plot, targets)
     load = drawn_load(shape, num_prompts, request_rate, seed) if trace is None else read_trace(trace)
     limits = {
         "max_model_len": longest(load) if max_model_len is None else max_model_len,
@@ -84,20 +78,30 @@ def simulate(
     machines = {name: machine.machine(name) for name in targets}
     rents, console = _rents(model, chosen, limits, machines, load, goals), standard_output()
     about: dict[str, Any] = {"model": str(model), "ranks": machine.ranks}
+    title = f"{model_name(model)}: {counted(len(load), 'request')}"
     if len(targets) > 1 or prices:
-        title = f"{model_name(model)}: {counted(len(load), 'request')}"
         write_figures(json_file, about | print_ranking(console, rents, machine, prices, title, goals))
         return
+    ((name, rented),) = machines.items()
     with status_line("simulating"):
-        comparison = rents[targets[0]](machine.ranks)
-    (rented,) = machines.values()
-    title = f"{model_name(model)} on {machine.ranks} × {rented.target.name}: {counted(len(load), 'request')}"
+        comparison = rents[name](machine.ranks)
+    title = f"{title} on {machine.ranks} × {rented.target.name}"
     print_comparison(console, comparison, title)
     write_figures(json_file, about | {"target": rented.target.name} | comparison_json(comparison))
     best = best_or_refuse(comparison, rented)
     if plot is not None:
         plot_comparison(comparison, plot, title)
     console.print(f"best: {best.division}; predicted and not measured", highlight=False)
+
+
+def check_plot(plot: Path | None, targets: Sequence[str]) -> None:
+    """Raise OptionError for a picture of several targets, and ToolchainError where no picture can be drawn."""
+    from llmc.bench.plot import require_plot_extra
+
+    if plot is not None:
+        require_plot_extra()
+        if len(targets) > 1:
+            raise OptionError("a picture is of one target", at=f"--plot {plot}", fix="name one, or leave out --plot")
 
 
 def print_ranking(

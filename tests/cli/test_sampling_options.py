@@ -50,4 +50,4 @@ def test_an_engine_follows_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize("verb", ["run", "chat"])
 def test_what_cannot_be_is_refused_before_the_engine_is_opened(verb: str) -> None:
     assert_user_error(llmc(verb, "nowhere", "--allowed-token-ids", "the"), "token ids cannot be 'the'", "1,2,3")
-    assert_user_error(llmc(verb, "nowhere", "--typical-p", "2"), "typical_p cannot be 2.0", "above 0 to 1")
+    assert_user_error(llmc(verb, "nowhere", "--typical-p", "2"), "--typical-p cannot be 2.0", "above 0 to 1")

@@ -63,8 +63,9 @@ def rough(sharpness: float) -> Any:
     return model.float()
 
 
-def test_16_bits_are_held_to_hugging_face_in_them(tmp_path: Path) -> None:
+def test_16_bits_are_held_to_hugging_face_in_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whose own logits are further from fp32 than a fixed tolerance would allow."""
+    monkeypatch.setenv("COLUMNS", "160")
     rough(10.0).save_pretrained(tmp_path / "model")
     path = tmp_path / "engine.llmc"
     llmc.build(tmp_path / "model", path, target="reference", dtype="bfloat16", max_model_len=64)

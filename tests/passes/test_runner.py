@@ -89,7 +89,7 @@ def test_passes_can_be_disabled_by_name() -> None:
     assert [r.name for r in result.records] == ["drop_negations"]
     with pytest.raises(OptionError, match="there is no pass 'add_to_mull' to disable") as error:
         run_pipeline(made.graph, (ADD_TO_MUL,), BuildOptions(disable_passes=("add_to_mull",)))
-    assert error.value.fix == "did you mean 'add_to_mul'? passes: add_to_mul"
+    assert error.value.fix == "did you mean 'add_to_mul'?"
 
 
 def test_an_observer_sees_every_pass() -> None:

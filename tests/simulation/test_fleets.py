@@ -84,7 +84,8 @@ def test_prices_that_are_none(text: str, problem: str) -> None:
         parse_prices([text], ["h100", "a100"])
 
 
-def test_simulate_puts_targets_beside_each_other(tmp_path: Path) -> None:
+def test_simulate_puts_targets_beside_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
     file = tmp_path / "figures.json"
     asked = ("simulate", MODEL, "--num-prompts", "4", "--ranks", "2", "--target", "a100, h100")
     outcome = llmc(*asked, "--price", "a100=1.5", "--json", file)

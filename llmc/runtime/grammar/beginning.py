@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 # Stretches of text that have to come, and of each place behind one so many tokens that may come there.
 _STRETCHES, _BRANCHES = 16, 8
+# What llguidance writes a special token's id behind; no text in UTF-8 has it.
+_SPECIAL = b"\xff"
 
 
 def check_beginning(matcher: LLMatcher, tokenizer: LLTokenizer, vocab_size: int) -> None:
@@ -25,7 +27,7 @@ def check_beginning(matcher: LLMatcher, tokenizer: LLTokenizer, vocab_size: int)
     written = 0
     for _ in range(_STRETCHES):
         _try_branches(matcher, vocab_size, written)
-        forced = [] if matcher.is_stopped() else tokenizer.tokenize_bytes(matcher.compute_ff_bytes())
+        forced = [] if matcher.is_stopped() else _forced(matcher, tokenizer)
         if not forced:
             return
         written += matcher.try_consume_tokens(forced)
@@ -43,3 +45,9 @@ def _try_branches(matcher: LLMatcher, vocab_size: int, written: int) -> None:
         branch.accept(int(token))
         if not branch.is_complete:
             branch.allowed()
+
+
+def _forced(matcher: LLMatcher, tokenizer: LLTokenizer) -> list[int]:
+    """Tokens that have to come. A special token stands among forced bytes as a mark, which is no text."""
+    text, mark, _ = matcher.compute_ff_bytes().partition(_SPECIAL)
+    return matcher.compute_ff_tokens() if mark and not text else tokenizer.tokenize_bytes(text)
