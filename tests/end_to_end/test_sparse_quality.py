@@ -49,8 +49,9 @@ def _perplexity(captured: Captured, windows: tuple[Tensor, ...], sparsity: str) 
     graph = run_pipeline(captured.graph, (sparsify,), parse_options(given), data=_data(captured)).graph
     total, tokens = 0.0, 0
     for some in (windows[i : i + 16] for i in range(0, len(windows), 16)):
-        for ids, logits in zip(some, Stream(graph, captured.source, some).outputs(), strict=True):
-            total += float(cross_entropy(logits[:-1].float(), ids[1:], reduction="sum"))
+        output = Stream(graph, captured.source, some).outputs()
+        for i, ids in enumerate(some):
+            total += float(cross_entropy(output(i)[:-1].float(), ids[1:], reduction="sum"))
             tokens += len(ids) - 1
     return float(torch.tensor(total / tokens).exp())
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from llmc.formats.schemes import Scheme
-from llmc.passes.quantization.round_weight import round_to_nearest
+from llmc.passes.parallel_map import parallel_map
+from llmc.passes.quantization.round_weight import round_to_nearest, scale_spans
 
 _STEPS = 20
 _LEAST = 1e-5
@@ -22,10 +23,12 @@ _LEAST = 1e-5
 Tie = Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor]
 
 
-def smoothing_scales(x: Tensor, weights: Sequence[Tensor], alpha: float, tie: Tie) -> Tensor:
-    """SmoothQuant's s[c] = max |x[c]|^α / max |w[:, c]|^(1-α). x: [tokens, channels]; weights: [out, channels]."""
-    largest_x = tie(x.float().abs().amax(0), _largest)
-    largest_w = tie(torch.stack([w.float().abs().amax(0) for w in weights]).amax(0), _largest)
+def smoothing_scales(xs: Sequence[Tensor], weights: Sequence[Tensor], alpha: float, tie: Tie) -> Tensor:
+    """SmoothQuant's s[c] = max |x[c]|^α / max |w[:, c]|^(1-α). xs: [tokens, channels]; weights: [out, channels]."""
+    largest_x, largest_w = (
+        tie(torch.stack(parallel_map(lambda each: each.float().abs().amax(0), parts)).amax(0), _largest)
+        for parts in (xs, weights)
+    )
     scales = largest_x.clamp_min(_LEAST).pow(alpha) / largest_w.clamp_min(_LEAST).pow(1 - alpha)
     # A channel that is always 0 says nothing of how it should be scaled.
     return torch.where(largest_x > 0, scales, torch.ones_like(scales)).clamp(_LEAST, 1 / _LEAST)
@@ -36,19 +39,25 @@ def awq_scales(x: Tensor, weights: Sequence[Tensor], schemes: Sequence[Scheme], 
     of r = 0. x: [tokens, channels]; weights: [out, channels] with their schemes."""
     values = x.float()
     mean = tie(values.abs().mean(0), _mean).clamp_min(_LEAST)
-    whole = [weight.float() for weight in weights]
-    best, least, plain = torch.ones_like(mean), float("inf"), 0.0
-    for step in range(_STEPS):
-        scales = mean.pow(step / _STEPS)
-        scales = scales / (scales.max() * scales.min()).sqrt()
-        error = sum(
-            float((values @ (round_to_nearest(w * scales, s).values() / scales - w).t()).square().sum())
-            for w, s in zip(whole, schemes, strict=True)
-        )
-        plain = error if step == 0 else plain
-        if error < least:
-            best, least = scales, error
-    return best, least / plain if plain > 0 else 1.0
+    tried = [mean.pow(step / _STEPS) for step in range(_STEPS)]
+    tried = [scales / (scales.max() * scales.min()).sqrt() for scales in tried]
+
+    def error(scales: Tensor) -> float:
+        return sum(_error(values, w, s, scales) for w, s in zip(weights, schemes, strict=True))
+
+    errors = parallel_map(error, tried)
+    least = min(errors)
+    return tried[errors.index(least)], least / errors[0] if errors[0] > 0 else 1.0
+
+
+def _error(x: Tensor, weight: Tensor, scheme: Scheme, scales: Tensor) -> float:
+    """The square of what rounding changes in the products of a weight whose channels are scaled."""
+    total = 0.0
+    for span in scale_spans(weight, scheme):
+        rows = weight[span].float()
+        changed = round_to_nearest(rows * scales, scheme).values() / scales - rows
+        total += float((x @ changed.t()).square().sum())
+    return total
 
 
 def _largest(values: Tensor) -> Tensor:

@@ -16,11 +16,11 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import Stored, stored_names
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
+from llmc.passes.parallel_map import one_thread
 from llmc.passes.planned_weight import check_patterns, modules_of
 from llmc.passes.quantization.calibration import calibration_sequences, needs_text
 from llmc.passes.quantization.plan import plan
 from llmc.passes.quantization.quantize_kv_cache import check_heads
-from llmc.passes.quantization.round_weight import one_thread
 from llmc.passes.rewrite import Numerics, WeightPass
 from llmc.passes.rewrite_log import RewriteLog
 from llmc.passes.sparsity.plan import plan_zeros

@@ -7,7 +7,7 @@ Sources: Frantar et al. 2023, "GPTQ: accurate post-training quantization for gen
 et al. 2025, "The geometry of LLM quantization: GPTQ as Babai's nearest plane algorithm".
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, fx
 
 from llmc.errors import PassError
-from llmc.passes.quantization.round_weight import one_thread
+from llmc.passes.parallel_map import one_thread, parallel_map
 from llmc.passes.quantization.stream import Stream
 
 # Columns that are corrected at once by those before them.
 BLOCK = 128
-# Columns of a strip of XᵀX: only what lies right of its diagonal is computed.
-_STRIP = 1024
+# Columns of a strip of XᵀX: only what lies right of its diagonal is computed. And tokens that are widened at a time.
+_STRIP, _TOKENS = 192, 4096
 
 # Gives the next columns, [count, rows], as they would be corrected now; of this block of columns alone.
 Ahead = Callable[[int], Tensor]
@@ -74,13 +74,25 @@ class InputSolvers:
 def gram(parts: Iterable[Tensor], columns: int) -> Tensor:
     """XᵀX in fp32, of X in parts: [tokens, columns] each."""
     total = torch.zeros(columns, columns)
-    for part in parts:
-        values = part.reshape(-1, columns).float()
-        for start in range(0, columns, _STRIP):
+    for some in _groups(parts, columns):
+
+        def add(start: int, values: Sequence[Tensor] = some) -> None:
             end = min(start + _STRIP, columns)
-            total[start:end, start:].addmm_(values[:, start:end].t(), values[:, start:])
-    total.triu_().add_(total.triu(1).t())
+            for part in values:
+                total[start:end, start:].addmm_(part[:, start:end].t(), part[:, start:])
+
+        parallel_map(add, range(0, columns, _STRIP))
+    with one_thread():
+        total.triu_().add_(total.triu(1).t())
     return total
+
+
+def _groups(parts: Iterable[Tensor], columns: int) -> Iterator[list[Tensor]]:
+    """The parts in fp32, some of them at a time."""
+    rows = [part.reshape(-1, columns) for part in parts]
+    at_once = max(1, _TOKENS // max(map(len, rows)))
+    for start in range(0, len(rows), at_once):
+        yield parallel_map(Tensor.float, rows[start : start + at_once])
 
 
 def prepare(hessian: Tensor, scheme: Sweeping) -> Solver:
@@ -112,18 +124,28 @@ def sweep(weight: Tensor, solver: Solver, choose: Choose) -> None:
     for start in range(0, len(left), BLOCK):
         end = min(start + BLOCK, len(left))
         errors = torch.empty(end - start, left.shape[1])
-        block, wanted, factor = left[start:end], original[start:end], solver.factor[start:end, start:end]
+        block = _Block(left[start:end], original[start:end], solver.factor[start:end, start:end])
         with one_thread():
-            for i in range(end - start):
-                ahead = partial(_corrected, block[i:], wanted[i:], factor[i:, i:])
-                torch.sub(wanted[i], choose(start + i, block[i], ahead), out=errors[i])
-                block[i + 1 :].addr_(factor[i, i + 1 :], errors[i])
+            # Unbound at once: taking views one by one costs as much as what is done with them.
+            columns = zip(block.left.unbind(), block.wanted.unbind(), errors.unbind(), strict=True)
+            for i, (column, wanted, error) in enumerate(columns):
+                torch.sub(wanted, choose(start + i, column, partial(block.corrected, i)), out=error)
+                block.left[i + 1 :].addr_(block.factor[i, i + 1 :], error)
         left[end:].addmm_(solver.factor[start:end, end:].t(), errors)
 
 
-def _corrected(block: Tensor, wanted: Tensor, factor: Tensor, count: int) -> Tensor:
-    """The optimum of the next columns, given those that are chosen: H = M·D·Mᵀ makes it w + M⁻ᵀ·(what errors add)."""
-    added = block[:count] - wanted[:count]
-    unmixed: Tensor = torch.linalg.solve_triangular(factor[:count, :count].t(), added, upper=False, unitriangular=True)
-    unmixed.add_(wanted[:count])
-    return unmixed
+@dataclass(frozen=True)
+class _Block:
+    """Columns that are taken one by one. left: as they are corrected so far. wanted: as they were. factor: theirs."""
+
+    left: Tensor
+    wanted: Tensor
+    factor: Tensor
+
+    def corrected(self, start: int, count: int) -> Tensor:
+        """The optimum of `count` columns from `start` on, given those before: H = M·D·Mᵀ makes it w + M⁻ᵀ·(what errors
+        add)."""
+        some = slice(start, start + count)
+        added, factor = self.left[some] - self.wanted[some], self.factor[some, some].t()
+        unmixed: Tensor = torch.linalg.solve_triangular(factor, added, upper=False, unitriangular=True)
+        return unmixed.add_(self.wanted[some])

@@ -27,6 +27,7 @@ from llmc.graph.weights import evaluate
 from llmc.ops.token_codes import token_codes, token_values
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
+from llmc.passes.parallel_map import parallel_map
 from llmc.passes.planned_weight import why_not, with_schemes
 from llmc.passes.quantization.calibration import calibration_sequences, sequences_and_apart
 from llmc.passes.quantization.column_sweep import InputSolvers
@@ -36,7 +37,13 @@ from llmc.passes.quantization.mixed_precision import SchemeOf, choose_schemes
 from llmc.passes.quantization.plan import Planned, plan
 from llmc.passes.quantization.reference_divergence import Reference
 from llmc.passes.quantization.round_experts import ExpertRows, expert_rows, round_experts
-from llmc.passes.quantization.round_weight import RoundedWeight, round_to_nearest, rounding_error, row_chunks
+from llmc.passes.quantization.round_weight import (
+    RoundedWeight,
+    relative_error,
+    round_to_nearest,
+    rounding_error,
+    scale_spans,
+)
 from llmc.passes.quantization.stream import Stream
 from llmc.passes.rewrite import Numerics, WeightPass
 from llmc.passes.rewrite_log import RewriteLog
@@ -160,11 +167,8 @@ class Quantizer:
         if scheme.method == "gptq":
             assert self._solvers is not None, "GPTQ is planned with calibration text only"
             return gptq(weight, self._solvers.of(x, scheme), scheme, kept), None
-        return round_to_nearest(weight, scheme, self._importance(x)), None
-
-    def _importance(self, x: fx.Node) -> Tensor:
-        assert self._stream is not None
-        return self._stream.rows(x).float().square().mean(0)
+        assert self._stream is not None, "AWQ is planned with calibration text only"
+        return round_to_nearest(weight, scheme, self._stream.mean_squares(x)), None
 
     def _round_input(self, product: fx.Node, scheme: Scheme) -> None:
         x = call_arguments(product)["x"]
@@ -188,20 +192,15 @@ class Quantizer:
             return 0.0, False  # Only plans are made of shapes.
         if self._stream is None or not products or products[0] is not _place(planned):
             return rounding_error(weight, rounded, scheme), False
-        wrong = right = 0.0
+        squares: list[tuple[float, float]] = []
         for read in self._read(products[0], len(weight)):
             x = read.x[:_MEASURED_ROWS].float()
             rounded_x = x
             if scheme.activation != "none":
                 rounded_x = token_values(*token_codes(x, None, scheme.activation), scheme.activation)
-            start = read.start
-            for rows in row_chunks(weight[read.start : read.end], scheme):
-                part = rounded.rows(start, start + len(rows)).values()
-                start += len(rows)
-                expected, seen = x @ rows.t(), rounded_x @ part.t()
-                wrong += float((seen - expected).square().sum())
-                right += float(expected.square().sum())
-        return (wrong / right) ** 0.5 if right > 0 else 0.0, True
+            own = slice(read.start, read.end)
+            squares += _output_squares(x, rounded_x, weight[own], rounded.rows(own), scheme)
+        return relative_error(squares), True
 
     def _read(self, product: fx.Node, rows: int) -> Iterator[ExpertRows]:
         """What a product's weight, or each of its experts', is multiplied with."""
@@ -210,6 +209,18 @@ class Quantizer:
             yield from expert_rows(self._stream, product, rows)
         else:
             yield ExpertRows(0, rows, self._stream.rows(call_arguments(product)["x"], _MEASURED_ROWS))
+
+
+def _output_squares(
+    x: Tensor, rounded_x: Tensor, weight: Tensor, rounded: RoundedWeight, scheme: Scheme
+) -> list[tuple[float, float]]:
+    """The squares of what is wrong with the products of some rows after the other, and of the products."""
+
+    def squares(span: slice) -> tuple[float, float]:
+        expected, seen = x @ weight[span].float().t(), rounded_x @ rounded.rows(span).values().t()
+        return float((seen - expected).square().sum()), float(expected.square().sum())
+
+    return parallel_map(squares, scale_spans(weight, scheme))
 
 
 def _place(planned: Planned) -> fx.Node:

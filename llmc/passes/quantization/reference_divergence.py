@@ -1,6 +1,6 @@
 """How far a quantized graph's next-token distributions are from those of the graph as it was, on given text."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import WeightSource
+from llmc.passes.parallel_map import parallel_map
 from llmc.passes.quantization.stream import Stream
 
 
@@ -20,26 +21,28 @@ class Reference:
 
     def divergence(self, graph: ModelGraph) -> float:
         """The mean over tokens of KL(reference ‖ graph), in nats."""
-        stream = _at_the_last_product(graph, self._source, self._sequences)
-        total = tokens = 0.0
-        for log_p, log_q in zip(_log_probabilities(self._plain), _log_probabilities(stream), strict=True):
-            each = (log_p.exp() * (log_p - log_q)).sum(-1)
-            total += float(each.double().sum())
-            tokens += len(each)
-        return total / tokens
+        plain, other = self._plain, _outputs(graph, self._source, self._sequences)
+        found = parallel_map(lambda i: divergences(log_probabilities(plain(i)), other(i)), range(len(self._sequences)))
+        return sum(float(each.double().sum()) for each in found) / sum(map(len, found))
 
     @cached_property
-    def _plain(self) -> Stream:
-        return _at_the_last_product(self._graph, self._source, self._sequences)
+    def _plain(self) -> Callable[[int], Tensor]:
+        return _outputs(self._graph, self._source, self._sequences)
 
 
-def _at_the_last_product(graph: ModelGraph, source: WeightSource, sequences: Sequence[Tensor]) -> Stream:
+def log_probabilities(logits: Tensor) -> Tensor:
+    """Of each row, in fp32."""
+    return logits.float().log_softmax(-1)
+
+
+def divergences(log_p: Tensor, logits: Tensor) -> Tensor:
+    """KL(p ‖ softmax of the logits) of each row, in nats: [rows]."""
+    return (log_p.exp() * (log_p - log_probabilities(logits))).sum(-1)
+
+
+def _outputs(graph: ModelGraph, source: WeightSource, sequences: Sequence[Tensor]) -> Callable[[int], Tensor]:
+    """Logits by the number of a sequence, of which all is computed but the last product."""
     stream = Stream(graph, source, sequences)
     for _ in stream.stops(graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.lm_head.default)):
         pass
-    return stream
-
-
-def _log_probabilities(stream: Stream) -> Iterator[Tensor]:
-    for logits in stream.outputs():
-        yield logits.float().log_softmax(-1)
+    return stream.outputs()

@@ -14,7 +14,7 @@ from llmc.formats.schemes import Scheme
 from llmc.graph.call_arguments import call_arguments
 from llmc.passes.quantization.column_sweep import gram, prepare
 from llmc.passes.quantization.gptq import gptq
-from llmc.passes.quantization.round_weight import RoundedWeight, round_to_nearest
+from llmc.passes.quantization.round_weight import RoundedWeight, joined, round_to_nearest
 from llmc.passes.quantization.stream import Stream
 
 
@@ -58,7 +58,7 @@ def round_experts(
             parts.append(gptq(own, solver, scheme, None if kept is None else kept[rows.start : rows.end]))
         else:
             parts.append(round_to_nearest(own, scheme, rows.x.float().square().mean(0)))
-    return _joined(parts), _unseen(unseen, len(parts))
+    return joined(parts), _unseen(unseen, len(parts))
 
 
 def _unseen(unseen: int, experts: int) -> str | None:
@@ -66,13 +66,3 @@ def _unseen(unseen: int, experts: int) -> str | None:
         return None
     which = "1 expert" if unseen == 1 else f"{unseen} experts"
     return f"{which} of {experts} saw no calibration token: rounded to the nearest"
-
-
-def _joined(parts: list[RoundedWeight]) -> RoundedWeight:
-    zeros = [part.zeros for part in parts if part.zeros is not None]
-    return RoundedWeight(
-        torch.cat([part.codes for part in parts]),
-        torch.cat([part.scales for part in parts]),
-        torch.cat(zeros) if zeros else None,
-        parts[0].format,
-    )

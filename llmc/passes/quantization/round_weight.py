@@ -1,7 +1,6 @@
 """Round one weight to codes: scales that cover it, scales fitted to what its inputs are, and the nearest codes."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,9 +9,8 @@ from torch import Tensor
 from llmc.formats.code_format import CODE_FORMATS
 from llmc.formats.schemes import BLOCK, Scheme
 from llmc.ops.weight_codes import weight_codes, weight_scales, weight_values, weight_zeros
+from llmc.passes.parallel_map import one_thread, parallel_map, row_spans
 
-# Elements that are rounded at a time, so that the many fp32 intermediates of a fit stay in a core's cache.
-_CHUNK = 1 << 16
 # Shares of the covering range that a fit tries. Source: the same grid as AutoGPTQ's and AWQ's clipping searches.
 _SHRINKAGES = tuple(1.0 - i / 40 for i in range(1, 17))
 
@@ -30,36 +28,59 @@ class RoundedWeight:
         """What the codes stand for, fp32."""
         return weight_values(self.codes, self.scales, self.zeros, self.format)
 
-    def rows(self, start: int, end: int) -> "RoundedWeight":
+    def rows(self, span: slice) -> "RoundedWeight":
         """Some of them."""
-        zeros = None if self.zeros is None else self.zeros[start:end]
-        return RoundedWeight(self.codes[start:end], self.scales[start:end], zeros, self.format)
+        zeros = None if self.zeros is None else self.zeros[span]
+        return RoundedWeight(self.codes[span], self.scales[span], zeros, self.format)
+
+    def put(self, span: slice, other: "RoundedWeight") -> None:
+        """Write other rows over some of these."""
+        self.codes[span], self.scales[span] = other.codes, other.scales
+        if self.zeros is not None and other.zeros is not None:
+            self.zeros[span] = other.zeros
 
 
 def round_to_nearest(weight: Tensor, scheme: Scheme, importance: Tensor | None = None) -> RoundedWeight:
     """Codes of a weight [rows, columns]. importance: [columns], weights of the error that scales are fitted to."""
-    whole: dict[str, Tensor] = {}
-    start = 0
+
+    def rounded(span: slice) -> RoundedWeight:
+        rows = weight[span].float()
+        scales, zeros = _scales_of(rows, scheme, importance)
+        return RoundedWeight(weight_codes(rows, scales, zeros, scheme.format), scales, zeros, scheme.format)
+
+    return _whole(rounded, scale_spans(weight, scheme), len(weight))
+
+
+def _whole(rounded: Callable[[slice], RoundedWeight], spans: Sequence[slice], rows: int) -> RoundedWeight:
+    """What the spans of a weight are rounded to, in tensors of all its rows."""
     with one_thread():
-        for rows in row_chunks(weight, scheme):
-            scales, zeros = _scales_of(rows, scheme, importance)
-            parts = {"codes": weight_codes(rows, scales, zeros, scheme.format), "scales": scales, "zeros": zeros}
-            for name, part in parts.items():
-                if part is None:
-                    continue
-                # Not joined in the end: small parts that stay, among what is freed, keep that from being used again,
-                # which took eight times the bytes of the codes.
-                if name not in whole:
-                    whole[name] = part.new_empty((len(weight), part.shape[1]))
-                whole[name][start : start + len(rows)] = part
-            start += len(rows)
-    return RoundedWeight(whole["codes"], whole["scales"], whole.get("zeros"), scheme.format)
+        first = rounded(spans[0])
+    # Not joined in the end: small parts that stay, among what is freed, keep that from being used again, which took
+    # eight times the bytes of the codes.
+    parts = (first.codes, first.scales, first.zeros)
+    codes, scales, zeros = (None if part is None else part.new_empty((rows, part.shape[1])) for part in parts)
+    assert codes is not None and scales is not None
+    whole = RoundedWeight(codes, scales, zeros, first.format)
+    whole.put(spans[0], first)
+    parallel_map(lambda span: whole.put(span, rounded(span)), spans[1:])
+    return whole
+
+
+def joined(parts: Sequence[RoundedWeight]) -> RoundedWeight:
+    """The rows of one after those of the other."""
+    zeros = [part.zeros for part in parts if part.zeros is not None]
+    return RoundedWeight(
+        torch.cat([part.codes for part in parts]),
+        torch.cat([part.scales for part in parts]),
+        torch.cat(zeros) if zeros else None,
+        parts[0].format,
+    )
 
 
 def fitted_scales(weight: Tensor, scheme: Scheme, importance: Tensor) -> tuple[Tensor, Tensor | None]:
     """Scales and zeros alone, as `round_to_nearest` finds them."""
-    with one_thread():
-        found = [_scales_of(rows, scheme, importance) for rows in row_chunks(weight, scheme)]
+    spans = scale_spans(weight, scheme)
+    found = parallel_map(lambda span: _scales_of(weight[span].float(), scheme, importance), spans)
     zeros = [zero for _, zero in found if zero is not None]
     return torch.cat([scales for scales, _ in found]), torch.cat(zeros) if zeros else None
 
@@ -87,37 +108,25 @@ def _scales_of(weight: Tensor, scheme: Scheme, importance: Tensor | None) -> tup
 
 def rounding_error(weight: Tensor, rounded: RoundedWeight, scheme: Scheme) -> float:
     """Root mean square error over the root mean square of a weight [rows, columns]."""
-    wrong = right = 0.0
-    start = 0
-    with one_thread():
-        for rows in row_chunks(weight, scheme):
-            values = rounded.rows(start, start + len(rows)).values()
-            start += len(rows)
-            wrong += float((values - rows).square().sum())
-            right += float(rows.square().sum())
+
+    def squares(span: slice) -> tuple[float, float]:
+        rows = weight[span].float()
+        return float((rounded.rows(span).values() - rows).square().sum()), float(rows.square().sum())
+
+    return relative_error(parallel_map(squares, scale_spans(weight, scheme)))
+
+
+def relative_error(squares: Iterable[tuple[float, float]]) -> float:
+    """Root mean square of what is wrong over that of what is right, of the sums of both squares of each part."""
+    wrong, right = (sum(each) for each in zip(*squares, strict=True))
     return (wrong / right) ** 0.5 if right > 0 else 0.0
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Small operations one after the other: waking threads for each takes longer, and on a busy machine far longer."""
-    count = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(count)
-
-
-def row_chunks(weight: Tensor, scheme: Scheme) -> Iterator[Tensor]:
-    """Rows in fp32, some at a time; all at once where they share a scale, or have no numbers."""
-    step = max(1, _CHUNK // weight.shape[1])
+def scale_spans(weight: Tensor, scheme: Scheme, least: int = 1) -> list[slice]:
+    """Rows that are looked at together, `least` or more of them: all where they share a scale, or have no numbers."""
     if scheme.granularity == "tensor" or weight.is_meta:
-        step = weight.shape[0]
-    elif scheme.granularity == "block":
-        step = -(-step // BLOCK) * BLOCK
-    for rows in weight.split(step):
-        yield rows.float()
+        return [slice(0, len(weight))]
+    return row_spans(weight, least, BLOCK if scheme.granularity == "block" else 1)
 
 
 def _covering(weight: Tensor, scheme: Scheme, width: int) -> tuple[Tensor, Tensor | None]:

@@ -182,7 +182,7 @@ def _scales(group: Group, fold: Fold, stream: Stream) -> Tensor:
     schemes: list[Scheme] = [each.scheme for each in group.plans if each.scheme is not None]
     weights = [stream.weight(each.weights[0]) for each in group.plans]
     if schemes[0].method == "smoothquant":
-        return smoothing_scales(stream.rows(group.x), weights, schemes[0].alpha, fold.tie)
+        return smoothing_scales(list(stream.parts(group.x)), weights, schemes[0].alpha, fold.tie)
     scales, share = awq_scales(stream.rows(group.x, _SEARCHED_ROWS), weights, schemes, fold.tie)
     if share >= 1.0:
         raise Refused(f"no scales of {group.x.name} make the products' error smaller", group.x)

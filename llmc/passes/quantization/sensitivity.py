@@ -10,6 +10,7 @@ of its input: the divergence grows with their square.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor, fx
@@ -19,9 +20,11 @@ from llmc.formats.schemes import Budget, Scheme
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.passes.model_data import ModelData
+from llmc.passes.parallel_map import one_thread, parallel_map
 from llmc.passes.planned_weight import PlannedWeight
 from llmc.passes.quantization.plan import Planned, check_columns
-from llmc.passes.quantization.round_weight import one_thread, round_to_nearest
+from llmc.passes.quantization.reference_divergence import divergences, log_probabilities
+from llmc.passes.quantization.round_weight import round_to_nearest
 from llmc.passes.quantization.spend_bits import Rung
 from llmc.passes.quantization.stream import Stream
 
@@ -50,8 +53,7 @@ class Change(Generic[S]):
         if scheme is None:
             return 0.0
         some = weight[:: -(-len(weight) // _ROWS)]
-        with one_thread():
-            total = float((self.value(some, scheme, importance) - some).float().square_().mul_(importance).sum())
+        total = float((self.value(some, scheme, importance) - some).float().square_().mul_(importance).sum())
         return max(total * len(weight) / len(some), 1e-30)
 
 
@@ -79,14 +81,15 @@ def ladders(
         each = next(each for each in units[index] if node in each.readers)
         weight = call_arguments(node)["weight"]
         values, schemes = stream.weight(weight), schemes_of[index]
-        importance = _importance(stream, node) if node in each.products else None
+        importance = stream.mean_squares(call_arguments(node)["x"]) if node in each.products else None
         tried = schemes[change.tried]
         assert tried is not None
-        stream.replace_weight(branches[index], weight, change.value(values, tried, importance).to(values.dtype))
+        with one_thread():
+            stream.replace_weight(branches[index], weight, change.value(values, tried, importance).to(values.dtype))
         if node is each.products[0] and importance is not None:
-            found = [change.error(values, scheme, importance) for scheme in schemes]
+            found = parallel_map(partial(change.error, values, importance=importance), schemes)
             errors[index] = [a + b for a, b in zip(errors.get(index, [0.0] * len(found)), found, strict=True)]
-    divergences = _divergences(stream, len(sequences))
+    divergences = _divergences(stream, len(sequences), len(branches))
     data.progress("sensitivity", len(units), len(units))
     return [
         [
@@ -101,24 +104,16 @@ def ladders(
     ]
 
 
-def _importance(stream: Stream, product: fx.Node) -> Tensor:
-    return stream.rows(call_arguments(product)["x"]).float().square().mean(0)
-
-
-def _divergences(stream: Stream, sequences: int) -> list[float]:
+def _divergences(stream: Stream, sequences: int, branches: int) -> list[float]:
     """The mean divergence of each branch from the plain run."""
-    plain: list[Tensor] = []
-    found: list[float] = []
-    for index, logits in enumerate(stream.outputs()):
-        log_q = logits.float().log_softmax(-1)
-        if index < sequences:
-            plain.append(log_q)
-            continue
-        log_p = plain[index % sequences]
-        if index % sequences == 0:
-            found.append(0.0)
-        found[-1] += float((log_p.exp() * (log_p - log_q)).sum(-1).mean()) / sequences
-    return [max(each, 0.0) for each in found]
+    output = stream.outputs()
+    plain = parallel_map(lambda index: log_probabilities(output(index)), range(sequences))
+
+    def divergence(index: int) -> float:
+        return float(divergences(plain[index % sequences], output(index)).mean())
+
+    found = parallel_map(divergence, range(sequences, sequences * (branches + 1)))
+    return [max(sum(found[i : i + sequences]) / sequences, 0.0) for i in range(0, len(found), sequences)]
 
 
 def units_of(planned: Sequence[PlannedWeight[S]]) -> list[list[PlannedWeight[S]]]:

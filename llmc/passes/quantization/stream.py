@@ -1,12 +1,13 @@
-"""Run a graph over calibration sequences one node at a time, so that memory holds one layer of it.
+"""Run a graph over calibration sequences a few nodes at a time, so that memory holds one layer of it.
 
-Every sequence passes a node before the next node runs, weights are read when a node needs them and dropped after, and
-values are dropped after their last reader. Between nodes the graph may be rewritten: what was inserted is computed on
-the way. So a weight can be quantized with what its input is after all weights before it were. And the sequences may
-branch: from there on they are also run with another weight, beside those that are not.
+The nodes up to and including the next product make a run: every sequence passes it before the next run begins, several
+sequences at a time on threads of their own. Weights are read when a run needs them and dropped after, and values are
+dropped after their last reader. Between runs the graph may be rewritten: what was inserted is computed on the way. So a
+weight can be quantized with what its input is after all weights before it were. And the sequences may branch: from
+there on they are also run with another weight, beside those that are not.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor, fx
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.product_parts import is_product
 from llmc.graph.weights import WeightSource, evaluate
+from llmc.passes.parallel_map import one_thread, parallel_map
 from llmc.passes.uses import weight_value
 
 
@@ -24,6 +26,14 @@ class _Replaced:
     branch: int
     weight: fx.Node
     value: Tensor
+
+
+@dataclass(frozen=True)
+class _Run:
+    """nodes: in order. constants: by node, those of its inputs that are made of weights alone."""
+
+    nodes: Sequence[fx.Node]
+    constants: Mapping[fx.Node, Mapping[fx.Node, Any]]
 
 
 class Stream:
@@ -41,23 +51,39 @@ class Stream:
 
     def stops(self, at: Collection[fx.Node]) -> Iterator[fx.Node]:
         """Yield each of these nodes before it runs, in order; ends with the last of them, which is not run."""
-        left = set(at)
+        left, run = set(at), list[fx.Node]()
         for node in list(self._graph.graph.nodes):
             if not left:
                 return
             if node in left:
+                self._compute(run)
+                run.clear()
                 self._replaced = None
                 left.remove(node)
                 yield node
-            if node.op == "call_function" and left:
-                self._run(node)
+            if node.op == "call_function":
+                run.append(node)
+            if is_product(node) and left:
+                self._compute(run)
+                run.clear()
 
     def rows(self, node: fx.Node, limit: int | None = None) -> Tensor:
         """A value of every sequence, joined along the tokens; limit: that many rows, spread evenly. Not of branches."""
-        joined = torch.cat([value.reshape(-1, value.shape[-1]) for value in self.parts(node)])
-        if limit is None or len(joined) <= limit:
-            return joined
-        return joined[torch.linspace(0, len(joined) - 1, limit).long()]
+        parts = [value.reshape(-1, value.shape[-1]) for value in self.parts(node)]
+        count = sum(map(len, parts))
+        with one_thread():
+            if limit is None or count <= limit:
+                return torch.cat(parts)
+            chosen = torch.linspace(0, count - 1, limit).long()
+            ends = torch.tensor([len(part) for part in parts]).cumsum(0)
+            place = torch.searchsorted(ends, chosen, right=True)
+            return torch.cat([p[chosen[place == i] - (int(ends[i]) - len(p))] for i, p in enumerate(parts)])
+
+    def mean_squares(self, node: fx.Node) -> Tensor:
+        """Of a value's channels, over the tokens of all sequences: [channels], fp32. Not of branches."""
+        parts = [value.reshape(-1, value.shape[-1]) for value in self.parts(node)]
+        squares = parallel_map(lambda part: part.float().square().sum(0), parts)
+        return torch.stack(squares).sum(0) / sum(map(len, parts))
 
     def parts(self, node: fx.Node) -> Iterator[Tensor]:
         """A value of each sequence in turn. Not of branches."""
@@ -78,48 +104,72 @@ class Stream:
         """What a branch reads for a weight placeholder, until the next stop."""
         self._replaced = _Replaced(branch, weight, value)
 
-    @torch.inference_mode()
-    def outputs(self) -> Iterator[Tensor]:
-        """What the graph returns for each sequence, then for those of each branch; computed one by one from here on."""
+    def outputs(self) -> Callable[[int], Tensor]:
+        """A function that computes what the graph returns for a sequence, given its number, on any thread. Sequence i
+        of branch b has the number b * sequences + i."""
         result = self._graph.logits()
-        constants: dict[fx.Node, Any] = {}
-        for index in range(self._count):
-            yield self._evaluated(result, index, {}, constants)
+        run = self._run_to([result])
 
-    def _evaluated(self, node: fx.Node, index: int, known: dict[fx.Node, Any], constants: dict[fx.Node, Any]) -> Any:
-        if node in self._values:
-            return self._values[node][index]
-        if self._is_constant(node):
-            if node not in constants:
-                constants[node] = self._constant_value(node)
-            return constants[node]
-        if node not in known:
-            inputs = {n: self._evaluated(n, index, known, constants) for n in node.all_input_nodes}
-            known[node] = self._call(node, inputs, index)
-        return known[node]
+        @torch.inference_mode()
+        def output(index: int) -> Tensor:
+            (found,) = self._computed(run, [result], index)
+            assert isinstance(found, Tensor)
+            return found
+
+        return output
 
     def _value(self, node: fx.Node) -> list[Any]:
         if node not in self._values:
-            self._run(node)
+            self._compute([node], is_kept=True)
         return self._values[node]
 
     @torch.inference_mode()
-    def _run(self, node: fx.Node) -> None:
-        if node in self._values or self._is_constant(node):
-            return
-        shared = {n: self._constant_value(n) for n in node.all_input_nodes if self._is_constant(n)}
-        if is_product(node):
-            # They multiply in fp32: convert the weight once, not for each sequence.
-            shared = {n: value.float() for n, value in shared.items()}
-        inputs = {n: self._value(n) for n in node.all_input_nodes if n not in shared}
-        self._values[node] = [
-            self._call(node, shared | {n: value[index] for n, value in inputs.items()}, index)
-            for index in range(self._count)
-        ]
-        self._done.add(node)
-        for each in inputs:
-            if all(user in self._done or user.op == "output" for user in each.users):
+    def _compute(self, wanted: Sequence[fx.Node], *, is_kept: bool = False) -> None:
+        """Nodes of every sequence and branch. Their values stay while others are to read them, or if is_kept."""
+        run = self._run_to(wanted)
+        self._done.update(run.nodes)
+        kept = [node for node in run.nodes if self._is_needed(node) or (is_kept and node in wanted)]
+        found = parallel_map(lambda index: self._computed(run, kept, index), range(self._count))
+        self._values.update({node: [values[i] for values in found] for i, node in enumerate(kept)})
+        for each in {n for node in run.nodes for n in node.all_input_nodes}:
+            if not self._is_needed(each):
                 self._values.pop(each, None)
+
+    def _is_needed(self, node: fx.Node) -> bool:
+        """Whether a node that is not computed yet reads it, or it is what the graph returns."""
+        waiting = any(user not in self._done and user.op != "output" for user in node.users)
+        return waiting or node is self._graph.logits()
+
+    def _run_to(self, wanted: Sequence[fx.Node]) -> _Run:
+        """What is to be computed for some nodes, from the values that there are."""
+        needed, left = set[fx.Node](), list(wanted)
+        while left:
+            node = left.pop()
+            if node not in needed and node not in self._values and not self._is_constant(node):
+                needed.add(node)
+                left.extend(node.all_input_nodes)
+        nodes = sorted(needed)
+        return _Run(nodes, {node: self._constants_of(node) for node in nodes})
+
+    def _constants_of(self, node: fx.Node) -> dict[fx.Node, Any]:
+        def value(constant: fx.Node) -> Any:
+            found = weight_value(constant, self._graph, self._source)
+            # Products multiply in fp32: convert the weight once, not for each sequence.
+            return found.float() if is_product(node) else found
+
+        constants = [n for n in node.all_input_nodes if self._is_constant(n)]
+        return dict(zip(constants, parallel_map(value, constants), strict=True))
+
+    def _computed(self, run: _Run, kept: Sequence[fx.Node], index: int) -> list[Any]:
+        """Values of some nodes of a run for one sequence of one branch."""
+        found: dict[fx.Node, Any] = {}
+        for node in run.nodes:
+            inputs = dict(run.constants[node])
+            for each in node.all_input_nodes:
+                if each not in inputs:
+                    inputs[each] = found[each] if each in found else self._values[each][index]
+            found[node] = self._call(node, inputs, index)
+        return [found[node] if node in found else self._values[node][index] for node in kept]
 
     def _call(self, node: fx.Node, inputs: dict[fx.Node, Any], index: int) -> Any:
         """node's value for one sequence of one branch."""
@@ -140,6 +190,3 @@ class Stream:
                 known = node.op == "call_function" and all(map(self._is_constant, node.all_input_nodes))
             self._constant[node] = known
         return known
-
-    def _constant_value(self, node: fx.Node) -> Any:
-        return weight_value(node, self._graph, self._source)

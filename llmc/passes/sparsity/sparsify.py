@@ -26,11 +26,13 @@ from llmc.graph.weights import Constant, Derived, Recipe, evaluate, stored_names
 from llmc.ops.sparse_weight import is_stored, mask_words
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
+from llmc.passes.parallel_map import parallel_map, row_spans
 from llmc.passes.planned_weight import why_not, with_schemes
 from llmc.passes.quantization.calibration import calibration_sequences, sequences_and_apart
 from llmc.passes.quantization.column_sweep import InputSolvers
 from llmc.passes.quantization.file_backed import file_backed
 from llmc.passes.quantization.reference_divergence import Reference
+from llmc.passes.quantization.round_weight import relative_error
 from llmc.passes.quantization.stream import Stream
 from llmc.passes.rewrite import Numerics, WeightPass
 from llmc.passes.rewrite_log import RewriteLog
@@ -123,19 +125,22 @@ class _Sparsifier:
             value, kept = sparsegpt(weight, self._solvers.of(x, scheme), scheme)
             replace_weight(self._graph, planned, value)
         else:
-            importance = weight.abs().float()
-            if scheme.method == "wanda":
-                assert x is not None
-                importance.mul_(self._norms(x))
-            kept = kept_elements(importance, scheme, by_row=scheme.method == "wanda")
+            kept = self._kept(weight, scheme, x)
             value = weight.masked_fill(~kept, 0.0)
             prune_weight(self._graph, planned, kept)
         self._graph.sparse = (*self._graph.sparse, sparse_record(planned, scheme, weight, value, rows))
 
-    def _norms(self, x: fx.Node) -> Tensor:
-        """Root mean squares of the input's columns over all tokens: [columns]."""
-        assert self._stream is not None
-        return self._stream.rows(x).float().square().mean(0).sqrt()
+    def _kept(self, weight: Tensor, scheme: SparseScheme, x: fx.Node | None) -> Tensor:
+        """By Wanda, each row for itself, or by magnitude: [out, in], bool."""
+        if scheme.method == "magnitude":
+            return kept_elements(weight.abs().float(), scheme, by_row=False)
+        assert x is not None and self._stream is not None, "planned for products and with text only"
+        norms = self._stream.mean_squares(x).sqrt()
+
+        def kept(rows: slice) -> Tensor:
+            return kept_elements(weight[rows].abs().float().mul_(norms), scheme, by_row=True)
+
+        return torch.cat(parallel_map(kept, row_spans(weight)))
 
 
 def _place(planned: PlannedZeros, scheme: SparseScheme) -> fx.Node:
@@ -159,10 +164,14 @@ def sparse_record(
     """Of a weight that becomes `value`. x: inputs [tokens, columns], fp32, that the error is measured on; None: the
     error is the weight's."""
     rows, columns = planned.shape
-    expected, lost = weight.float(), (value.float() - weight.float())
-    if x is not None:
-        expected, lost = x @ expected.t(), x @ lost.t()
-    right = float(expected.square().sum())
+
+    def squares(span: slice) -> tuple[float, float]:
+        expected = weight[span].float()
+        lost = value[span].float() - expected
+        if x is not None:
+            expected, lost = x @ expected.t(), x @ lost.t()
+        return float(lost.square().sum()), float(expected.square().sum())
+
     return SparseWeight(
         module=planned.module,
         tensor=planned.tensor,
@@ -170,7 +179,7 @@ def sparse_record(
         rows=rows,
         columns=columns,
         zeros=1.0 - float((value != 0).sum()) / weight.numel(),
-        error=(float(lost.square().sum()) / right) ** 0.5 if right > 0 else 0.0,
+        error=relative_error(parallel_map(squares, row_spans(weight))),
         is_output_error=x is not None,
     )
 
