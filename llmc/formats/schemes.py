@@ -12,7 +12,11 @@ Method = Literal["rtn", "gptq", "awq", "smoothquant"]
 
 NOT_QUANTIZED = "none"
 BLOCK = 128
-_GROUPS = ("g32", "g64", "g128")
+# Sizes of groups, the largest first: one that is not named is the first of them that divides a weight's columns.
+GROUPS = (128, 64, 32)
+_GROUPS = tuple(f"g{size}" for size in reversed(GROUPS))
+# Options that say what shares a scale.
+SHARING = frozenset({*_GROUPS, "channel", "tensor", "block"})
 
 
 @dataclass(frozen=True)
@@ -20,7 +24,8 @@ class Scheme:
     """How one weight is quantized.
 
     name: as spelled. format: of the weight's codes (ops/weight_codes.py). granularity: what shares a scale: the
-    tensor, a channel (row), a group of `group` columns in a row, or a block of 128 × 128. activation: what the tokens
+    tensor, a channel (row), a group of `group` columns in a row, or a block of 128 × 128. is_group_named: whether the
+    user chose the group; else it is the largest that there may be (`fitted`). activation: what the tokens
     are rounded to, each with its own scale, or with one found by calibration if is_static. method: how weights are
     rounded, or prepared for it. act_order, damping: of GPTQ. alpha: of SmoothQuant.
     """
@@ -29,6 +34,7 @@ class Scheme:
     format: str
     granularity: Granularity = "channel"
     group: int | None = None
+    is_group_named: bool = False
     symmetric: bool = True
     activation: Activation = "none"
     is_static: bool = False
@@ -56,6 +62,18 @@ class Scheme:
     def columns(self) -> int | None:
         """How many columns share a scale; None for all."""
         return {"group": self.group, "block": BLOCK}.get(self.granularity)
+
+    def groups(self) -> tuple["Scheme", ...]:
+        """The scheme with each group that it may have, the largest first; itself alone if there is no choice."""
+        if self.granularity != "group" or self.is_group_named or "group" not in self.codes.granularities:
+            return (self,)
+        sizes = [size for size in GROUPS if size <= (self.group or 0)]
+        named = (replace(self, name=f"{self.name}:g{size}", group=size, is_group_named=True) for size in sizes[1:])
+        return (self, *named)
+
+    def fitted(self, columns: int) -> "Scheme | None":
+        """The scheme with the largest of its groups that divides so many columns; None if none does."""
+        return next((scheme for scheme in self.groups() if columns % (scheme.columns or 1) == 0), None)
 
     def bits(self, columns: int) -> float:
         """Per weight of rows of so many columns, scales (16 bits a group, 32 a row) and zeros included.
@@ -122,7 +140,7 @@ def _with_option(scheme: Scheme, name: str, word: str) -> Scheme:
     key, _, value = word.partition("=")
     granularities = scheme.codes.granularities
     if key in _GROUPS and "group" in granularities:
-        return replace(scheme, granularity="group", group=int(key[1:]))
+        return replace(scheme, granularity="group", group=int(key[1:]), is_group_named=True)
     for granularity in granularities:
         if key == granularity != "group":
             return replace(scheme, granularity=granularity, group=None)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from llmc.errors import OptionError
-from llmc.formats.schemes import BLOCK, Quantization, Scheme
+from llmc.formats.schemes import GROUPS, SCHEMES, SHARING, Quantization, Scheme
 from llmc.graph.model_graph import ModelGraph
 from llmc.passes.planned_weight import HEAD, PlannedWeight, plan_weights
 
@@ -13,21 +13,19 @@ Planned = PlannedWeight[Scheme]
 def plan(graph: ModelGraph, quantization: Quantization) -> tuple[Planned, ...]:
     """Every product's weight, and each embedding that a rule names, in the order in which the step reads them.
 
-    Raises OptionError for a rule that names no module, and for columns that a group does not divide.
+    Raises OptionError for a rule that names no module, and for columns that no group divides.
     """
-    planned = tuple(map(_fitted, plan_weights(graph, quantization, "quantize")))
-    for each in planned:
-        if each.scheme is not None:
-            check_columns(each, each.scheme)
-    return planned
+    return tuple(map(_fitted, plan_weights(graph, quantization, "quantize")))
 
 
 def _fitted(planned: Planned) -> Planned:
-    """With the scheme that is meant for such a product."""
+    """With the scheme that is meant for such a product, in groups that divide its columns. Raises OptionError."""
     scheme = planned.scheme
-    if scheme is not None and planned.module == HEAD and not planned.is_ruled:
+    if scheme is None:
+        return planned
+    if planned.module == HEAD and not planned.is_ruled:
         scheme = head_scheme(scheme)
-    return replace(planned, scheme=scheme)
+    return replace(planned, scheme=fitted(planned, scheme))
 
 
 def head_scheme(scheme: Scheme) -> Scheme:
@@ -37,21 +35,27 @@ def head_scheme(scheme: Scheme) -> Scheme:
     if scheme.code_bits >= 8:
         return plain
     name = "w8a8" if scheme.activation == "int8" else "int8"
-    return replace(
-        plain, name=name, format="int8", granularity="channel", group=None, symmetric=True, is_static=scheme.is_static
-    )
+    return replace(SCHEMES[name], is_static=scheme.is_static)
 
 
-def check_columns(planned: Planned, scheme: Scheme) -> None:
-    """Raise OptionError if the scheme's groups do not divide the weight's columns."""
-    width, (_, columns) = scheme.columns, planned.shape
-    if width is None or columns % width == 0:
-        return
-    fits = [f"g{size}" for size in (64, 32) if columns % size == 0 and size < width]
+def fitted(planned: Planned, scheme: Scheme) -> Scheme:
+    """The scheme in the largest groups that divide a weight's columns, or those that it names. Raises OptionError."""
+    columns = planned.shape[1]
+    found = scheme.fitted(columns)
+    if found is not None:
+        return found
+    widths = [str(each.columns) for each in scheme.groups()]
     kind = "blocks" if scheme.granularity == "block" else "groups"
-    instead = f"{scheme.name}:{fits[0]}" if (fits and width != BLOCK) or fits else "int8"
+    fits = [size for size in GROUPS if columns % size == 0 and "group" in scheme.codes.granularities]
+    instead = f"{_without_group(scheme)}:g{fits[0]}" if fits else "int8"
     raise OptionError(
-        f"tensor {planned.tensor} has {columns} columns, which {kind} of {width} do not divide",
+        f"tensor {planned.tensor} has {columns} columns, which {kind} of {' or '.join(widths)} do not divide",
         at=f"quantize={scheme.name}",
         fix=f"choose another for all of them, or for this one: quantize={planned.module}={instead}",
     )
+
+
+def _without_group(scheme: Scheme) -> str:
+    """The scheme's name, without what shares a scale."""
+    name, *words = scheme.name.split(":")
+    return ":".join((name, *(word for word in words if word not in SHARING)))

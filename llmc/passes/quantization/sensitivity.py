@@ -22,7 +22,7 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.passes.model_data import ModelData
 from llmc.passes.parallel_map import one_thread, parallel_map
 from llmc.passes.planned_weight import PlannedWeight
-from llmc.passes.quantization.plan import Planned, check_columns
+from llmc.passes.quantization.plan import Planned, fitted
 from llmc.passes.quantization.reference_divergence import divergences, log_probabilities
 from llmc.passes.quantization.round_weight import round_to_nearest
 from llmc.passes.quantization.spend_bits import Rung
@@ -135,13 +135,13 @@ def unit_schemes(unit: Sequence[Planned], budget: Budget) -> list[Scheme | None]
     coded = [
         scheme
         for plain in finer
-        for group in (plain, *(replace(plain, name=f"{plain.name}:g{g}", group=g) for g in (64, 32)))
+        for group in plain.groups()
         for scheme in (group, replace(group, name=f"{group.name}:asym", symmetric=False))
     ]
     fitting = [scheme for scheme in coded if all(each.shape[1] % (scheme.group or 1) == 0 for each in unit)]
     if not fitting:
         for each in unit:
-            check_columns(each, coded[-1])
+            fitted(each, finer[0])
     return [*fitting, eight, None]
 
 
