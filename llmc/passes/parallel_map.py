@@ -17,8 +17,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 # Each thread holds the intermediate values of a piece of work. On 16 cores and more the pieces divide their operations.
 _MOST_WORKERS = 8
-# Elements of a weight that are looked at together: few enough for fp32 intermediates to stay in a core's cache.
-_ELEMENTS = 1 << 16
+# Elements of a weight that are looked at together: few enough for fp32 intermediates to stay in a core's cache, and so
+# many that an operation takes longer than one thread's Python waits for the other's.
+_ELEMENTS = 1 << 18
 
 
 def parallel_map(function: Callable[[T], R], items: Sequence[T]) -> list[R]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from llmc.formats.schemes import Scheme
 from llmc.passes.parallel_map import parallel_map
-from llmc.passes.quantization.round_weight import round_to_nearest, scale_spans
+from llmc.passes.quantization.round_weight import nearest_values, scale_spans
 
 _STEPS = 20
 _LEAST = 1e-5
@@ -55,7 +55,7 @@ def _error(x: Tensor, weight: Tensor, scheme: Scheme, scales: Tensor) -> float:
     total = 0.0
     for span in scale_spans(weight, scheme):
         rows = weight[span].float()
-        changed = round_to_nearest(rows * scales, scheme).values() / scales - rows
+        changed = nearest_values(rows * scales, scheme).div_(scales).sub_(rows)
         total += float((x @ changed.t()).square().sum())
     return total
 

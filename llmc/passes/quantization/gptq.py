@@ -14,8 +14,8 @@ from llmc.passes.parallel_map import parallel_map
 from llmc.passes.quantization.column_sweep import Ahead, Solver, sweep
 from llmc.passes.quantization.round_weight import RoundedWeight, fitted_scales, joined, scale_spans
 
-# A column of fewer rows takes less time than what calls it.
-_LEAST_ROWS = 512
+# Fewer rows of a column take less time than their threads wait for each other's Python.
+_LEAST_ROWS = 2048
 
 
 def gptq(weight: Tensor, solver: Solver, scheme: Scheme, kept: Tensor | None = None) -> RoundedWeight:

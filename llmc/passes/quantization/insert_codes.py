@@ -11,7 +11,6 @@ from torch import Tensor, fx
 
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import Constant, Recipe, stored_names
-from llmc.passes.quantization.file_backed import file_backed
 from llmc.passes.quantization.round_weight import RoundedWeight
 from llmc.passes.recorded_graph import new_weight
 
@@ -24,7 +23,7 @@ def insert_weight(
     """Make readers read codes. weights: the placeholders that they read now, of one tensor."""
     parts = {"codes": rounded.codes, "scales": rounded.scales, "zeros": rounded.zeros}
     names = stored_names(graph.weights[weights[0].name])
-    recipes = {name: Constant(file_backed(part), names) for name, part in parts.items() if part is not None}
+    recipes = {name: Constant(part, names) for name, part in parts.items() if part is not None}
     insert_recipes(graph, weights, readers, recipes, parts, rounded.format)
 
 

@@ -36,6 +36,7 @@ from llmc.passes.quantization.insert_codes import insert_tokens, insert_weight
 from llmc.passes.quantization.mixed_precision import SchemeOf, choose_schemes
 from llmc.passes.quantization.plan import Planned, plan
 from llmc.passes.quantization.reference_divergence import Reference
+from llmc.passes.quantization.remembered_codes import History, RememberedCodes, Rounded
 from llmc.passes.quantization.round_experts import ExpertRows, expert_rows, round_experts
 from llmc.passes.quantization.round_weight import (
     RoundedWeight,
@@ -60,6 +61,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
     planned = plan(graph, quantization)
     sequences: tuple[Tensor, ...] = ()
     reasons: dict[str, str] = {}
+    codes = RememberedCodes()
     if quantization.budget is not None:
         sequences, apart = sequences_and_apart(graph, options, data)
         reference = Reference(graph, data.source, apart)
@@ -69,8 +71,10 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
             trial = graph.copy()
             chosen = with_schemes(plan(trial, quantization), schemes)
             stream = Stream(trial, data.source, sequences) if sequences else None
-            Quantizer(trial, None, replace(data, progress=lambda *_: None), stream, {}).run(chosen)
-            return reference.divergence(trial)
+            Quantizer(trial, None, replace(data, progress=lambda *_: None), stream, {}, codes).run(chosen)
+            found = reference.divergence(trial)
+            codes.end_plan(found)
+            return found
 
         planned, reasons = choose_schemes(graph, planned, quantization.budget, sequences, data, divergence)
     elif quantization.needs_calibration or options.calibration is not None:
@@ -78,7 +82,8 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
     for each in planned:
         for product in each.products if each.scheme is None else ():
             log.refuse(Refusal(_why_not(each, quantization, reasons), product, is_asked=True))
-    Quantizer(graph, log, data, Stream(graph, data.source, sequences) if sequences else None, reasons).run(planned)
+    stream = Stream(graph, data.source, sequences) if sequences else None
+    Quantizer(graph, log, data, stream, reasons, codes).run(planned)
 
 
 # Single logits of 4-bit weights move by most of the logits' spread; what it costs in quality is measured by perplexity.
@@ -93,8 +98,8 @@ def _why_not(planned: Planned, quantization: Quantization, reasons: dict[str, st
 
 
 class Quantizer:
-    """One run over a graph. log: None for a trial. stream: calibration tokens on their way through it; None where no
-    text was given."""
+    """One run over a graph. log: None for a trial, which keeps no record. stream: calibration tokens on their way
+    through it; None where no text was given. codes: what runs over copies of the graph found."""
 
     def __init__(
         self,
@@ -103,8 +108,11 @@ class Quantizer:
         data: ModelData,
         stream: Stream | None,
         reasons: dict[str, str],
+        codes: RememberedCodes,
     ) -> None:
         self._graph, self._log, self._data, self._stream, self._reasons = graph, log, data, stream, reasons
+        self._codes = codes
+        self._history: History = ()
         self._rounded_tokens: dict[tuple[fx.Node, str, bool], fx.Node] = {}
         self._solvers = None if stream is None else InputSolvers(stream)
 
@@ -134,10 +142,19 @@ class Quantizer:
         assert scheme is not None
         if self._log is not None:
             self._log.step(f"{planned.module} to {scheme.name}", *planned.readers)
+        self._history = (*self._history, (planned.module, scheme))
         weight = evaluate(self._graph.weights[planned.weights[0].name], self._data.source)
-        rounded, unseen = self._rounded(weight, scheme, planned)
-        error, is_output = self._error(weight, rounded, planned)
+
+        def codes() -> Rounded:
+            found, unseen = self._rounded(weight, scheme, planned)
+            return found.in_file(), unseen
+
+        rounded, unseen = self._codes.of(self._history, codes)
+        if self._log is not None:
+            self._record(planned, scheme, unseen, *self._error(weight, rounded, planned))
         insert_weight(self._graph, planned.weights, planned.readers, rounded)
+
+    def _record(self, planned: Planned, scheme: Scheme, unseen: str | None, error: float, is_output: bool) -> None:
         rows, columns = planned.shape
         self._graph.quantized = (
             *self._graph.quantized,
@@ -153,7 +170,7 @@ class Quantizer:
             ),
         )
 
-    def _rounded(self, weight: Tensor, scheme: Scheme, planned: Planned) -> tuple[RoundedWeight, str | None]:
+    def _rounded(self, weight: Tensor, scheme: Scheme, planned: Planned) -> Rounded:
         """With what is to be said of experts that saw no token."""
         product = planned.products[0] if planned.products else None
         if product is None or scheme.method not in ("gptq", "awq"):

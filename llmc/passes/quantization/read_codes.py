@@ -94,7 +94,7 @@ def _round_again(
         bits=again.scheme.bits(columns),
         error=rounding_error(weight, rounded, again.scheme),
     )
-    insert_weight(graph, weights, readers, rounded)
+    insert_weight(graph, weights, readers, rounded.in_file())
     graph.quantized = (*graph.quantized, record)
 
 

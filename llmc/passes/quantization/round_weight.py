@@ -10,6 +10,7 @@ from llmc.formats.code_format import CODE_FORMATS
 from llmc.formats.schemes import BLOCK, Scheme
 from llmc.ops.weight_codes import weight_codes, weight_scales, weight_values, weight_zeros
 from llmc.passes.parallel_map import one_thread, parallel_map, row_spans
+from llmc.passes.quantization.file_backed import file_backed
 
 # Shares of the covering range that a fit tries. Source: the same grid as AutoGPTQ's and AWQ's clipping searches.
 _SHRINKAGES = tuple(1.0 - i / 40 for i in range(1, 17))
@@ -33,6 +34,11 @@ class RoundedWeight:
         zeros = None if self.zeros is None else self.zeros[span]
         return RoundedWeight(self.codes[span], self.scales[span], zeros, self.format)
 
+    def in_file(self) -> "RoundedWeight":
+        """The same, not in memory."""
+        zeros = None if self.zeros is None else file_backed(self.zeros)
+        return RoundedWeight(file_backed(self.codes), file_backed(self.scales), zeros, self.format)
+
     def put(self, span: slice, other: "RoundedWeight") -> None:
         """Write other rows over some of these."""
         self.codes[span], self.scales[span] = other.codes, other.scales
@@ -49,6 +55,11 @@ def round_to_nearest(weight: Tensor, scheme: Scheme, importance: Tensor | None =
         return RoundedWeight(weight_codes(rows, scales, zeros, scheme.format), scales, zeros, scheme.format)
 
     return _whole(rounded, scale_spans(weight, scheme), len(weight))
+
+
+def nearest_values(rows: Tensor, scheme: Scheme) -> Tensor:
+    """What `round_to_nearest` makes of rows [rows, columns], fp32, that share no scale with others: their values."""
+    return _nearest_values(rows, *_scales_of(rows, scheme, None), scheme).flatten(1)
 
 
 def _whole(rounded: Callable[[slice], RoundedWeight], spans: Sequence[slice], rows: int) -> RoundedWeight:
@@ -143,19 +154,24 @@ def _shared_rows(weight: Tensor, scheme: Scheme) -> int:
 
 
 def _group_error(weight: Tensor, scales: Tensor, zeros: Tensor | None, scheme: Scheme, importance: Tensor) -> Tensor:
-    groups = scales.shape[1]
-    format = CODE_FORMATS[scheme.format]
+    rounded = _nearest_values(weight, scales, zeros, scheme)
+    lost = rounded.sub_(weight.view_as(rounded)).square_()
+    return lost.mul_(importance.view(lost.shape[1:])).sum(-1)
+
+
+def _nearest_values(weight: Tensor, scales: Tensor, zeros: Tensor | None, scheme: Scheme) -> Tensor:
+    """What the nearest codes stand for, fp32 [rows, groups, columns of a group]."""
+    format, groups = CODE_FORMATS[scheme.format], scales.shape[1]
     if format.integers is None:
         codes = weight_codes(weight, scales, zeros, scheme.format)
-        error = (weight_values(codes, scales, zeros, scheme.format) - weight).square_().mul_(importance)
-        return error.reshape(len(weight), groups, -1).sum(-1)
+        return weight_values(codes, scales, zeros, scheme.format).view(len(weight), groups, -1)
     # The same in place and without codes: a fit does it seventeen times.
-    grouped, scale = weight.view(len(weight), groups, -1), scales.float()[..., None]
-    rounded = (grouped / scale).round_()
+    scale = scales.float()[..., None]
+    rounded = (weight.view(len(weight), groups, -1) / scale).round_()
     if zeros is None:
         rounded.clamp_(*format.symmetric)
     else:
         zero = zeros.float()[..., None]
         low, high = format.integers
         rounded.clamp_(low - zero, high - zero)
-    return rounded.mul_(scale).sub_(grouped).square_().mul_(importance.view(groups, -1)).sum(-1)
+    return rounded.mul_(scale)

@@ -1,0 +1,39 @@
+"""Codes of plans that were carried out, for plans that begin alike.
+
+GPTQ's codes of a weight follow from the schemes of all weights before it. Two candidates of mixed precision that differ
+in the output projection alone have all other codes in common, and the plan that is chosen was carried out before.
+"""
+
+import math
+from collections.abc import Callable
+
+from llmc.formats.schemes import Scheme
+from llmc.passes.quantization.round_weight import RoundedWeight
+
+# The modules that are rounded so far, in order, each with its scheme.
+History = tuple[tuple[str, Scheme], ...]
+# Codes, and what is to be said of experts that saw no token.
+Rounded = tuple[RoundedWeight, str | None]
+
+
+class RememberedCodes:
+    """The codes of the last plan and of the best plan so far: others are dropped, since each takes as much room as the
+    model."""
+
+    def __init__(self) -> None:
+        self._now: dict[History, Rounded] = {}
+        self._last: dict[History, Rounded] = {}
+        self._best: dict[History, Rounded] = {}
+        self._least = math.inf
+
+    def of(self, history: History, rounded: Callable[[], Rounded]) -> Rounded:
+        """The codes of the last module in a history; `rounded` computes those that are not known."""
+        known = [each for each in (self._now, self._last, self._best) if history in each]
+        self._now[history] = known[0][history] if known else rounded()
+        return self._now[history]
+
+    def end_plan(self, divergence: float) -> None:
+        """What the plan measures whose codes were asked for since the last call."""
+        if divergence < self._least:
+            self._least, self._best = divergence, self._now
+        self._last, self._now = self._now, {}
