@@ -110,8 +110,8 @@ def _scaled(
         return rungs
     (head,) = heads
     at_4 = tuple(of_unit[0].scheme for of_unit in rungs)
-    others = trials.divergence(tuple(SCHEMES["int8"] if i == head else scheme for i, scheme in enumerate(at_4)))
     both = trials.divergence(at_4)
+    others = trials.divergence(tuple(SCHEMES["int8"] if i == head else scheme for i, scheme in enumerate(at_4)))
     expected = [of_unit[0].divergence for of_unit in rungs]
     of_head = (both - others) / max(expected[head], _SMALLEST)
     of_others = others / max(sum(expected) - expected[head], _SMALLEST)

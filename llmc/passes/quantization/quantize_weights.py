@@ -70,7 +70,8 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
             """How far a copy of the graph moves from the reference when its weights get these, by module."""
             trial = graph.copy()
             chosen = with_schemes(plan(trial, quantization), schemes)
-            stream = Stream(trial, data.source, sequences) if sequences else None
+            is_run = bool(sequences) and _looks_at_inputs(chosen, codes)
+            stream = Stream(trial, data.source, sequences) if is_run else None
             Quantizer(trial, None, replace(data, progress=lambda *_: None), stream, {}, codes).run(chosen)
             found = reference.divergence(trial)
             codes.end_plan(found)
@@ -173,7 +174,7 @@ class Quantizer:
     def _rounded(self, weight: Tensor, scheme: Scheme, planned: Planned) -> Rounded:
         """With what is to be said of experts that saw no token."""
         product = planned.products[0] if planned.products else None
-        if product is None or scheme.method not in ("gptq", "awq"):
+        if product is None or not _needs_input(scheme):
             return round_to_nearest(weight, scheme), None
         is_sparse = any(each.module == planned.module for each in self._graph.sparse)
         kept = weight != 0 if is_sparse else None
@@ -240,7 +241,22 @@ def _output_squares(
     return parallel_map(squares, scale_spans(weight, scheme))
 
 
+def _looks_at_inputs(planned: tuple[Planned, ...], codes: RememberedCodes) -> bool:
+    """Whether a method of a plan looks at the inputs of a weight whose codes are not known."""
+    history: History = ()
+    for each in sorted(planned, key=_place):
+        if each.scheme is not None:
+            history = (*history, (each.module, each.scheme))
+            if each.scheme.is_static or (_needs_input(each.scheme) and not codes.has(history)):
+                return True
+    return False
+
+
 def _place(planned: Planned) -> fx.Node:
     """Where a weight is rounded: a tied one at the embedding, unless the head's input is what decides."""
-    needs_input = planned.scheme is not None and planned.scheme.method in ("gptq", "awq")
+    needs_input = planned.scheme is not None and _needs_input(planned.scheme)
     return planned.products[0] if needs_input and planned.products else planned.readers[0]
+
+
+def _needs_input(scheme: Scheme) -> bool:
+    return scheme.method in ("gptq", "awq")

@@ -11,6 +11,9 @@ from llmc.graph.weights import WeightSource
 from llmc.passes.parallel_map import parallel_map
 from llmc.passes.quantization.stream import Stream
 
+# Logits that are looked at together: few enough for what is made of them to stay in a core's cache.
+_LOGITS = 1 << 17
+
 
 class Reference:
     """The unquantized graph on some sequences: [length] ids each. Memory holds what it computed before its last product
@@ -37,7 +40,9 @@ def log_probabilities(logits: Tensor) -> Tensor:
 
 def divergences(log_p: Tensor, logits: Tensor) -> Tensor:
     """KL(p ‖ softmax of the logits) of each row, in nats: [rows]."""
-    return (log_p.exp() * (log_p - log_probabilities(logits))).sum(-1)
+    rows = max(1, _LOGITS // logits.shape[1])
+    parts = zip(log_p.split(rows), logits.split(rows), strict=True)
+    return torch.cat([(p.exp() * (p - log_probabilities(some))).sum(-1) for p, some in parts])
 
 
 def _outputs(graph: ModelGraph, source: WeightSource, sequences: Sequence[Tensor]) -> Callable[[int], Tensor]:

@@ -28,9 +28,16 @@ class RememberedCodes:
 
     def of(self, history: History, rounded: Callable[[], Rounded]) -> Rounded:
         """The codes of the last module in a history; `rounded` computes those that are not known."""
-        known = [each for each in (self._now, self._last, self._best) if history in each]
-        self._now[history] = known[0][history] if known else rounded()
+        found = self._known(history)
+        self._now[history] = rounded() if found is None else found
         return self._now[history]
+
+    def has(self, history: History) -> bool:
+        """Whether the codes of the last module in a history are known."""
+        return self._known(history) is not None
+
+    def _known(self, history: History) -> Rounded | None:
+        return next((each[history] for each in (self._last, self._best) if history in each), None)
 
     def end_plan(self, divergence: float) -> None:
         """What the plan measures whose codes were asked for since the last call."""

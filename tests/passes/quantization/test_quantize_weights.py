@@ -122,7 +122,7 @@ def test_the_same_build_twice_makes_the_same_codes(tmp_path: Path) -> None:
 
 def test_errors_name_the_tensor_whose_columns_a_group_does_not_divide() -> None:
     with pytest.raises(OptionError) as caught:
-        quantized("int4")
+        quantized("int4:g128")
     assert "model.layers.0.self_attn.q_proj.weight has 64 columns" in caught.value.problem
     assert "groups of 128" in caught.value.problem
 
