@@ -35,7 +35,7 @@ OF_BENCHMARKS = {"--gguf-type", "--from-gguf", "--llama-cpp-python", "--schemes"
 # Its blocks are given a model, in tests/test_custom_passes_page.py.
 ELSEWHERE = ("custom-passes.md",)
 # Their Python takes adapters and models that only a reader has; tests/adapters/ and tests/heads/ make these calls.
-OF_OTHER_MODELS = ("adapters.md", "embeddings.md")
+OF_OTHER_MODELS = ("adapters.md", "embeddings.md", "real-model.md")
 
 
 @pytest.fixture(scope="module")

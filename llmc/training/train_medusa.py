@@ -9,6 +9,7 @@ learn the model's whole distribution for each in 0.45, 0.36 and 0.29 after as ma
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,8 @@ from llmc.training.medusa_heads import MedusaHeads
 # Short ones: what a small model writes greedily begins to go round in circles, which teaches nothing.
 _PROMPT_TOKENS, _WRITTEN_TOKENS = 24, 72
 _KEPT_APART = 0.1
+# Sequences that are written before progress is told of them.
+_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
@@ -77,8 +80,11 @@ def train_medusa(
     stages = Stages(progress)
     directory = read_engine(file, check_weights=False)
     reader = StateReader(directory, thread_count(threads))
-    with load(file, threads=threads) as opened, stages("write"):
-        sequences = _written(opened, directory.program.limits, _text_of(source), tokens, temperature, seed)
+    with load(file, threads=threads) as opened:
+        begun = _begun(opened, directory.program.limits, _text_of(source), tokens, seed)
+        written = min(_WRITTEN_TOKENS, directory.program.limits.max_model_len - len(begun[0]))
+        with stages("write", len(begun)):
+            sequences = _written(opened, begun, written, temperature, seed, stages.advance)
     with stages("read", len(sequences)):
         rows = []
         for sequence in sequences:
@@ -103,22 +109,38 @@ def _text_of(path: Path) -> str:
         raise OptionError(f"the text cannot be read: {error}", at=path, fix="give a UTF-8 text file") from None
 
 
-def _written(engine: Engine, limits: Limits, text: str, tokens: int, temperature: float, seed: int) -> list[list[int]]:
-    """Sequences of so many tokens in all, each a prompt and what the engine wrote."""
+def _begun(engine: Engine, limits: Limits, text: str, tokens: int, seed: int) -> list[list[int]]:
+    """Prompts from places of the text, for sequences of so many tokens in all."""
     ids = engine.tokenize(text)
     prompt = min(_PROMPT_TOKENS, limits.max_model_len // 4)
-    written = min(_WRITTEN_TOKENS, limits.max_model_len - prompt)
-    count = -(-tokens // (prompt + written))
+    count = -(-tokens // (prompt + min(_WRITTEN_TOKENS, limits.max_model_len - prompt)))
     if len(ids) < 2 * prompt:
         raise OptionError(
             f"the text has {len(ids)} tokens, and a prompt takes {prompt}", at="--text", fix="give a longer text"
         )
     order = torch.randperm(len(ids) - prompt, generator=torch.Generator().manual_seed(seed))
     starts = [int(order[i % len(order)]) for i in range(count)]
-    params = [SamplingParams(max_tokens=written, temperature=temperature, seed=seed + i) for i in range(count)]
-    completions = engine.generate([ids[start : start + prompt] for start in starts], params)
-    found = [ids[s : s + prompt] + list(c.token_ids) for s, c in zip(starts, completions, strict=True)]
-    return [sequence for sequence in found if len(sequence) > prompt]
+    return [ids[start : start + prompt] for start in starts]
+
+
+def _written(
+    engine: Engine,
+    begun: list[list[int]],
+    written: int,
+    temperature: float,
+    seed: int,
+    advance: Callable[[int], None],
+) -> list[list[int]]:
+    """The prompts, each with what the engine wrote. advance: told of some sequences when they are written."""
+    found: list[list[int]] = []
+    for first in range(0, len(begun), _AT_ONCE):
+        prompts = begun[first : first + _AT_ONCE]
+        places = range(first, first + len(prompts))
+        params = [SamplingParams(max_tokens=written, temperature=temperature, seed=seed + i) for i in places]
+        completions = engine.generate(prompts, params)
+        found += [prompt + list(c.token_ids) for prompt, c in zip(prompts, completions, strict=True) if c.token_ids]
+        advance(len(prompts))
+    return found
 
 
 _CONFIG = "config.json"

@@ -18,7 +18,7 @@ from llmc.frontends.drafts.medusa import read_medusa
 from llmc.training.engine_states import StateReader, output_matrix
 from llmc.training.fit_heads import Samples, acceptance, fit
 from llmc.training.medusa_heads import MedusaHeads
-from llmc.training.train_medusa import TrainedHeads, _written
+from llmc.training.train_medusa import TrainedHeads, _begun, _written
 from tests.conftest import DRAFT
 
 TEXT = DRAFT.parent.parent / "data" / "calibration.txt"
@@ -54,7 +54,10 @@ def test_logits_that_something_else_follows_are_no_product_of_states(draft_engin
 def test_what_is_learned_is_what_the_engine_goes_on_with(draft_engine: Path) -> None:
     with llmc.load(draft_engine, threads=1) as engine:
         text = TEXT.read_text(encoding="utf-8")[:2000]
-        first, second = _written(engine, engine.limits, text, tokens=150, temperature=0.0, seed=0)
+        told: list[int] = []
+        begun = _begun(engine, engine.limits, text, tokens=150, seed=0)
+        first, second = _written(engine, begun, 72, temperature=0.0, seed=0, advance=told.append)
+        assert told == [2]
         assert len(first) == len(second) == 96 and first[:24] != second[:24]
         for sequence in (first, second):
             assert engine.generate([sequence[:24]], max_tokens=72)[0].token_ids == (*sequence[24:],)
