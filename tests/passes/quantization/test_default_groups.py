@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -39,7 +40,9 @@ def _odd_llama() -> Captured:
         max_position_embeddings=64,
     )
     options = parse_options({})
-    found = capture(LlamaForCausalLM(config).eval(), options)
+    model: Any = LlamaForCausalLM(config)
+    model.train(False)
+    found = capture(model, options)
     return Captured(run_pipeline(found.graph, canonical(), options).graph, found.source)
 
 
