@@ -111,6 +111,17 @@ class ModelFailureError(RequestError):
     """The model gave logits that are not finite for this request."""
 
 
+def words_of(error: BaseException, most: int = 200) -> str:
+    """What an exception says, in one line of at most that many characters; empty if it cannot say it."""
+    try:
+        said = error.problem if isinstance(error, LlmcError) else str(error)
+        # Half of a surrogate pair could not be printed.
+        printable = said[: 4 * most].encode(errors="backslashreplace").decode()
+        return " ".join(printable.split())[:most]
+    except BaseException:  # Also __str__ may be a user's.
+        return ""
+
+
 def bad_value(name: str, value: object, fix: str) -> OptionError:
     """For a keyword that was given a value which it cannot have."""
     return OptionError(f"{name} cannot be {value!r}", at=f"{name}={value!r}", fix=fix)

@@ -160,7 +160,7 @@ class AsyncEngine:
             return
         grammar = await self._compiled(params, arrived)
         stream.notes = notes = () if grammar is None else grammar.notes
-        job = job_builder.job(request, arrived=arrived, new_mask=grammar)
+        job = job_builder.job(request, arrived=arrived, new_masks=grammar)
         streams = request.streams and isinstance(job, SampledJob) and job.given == len(job.choices)
         count = len(job.sequences)
         told, counted = [prompt_tokens] * count, [0] * count

@@ -112,7 +112,7 @@ class Completer:
         compiled = None if grammar is None else self.grammars.compile(grammar)
         for note in () if compiled is None else compiled.notes:
             warnings.warn(note, RequestWarning, stacklevel=2)
-        return self.job_builder.job(request, new_mask=compiled, where=where)
+        return self.job_builder.job(request, new_masks=compiled, where=where)
 
     def _run(self, jobs: Sequence[GenerationJob], told: Told | None) -> None:
         with self.loop.serving([job.first for job in jobs]) as until:

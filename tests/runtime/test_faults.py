@@ -409,6 +409,36 @@ def boom2(ids: list[int], logits: Any) -> Any:
     raise Injected("injected")
 
 
+class Speechless(BaseException):
+    """As an exception whose words cannot be had, either."""
+
+    def __str__(self) -> str:
+        raise self
+
+
+class Unlike(RequestError):
+    """Lacks what its class has."""
+
+    def __init__(self) -> None:
+        Exception.__init__(self, "half \ud800 a character")
+
+
+@pytest.mark.parametrize("error", [Speechless, Unlike])
+def test_an_exception_that_cannot_speak_is_its_requests_too(
+    error: type[BaseException], draft_engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raising(*given: object) -> Any:
+        raise error
+
+    prompt = (3, 1, 4, 1, 5)
+    with load(draft_engine, threads=1) as engine:
+        monkeypatch.setattr(Sampler, "adjusted", raising)
+        with pytest.raises(RequestFaultError, match=f"{error.__name__} was raised") as caught:
+            engine.generate([prompt], max_tokens=4, logits_processors=[unchanged])
+        assert str(caught.value).encode() and isinstance(caught.value.__cause__, error)
+        assert len(engine.generate([prompt], max_tokens=4)[0].token_ids) == 4
+
+
 def test_what_one_thread_waits_for_does_not_end_the_others(tiny: Path) -> None:
     """The leader looks for all threads whether they have what they wait for."""
     engine = load(tiny)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from llmc.errors import LlmcError, RequestError, UnavailableError
 from llmc.processes.worker_process import WorkerError, WorkerProcess
 from llmc.runtime.grammar.grammar import Grammar
+from llmc.runtime.grammar.mask_time import MaskTime
 from llmc.runtime.grammar.matcher import GrammarMask, grammar_tokenizer, new_matcher
 
 if TYPE_CHECKING:
@@ -46,15 +48,16 @@ _MOST_NOTES = 20
 
 @dataclass(frozen=True)
 class CompiledGrammar:
-    """Makes masks at a grammar's beginning, one for each choice. notes: what the grammar asks for that outputs are not
-    held to."""
+    """Makes masks at a grammar's beginning, one for each choice of a request. notes: what the grammar asks for that
+    outputs are not held to."""
 
     matcher: LLMatcher
     vocab_size: int
     notes: tuple[str, ...]
 
-    def __call__(self) -> GrammarMask:
-        return GrammarMask(self.matcher, self.vocab_size)
+    def __call__(self, choices: int) -> Sequence[GrammarMask]:
+        time = MaskTime()
+        return [GrammarMask(self.matcher, self.vocab_size, time=time) for _ in range(choices)]
 
 
 class GrammarCompiler:

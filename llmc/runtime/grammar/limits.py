@@ -20,6 +20,10 @@ _LIMITS = (
     (re.compile(r"configuration \(grammar\) too big \(limit for this grammar: (\d+)"), "steps to build its lexer"),
     (re.compile(r"maximum relevance check fuel (\d+)"), "steps to build its lexer"),
 )
+# Nothing may come next, in llguidance's words.
+_NOTHING = "NoExtension"
+# What is wrong at some place of the grammar is no limit, whatever its words are.
+_PLACE = re.compile(r"(at )?\d+\(\d+\): ")
 # Limits that are said without a figure.
 _BARE_LIMITS = re.compile(r"fuel|too many|too big|too large|too complex|too deep", re.IGNORECASE)
 
@@ -45,6 +49,8 @@ def refusal(reason: str) -> RequestError:
 
 def limit_reached(reason: str, token: int) -> RequestError:
     """The error for a grammar that an output cannot follow beyond its token of that number, from 1."""
+    if _NOTHING in reason:
+        return RequestError(f"the grammar allows nothing at token {token}", at="grammar", fix="allow some text")
     said = beyond(reason) or f"the grammar cannot go on: {_first_words(reason)}"
     return RequestError(f"{said} at token {token}", at="grammar", fix=_FIX)
 
@@ -55,7 +61,7 @@ def beyond(reason: str) -> str | None:
         found = pattern.search(reason)
         if found is not None:
             return f"the grammar needs more than {int(found[1]):,} {what}"
-    return "the grammar is too large" if _BARE_LIMITS.search(reason) else None
+    return "the grammar is too large" if _BARE_LIMITS.search(reason) and not _PLACE.match(reason) else None
 
 
 def _first_words(reason: str) -> str:

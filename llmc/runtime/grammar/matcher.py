@@ -14,6 +14,7 @@ from llmc.errors import RequestError, ToolchainError
 from llmc.files.regular_file import read_regular
 from llmc.runtime.grammar.grammar import TOKENS_AS_THEY_COME, Grammar, GrammarKind, Mark, Marks, Preamble
 from llmc.runtime.grammar.limits import limit_reached, parser_limits, refusal
+from llmc.runtime.grammar.mask_time import MaskTime
 from llmc.runtime.grammar.plain_tokens import with_plain_tokens
 
 if TYPE_CHECKING:
@@ -33,11 +34,14 @@ class GrammarMask:
     """One output's place in its grammar: which tokens may come next, and whether it is complete.
 
     beginning: after `written` tokens; copied. A limit of the grammar that only a guess runs into does not harm the
-    output: what was accepted is matched again, and no further guess is looked at.
+    output: what was accepted is matched again, and no further guess is looked at. time: that its masks may take.
     """
 
-    def __init__(self, beginning: LLMatcher, vocab_size: int, written: int = 0) -> None:
+    def __init__(
+        self, beginning: LLMatcher, vocab_size: int, written: int = 0, *, time: MaskTime | None = None
+    ) -> None:
         self._beginning, self._written = beginning, written
+        self._time = MaskTime() if time is None else time
         self._matcher = beginning.deep_copy()
         self._vocab_size = vocab_size
         self._words = np.zeros(-(-vocab_size // 32), np.int32)
@@ -53,7 +57,10 @@ class GrammarMask:
     def accept(self, token: int) -> None:
         """The token was chosen. Raises as `allowed`."""
         self._accepted.append(token)
+        self._time.start()
         self._matcher.consume_token(token)
+        self._time.stop()
+        self._time.next_token()
         self._check(len(self._accepted))
 
     def allowed_after(self, tokens: Sequence[int]) -> npt.NDArray[np.bool_] | None:
@@ -89,7 +96,9 @@ class GrammarMask:
         return bool(self._matcher.is_accepting())
 
     def _mask(self) -> npt.NDArray[np.bool_]:
+        self._time.start()
         self._matcher.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
+        self._time.stop()
         return np.unpackbits(self._words.view(np.uint8), count=self._vocab_size, bitorder="little").view(np.bool_)
 
     def _match_again(self) -> None:
@@ -103,6 +112,7 @@ class GrammarMask:
         """token: the number of the output's token that a mask or a parser's row is for."""
         if self._matcher.is_error():
             raise limit_reached(self._matcher.get_error(), self._written + token)
+        self._time.check(self._written + token)
 
 
 def grammar_tokenizer(path: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> LLTokenizer:

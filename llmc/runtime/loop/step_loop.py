@@ -2,7 +2,7 @@
 
 import time
 
-from llmc.errors import EngineFailureError, LlmcError
+from llmc.errors import EngineFailureError, words_of
 from llmc.program import TREE_REACH, Limits, Program
 from llmc.runtime.executors.executor import AdaptedExecutor, ChoosingExecutor, Executor, SnapshotExecutor, StateExecutor
 from llmc.runtime.loop.publish import compute, compute_choosing, publish
@@ -22,9 +22,9 @@ def step_failure(error: BaseException) -> EngineFailureError:
     """What a step has failed of that no request is to blame for."""
     if isinstance(error, EngineFailureError):
         return error
-    said = " ".join(str(error.problem if isinstance(error, LlmcError) else error).split())
+    said = words_of(error, 300)
     found = EngineFailureError(
-        f"a step of the engine has failed: {type(error).__name__}{': ' * bool(said)}{said:.300}",
+        f"a step of the engine has failed: {type(error).__name__}{': ' * bool(said)}{said}",
         fix="see the exception that caused this error, and open the engine again",
     )
     found.__cause__ = error

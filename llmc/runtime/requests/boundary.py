@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from threading import current_thread, main_thread
 from typing import TypeVar, TypeVarTuple
 
-from llmc.errors import LlmcError, RequestError, RequestFaultError
+from llmc.errors import LlmcError, RequestError, RequestFaultError, words_of
 
 Given = TypeVarTuple("Given")
 Found = TypeVar("Found")
@@ -56,14 +56,16 @@ def fault(error: BaseException) -> RequestError:
     """The error of a request for which something was raised. Raises Ctrl-C, which only the main thread gets, again."""
     if isinstance(error, KeyboardInterrupt) and current_thread() is main_thread():
         raise error
-    if isinstance(error, RequestError):
+    # A class that derives from ours may lack what ours have.
+    is_ours = isinstance(error, LlmcError) and all(hasattr(error, name) for name in ("problem", "at", "fix"))
+    if is_ours and isinstance(error, RequestError):
         return error
-    if isinstance(error, LlmcError):
+    if is_ours and isinstance(error, LlmcError):
         found = RequestFaultError(error.problem, at=error.at, fix=error.fix)
     else:
-        said = " ".join(str(error).split())
+        said = words_of(error)
         found = RequestFaultError(
-            f"{type(error).__name__} was raised while the request was served{': ' * bool(said)}{said:.200}",
+            f"{type(error).__name__} was raised while the request was served{': ' * bool(said)}{said}",
             fix="see the exception that caused this error; other requests go on",
         )
     found.__cause__ = error

@@ -1,6 +1,6 @@
 """Check a client's request against the engine, and make the sequences that will serve it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -23,6 +23,9 @@ from llmc.runtime.sampling.sampling_params import SamplingParams
 from llmc.runtime.text.output_text import OutputText
 from llmc.runtime.text.prompts import check_ids, check_length
 from llmc.runtime.text.tokenizer import Tokenizer
+
+# Masks at the beginning of a request's grammar, for so many choices.
+NewMasks = Callable[[int], Sequence[TokenMask]]
 
 MAX_LOGPROBS = 128
 MAX_CHOICES = 256
@@ -104,18 +107,16 @@ class JobBuilder:
         request: GenerationRequest,
         *,
         arrived: float | None = None,
-        new_mask: Callable[[], TokenMask] | None = None,
+        new_masks: NewMasks | None = None,
         where: str = "prompt",
     ) -> GenerationJob:
-        """The sequences for a request. new_mask: what its grammar was compiled to. Raises RequestError."""
+        """The sequences for a request. new_masks: what its grammar was compiled to. Raises RequestError."""
         self.check(where, request)
-        job = self._job(request, arrived, new_mask)
+        job = self._job(request, arrived, new_masks)
         hash_prompt(job.first, self._digests)
         return job
 
-    def _job(
-        self, request: GenerationRequest, arrived: float | None, new_mask: Callable[[], TokenMask] | None
-    ) -> GenerationJob:
+    def _job(self, request: GenerationRequest, arrived: float | None, new_masks: NewMasks | None) -> GenerationJob:
         tokens, params = list(request.prompt_token_ids), request.params
         ending = self._ending(len(tokens), params)
         deadline = None
@@ -137,8 +138,8 @@ class JobBuilder:
         prompt = np.asarray(tokens, np.int64)
         logprobs = 0 if params.logprobs is None and count > params.n else params.logprobs
         choices: list[Generation] = []
+        masks: Sequence[TokenMask | None] = [None] * count if new_masks is None else new_masks(count)
         for index in reversed(range(count)):
-            mask = None if new_mask is None else new_mask()
             choices.append(
                 Generation(
                     tokens,
@@ -148,7 +149,7 @@ class JobBuilder:
                         self._info.vocab_size,
                         ends,
                         choice=index,
-                        mask=mask,
+                        mask=masks[index],
                         edits=edits,
                         dtype=self._info.dtype,
                     ),

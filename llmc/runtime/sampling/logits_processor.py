@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llmc.errors import RequestError
+from llmc.errors import RequestError, words_of
 from llmc.runtime.sampling.written_tokens import Written
 
 Row = npt.NDArray[np.float32]
@@ -37,7 +37,7 @@ class CheckedProcessor:
         try:
             given = self.function(ids[:split], ids[split:], scores) if self.takes_prompt else self.function(ids, scores)
         except Exception as error:
-            raise self._failure(f"raised {type(error).__name__}: {error}", "mend the function") from error
+            raise self._failure(f"raised {type(error).__name__}: {words_of(error)}", "mend the function") from error
         fix = f"return the logits, a float32 array of shape {list(shape)}"
         if given is None:
             raise self._failure("returned None", fix)
@@ -45,7 +45,9 @@ class CheckedProcessor:
             # The function may keep what it returned, and what follows here changes the row.
             row = scores if given is scores else np.array(given, np.float32)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise self._failure(f"returned a {type(given).__name__} that is no array: {error}", fix) from error
+            raise self._failure(
+                f"returned a {type(given).__name__} that is no array: {words_of(error)}", fix
+            ) from error
         if row.shape != shape:
             raise self._failure(f"returned an array of shape {list(row.shape)}", fix)
         wrong = np.isnan(row) | (row == np.inf)
@@ -63,7 +65,7 @@ def argument_count(function: Callable[..., Any]) -> int | None:
     """2 or 3, what the function can be called with; 2 if both; None for neither."""
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # Some functions that are written in C do not tell.
+    except Exception:  # Some functions that are written in C do not tell, and what is looked at may be a user's.
         return 2
     for count in (2, 3):
         try:

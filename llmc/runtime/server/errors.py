@@ -20,6 +20,7 @@ from llmc.errors import (
     RequestError,
     RequestFaultError,
     UnavailableError,
+    words_of,
 )
 from llmc.runtime.server.request_id import request_id
 from llmc.runtime.server.schemas.field_notes import REFUSED
@@ -94,7 +95,9 @@ def answer_to(scope: Scope, error: Exception) -> ApiError:
         return found
     identity = request_id(scope)
     asked = f"{scope['method']} {scope['path']!r:.200}"
-    reason = error.problem if isinstance(error, LlmcError) else f"{type(error).__name__}: {error}"
+    reason = words_of(error, 1000)
+    if not isinstance(error, LlmcError):
+        reason = f"{type(error).__name__}: {reason}"
     _log.error("request %s, %s: 500: %s", identity, asked, reason, exc_info=traceback)
     return ApiError(500, f"{found.message} (request {identity})", param=found.param, code=found.code)
 

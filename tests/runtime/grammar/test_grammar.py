@@ -14,6 +14,8 @@ from llmc.errors import ModelFailureError, RequestError
 from llmc.runtime.engine import Engine
 from llmc.runtime.grammar.compiler import GrammarCompiler
 from llmc.runtime.grammar.grammar import Grammar, GrammarKind, Preamble
+from llmc.runtime.grammar.mask_time import MaskTime
+from llmc.runtime.grammar.matcher import GrammarMask
 from llmc.runtime.loading import load
 from llmc.runtime.sampling.sampling_params import SamplingParams
 from tests.runtime.tiny_engine import mild_model, write_tiny_engine
@@ -62,6 +64,7 @@ def test_outputs_follow_their_grammar(speaking: Engine) -> None:
         (GrammarKind.JSON_SCHEMA, "[" * 5000 + "]" * 5000),
         (GrammarKind.CHOICE, "[]"),
         (GrammarKind.EBNF, "start: missing"),
+        (GrammarKind.EBNF, "start: <[5000000]>"),
         (GrammarKind.EBNF, "root ::= ("),
         (GrammarKind.REGEX, "a" * (2 << 20)),
     ],
@@ -73,13 +76,34 @@ def test_bad_grammars_are_refused(speaking: Engine, kind: GrammarKind, source: s
     assert speaking.loop.scheduler.idle
 
 
+def test_a_grammar_that_allows_nothing_is_said_to(speaking: Engine) -> None:
+    for kind, source in ((GrammarKind.REGEX, r"[^\s\S]"), (GrammarKind.EBNF, "start: a\na: start")):
+        with pytest.raises(RequestError, match="the grammar allows nothing at token 1"):
+            speaking.generate("Once", SamplingParams(grammar=Grammar(kind, source)))
+
+
+def test_a_grammar_whose_masks_take_too_long_ends_its_request(speaking: Engine) -> None:
+    """A text of an ambiguous grammar is parsed in the more ways the longer it is; its choices share their time."""
+    compiler = GrammarCompiler(speaking.tokenizer.path, 4096, (0,), seconds=600.0)
+    source = "start: e\ne: e e e | e e | /[a-z ]/"
+    matcher = compiler.compile(Grammar(GrammarKind.EBNF, source)).matcher
+    compiler.close()
+    time = MaskTime(0.05, 0.0)
+    first, second = (GrammarMask(matcher, 4096, time=time) for _ in range(2))
+    with pytest.raises(RequestError, match=r"needs more processor time than 0.05 s and 0 s a token at token \d+"):
+        for _ in range(100):
+            first.accept(int(first.allowed().nonzero()[0][-1]))
+    with pytest.raises(RequestError, match="at token 1"):
+        second.allowed()
+
+
 def test_a_grammar_that_takes_too_long_is_killed(speaking: Engine) -> None:
     compiler = GrammarCompiler(speaking.tokenizer.path, 4096, (0,), seconds=0.001)
     grammar = Grammar(GrammarKind.CHOICE, json.dumps([f"{i} of many {i * i}" for i in range(4000)]))
     with pytest.raises(RequestError, match=r"did not finish within 0.001 seconds"):
         compiler.compile(grammar)
     compiler._seconds = 600.0
-    assert compiler.compile(grammar)().allowed().any(), "a new worker has taken its place"
+    assert compiler.compile(grammar)(1)[0].allowed().any(), "a new worker has taken its place"
     compiler.close()
 
 
@@ -89,7 +113,7 @@ def test_a_bomb_does_not_keep_other_grammars_waiting(speaking: Engine) -> None:
     with compiler.threads() as threads:
         never = threads.submit(compiler.compile, bomb)
         good = threads.submit(compiler.compile, Grammar(GrammarKind.CHOICE, '["yes", "no"]'))
-        assert good.result()().allowed().any()
+        assert good.result()(1)[0].allowed().any()
         assert not never.done()
         compiler.close()
         with pytest.raises(RequestError, match="its process was ended"):
@@ -117,7 +141,7 @@ def test_many_bombs_at_once_are_all_refused(speaking: Engine) -> None:
             with pytest.raises(RequestError, match="did not finish within 1 seconds"):
                 each.result()
         good = threads.submit(compiler.compile, Grammar(GrammarKind.CHOICE, '["yes", "no"]'), begin + 600)
-        assert good.result()().allowed().any()
+        assert good.result()(1)[0].allowed().any()
     with pytest.raises(RequestError, match="did not finish"):
         compiler.compile(bombs[0], time.monotonic() - 1.0)
     compiler.close()
@@ -148,7 +172,7 @@ def test_a_grammar_holds_after_a_preamble(speaking: Engine, opened: bool) -> Non
     special = next(i for i in range(speaking.info.vocab_size) if speaking.tokenizer.decode([i]) == "")
     for opening, closing in (("<think>", "</think>"), (special, special)):
         preamble = Preamble(None if opened else (opening,), (closing,))
-        mask = speaking.grammars.compile(Grammar(GrammarKind.CHOICE, '["yes", "no"]', preamble))()
+        mask = speaking.grammars.compile(Grammar(GrammarKind.CHOICE, '["yes", "no"]', preamble))(1)[0]
         steps: tuple[str | int, ...] = ("I < see.", closing, "\n\n", "no")
         for step in steps if opened else (opening, *steps):
             ids = [step] if isinstance(step, int) else speaking.tokenizer.encode(step, add_special_tokens=False)
@@ -159,6 +183,8 @@ def test_a_grammar_holds_after_a_preamble(speaking: Engine, opened: bool) -> Non
 
 
 def test_a_preamble_that_is_not_opened_may_be_left_out(speaking: Engine) -> None:
-    mask = speaking.grammars.compile(Grammar(GrammarKind.CHOICE, '["yes"]', Preamble(("<think>",), ("</think>",))))()
+    mask = speaking.grammars.compile(Grammar(GrammarKind.CHOICE, '["yes"]', Preamble(("<think>",), ("</think>",))))(1)[
+        0
+    ]
     starts = {speaking.tokenizer.decode([int(i)])[0] for i in mask.allowed().nonzero()[0]}
     assert starts == {"<", "y"}

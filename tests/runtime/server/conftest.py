@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -80,6 +81,24 @@ def engine_directory(model_directory: Path, tmp_path_factory: pytest.TempPathFac
 
     path = tmp_path_factory.mktemp("engine") / "bard.llmc"
     build(model_directory, path, dtype="float32", max_model_len=512, max_sequences=16)
+    return path
+
+
+@pytest.fixture(scope="session")
+def embedder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The engine of the small shipped model as sentence-transformers would have saved it."""
+    from llmc.compiler import build
+
+    directory = Path(shutil.copytree(MODEL, tmp_path_factory.mktemp("embedder") / "bard"))
+    modules = [("", "sentence_transformers.models.Transformer"), ("1_Pooling", "sentence_transformers.models.Pooling")]
+    listed = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(modules)]
+    (directory / "modules.json").write_text(json.dumps(listed))
+    (directory / "1_Pooling").mkdir()
+    (directory / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_lasttoken": True}))
+    prompts = {"prompts": {"query": "", "riddle": "What am I? "}}
+    (directory / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    path = directory.with_suffix(".llmc")
+    build(directory, path, dtype="float32", max_model_len=64, max_sequences=16)
     return path
 
 

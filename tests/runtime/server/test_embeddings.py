@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,28 +10,10 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.runtime.server.conftest import MODEL, LiveServer, serving
+from tests.runtime.server.conftest import LiveServer, serving
 
 openai: Any = pytest.importorskip("openai", reason="openai is not installed")
 TEXTS = ["The king is dead.", "Once upon a time", "O"]
-
-
-@pytest.fixture(scope="module")
-def embedder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The engine of the small shipped model as sentence-transformers would have saved it."""
-    from llmc.compiler import build
-
-    directory = Path(shutil.copytree(MODEL, tmp_path_factory.mktemp("embedder") / "bard"))
-    modules = [("", "sentence_transformers.models.Transformer"), ("1_Pooling", "sentence_transformers.models.Pooling")]
-    listed = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(modules)]
-    (directory / "modules.json").write_text(json.dumps(listed))
-    (directory / "1_Pooling").mkdir()
-    (directory / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_lasttoken": True}))
-    prompts = {"prompts": {"query": "", "riddle": "What am I? "}}
-    (directory / "config_sentence_transformers.json").write_text(json.dumps(prompts))
-    path = directory.with_suffix(".llmc")
-    build(directory, path, dtype="float32", max_model_len=64, max_sequences=16)
-    return path
 
 
 @pytest.fixture(scope="module")
