@@ -1,17 +1,47 @@
 """Prompts cut to a length: vLLM's truncate_prompt_tokens and truncation_side."""
 
+from functools import partial
+from typing import NamedTuple
+
 from llmc.runtime.server.errors import bad_request
+from llmc.runtime.server.schemas.chat import ChatRequest
+from llmc.runtime.server.schemas.completion import CompletionRequest
 from llmc.runtime.server.schemas.sampling_fields import SamplingFields
 from llmc.runtime.server.schemas.text_rows import RowFields
 from llmc.runtime.server.served_model import ServedModel
+from llmc.runtime.server.tokenizing import check_text
 
-# Of a text that is cut, or only counted, more may be read than can be continued.
+# Of a text that is only counted, or whose turns are left out, more may be read than can be continued.
 MOST_CONTEXTS = 16
+# The fix for a text that is too long.
+CUT_IT = "shorten it, or have it cut by truncate_prompt_tokens"
 
 
-def longest_text(model: ServedModel, fields: SamplingFields | RowFields) -> int:
-    """How many tokens a prompt's text may have before it is cut."""
-    return model.max_model_len * (1 if fields.truncate_prompt_tokens is None else MOST_CONTEXTS)
+class ReadPrompt(NamedTuple):
+    """Token ids of a prompt's text, and whether they are of the whole text."""
+
+    ids: list[int]
+    is_whole: bool
+
+
+async def read_text(
+    model: ServedModel, text: str, fields: ChatRequest | CompletionRequest, max_tokens: int | None
+) -> ReadPrompt:
+    """A prompt's text as it is asked for. Raises ContextLengthError for one too long that is not to be cut."""
+    if fields.truncate_prompt_tokens is None:
+        return ReadPrompt(await model.tokenize(text, fields.add_special_tokens, fix=CUT_IT), True)
+    check_text(text, "prompt")
+    part = readable_part(model, fields, text)
+    encode = partial(model.engine.engine.tokenizer.encode, add_special_tokens=fields.add_special_tokens)
+    (found,) = await model.tokenizing.of_all([part], encode)
+    ids = truncated(model, found, fields, max_tokens)
+    return ReadPrompt(ids, len(part) == len(text) and len(ids) == len(found))
+
+
+def readable_part(model: ServedModel, fields: SamplingFields | RowFields, text: str) -> str:
+    """As many characters of a text that is cut as the tokens of the longest prompt can have: no others are kept."""
+    characters = model.max_model_len * model.tokenizing.longest_token
+    return text[:characters] if fields.truncation_side == "right" else text[-characters:]
 
 
 def truncated(model: ServedModel, ids: list[int], fields: SamplingFields, max_tokens: int | None) -> list[int]:

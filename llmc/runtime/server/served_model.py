@@ -111,9 +111,12 @@ class ServedModel:
         if self.engine.stats().waiting + self.tokenizing.pending >= self.max_waiting:
             raise ApiError(429, f"{self.max_waiting} requests are waiting already; try again later", retry_after=1)
 
-    async def tokenize(self, text: str, add_special_tokens: bool, most: int | None = None) -> list[int]:
-        """Token ids. most: how many may come of it, default max_model_len; ContextLengthError for more."""
-        return await self.tokenizing.ids(text, add_special_tokens, self.max_model_len if most is None else most)
+    async def tokenize(
+        self, text: str, add_special_tokens: bool, most: int | None = None, *, fix: str = "shorten it"
+    ) -> list[int]:
+        """Token ids. most: how many may come of it, default max_model_len; ContextLengthError for more, with that
+        fix."""
+        return await self.tokenizing.ids(text, add_special_tokens, self.max_model_len if most is None else most, fix)
 
     def detokenize(self, ids: Sequence[int]) -> str:
         """The text of token ids, special tokens included."""

@@ -16,6 +16,7 @@ from llmc.runtime.sampling.sampling_params import SamplingParams
 from llmc.runtime.server.api_key import tenant_of
 from llmc.runtime.server.errors import bad_request
 from llmc.runtime.server.outputs import outputs_of
+from llmc.runtime.server.prompt_truncation import CUT_IT, readable_part
 from llmc.runtime.server.schemas.text_rows import RowFields
 from llmc.runtime.server.served_model import ServedModel
 from llmc.runtime.server.tokenizing import Encode, check_text, too_long
@@ -44,11 +45,10 @@ def readable_text(model: ServedModel, fields: RowFields, text: str) -> str:
     """The part of a text that can be read: as many characters as the tokens of a whole text have at most. Raises
     ContextLengthError for a longer text where the request does not say how to cut it."""
     if fields.truncate_prompt_tokens is None:
-        model.tokenizing.check(text, model.max_model_len, "input")
+        model.tokenizing.check(text, model.max_model_len, "input", CUT_IT)
         return text
     check_text(text, "input")
-    characters = model.max_model_len * model.tokenizing.longest_token
-    return text[:characters] if fields.truncation_side == "right" else text[-characters:]
+    return readable_part(model, fields, text)
 
 
 def cut(model: ServedModel, fields: RowFields, ids: list[int]) -> list[int]:
@@ -56,7 +56,7 @@ def cut(model: ServedModel, fields: RowFields, ids: list[int]) -> list[int]:
     how to cut them."""
     asked = fields.truncate_prompt_tokens
     if asked is None and len(ids) > model.max_model_len:
-        raise too_long(f"{len(ids)} tokens", model.max_model_len, "input")
+        raise too_long(f"{len(ids)} tokens", model.max_model_len, "input", CUT_IT)
     if asked == 0:
         raise bad_request("truncate_prompt_tokens is -1 or at least 1", "truncate_prompt_tokens")
     most = model.max_model_len if asked is None or asked < 0 else min(asked, model.max_model_len)

@@ -31,15 +31,15 @@ class Tokenizing:
         self._threads = ThreadPoolExecutor(_THREADS, "llmc-tokenizer")
         self.pending = 0
 
-    async def ids(self, text: str, add_special_tokens: bool, most: int) -> list[int]:
+    async def ids(self, text: str, add_special_tokens: bool, most: int, fix: str) -> list[int]:
         """Token ids of a prompt. 400 for text that is no Unicode, ContextLengthError for more tokens than `most`.
 
-        A text of more characters than so many tokens can have is not read.
+        A text of more characters than so many tokens can have is not read. fix: for a text that is too long.
         """
-        self.check(text, most, "prompt")
+        self.check(text, most, "prompt", fix)
         (found,) = await self.of_all([text], partial(self._tokenizer.encode, add_special_tokens=add_special_tokens))
         if len(found) > most:
-            raise too_long(f"{len(found)} tokens", most, "prompt")
+            raise too_long(f"{len(found)} tokens", most, "prompt", fix)
         return found
 
     async def of_all(self, texts: Sequence[str], encode: Encode) -> list[list[int]]:
@@ -52,12 +52,12 @@ class Tokenizing:
                 found += await loop.run_in_executor(self._threads, _encoded, encode, piece)
         return found
 
-    def check(self, text: str, most: int, param: str) -> None:
+    def check(self, text: str, most: int, param: str, fix: str) -> None:
         """400 for text that has no UTF-8 form, ContextLengthError for one that certainly has more tokens than that."""
         check_text(text, param)
         least = -(-len(text) // self.longest_token)
         if least > most:
-            raise too_long(f"at least {least} tokens ({len(text)} characters)", most, param)
+            raise too_long(f"at least {least} tokens ({len(text)} characters)", most, param, fix)
 
     @property
     def longest_token(self) -> int:
@@ -77,12 +77,12 @@ class Tokenizing:
             self.pending -= texts
 
 
-def too_long(count: str, most: int, param: str) -> ContextLengthError:
+def too_long(count: str, most: int, param: str, fix: str) -> ContextLengthError:
     """count: what the text has."""
     return ContextLengthError(
         f"the {'prompt' if param == 'prompt' else 'text'} has {count}, and this engine reads at most {most}",
         at=param,
-        fix="shorten it, or have it cut by truncate_prompt_tokens",
+        fix=fix,
     )
 
 

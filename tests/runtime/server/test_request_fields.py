@@ -40,6 +40,8 @@ def test_a_prompt_beyond_the_model_is_cut_to_what_leaves_room(client: httpx.Clie
     assert answer["usage"] == {**answer["usage"], "prompt_tokens": 506, "completion_tokens": 6}
     body = {"messages": [{"role": "user", "content": long}], "truncate_prompt_tokens": 40, "max_tokens": 3}
     assert chat(client, **body)["usage"]["prompt_tokens"] == 40
+    for text in (long * 30, "x" * 500_000, "\N{GRINNING FACE}" * 100_000):
+        assert complete(client, prompt=text, truncate_prompt_tokens=7, **GREEDY)["usage"]["prompt_tokens"] == 7
     assert "at least 1" in assert_refused(
         client.post("/v1/completions", json={"prompt": WORDS, "truncate_prompt_tokens": 0})
     )

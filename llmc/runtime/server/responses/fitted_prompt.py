@@ -17,7 +17,7 @@ async def fitted_prompt(
     A turn begins with a user's message; what the system says stays. The last turn is never left out.
     """
     if not shortens:
-        return await _prompt(model, chat, 0, shows_tools, model.max_model_len)
+        return await _prompt(model, chat, 0, shows_tools, model.max_model_len, "shorten it, or ask for truncation=auto")
     turns = [i for i, message in enumerate(chat.messages) if message.role == "user"] or [0]
     room = model.max_model_len - max(1, chat.max_completion_tokens or 1)
     first, last = 0, len(turns) - 1
@@ -37,9 +37,9 @@ async def fitted_prompt(
 
 
 async def _prompt(
-    model: ServedModel, chat: ChatRequest, start: int, shows_tools: bool, most: int
+    model: ServedModel, chat: ChatRequest, start: int, shows_tools: bool, most: int, fix: str = "shorten it"
 ) -> tuple[RenderedPrompt, list[int]]:
-    """Without the messages before `start`, those of the system excepted. most: as in ServedModel.tokenize."""
+    """Without the messages before `start`, those of the system excepted. most, fix: as in ServedModel.tokenize."""
     kept = [message for message in chat.messages[:start] if message.role in ("system", "developer")]
     prompt = await chat_prompt(model, chat, [*kept, *chat.messages[start:]], shows_tools=shows_tools)
-    return prompt, await model.tokenize(prompt.text, chat.add_special_tokens, most)
+    return prompt, await model.tokenize(prompt.text, chat.add_special_tokens, most, fix=fix)

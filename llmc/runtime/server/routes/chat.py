@@ -11,7 +11,7 @@ from llmc.runtime.server.chat_generation import asked_tokens, generation_request
 from llmc.runtime.server.chat_prompt import chat_prompt, template_warnings
 from llmc.runtime.server.chat_reply import ChatReply
 from llmc.runtime.server.errors import bad_request
-from llmc.runtime.server.prompt_truncation import longest_text, truncated
+from llmc.runtime.server.prompt_truncation import read_text
 from llmc.runtime.server.schemas.chat import ChatRequest
 from llmc.runtime.server.schemas.field_notes import warnings_of
 from llmc.runtime.server.schemas.fields import unknown_in
@@ -32,8 +32,7 @@ def chat_routes(model: ServedModel) -> APIRouter:
             raise bad_request("stream_options is only for stream=true", "stream_options")
         tools = tool_plan(model, body)
         prompt = await chat_prompt(model, body, body.messages, shows_tools=tools.shows_tools)
-        whole_ids = await model.tokenize(prompt.text, body.add_special_tokens, longest_text(model, body))
-        ids = truncated(model, whole_ids, body, asked_tokens(body))
+        ids, _ = await read_text(model, prompt.text, body, asked_tokens(body))
         plan = answer_plan(model, body, tools, prompt.text)
         identity = f"chatcmpl-{uuid.uuid4().hex}"
         asked = generation_request(model, body, ids, plan, identity, tenant_of(request, body.cache_salt))

@@ -10,7 +10,7 @@ from llmc.runtime.requests.generation_request import GenerationRequest
 from llmc.runtime.server.api_key import tenant_of
 from llmc.runtime.server.completion_reply import CompletionReply, EchoedPrompt
 from llmc.runtime.server.errors import bad_request
-from llmc.runtime.server.prompt_truncation import longest_text, truncated
+from llmc.runtime.server.prompt_truncation import read_text, truncated
 from llmc.runtime.server.sampling import engine_request, grammar_of, sampling_params
 from llmc.runtime.server.schemas.completion import MAX_SEQUENCES, CompletionRequest
 from llmc.runtime.server.schemas.field_notes import warnings_of
@@ -70,9 +70,8 @@ async def read_prompt(model: ServedModel, body: CompletionRequest, prompt: str |
     """Token ids of a prompt, and its text where that is asked for."""
     asked = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if isinstance(prompt, str):
-        whole = await model.tokenize(prompt, body.add_special_tokens, longest_text(model, body))
-        ids = truncated(model, whole, body, asked)
-        return EchoedPrompt(ids, prompt if len(ids) == len(whole) or not body.echo else model.detokenize(ids))
+        read = await read_text(model, prompt, body, asked)
+        return EchoedPrompt(read.ids, prompt if read.is_whole or not body.echo else model.detokenize(read.ids))
     check_ids("prompt", prompt, model.vocab_size)
     ids = truncated(model, prompt, body, asked)
     return EchoedPrompt(ids, model.detokenize(ids) if body.echo else "")
