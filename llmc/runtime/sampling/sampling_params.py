@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -11,6 +10,9 @@ from llmc.api.keywords import shows_fields
 from llmc.errors import RequestError, did_you_mean
 from llmc.runtime.grammar.grammar import Grammar
 from llmc.runtime.sampling.logits_processor import LogitsProcessor, argument_count
+
+# A logit in fp32 still counts beside it.
+_MOST_BIAS = 1e6
 
 # What DRY's matches do not cross, as llama.cpp and text-generation-webui have it.
 DRY_BREAKERS = ("\n", ":", '"', "*")
@@ -202,8 +204,7 @@ class SamplingParams:
 
     def _check_float(self, name: str, low: float, high: float, open_low: bool = False) -> None:
         value = getattr(self, name)
-        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if not number or value < low or value > high or (open_low and value == low):
+        if not _is_between(value, low, high) or (open_low and value == low):
             self._refuse(name, f"a number {'above' if open_low else 'from'} {low:g} to {high:g}")
 
     def _check_stop(self) -> None:
@@ -219,10 +220,18 @@ class SamplingParams:
     def _check_bias(self) -> None:
         bias = self.logit_bias
         entries = bias.items() if isinstance(bias, Mapping) else ((None, None),)
-        if not all(type(i) is int and i >= 0 and isinstance(v, int | float) and math.isfinite(v) for i, v in entries):
-            self._refuse("logit_bias", "finite numbers by token id from 0 up")
+        if not all(type(i) is int and i >= 0 and _is_between(v, -_MOST_BIAS, _MOST_BIAS) for i, v in entries):
+            self._refuse("logit_bias", f"numbers from {-_MOST_BIAS:g} to {_MOST_BIAS:g} by token id from 0 up")
 
     def _refuse(self, name: str, allowed: str) -> None:
         value = getattr(self, name)
-        seen = f"{value!r:.80}"
+        try:
+            seen = f"{value!r:.80}"
+        except Exception:  # An int of thousands of digits cannot be written.
+            seen = f"this {type(value).__name__}"
         raise RequestError(f"sampling parameter {name} cannot be {seen}", at=f"{name}={seen}", fix=f"give {allowed}")
+
+
+def _is_between(value: object, low: float, high: float) -> bool:
+    """Whether it is a number, from low to high; no NaN, and no truth value."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
