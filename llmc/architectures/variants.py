@@ -15,8 +15,8 @@ _LLAMA3 = {
     "original_max_position_embeddings": 40,
 }
 _LONG = {
-    **{"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8},
-    **{"factor": 4.0, "original_max_position_embeddings": 80},
+    **{"rope_type": "longrope", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 80},
+    **{"short_factor": [1.0 + i / 8 for i in range(8)], "long_factor": [2.0 + i for i in range(8)]},
 }
 
 # Model type, +, and what is different → the settings that make it so, beside those of the tiny configuration.

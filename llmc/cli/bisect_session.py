@@ -140,7 +140,10 @@ def _check(
         fp32 = dtype is torch.float32
         usual = LARGEST_DIFFERENCE if fp32 else TOLERANCE[torch_name(dtype)]
         return OpinionCheck(pipeline, runner, usual if asked.tolerance is None else asked.tolerance)
-    reference = runner.logits(captured) if asked.against is None else _reference(asked.against, runner.tokens)
+    if asked.against is None:
+        reference = runner.logits(captured)
+    else:
+        reference = _reference(asked.against, runner.tokens, pipeline.options.max_model_len)
     vocabulary = captured.info.vocab_size
     if reference.shape[-1] != vocabulary:
         raise OptionError(
@@ -151,14 +154,14 @@ def _check(
     if asked.tolerance is not None:
         allowed = asked.tolerance
     elif asked.against is not None:
-        allowed = _own(asked.against, runner.tokens, reference, dtype)
+        allowed = _own(asked.against, runner.tokens, reference, dtype, pipeline.options.max_model_len)
     else:
         allowed = BUDGETS[Numerics.REORDER, dtype]
     lossy = whole.lossy(dtype) if asked.tolerance is None else ()
     return LogitCheck(pipeline, runner, reference, allowed, lossy)
 
 
-def _reference(against: Path, tokens: Sequence[int]) -> Tensor:
+def _reference(against: Path, tokens: Sequence[int], longest: int | None) -> Tensor:
     import torch
 
     from llmc.debug.hf_oracle import hf_logits
@@ -167,10 +170,10 @@ def _reference(against: Path, tokens: Sequence[int]) -> Tensor:
     if is_engine(against):
         with load(against) as engine:
             return torch.from_numpy(engine.logits(tokens).copy())
-    return torch.from_numpy(hf_logits(against)(tokens))
+    return torch.from_numpy(hf_logits(against, longest=longest)(tokens))
 
 
-def _own(against: Path, tokens: Sequence[int], reference: Tensor, dtype: torch.dtype) -> float:
+def _own(against: Path, tokens: Sequence[int], reference: Tensor, dtype: torch.dtype, longest: int | None) -> float:
     """What a graph in the dtype may differ from a reference in fp32: of Hugging Face's, by how far it is itself."""
     import torch
 
@@ -181,7 +184,7 @@ def _own(against: Path, tokens: Sequence[int], reference: Tensor, dtype: torch.d
 
     if dtype is torch.float32 or is_engine(against):
         return TOLERANCE[torch_name(dtype)]
-    own = torch.from_numpy(hf_logits(against, torch_name(dtype))(tokens))
+    own = torch.from_numpy(hf_logits(against, torch_name(dtype), longest=longest)(tokens))
     return TIMES_OWN * difference(own, reference).relative
 
 

@@ -73,8 +73,9 @@ def verify(
         batch = token_sequences(opened, text, min(length, opened.limits.max_model_len), sequences, seed)
         dtype, models = opened.info.dtype, list[LogitFunction]([opened.logits])
         if oracle == "hf":
-            reference = hf_logits(against)
-            models += [hf_logits(against, dtype)] if dtype != "float32" else []
+            longest = opened.limits.max_model_len
+            reference = hf_logits(against, longest=longest)
+            models += [hf_logits(against, dtype, longest=longest)] if dtype != "float32" else []
         else:
             reference = opinion_on_stages(opened, against, batch[0])
         with status_line(f"comparing {counted(len(batch), 'sequence')}"):
@@ -119,7 +120,7 @@ def compare_perplexities(
     with load(engine) as opened:
         longest = min(length, opened.limits.max_model_len)
         windows = token_sequences(opened, text, longest, None, 0)
-        reference = hf_logits(against, opened.info.dtype)
+        reference = hf_logits(against, opened.info.dtype, longest=opened.limits.max_model_len)
         ours, theirs = Perplexity(), Perplexity()
         bars = Progress(console=Console(stderr=True))
         with told(bars):

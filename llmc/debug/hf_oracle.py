@@ -9,10 +9,18 @@ from llmc.errors import CheckpointError
 from llmc.frontends.gguf.files import gguf_files
 
 
-def hf_logits(directory: Path, dtype: str = "float32") -> LogitFunction:
-    """The logits of a model directory, or of one that was made of a GGUF file. dtype: float32, bfloat16 or float16."""
+def hf_logits(directory: Path, dtype: str = "float32", *, longest: int | None = None) -> LogitFunction:
+    """The logits of a model directory, or of one that was made of a GGUF file.
+
+    Args:
+        directory: The model's.
+        dtype: float32, bfloat16 or float16.
+        longest: Tokens of the longest sequence that the engine takes, which decides on rotary frequencies that follow
+            the length; None for the model's own limit.
+    """
     import torch
 
+    from llmc.frontends.transformers.rotary_lengths import hold_frequencies
     from llmc.graph.dtype_names import NAMED_DTYPES
 
     if not (directory / "config.json").is_file():
@@ -24,6 +32,7 @@ def hf_logits(directory: Path, dtype: str = "float32") -> LogitFunction:
     settings: dict[str, Any] = {"dtype": NAMED_DTYPES[dtype], "attn_implementation": "eager"}
     model = _of_gguf(directory, settings) if gguf_files(directory) else _of_directory(directory, settings)
     model.train(False)
+    hold_frequencies(model, model.config.get_text_config(), longest, directory / "config.json")
 
     def logits(tokens: Sequence[int]) -> Logits:
         with torch.inference_mode():

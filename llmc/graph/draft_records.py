@@ -16,7 +16,8 @@ Method = Literal["eagle3", "mtp"]
 @dataclass(frozen=True)
 class Target:
     """The model that drafts are for. width: of its hidden states. layers: how many it has. embedding, output: the
-    recipes of its table of embeddings and of its output matrix, [vocabulary, width]; the same for tied ones."""
+    recipes of its table of embeddings and of its output matrix, [vocabulary, width]; the same for tied ones. longest:
+    the sequences that are built for, in tokens; None if nothing says."""
 
     name: str
     width: int
@@ -25,6 +26,7 @@ class Target:
     dtype: torch.dtype
     embedding: Recipe
     output: Recipe
+    longest: int | None
 
     def shared(self) -> dict[str, Recipe]:
         """The recipes that a draft without tensors of its own takes, by the names of its parameters."""

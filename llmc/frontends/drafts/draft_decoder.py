@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from llmc.errors import CheckpointError
-from llmc.frontends.transformers.config import check_rope, check_sizes, import_transformers, valid_values
+from llmc.frontends.transformers.config import check_sizes, import_transformers, valid_values
+from llmc.frontends.transformers.rotary_lengths import hold_frequencies
 from llmc.frontends.transformers.skeleton import skeleton
+from llmc.graph.draft_records import Target
 
 
-def draft_decoder(settings: dict[str, Any], file: Path, dtype: torch.dtype) -> Any:
+def draft_decoder(settings: dict[str, Any], file: Path, target: Target) -> Any:
     """The decoder without embeddings. settings: as in a config.json. Raises CheckpointError."""
     transformers = import_transformers()
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -26,16 +26,16 @@ def draft_decoder(settings: dict[str, Any], file: Path, dtype: torch.dtype) -> A
         )
     with valid_values(model_type, file):
         config = CONFIG_MAPPING[model_type].from_dict(settings)
-    return decoder_of(config, getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]), file, dtype)
+    return decoder_of(config, getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]), file, target)
 
 
-def decoder_of(config: Any, model_class: Any, file: Path, dtype: torch.dtype) -> Any:
+def decoder_of(config: Any, model_class: Any, file: Path, target: Target) -> Any:
     """The same of a config of transformers, which is taken over."""
     with valid_values(config.model_type, file):
         check_sizes(config, file)
-        check_rope(config, file)
         # The embeddings are not the decoder's: no token of another vocabulary may stand in its way.
         config.pad_token_id = None
-        decoder = skeleton(model_class, config, dtype).base_model
+        decoder = skeleton(model_class, config, target.dtype).base_model
+        hold_frequencies(decoder, config, target.longest, file)
     decoder.embed_tokens = None
     return decoder

@@ -138,7 +138,7 @@ def _check_width(settings: Eagle3Settings, tensors: DraftTensors, width: int) ->
 
 def _module(settings: Eagle3Settings, source: SafetensorsSource, target: Target) -> DraftModule:
     tensors = DraftTensors(source, target.name)
-    decoder = draft_decoder(dict(settings.decoder), settings.file, target.dtype)
+    decoder = draft_decoder(dict(settings.decoder), settings.file, target)
     _check_parts(decoder, settings.file)
     config, norm_class = decoder.config, type(decoder.norm)
     width, eps = config.hidden_size, config.rms_norm_eps

@@ -59,7 +59,7 @@ class MtpCheckpoint:
         layer = RenamedLayer(self.source, names[LAYER], names[NORM], set(names.values()) - {names[LAYER]})
         config = _one_layer(loaded.config, has_experts=layer.has_experts)
         _check_sizes(config, target, file)
-        decoder = decoder_of(config, loaded.model_class, file, target.dtype)
+        decoder = decoder_of(config, loaded.model_class, file, target)
         width, eps = config.hidden_size, config.rms_norm_eps
         with torch.device("meta"):
             embedding_norm, hidden_norm = (type(decoder.norm)(width, eps=eps).to(target.dtype) for _ in range(2))

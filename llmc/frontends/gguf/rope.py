@@ -11,7 +11,10 @@ from llmc.frontends.gguf.container import GgufModel, read_bytes
 from llmc.frontends.gguf.description import Sizes, decoder_config
 
 FACTORS = "rope_freqs.weight"
-_TYPES = ("none", "linear", "yarn")
+LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
+# What is read here and makes no tensor of the model.
+READ_APART = (FACTORS, LONG, SHORT)
+_TYPES = ("none", "linear", "yarn", "longrope")
 # Llama 3's own; its converter writes factors, and not what they came from.
 _LOW, _HIGH, _ORIGINAL = 1.0, 4.0, 8192
 _TOLERANCE = 1e-4
@@ -30,6 +33,10 @@ def rope_parameters(model: GgufModel, sizes: Sizes, dimensions: int | None = Non
     scaling = hyper.text("rope.scaling.type", default="none")
     if scaling not in _TYPES:
         raise hyper.error("rope.scaling.type", scaling, f"one of {', '.join(_TYPES)}")
+    if LONG in model.tensors or SHORT in model.tensors:
+        return {"rope_theta": theta, **_longrope(model, sizes, rotated)}
+    if scaling == "longrope":
+        raise hyper.error("rope.scaling.type", scaling, f"that of a file without {LONG}")
     if FACTORS in model.tensors:
         return {"rope_theta": theta, **_llama3(model, theta, rotated)}
     factor = hyper.number("rope.scaling.factor", default=hyper.number("rope.scale_linear", default=1.0))
@@ -57,16 +64,38 @@ def rotary_config(
     }
 
 
-def _llama3(model: GgufModel, theta: float, rotated: int) -> dict[str, Any]:
-    """The settings that Llama 3's factors were made from: its own, or those that two factors in between tell."""
-    tensor = model.tensors[FACTORS]
-    if tensor.type.name != "F32" or tensor.shape != (rotated // 2,):
+def _longrope(model: GgufModel, sizes: Sizes, rotated: int) -> dict[str, Any]:
+    """Both sets of factors, and the length that one is for."""
+    hyper = sizes.hyper
+    original = hyper.whole("rope.scaling.original_context_length", default=sizes.positions)
+    found: dict[str, Any] = {
+        "rope_type": "longrope",
+        "short_factor": _numbers(model, SHORT, rotated).tolist(),
+        "long_factor": _numbers(model, LONG, rotated).tolist(),
+        "original_max_position_embeddings": original,
+        "factor": sizes.positions / max(original, 1),
+    }
+    if hyper.has("rope.scaling.attn_factor"):
+        found["attention_factor"] = hyper.number("rope.scaling.attn_factor")
+    return found
+
+
+def _numbers(model: GgufModel, name: str, rotated: int) -> npt.NDArray[np.float64]:
+    """One for each frequency."""
+    tensor = model.tensors.get(name)
+    if tensor is None or tensor.type.name != "F32" or tensor.shape != (rotated // 2,):
+        found = "missing" if tensor is None else f"{tensor.type.name} {list(tensor.shape)}"
         raise CheckpointError(
-            f"{FACTORS} is {tensor.type.name} {list(tensor.shape)}, not F32 {[rotated // 2]}",
-            at=tensor.file,
+            f"{name} is {found}, not F32 {[rotated // 2]}",
+            at=model.path if tensor is None else tensor.file,
             fix="convert the model again",
         )
-    factors = np.frombuffer(read_bytes(tensor), "<f4").astype(np.float64)
+    return np.frombuffer(read_bytes(tensor), "<f4").astype(np.float64)
+
+
+def _llama3(model: GgufModel, theta: float, rotated: int) -> dict[str, Any]:
+    """The settings that Llama 3's factors were made from: its own, or those that two factors in between tell."""
+    factors = _numbers(model, FACTORS, rotated)
     wavelengths = 2 * math.pi * theta ** (np.arange(0, rotated, 2) / rotated)
     factor = float(factors.max(initial=1.0)) if np.isfinite(factors).all() else math.nan
     for low, high, original in ((_LOW, _HIGH, float(_ORIGINAL)), *_solved(factors, wavelengths, factor)):
@@ -80,7 +109,7 @@ def _llama3(model: GgufModel, theta: float, rotated: int) -> dict[str, Any]:
             }
     raise CheckpointError(
         f"the factors in {FACTORS} are none of llama3's scaling: {factors[:4].tolist()} …",
-        at=tensor.file,
+        at=model.tensors[FACTORS].file,
         fix="build from the safetensors checkpoint that the file was converted from",
     )
 

@@ -23,7 +23,6 @@ from llmc.frontends.tracing.trace import explained_at_once, trace
 from llmc.frontends.transformers.capture_cache import capture_entry, find_capture, keep_capture
 from llmc.frontends.transformers.config import (
     check_directory,
-    check_rope,
     load_config,
     model_info,
     resolve_dtype,
@@ -31,6 +30,7 @@ from llmc.frontends.transformers.config import (
     valid_values,
 )
 from llmc.frontends.transformers.names import StoredNames, stored_recipes
+from llmc.frontends.transformers.rotary_lengths import hold_frequencies
 from llmc.frontends.transformers.scans import scans_as_ops
 from llmc.frontends.transformers.skeleton import skeleton, whole_skeleton
 from llmc.frontends.transformers.text_half import left_out, text_names
@@ -85,9 +85,9 @@ def read_config(directory: Path, options: BuildOptions) -> ReadModel:
     file = directory / "config.json"
     loaded = load_config(directory, options.task)
     with valid_values(loaded.config.model_type, file):
-        check_rope(loaded.config, file)
         dtype = resolve_dtype(options, config_dtype(loaded.config), directory)
         model = skeleton(loaded.model_class, loaded.config, dtype, task=loaded.task)
+        notes = hold_frequencies(model, loaded.config, options.max_model_len, file)
         first: dict[int, str] = {}
         tensors: dict[str, Tensor] = model.state_dict(keep_vars=True)
         recipes: dict[str, Recipe] = {
@@ -96,7 +96,7 @@ def read_config(directory: Path, options: BuildOptions) -> ReadModel:
         make_parameters_fake(model)
         info, _ = model_info(model_name(directory), loaded.config, stated_tokens(directory), dtype)
     plan = None if loaded.task is None else head_plan(loaded.task, model, options, directory)
-    return ReadModel(model, recipes, info, plan=plan)
+    return ReadModel(model, recipes, info, notes, plan=plan)
 
 
 def read_directory(opened: OpenedModel[CheckpointSource], options: BuildOptions) -> ReadModel:
@@ -105,8 +105,6 @@ def read_directory(opened: OpenedModel[CheckpointSource], options: BuildOptions)
     file = directory / "config.json"
     loaded = load_config(directory, options.task)
     config, whole = loaded.config, loaded.whole
-    with valid_values(config.model_type, file):
-        check_rope(config, file)
     source = opened.weights
     dtype = resolve_dtype(options, getattr(config, "dtype", None) or source.dtype(), directory)
     notes = _tie_if_unsaid(config, whole, source) if loaded.task is None else ()
@@ -130,9 +128,10 @@ def read_directory(opened: OpenedModel[CheckpointSource], options: BuildOptions)
     elif different:
         refuse_different(different, source)
     with valid_values(config.model_type, file):
+        rotary = hold_frequencies(model, config, options.max_model_len, file)
         make_parameters_fake(model)
         info, ids = model_info(model_name(directory), config, stated_tokens(directory), dtype)
-    notes = (*(() if whole is None else (left_out(whole),)), *source.notes, *notes, *found.notes, *ids)
+    notes = (*(() if whole is None else (left_out(whole),)), *source.notes, *notes, *found.notes, *ids, *rotary)
     plan = None if loaded.task is None else head_plan(loaded.task, model, options, directory)
     return ReadModel(model, found.recipes, info, notes, plan, copies)
 

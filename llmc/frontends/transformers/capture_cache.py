@@ -68,6 +68,7 @@ def capture_entry(
         "tokenizer": _tokenizer(directory) if options.task in ("auto", "score") else None,
         "tensors": tensors,
         "dtype": options.dtype,
+        "longest": options.max_model_len if _follows_length(directory) else None,
         "own_layers": options.speculative == OWN_LAYERS,
         "llmc": source_digest(OWN_ROOMS),
         "torch": [torch.__version__, torch.version.git_version, str(torch.get_default_dtype())],
@@ -130,6 +131,11 @@ def _tokenizer(directory: Path) -> str | None:
     file = directory / "tokenizer.json"
     reads_pairs = _PAIRS in (_text(directory / "config.json") or "") and file.is_file()
     return sha256(file.read_bytes()).hexdigest() if reads_pairs else None
+
+
+def _follows_length(directory: Path) -> bool:
+    """Whether its rotary frequencies depend on the longest sequence (rotary_lengths.py)."""
+    return "long_factor" in (_text(directory / "config.json") or "")
 
 
 def _text(file: Path) -> str | None:

@@ -145,24 +145,8 @@ def check_sizes(config: Any, at: str | Path) -> None:
                 )
 
 
-def check_rope(config: Any, at: str | Path) -> None:
-    """Raise CaptureError for rotary frequencies that change with the length of the sequence."""
-    settings = getattr(config, "rope_parameters", None) or {}
-    # One for all layers, or one for each type of layer.
-    each = [settings, *(value for value in settings.values() if isinstance(value, dict))]
-    for name in (one.get("rope_type") for one in each):
-        if name in ("dynamic", "longrope"):
-            raise CaptureError(
-                f"rope_type {name!r} is not supported: its frequencies change with the length of the sequence, and "
-                "keys that are in the KV cache cannot follow",
-                at=at,
-                fix="set rope_type in rope_parameters to default, linear, llama3 or yarn (with its settings); default "
-                "is right up to the length that the model was first trained with",
-            )
-
-
 @contextmanager
-def valid_values(model_type: str, file: Path) -> Iterator[None]:
+def valid_values(model_type: str, file: str | Path) -> Iterator[None]:
     """Turn what transformers raises for a value in config.json into a CheckpointError that quotes it."""
     from huggingface_hub.errors import StrictDataclassError
 

@@ -12,7 +12,8 @@ from llmc.frontends.heads.head_plan import head_plan
 from llmc.frontends.tracing.fake_copy import fake_copy
 from llmc.frontends.transformers import experts, hooks
 from llmc.frontends.transformers.capture import traced
-from llmc.frontends.transformers.config import check_rope, model_info, resolve_dtype
+from llmc.frontends.transformers.config import model_info, resolve_dtype, valid_values
+from llmc.frontends.transformers.rotary_lengths import hold_frequencies
 from llmc.frontends.transformers.skeleton import text_half
 from llmc.frontends.transformers.text_half import left_out, text_config
 from llmc.graph.weights import Recipe, Stored
@@ -30,21 +31,21 @@ def capture_pretrained(model: Any, options: BuildOptions) -> Captured:
     text = text_config(model.config, type(model).__name__)
     if text is not None and task is None:
         whole, model = model.config, text_half(model, text)
-    check_rope(model.config, "model.config")
     dtype = resolve_dtype(options, model.dtype)
     recipes: dict[str, Recipe] = {name: Stored(first, dtype) for name, first in tied_names(model).items()}
     fake = fake_copy(model, dtype, cast_buffers=False)
     # Set on the copy, whose layers all refer to this one config.
     fake.config._attn_implementation = hooks.implementation_for(type(model), both_ways=task is not None)
     experts.use_experts_hook(fake.config)
+    with valid_values(model.config.model_type, "model.config"):
+        rotary = hold_frequencies(fake, fake.config, options.max_model_len, "model.config")
     name = getattr(model.config, "_name_or_path", "") or type(model).__name__
     generation = getattr(model, "generation_config", None)
     configs = (model.config,) if text is None else (whole, model.config)
     # Without what their classes have for models that say nothing.
     said = [each.to_diff_dict() for each in (*(() if generation is None else (generation,)), *configs)]
     info, notes = model_info(Path(name).name, model.config, said, dtype)
-    if text is not None:
-        notes = (left_out(whole), *notes)
+    notes = (*(() if text is None else (left_out(whole),)), *notes, *rotary)
     plan = None if task is None else head_plan(task, fake, options)
     graph = traced(fake, recipes, info, plan)
     return Captured(graph, parameters_of(model), notes)

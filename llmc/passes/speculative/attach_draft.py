@@ -31,7 +31,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     checkpoint = graph.speculative
     if checkpoint is None or graph.draft is not None:
         return
-    target = target_of(graph)
+    target = target_of(graph, options.max_model_len)
     combination = checkpoint.combination(target)
     drafts = checkpoint.graphs(target, graph.info)
     if combination is not None:
@@ -46,8 +46,8 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
 attach_draft = GraphPass("attach_draft", run, Numerics.EXACT, unproved="it makes a second graph, of other weights")
 
 
-def target_of(graph: ModelGraph) -> Target:
-    """What a draft of the graph's model has to fit."""
+def target_of(graph: ModelGraph, longest: int | None) -> Target:
+    """What a draft of the graph's model has to fit. longest: that is asked for, None for the model's own."""
     (head,) = graph.graph.find_nodes(op="call_function", target=_llmc.lm_head.default)
     ids = graph.inputs()[0]
     table = next(
@@ -63,6 +63,7 @@ def target_of(graph: ModelGraph) -> Target:
         dtype=graph.info.dtype,
         embedding=graph.weights[table.name],
         output=graph.weights[call_arguments(head)["weight"].name],
+        longest=longest or graph.info.max_positions,
     )
 
 

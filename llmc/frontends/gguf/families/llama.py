@@ -3,7 +3,7 @@
 from llmc.frontends.gguf.container import GgufModel
 from llmc.frontends.gguf.description import Described, Sizes, has_bias
 from llmc.frontends.gguf.placement import ATTENTION, GATED, Names
-from llmc.frontends.gguf.rope import FACTORS, rotary_config
+from llmc.frontends.gguf.rope import READ_APART, rotary_config
 
 _MIXTRAL = {
     "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
@@ -25,6 +25,6 @@ def llama(model: GgufModel, sizes: Sizes) -> Described:
             "sliding_window": None,
         }
         layer = {**ATTENTION, "ffn_norm": GATED["ffn_norm"], "ffn_gate_inp": "block_sparse_moe.gate"}
-        return Described(config, Names(layer, experts=_MIXTRAL, rotated=rotated, read_apart=(FACTORS,)))
+        return Described(config, Names(layer, experts=_MIXTRAL, rotated=rotated, read_apart=READ_APART))
     config |= {"attention_bias": has_bias(model, "attn_q"), "mlp_bias": has_bias(model, "ffn_up")}
-    return Described(config, Names({**ATTENTION, **GATED}, rotated=rotated, read_apart=(FACTORS,)))
+    return Described(config, Names({**ATTENTION, **GATED}, rotated=rotated, read_apart=READ_APART))

@@ -1,10 +1,9 @@
 """Phi 3 and 4, with one matrix for Q, K and V, and one for the gate and what it lets through."""
 
-from llmc.errors import CheckpointError
 from llmc.frontends.gguf.container import GgufModel
 from llmc.frontends.gguf.description import Described, Sizes
 from llmc.frontends.gguf.placement import ATTENTION, GATED, Names
-from llmc.frontends.gguf.rope import rotary_config
+from llmc.frontends.gguf.rope import READ_APART, rotary_config
 
 _LAYER = {
     "attn_norm": ATTENTION["attn_norm"],
@@ -17,22 +16,16 @@ _LAYER = {
 
 
 def phi3(model: GgufModel, sizes: Sizes) -> Described:
-    """Raises CheckpointError for one of the long-context models."""
-    if "rope_factors_long.weight" in model.tensors:
-        raise CheckpointError(
-            "the model's rotary frequencies change with the length of the sequence (longrope), and keys that are in "
-            "the KV cache cannot follow",
-            at=model.path,
-            fix="use the model for short contexts, such as Phi-3-mini-4k",
-        )
+    """Those of long contexts have two sets of rotary factors."""
     rotated = sizes.hyper.whole("rope.dimension_count", default=sizes.head_dim)
     config = rotary_config(model, sizes, "phi3", "Phi3ForCausalLM", rotated)
     share = {"partial_rotary_factor": rotated / sizes.head_dim}
+    rope = config["rope_parameters"] | share
     config |= {
-        "rope_parameters": config["rope_parameters"] | share,
+        "rope_parameters": rope,
         **share,
         "hidden_act": "silu",
-        "original_max_position_embeddings": sizes.positions,
+        "original_max_position_embeddings": rope.get("original_max_position_embeddings", sizes.positions),
         "sliding_window": sizes.hyper.whole("attention.sliding_window", default=0) or None,
     }
-    return Described(config, Names(_LAYER))
+    return Described(config, Names(_LAYER, read_apart=READ_APART))
