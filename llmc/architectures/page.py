@@ -18,7 +18,7 @@ those of the whole model for tokens alone. The tiny model has a layer of each ki
 
 An engine has one set of rotary frequencies, that of its longest sequence. Longrope (Phi 3 and 4 with 128k) has short
 factors, for a `--max-model-len` of at most `original_max_position_embeddings`, and long ones, for any other, as in vLLM
-and llama.cpp; a build with the long ones says so. An engine that is built has no other length when it is loaded.
+and llama.cpp; a build with the long ones says so. A shorter limit for an engine that is built changes neither.
 `dynamic` frequencies are those of `max_position_embeddings`, beyond which no engine goes.
 
 `llmc models NAME…` looks at some of them, and `llmc explain MODEL` at a model of your own: it names the op, the line of

@@ -165,7 +165,7 @@ def tiny_config(name: str) -> Any:
         raise CaptureError(
             f"transformers {transformers.__version__} has no causal architecture {name!r}",
             at=f"model type {name!r}",
-            fix="llmc models lists those that it has",
+            fix="take one of those that it has: llmc models",
         )
     config_class = getattr(transformers, class_name).config_class
     config = config_class(**tiny_settings(name.partition("+")[0], config_class, VARIANTS.get(name, {})))

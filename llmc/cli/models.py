@@ -53,7 +53,7 @@ def models(
             raise CaptureError(
                 f"transformers {transformers.__version__} has no causal architecture {name!r}",
                 at=f"model type {name!r}",
-                fix="llmc models without a name looks at all that it has",
+                fix="look at all that it has: llmc models",
             )
     transformers.logging.set_verbosity_error()
     outcomes = []

@@ -96,7 +96,7 @@ def _refuse_beyond(engine: Path, judged: float, most: float) -> None:
         raise LlmcError(
             f"the engine's logits differ by {judged:.2g} of their spread; {most:.2g} is allowed",
             at=engine,
-            fix="find the pass that does it: llmc build --check-passes, or allow more with --tolerance",
+            fix="find the pass that does it: llmc build MODEL --check-passes, or allow more with --tolerance",
         )
 
 

@@ -191,7 +191,7 @@ def _call(node: fx.Node, args: Any, kwargs: Any) -> Any:
         raise PassError(
             f"node {node.name} ({op_name(node.target)}) does not run: {error}",
             at=source_line(node) or node.format_node(),
-            fix="find the rewrite that made it so: llmc bisect",
+            fix="find the rewrite that made it so: llmc bisect MODEL",
         ) from error
 
 

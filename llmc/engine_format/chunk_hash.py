@@ -81,5 +81,5 @@ def check_chunk(kind: HashKind, content: memoryview, index: int, digest: str, at
         raise EngineFormatError(
             f"the file is corrupt: bytes from {begin} on have {kind} {found[:16]}…, the manifest says {digest[:16]}…",
             at=at,
-            fix="copy the engine again, or rebuild it with `llmc build`",
+            fix="copy the engine again, or rebuild it: llmc build MODEL -o ENGINE",
         )

@@ -63,7 +63,7 @@ def find_or_build_engine(
         raise CheckpointError(
             "this is neither an engine nor a model directory: it has no manifest.json and no config.json",
             at=directory,
-            fix="give an engine that llmc build has written, or a Hugging Face directory",
+            fix="give an engine, which `llmc build` writes, or a Hugging Face directory",
         )
 
     def make(path: Path) -> None:

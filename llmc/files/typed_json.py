@@ -15,8 +15,10 @@ T = TypeVar("T")
 _SCALARS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
 # Metadata of a dataclass' field with a default: it is written only where its value is another.
 LEFT_OUT = {"left_out": True}
-REBUILD = "the file is damaged or was edited: rebuild the engine with `llmc build`"
-_ANOTHER_WROTE_IT = "another llmc has written the file, or it was edited: rebuild the engine with `llmc build`"
+REBUILD = "the file is damaged or was edited: rebuild the engine: llmc build MODEL -o ENGINE"
+_ANOTHER_WROTE_IT = (
+    "another llmc has written the file, or it was edited: rebuild the engine: llmc build MODEL -o ENGINE"
+)
 
 
 def to_json(value: Any) -> Any:

@@ -175,7 +175,7 @@ def _run_pass(each: Pass, graph: ModelGraph, options: BuildOptions, log: Rewrite
         raise PassError(
             f"{type(error).__name__}: {error}",
             at=_raised_at(error),
-            fix="LLMC_DEBUG=1 shows the traceback; find the rewrite with: llmc bisect",
+            fix="LLMC_DEBUG=1 shows the traceback; find the rewrite: llmc bisect MODEL",
         ) from error
 
 

@@ -40,7 +40,7 @@ def predicted_step(
         raise TargetError(
             f"steps of an engine for {first.target} are predicted from what the machine was measured to deliver",
             at=directory.path,
-            fix=f"llmc report {directory.path.name} shows them; llmc profile {directory.path.name} measures",
+            fix=f"see them: llmc report {directory.path}; measure them: llmc profile {directory.path}",
         )
     limits = first.program.limits
     if context is None:
@@ -62,6 +62,8 @@ def predicted_step(
 def _file(directory: EngineDirectory, name: str) -> Path:
     if name not in directory.manifest.files:
         raise EngineFormatError(
-            f"the engine was written without its {name}", at=directory.path, fix="build it again with llmc build"
+            f"the engine was written without its {name}",
+            at=directory.path,
+            fix="build it again: llmc build MODEL -o ENGINE",
         )
     return directory.path / name

@@ -141,6 +141,11 @@ def test_factors_that_make_no_frequencies(change: Callable[[Any], Any], said: st
     assert caught.value.fix is not None and "config.json" in str(caught.value.at)
 
 
+def test_models_without_rotary_positions_have_nothing_to_hold() -> None:
+    model = tiny_model("bloom", num_hidden_layers=1)
+    assert hold_frequencies(model, model.config, None, "here") == ()
+
+
 def test_rotary_modules_of_another_make_are_refused() -> None:
     model = longrope_model("llama")
     del model.model.rotary_emb.original_inv_freq

@@ -51,8 +51,8 @@ def read_medusa(path: Path) -> MedusaCheckpoint:
         raise CheckpointError(
             f"the file holds no Medusa heads: its {len(entries)} tensors are {found}, …",
             at=file,
-            fix="give heads with keys such as 0.0.linear.weight or blocks.0.layers.0.weight; "
-            "llmc train-medusa makes some",
+            fix="give heads with keys such as 0.0.linear.weight or blocks.0.layers.0.weight, or train "
+            "some: llmc train-medusa ENGINE --text FILE -o heads.safetensors",
         )
     shared = next((name for name in entries if name.removeprefix(_PREFIX) == _SHARED_OUTPUT), None)
     heads = tuple(_head(index, blocks, outputs, shared, file) for index in range(1 + max((*blocks, *outputs))))

@@ -52,7 +52,7 @@ def check_directory(directory: Path) -> None:
         raise CheckpointError(
             "this is a built engine, not a model",
             at=directory,
-            fix="run it with `llmc run`, or pass the model it was built from",
+            fix=f"run it: llmc run {directory} --prompt TEXT, or pass the model it was built from",
         )
     raise CheckpointError(
         "not a model directory: it has no config.json",

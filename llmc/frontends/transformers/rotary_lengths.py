@@ -33,8 +33,10 @@ def hold_frequencies(model: nn.Module, config: Any, longest: int | None, at: str
         CheckpointError: factors that make no frequencies.
         CaptureError: rotary modules that do not take their frequencies from transformers.
     """
-    longest = longest or config.max_position_embeddings
     wanted = {_LONGROPE, _DYNAMIC}.intersection(settings.get("rope_type", "") for _, settings in _settings(config))
+    if not wanted:
+        return ()
+    longest = longest or config.max_position_embeddings
     notes: dict[str, None] = {}
     held = set[str]()
     for module in model.modules():

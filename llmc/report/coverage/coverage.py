@@ -74,5 +74,5 @@ def check_complete(coverage: Sequence[Coverage]) -> None:
     raise PassError(
         f"not everything is covered: {summary}",
         at=next((s for s in sources if s is not None), first.node),
-        fix="llmc explain MODEL shows each place; change the model, or build without strict",
+        fix="see each place: llmc explain MODEL; change the model, or build without strict",
     )

@@ -37,7 +37,7 @@ def serve_replicas(options: ServeOptions, count: int, routing: str, listening: C
     refuse_launched(
         "each replica",
         at=f"--data-parallel-size {count}",
-        fix="start llmc serve once, without torchrun: replicas start their ranks by themselves",
+        fix="start the server once, without torchrun: replicas start their ranks by themselves",
     )
     with listen(options) as listener, tempfile.TemporaryDirectory(prefix="llmc-replicas-") as folder:
         router, lifecycle = Router(Routing(routing)), Lifecycle()
