@@ -56,6 +56,12 @@ def test_an_output_matrix_of_its_own_is_kept_whatever_the_config_says(untied: Pa
     assert_equals_eager(captured, expected)
 
 
+def test_an_output_matrix_under_its_older_name_is_a_copy_too(tmp_path: Path) -> None:
+    directory = saved(tiny_model("gpt_neox", num_hidden_layers=1, tie_word_embeddings=False), tmp_path)
+    edit_json(directory / "config.json", lambda c: c.update(tie_word_embeddings=True))
+    assert stored(read(directory), HEAD) == "embed_out.weight"
+
+
 @pytest.mark.parametrize("change", [lambda t: t.clone(), lambda t: t.double()])
 def test_equal_copies_are_one(change: Callable[[Tensor], Tensor], untied: Path) -> None:
     edit_json(untied / "config.json", lambda c: c.update(tie_word_embeddings=True))

@@ -102,8 +102,9 @@ def _found(model: Any, names: Mapping[str, str], source: StoredShapes, *, rename
     groups = _groups(tensors)
     available = names
     found = _match(groups, available, model.base_model_prefix)
-    if renamed and len(found) < len(groups):
-        # Renames are looked at only where names do not fit as they are: most checkpoints do.
+    matched = {each for stored in found.values() for each in stored}
+    if renamed and (len(found) < len(groups) or names.keys() - matched):
+        # Renames are looked at only where names do not fit as they are, or some are left: most checkpoints do.
         available = {**_renamed(model, source.names()), **names}
         found = _match(groups, available, model.base_model_prefix)
     recipes, sources = _converted(model, [group for group in groups if group[0] not in found], names, source)
