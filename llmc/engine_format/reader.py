@@ -266,7 +266,7 @@ def _program(files: EngineFiles, manifest: Manifest, name: str) -> Program:
         )
     for kernel in program.kernels:
         source = () if kernel.is_library else (kernel.source,)
-        for file in (*source, *(binary.file for binary in kernel.binaries.values())):
+        for file in (*source, *(name for binary in kernel.binaries.values() for name in binary.files)):
             if file not in manifest.files:
                 raise EngineFormatError(
                     f"the manifest lists no {file} of kernel {kernel.name}", at=files.path / MANIFEST_NAME, fix=REBUILD

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from llmc.files.typed_json import LEFT_OUT
+
 # In place of a source file: the kernel is a library's.
 LIBRARY = "library"
 
@@ -24,7 +26,8 @@ class DeviceBinary:
 
     threads: of a block. shared_bytes: dynamic shared memory of a block. registers, spill_bytes: of a thread.
     extra_pointers: trailing pointer parameters that Triton added; the first is to global scratch memory of
-    scratch_bytes a block, the others may be null.
+    scratch_bytes a block, the others may be null. assembly: the file with the compressed PTX that it was assembled
+    from; None where the engine does not keep it.
     """
 
     file: str
@@ -37,6 +40,12 @@ class DeviceBinary:
     extra_pointers: int
     scratch_bytes: int
     scratch_alignment: int
+    assembly: str | None = field(default=None, metadata=LEFT_OUT)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Its files in the engine."""
+        return (self.file,) if self.assembly is None else (self.file, self.assembly)
 
 
 @dataclass(frozen=True)

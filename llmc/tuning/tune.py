@@ -6,7 +6,7 @@ measured in the launches of a real step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -84,7 +84,7 @@ def _open(engine: EngineDirectory, program: Program, arch: str, device: Device, 
 def _copy_kernels(engine: EngineDirectory, program: Program, scratch: Path) -> None:
     """The kernels' sources and binaries, at the same places."""
     files = {kernel.source for kernel in program.kernels if not kernel.is_library}
-    files |= {binary.file for kernel in program.kernels for binary in kernel.binaries.values()}
+    files |= {name for kernel in program.kernels for binary in kernel.binaries.values() for name in binary.files}
     for file in sorted(files):
         (scratch / file).parent.mkdir(parents=True, exist_ok=True)
         (scratch / file).write_bytes(engine.files.read(file))
@@ -93,7 +93,8 @@ def _copy_kernels(engine: EngineDirectory, program: Program, scratch: Path) -> N
 def write_tuned(
     engine: EngineDirectory, tuned: TargetProgram, chosen: Mapping[str, DeviceKernel], scratch: Path, output: Path
 ) -> None:
-    """The engine's files with a target's program tuned; a chosen variant's binary replaces its kernel's, name and all.
+    """The engine's files with a target's program tuned. A chosen variant's binary and PTX replace its kernel's, under
+    the kernel's names.
 
     scratch: has the binaries of variants, and of kernels that the engine carried none for.
     """
@@ -105,19 +106,18 @@ def write_tuned(
             kernel = replace(kernel, binaries={})
         elif variant is not None:
             ((arch, binary),) = variant.binaries.items()
-            file = kernel.binaries[arch].file if arch in kernel.binaries else binary.file
-            taken[file] = scratch / binary.file
-            binaries = {**kernel.binaries, arch: replace(binary, file=file)}
+            own = kernel.binaries.get(arch, binary)
+            placed = replace(binary, file=own.file, assembly=binary.assembly and (own.assembly or binary.assembly))
+            taken |= {file: scratch / other for file, other in zip(placed.files, binary.files, strict=True)}
+            binaries = {**kernel.binaries, arch: placed}
             kernel = replace(kernel, num_warps=variant.num_warps, num_stages=variant.num_stages, binaries=binaries)
-        for binary in kernel.binaries.values():
-            if binary.file not in engine.manifest.files:
-                taken.setdefault(binary.file, scratch / binary.file)
+        for name in (name for binary in kernel.binaries.values() for name in binary.files):
+            if name not in engine.manifest.files:
+                taken.setdefault(name, scratch / name)
         kernels.append(kernel)
     program = replace(tuned.program, kernels=tuple(kernels))
-    carried = {b.file for k in kernels for b in k.binaries.values()}
-    dropped = {
-        b.file for e in engine.programs if e.file == tuned.file for k in e.program.kernels for b in k.binaries.values()
-    }
+    carried = _binary_files(kernels)
+    dropped = {name for e in engine.programs if e.file == tuned.file for name in _binary_files(e.program.kernels)}
     with EngineWriter(output) as writer:
         for name in engine.manifest.files:
             if name == tuned.file:
@@ -127,3 +127,7 @@ def write_tuned(
         for name, source in sorted(taken.items()):
             writer.copy_file(name, source)
         writer.finish(replace(engine.manifest, files={}))
+
+
+def _binary_files(kernels: Sequence[DeviceKernel]) -> set[str]:
+    return {name for kernel in kernels for binary in kernel.binaries.values() for name in binary.files}

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -59,7 +60,7 @@ def compile_program(
     folder: str = "kernels",
     workers: "Workers | None" = None,
 ) -> Program:
-    """The program with binaries, in the folder, for the kernels that its steps launch.
+    """The program with binaries, in the folder, for the kernels that its steps launch; of NVIDIA's GPUs with their PTX.
 
     Those of a library stay as they are. directory: the engine's, which kernels' sources are relative to, and the folder
     too. progress: told 1 for each kernel compiled. workers: if some are running already. Raises LoweringError for a
@@ -167,7 +168,8 @@ class Workers:
                 fix="this is a bug in the kernel or in this version of triton: report it with the model's name",
             )
         assembly = Path(answer.pop("assembly"))
-        binary = DeviceBinary(file=f"{stem}.{target.binary_kind}", **answer)
+        kept = _kept_ptx(stem, assembly, directory) if target.backend == "cuda" else None
+        binary = DeviceBinary(file=f"{stem}.{target.binary_kind}", assembly=kept, **answer)
         if binary.shared_bytes > target.shared_memory_per_block:
             raise LoweringError(
                 f"kernel {kernel.name} needs {binary.shared_bytes} bytes of shared memory a block; {target.name} has "
@@ -191,6 +193,13 @@ class Workers:
         process = CompileProcess(self._cache.path, self._scratch.path)
         self._processes.append(process)
         return process
+
+
+def _kept_ptx(stem: str, assembly: Path, directory: Path) -> str:
+    """Write PTX compressed beside its binary; the file's name. It is a gzip file without a time or a name."""
+    name = f"{stem}.ptx.gz"
+    (directory / name).write_bytes(zlib.compress(assembly.read_bytes(), 9, wbits=31))
+    return name
 
 
 def _constants_text(kernel: DeviceKernel) -> str:

@@ -55,10 +55,8 @@ class CompileProcess:
 def _start(cache: Path, scratch: Path, lifeline: int) -> subprocess.Popen[str]:
     environment = {name: value for name, value in worker_environment().items() if name != "TRITON_INTERPRET"}
     environment |= {"TRITON_CACHE_DIR": str(cache), "TMPDIR": str(scratch)}
-    # Line tables hold the paths of this machine's files: without them the same kernel gives the same bytes anywhere.
+    # Line tables hold the paths of this machine's files; what is compiled for NVIDIA's GPUs has its own way with them.
     environment["TRITON_DISABLE_LINE_INFO"] = "1"
-    # Products and sums may fuse, as they do in the CPU's kernels; Triton 3.10 would change the default.
-    environment.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
     return subprocess.Popen(
         worker_command("llmc.codegen.triton.compile_worker", str(lifeline)),
         stdin=subprocess.PIPE,

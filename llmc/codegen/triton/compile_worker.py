@@ -3,8 +3,8 @@
 A process of its own, because Triton decides at the definition of a kernel whether it is interpreted, and because
 several of them compile in parallel. No GPU is needed. Request: source, function, signature, constants, divisible,
 num_warps, num_stages, backend, arch, warp_size, output (a path without suffix). Answer: the fields of DeviceBinary
-without `file`, with `assembly` (the path of the PTX or AMD assembly); or `error`, with `no_room`: the system's number
-of an error for a full disk, or null.
+without its files, with `assembly` (the path of the PTX or AMD assembly); or `error`, with `no_room`: the system's
+number of an error for a full disk, or null.
 """
 
 import importlib
@@ -14,9 +14,12 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from llmc.codegen.triton.portable_ptx import portable_ptx
 from llmc.files.storage_error import NO_ROOM
 from llmc.processes.lifeline import end_with
 
@@ -63,15 +66,19 @@ def compile_request(request: dict[str, Any], mode: int) -> dict[str, Any]:
     attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in request["divisible"]}
     source = ASTSource(function, signature, constants, attributes)
     target = GPUTarget(request["backend"], request["arch"], request["warp_size"])
-    options = {"num_warps": request["num_warps"], "num_stages": request["num_stages"]}
-    compiled = triton.compile(source, target=target, options=options)
+    # Products and sums may fuse, as they do in the CPU's kernels; the default depends on Triton's version.
+    options = {"num_warps": request["num_warps"], "num_stages": request["num_stages"], "enable_fp_fusion": True}
     is_cuda = request["backend"] == "cuda"
+    with line_table_of_ptx() if is_cuda else nullcontext():
+        compiled = triton.compile(source, target=target, options=options)
     binary_kind, assembly_kind = ("cubin", "ptx") if is_cuda else ("hsaco", "amdgcn")
     binary = Path(f"{request['output']}.{binary_kind}")
     binary.write_bytes(compiled.asm[binary_kind])
     binary.chmod(mode)
     assembly = Path(f"{request['output']}.{assembly_kind}")
-    assembly.write_text(compiled.asm[assembly_kind], encoding="utf-8")
+    text = compiled.asm[assembly_kind]
+    packages = Path(triton.__file__).parent.parent
+    assembly.write_text(portable_ptx(text, packages) if is_cuda else text, encoding="utf-8")
     metadata = compiled.metadata
     registers, spill_bytes = (
         cuda_resources(binary, metadata.name) if is_cuda else hip_resources(compiled.asm[assembly_kind])
@@ -88,6 +95,29 @@ def compile_request(request: dict[str, Any], mode: int) -> dict[str, Any]:
         "scratch_alignment": int(getattr(metadata, "global_scratch_align", 1) or 1),
         "assembly": str(assembly),
     }
+
+
+@contextmanager
+def line_table_of_ptx() -> Iterator[None]:
+    """Have Triton write line tables into PTX, and leave them out of cubins: they hold paths of this machine's files,
+    and without them the same kernel gives the same bytes anywhere."""
+    from triton import knobs
+    from triton.backends.nvidia.compiler import CUDABackend
+
+    make_cubin = CUDABackend.make_cubin
+
+    def make_plain_cubin(*arguments: Any) -> Any:
+        with knobs.compilation.scope():
+            knobs.compilation.disable_line_info = True
+            return make_cubin(*arguments)
+
+    CUDABackend.make_cubin = make_plain_cubin
+    try:
+        with knobs.compilation.scope():
+            knobs.compilation.disable_line_info = False
+            yield
+    finally:
+        CUDABackend.make_cubin = make_cubin
 
 
 def load_function(path: Path, name: str) -> Any:

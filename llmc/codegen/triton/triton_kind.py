@@ -118,7 +118,8 @@ class TritonBuilder:
         program = lowered.programs[member.name]
         compiled = compile_program(program, writer.path, member, stages.advance, folder, self._workers)
         for kernel in compiled.launched_kernels():
-            writer.add_file(kernel.binaries[member.arch_name].file)
+            for name in kernel.binaries[member.arch_name].files:
+                writer.add_file(name)
         lowered.programs[member.name] = compiled
         if compiled is not lowered.program:
             writer.write_text(f"{PROGRAMS}/{member.name}.json", program_to_json(compiled))

@@ -1,0 +1,27 @@
+"""PTX as engines keep it: the instructions and their line table, without this machine's paths.
+
+Of the line table stay `.file` and `.loc`, and the functions' names that `.loc` refers to. The other sections repeat
+them for debuggers and hold paths as bytes. Files are named as the engine names them: a kernel's by its name, Triton's
+own from the package on. The same kernel gives the same text on every machine, and ptxas still takes it.
+"""
+
+import re
+from pathlib import Path
+
+_KEPT_SECTION = ".debug_str"
+_SECTION = re.compile(r"^\t\.section\t(\S+)\s*\{[^}]*\}\n", re.MULTILINE)
+_FILE = re.compile(r'^(\t\.file\t\d+ )"([^"]*)"$', re.MULTILINE)
+# Nothing refers to these labels once the other sections are gone; comments say again what `.loc` says.
+_TEMPORARY_LABEL = re.compile(r"^\$L__tmp\d+:\n", re.MULTILINE)
+_LOCATION_COMMENT = re.compile(r"^(\t\.loc\t[^/\n]*?) *//.*$", re.MULTILINE)
+
+
+def portable_ptx(text: str, packages: Path) -> str:
+    """The PTX that Triton compiled with line information, for an engine. packages: the folder that Triton is in."""
+    text = _SECTION.sub(lambda found: found[0] if found[1] == _KEPT_SECTION else "", text)
+    text = _FILE.sub(lambda found: f'{found[1]}"{_portable_path(Path(found[2]), packages)}"', text)
+    return _LOCATION_COMMENT.sub(r"\1", _TEMPORARY_LABEL.sub("", text))
+
+
+def _portable_path(path: Path, packages: Path) -> str:
+    return path.relative_to(packages).as_posix() if path.is_relative_to(packages) else path.name
