@@ -34,7 +34,8 @@ class Settings:
     processor. dump (LLMC_DUMP): where the graph after every pass is written as text; None for nowhere. api_key
     (LLMC_API_KEY): of `llmc serve` and of the clients that llmc has for it. capture_cache (LLMC_CAPTURE_CACHE).
     rank_start_seconds (LLMC_RANK_START_SECONDS): until every rank of an engine has come up. rank_stall_seconds
-    (LLMC_RANK_STALL_SECONDS): that one may keep the others waiting within a step.
+    (LLMC_RANK_STALL_SECONDS): that one may keep the others waiting within a step. ptx_instructions
+    (LLMC_PTX_INSTRUCTIONS): of a thread, after which executor="ptx" calls a kernel endless.
     """
 
     cache_dir: Path
@@ -46,6 +47,7 @@ class Settings:
     cache_bytes: int | None = None
     rank_start_seconds: float = 120.0
     rank_stall_seconds: float = 30.0
+    ptx_instructions: int = 10_000_000
 
 
 @cache
@@ -63,6 +65,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         "LLMC_CAPTURE_CACHE",
         "LLMC_DEBUG",
         "LLMC_DUMP",
+        "LLMC_PTX_INSTRUCTIONS",
         "LLMC_RANK_STALL_SECONDS",
         "LLMC_RANK_START_SECONDS",
         "LLMC_THREADS",
@@ -91,6 +94,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         _cache_bytes(environ.get("LLMC_CACHE_SIZE", "")),
         _seconds(environ, "LLMC_RANK_START_SECONDS", Settings.rank_start_seconds),
         _seconds(environ, "LLMC_RANK_STALL_SECONDS", Settings.rank_stall_seconds),
+        _instructions(environ),
     )
 
 
@@ -105,6 +109,15 @@ def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
     if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", text, re.ASCII) is None or not float(text):
         raise _cannot_be(name, text, f"give seconds, or unset it for {default:g}")
     return float(text)
+
+
+def _instructions(environ: Mapping[str, str]) -> int:
+    text = environ.get("LLMC_PTX_INSTRUCTIONS", "")
+    if not text:
+        return Settings.ptx_instructions
+    if re.fullmatch(r"[1-9][0-9]{0,14}", text, re.ASCII) is None:
+        raise _cannot_be("LLMC_PTX_INSTRUCTIONS", text, f"give a number, or unset it for {Settings.ptx_instructions}")
+    return int(text)
 
 
 def _cache_dir(environ: Mapping[str, str]) -> Path:

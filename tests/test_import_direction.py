@@ -45,10 +45,11 @@ ALLOWED: dict[str, set[str]] = {
     "ops": FOUNDATION | {"graph"},
     "frontends": FOUNDATION | {"graph", "ops"},
     "passes": FOUNDATION | {"graph", "ops"},
+    "ptx": {"errors"},
     "engine_format": FOUNDATION,
     "prediction": FOUNDATION,
     "codegen": FOUNDATION | {"graph", "ops", "engine_format", "prediction"},
-    "runtime": FOUNDATION | {"graph", "ops", "engine_format", "prediction"},
+    "runtime": FOUNDATION | {"graph", "ops", "engine_format", "prediction", "ptx"},
     "bench": FOUNDATION | {"engine_format", "runtime"},
     "report": FOUNDATION | {"graph", "ops", "passes", "codegen", "engine_format", "prediction"},
     "debug": FOUNDATION

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 from llmc.targets import ONNXRUNTIME, REFERENCE, is_gpu_target
 
-ExecutorName = Literal["cpp", "cuda", "onnxruntime", "onnxruntime_cuda", "reference", "triton_interpreter"]
+ExecutorName = Literal["cpp", "cuda", "onnxruntime", "onnxruntime_cuda", "ptx", "reference", "triton_interpreter"]
 EXECUTOR_NAMES: tuple[ExecutorName, ...] = get_args(ExecutorName)
 
 PROGRAM_NAME = "program.json"
@@ -68,6 +68,7 @@ ENGINE_KINDS: tuple[EngineKind, ...] = (
                 _opens_ranks("open_interpreted"),
                 asked_by="TRITON_INTERPRET",
             ),
+            Runner("ptx", _opens("ptx"), _opens_ranks("open_executed")),
             _REFERENCE,
         ),
     ),

@@ -51,5 +51,5 @@ def test_the_first_runs_engines_unasked(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_one_that_cannot_is_refused_with_those_that_can() -> None:
     assert chosen_executor(engine("h100", GRAPH_NAME), "reference") == "reference"
-    with pytest.raises(OptionError, match="is run by cuda or triton_interpreter, not by 'reference'"):
+    with pytest.raises(OptionError, match="is run by cuda or triton_interpreter or ptx, not by 'reference'"):
         chosen_executor(engine("h100"), "reference")

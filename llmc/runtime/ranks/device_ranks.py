@@ -2,8 +2,8 @@
 
 The others are started as those of CPUs are (local_ranks.py), open their parts of the weights, and then all meet: in a
 store of torch's, over which they find each other's memory and the library's group. Each step is told to all, and all of
-them launch it; the first one chooses tokens. With executor="triton_interpreter" the same happens without GPUs: the
-ranks' memory is shared memory, and gloo is the library.
+them launch it; the first one chooses tokens. With executor="triton_interpreter" or "ptx" the same happens without GPUs:
+the ranks' memory is shared memory, and gloo is the library.
 """
 
 from collections.abc import Callable, Mapping
@@ -48,15 +48,22 @@ Meet = Callable[[int, int, Store, RankMemory], DevicePlace]
 
 class RankedDeviceExecutor:
     """The first rank's executor, and a team that is told what it does. Raises RankError for a rank that does not come
-    up or cannot be met, and closes the executor then. blocks: of each rank's cache."""
+    up or cannot be met, and closes the executor then. blocks: of each rank's cache. executor: by which the others run,
+    None for the device's, or the interpreter where the environment asks for it."""
 
     def __init__(
-        self, engine: EngineDirectory, own: DeviceExecutor, blocks: int, meet: Meet, shared_bytes: int
+        self,
+        engine: EngineDirectory,
+        own: DeviceExecutor,
+        blocks: int,
+        meet: Meet,
+        shared_bytes: int,
+        executor: str | None = None,
     ) -> None:
         ranks = engine.program.ranks
         self.blocks, self._own = blocks, own
         self._place: DevicePlace | None = None
-        plan = RankPlan(0, ranks, blocks, 1, shared_bytes)
+        plan = RankPlan(0, ranks, blocks, 1, shared_bytes, executor)
         try:
             self._team = start_ranks(engine, plan, self._leave)
         except BaseException:

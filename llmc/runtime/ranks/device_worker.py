@@ -12,8 +12,14 @@ from llmc.runtime.ranks.rank_plan import RankPlan
 
 
 def work_on_device(engine: EngineDirectory, plan: RankPlan, channel: Channel, memory: RankMemory) -> None:
-    """On the GPU with the rank's number, or interpreted as the first rank's kernels are. Raises LlmcError."""
+    """On the GPU with the rank's number, or on the CPU as the first rank's kernels are. Raises LlmcError."""
     own = of_rank(engine, plan.rank)
+    if plan.executor == "ptx":
+        from llmc.runtime.executors.ptx import open_ptx_rank
+        from llmc.runtime.ranks.interpreted_place import meet_interpreted
+
+        open_executed = partial(open_ptx_rank, own, plan.blocks)
+        return serve_device_rank(open_executed, meet_interpreted, channel, memory, plan)
     if os.environ.get("TRITON_INTERPRET") == "1":
         from llmc.runtime.executors.triton_interpreter import interpret_rank
         from llmc.runtime.ranks.interpreted_place import meet_interpreted

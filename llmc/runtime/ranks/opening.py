@@ -36,3 +36,13 @@ def open_interpreted(request: OpeningRequest) -> tuple[RankedDeviceExecutor, int
     own, blocks = open_engine(request)
     nbytes = shared_bytes(request.directory.program.ranks)
     return RankedDeviceExecutor(request.directory, own, blocks, meet_interpreted, nbytes), blocks
+
+
+def open_executed(request: OpeningRequest) -> tuple[RankedDeviceExecutor, int]:
+    """As `open_interpreted`, by the PTX that the engine keeps. Raises RankError, EngineFormatError."""
+    from llmc.runtime.executors.ptx import open_engine
+    from llmc.runtime.ranks.interpreted_place import meet_interpreted, shared_bytes
+
+    own, blocks = open_engine(request)
+    nbytes = shared_bytes(request.directory.program.ranks)
+    return RankedDeviceExecutor(request.directory, own, blocks, meet_interpreted, nbytes, "ptx"), blocks

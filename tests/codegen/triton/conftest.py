@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 from llmc.codegen.triton.compile import Workers
+from tests.codegen.triton.ptx_device import PtxDevice
 from tests.kept_compiler import KeptCompiler
 
 
@@ -16,10 +17,19 @@ def workers(compiler: KeptCompiler) -> Workers:
     return compiler.workers()
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> str:
-    """`cpu` with the interpreter, `cuda` for real."""
+@pytest.fixture(
+    params=[
+        "cpu",
+        pytest.param("cuda", marks=pytest.mark.gpu),
+        pytest.param("a100", marks=pytest.mark.slow),
+        pytest.param("h100", marks=pytest.mark.slow),
+    ]
+)
+def device(request: pytest.FixtureRequest, compiler: KeptCompiler) -> str:
+    """`cpu` with the interpreter, `cuda` for real; for a GPU's name as compiled for it, in the machine for PTX."""
     name: str = request.param
+    if name not in ("cpu", "cuda"):
+        return PtxDevice.of(name, compiler.workers)
     if name == "cuda":
         import torch
         import triton

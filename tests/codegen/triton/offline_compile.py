@@ -12,19 +12,16 @@ import torch
 import triton
 from torch import Tensor
 
-from llmc.codegen.triton.backend import python_function
 from llmc.codegen.triton.compile import Workers
-from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, LibraryFunction
-from llmc.program import DeviceKernel, DeviceParameter
-from llmc.program.launch_arguments import Operand
+from llmc.codegen.triton.kernel import KernelTemplate, LibraryFunction
+from llmc.program import DeviceKernel
 from llmc.targets import GpuTarget
 from tests.codegen.triton.claimed import values_of
+from tests.codegen.triton.specialized_kernel import specialized_kernel
 from tests.codegen.triton.tensor_call import TensorCall
 
 # Older than the one that the tests were written with; such as 3.7, which torch 2.13 brings along.
 OLDER_TRITON = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9)
-_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int32: "i32"}
-_DTYPES |= {torch.int8: "i8", torch.uint8: "u8", torch.int64: "i64", torch.bool: "i1"}
 
 
 def node_kernels(template: KernelTemplate, arguments: Sequence[Any], target: GpuTarget) -> list[DeviceKernel]:
@@ -36,7 +33,7 @@ def node_kernels(template: KernelTemplate, arguments: Sequence[Any], target: Gpu
     steps = [x for launch in launches for x in (launch, *launch.then) if not isinstance(x.function, LibraryFunction)]
     kernels: list[DeviceKernel] = []
     for step in steps:
-        kernel = _kernel(call, step, f"{template.op._schema.name.split('::')[1]}.{len(kernels)}")
+        kernel = specialized_kernel(call.memory, step, f"{template.op._schema.name.split('::')[1]}.{len(kernels)}")
         if all(replace(kernel, name=other.name) != other for other in kernels):
             kernels.append(kernel)
     return kernels
@@ -108,26 +105,3 @@ def most_registers(target: GpuTarget, threads: int) -> int:
     if target.backend == "cuda":
         return min(255, 65536 // threads)
     return 512 // max(1, threads // target.warp_size // 4)
-
-
-def _kernel(call: TensorCall, launch: DeviceLaunch, name: str) -> DeviceKernel:
-    code = python_function(launch.function).__code__
-    parameters = []
-    for argument in code.co_varnames[: code.co_argcount]:
-        value = launch.arguments.get(argument)
-        if isinstance(value, Operand):
-            dtype = call.memory[value.space, value.name].dtype
-            parameters.append(DeviceParameter(argument, f"*{_DTYPES[dtype]}", True))
-        elif value is not None:
-            kind = "fp32" if isinstance(value, float) else "i32"
-            parameters.append(DeviceParameter(argument, kind, isinstance(value, int) and value % 16 == 0))
-    absent = {argument: None for argument, value in launch.arguments.items() if value is None}
-    return DeviceKernel(
-        name=name,
-        source=code.co_filename,
-        function=code.co_name,
-        parameters=tuple(parameters),
-        constants={**launch.constants, **absent},
-        num_warps=launch.num_warps,
-        num_stages=launch.num_stages,
-    )

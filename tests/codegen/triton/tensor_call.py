@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from llmc.codegen.cpp.pack_codes import pack_codes
+from llmc.codegen.triton.backend import python_function
 from llmc.codegen.triton.code_rows import code_rows
-from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate
+from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, LibraryFunction
 from llmc.codegen.triton.mask_rows import mask_rows
 from llmc.graph.op_record import RECORDS
 from llmc.program import Layout, Limits, code_rows_layout
@@ -23,6 +24,8 @@ from llmc.program.launch_arguments import Argument, Count, Operand, Rows
 from llmc.program.launch_grid import evaluate_grid
 from llmc.runtime.executors.triton_interpreter import allow_computed_bounds
 from tests.codegen.triton.claimed import Claimed, values_of
+from tests.codegen.triton.ptx_device import PtxDevice, buffer_of, run_ptx
+from tests.codegen.triton.specialized_kernel import specialized_kernel
 from tests.gpu_target import gpu_target
 
 _GAP = 16
@@ -42,10 +45,11 @@ def check(
 ) -> list[DeviceLaunch]:
     """Every candidate that serves these rows gives the reference's results; returns those candidates.
 
-    Interpreted, of candidates that differ in their number of SPLITS only those with one and with the most are run.
+    device: cpu, where kernels are interpreted, cuda, or a PtxDevice. On the CPU, of candidates that differ in their
+    number of SPLITS only those with one and with the most are run.
     gap: elements between rows. tolerance: of ‖out - reference‖ / ‖reference‖, for each result and each cache.
     """
-    gpu = gpu_target(target)
+    gpu = gpu_target(device if isinstance(device, PtxDevice) else target)
     reference = RECORDS[template.op].reference
     expected_arguments = [a.clone() if isinstance(a, Tensor) else a for a in values_of(arguments)]
     returned = reference(*expected_arguments)
@@ -55,12 +59,13 @@ def check(
     candidates = [(i, c) for i, c in enumerate(template.candidates(first, gpu)) if _serves(c, first.tokens)]
     served = [c for _, c in candidates]
     for index, candidate in candidates:
-        if device == "cpu" and any(_splits_more(other, candidate) for other in served):
+        if device != "cuda" and any(_splits_more(other, candidate) for other in served):
             continue
         call = TensorCall(template, arguments, expected, device, in_place, gap)
         launch = template.candidates(call, gpu)[index]
         for step in (launch, *launch.then):
             call.run(step)
+        call.check_written()
         names = [template.op._schema.arguments[i].name for i in mutated]
         carried = [call.memory["state" if n == "state" else "cache", n] for n in names]
         got = [call.results[i] for i in range(len(expected))] + carried
@@ -95,7 +100,11 @@ class TensorCall:
         self.op = template.op
         self._arguments = _by_name(template.op, arguments)
         self._gap = gap
-        self._device, self.memory, self.results = device, dict[tuple[str, str], Tensor](), dict[int, Tensor]()
+        self._ptx = device if isinstance(device, PtxDevice) else None
+        self._device, self.memory, self.results = _home(device), dict[tuple[str, str], Tensor](), dict[int, Tensor]()
+        # Where kernels may write, and which bytes of a tensor have a value; all of others have.
+        self._writable: set[tuple[str, str]] = set()
+        self._written: dict[tuple[str, str], Tensor] = {}
         self._expected = expected
         self._aliases = {index: name for name, index in template.in_place} if in_place else {}
         self.tokens = arguments[0].shape[0]
@@ -142,6 +151,7 @@ class TensorCall:
         alias = self._aliases.get(index)
         unwritten = torch.full_like(expected, _unwritten(expected.dtype))
         operand = self._in_rows(alias or f"result{index}", self._arguments[alias] if alias else unwritten)
+        self._writable.add((operand.space, operand.name))
         stored = self.memory[operand.space, operand.name]
         self.results[index] = stored[:, : expected[0].numel()].reshape(expected.shape)
         return operand
@@ -194,13 +204,22 @@ class TensorCall:
     def workspace(self, name: str, rows: Count | Rows | int, columns: int, dtype: torch.dtype) -> Operand:
         count = rows if isinstance(rows, int) else self.tokens * (rows.times if isinstance(rows, Rows) else 1)
         unwritten = torch.full((count, columns), _unwritten(dtype), dtype=dtype, device=self._device)
-        return self._put(Operand("buffer", f"workspace_{name}", stride=columns), unwritten)
+        operand = self._put(Operand("buffer", f"workspace_{name}", stride=columns), unwritten)
+        self._writable.add((operand.space, operand.name))
+        marks = torch.zeros(unwritten.numel() * unwritten.itemsize, dtype=torch.uint8)
+        self._written.setdefault((operand.space, operand.name), marks)
+        return operand
 
     def cache(self, name: str) -> Operand:
-        return self._put(Operand("cache", name), self._arguments[name].clone())
+        return self._carried(Operand("cache", name))
 
     def state(self, name: str) -> Operand:
-        return self._put(Operand("state", name), self._arguments[name].clone())
+        return self._carried(Operand("state", name))
+
+    def _carried(self, operand: Operand) -> Operand:
+        if any(a.name == operand.name and a.is_write for a in self.op._schema.arguments):
+            self._writable.add((operand.space, operand.name))
+        return self._put(operand, self._arguments[operand.name].clone())
 
     def block_size(self) -> int:
         return int(self._arguments["k_cache"].shape[2])
@@ -220,6 +239,9 @@ class TensorCall:
         if "block_tables" in self._arguments:
             counts |= {"R": self.limits().max_sequences, "max_blocks": self._arguments["block_tables"].shape[1]}
         grid = tuple(evaluate_grid(text, counts) for text in launch.grid)
+        if self._ptx is not None and not isinstance(launch.function, LibraryFunction):
+            self._run_ptx(self._ptx, launch, grid, counts)
+            return
         bound = {name: self._bind(value, counts) for name, value in launch.arguments.items()}
         if self._device == "cpu":
             allow_computed_bounds()
@@ -228,19 +250,55 @@ class TensorCall:
     def _bind(self, value: Argument, counts: dict[str, int]) -> Any:
         if isinstance(value, Operand):
             return self.memory[value.space, value.name]
-        return counts[value.value] if isinstance(value, Count) else value
+        return value.at(counts) if isinstance(value, Count | Rows) else value
+
+    def _run_ptx(self, device: PtxDevice, launch: DeviceLaunch, grid: tuple[int, ...], counts: dict[str, int]) -> None:
+        """As compiled for the device; only tensors that the launch is given can be reached."""
+        given = {(v.space, v.name): v for v in launch.arguments.values() if isinstance(v, Operand)}
+        buffers = {
+            key: buffer_of(key[1], i, self.memory[key], self._written.get(key), is_writable=key in self._writable)
+            for i, key in enumerate(given)
+        }
+        values = {
+            name: buffers[value.space, value.name].address if isinstance(value, Operand) else self._bind(value, counts)
+            for name, value in launch.arguments.items()
+        }
+        kernel = specialized_kernel(self.memory, launch, python_function(launch.function).__name__)
+        run_ptx(device, kernel, grid, values, list(buffers.values()))
+
+    def check_written(self) -> None:
+        """On a PtxDevice, that each element of each result has been written."""
+        if self._ptx is None:
+            return
+        for index, result in self.results.items():
+            marks = next(
+                m.view(result.dtype)
+                for key, m in self._written.items()
+                if self.memory[key].data_ptr() == result.untyped_storage().data_ptr()
+            )
+            rows = marks.view(torch.uint8).view(result.shape[0], -1)[:, : result[0].numel() * result.itemsize]
+            assert bool(rows.all()), f"elements of result {index} are not written"
 
     def _in_rows(self, name: str, tensor: Tensor) -> Operand:
         flat = tensor.reshape(tensor.shape[0], -1).to(self._device)
         padded = flat.new_full((flat.shape[0], flat.shape[1] + self._gap), _unwritten(tensor.dtype))
         padded[:, : flat.shape[1]] = flat
-        return self._put(Operand("buffer", name, stride=padded.shape[1]), padded)
+        operand = self._put(Operand("buffer", name, stride=padded.shape[1]), padded)
+        marks = torch.zeros(padded.shape[0], padded.shape[1] * padded.itemsize, dtype=torch.uint8)
+        marks[:, : flat.shape[1] * padded.itemsize] = not name.startswith("result")
+        self._written.setdefault(("buffer", name), marks.reshape(-1))
+        return operand
 
     def _put(self, operand: Operand, tensor: Tensor) -> Operand:
         key = operand.space, operand.name
         if key not in self.memory:
             self.memory[key] = tensor.to(self._device)
         return operand
+
+
+def _home(device: str) -> str:
+    """Where a device's tensors are."""
+    return device if device in ("cuda", "meta") else "cpu"
 
 
 def _by_name(op: Any, arguments: Sequence[Any]) -> dict[str, Any]:

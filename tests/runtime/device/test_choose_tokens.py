@@ -51,9 +51,9 @@ class Recorded(TritonInterpreterExecutor):
         self.asked.append("logits")
         return super().logits(first, count)
 
-    def _launch_all(self, step: Step, wanted: StepOutput) -> tuple[LaunchTime, ...]:
+    def launch_all(self, step: Step, wanted: StepOutput) -> tuple[LaunchTime, ...]:
         self.asked.append(wanted.value)
-        return super()._launch_all(step, wanted)
+        return super().launch_all(step, wanted)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,197 @@
+"""A kernel made ready to be executed: runs of actions, each ended by an instruction that says what comes next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from llmc.ptx.elementwise import Action
+from llmc.ptx.errors import PtxError
+from llmc.ptx.kernel_plan import KernelPlan, plan_kernel
+from llmc.ptx.module import Address, Instruction, Kernel, Module, Operand, Pair, Register, Vector
+from llmc.ptx.opcodes import build
+from llmc.ptx.parse import parse_module
+from llmc.ptx.refusal import Refusal, Refused
+from llmc.ptx.schedule import Strand
+from llmc.ptx.statements import REBUILD
+from llmc.ptx.team import End, Ending, Team
+
+KNOWN_TARGETS = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_90a")
+_LEAST_VERSION, _MOST_VERSION = (7, 0), (9, 99)
+
+
+@dataclass(frozen=True)
+class Step:
+    """An action with what the checks of wgmma need. touched: registers that some wgmma takes, too."""
+
+    run: Action
+    at: Instruction
+    touched: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Instructions that are executed one after the other, and the end that says what is next. last: the one at the
+    end."""
+
+    steps: tuple[Step, ...]
+    end: End
+    count: int
+    last: Instruction
+
+
+@dataclass(frozen=True)
+class Code:
+    """A kernel that can be executed. segments: by the place of their first instruction."""
+
+    plan: KernelPlan
+    segments: Mapping[int, Segment]
+
+
+def load_code(text: str, name: str, *, threads: int, shared_bytes: int, entry: str | None = None) -> Code:
+    """Make a kernel ready.
+
+    Args:
+        text: PTX.
+        name: of the file, for errors and findings.
+        threads: of a block.
+        shared_bytes: dynamic shared memory of a block.
+        entry: the kernel's name; None for the only one.
+
+    Raises:
+        PtxError: the text is damaged, is for another machine, or has an opcode that the machine does not know.
+    """
+    module = parse_module(text, name)
+    _check_version(module)
+    kernel = _entry(module, entry)
+    wanted = int(np.prod(kernel.threads)) if kernel.threads else threads
+    if threads % 32 or not 0 < threads <= 1024 or wanted != threads:
+        raise PtxError(
+            f"{kernel.name} is for blocks of {wanted} threads and is launched with {threads}",
+            at=name,
+            fix="launch whole warps, as many as the kernel was compiled for",
+        )
+    plan = plan_kernel(kernel, name, threads, shared_bytes)
+    built, refusals = _build_all(plan)
+    if refusals:
+        others = "" if len(refusals) == 1 else f", and {len(refusals) - 1} more"
+        raise PtxError(
+            f"the machine does not execute {kernel.name}: {refusals[0].reason}{others}",
+            at=f"{name}:{refusals[0].instruction.line}",
+            fix="`llmc ptx ENGINE` lists what the machine lacks; run the engine on its GPU, or by executor='reference'",
+        )
+    return Code(plan, _segments(kernel, built))
+
+
+def refusals_of(kernel: Kernel) -> list[Refusal]:
+    """Why instructions of a kernel cannot be executed, each opcode once."""
+    found = _build_all(plan_kernel(kernel, "", 0, 0))[1]
+    return list({refusal.instruction.opcode: refusal for refusal in found}.values())
+
+
+def _check_version(module: Module) -> None:
+    if module.target not in KNOWN_TARGETS:
+        raise PtxError(
+            f"the PTX is for {module.target}; the machine executes {', '.join(KNOWN_TARGETS)}",
+            at=module.name,
+            fix="build the engine for a GPU of these, such as --target h100 or a100",
+        )
+    if not _LEAST_VERSION <= module.version <= _MOST_VERSION:
+        low, high = (".".join(map(str, each)) for each in (_LEAST_VERSION, _MOST_VERSION))
+        raise PtxError(
+            f"the PTX is of version {module.version[0]}.{module.version[1]}; the machine knows {low} to {high}",
+            at=module.name,
+            fix=REBUILD,
+        )
+
+
+def _entry(module: Module, name: str | None) -> Kernel:
+    found = [kernel for kernel in module.kernels if name in (None, kernel.name)]
+    if len(found) != 1:
+        known = ", ".join(kernel.name for kernel in module.kernels)
+        raise PtxError(f"the file has the kernels {known}, asked for is {name}", at=module.name, fix=REBUILD)
+    return found[0]
+
+
+def _build_all(plan: KernelPlan) -> tuple[list[Action | Ending], list[Refusal]]:
+    built, refusals = list[Action | Ending](), list[Refusal]()
+    for place, instruction in enumerate(plan.kernel.instructions):
+        try:
+            built.append(build(instruction, place, plan.symbols, plan.kernel.labels))
+        except Refused as refused:
+            refusals.append(refused.refusal)
+    return built, refusals
+
+
+def _segments(kernel: Kernel, built: Sequence[Action | Ending]) -> dict[int, Segment]:
+    """One for each place at which threads may go on."""
+    taken = _wgmma_registers(kernel)
+    starts = set(kernel.labels.values())
+    segments: dict[int, Segment] = {}
+    steps: list[Step] = []
+    first = 0
+    for place, (at, each) in enumerate(zip(kernel.instructions, built, strict=True)):
+        if place in starts and place > first:
+            segments[first] = Segment(
+                tuple(steps), _falling_through(place), place - first, kernel.instructions[place - 1]
+            )
+            first, steps = place, []
+        touched = frozenset[int]() if at.opcode.startswith("wgmma") else _registers(at) & taken
+        if isinstance(each, Ending):
+            segments[first] = Segment(tuple(steps), _watched(each.go, touched, at), place + 1 - first, at)
+            first, steps = place + 1, []
+        else:
+            steps.append(Step(each, at, touched))
+    segments[first] = Segment(tuple(steps), _returning(kernel), len(built) - first, kernel.instructions[-1])
+    return segments
+
+
+def _falling_through(place: int) -> End:
+    return lambda team, strand: team.schedule.go(place, strand.mask)
+
+
+def _returning(kernel: Kernel) -> End:
+    """The end of the text is one of the kernel."""
+    last = kernel.instructions[-1]
+    return lambda team, strand: team.end(strand.mask, last)
+
+
+def _watched(end: End, touched: frozenset[int], at: Instruction) -> End:
+    """An end that touches registers which some wgmma takes."""
+    if not touched:
+        return end
+
+    def watched(team: Team, strand: Strand) -> None:
+        team.warpgroups.touch(touched, strand.mask, at)
+        end(team, strand)
+
+    return watched
+
+
+def _wgmma_registers(kernel: Kernel) -> frozenset[int]:
+    """The sums of every wgmma, and its operands in registers."""
+    found = frozenset[int]()
+    for each in kernel.instructions:
+        if each.opcode.startswith("wgmma.mma_async"):
+            found |= frozenset(
+                r.index for operand in each.operands[:2] for r in _registers_of(operand) if r.nbytes == 4
+            )
+    return found
+
+
+def _registers(instruction: Instruction) -> frozenset[int]:
+    return frozenset(r.index for operand in instruction.operands for r in _registers_of(operand))
+
+
+def _registers_of(operand: Operand) -> list[Register]:
+    if isinstance(operand, Register):
+        return [operand]
+    if isinstance(operand, Vector):
+        return [r for item in operand.items for r in _registers_of(item)]
+    if isinstance(operand, Pair):
+        return _registers_of(operand.first) + _registers_of(operand.second)
+    if isinstance(operand, Address):
+        return _registers_of(operand.base) + [r for item in operand.coordinates for r in _registers_of(item)]
+    return []

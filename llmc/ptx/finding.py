@@ -1,0 +1,82 @@
+"""What the checks find: one fault, with where in the kernel it is and which thread had it first."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from llmc.ptx.module import Instruction
+
+
+class Check(Enum):
+    """The kinds of faults. docs/ptx.md describes each."""
+
+    BOUNDS = "outside the launch's buffers"
+    ALIGNMENT = "misaligned address"
+    READ_ONLY = "write to read-only memory"
+    UNWRITTEN = "read of memory that nobody has written"
+    RACE = "two threads on one byte without a barrier between them"
+    ASYNC_COPY = "target of an asynchronous copy before its wait"
+    ASYNC_SOURCE = "operand of an asynchronous operation overwritten before its wait"
+    PROXY = "no proxy fence between a store and an asynchronous read"
+    REGISTERS = "register of a wgmma before its wait"
+    WGMMA_FENCE = "no wgmma.fence before a wgmma"
+    MBARRIER = "misused mbarrier"
+    DESCRIPTOR = "misused tensor descriptor"
+    BARRIER = "misused barrier"
+    GRID_DEPENDENCY = "no griddepcontrol.wait before it"
+    OUTPUT = "element of an output that nobody has written"
+    DIVERGENCE = "instruction of a whole warp with a part of it"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fault. block: its coordinates in the grid. thread: its number in the block, None for all of them."""
+
+    check: Check
+    detail: str
+    kernel: str
+    block: tuple[int, int, int]
+    thread: int | None
+    instruction: Instruction | None
+
+    def __str__(self) -> str:
+        place = f"{self.kernel}, block {self.block}" + ("" if self.thread is None else f", thread {self.thread}")
+        if self.instruction is not None:
+            place += f", PTX line {self.instruction.line} ({self.instruction.opcode})"
+            place += f", {self.instruction.source}" if self.instruction.source is not None else ""
+        return f"{self.check.value}: {self.detail}; {place}"
+
+
+class Findings:
+    """Those of a launch: the first of each check at each instruction, and how many there were."""
+
+    def __init__(self, kernel: str, grid: tuple[int, int, int]) -> None:
+        self._kernel, self._grid = kernel, grid
+        self._first: dict[tuple[Check, int], Finding] = {}
+        self._counts: dict[tuple[Check, int], int] = {}
+
+    def add(
+        self,
+        check: Check,
+        detail: str,
+        block: int,
+        thread: int | None,
+        instruction: Instruction | None,
+        count: int = 1,
+    ) -> None:
+        """Record a fault. block: its number in the launch. count: of threads that have it."""
+        key = check, 0 if instruction is None else instruction.line
+        x, y, _ = self._grid
+        place = block % x, block // x % y, block // (x * y)
+        self._first.setdefault(key, Finding(check, detail, self._kernel, place, thread, instruction))
+        self._counts[key] = self._counts.get(key, 0) + count
+
+    def __bool__(self) -> bool:
+        return bool(self._first)
+
+    def all(self) -> tuple[Finding, ...]:
+        """In the order in which they were found."""
+        return tuple(self._first.values())
+
+    def count(self, finding: Finding) -> int:
+        """How many threads had the same fault at the same instruction."""
+        return self._counts[finding.check, 0 if finding.instruction is None else finding.instruction.line]

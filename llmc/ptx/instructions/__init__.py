@@ -1,0 +1,1 @@
+"""What the machine can execute: one file a family of instructions."""

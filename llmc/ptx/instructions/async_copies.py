@@ -1,0 +1,78 @@
+"""cp.async: copies from global into shared memory that threads commit in groups and wait for."""
+
+import numpy as np
+
+from llmc.ptx.access import Operands
+from llmc.ptx.elementwise import Action
+from llmc.ptx.global_memory import WORDS, Indices
+from llmc.ptx.instructions.load_store import SHARED, read_global
+from llmc.ptx.lanes import U8, U32, Mask, Values
+from llmc.ptx.modifiers import Modifiers
+from llmc.ptx.team import Team
+
+_PREFETCH = ("L2::64B", "L2::128B", "L2::256B")
+
+
+def build_cp_async(operands: Operands, modifiers: Modifiers) -> Action:
+    """cp.async, its commits and its waits. The name's second part is taken already."""
+    if modifiers.flag("commit_group"):
+        modifiers.finish()
+        operands.count(0)
+        return lambda team, mask: team.copies.commit(team.lanes(mask))
+    if modifiers.flag("wait_all"):
+        modifiers.finish()
+        operands.count(0)
+        return lambda team, mask: team.copies.wait(team.lanes(mask), None)
+    if modifiers.flag("wait_group"):
+        modifiers.finish()
+        operands.count(1)
+        most = operands.number(0)
+        return lambda team, mask: team.copies.wait(team.lanes(mask), most)
+    return _copy(operands, modifiers)
+
+
+def _copy(operands: Operands, modifiers: Modifiers) -> Action:
+    """The bytes behind the source's size, where one is given, are zeros and not read."""
+    modifiers.one_of("ca", "cg")
+    modifiers.one_of(*SHARED)
+    modifiers.one_of("global")
+    has_policy = modifiers.flag("L2::cache_hint")
+    modifiers.maybe(*_PREFETCH)
+    modifiers.finish()
+    operands.count(*((4, 5) if has_policy else (3, 4)))
+    nbytes = operands.number(2)
+    if nbytes not in (4, 8, 16):
+        raise operands.refused(operands.given[2])
+    target, source, at = operands.address(0), operands.address(1), operands.instruction
+    size = operands.reader(3, U32) if len(operands.given) > 3 + has_policy else None
+
+    def run(team: Team, mask: Mask) -> None:
+        index, lanes, good = team.shared.locate(team.chosen(target(team), mask), team.lanes(mask), nbytes, at)
+        addresses = team.chosen(source(team), mask)
+        sizes = None if size is None else np.minimum(team.chosen(size(team), mask), np.uint32(nbytes))
+        if good is not None:
+            addresses, sizes = addresses[good], None if sizes is None else sizes[good]
+        words = _source_words(team, operands, addresses, sizes, lanes, nbytes)
+        team.shared.shadow.begin_write(index, nbytes, lanes, at)
+        team.shared.store(index, nbytes, words)
+        team.copies.begin(index, nbytes, lanes)
+
+    return run
+
+
+def _source_words(
+    team: Team, operands: Operands, addresses: Values, sizes: Values | None, lanes: Indices, nbytes: int
+) -> Values:
+    """What each thread copies. sizes: bytes that it reads, None for all."""
+    if sizes is None or (sizes == nbytes).all():
+        return read_global(team, operands, addresses, nbytes, lanes.__getitem__)
+    octets = np.zeros((len(lanes), nbytes), U8)
+    for length in np.unique(sizes):
+        if length and length not in WORDS:
+            raise operands.refused(operands.given[3])
+        if length:
+            same = np.flatnonzero(sizes == length)
+            owners = lanes[same]
+            found = read_global(team, operands, addresses[same], int(length), owners.__getitem__)
+            octets[same, :length] = found.view(U8).reshape(-1, length)
+    return octets.view(WORDS[nbytes])[:, 0]

@@ -1,0 +1,141 @@
+"""Execute a launch: teams of blocks one after the other, each as long as it can go on."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from llmc.ptx.code import Code, Segment
+from llmc.ptx.errors import PtxError
+from llmc.ptx.finding import Finding
+from llmc.ptx.global_memory import Buffer, Indices
+from llmc.ptx.lanes import Bools
+from llmc.ptx.launch import Launch
+from llmc.ptx.schedule import Strand, Waiting
+from llmc.ptx.team import Team
+
+# Threads that are executed together: as many as keep their values in a processor's cache.
+TEAM_THREADS = 8192
+# Instructions of one thread, after which a launch counts as endless.
+INSTRUCTION_LIMIT = 10_000_000
+# Instructions after which another team has its turn: this one may be waiting for something that it stores.
+_TURN = 100_000
+_MOST_NAMED = 6
+
+
+@dataclass(frozen=True)
+class Report:
+    """findings: what the checks have found. counts: how many threads had each. instructions: executed by teams."""
+
+    findings: tuple[Finding, ...]
+    counts: tuple[int, ...]
+    instructions: int
+
+
+def execute(
+    code: Code,
+    grid: tuple[int, int, int],
+    arguments: Sequence[bytes],
+    buffers: Sequence[Buffer],
+    *,
+    may_begin_early: bool = False,
+    limit: int = INSTRUCTION_LIMIT,
+) -> Report:
+    """Execute a kernel and check it; buffers are changed in place.
+
+    Args:
+        code: the kernel.
+        grid: blocks in each direction.
+        arguments: the bytes of each parameter, in order.
+        buffers: all memory that the launch may touch.
+        may_begin_early: whether the launch may begin before earlier ones end, as with programmatic dependent launch.
+        limit: instructions of a thread, after which an error says where it was.
+
+    Raises:
+        PtxError: threads wait for each other forever, or the limit is reached; the error says where.
+    """
+    plan = code.plan
+    launch = Launch(plan, grid, arguments, buffers, may_begin_early and plan.waits_for_grids)
+    count = int(np.prod(grid))
+    rows = max(1, TEAM_THREADS // plan.threads)
+    queue = deque[Team | range](range(first, min(first + rows, count)) for first in range(0, count, rows))
+    executed = 0
+    with np.errstate(all="ignore"):
+        while queue:
+            blocks = queue.popleft()
+            team = Team(launch, np.arange(blocks.start, blocks.stop)) if isinstance(blocks, range) else blocks
+            before = team.executed
+            queue.extend(_run(team, code, limit))
+            executed += team.executed - before
+    found = launch.findings.all()
+    return Report(found, tuple(launch.findings.count(each) for each in found), executed)
+
+
+def _run(team: Team, code: Code, limit: int) -> list[Team]:
+    """Execute a team for one turn. Returns what is left of it: itself, or the teams that it was divided into."""
+    end = team.executed + _TURN
+    while (strand := team.schedule.next()) is not None or team.retry():
+        if strand is None:
+            continue
+        segment = code.segments[strand.place]
+        _execute(team, strand, segment, code.plan.has_wgmma)
+        team.executed += segment.count
+        if team.executed > limit:
+            raise _endless(team, segment, limit)
+        if team.leaving is not None:
+            leaving = team.leaving
+            return [team.take(rows) for rows in (np.flatnonzero(leaving), _others(team, leaving)) if len(rows)]
+        if team.executed > end and team.schedule.running:
+            return [team]
+    waiting = list(team.waiting())
+    if waiting:
+        raise _deadlock(team, waiting)
+    return []
+
+
+def _others(team: Team, leaving: Bools) -> Indices:
+    """The rows that do not leave and whose threads have not all returned."""
+    return np.flatnonzero(~leaving & team.schedule.living().any(axis=1))
+
+
+def _execute(team: Team, strand: Strand, segment: Segment, watches: bool) -> None:
+    mask = strand.mask
+    if watches:
+        for step in segment.steps:
+            if step.touched:
+                team.warpgroups.touch(step.touched, mask, step.at)
+            step.run(team, mask)
+    else:
+        for step in segment.steps:
+            step.run(team, mask)
+    segment.end(team, strand)
+
+
+def _endless(team: Team, segment: Segment, limit: int) -> PtxError:
+    plan, at = team.launch.plan, segment.last
+    source = "" if at.source is None else f", {at.source}"
+    return PtxError(
+        f"{plan.kernel.name} does not end: a thread of block {int(team.numbers[0])} has executed {limit} instructions",
+        at=f"{plan.module}:{at.line} ({at.opcode}){source}",
+        fix="see what the loop there waits for; raise LLMC_PTX_INSTRUCTIONS if it has so much to do",
+    )
+
+
+def _deadlock(team: Team, waiting: Sequence[Waiting]) -> PtxError:
+    """Who waits where, of the first block that does."""
+    plan, row = team.launch.plan, waiting[0].row
+    ours = [each for each in waiting if each.row == row]
+    lines = [
+        f"threads {each.threads[0]} to {each.threads[-1]} at line {each.at.line} ({each.at.opcode}) for {each.what}"
+        for each in ours[:_MOST_NAMED]
+    ]
+    returned = int((~team.schedule.living()[row]).sum())
+    lines += [f"{returned} threads have returned"] if returned else []
+    first = ours[0].at
+    source = "" if first.source is None else f", {first.source}"
+    return PtxError(
+        f"{plan.kernel.name} waits forever in block {int(team.numbers[row])}: {'; '.join(lines)}",
+        at=f"{plan.module}:{first.line}{source}",
+        fix="let as many threads, or bytes, arrive as are waited for, in the phase that is waited for",
+    )

@@ -1,0 +1,221 @@
+"""mbarriers: objects in shared memory at which threads, and bytes that are copied, arrive.
+
+A phase ends when as many arrivals have come as the mbarrier was made for, and as many bytes as were expected. Who has
+waited for it has seen what the threads that arrived had done before, and the copies.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from llmc.ptx.finding import Check
+from llmc.ptx.global_memory import Indices
+from llmc.ptx.module import Instruction
+from llmc.ptx.order import CODE_BITS, MBARRIER_CODE, MOST_MBARRIERS, PHASE_EPOCH, Clocks, Order
+from llmc.ptx.shadow import Shadow, Tell
+
+Counts = npt.NDArray[np.int64]
+
+
+@dataclass
+class _MBarrier:
+    """Of each block: count is what it was made for, 0 while it is none; pending arrivals and bytes; phases that have
+    ended. clocks: what those who have arrived in this phase have seen, and what of it is fenced, then the same of the
+    last phase. copies: those of this phase: where in shared memory, the bytes of a run, and of which rows."""
+
+    number: int
+    count: Counts
+    pending: Counts
+    missing_bytes: Counts
+    phase: Counts
+    clocks: Clocks
+    copies: list[tuple[Indices, int, Indices]] = field(default_factory=list)
+
+    def fit(self, agents: int) -> None:
+        """Make room for the clocks of so many warps and mbarriers."""
+        if self.clocks.shape[2] < agents:
+            self.clocks = np.pad(self.clocks, ((0, 0), (0, 0), (0, agents - self.clocks.shape[2])))
+
+    @property
+    def arrived(self) -> Clocks:
+        return self.clocks[:2]
+
+    @property
+    def published(self) -> Clocks:
+        return self.clocks[2:]
+
+
+class MBarriers:
+    """Of a team's blocks, by their offset in shared memory."""
+
+    def __init__(self, order: Order, shadow: Shadow, row_bytes: int, tell: Tell) -> None:
+        self._order, self._shadow, self._row_bytes, self._tell = order, shadow, row_bytes, tell
+        self._found: dict[int, _MBarrier] = {}
+
+    def init(self, offset: int, lanes: Indices, count: Counts, at: Instruction) -> None:
+        """Threads, at most one of each block, make an mbarrier."""
+        rows = lanes // self._order.threads
+        mbarrier = self._found.get(offset) or self._new(offset)
+        used = mbarrier.count[rows] > 0
+        if used.any():
+            self._tell(
+                Check.MBARRIER, f"the mbarrier at byte {offset} is made again before it is invalidated", lanes[used], at
+            )
+        self._shadow.write(rows * self._row_bytes + offset, 8, lanes, at)
+        mbarrier.count[rows] = mbarrier.pending[rows] = count
+        mbarrier.missing_bytes[rows] = mbarrier.phase[rows] = 0
+        mbarrier.clocks[:, rows] = 0
+
+    def _new(self, offset: int) -> _MBarrier:
+        blocks, number = self._order.blocks, len(self._found)
+        assert number < MOST_MBARRIERS
+        self._order.know_mbarriers(number + 1)
+        count, pending, missing, phase = (np.zeros(blocks, np.int64) for _ in range(4))
+        clocks = np.zeros((4, blocks, self._order.seen.shape[2]), np.int32)
+        made = _MBarrier(number, count, pending, missing, phase, clocks)
+        self._found[offset] = made
+        return made
+
+    def invalidate(self, offset: int, lanes: Indices, at: Instruction) -> None:
+        """The memory is free for something else."""
+        valid, found = self._usable(offset, lanes, at)
+        if found is None:
+            return
+        rows = valid // self._order.threads
+        busy = found.missing_bytes[rows] != 0
+        if busy.any():
+            self._tell(
+                Check.MBARRIER,
+                f"the mbarrier at byte {offset} is invalidated while bytes are expected",
+                valid[busy],
+                at,
+            )
+        self._shadow.write(rows * self._row_bytes + offset, 8, valid, at)
+        found.count[rows] = 0
+
+    def expect(self, offset: int, lanes: Indices, nbytes: Counts, at: Instruction) -> None:
+        """More bytes have to come in this phase."""
+        valid, found = self._usable(offset, lanes, at)
+        if found is not None:
+            np.add.at(found.missing_bytes, valid // self._order.threads, nbytes[np.isin(lanes, valid)])
+
+    def arrive(self, offset: int, lanes: Indices, count: Counts, at: Instruction) -> None:
+        """Each of the threads arrives so often."""
+        valid, found = self._usable(offset, lanes, at)
+        if found is None:
+            return
+        order = self._order
+        rows, warps = valid // order.threads, valid % order.threads >> 5
+        for own, seen in zip(found.arrived, order.published(rows, warps), strict=True):
+            np.maximum.at(own, rows, seen)
+        ticking = np.zeros((order.blocks, order.warps), np.bool_)
+        ticking[rows, warps] = True
+        order.tick(ticking)
+        np.subtract.at(found.pending, rows, count[np.isin(lanes, valid)])
+        many = found.pending[rows] < 0
+        if many.any():
+            detail = (
+                f"more threads arrive at the mbarrier at byte {offset} than the {found.count[rows[many]][0]} it is for"
+            )
+            self._tell(Check.MBARRIER, detail, valid[many], at)
+            found.pending[rows[many]] = 0
+        self._end_phases(found)
+
+    def copy(self, offset: int, lanes: Indices, index: Indices, nbytes: int, total: int, at: Instruction) -> None:
+        """Bytes arrive. index: where runs of `nbytes` bytes have been copied to, [lanes, runs]; total: bytes each."""
+        valid, found = self._usable(offset, lanes, at)
+        if found is None:
+            return
+        ours = np.isin(lanes, valid)
+        rows = valid // self._order.threads
+        runs = index[ours]
+        owners = np.repeat(valid, runs.shape[1])
+        numbers = np.full(len(owners), found.number)
+        self._shadow.begin_bulk_write(runs.reshape(-1), nbytes, owners, numbers, at)
+        found.copies.append((runs, nbytes, rows))
+        np.subtract.at(found.missing_bytes, rows, total)
+        self._end_phases(found)
+
+    def test(self, offset: int, lanes: Indices, parity: Counts, at: Instruction) -> npt.NDArray[np.bool_]:
+        """Which of the threads find the phase of that parity ended; those have waited for it."""
+        order = self._order
+        valid, found = self._usable(offset, lanes, at)
+        ended = np.ones(len(lanes), np.bool_)
+        if found is None:
+            return ended
+        ours = np.isin(lanes, valid)
+        rows, warps = valid // order.threads, valid % order.threads >> 5
+        passes = (found.phase[rows] & 1) != parity[ours]
+        ended[ours] = passes
+        seen, fenced = (clocks[rows[passes]] for clocks in found.published)
+        order.acquire(rows[passes], warps[passes], seen, fenced)
+        return ended
+
+    def _usable(self, offset: int, lanes: Indices, at: Instruction) -> tuple[Indices, _MBarrier | None]:
+        """The threads that find an mbarrier there, and it; others are told of."""
+        found = self._found.get(offset)
+        rows = lanes // self._order.threads
+        is_made = np.zeros(len(lanes), np.bool_) if found is None else found.count[rows] > 0
+        if not is_made.all():
+            self._tell(Check.MBARRIER, f"there is no mbarrier at byte {offset}", lanes[~is_made], at)
+        valid = lanes[is_made]
+        if found is None or not len(valid):
+            return valid, None
+        self._shadow.read(valid // self._order.threads * self._row_bytes + offset, 8, valid, at)
+        found.fit(self._order.seen.shape[2])
+        return valid, found
+
+    def _end_phases(self, found: _MBarrier) -> None:
+        rows = np.flatnonzero((found.count > 0) & (found.pending == 0) & (found.missing_bytes == 0))
+        if not len(rows):
+            return
+        found.phase[rows] += 1
+        found.pending[rows] = found.count[rows]
+        epochs = (PHASE_EPOCH + found.phase).astype(np.int32)
+        found.published[:, rows] = np.maximum(found.published[:, rows], found.arrived[:, rows])
+        found.published[:, rows, self._order.warps + found.number] = epochs[rows]
+        found.arrived[:, rows] = 0
+        left = []
+        for runs, nbytes, owners in found.copies:
+            ends = np.isin(owners, rows)
+            if ends.any():
+                stamps = (epochs[owners[ends]] << CODE_BITS) + MBARRIER_CODE + found.number
+                repeated = np.repeat(stamps.astype(np.int32), runs.shape[1])
+                self._shadow.end_bulk_write(runs[ends].reshape(-1), nbytes, repeated)
+            if not ends.all():
+                left.append((runs[~ends], nbytes, owners[~ends]))
+        found.copies = left
+
+    def state(self, offset: int, row: int) -> str:
+        """An mbarrier in words, for who waits at it."""
+        found = self._found.get(offset)
+        if found is None:
+            return f"an mbarrier at byte {offset} that is not there"
+        return (
+            f"phase {found.phase[row]} of the mbarrier at byte {offset}, which lacks {found.pending[row]} of "
+            f"{found.count[row]} arrivals and {found.missing_bytes[row]} bytes"
+        )
+
+    def left(self) -> Iterator[tuple[int, Indices]]:
+        """The mbarriers that copies have not ended of, with their blocks' rows."""
+        for offset, found in self._found.items():
+            for _, _, rows in found.copies:
+                yield offset, rows
+
+    def take(self, rows: Indices, order: Order, shadow: Shadow, tell: Tell) -> "MBarriers":
+        """Of some of the blocks."""
+        part = MBarriers(order, shadow, self._row_bytes, tell)
+        new_row = np.full(self._order.blocks, -1)
+        new_row[rows] = np.arange(len(rows))
+        for offset, old in self._found.items():
+            count, pending, missing = (each[rows] for each in (old.count, old.pending, old.missing_bytes))
+            made = _MBarrier(old.number, count, pending, missing, old.phase[rows], old.clocks[:, rows])
+            for runs, nbytes, owners in old.copies:
+                ours = new_row[owners] >= 0
+                if ours.any():
+                    shift = (new_row[owners] - owners)[ours]
+                    made.copies.append((runs[ours] + shift[:, None] * self._row_bytes, nbytes, owners[ours] + shift))
+            part._found[offset] = made
+        return part

@@ -1,0 +1,118 @@
+"""Where the threads of a team are: strands that run, and threads that wait.
+
+The strand that is furthest behind in the text runs first, and strands that meet become one: threads that a branch
+divided come together again where the branches do. A strand runs up to an instruction at which its threads may part, or
+have to wait for others; that instruction says what comes next.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from llmc.ptx.global_memory import Indices
+from llmc.ptx.lanes import Bools, Mask, whole
+from llmc.ptx.module import Instruction
+
+
+@dataclass
+class Strand:
+    """Threads that stand before the same instruction. mask: which, None for all of the team's."""
+
+    place: int
+    mask: Mask
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Threads that cannot go on, for a report. row: of their block."""
+
+    row: int
+    threads: Indices
+    at: Instruction
+    what: str
+
+
+class Schedule:
+    """Of a team's threads. shape: [blocks, threads]. alive: who has not returned, None for all."""
+
+    def __init__(self, shape: tuple[int, int], running: list[Strand], alive: Mask = None) -> None:
+        self.shape, self.running, self.alive = shape, running, alive
+        # Parts of warps, by the place of the instruction that takes whole ones.
+        self.gathering: dict[int, Mask] = {}
+
+    def next(self) -> Strand | None:
+        """Take the strand that is furthest behind, with all that stand there; None if none can run."""
+        if not self.running:
+            return None
+        if len(self.running) == 1:
+            return self.running.pop()
+        place = min(strand.place for strand in self.running)
+        found = [strand for strand in self.running if strand.place == place]
+        self.running = [strand for strand in self.running if strand.place != place]
+        return found[0] if len(found) == 1 else Strand(place, self._united([strand.mask for strand in found]))
+
+    def _united(self, masks: list[Mask]) -> Mask:
+        """All threads of several masks."""
+        total = np.logical_or.reduce([whole(mask, self.shape) for mask in masks])
+        return None if total.all() else total
+
+    def go(self, place: int, mask: Mask) -> None:
+        """Threads stand there and can run."""
+        self.running.append(Strand(place, mask))
+
+    def part(self, mask: Mask, taken: Bools, there: int, following: int) -> None:
+        """A branch of the mask's threads: where `taken` is set they go there, others go on behind it."""
+        jumping = taken if mask is None else mask & taken
+        staying = ~taken if mask is None else mask & ~taken
+        if not staying.any():
+            self.go(there, mask)
+        elif not jumping.any():
+            self.go(following, mask)
+        else:
+            self.go(there, whole(jumping, self.shape))
+            self.go(following, whole(staying, self.shape))
+
+    def end(self, mask: Mask) -> None:
+        """Threads return. Who waits for the rest of a warp looks again."""
+        self.alive = self.living() & ~whole(mask, self.shape)
+        for place, held in self.gathering.items():
+            self.go(place, held)
+        self.gathering.clear()
+
+    def living(self) -> Bools:
+        """[blocks, threads]: who has not returned."""
+        return np.ones(self.shape, np.bool_) if self.alive is None else self.alive
+
+    def gather(self, place: int, mask: Mask) -> tuple[Mask, bool]:
+        """The threads of whole warps among those that stand there, and whether there are any; the others wait for the
+        rest of their warps. Nobody waits for threads that have returned."""
+        if mask is None or mask.shape[1] == 1:
+            return mask, True
+        held = self.gathering.pop(place, None)
+        here = whole(mask, self.shape) if held is None else mask | held
+        warps = here.reshape(self.shape[0], -1, 32)
+        missing = (~warps & self.living().reshape(warps.shape)).any(axis=2) & warps.any(axis=2)
+        if not missing.any():
+            return (mask if held is None else here), True
+        lacks = np.repeat(missing, 32, axis=1)
+        self.gathering[place] = here & lacks
+        ready = here & ~lacks
+        return ready, bool(ready.any())
+
+    def take(self, rows: Indices) -> "Schedule":
+        """Of some of the blocks, which leave this schedule."""
+        part = Schedule((len(rows), self.shape[1]), [], None if self.alive is None else self.alive[rows])
+        part.running = [Strand(s.place, mask) for s in self.running if (mask := _rows_of(s.mask, rows)) is not _NOBODY]
+        part.gathering = {p: m for p, mask in self.gathering.items() if (m := _rows_of(mask, rows)) is not _NOBODY}
+        return part
+
+
+_NOBODY = np.zeros((1, 1), np.bool_)
+
+
+def _rows_of(mask: Mask, rows: Indices) -> Mask:
+    """A mask's rows; _NOBODY if nobody is in them, None if everybody is."""
+    if mask is None:
+        return None
+    part = mask if mask.shape[0] == 1 else mask[rows]
+    return None if part.all() else part if part.any() else _NOBODY

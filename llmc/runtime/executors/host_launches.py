@@ -1,0 +1,161 @@
+"""Run a GPU program's launches on tensors of the CPU: what executors share that have no GPU.
+
+How a kernel itself is run is theirs: interpreted from its source, or executed as it was compiled.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from time import perf_counter
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from llmc.graph.dtype_names import TORCH_DTYPES
+from llmc.program import CHOICE_OUTPUTS, Program, StepOutput, library_functions
+from llmc.runtime.adapters.placed_adapter import PlacedAdapter
+from llmc.runtime.device.adapter_tensors import adapter_tensors, with_adapters
+from llmc.runtime.device.device_place import DevicePlace
+from llmc.runtime.device.inputs import StepShape
+from llmc.runtime.device.library_only import library_only
+from llmc.runtime.device.program import ARENA, RANKS, PlannedCall, Pointer, calls_of_step, plan_calls
+from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits, SideArray
+from llmc.runtime.executors.side_outputs import SideOutputs
+from llmc.runtime.executors.slot_views import move_slots, slot_views
+from llmc.runtime.executors.state_memory import copy_slot
+from llmc.runtime.loop.step import Ints, Step
+from llmc.runtime.sampling.row_choice import RowChoices
+
+
+class HostLaunches(ABC):
+    """A program with weights and a KV cache of `blocks` blocks, in the CPU's memory.
+
+    weights: by slot name, as the program lays them out. snapshots: how many of states there may be. launched: the
+    program whose launches run.
+    """
+
+    def __init__(self, program: Program, weights: Mapping[str, Tensor], blocks: int, snapshots: int = 0) -> None:
+        self.program, self.limits = program, program.limits
+        limits = program.limits
+        self._blocks, self.snapshots = program.group_blocks(blocks), snapshots
+        self.launched = program
+        self._calls = plan_calls(program)
+        self._sides = SideOutputs(program)
+        arena_bytes = program.arena.at(tokens=limits.max_batch_tokens, logit_rows=limits.max_logit_rows)
+        self._logits = torch.zeros(limits.max_logit_rows, program.vocab_size)
+        self._memory: dict[tuple[str, str], Tensor] = {
+            (ARENA, ""): torch.zeros(arena_bytes, dtype=torch.uint8),
+            ("output", "logits"): self._logits,
+        }
+        for name, dtype in CHOICE_OUTPUTS.items():
+            self._memory["output", name] = torch.zeros(limits.max_logit_rows, dtype=TORCH_DTYPES[dtype])
+        for name, weight in weights.items():
+            self._memory["weight", name] = weight.reshape(-1)
+        self._pools = adapter_tensors(program, self._add_pool)
+        for name, nbytes in program.memories(blocks).items():
+            self._memory["cache", name] = torch.zeros(nbytes, dtype=torch.uint8)
+        for name, state in program.state_names().items():
+            # NaNs: of a slot nothing may be read that no step has written.
+            nbytes = (limits.max_sequences + snapshots) * state.nbytes
+            self._memory["state", name] = torch.full((nbytes,), 0xFF, dtype=torch.uint8)
+
+    def step(self, step: Step) -> Logits:
+        """The wanted rows' logits."""
+        self.launch_all(step, StepOutput.LOGITS)
+        return self.logits(0, len(step.logit_rows))
+
+    def choose(self, step: Step, wanted: StepOutput, choices: RowChoices) -> Chosen:
+        """The wanted rows' tokens."""
+        for name, values in choices.arrays().items():
+            self._memory["input", name] = torch.from_numpy(values.copy())
+        self._memory["output", "covered"].fill_(1)
+        self.launch_all(step, wanted)
+        rows = len(step.logit_rows)
+        tokens, scores, covered = (self._memory["output", name][:rows].numpy() for name in CHOICE_OUTPUTS)
+        return Chosen(tokens, scores, covered.astype(np.bool_))
+
+    def logits(self, first: int, count: int) -> Logits:
+        logits: Logits = self._logits[first : first + count].numpy()
+        return logits
+
+    def side_output(self, name: str) -> SideArray:
+        return self._sides.array(name, self._memory[ARENA, ""].numpy()[self._sides.place(name)])
+
+    def step_timed(self, step: Step) -> tuple[LaunchTime, ...]:
+        """As `step`; how long each launch took here, which says nothing about a GPU."""
+        return self.launch_all(step, StepOutput.LOGITS)
+
+    def join(self, place: DevicePlace) -> None:
+        """Where other ranks' memory is, before the first step."""
+        self._memory[RANKS] = place.table
+        self.launched = self.program if place.has_memory else library_only(self.program)
+        self._calls = plan_calls(self.launched)
+
+    def follow(self, step: Step) -> None:
+        """A step of which nobody here wants the results."""
+        self.launch_all(step, StepOutput.LOGITS)
+
+    def put_adapter(self, slot: int, adapter: PlacedAdapter) -> None:
+        assert self._pools is not None, "the engine takes no adapters"
+        self._pools.put(slot, adapter)
+
+    def _add_pool(self, name: str, nbytes: int) -> Tensor:
+        return self._memory.setdefault(("adapter", name), torch.zeros(nbytes, dtype=torch.uint8))
+
+    def launch_all(self, step: Step, wanted: StepOutput) -> tuple[LaunchTime, ...]:
+        """Every launch in turn. What they write starts as NaNs, so that nothing is read that the step did not write."""
+        step = (step if self._pools is None else with_adapters(step)).for_groups(self._blocks[1:])
+        self._memory[ARENA, ""].fill_(0xFF)
+        self._logits.fill_(float("nan"))
+        shape = StepShape.of(step)
+        for name, values in step.inputs():
+            self._memory["input", name] = torch.from_numpy(values.copy()).reshape(-1)
+        self._sides.note_step(shape.tokens, shape.logit_rows)
+        begin, times = perf_counter(), []
+        for call, grid in calls_of_step(self._calls, shape.counts(), wanted, step.sides):
+            start = perf_counter() - begin
+            self._run(call, grid, shape.counts())
+            times.append(LaunchTime(call.index, start, perf_counter() - begin))
+        return tuple(times)
+
+    def copy_blocks(self, copies: Mapping[int, int], group: int = 0) -> None:
+        for name in self.program.caches_of(group):
+            blocks = self._memory["cache", name].view(self._blocks[group], -1)
+            blocks[list(copies)] = blocks[list(copies.values())]
+
+    def move_slots(self, sources: Ints, destinations: Ints, group: int = 0) -> None:
+        caches = [self._memory["cache", name] for name in self.program.caches_of(group)]
+        indices = torch.from_numpy(sources).long(), torch.from_numpy(destinations).long()
+        move_slots(slot_views(self.program, caches, group), *indices)
+
+    def copy_states(self, source: int, destination: int) -> None:
+        """Copy a slot of every state."""
+        states = (self._memory["state", name] for name in self.program.state_names())
+        copy_slot(self.program, states, source, destination)
+
+    def close(self) -> None:
+        """Drop the memory."""
+        self._memory.clear()
+
+    def _run(self, call: PlannedCall, grid: tuple[int, int, int], counts: Mapping[str, int]) -> None:
+        if call.kernel.is_library:
+            library_functions.FUNCTIONS[call.kernel.function](**self._named(call, counts))
+        else:
+            self._run_kernel(call, grid, counts)
+
+    @abstractmethod
+    def _run_kernel(self, call: PlannedCall, grid: tuple[int, int, int], counts: Mapping[str, int]) -> None:
+        """Run a kernel that is none of a library's."""
+
+    def _named(self, call: PlannedCall, counts: Mapping[str, int]) -> dict[str, Tensor | int | float]:
+        """A call's arguments by name, its pointers as tensors from there to the end of their memory."""
+        return call.named_arguments(lambda pointer: self._tensor(pointer, counts), counts)
+
+    def _tensor(self, pointer: Pointer, counts: Mapping[str, int]) -> Tensor:
+        memory = self._memory[pointer.space, pointer.name].view(torch.uint8)
+        offset = pointer.offset.at(tokens=counts["T"], logit_rows=counts["L"])
+        dtype = TORCH_DTYPES[pointer.dtype]
+        end = memory.numel() - (memory.numel() - offset) % dtype.itemsize
+        return memory[offset:end].view(dtype)
