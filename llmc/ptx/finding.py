@@ -29,17 +29,18 @@ class Check(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault. block: its coordinates in the grid. thread: its number in the block, None for all of them."""
+    """One fault. block: its coordinates in the grid, None where it is the whole launch's. thread: its number in the
+    block. instruction: where it was found."""
 
     check: Check
     detail: str
     kernel: str
-    block: tuple[int, int, int]
+    block: tuple[int, int, int] | None
     thread: int | None
     instruction: Instruction | None
 
     def __str__(self) -> str:
-        place = f"{self.kernel}, block {self.block}" + ("" if self.thread is None else f", thread {self.thread}")
+        place = self.kernel if self.block is None else f"{self.kernel}, block {self.block}, thread {self.thread}"
         if self.instruction is not None:
             place += f", PTX line {self.instruction.line} ({self.instruction.opcode})"
             place += f", {self.instruction.source}" if self.instruction.source is not None else ""
@@ -59,19 +60,21 @@ class Findings:
         check: Check,
         detail: str,
         block: int,
-        thread: int | None,
-        instruction: Instruction | None,
-        count: int = 1,
+        thread: int,
+        instruction: Instruction,
+        count: int,
     ) -> None:
         """Record a fault. block: its number in the launch. count: of threads that have it."""
-        key = check, 0 if instruction is None else instruction.line
+        key = check, instruction.line
         x, y, _ = self._grid
         place = block % x, block // x % y, block // (x * y)
         self._first.setdefault(key, Finding(check, detail, self._kernel, place, thread, instruction))
         self._counts[key] = self._counts.get(key, 0) + count
 
-    def __bool__(self) -> bool:
-        return bool(self._first)
+    def add_to_launch(self, check: Check, detail: str) -> None:
+        """Record a fault that no thread has by itself."""
+        self._first.setdefault((check, 0), Finding(check, detail, self._kernel, None, None, None))
+        self._counts[check, 0] = self._counts.get((check, 0), 0) + 1
 
     def all(self) -> tuple[Finding, ...]:
         """In the order in which they were found."""

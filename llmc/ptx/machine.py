@@ -8,7 +8,7 @@ import numpy as np
 
 from llmc.ptx.code import Code, Segment
 from llmc.ptx.errors import PtxError
-from llmc.ptx.finding import Finding
+from llmc.ptx.finding import Check, Finding
 from llmc.ptx.global_memory import Buffer, Indices
 from llmc.ptx.lanes import Bools
 from llmc.ptx.launch import Launch
@@ -39,6 +39,7 @@ def execute(
     arguments: Sequence[bytes],
     buffers: Sequence[Buffer],
     *,
+    outputs: Sequence[Buffer] = (),
     may_begin_early: bool = False,
     limit: int = INSTRUCTION_LIMIT,
 ) -> Report:
@@ -49,6 +50,7 @@ def execute(
         grid: blocks in each direction.
         arguments: the bytes of each parameter, in order.
         buffers: all memory that the launch may touch.
+        outputs: those of the buffers that have to be written as a whole when it has ended.
         may_begin_early: whether the launch may begin before earlier ones end, as with programmatic dependent launch.
         limit: instructions of a thread, after which an error says where it was.
 
@@ -68,8 +70,17 @@ def execute(
             before = team.executed
             queue.extend(_run(team, code, limit))
             executed += team.executed - before
+    for output in outputs:
+        _check_output(launch, output)
     found = launch.findings.all()
     return Report(found, tuple(launch.findings.count(each) for each in found), executed)
+
+
+def _check_output(launch: Launch, output: Buffer) -> None:
+    if output.written is not None and not output.written.all():
+        missing = np.flatnonzero(output.written == 0)
+        detail = f"{len(missing)} bytes of {output.name}, the first of them byte {int(missing[0])}"
+        launch.findings.add_to_launch(Check.OUTPUT, detail)
 
 
 def _run(team: Team, code: Code, limit: int) -> list[Team]:
@@ -116,10 +127,17 @@ def _endless(team: Team, segment: Segment, limit: int) -> PtxError:
     plan, at = team.launch.plan, segment.last
     source = "" if at.source is None else f", {at.source}"
     return PtxError(
-        f"{plan.kernel.name} does not end: a thread of block {int(team.numbers[0])} has executed {limit} instructions",
+        f"{plan.kernel.name} does not end: a thread of block {int(team.numbers[0])} has executed {limit} instructions"
+        f"{_found_before(team)}",
         at=f"{plan.module}:{at.line} ({at.opcode}){source}",
         fix="see what the loop there waits for; raise LLMC_PTX_INSTRUCTIONS if it has so much to do",
     )
+
+
+def _found_before(team: Team) -> str:
+    """The first fault that the checks have found, which may be why a launch does not end."""
+    found = team.launch.findings.all()
+    return f"; before that, {found[0]}" if found else ""
 
 
 def _deadlock(team: Team, waiting: Sequence[Waiting]) -> PtxError:
@@ -135,7 +153,8 @@ def _deadlock(team: Team, waiting: Sequence[Waiting]) -> PtxError:
     first = ours[0].at
     source = "" if first.source is None else f", {first.source}"
     return PtxError(
-        f"{plan.kernel.name} waits forever in block {int(team.numbers[row])}: {'; '.join(lines)}",
+        f"{plan.kernel.name} waits forever in block {int(team.numbers[row])}: {'; '.join(lines)}"
+        f"{_found_before(team)}",
         at=f"{plan.module}:{first.line}{source}",
         fix="let as many threads, or bytes, arrive as are waited for, in the phase that is waited for",
     )

@@ -16,15 +16,16 @@ Counts = npt.NDArray[np.int64]
 
 
 class Warpgroups:
-    """Of a team's warps. busy: for each register that an unfinished wgmma reads or writes, which group of each warp it
-    is in, counted from 1."""
+    """Of a team's warps. For each register that an unfinished wgmma takes, which group of each warp that is in, counted
+    from 1: sums of those that write it, operands of those that read it."""
 
     def __init__(self, order: Order, shadow: Shadow, tell: Tell) -> None:
         self._order, self._shadow, self._tell = order, shadow, tell
         shape = order.blocks, order.warps
         self._groups = Groups(order.blocks * order.threads, shadow.end_proxy_read)
         self._committed: Counts = np.zeros(shape, np.int64)
-        self.busy: dict[int, Counts] = {}
+        self._sums: dict[int, Counts] = {}
+        self._operands: dict[int, Counts] = {}
         # Counts fences and accesses; when each warp last fenced, and when, and in which warps, a register was touched.
         self._time = 0
         self._fenced: Counts = np.full(shape, -1)
@@ -34,8 +35,9 @@ class Warpgroups:
         """An instruction that is no wgmma touches registers that one takes."""
         self._time += 1
         self._touched.update(dict.fromkeys(registers, (self._time, mask)))
-        for index in registers & self.busy.keys():
-            self._check_free(index, self._order.warps_of(mask), at)
+        for held in (self._sums, self._operands):
+            for index in registers & held.keys():
+                self._check_free(held, index, self._order.warps_of(mask), at)
 
     def fence(self, mask: Mask) -> None:
         """wgmma.fence: what was done to registers before it is before the next wgmma."""
@@ -46,11 +48,11 @@ class Warpgroups:
         """A wgmma takes registers; a fence must stand behind all that others did to them."""
         warps = self._order.warps_of(mask)
         self._check_fenced(sums, operands, warps, at)
-        for register in operands:
-            self._check_free(register.index, warps, at)
-        for register in (*sums, *operands):
-            groups = self.busy.setdefault(register.index, np.zeros_like(self._committed))
-            groups[warps] = self._committed[warps] + 1
+        for registers, own, others in ((sums, self._sums, self._operands), (operands, self._operands, self._sums)):
+            for register in registers:
+                self._check_free(others, register.index, warps, at)
+                groups = own.setdefault(register.index, np.zeros_like(self._committed))
+                groups[warps] = self._committed[warps] + 1
 
     def _check_fenced(self, sums: list[Register], operands: list[Register], warps: Bools, at: Instruction) -> None:
         never = warps & (self._fenced < 0)
@@ -79,14 +81,15 @@ class Warpgroups:
         """Until at most so many groups are pending."""
         warps = self._order.warps_of(mask)
         limits = np.where(warps, self._committed - most, 0)
-        for index, groups in list(self.busy.items()):
-            groups[groups <= limits] = 0
-            if not groups.any():
-                del self.busy[index]
+        for held in (self._sums, self._operands):
+            for index, groups in list(held.items()):
+                groups[groups <= limits] = 0
+                if not groups.any():
+                    del held[index]
         self._groups.wait(self._lanes(mask), most)
 
-    def _check_free(self, index: int, warps: Bools, at: Instruction) -> None:
-        groups = self.busy.get(index)
+    def _check_free(self, held: dict[int, Counts], index: int, warps: Bools, at: Instruction) -> None:
+        groups = held.get(index)
         if groups is not None and (taken := warps & (groups > 0)).any():
             self._tell_warps(Check.REGISTERS, "no wgmma.wait_group has waited for it", taken, at)
 
@@ -104,7 +107,10 @@ class Warpgroups:
         part = Warpgroups(order, shadow, tell)
         part._groups = self._groups.take(rows, order.threads, row_bytes, shadow.end_proxy_read)
         part._committed, part._fenced, part._time = self._committed[rows], self._fenced[rows], self._time
-        part.busy = {index: groups[rows] for index, groups in self.busy.items() if groups[rows].any()}
+        part._sums, part._operands = (
+            {index: groups[rows] for index, groups in held.items() if groups[rows].any()}
+            for held in (self._sums, self._operands)
+        )
         part._touched = {
             index: (time, mask if mask is None or mask.shape[0] == 1 else mask[rows])
             for index, (time, mask) in self._touched.items()
