@@ -23,7 +23,7 @@ INTERRUPTED = 130
 
 PANELS = {
     "Build and run": ("build", "export", "run", "chat", "serve", "tune", "train-medusa", "targets", "models", "env"),
-    "See what was built": ("inspect", "report", "viz", "profile", "verify"),
+    "See what was built": ("inspect", "report", "viz", "profile", "verify", "ptx"),
     "See what the passes do": ("passes", "prove", "explain", "simulate", "diff", "bisect"),
 }
 # Of these a verb is a file with commands of its own.

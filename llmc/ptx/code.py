@@ -24,11 +24,13 @@ _LEAST_VERSION, _MOST_VERSION = (7, 0), (9, 99)
 
 @dataclass(frozen=True)
 class Step:
-    """An action with what the checks of wgmma need. touched: registers that some wgmma takes, too."""
+    """An action with what the checks of wgmma need. touched: registers that some wgmma takes, too. copied: the target
+    and the source of a move between registers."""
 
     run: Action
     at: Instruction
     touched: frozenset[int]
+    copied: tuple[int, int] | None
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ def _segments(kernel: Kernel, built: Sequence[Action | Ending]) -> dict[int, Seg
             segments[first] = Segment(tuple(steps), _watched(each.go, touched, at), place + 1 - first, at)
             first, steps = place + 1, []
         else:
-            steps.append(Step(each, at, touched))
+            steps.append(Step(each, at, touched, _copied(at)))
     segments[first] = Segment(tuple(steps), _returning(kernel), len(built) - first, kernel.instructions[-1])
     return segments
 
@@ -164,21 +166,32 @@ def _watched(end: End, touched: frozenset[int], at: Instruction) -> End:
         return end
 
     def watched(team: Team, strand: Strand) -> None:
-        team.warpgroups.touch(touched, strand.mask, at)
+        team.warpgroups.touch(touched, None, strand.mask, at)
         end(team, strand)
 
     return watched
 
 
 def _wgmma_registers(kernel: Kernel) -> frozenset[int]:
-    """The sums of every wgmma, and its operands in registers."""
-    found = frozenset[int]()
+    """The sums of every wgmma, its operands in registers, and all that is moved to these."""
+    found = set[int]()
     for each in kernel.instructions:
         if each.opcode.startswith("wgmma.mma_async"):
-            found |= frozenset(
-                r.index for operand in each.operands[:2] for r in _registers_of(operand) if r.nbytes == 4
-            )
-    return found
+            found |= {r.index for operand in each.operands[:2] for r in _registers_of(operand) if r.nbytes == 4}
+    moves = [copied for each in kernel.instructions if (copied := _copied(each)) is not None]
+    before = -1
+    while found and len(found) != before:
+        before = len(found)
+        found |= {source for target, source in moves if target in found}
+    return frozenset(found)
+
+
+def _copied(at: Instruction) -> tuple[int, int] | None:
+    """The target and the source of a move between registers, which all its threads make."""
+    if not at.opcode.startswith("mov.") or at.guard is not None or len(at.operands) != 2:
+        return None
+    target, source = at.operands
+    return (target.index, source.index) if isinstance(target, Register) and isinstance(source, Register) else None
 
 
 def _registers(instruction: Instruction) -> frozenset[int]:

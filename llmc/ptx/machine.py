@@ -115,7 +115,7 @@ def _execute(team: Team, strand: Strand, segment: Segment, watches: bool) -> Non
     if watches:
         for step in segment.steps:
             if step.touched:
-                team.warpgroups.touch(step.touched, mask, step.at)
+                team.warpgroups.touch(step.touched, step.copied, mask, step.at)
             step.run(team, mask)
     else:
         for step in segment.steps:
@@ -153,8 +153,7 @@ def _deadlock(team: Team, waiting: Sequence[Waiting]) -> PtxError:
     first = ours[0].at
     source = "" if first.source is None else f", {first.source}"
     return PtxError(
-        f"{plan.kernel.name} waits forever in block {int(team.numbers[row])}: {'; '.join(lines)}"
-        f"{_found_before(team)}",
+        f"{plan.kernel.name} waits forever in block {int(team.numbers[row])}: {'; '.join(lines)}{_found_before(team)}",
         at=f"{plan.module}:{first.line}{source}",
         fix="let as many threads, or bytes, arrive as are waited for, in the phase that is waited for",
     )

@@ -62,10 +62,12 @@ _BY_KIND = {
     ("remainder", Kind.FLOAT): "remainder_float({}, {})",
     ("remainder", Kind.INT): "remainder_int({}, {})",
 }
+# Rounded by itself, so that the threads that add up squares agree on their sum (kernels/agreed_sums.py).
+_SQUARE = "tl.fma({0}, {0}, 0.0)"
 # What stands for a masked column, how two columns are joined, and how a block is.
 _REDUCTIONS = {
-    "sum": ("0.0", "{} + {}", "tl.sum({}, 1, keep_dims=True)"),
-    "mean": ("0.0", "{} + {}", "tl.sum({}, 1, keep_dims=True)"),
+    "sum": ("0.0", "{} + {}", "agreed_sum({}, 1, True)"),
+    "mean": ("0.0", "{} + {}", "agreed_sum({}, 1, True)"),
     "max": ('float("-inf")', "tl.maximum({}, {})", "tl.max({}, 1, keep_dims=True)"),
     "min": ('float("inf")', "tl.minimum({}, {})", "tl.min({}, 1, keep_dims=True)"),
 }
@@ -76,6 +78,7 @@ import triton
 import triton.language as tl
 
 from llmc.codegen.triton.kernels.activation import activate
+from llmc.codegen.triton.kernels.agreed_sums import agreed_sum
 from llmc.codegen.triton.kernels.loop_math import (
     floor_div_float,
     floor_div_int,
@@ -238,8 +241,7 @@ class _Printer:
         assert isinstance(s, Apply)
         are_numbers = all(isinstance(self._loop.statements[o], Constant) for o in s.operands)
         operands = [self._operand(o, as_tensor=are_numbers or s.function not in _INFIX) for o in s.operands]
-        pattern = _INFIX.get(s.function) or _FUNCTIONS.get(s.function) or _BY_KIND[s.function, s.kind]
-        return f"v{index} = {pattern.format(*operands)}"
+        return f"v{index} = {_pattern(s).format(*operands)}"
 
     def _store(self, s: Store) -> str:
         pointer, _, mask = self._element(s.parameter).partition(", ")
@@ -265,6 +267,13 @@ class _Printer:
             masks.append(f"(c < {self._loop.dims[-1]})" if masks else f"c < {self._loop.dims[-1]}")
         pointer = " + ".join([f"p{parameter}", *(terms or ["row * 0"])])
         return pointer + (f", {' & '.join(masks)}" if masks else "")
+
+
+def _pattern(s: Apply) -> str:
+    """How a function is written, with its operands' places."""
+    if s.kind is Kind.FLOAT and (s.function == "square" or (s.function == "mul" and len(set(s.operands)) == 1)):
+        return _SQUARE
+    return _INFIX.get(s.function) or _FUNCTIONS.get(s.function) or _BY_KIND[s.function, s.kind]
 
 
 def _literal(constant: Constant) -> str:

@@ -141,15 +141,19 @@ class HostLaunches(ABC):
 
     def _run(self, call: PlannedCall, grid: tuple[int, int, int], counts: Mapping[str, int]) -> None:
         if call.kernel.is_library:
-            library_functions.FUNCTIONS[call.kernel.function](**self._named(call, counts))
+            self.run_library(call, counts)
         else:
-            self._run_kernel(call, grid, counts)
+            self.run_kernel(call, grid, counts)
+
+    def run_library(self, call: PlannedCall, counts: Mapping[str, int]) -> None:
+        """Call a library's function."""
+        library_functions.FUNCTIONS[call.kernel.function](**self.named(call, counts))
 
     @abstractmethod
-    def _run_kernel(self, call: PlannedCall, grid: tuple[int, int, int], counts: Mapping[str, int]) -> None:
+    def run_kernel(self, call: PlannedCall, grid: tuple[int, int, int], counts: Mapping[str, int]) -> None:
         """Run a kernel that is none of a library's."""
 
-    def _named(self, call: PlannedCall, counts: Mapping[str, int]) -> dict[str, Tensor | int | float]:
+    def named(self, call: PlannedCall, counts: Mapping[str, int]) -> dict[str, Tensor | int | float]:
         """A call's arguments by name, its pointers as tensors from there to the end of their memory."""
         return call.named_arguments(lambda pointer: self._tensor(pointer, counts), counts)
 

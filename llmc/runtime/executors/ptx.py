@@ -8,9 +8,7 @@ of an activation that a step's launches make, only what one of them has written.
 from __future__ import annotations
 
 import ctypes
-import zlib
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,9 +17,8 @@ from torch import Tensor
 
 from llmc.engine_format import EngineDirectory
 from llmc.engine_format.engine_files import EngineFiles
-from llmc.errors import EngineFormatError, TargetError
-from llmc.files.typed_json import REBUILD
-from llmc.program import ITEMSIZES, DeviceBinary, Launch, Program, RowCount, StepOutput
+from llmc.engine_format.kept_ptx import kept_binaries, read_ptx
+from llmc.program import ITEMSIZES, Launch, Program, RowCount, StepOutput, library_functions
 from llmc.program.launch_arguments import Operand
 from llmc.program.rank_memory import memory_bytes
 from llmc.ptx.code import Code, load_code
@@ -40,7 +37,6 @@ from llmc.settings import settings
 
 # Addresses that no process has: where each memory begins.
 _FIRST_ADDRESS, _SPACING = 1 << 48, 1 << 40
-_MOST_PTX_BYTES = 256 << 20
 _CONSTANT_SPACES = ("weight", "adapter", "input")
 _REPORT = "this is a fault of the kernel or of its launch: report it with the model's name"
 
@@ -66,7 +62,7 @@ class PtxExecutor(HostLaunches):
     def __init__(
         self, program: Program, files: EngineFiles, weights: Mapping[str, Tensor], blocks: int, snapshots: int = 0
     ) -> None:
-        self._binaries = {kernel.name: _binary(kernel.binaries, files) for kernel in program.launched_kernels()}
+        self._binaries = kept_binaries(program, files.path)
         self._files = files
         self._codes: dict[str, Code] = {}
         super().__init__(program, weights, blocks, snapshots)
@@ -108,10 +104,21 @@ class PtxExecutor(HostLaunches):
                 fix=_REPORT,
             )
 
-    def _run_kernel(self, call: PlannedCall, grid: tuple[int, int, int], counts: Mapping[str, int]) -> None:
-        shape = StepShape(counts["T"], counts["L"], counts["R"], counts["max_blocks"])
+    def run_library(self, call: PlannedCall, counts: Mapping[str, int]) -> None:
+        """A library says nothing of what it writes: all of what it is given for that counts as written."""
+        launch = self.launched.launches[call.index]
+        shape = _shape_of(counts)
+        given = {name: buffer for name, (_, buffer) in self._operands(launch, shape)}
+        super().run_library(call, counts)
+        for name, buffer in given.items():
+            if buffer.written is not None and name not in library_functions.READ_ONLY:
+                buffer.written.fill(1)
+
+    def run_kernel(self, call: PlannedCall, grid: tuple[int, int, int], counts: Mapping[str, int]) -> None:
+        """One launch. Raises PtxError for what the checks find, or if it does not end."""
+        shape = _shape_of(counts)
         launch, binary = self.launched.launches[call.index], self._binaries[call.kernel.name]
-        buffers = dict(self._operands(launch, shape))
+        buffers = dict(operand for _, operand in self._operands(launch, shape))
         scratch = np.zeros(max(16, scratch_bytes(binary, grid)), np.uint8)
         area = Buffer("scratch memory", self._address("scratch", ""), scratch, may_change=False)
         extra = extra_pointers(binary, area.address)
@@ -130,12 +137,13 @@ class PtxExecutor(HostLaunches):
                 fix=_REPORT,
             )
 
-    def _operands(self, launch: Launch, shape: StepShape) -> Iterator[tuple[tuple[str, str], Buffer]]:
-        """The memory of each operand."""
-        for value in launch.arguments.values():
+    def _operands(self, launch: Launch, shape: StepShape) -> Iterator[tuple[str, tuple[tuple[str, str], Buffer]]]:
+        """The memory of each operand, and its key, by the parameter's name."""
+        for name, value in launch.arguments.items():
             if isinstance(value, Operand):
                 key = value.space, value.name
-                yield key, self._activation(value.name, shape) if value.space == "buffer" else self._memory_of(key)
+                is_activation = value.space == "buffer"
+                yield name, (key, self._activation(value.name, shape) if is_activation else self._memory_of(key))
 
     def _memory_of(self, key: tuple[str, str]) -> Buffer:
         is_constant = key[0] in _CONSTANT_SPACES
@@ -187,37 +195,8 @@ class PtxExecutor(HostLaunches):
         return self._codes[name]
 
 
-def read_ptx(files: EngineFiles, name: str) -> str:
-    """The PTX in a file of an engine. Raises EngineFormatError."""
-    unpacking = zlib.decompressobj(wbits=31)
-    try:
-        text = unpacking.decompress(files.read(name), _MOST_PTX_BYTES)
-        whole = unpacking.eof and not unpacking.unconsumed_tail
-        return text.decode() if whole else _damaged(files.path / name, "it ends too early, or is too large")
-    except (zlib.error, UnicodeDecodeError) as error:
-        return _damaged(files.path / name, str(error))
-
-
-def _damaged(path: Path, why: str) -> str:
-    raise EngineFormatError(f"the file is no compressed PTX: {why}", at=path, fix=REBUILD)
-
-
-def _binary(binaries: Mapping[str, DeviceBinary], files: EngineFiles) -> DeviceBinary:
-    """The kernel's binary whose PTX is kept."""
-    kept = [binary for binary in binaries.values() if binary.assembly is not None]
-    if kept:
-        return kept[0]
-    if any(not arch.startswith("sm_") for arch in binaries):
-        raise TargetError(
-            f"the engine's kernels are for {', '.join(binaries)}, which have no PTX",
-            at=files.path,
-            fix="run it by executor='triton_interpreter', or build it for a GPU of NVIDIA's",
-        )
-    raise EngineFormatError(
-        "the engine keeps no PTX of its kernels: an older llmc has built it",
-        at=files.path,
-        fix="rebuild it: llmc build MODEL --target TARGET -o OUT",
-    )
+def _shape_of(counts: Mapping[str, int]) -> StepShape:
+    return StepShape(counts["T"], counts["L"], counts["R"], counts["max_blocks"])
 
 
 def _at(address: int, nbytes: int) -> npt.NDArray[np.uint8]:

@@ -53,10 +53,11 @@ class TritonInterpreterExecutor(HostLaunches):
         modules = {source: _load_module(directory / source) for source in sorted(sources)}
         self._functions = {k.name: getattr(modules[k.source], k.function) for k in program.kernels if not k.is_library}
 
-    def _run_kernel(self, call: PlannedCall, grid: tuple[int, int, int], counts: Mapping[str, int]) -> None:
+    def run_kernel(self, call: PlannedCall, grid: tuple[int, int, int], counts: Mapping[str, int]) -> None:
+        """Interpret one launch."""
         # Lanes that nothing is stored of, such as a tile's rows past the last query, divide 0 by 0, as a GPU's do.
         with np.errstate(invalid="ignore"):
-            self._functions[call.kernel.name][grid](**call.kernel.constants, **self._named(call, counts))
+            self._functions[call.kernel.name][grid](**call.kernel.constants, **self.named(call, counts))
 
 
 def switch_on() -> None:

@@ -245,6 +245,9 @@ class TensorCall:
         bound = {name: self._bind(value, counts) for name, value in launch.arguments.items()}
         if self._device == "cpu":
             allow_computed_bounds()
+        for value in launch.arguments.values():  # Of a library, which says nothing of what it writes.
+            if isinstance(value, Operand) and (value.space, value.name) in self._writable & self._written.keys():
+                self._written[value.space, value.name].fill_(1)
         launch.function[grid](**bound, **launch.constants, num_warps=launch.num_warps, num_stages=launch.num_stages)
 
     def _bind(self, value: Argument, counts: dict[str, int]) -> Any:

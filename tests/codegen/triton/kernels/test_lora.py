@@ -91,5 +91,6 @@ def test_tiles_in_pieces_add_it_too(device: str) -> None:
     weight, delta = seeded_normal(1, 320, 64).half(), seeded_normal(4, 131, 320)
     delta = delta.masked_fill((adapters == 0)[:, None], torch.nan)
     launches = check(linear, x, weight, None, None, delta, adapters, device=device, tolerance=1e-3, gap=0)
-    assert 256 in {launch.constants.get("OUT_BLOCK") for launch in launches}
+    # An A100 has no descriptors.
+    assert device == "a100" or 256 in {launch.constants.get("OUT_BLOCK") for launch in launches}
     check(gated_linear, x, weight, None, "silu", None, delta, adapters, device=device, tolerance=1e-3, gap=0)

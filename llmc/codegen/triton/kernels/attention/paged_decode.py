@@ -8,6 +8,7 @@ Source: Dao, Haziza, Massa and Sizov 2023, "Flash-Decoding for long-context infe
 import triton
 import triton.language as tl
 
+from llmc.codegen.triton.kernels.agreed_sums import sum_of_products
 from llmc.codegen.triton.kernels.attention.attend_keys import LOG2E, LOWEST, attend_keys, first_seen, read_queries
 from llmc.codegen.triton.machine_code.budget import READ_ONCE, Budget, Limit
 
@@ -132,10 +133,10 @@ def combine_splits_kernel(
         sink = tl.load(sinks_ptr + head) * LOG2E
         largest = tl.maximum(largest, sink)
     shares = tl.exp2(maxima - largest)
-    total = tl.sum(sums * shares, 0)
+    total = sum_of_products(sums, shares, 0)
     if sinks_ptr is not None:
         total += tl.exp2(sink - largest)
-    y = tl.sum(parts * shares[:, None], 0) / total
+    y = sum_of_products(parts, shares[:, None], 0) / total
     y_ptrs = y_ptr + row.to(tl.int64) * y_row_stride + head * VALUE_DIM + value_dims
     tl.store(y_ptrs, y.to(y_ptr.dtype.element_ty), mask=value_dims < VALUE_DIM)
 

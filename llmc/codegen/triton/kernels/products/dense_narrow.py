@@ -10,6 +10,7 @@ W stored without its zeros, which its tiles get back (sparse_tile.py).
 import triton
 import triton.language as tl
 
+from llmc.codegen.triton.kernels.agreed_sums import sum_of_products
 from llmc.codegen.triton.kernels.products.operand_tiles import multiply, read_tile
 from llmc.codegen.triton.kernels.products.product_store import store_product
 from llmc.codegen.triton.kernels.products.sparse_tile import first_elements, sparse_tile
@@ -124,7 +125,7 @@ def narrow_sums(
             w = read_tile(weight_row + channel[None, :], (channel < IN)[None, :], MASKED)
         if NORMED:
             wide = x.to(tl.float32)
-            squares += tl.sum(wide * wide, axis=0)
+            squares += sum_of_products(wide, wide, 0)
             if norm_ptr is not None:
                 wide *= tl.load(norm_ptr + channel, mask=channel < IN, other=0.0)[:, None]
             x = wide.to(x.dtype)

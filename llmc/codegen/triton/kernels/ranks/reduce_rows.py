@@ -8,6 +8,7 @@ token's bits do not depend on how many others a step has. A program owns one row
 import triton
 import triton.language as tl
 
+from llmc.codegen.triton.kernels.agreed_sums import sum_of_products
 from llmc.codegen.triton.kernels.ranks.exchange import (
     await_ranks,
     end_exchange,
@@ -232,7 +233,7 @@ def finish_row(
         if CENTRED:
             mean = tl.sum(s, axis=1) / CHANNELS
         y = centred(s, mean, inside, CENTRED)
-        y *= tl.rsqrt(tl.sum(y * y, axis=1) / CHANNELS + eps)[:, None]
+        y *= tl.rsqrt(sum_of_products(y, y, 1) / CHANNELS + eps)[:, None]
     y_row, sum_row = tl.zeros([1], dtype=tl.int64), tl.zeros([1], dtype=tl.int64)
     y_row += row * y_row_stride
     sum_row += row * sum_row_stride

@@ -12,6 +12,7 @@ import triton.language as tl
 
 from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import DeviceLaunch, named_arguments, rows
+from llmc.codegen.triton.kernels.agreed_sums import sum_of_products
 from llmc.codegen.triton.kernels.rows.row_block import row_block
 from llmc.codegen.triton.machine_code.budget import Budget
 from llmc.program.launch_arguments import Argument, Operand
@@ -53,7 +54,7 @@ def norm_kernel(
         if CENTRED:
             mean = tl.sum(s, axis=1) / CHANNELS
         y = centred(s, mean, inside, CENTRED)
-        scale = tl.rsqrt(tl.sum(y * y, axis=1) / CHANNELS + eps)
+        scale = tl.rsqrt(sum_of_products(y, y, 1) / CHANNELS + eps)
         y *= scale[:, None]
         store_rows(y, s, weight_ptr, bias_ptr, y_ptr, y_row, sum_ptr, sum_row, channel, inside, CHANNELS)
     else:

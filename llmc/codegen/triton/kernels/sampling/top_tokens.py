@@ -12,6 +12,7 @@ from torch import fx
 
 from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate
+from llmc.codegen.triton.kernels.agreed_sums import sum_of_products
 from llmc.codegen.triton.kernels.refusals import refuse_ranks, tensors_of
 from llmc.codegen.triton.kernels.sampling.top_k_rows import best_of_chunks, chunked_launch, index_of_key, value_of_key
 from llmc.graph.refusal import Refusal
@@ -39,7 +40,7 @@ def top_tokens_kernel(
     # The first candidate of a chunk is its largest logit.
     heads = tl.load(chunk_values_ptr + row * (CHUNKS * K) + chunk * K, mask=chunk < CHUNKS, other=float("-inf"))
     sums = tl.load(chunk_sums_ptr + row * CHUNKS + chunk, mask=chunk < CHUNKS, other=0.0)
-    log_sum = largest + tl.log(tl.sum(sums * tl.exp(heads - largest), 0))
+    log_sum = largest + tl.log(sum_of_products(sums, tl.exp(heads - largest), 0))
     lane = tl.arange(0, triton.next_power_of_2(K))
     ids = index_of_key(best)
     if token_map_ptr is not None:

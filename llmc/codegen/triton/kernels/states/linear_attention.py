@@ -12,6 +12,7 @@ from torch import fx
 
 from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, named_arguments
+from llmc.codegen.triton.kernels.agreed_sums import sum_of_products
 from llmc.codegen.triton.kernels.refusals import refuse_ranks, tensors_of
 from llmc.codegen.triton.kernels.states.carried import carried
 from llmc.graph.refusal import Refusal
@@ -73,10 +74,10 @@ def linear_attention_kernel(
         else:
             state *= tl.exp(tl.load(decay_ptr + row * decay_row_stride + head))
         if beta_ptr is not None:
-            found = tl.sum(k[:, None] * state, axis=0)
+            found = sum_of_products(k[:, None], state, 0)
             added = tl.load(beta_ptr + row * beta_row_stride + head) * (added - found)
         state += k[:, None] * added[None, :]
-        y = tl.sum(q[:, None] * state, axis=0)
+        y = sum_of_products(q[:, None], state, 0)
         tl.store(y_ptr + row * y_row_stride + head * VALUE_DIM + value, y, mask=valued)
         row += 1
     tl.store(state_ptrs, state, mask=held)

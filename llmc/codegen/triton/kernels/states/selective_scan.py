@@ -11,6 +11,7 @@ from torch import fx
 
 from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, named_arguments
+from llmc.codegen.triton.kernels.agreed_sums import sum_of_products
 from llmc.codegen.triton.kernels.refusals import refuse_ranks, tensors_of
 from llmc.codegen.triton.kernels.states.carried import carried
 from llmc.graph.refusal import Refusal
@@ -60,7 +61,7 @@ def selective_scan_kernel(
         b = tl.load(B_ptr + row * B_row_stride + n, mask=n < SIZE, other=0.0)
         c = tl.load(C_ptr + row * C_row_stride + n, mask=n < SIZE, other=0.0)
         state = tl.exp(dt[:, None] * rates) * state + (dt * x)[:, None] * b[None, :]
-        tl.store(y_ptr + row * y_row_stride + channel, tl.sum(state * c[None, :], axis=1), mask=inside)
+        tl.store(y_ptr + row * y_row_stride + channel, sum_of_products(state, c[None, :], 1), mask=inside)
         row += 1
     tl.store(state_ptrs, state, mask=held)
 
