@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,12 +36,15 @@ class PtxDevice(str):
         device.compiler = compiler
         return device
 
-    def code(self, kernel: DeviceKernel) -> tuple[Code, DeviceBinary]:
+    def code(self, kernel: DeviceKernel, edits: Sequence[tuple[str, str]] = ()) -> tuple[Code, DeviceBinary]:
         """A kernel, compiled and made ready."""
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "kernels").mkdir()
             compiled = self.compiler().compile(kernel, gpu_target(self), Path(folder))
             binary, text = compiled.binary, compiled.assembly.read_text(encoding="utf-8")
+        for pattern, new in edits:
+            text, count = re.subn(pattern, new, text, count=1)
+            assert count, f"nothing in the PTX matches {pattern!r}"
         return _ready(text, kernel.function, binary.threads, binary.shared_bytes), binary
 
 
@@ -52,17 +56,29 @@ def _ready(text: str, name: str, threads: int, shared_bytes: int) -> Code:
 
 def run_ptx(
     device: PtxDevice, kernel: DeviceKernel, grid: tuple[int, ...], arguments: Mapping[str, Any], buffers: list[Buffer]
-) -> Report:
+) -> None:
     """Launch a kernel; fails if the checks find anything. arguments: numbers, and the address of each pointer."""
-    code, binary = device.code(kernel)
+    report = launch_compiled(device, kernel, grid, arguments, buffers)
+    assert not report.findings, "\n".join(map(str, report.findings))
+
+
+def launch_compiled(
+    device: PtxDevice,
+    kernel: DeviceKernel,
+    grid: tuple[int, ...],
+    arguments: Mapping[str, Any],
+    buffers: list[Buffer],
+    outputs: Sequence[Buffer] = (),
+    edits: Sequence[tuple[str, str]] = (),
+) -> Report:
+    """Launch a kernel. edits: patterns whose first match in its PTX is replaced."""
+    code, binary = device.code(kernel, edits)
     x, y, z = (*grid, 1, 1)[:3]
     values = [_packed(arguments[p.name], p.type) for p in kernel.parameters]
     scratch = np.zeros(max(16, x * y * z * binary.scratch_bytes), np.uint8)
     area = Buffer("scratch", 1 << 60, scratch, may_change=False)
     values += [struct.pack("<Q", area.address if i == 0 else 0) for i in range(binary.extra_pointers)]
-    report = execute(code, (x, y, z), values, [*buffers, area])
-    assert not report.findings, "\n".join(map(str, report.findings))
-    return report
+    return execute(code, (x, y, z), values, [*buffers, area], outputs=outputs)
 
 
 def _packed(value: Any, kind: str) -> bytes:
