@@ -127,6 +127,7 @@ class PtxExecutor(HostLaunches):
             grid,
             argument_values(call, shape, self._address, extra),
             [*buffers.values(), area, *self._rank_buffers()],
+            may_begin_early=True,
             limit=settings().ptx_instructions,
         )
         if report.findings:
