@@ -10,7 +10,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from llmc.cli.completion import complete_executors
 from llmc.cli.model_argument import model_option
+from llmc.cli.opening_options import OpeningOptions
 from llmc.cli.output_file import check_output, write_output
 from llmc.cli.status_line import status_line
 from llmc.cli.table import FittingTable, facts, standard_output
@@ -50,44 +52,59 @@ def verify(
     oracle: Annotated[
         str, typer.Option(help="hf; onnxruntime: run the model's graph there, and every stage of the passes too")
     ] = "hf",
+    executor: Annotated[
+        str | None,
+        typer.Option(
+            help="what runs the engine: ptx executes a GPU's kernels here; default: what it was built for",
+            autocompletion=complete_executors,
+        ),
+    ] = None,
 ) -> None:
     """Compare an engine's logits with the model's in fp32 on the CPU: Hugging Face's, or onnxruntime's of it.
 
     An engine in 16 bits is held to how far Hugging Face itself is from fp32 in those.
     """
-    from llmc.cli.second_opinion import opinion_on_stages
     from llmc.debug.allowed_difference import allowed_difference
-    from llmc.debug.compare import LogitFunction, compare_each
-    from llmc.debug.hf_oracle import hf_logits
-    from llmc.runtime.loading import load
 
+    opening = OpeningOptions(executor=executor)
+    opening.check()
     check_output(json)
     if oracle not in ORACLES:
         raise OptionError(f"{oracle!r} is no oracle", at=f"--oracle {oracle}", fix=f"oracles: {', '.join(ORACLES)}")
     if perplexity is not None:
-        compare_perplexities(engine, against, perplexity, length, max_ratio, json)
+        compare_perplexities(engine, opening, against, perplexity, length, max_ratio, json)
         return
     if json is not None:
         raise OptionError("--json holds perplexities", at=f"--json {json}", fix="name a text: --perplexity TEXT")
-    with load(engine) as opened:
+    with opening.open(engine) as opened:
         batch = token_sequences(opened, text, min(length, opened.limits.max_model_len), sequences, seed)
-        dtype, models = opened.info.dtype, list[LogitFunction]([opened.logits])
-        if oracle == "hf":
-            longest = opened.limits.max_model_len
-            reference = hf_logits(against, longest=longest)
-            models += [hf_logits(against, dtype, longest=longest)] if dtype != "float32" else []
-        else:
-            reference = opinion_on_stages(opened, against, batch[0])
-        with status_line(f"comparing {counted(len(batch), 'sequence')}"):
-            result, *own = compare_each(models, reference, batch)
-        in_the_middle = dtype != "float32" and has_experts(opened)
-        allowed = allowed_difference(opened.manifest, own[0] if own else None)
+        result, own = _compared(opened, against, oracle, batch)
+        in_the_middle = opened.info.dtype != "float32" and has_experts(opened)
+        allowed = allowed_difference(opened.manifest, own)
     if tolerance is not None:
         allowed = replace(allowed, largest=tolerance, in_the_middle=tolerance, why="--tolerance")
-    standard_output().print(
-        comparison_table(result, allowed, ORACLES[oracle], own[0] if own else None, in_the_middle=in_the_middle)
-    )
+    standard_output().print(comparison_table(result, allowed, ORACLES[oracle], own, in_the_middle=in_the_middle))
     _refuse_beyond(engine, *judgement(result, allowed, in_the_middle=in_the_middle))
+
+
+def _compared(
+    opened: Engine, against: Path, oracle: str, batch: list[list[int]]
+) -> tuple[Comparison, Comparison | None]:
+    """The engine against the oracle in fp32; and Hugging Face in the engine's 16 bits, None where there is no such."""
+    from llmc.cli.second_opinion import opinion_on_stages
+    from llmc.debug.compare import LogitFunction, compare_each
+    from llmc.debug.hf_oracle import hf_logits
+
+    dtype, models = opened.info.dtype, list[LogitFunction]([opened.logits])
+    if oracle == "hf":
+        longest = opened.limits.max_model_len
+        reference = hf_logits(against, longest=longest)
+        models += [hf_logits(against, dtype, longest=longest)] if dtype != "float32" else []
+    else:
+        reference = opinion_on_stages(opened, against, batch[0])
+    with status_line(f"comparing {counted(len(batch), 'sequence')}"):
+        result, *own = compare_each(models, reference, batch)
+    return result, own[0] if own else None
 
 
 def _refuse_beyond(engine: Path, judged: float, most: float) -> None:
@@ -101,7 +118,13 @@ def _refuse_beyond(engine: Path, judged: float, most: float) -> None:
 
 
 def compare_perplexities(
-    engine: Path, against: Path, text: Path, length: int, max_ratio: float | None, json: Path | None
+    engine: Path,
+    opening: OpeningOptions,
+    against: Path,
+    text: Path,
+    length: int,
+    max_ratio: float | None,
+    json: Path | None,
 ) -> None:
     """Perplexity of the engine and of the model in its checkpoint's dtype, unquantized, over windows of a text.
 
@@ -115,9 +138,8 @@ def compare_perplexities(
     from llmc.debug.hf_oracle import hf_logits
     from llmc.engine_format import read_engine
     from llmc.report.measured_perplexity import measured_perplexity, perplexity_json
-    from llmc.runtime.loading import load
 
-    with load(engine) as opened:
+    with opening.open(engine) as opened:
         longest = min(length, opened.limits.max_model_len)
         windows = token_sequences(opened, text, longest, None, 0)
         reference = hf_logits(against, opened.info.dtype, longest=opened.limits.max_model_len)

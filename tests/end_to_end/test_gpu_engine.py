@@ -21,11 +21,15 @@ from llmc.cli.units import in_bytes
 from llmc.codegen.triton.compile import Workers
 from llmc.compiler import build
 from llmc.engine_format import EngineDirectory, read_engine
+from llmc.engine_format.engine_kinds import ExecutorName
+from llmc.engine_format.kept_ptx import kept_binaries, read_ptx
 from llmc.errors import EngineFormatError, OptionError, TargetError
+from llmc.program import DeviceKernel
 from llmc.report.build_report import BuildReport
 from llmc.report.machine_code import kernel_budgets
 from llmc.runtime.device.binaries import binaries_for
 from llmc.runtime.device.device import Device
+from llmc.runtime.sampling.sampling_params import SamplingParams
 from llmc.settings import settings
 from llmc.targets import GPU_TARGETS, gpu_target
 from tests.cli.command import MODEL, assert_user_error
@@ -34,6 +38,7 @@ from tests.cli.test_table import printed
 from tests.tiny_models import tiny_checkpoint
 
 # Steps of two tokens need few kernels.
+EXECUTORS: tuple[ExecutorName, ...] = ("reference", "ptx")
 LIMITS: dict[str, Any] = {"max_model_len": 64, "max_batch_tokens": 2, "max_sequences": 2, "max_logit_rows": 2}
 
 
@@ -238,6 +243,46 @@ def test_codes_are_had_back_from_the_layouts_of_gpu_kernels(model: str, scheme: 
     built = llmc.compile(model, target="reference", **chosen)
     with built, llmc.load(tmp_path / "gpu.llmc", executor="reference") as carried:
         assert np.array_equal(carried.logits([5, 9, 77]), built.logits([5, 9, 77]))
+
+
+@pytest.mark.parametrize(("target", "place"), [("a100", 0), ("h100", 1)])
+def test_ptx_is_kept_beside_each_binary(engine: EngineDirectory, target: str, place: int) -> None:
+    program = engine.programs[place].program
+    kept = kept_binaries(program, engine.path)
+    assert set(kept) == {kernel.name for kernel in program.launched_kernels() if not kernel.is_library}
+    for binary in kept.values():
+        assert binary.assembly == binary.file.removesuffix(".cubin") + ".ptx.gz"
+        text = read_ptx(engine.files, binary.assembly)
+        assert f".entry {binary.entry}(" in text and ".loc" in text
+        assert str(Path.home()) not in text and "site-packages" not in text
+
+
+def test_an_engine_is_executed_by_its_ptx(engine: EngineDirectory) -> None:
+    prompt, greedy = [5, 9, 2], SamplingParams(max_tokens=2, temperature=0.0)
+    found = []
+    for executor in EXECUTORS:
+        with llmc.load(engine.path, executor=executor) as opened:
+            found.append(opened.generate([prompt], greedy)[0].choices[0].token_ids)
+    assert found[0] == found[1]
+
+
+def test_opcodes_are_listed(engine: EngineDirectory) -> None:
+    outcome = command("ptx", engine.path)
+    assert outcome.code == 0 and "0 are unknown" in outcome.out and "ld.global" in outcome.out
+    uses = json.loads(command("ptx", engine.path, "--json").out)
+    assert {"opcode", "uses", "kernels", "first", "refused"} == set(uses[0])
+    assert json.loads(command("ptx", engine.path, "--json", "--unknown").out) == []
+
+
+def test_an_engine_without_ptx_says_how_to_get_it(engine: EngineDirectory) -> None:
+    def without(kernel: DeviceKernel) -> DeviceKernel:
+        return replace(kernel, binaries={a: replace(b, assembly=None) for a, b in kernel.binaries.items()})
+
+    program = engine.program
+    older = replace(program, kernels=tuple(map(without, program.kernels)))
+    with pytest.raises(EngineFormatError, match="keeps no PTX") as caught:
+        kept_binaries(older, engine.path)
+    assert caught.value.at == str(engine.path) and "rebuild it" in str(caught.value.fix)
 
 
 def test_a_missing_program_is_noticed(engine: EngineDirectory) -> None:
