@@ -29,6 +29,7 @@ def attend(
     latent: bool = False,
     bias: Tensor | None = None,
     chosen: Tensor | None = None,
+    pinned: int | None = None,
 ) -> Tensor:
     """Causal attention in fp32 of queries at positions first_position…, over keys from position 0.
 
@@ -40,8 +41,8 @@ def attend(
     after the cap. chunk: a query sees no key before the multiple of `chunk` at or before its own position. latent:
     values are read as keys, too: a key is its row of k and then its row of v, and q has as many channels. bias:
     [queries, heads, extent], what is added to the score of the key 0, 1, … extent - 1 positions back, after the cap.
-    chosen: [queries, count], int32, the places of all keys that a query may see, in order (llmc::choose_keys). Returns
-    [queries, heads, value_dim], fp32.
+    chosen: [queries, count], int32, the places of all keys that a query may see, in order (llmc::choose_keys). pinned:
+    keys before this position are seen whatever window and chunk say. Returns [queries, heads, value_dim], fp32.
     """
     group = q.shape[1] // k.shape[1]
     keys = (torch.cat((k, v), dim=-1) if latent else k).float().repeat_interleave(group, dim=1)
@@ -58,14 +59,7 @@ def attend(
         nothing = bias.new_zeros((*bias.shape[:2], 1))
         by_distance = torch.cat((bias, nothing), dim=-1).float().transpose(0, 1)
         scores = scores + by_distance.gather(-1, back.expand(by_distance.shape[0], -1, -1))
-    visible = key_positions <= query_positions
-    if window is not None:
-        visible = visible & (key_positions > query_positions - window)
-    if chunk is not None:
-        visible = visible & (key_positions >= query_positions - query_positions % chunk)
-    if chosen is not None:
-        marked = visible.new_zeros((q.shape[0], k.shape[0] + 1))
-        visible = visible & marked.scatter_(1, chosen.long().clamp(max=k.shape[0]), True)[:, :-1]
+    visible = _visible(query_positions, key_positions, window, chunk, chosen, pinned)
     scores = scores.masked_fill(~visible, float("-inf"))
     # Behind a window may be what another sequence has left there, and zero times what is not finite is not zero.
     values = values.masked_fill(~visible.any(0)[:, None, None], 0.0)
@@ -75,6 +69,23 @@ def attend(
     else:
         probabilities = scores.softmax(-1)
     return torch.einsum("hqk,khd->qhd", probabilities, values)
+
+
+def _visible(
+    own: Tensor, keys: Tensor, window: int | None, chunk: int | None, chosen: Tensor | None, pinned: int | None
+) -> Tensor:
+    """Whether a query sees a key, [queries, keys]. own: [queries, 1], keys: [1, keys], positions."""
+    before = visible = keys <= own
+    if window is not None:
+        visible = visible & (keys > own - window)
+    if chunk is not None:
+        visible = visible & (keys >= own - own % chunk)
+    if pinned is not None:
+        visible = visible | (before & (keys < pinned))
+    if chosen is not None:
+        marked = visible.new_zeros((own.shape[0], keys.shape[1] + 1))
+        visible = visible & marked.scatter_(1, chosen.long().clamp(max=keys.shape[1]), True)[:, :-1]
+    return visible
 
 
 def heads_fit(call: OpCall) -> str | None:

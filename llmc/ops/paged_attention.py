@@ -33,6 +33,7 @@ def paged_attention(
     latent: bool = False,
     bias: Tensor | None = None,
     chosen: Tensor | None = None,
+    pinned: int | None = None,
 ) -> Tensor:
     """Causal attention of a ragged batch over the paged cache; prefill chunks and decodes mix freely.
 
@@ -61,7 +62,7 @@ def paged_attention(
             own, place = slice(first, last), len(rows) - (last - first)
             sink = sinks[own] if sinks is not None and sinks.dim() == 2 else sinks
             added, seen = (None if each is None else each[own] for each in (bias, chosen))
-            options = scale, window, softcap, sink, slopes, chunk, latent, added, seen
+            options = scale, window, softcap, sink, slopes, chunk, latent, added, seen, pinned
             out[own] = attend(q[own], k[rows], v[rows], place, *options).to(q.dtype)
     return out
 

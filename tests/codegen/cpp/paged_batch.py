@@ -39,6 +39,7 @@ class PagedBatch:
     latent: bool = False
     bias: Tensor | None = None
     chosen: Tensor | None = None
+    pinned: int | None = None
 
     def coded(self, format: CacheFormat) -> PagedBatch:
         """The same over caches of codes; what no request may read becomes huge."""
@@ -50,6 +51,20 @@ class PagedBatch:
             write_codes(values, coded, torch.arange(blocks * block_size), str(format))
             caches.append(coded)
         return replace(self, k_cache=caches[0], v_cache=caches[1], format=format, value_dim=self.v_cache.shape[3])
+
+    def without_freed_blocks(self) -> PagedBatch:
+        """The same where NaN lies in the blocks that no query sees behind pinned keys and before its window."""
+        assert self.window is not None
+        block_size, caches = self.k_cache.shape[2], [self.k_cache.clone(), self.v_cache.clone()]
+        for table, context, queries in zip(
+            self.block_tables, self.context_lens.tolist(), self.query_starts.diff().tolist(), strict=True
+        ):
+            freed = table[
+                -(-(self.pinned or 0) // block_size) : max(0, context - queries + 1 - self.window) // block_size
+            ]
+            for cache in caches:
+                cache[freed.long()] = float("nan")
+        return replace(self, k_cache=caches[0], v_cache=caches[1])
 
     def expected(self) -> Tensor:
         """The reference's result."""
@@ -72,6 +87,7 @@ class PagedBatch:
             self.latent,
             self.bias,
             self.chosen,
+            self.pinned,
         )
 
     def run(self, target: CpuTarget, threads: int = 2) -> Tensor:
@@ -124,6 +140,7 @@ class PagedBatch:
             "sink_stride": 0 if self.sinks is None or self.sinks.dim() == 1 else self.sinks.shape[1],
             "bias": pointer(self.bias),
             "extent": 0 if self.bias is None else self.bias.shape[2],
+            "pinned": self.pinned or 0,
             "chosen_count": 0 if self.chosen is None else self.chosen.shape[1],
             **({} if self.chosen is None else {"chosen": rows(self.chosen)}),
         }
@@ -164,6 +181,7 @@ def paged_batch(
     slopes: bool = False,
     chunk: int | None = None,
     latent: bool = False,
+    pinned: int | None = None,
     shuffled: bool = True,
     seed: int = 0,
 ) -> PagedBatch:
@@ -200,6 +218,7 @@ def paged_batch(
         slopes=2.0 ** -torch.arange(1.0, heads + 1) if slopes else None,
         chunk=chunk,
         latent=latent,
+        pinned=pinned,
         chosen=None if chosen is None else _random_places(requests, chosen, generator),
     )
 

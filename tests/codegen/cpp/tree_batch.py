@@ -43,6 +43,7 @@ def random_case(seed: int) -> tuple[PagedBatch, dict[int, Draft]]:
         sinks=draw.random() < 0.3,
         slopes=draw.random() < 0.3,
         chunk=draw.choice([None, None, 7, 64]),
+        pinned=draw.choice([None, None, 2, 40]),
         seed=seed,
     )
     return batch, trees

@@ -124,6 +124,7 @@ typedef struct {
   int64_t extent;
   LlmcRows chosen;
   int64_t chosen_count;
+  int64_t pinned;
 } LlmcPagedAttention;
 typedef struct {
   int64_t tokens, half;

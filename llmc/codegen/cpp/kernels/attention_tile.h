@@ -9,79 +9,14 @@
 #pragma once
 #include <algorithm>
 
+#include "seen_keys.h"
 #include "softmax.h"
-#include "visible_rows.h"
-
-// llmc::paged_attention; prefill chunks, decodes and trees mixed. The bits of a request's rows depend neither on its
-// neighbours nor on where its prefill is cut nor on the number of threads; those of a tree's rows are what their paths
-// alone would give. With bf16 activations and caches, on processors that multiply bf16, probabilities too are rounded to
-// bf16 before they multiply values.
-typedef struct {
-  int64_t tokens, requests, heads, kv_heads, head_dim, value_dim, block_size;
-  LlmcRows q;  // [tokens, heads * head_dim]
-  const void* k_cache;
-  const void* v_cache;
-  const int32_t* query_starts;  // [requests + 1]
-  const int32_t* context_lens;  // [requests]
-  const int32_t* block_tables;  // [requests, max_blocks]
-  int64_t max_blocks;
-  float scale;
-  int64_t window;      // positions seen, itself included; 0: all
-  float softcap;       // 0: none
-  const float* sinks;  // [heads], or [tokens, heads], or null
-  LlmcRows y;          // [tokens, heads * value_dim]
-  int64_t cache_group;  // as in LlmcKvWrite
-  const int64_t* tree_masks;  // [tokens], bit d: the row d before a token's own is hidden from it; null: none is
-  const float* slopes;  // [heads], what a position farther back takes off a score; null: nothing
-  int64_t chunk;        // no key before the multiple of it at or before the query's own place is seen; 0: all are
-  int64_t latent;       // channels at the end of a key that are its value's, and in no other cache: value_dim or 0
-  LlmcRows k, v;        // where there is no cache: of the step's tokens, [tokens, kv_heads * head_dim or value_dim]; then
-                        // each token sees all of its request, or those nearer than the window
-  int64_t sink_stride;  // from one token's sinks to the next one's; 0: all have the same
-  const float* bias;    // [tokens, heads, extent], added to the score of the key so many places back; null: nothing
-  int64_t extent;
-  LlmcRows chosen;      // [tokens, chosen_count] int32, in order: places of the keys that a token sees; null: all
-  int64_t chosen_count;
-} LlmcPagedAttention;
 
 namespace llmc {
 
 constexpr int64_t kAttentionRows = 64;
-constexpr int64_t kAttentionRange = 1024;
 
 inline int64_t padded_to_lanes(int64_t channels) { return (channels + kLanes - 1) / kLanes * kLanes; }
-
-// Whether keys and values are those of the step, which no query is before or behind.
-inline bool both_ways(const LlmcPagedAttention& a) { return a.k.data != nullptr; }
-
-// Of a request, with those of this step.
-inline int64_t cached_rows(const LlmcPagedAttention& a, int64_t request) {
-  return both_ways(a) ? a.query_starts[request + 1] - a.query_starts[request] : a.context_lens[request];
-}
-
-// The masks of a request's tokens, null if they hide nothing. The last token of a tree never sees all others.
-inline const int64_t* tree_of(const LlmcPagedAttention& a, int64_t request) {
-  const int64_t begin = a.query_starts[request], end = a.query_starts[request + 1];
-  return a.tree_masks == nullptr || begin == end || a.tree_masks[end - 1] == 0 ? nullptr : a.tree_masks + begin;
-}
-
-// Of the keys that a query in this place sees.
-inline int64_t first_seen(const LlmcPagedAttention& a, int64_t place) {
-  const int64_t by_window = a.window == 0 ? 0 : place - a.window + 1;
-  const int64_t by_chunk = a.chunk == 0 ? 0 : place - place % a.chunk;
-  return std::max({int64_t{0}, by_window, by_chunk});
-}
-
-// Behind the last key that a query in this place sees, of `all`.
-inline int64_t end_seen(const LlmcPagedAttention& a, int64_t place, int64_t all) {
-  if (!both_ways(a)) return place + 1;
-  return a.window == 0 ? all : std::min(all, place + a.window);
-}
-
-// Places of the keys that any of a request's tokens from `first_row` on may see, the last key being in row `rows` - 1.
-inline Keys seen_from(const LlmcPagedAttention& a, const int64_t* tree, int64_t first_row, int64_t rows) {
-  return {first_seen(a, std::max<int64_t>(0, first_row - (tree == nullptr ? 0 : VisibleRows::kReach))), rows};
-}
 
 struct RowTile {
   int64_t request;
@@ -131,7 +66,7 @@ class TileAttention {
 
   int64_t rows() const { return tile_.kv_heads * tile_.rows; }
 
-  // The keys that any row of the tile may see.
+  // The keys that any row of the tile may see, beside those that are pinned.
   Keys keys() const {
     const int64_t last = rows_of(token_of_request(tile_.rows - 1)).own;
     return seen_from(a_, tree_, rows_of(token_of_request(0)).own, end_seen(a_, last, all_rows_));
@@ -148,18 +83,17 @@ class TileAttention {
   void attend_range(int64_t range, const SoftmaxPart& to) const {
     to.clear(rows());
     const Keys seen = keys();
-    const Keys in_range{std::max(seen.first, range * kAttentionRange),
-                        std::min(seen.last, (range + 1) * kAttentionRange)};
-    attend_tiles({in_range.first, std::min(in_range.last, shared_to_)}, {in_range.last - 1, 0}, {0, tile_.rows}, to);
-    if (in_range.last <= shared_to_) return;
-    for (int64_t token = token_of_request(0); token <= token_of_request(tile_.rows - 1); token++) {
-      const VisibleRows rows = rows_of(token);
-      const int64_t first_row = std::max<int64_t>(0, token * group_ - tile_.first_row);
-      const int64_t last_row = std::min(tile_.rows, (token + 1) * group_ - tile_.first_row);
-      const Keys own = visible(first_row);
-      attend_tiles({std::max({in_range.first, own.first, shared_to_}), std::min(in_range.last, own.last)}, rows,
-                   {first_row, last_row - first_row}, to);
+    const int64_t begin = range * kAttentionRange, end = std::min(seen.last, begin + kAttentionRange);
+    const int64_t pinned_end = std::min(a_.pinned, end);
+    int64_t first = std::max(seen.first, begin);
+    if (begin < pinned_end) {
+      // A tile with keys of both is read once.
+      if (first / kAttentionKeys * kAttentionKeys < pinned_end)
+        first = begin;
+      else
+        attend_run({begin, pinned_end}, to);
     }
+    attend_run({first, end}, to);
   }
 
   void write(const SoftmaxPart& total) const {
@@ -179,6 +113,21 @@ class TileAttention {
   struct RowSpan {
     int64_t first, count;
   };
+
+  // The tile's rows over keys of one range.
+  void attend_run(Keys run, const SoftmaxPart& to) const {
+    attend_tiles({run.first, std::min(run.last, shared_to_)}, {run.last - 1, 0}, {0, tile_.rows}, to);
+    if (run.last <= shared_to_) return;
+    for (int64_t token = token_of_request(0); token <= token_of_request(tile_.rows - 1); token++) {
+      const VisibleRows rows = rows_of(token);
+      const int64_t first_row = std::max<int64_t>(0, token * group_ - tile_.first_row);
+      const int64_t last_row = std::min(tile_.rows, (token + 1) * group_ - tile_.first_row);
+      const Keys own = visible(first_row);
+      const int64_t first = run.first < a_.pinned ? run.first : std::max(run.first, own.first);
+      attend_tiles({std::max(first, shared_to_), std::min(run.last, own.last)}, rows, {first_row, last_row - first_row},
+                   to);
+    }
+  }
 
   // The rows of `span` over the keys `seen`, which lie where `rows` says.
   void attend_tiles(Keys seen, const VisibleRows& rows, RowSpan span, const SoftmaxPart& to) const {
@@ -234,6 +183,12 @@ class TileAttention {
     return bits;
   }
 
+  // Bit i: a query that sees keys from place `first` on, and those that are pinned, sees the key in place base + i.
+  uint64_t seen_bits(int64_t first, int64_t base) const {
+    const auto from = [](int64_t bit) { return bit <= 0 ? ~uint64_t{0} : bit >= kAttentionKeys ? 0 : ~uint64_t{0} << bit; };
+    return from(first - base) | ~from(a_.pinned - base);
+  }
+
   static Keys within(Keys keys, int64_t base) {
     return {std::max(keys.first, base), std::min(keys.last, base + kAttentionKeys)};
   }
@@ -253,11 +208,14 @@ class TileAttention {
       find_run(row, count, tile.keys + (place - base), tile.values + (place - base));
     });
     const auto fill = [&](int64_t from, int64_t to) {
+      if (from >= to) return;
       std::fill(tile.keys + from, tile.keys + to, tile.keys[first - base]);
       std::fill(tile.values + from, tile.values + to, tile.values[first - base]);
     };
     fill(0, first - base);
     fill(last - base, kAttentionKeys);
+    // Between pinned keys and a window may be blocks that were given back.
+    if (base < a_.pinned) fill(a_.pinned - base, std::min(keys().first, last) - base);
   }
 
   // Where rows from `first` on lie in the cache.
@@ -327,21 +285,24 @@ class TileAttention {
   template <int ROWS, class Values>
   void add_rows(int64_t base, Keys seen, int64_t row, const Values& values, const FetchNext<K>& fetch,
                 const SoftmaxPart& to) const {
+    const bool has_pinned = base < a_.pinned;
     Keys seen_by[ROWS], by_any{INT64_MAX, 0};
     float slopes[ROWS];
     const float* bias[ROWS];
+    uint64_t chosen[ROWS], by_some = 0;
     for (int r = 0; r < ROWS; r++) {
       slopes[r] = a_.slopes == nullptr ? 0.0f : a_.slopes[head(row + r)];
       bias[r] = a_.bias == nullptr ? nullptr : a_.bias + (token(row + r) * a_.heads + head(row + r)) * a_.extent;
-      const Keys keys = visible(row + r);
+      Keys keys = visible(row + r);
+      chosen[r] = has_pinned ? seen_bits(keys.first, base) : ~uint64_t{0};
+      if (has_pinned) keys.first = base;
       by_any = {std::min(by_any.first, keys.first), std::max(by_any.last, keys.last)};
       seen_by[r] = {keys.first - base, keys.last - base};
     }
     const int64_t first = std::max(by_any.first, seen.first) - base;
     const int64_t last = std::min(by_any.last, seen.last) - base;
     if (first >= last) return;
-    uint64_t chosen[ROWS], by_some = 0;
-    for (int r = 0; r < ROWS; r++) by_some |= chosen[r] = chosen_from(token(row + r), base);
+    for (int r = 0; r < ROWS; r++) by_some |= chosen[r] &= chosen_from(token(row + r), base);
     if (by_some == 0) return;
     float* scores = memory_.scores + row * kAttentionKeys;
     for (int64_t key = first / kBlockKeys * kBlockKeys; key < last; key += kBlockKeys)
@@ -350,7 +311,7 @@ class TileAttention {
     float decay[ROWS];
     const ScoreScale by{a_.scale, a_.softcap, a_.slopes == nullptr ? nullptr : slopes,
                         a_.bias == nullptr ? nullptr : bias, a_.extent,
-                        a_.chosen.data == nullptr ? nullptr : chosen};
+                        a_.chosen.data == nullptr && !has_pinned ? nullptr : chosen};
     add_scores<Steps>(by, seen_by, fetch, scores, to.maximum + row, to.sum + row, decay);
     add_values<Steps, ROWS>(scores, first, last, values, fetch, decay, to.values + row * to.stride, to.stride);
   }

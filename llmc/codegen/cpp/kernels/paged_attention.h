@@ -12,10 +12,6 @@ constexpr int64_t kPartFloats = 1 << 17;      // of each thread, for parts of sp
 constexpr int64_t kSerialWork = 1 << 16;      // products of a query and a key channel that one thread does sooner
 constexpr int64_t kItemsPerThread = 2;        // that a split aims at
 
-inline int64_t ranges_of(const Keys& keys) {
-  return (keys.last + kAttentionRange - 1) / kAttentionRange - keys.first / kAttentionRange;
-}
-
 // How the batch is cut. Pure data: every thread derives the same items from it.
 struct Plan {
   const LlmcPagedAttention& a;
@@ -36,12 +32,14 @@ struct Plan {
     const int64_t rows = cached_rows(a, r);
     return seen_from(a, tree_of(a, r), rows - (a.query_starts[r + 1] - a.query_starts[r]), rows);
   }
+  // How many keys its tiles may see, with those that are pinned.
+  int64_t seen(int64_t r) const { return keys(r).last - keys(r).first + std::min(a.pinned, keys(r).first); }
   // Where all of its tiles see the same keys: of one token, or in one tile.
   bool split(int64_t r) const {
     const bool alike = tiles_of_head(r) == 1 || a.query_starts[r + 1] - a.query_starts[r] == 1;
-    return alike && keys(r).last - keys(r).first > split_keys;
+    return alike && seen(r) > split_keys;
   }
-  int64_t ranges(int64_t r) const { return ranges_of(keys(r)); }
+  int64_t ranges(int64_t r) const { return ranges_of(a, keys(r)); }
   int64_t items(int64_t r) const { return tiles(r) * (split(r) ? ranges(r) : 1); }
   int64_t parts(int64_t r) const { return split(r) ? items(r) : 0; }
 
@@ -92,7 +90,7 @@ inline Plan make_plan(LlmcPool* pool, const LlmcPagedAttention& a) {
   const int64_t items = kItemsPerThread * pool->threads();
   Plan plan{a, std::max<int64_t>(1, a.requests * a.kv_heads / items), kNever, 0, 0};
   int64_t work = 0;
-  for (int64_t r = 0; r < a.requests; r++) work += plan.tiles(r) * (plan.keys(r).last - plan.keys(r).first);
+  for (int64_t r = 0; r < a.requests; r++) work += plan.tiles(r) * plan.seen(r);
   plan.split_keys = std::max(kAttentionRange, work / items);
   int64_t parts = 0;
   for (int64_t r = 0; r < a.requests; r++) {
@@ -153,16 +151,15 @@ void attend(LlmcPool* pool, const LlmcPagedAttention& a) {
     if (plan.split(r)) {
       const Tile tile(a, plan.tile(r, item / plan.ranges(r)), memory);
       tile.pack_queries();
-      tile.attend_range(tile.keys().first / kAttentionRange + item % plan.ranges(r),
-                        plan.part(pool, cursor.first_part + item));
+      tile.attend_range(range_of(a, tile.keys(), item % plan.ranges(r)), plan.part(pool, cursor.first_part + item));
       return;
     }
     const Tile tile(a, plan.tile(r, item), memory);
     tile.pack_queries();
-    const int64_t first_range = tile.keys().first / kAttentionRange;
-    tile.attend_range(first_range, memory.total);
-    for (int64_t i = 1; i < ranges_of(tile.keys()); i++) {
-      tile.attend_range(first_range + i, memory.part);
+    const Keys keys = tile.keys();
+    tile.attend_range(range_of(a, keys, 0), memory.total);
+    for (int64_t i = 1; i < ranges_of(a, keys); i++) {
+      tile.attend_range(range_of(a, keys, i), memory.part);
       join(memory.total, memory.part, tile.rows());
     }
     tile.write(memory.total);

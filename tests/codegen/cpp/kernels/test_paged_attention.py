@@ -80,6 +80,31 @@ def test_slopes_and_chunks(
     _assert_equals_reference(batch, target)
 
 
+PINNED: list[dict[str, Any]] = [
+    {"pinned": 1, "window": 1},
+    {"pinned": 4, "window": 13, "sinks": True},
+    {"pinned": 40, "window": 30, "softcap": 2.0},
+    {"pinned": 64, "window": 64},
+    {"pinned": 3, "chunk": 24, "slopes": True},
+    {"pinned": 70, "chunk": 64, "window": 10},
+    {"pinned": 1000, "window": 10},
+]
+
+
+@pytest.mark.parametrize("target", RUNNABLE)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("options", PINNED, ids=str)
+def test_pinned_keys(target: CpuTarget, dtype: torch.dtype, options: dict[str, Any]) -> None:
+    _assert_equals_reference(paged_batch(MIXED, dtype=dtype, **options), target)
+
+
+@pytest.mark.parametrize("target", RUNNABLE)
+@pytest.mark.parametrize(("pinned", "window"), [(4, 40), (100, 500), (1100, 300), (20, 1500)])
+def test_blocks_between_pinned_keys_and_the_window_are_not_read(target: CpuTarget, pinned: int, window: int) -> None:
+    batch = paged_batch([(3000, 1), (2049, 3), (1024, 1), (70, 70)], pinned=pinned, window=window)
+    torch.testing.assert_close(batch.without_freed_blocks().run(target), batch.expected(), rtol=3e-6, atol=3e-6)
+
+
 @pytest.mark.parametrize("target", RUNNABLE)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("cache_dtype", DTYPES)
@@ -113,6 +138,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "window": {"window": 100},
     "chunk": {"chunk": 70, "slopes": True},
+    "pinned": {"pinned": 70, "window": 100},
+    "many pinned": {"pinned": 1050, "window": 90, "sinks": True},
     "latent": {"latent": True, "heads": 70, "kv_heads": 1},
     "bias": {"extent": 90, "token_sinks": True},
     "chosen": {"chosen": 200, "latent": True, "heads": 70, "kv_heads": 1},

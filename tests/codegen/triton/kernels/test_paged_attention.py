@@ -34,7 +34,19 @@ def _check(batch: PagedBatch, device: str, target: str = "h100") -> None:
 def _arguments(batch: PagedBatch) -> tuple[Any, ...]:
     tensors = (batch.q, batch.k_cache, batch.v_cache, batch.query_starts, batch.context_lens, batch.block_tables)
     scoring = batch.scale, batch.window, batch.softcap, batch.sinks
-    return (*tensors, *scoring, None, None, batch.tree_masks, batch.slopes, batch.chunk, batch.latent)
+    return (
+        *tensors,
+        *scoring,
+        None,
+        None,
+        batch.tree_masks,
+        batch.slopes,
+        batch.chunk,
+        batch.latent,
+        None,
+        None,
+        batch.pinned,
+    )
 
 
 DIMENSIONS = [(1, 1), (7, 5), (64, 64), (80, 96), (128, 128), (97, 256)]
@@ -114,6 +126,25 @@ def test_blocks_behind_the_window_are_not_read(device: str) -> None:
         blocks = batch.block_tables[request, : (first_query + 1 - 40) // 16].long()
         batch.k_cache[blocks] = batch.v_cache[blocks] = float("nan")
     call = TensorCall(paged_attention, _arguments(batch), [expected], device, in_place=False)
+    launch = paged_attention.candidates(call, gpu_target("h100"))[0]
+    for step in (launch, *launch.then):
+        call.run(step)
+    assert relative_error(call.results[0], expected) <= GPU_KERNELS[torch.float32]
+
+
+@pytest.mark.parametrize(
+    ("pinned", "window", "chunk"),
+    quick_sample([(1, 1, None), (4, 40, None), (100, 30, None), (40, None, 24), (1000, 10, None)], [(40, None, 24)]),
+)
+def test_pinned_keys(device: str, pinned: int, window: int | None, chunk: int | None) -> None:
+    _check(paged_batch(MIXED, pinned=pinned, window=window, chunk=chunk, sinks=True), device)
+
+
+@pytest.mark.parametrize("pinned", [4, 40])
+def test_blocks_between_pinned_keys_and_the_window_are_not_read(device: str, pinned: int) -> None:
+    batch = paged_batch([(200, 3), (90, 1), (300, 200)], pinned=pinned, window=40)
+    expected, freed = batch.expected(), batch.without_freed_blocks()
+    call = TensorCall(paged_attention, _arguments(freed), [expected], device, in_place=False)
     launch = paged_attention.candidates(call, gpu_target("h100"))[0]
     for step in (launch, *launch.then):
         call.run(step)

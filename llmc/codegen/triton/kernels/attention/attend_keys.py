@@ -45,6 +45,8 @@ def attend_keys(
     CACHE_FORMAT: tl.constexpr,
     CACHE_GROUP: tl.constexpr,
     MASKED: tl.constexpr,
+    PINNED: tl.constexpr = 0,
+    places: tl.tensor = None,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Attend to keys [start, end), KEY_TILE at a time; returns (weighted, row_sum, row_max) brought up to date.
 
@@ -53,6 +55,8 @@ def attend_keys(
     values that are not. own_rows: [rows], where the queries' own keys are. MASKED: keys below first_key, past the end,
     after a query's own or out of its reach are left out, and those before first_key or past the end are not read;
     otherwise every query sees every key. reach: [rows], how many keys a query sees, its own included, None for all.
+    PINNED: with a reach, how many keys at the beginning are seen and read all the same. places: [rows], how many keys
+    that are not hidden from a query come before its own.
     slopes: [rows], what a key farther back takes off a score, None for nothing. hidden: [rows], int64, None for none:
     bit d leaves out the key d before a query's own, and the others are as near as they are without it.
     CACHE_FORMAT, CACHE_GROUP: of codes, which become numbers here (cache_codes.py); "none" for a cache of numbers.
@@ -64,6 +68,8 @@ def attend_keys(
         keys = tile + tl.arange(0, KEY_TILE)
         if MASKED:
             present = (keys >= first_key) & (keys < end)
+            if PINNED > 0:
+                present = present | (keys < tl.minimum(PINNED, end))
             blocks = tl.load(table_ptr + keys // BLOCK_SIZE, mask=present, other=0)
         else:
             present = keys >= tile
@@ -97,7 +103,10 @@ def attend_keys(
             scores = scores - (slopes / (SOFTCAP if SOFTCAP > 0 else scale))[:, None] * back
         if MASKED:
             if reach is not None:
-                visible = visible & (back < reach[:, None])
+                is_near = back < reach[:, None]
+                if PINNED > 0:
+                    is_near = is_near | (places[:, None] - back < PINNED)
+                visible = visible & is_near
             scores = tl.where(visible, scores, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(scores, 1) * exponent_scale)
         weights = tl.exp2(scores * exponent_scale - new_max[:, None])

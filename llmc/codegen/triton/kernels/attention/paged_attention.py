@@ -99,6 +99,7 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
         "BLOCK_SIZE": call.block_size(),
         "WINDOW": call.plain("window") or 0,
         "CHUNK": call.plain("chunk") or 0,
+        "PINNED": call.plain("pinned") or 0,
         "SOFTCAP": float(call.plain("softcap") or 0.0),
         "DIM_TILE": dim_tile,
         "VALUE_TILE": value_tile,

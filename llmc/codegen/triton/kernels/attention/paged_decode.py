@@ -35,6 +35,7 @@ def paged_decode_kernel(
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     CHUNK: tl.constexpr,
+    PINNED: tl.constexpr,
     SOFTCAP: tl.constexpr,
     DIM_TILE: tl.constexpr,
     VALUE_TILE: tl.constexpr,
@@ -48,8 +49,8 @@ def paged_decode_kernel(
     """Program (s, g, r): split s of request r's keys, for GROUP query heads from head g·GROUP on, as rows.
 
     Grid: (SPLITS, KV_HEADS · SHARES, R): SHARES programs have the query heads that read one KV head. Keys and values
-    are read once, by position; a split without keys ends at once. Leaves (Σ exp·v, maximum, Σ exp) in partials:
-    [R, heads, SPLITS, VALUE_TILE + 4], fp32.
+    are read once, by position, those before PINNED by the first split; a split without keys ends at once. Leaves
+    (Σ exp·v, maximum, Σ exp) in partials: [R, heads, SPLITS, VALUE_TILE + 4], fp32.
     """
     split, share, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     kv_head = share // SHARES
@@ -80,6 +81,13 @@ def paged_decode_kernel(
     if slopes_ptr is not None:
         slopes = tl.load(slopes_ptr + head, mask=present, other=0.0)
     table_ptr = block_tables_ptr + request.to(tl.int64) * max_blocks
+    if PINNED > 0:
+        pinned_end = tl.where(split == 0, tl.minimum(PINNED, first_key), 0)
+        weighted, row_sum, row_max = attend_keys(
+            weighted, row_sum, row_max, q, q_values, own_rows, None, slopes, None, 0, pinned_end, 0,
+            k_cache_ptr, v_cache_ptr, table_ptr, kv_head, scale,
+            KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, KEY_TILE, CACHE_FORMAT, CACHE_GROUP, True,
+        )  # fmt: skip
     whole_tiles_to = start + (end - start) // KEY_TILE * KEY_TILE
     weighted, row_sum, row_max = attend_keys(
         weighted, row_sum, row_max, q, q_values, own_rows, None, slopes, None, start, whole_tiles_to, first_key,

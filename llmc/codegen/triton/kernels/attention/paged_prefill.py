@@ -44,6 +44,7 @@ def paged_prefill_kernel(
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     CHUNK: tl.constexpr,
+    PINNED: tl.constexpr,
     SOFTCAP: tl.constexpr,
     DIM_TILE: tl.constexpr,
     VALUE_TILE: tl.constexpr,
@@ -56,10 +57,10 @@ def paged_prefill_kernel(
     """Program (g, i): QUERY_TILE queries of one request, with GROUP query heads from head g·GROUP on, as rows.
 
     Grid: (KV_HEADS · SHARES, cdiv(T, QUERY_TILE) + R), QUERY_TILE = ROW_TILE // GROUP; SHARES programs have the query
-    heads that read one KV head. Each program reads the keys and values
-    that its last query sees once for all its rows; the longest ranges start first. Tiles of keys that every row sees
-    are computed without masks; those behind every row's window are not read. Requests with trees, which may hide any of
-    the 63 keys before a query's own, are left to a launch with TREES, and the others to one without.
+    heads that read one KV head. Each program reads the keys and values that its last query sees once for all its rows;
+    the longest ranges start first. Tiles of keys that every row sees are computed without masks; those between PINNED
+    and every row's window are not read. Requests with trees, which may hide any of the 63 keys before a query's own,
+    are left to a launch with TREES, and the others to one without.
     """
     QUERY_TILE: tl.constexpr = ROW_TILE // GROUP
     share = tl.program_id(0)
@@ -120,6 +121,12 @@ def paged_prefill_kernel(
     slopes = None
     if slopes_ptr is not None:
         slopes = tl.load(slopes_ptr + head, mask=present, other=0.0)
+    if BOUNDED and PINNED > 0:
+        weighted, row_sum, row_max = attend_keys(
+            weighted, row_sum, row_max, q, q_values, own_rows, None, slopes, None, 0, tl.minimum(PINNED, start), 0,
+            k_cache_ptr, v_cache_ptr, table_ptr, kv_head, scale,
+            KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, KEY_TILE, CACHE_FORMAT, CACHE_GROUP, True,
+        )  # fmt: skip
     if BOUNDED and not TREES:
         all_see_from = tl.cdiv(first_seen(end - 1, WINDOW, CHUNK), KEY_TILE) * KEY_TILE
         all_see_from = tl.minimum(tl.maximum(all_see_from, start), all_see_to)
@@ -127,6 +134,7 @@ def paged_prefill_kernel(
             weighted, row_sum, row_max, q, q_values, own_rows, reach, slopes, None, start, all_see_from, first_key,
             k_cache_ptr, v_cache_ptr, table_ptr, kv_head, scale,
             KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, KEY_TILE, CACHE_FORMAT, CACHE_GROUP, True,
+            PINNED, places,
         )  # fmt: skip
         start = all_see_from
     weighted, row_sum, row_max = attend_keys(
@@ -138,6 +146,7 @@ def paged_prefill_kernel(
         weighted, row_sum, row_max, q, q_values, own_rows, reach, slopes, hidden, all_see_to, end, first_key,
         k_cache_ptr, v_cache_ptr, table_ptr, kv_head, scale,
         KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, KEY_TILE, CACHE_FORMAT, CACHE_GROUP, True,
+        PINNED, places,
     )  # fmt: skip
 
     y_ptrs = y_ptr + token[:, None] * y_row_stride + head[:, None] * VALUE_DIM + value_dims[None, :]
