@@ -89,7 +89,7 @@ def plan_step(graph: ModelGraph, backend: Backend, options: BuildOptions) -> Ste
         stage=graph.pipeline_stage or 0,
         hands_over=output.columns if graph.hands_over else 0,
         adapters=graph.adapters,
-        reaches=graph.reaches,
+        policies=graph.policies,
     )
     return StepPlan(program, builder.loops, builder.weights.recipes(), claims.refusals)
 

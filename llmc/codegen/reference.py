@@ -63,7 +63,7 @@ def graph_program(graph: ModelGraph, options: BuildOptions, weights: tuple[Weigh
         side_outputs=tuple(_side_output(graph, name, node) for name, node in graph.sides().items()),
         hidden_width=hidden_width(graph),
         layout=RankLayout(tensor=graph.ranks),
-        reaches=graph.reaches,
+        policies=graph.policies,
     )
 
 

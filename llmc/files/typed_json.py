@@ -41,9 +41,9 @@ def from_json(kind: type[T], value: Any, at: str) -> T:
     """A `kind` made of a parsed JSON value. at: where the value stands, for the error.
 
     Understands dataclasses, enums, tuple[X, ...], dict[str, X], X | None, bool, int, float, str, unions of these
-    four and None, and Any. Of a union, a class with `from_text` and an enum are texts: the first that a text belongs to
-    stands for it. from_text(text): the value, None for a text that is no such value's, or a ValueError that
-    says what is wrong.
+    four and None, and Any. A class with `from_text` is a text; in a union it and an enum are texts: the first that a
+    text belongs to stands for it. from_text(text): the value, None for a text that is no such value's, or a ValueError
+    that says what is wrong.
     """
     wanted: Any = kind
     try:
@@ -70,13 +70,15 @@ def _decoder(kind: Any) -> _Decoder:
     """What makes a `kind`, made once: an engine's program has thousands of values, and is parsed at each start."""
     if kind is Any:
         return _as_it_is
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type) and not hasattr(kind, "from_text"):
         return _fields_decoder(kind)
     if isinstance(kind, enum.EnumType):
         return functools.partial(_member, _members(kind))
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
         return _union_decoder(arguments)
+    if hasattr(kind, "from_text"):
+        return functools.partial(_parsed, kind.from_text)
     if origin is tuple:
         return functools.partial(_list, _decoder(arguments[0]))
     if origin is dict:
@@ -97,6 +99,15 @@ def _scalar(kind: type, value: Any) -> Any:
     if type(value) is not kind:
         raise _unexpected(_SCALARS[kind], value)
     return value
+
+
+def _parsed(parse: _Decoder, value: Any) -> Any:
+    _expect(isinstance(value, str), "a text", value)
+    try:
+        found = parse(value)
+    except ValueError as error:
+        raise _MismatchError(str(error)) from None
+    return found
 
 
 def _member(by_value: dict[Any, enum.Enum], value: Any) -> enum.Enum:
@@ -124,10 +135,7 @@ def _union_decoder(kinds: tuple[Any, ...]) -> _Decoder:
             return only(value)
         if type(value) is str:
             for parse in parsers:
-                try:
-                    found = parse(value)
-                except ValueError as error:
-                    raise _MismatchError(str(error)) from None
+                found = _parsed(parse, value)
                 if found is not None:
                     return found
         _expect(type(value) in scalars, " or ".join(_SCALARS[kind] for kind in scalars), value)

@@ -19,7 +19,7 @@ from torch import Tensor, fx
 
 from llmc.formats.code_format import CODE_FORMATS
 from llmc.graph.call_arguments import call_arguments
-from llmc.graph.op_record import C, L, Part, R, T, most_seen, op_call, record_of
+from llmc.graph.op_record import C, L, Part, R, T, op_call, record_of, visible_to
 from llmc.graph.product_parts import part_of
 from llmc.graph.step_inputs import symbol_names
 from llmc.program import STATE_SLOTS
@@ -155,7 +155,7 @@ def _cache_bytes(node: fx.Node, symbols: Mapping[sympy.Symbol, sympy.Symbol]) ->
     row = sum(c.shape[1] * c.shape[3] * c.dtype.itemsize for c in (k_cache, v_cache))
     if "slot_mapping" in arguments:
         return row * _dimension(arguments["slot_mapping"].meta["val"].shape[0], symbols)
-    seen = most_seen(arguments)
+    seen = visible_to(arguments).most
     return row * (C if seen is None else sympy.Min(C, seen * R))
 
 

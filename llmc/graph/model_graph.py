@@ -17,7 +17,7 @@ from llmc.graph.dtype_names import DTYPE_NAMES
 from llmc.graph.fake_value import FakeValues
 from llmc.graph.stage import Stage
 from llmc.graph.weights import Recipe, ShapedSource
-from llmc.program import AdapterPools, CacheSlot, Head, Reach
+from llmc.program import AdapterPools, CachePolicy, CacheSlot, Head
 
 
 @dataclass(frozen=True)
@@ -129,16 +129,15 @@ class ModelGraph:
     Placeholders come in two kinds, told apart by `weights`: one whose node name is a key there is a weight, made by
     its recipe; every other one is a step input, in order. Input names at the stages captured and canonical:
     input_ids, positions; at serving and later also slot_mapping, query_starts, context_lens, block_tables,
-    logit_rows, tree_masks, for each of `reaches` a slot_mapping and block_tables of its own (group_input), and for each
-    entry i of `caches` kv_cache_{i}_k and kv_cache_{i}_v; where there are `states` also
-    state_slots and, for each entry i of them, state_{i}; after insert_adapters also adapter_of_token and the pools of
-    `adapters`.
+    logit_rows, tree_masks, for each of `policies` its `inputs` (group_input), and for each entry i of `caches`
+    kv_cache_{i}_k and kv_cache_{i}_v; where there are `states` also state_slots and, for each entry i of them,
+    state_{i}; after insert_adapters also adapter_of_token and the pools of `adapters`.
     ranks: how many processes run the graph at once, each with its own weights and caches, talking in collectives;
     shapes are those of one of them.
     pipeline_stages: how many run one after the other on ranks of their own, cut at llmc::hand_over. pipeline_stage:
     which of them the graph is; None for all in one.
     Every node's meta["val"] is a FakeTensor (or SymInt) with the symbolic token count T.
-    reaches: of the layers that do not see everything; their caches are of groups of their own.
+    policies: of the groups of caches behind the first, whose layers keep everything.
     quantized, sparse: what became of each weight that has codes, or zeros. pruned: what each part lost.
     side_outputs: the names of what the graph returns after its logits, in order. speculative: the checkpoint of what is
     to draft for the model, if anything is; draft: what attach_draft made of it.
@@ -151,7 +150,7 @@ class ModelGraph:
     weights: dict[str, Recipe]
     info: ModelInfo
     caches: tuple[CacheSpec, ...] = ()
-    reaches: tuple[Reach, ...] = ()
+    policies: tuple[CachePolicy, ...] = ()
     states: tuple[StateSpec, ...] = ()
     quantized: tuple[QuantizedWeight, ...] = ()
     sparse: tuple[SparseWeight, ...] = ()

@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 from llmc.graph.axes import AxisRule
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.stage import Stage
+from llmc.program import CachePolicy, Visible
 
 # What costs are expressions of; see graph/cost.py.
 T, L, R, C, A = sympy.symbols("T L R C A", integer=True, nonnegative=True)
@@ -57,10 +58,12 @@ def product(sizes: Any) -> sympy.Expr:
     return math.prod(sizes, start=sympy.Integer(1))
 
 
-def most_seen(arguments: Mapping[str, Any]) -> int | None:
-    """How many keys a query of what reads a cache sees at most; None for all."""
-    bounds = [bound for name in ("window", "chunk") if (bound := arguments.get(name)) is not None]
-    return min(bounds, default=None)
+def visible_to(arguments: Mapping[str, Any]) -> Visible:
+    """The keys that a query of an attention sees, or of what reads a cache."""
+    keeps = arguments.get("keeps")
+    if keeps is not None:
+        return CachePolicy.from_text(keeps).visible
+    return Visible(arguments.get("window"), arguments.get("chunk"), arguments.get("pinned") or 0)
 
 
 class Part(Enum):

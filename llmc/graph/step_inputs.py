@@ -9,7 +9,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.propagate import symbolic_input
-from llmc.program import GROUP_INPUTS, HIDDEN, group_input
+from llmc.program import HIDDEN, group_input
 
 # One axis that shows each symbol. T: tokens. L: logit rows. R: requests. B: blocks a request. N: blocks of the pool. S:
 # slots of states.
@@ -42,8 +42,8 @@ def step_input(graph: ModelGraph, name: str) -> fx.Node | None:
 
 def group_inputs(graph: ModelGraph) -> dict[str, str]:
     """What the inputs of the groups behind the first are called, and of the first, in order."""
-    groups = range(1, len(graph.reaches) + 1)
-    return {group_input(name, group): name for group in groups for name in GROUP_INPUTS}
+    groups = enumerate(graph.policies, 1)
+    return {group_input(name, group): name for group, policy in groups for name in policy.inputs}
 
 
 def hidden_width(graph: ModelGraph) -> int:

@@ -11,8 +11,9 @@ import sympy
 import torch
 from torch import Tensor
 
-from llmc.graph.op_record import A, OpCall, most_seen
+from llmc.graph.op_record import A, OpCall, visible_to
 from llmc.ops.registry import WHOLE_SEQUENCE, op
+from llmc.program import CachePolicy
 
 
 def attend(
@@ -95,6 +96,14 @@ def heads_fit(call: OpCall) -> str | None:
     key = k[2] + v[2] if call.arguments.get("latent") else k[2]
     if q[1] % k[1] != 0 or k[1] != v[1] or q[2] != key:
         return f"the heads do not fit: q {q}, k {k}, v {v}"
+    if (keeps := call.arguments.get("keeps")) is not None:
+        beside = [name for name in ("window", "chunk", "chosen") if call.arguments[name] is not None]
+        if beside:
+            return f"keeps={keeps!r} says what a query sees, and so does {beside[0]}"
+        try:
+            CachePolicy.from_text(keeps)
+        except ValueError as error:
+            return str(error)
     if call.arguments.get("bias") is not None and (len(bias := call.shape("bias")) != 3 or bias[1] != q[1]):
         return f"a bias {bias} is not [tokens, {q[1]} heads, extent]"
     return None
@@ -108,7 +117,7 @@ def attended(a: Any) -> Any:
 def attention_flops(call: OpCall) -> sympy.Expr:
     """Of scores and weighted sums, over all pairs of a query and a key that it sees."""
     tokens, heads, head_dim = call.sizes("q")
-    seen, value_dim = most_seen(call.arguments), call.size(call.result.shape[2])
+    seen, value_dim = visible_to(call.arguments).most, call.size(call.result.shape[2])
     return 2 * heads * (head_dim + value_dim) * (A if seen is None else sympy.Min(A, seen * tokens))
 
 
@@ -133,11 +142,20 @@ def attention(
     latent: bool = False,
     bias: Tensor | None = None,
     chosen: Tensor | None = None,
+    keeps: str | None = None,
 ) -> Tensor:
     """Causal self-attention of one sequence. q: [tokens, heads, head_dim]; k, v: [tokens, kv_heads, head_dim].
 
-    Options as in `attend`; returns [tokens, heads, value_dim] in q's dtype.
+    Options as in `attend`; keeps: a CachePolicy as text, which says what a query sees in the place of window, chunk and
+    chosen. Returns [tokens, heads, value_dim] in q's dtype.
     """
-    return (
-        attend(q, k, v, 0, scale, window, softcap, sinks, slopes, chunk, latent, bias, chosen).to(q.dtype).contiguous()
-    )
+    if keeps is not None:
+        chosen = _seen_under(CachePolicy.from_text(keeps), q)
+    out = attend(q, k, v, 0, scale, window, softcap, sinks, slopes, chunk, latent, bias, chosen)
+    return out.to(q.dtype).contiguous()
+
+
+def _seen_under(policy: CachePolicy, q: Tensor) -> Tensor:
+    """The positions that each query sees, as `chosen` has them: [queries, most], int32."""
+    seen = [torch.tensor(positions, dtype=torch.int32, device=q.device) for positions in policy.seen(q.shape[0])]
+    return torch.nn.utils.rnn.pad_sequence(seen, batch_first=True, padding_value=q.shape[0])

@@ -1,6 +1,7 @@
 """The lowered step as data: what code generation writes into an engine and what the runtime runs."""
 
 from llmc.program.adapter_pools import AdapterPools
+from llmc.program.cache_policy import EVERYTHING, TREE_REACH, CachePolicy, Nearest, Visible
 from llmc.program.device_kernel import LIBRARY, DeviceBinary, DeviceKernel, DeviceParameter
 from llmc.program.head import Activation, Head, Pooling, Task
 from llmc.program.limits import Limits
@@ -22,7 +23,6 @@ from llmc.program.program import (
     code_rows_layout,
 )
 from llmc.program.rank_layout import RankLayout
-from llmc.program.reach import TREE_REACH, Reach
 from llmc.program.state_slot import StateSlot, state_bytes
 from llmc.program.step_outputs import (
     ADAPTERS,
@@ -45,6 +45,7 @@ __all__ = [
     "ADAPTERS",
     "CHOICE_INPUTS",
     "CHOICE_OUTPUTS",
+    "EVERYTHING",
     "GROUP_INPUTS",
     "HIDDEN",
     "ITEMSIZES",
@@ -61,6 +62,7 @@ __all__ = [
     "Affine",
     "Alternative",
     "Buffer",
+    "CachePolicy",
     "CacheSlot",
     "DeviceBinary",
     "DeviceKernel",
@@ -69,11 +71,11 @@ __all__ = [
     "Launch",
     "Layout",
     "Limits",
+    "Nearest",
     "Origin",
     "Pooling",
     "Program",
     "RankLayout",
-    "Reach",
     "RowCount",
     "RowRange",
     "SideOutput",
@@ -83,6 +85,7 @@ __all__ = [
     "Task",
     "TextPreparation",
     "TextPrompt",
+    "Visible",
     "WeightSlot",
     "code_rows_layout",
     "group_input",

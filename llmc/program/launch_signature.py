@@ -55,6 +55,6 @@ def operand_dtypes(program: Program) -> OperandDtypes:
     if program.adapters is not None:
         found |= {("adapter", name): dtype for name, dtype in program.adapters.dtypes().items()}
     found |= {("input", name): "I32" for name in (ADAPTERS, ROW_ADAPTERS, STATE_SLOTS)}
-    found |= {("input", group_input(n, 1 + g)): "I32" for g in range(len(program.reaches)) for n in GROUP_INPUTS}
+    found |= {("input", group_input(n, 1 + g)): "I32" for g in range(len(program.policies)) for n in GROUP_INPUTS}
     found |= {("input", name): dtype for name, dtype in (STEP_INPUTS | CHOICE_INPUTS).items()}
     return found | {("output", name): dtype for name, dtype in CHOICE_OUTPUTS.items()}

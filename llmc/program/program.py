@@ -13,11 +13,11 @@ from llmc.files.typed_json import LEFT_OUT
 from llmc.formats.cache_format import parse_cache_format
 from llmc.formats.code_format import CODE_FORMATS
 from llmc.program.adapter_pools import AdapterPools
+from llmc.program.cache_policy import EVERYTHING, CachePolicy
 from llmc.program.device_kernel import DeviceKernel
 from llmc.program.launch_arguments import Argument, Count
 from llmc.program.limits import Limits
 from llmc.program.rank_layout import RankLayout
-from llmc.program.reach import UNBOUNDED, Reach
 from llmc.program.state_slot import StateSlot
 from llmc.program.step_outputs import StepOutput, is_for
 
@@ -152,8 +152,8 @@ class CacheSlot:
     """One layer's pair of cache pointers: each [blocks, kv_heads, block_size, head_dim or value_dim].
 
     format: of codes (formats/cache_format.py), which with their scales take the place of numbers; the dtype is then U8.
-    group: of which blocks it has some, and which tables lead to them: 0 for a layer that sees everything, else one more
-    than the place of its reach in Program.reaches.
+    group: of which blocks it has some, and which tables lead to them: 0 for a layer that keeps everything, else one
+    more than the place of its policy in Program.policies.
     """
 
     kv_heads: int
@@ -300,7 +300,8 @@ class Program:
     program that reads none. layout: of the engine's ranks; those of one stage run the program together, each with its
     own weights and caches. stage: which one it is. hands_over: columns of the rows in fp32, one for each token, that a
     step gives for the next stage in the place of logits; 0 where it gives logits. adapters: where they go; None for an
-    engine that takes none. states: what its ops carry from token to token. reaches: of layers that do not see all.
+    engine that takes none. states: what its ops carry from token to token. policies: of the groups of caches behind the
+    first, which keeps everything.
     """
 
     limits: Limits
@@ -320,7 +321,7 @@ class Program:
     hands_over: int = 0
     adapters: AdapterPools | None = None
     states: tuple[StateSlot, ...] = ()
-    reaches: tuple[Reach, ...] = field(default=(), metadata=LEFT_OUT)
+    policies: tuple[CachePolicy, ...] = field(default=(), metadata=LEFT_OUT)
 
     @property
     def ranks(self) -> int:
@@ -329,11 +330,11 @@ class Program:
 
     def group_blocks(self, blocks: int) -> tuple[int, ...]:
         """How many blocks each group of caches has where the first has `blocks`."""
-        return blocks, *(reach.blocks_beside(self.limits, blocks) for reach in self.reaches)
+        return blocks, *(policy.pool_blocks(self.limits, blocks) for policy in self.policies)
 
     def token_bytes(self) -> tuple[int, ...]:
         """Keys and values of a token in the layers of each group of caches."""
-        size, found = self.limits.block_size, [0] * (1 + len(self.reaches))
+        size, found = self.limits.block_size, [0] * (1 + len(self.policies))
         for cache in self.caches:
             found[cache.group] += cache.bytes_per_block(size)
         return tuple(each // size for each in found)
@@ -349,12 +350,12 @@ class Program:
 
     def caches_of(self, group: int) -> dict[str, CacheSlot]:
         """Of cache_names, those whose blocks the group's tables name."""
-        has_one_table = all(reach == UNBOUNDED for reach in self.reaches)
+        has_one_table = all(policy == EVERYTHING for policy in self.policies)
         return {name: slot for name, slot in self.cache_names().items() if has_one_table or slot.group == group}
 
     def with_one_table(self) -> "Program":
         """With as many blocks in each group: the tables of the first lead to all."""
-        return replace(self, reaches=(UNBOUNDED,) * len(self.reaches))
+        return replace(self, policies=(EVERYTHING,) * len(self.policies))
 
     def cache_names(self) -> dict[str, CacheSlot]:
         """What operands call the keys and the values of each layer, in the order in which engines are given them."""

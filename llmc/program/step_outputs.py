@@ -37,8 +37,8 @@ STEP_INPUTS = {
     "tree_masks": "I64",
     HIDDEN: "F32",
 }
-# Of the step's inputs those that each group of caches has (CacheSlot.group).
-GROUP_INPUTS = ("slot_mapping", "block_tables")
+# The step inputs that a group of caches (CacheSlot.group) may have for itself; see CachePolicy.inputs.
+GROUP_INPUTS = ("slot_mapping", "block_tables", "context_lens")
 # Where each request's states are, [R] in I32: a step input of models that have states.
 STATE_SLOTS = "state_slots"
 # What choosing reads for each logit row beside the step's inputs, and what a step can leave for it: dtypes by name.

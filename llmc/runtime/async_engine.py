@@ -216,7 +216,7 @@ class AsyncEngine:
             prefix_cache_queries=scheduler.prefix_cache.queries,
             prefix_cache_hits=scheduler.prefix_cache.hits,
             snapshots=scheduler.prefix_cache.snapshot_stats,
-            windows=tuple(window.stats for window in self._loop.windows),
+            groups=tuple(group.stats for group in self._loop.groups),
             preemptions=scheduler.preemptions,
             prompt_tokens=self._clients.prompt_tokens,
             generation_tokens=self._clients.generation_tokens,

@@ -64,10 +64,10 @@ class CacheStats:
 
 
 @dataclass(frozen=True)
-class WindowStats:
-    """The blocks of layers that do not see everything. reach: how far back they look, in words."""
+class GroupStats:
+    """The blocks of layers that do not keep everything. policy: what they keep, as text."""
 
-    reach: str
+    policy: str
     total: int
     used: int
     cached: int
@@ -107,8 +107,8 @@ class EngineStats:
     """Gauges of this moment, and counters since the engine was opened.
 
     running, waiting: sequences (a request with n choices has n). blocks_used + blocks_cached + blocks_free =
-    blocks_total; cached blocks hold a prefix that nobody uses now and are given away when needed. windows: the same of
-    the layers that do not see everything, which have blocks of their own.
+    blocks_total; cached blocks hold a prefix that nobody uses now and are given away when needed. groups: the same of
+    the layers that do not keep everything, which have blocks of their own.
     prefix_cache_queries and prefix_cache_hits: in tokens, as vLLM counts them; of a model with states, too, a hit is
     what has not to be computed again. snapshots: None for other models. finished: requests by finish reason,
     "error" among them. recent_steps: the latest steps, oldest first. rank_restarts: how often each rank but the first
@@ -133,11 +133,11 @@ class EngineStats:
     speculation: SpeculationStats | None = None
     rank_restarts: Mapping[int, int] = field(default_factory=dict)
     snapshots: SnapshotStats | None = None
-    windows: tuple[WindowStats, ...] = ()
+    groups: tuple[GroupStats, ...] = ()
     restarts: int = 0
 
     @property
     def cache_usage(self) -> float:
-        """Share of the blocks in use, of those layers of which the largest share is: who has to wait waits for it."""
-        pools = [(self.blocks_used, self.blocks_total), *((window.used, window.total) for window in self.windows)]
+        """The largest share of blocks in use over all groups of caches; requests wait for that group."""
+        pools = [(self.blocks_used, self.blocks_total), *((group.used, group.total) for group in self.groups)]
         return max(used / total if total else 0.0 for used, total in pools)

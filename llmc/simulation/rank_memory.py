@@ -57,7 +57,7 @@ def rank_memory(program: Program, stages: Sequence[Sequence[Launch]], has: int) 
     for stage in stages:
         operands = [v for launch in stage for v in launch.arguments.values() if isinstance(v, Operand)]
         layers = {operand.name.partition(".")[0] for operand in operands if operand.space == "cache"}
-        kv_groups = [0] * (1 + len(program.reaches))
+        kv_groups = [0] * (1 + len(program.policies))
         for layer in layers:
             kv_groups[caches[layer].group] += caches[layer].bytes_per_block(limits.block_size) // limits.block_size
         own = {operand.name for operand in operands if operand.space == "weight"}

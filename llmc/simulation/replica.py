@@ -15,9 +15,9 @@ from llmc.runtime.requests.request import Origin, SampledRequest
 from llmc.runtime.sampling.sampler import Sampler
 from llmc.runtime.sampling.sampling_params import SamplingParams
 from llmc.runtime.scheduling.block_pool import BlockPool
+from llmc.runtime.scheduling.group_pool import GroupPool
 from llmc.runtime.scheduling.scheduler import Scheduler
 from llmc.runtime.scheduling.step_plan import StepPlan
-from llmc.runtime.scheduling.window_pool import WindowPool
 from llmc.simulation.load import Arrival
 
 _NO_LOGITS = np.zeros((0, 1), np.float32)
@@ -27,7 +27,7 @@ _NO_TOKENS = np.zeros(0, np.int64)
 class Replica:
     """Requests that one scheduler serves. now: seconds of its clock. steps: taken so far. most_blocks: held at once.
 
-    seconds: what a step takes. blocks: of its KV cache; windows: of the groups of caches behind the first.
+    seconds: what a step takes. blocks: of its KV cache; groups: of the groups of caches behind the first.
     """
 
     def __init__(
@@ -35,14 +35,14 @@ class Replica:
         limits: Limits,
         blocks: int,
         seconds: Callable[[StepShape], float],
-        windows: Sequence[WindowPool] = (),
+        groups: Sequence[GroupPool] = (),
     ) -> None:
         self.now = 0.0
         self.steps = 0
         self.most_blocks = 0
         self._seconds = seconds
         self._pool = BlockPool(blocks)
-        self._scheduler = Scheduler(limits, self._pool, clock=lambda: self.now, windows=windows)
+        self._scheduler = Scheduler(limits, self._pool, clock=lambda: self.now, groups=groups)
         self._sampler = Sampler(SamplingParams(temperature=0), _NO_TOKENS, 1, _NO_TOKENS)
 
     @property

@@ -11,7 +11,7 @@ from llmc.errors import OptionError
 from llmc.plural import counted
 from llmc.prediction.step_shape import StepShape
 from llmc.program import Program
-from llmc.runtime.scheduling.window_pool import window_pools
+from llmc.runtime.scheduling.group_pool import group_pools
 from llmc.simulation.divisions import Division
 from llmc.simulation.load import Arrival
 from llmc.simulation.pricing import Machine, step_seconds
@@ -64,7 +64,7 @@ def serve(
     blocks = min(each.blocks(program, wanted) for each in memory)
     ranks = division.replicas * division.layout.ranks
     seconds = step_seconds(program, division.layout, machine, ranks)
-    replicas = [Replica(limits, blocks, seconds, window_pools(program, blocks)) for _ in range(division.replicas)]
+    replicas = [Replica(limits, blocks, seconds, group_pools(program, blocks)) for _ in range(division.replicas)]
     records = tuple(_send(replicas, load))
     duration = max(record.ended for record in records)
     mean = sum(each.tokens for each in load) // len(load)

@@ -12,7 +12,7 @@ import pytest
 import llmc
 from llmc import SamplingParams
 from llmc.cli.cache_text import cache_text
-from llmc.engine_format.reader import start_engine
+from llmc.engine_format.reader import engine_to_run
 from llmc.report.page.memory import memory_data
 from llmc.runtime import loading
 from llmc.runtime.async_engine import AsyncEngine
@@ -53,17 +53,17 @@ def test_answers_are_those_of_layers_that_keep_all(
         before = cache.hits
         assert answers(engine) == cold
         assert cache.hits > before, "no prefix was found"
-        window = engine.loop.windows[0]
+        window = engine.loop.groups[0]
         assert window.pool.count < engine.loop.pool.count // 2 and not window.pool.used
     if ranks == 1:
 
-        def keeping_all(place: Path) -> object:
-            directory, check = start_engine(place)
+        def keeping_all(place: Path, *, check_weights: bool) -> object:
+            directory, check = engine_to_run(place, check_weights=check_weights)
             return directory.with_one_table(), check
 
-        monkeypatch.setattr(loading, "start_engine", keeping_all)
+        monkeypatch.setattr(loading, "engine_to_run", keeping_all)
         with llmc.load(path, threads=1) as engine:
-            assert engine.loop.windows[0].pool.count == engine.loop.pool.count
+            assert engine.loop.groups[0].pool.count == engine.loop.pool.count
             assert answers(engine) == cold
 
 
@@ -71,9 +71,9 @@ def test_what_windows_hold_is_told(tmp_path: Path) -> None:
     path = tmp_path / "engine.llmc"
     model = tiny_checkpoint("mistral", tmp_path / "model", sliding_window=16)
     program = llmc.build(model, path, max_sequences=2, max_model_len=256, block_size=8).program
-    assert cache_text(program) == "512 B a token, 512 B of it only within window 16"
+    assert cache_text(program) == "512 B a token, 512 B of it kept by nearest:window=16"
     first, window = memory_data(program)["cache"]["groups"]
-    assert (first["block_bytes"], window) == (0, {"block_bytes": 4096, "blocks": 3, "reach": "window 16"})
+    assert (first["block_bytes"], window) == (0, {"block_bytes": 4096, "blocks": 3, "policy": "nearest:window=16"})
     engine = AsyncEngine(llmc.load(path))
 
     async def ask() -> None:
@@ -86,13 +86,14 @@ def test_what_windows_hold_is_told(tmp_path: Path) -> None:
         sample.name: sample for family in EngineCollector(engine, "m", 30.0).collect() for sample in family.samples
     }
     engine.close()
-    (window,) = stats.windows
+    (window,) = stats.groups
     # Of the 154 tokens that were read all full blocks are kept, also behind the window.
-    assert (window.reach, window.used, window.cached) == ("window 16", 0, stats.blocks_cached) == ("window 16", 0, 19)
-    sample = samples["llmc:kv_cache_window_blocks"]
-    assert (sample.value, sample.labels["reach"]) == (window.total, "window 16")
-    half = replace(stats, windows=(replace(window, used=window.total // 2),))
-    assert half.cache_usage == half.windows[0].used / window.total
+    assert (window.policy, window.used) == ("nearest:window=16", 0)
+    assert window.cached == stats.blocks_cached == 19
+    sample = samples["llmc:kv_cache_group_blocks"]
+    assert (sample.value, sample.labels["policy"]) == (window.total, "nearest:window=16")
+    half = replace(stats, groups=(replace(window, used=window.total // 2),))
+    assert half.cache_usage == half.groups[0].used / window.total
 
 
 @pytest.mark.slow
@@ -130,4 +131,4 @@ def test_interpreted_kernels_read_nothing_behind_a_window(family: str, tmp_path:
         assert said(tight) == expected
         assert said(tight) == expected
         assert tight.loop.scheduler.preemptions > 0 and tight.loop.scheduler.prefix_cache.hits > 0
-        assert not tight.loop.windows[0].pool.used
+        assert not tight.loop.groups[0].pool.used

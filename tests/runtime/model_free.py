@@ -3,7 +3,7 @@
 A request's next token is a checksum of all cells before it, so a block that is shared wrongly, copied wrongly or
 written by two changes what it says. One that breaks at a position writes NaN there, and gets NaN from then on.
 
-Layers that do not see everything have cells of their own: what a token sees of them must be what the others hold.
+Layers that do not keep everything have cells of their own: what a token sees of them must be what the others hold.
 
 With states a slot of them holds what a sequence has read, and a step that finds there another's, or the same sequence's
 at another place, is an error.
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.errors import ModelFailureError, RequestError
-from llmc.program import TREE_REACH, Limits, Reach
+from llmc.program import TREE_REACH, CachePolicy, Limits
 from llmc.runtime.loop.publish import publish
 from llmc.runtime.loop.step import Ints, Step
 from llmc.runtime.loop.step_inputs import StepInputs
@@ -31,9 +31,9 @@ from llmc.runtime.requests.request import Forks, Origin, Request, SampledRequest
 from llmc.runtime.sampling.sampler import Sampler
 from llmc.runtime.sampling.sampling_params import SamplingParams
 from llmc.runtime.scheduling.block_pool import BlockPool
+from llmc.runtime.scheduling.group_pool import GroupPool
 from llmc.runtime.scheduling.scheduler import Scheduler
 from llmc.runtime.scheduling.step_plan import Chunk, StepPlan
-from llmc.runtime.scheduling.window_pool import WindowPool
 from llmc.runtime.speculation.speculation import Speculation
 
 NAN = -1000
@@ -161,7 +161,7 @@ class Run:
 
     requests: all that ever were. breaks_at: the position whose token makes NaN when that request computes it.
     speculation: what drafts, if anything. snapshots: how many of states, of a model that has some; spacing: theirs.
-    reaches: of layers that do not see everything.
+    policies: of layers that do not keep everything, whose pools have `spare` blocks more than one sequence needs.
     """
 
     def __init__(
@@ -173,22 +173,23 @@ class Run:
         speculation: Speculation | None = None,
         snapshots: int | None = None,
         spacing: int = 1,
-        reaches: Sequence[Reach] = (),
+        policies: Sequence[CachePolicy] = (),
+        spare: int = 0,
     ) -> None:
         self.speculation = speculation
         self.limits = limits
         self.pool = BlockPool(blocks)
         if speculation is not None:
             speculation.watch(self.pool)
-        self.inputs = StepInputs(limits, groups=1 + len(reaches))
+        self.inputs = StepInputs(limits, groups=1 + len(policies))
         self.slack = 0 if speculation is None else TREE_REACH
-        self.reaches = reaches
-        # As few as one sequence needs.
-        counts = [reach.blocks_of_sequence(limits, limits.max_batch_tokens + self.slack) for reach in reaches]
-        self.windows = [
-            WindowPool(reach, count, limits, self.slack) for reach, count in zip(reaches, counts, strict=True)
+        self.policies = policies
+        most = limits.max_batch_tokens + self.slack
+        counts = [policy.sequence_blocks(limits, most) + spare for policy in policies]
+        self.groups = [
+            GroupPool(policy, count, limits, self.slack) for policy, count in zip(policies, counts, strict=True)
         ]
-        self.window_cells = [np.full((count, limits.block_size), -1, np.int64) for count in counts]
+        self.group_cells = [np.full((count, limits.block_size), -1, np.int64) for count in counts]
         self.states: dict[int, list[int]] = {}
         self.snapshots: StateSnapshots | None = None
         if snapshots is not None:
@@ -201,7 +202,7 @@ class Run:
             clock=clock,
             speculation=speculation,
             snapshots=self.snapshots,
-            windows=self.windows,
+            groups=self.groups,
         )
         self.cells = np.full((blocks, limits.block_size), -1, np.int64)
         self.requests: list[Request] = []
@@ -225,19 +226,19 @@ class Run:
         self.check_accounts()
         if plan.copies:
             self.cells[list(plan.copies)] = self.cells[list(plan.copies.values())]
-        for group, copies in plan.window_copies.items():
-            cells = self.window_cells[group - 1]
+        for group, copies in plan.group_copies.items():
+            cells = self.group_cells[group - 1]
             cells[list(copies)] = cells[list(copies.values())]
         if chunks:
             step = self.inputs.fill(plan)
             self._check_inputs(step, chunks)
             self.cells.reshape(-1)[step.slot_mapping] = step.input_ids
             for cells, slots in zip(
-                self.window_cells, [] if step.window_slots is None else step.window_slots, strict=True
+                self.group_cells, [] if step.group_slots is None else step.group_slots, strict=True
             ):
                 cells.reshape(-1)[slots] = step.input_ids
             self._break(chunks)
-            self._check_windows(step, chunks)
+            self._check_groups(step, chunks)
             self._carry(chunks)
             rows = [logit_after(tokens) for tokens in self._seen(step, chunks)]
             results = Checksums(np.array(rows, np.float32).reshape(-1, 1))
@@ -271,42 +272,45 @@ class Run:
         assert not (self.cells[kept] == NAN).any(), "others may find a block that holds NaN"
         if self.snapshots is not None:
             self._check_snapshots(self.snapshots, set(held), set(kept))
-        for group, window in enumerate(self.windows):
-            self._check_pool(group, window, set(held) | set(kept))
+        for number, group in enumerate(self.groups):
+            self._check_pool(number, group, set(held) | set(kept))
 
-    def _check_pool(self, group: int, window: WindowPool, findable: set[int]) -> None:
-        """No more is held than what is in reach; what is kept goes with a block that may be found."""
-        pool, cells = window.pool, self.window_cells[group]
-        tables = [request.standing.windows[group] for request in self.requests if request.standing.windows]
-        held = [block for table in tables for block in table.blocks[table.first :]]
+    def _check_pool(self, number: int, group: GroupPool, findable: set[int]) -> None:
+        """No block is lost or held twice; what is kept goes with a block that may be found."""
+        pool, cells = group.pool, self.group_cells[number]
+        tables = [request.standing.groups[number] for request in self.requests if request.standing.groups]
+        held = [block for table in tables for block in group.held(table)]
         assert [held.count(block) for block in range(pool.count)] == [pool.holders(b) for b in range(pool.count)]
         assert pool.used + pool.cached + pool.free == pool.count
         for request in self.requests:
-            if request.standing.windows:
-                assert len(request.standing.windows[group].blocks) == len(request.standing.blocks)
+            if request.standing.groups:
+                table = request.standing.groups[number]
+                whole = len(table.blocks) + table.dropped // self.limits.block_size
+                assert whole == len(request.standing.blocks)
         contents = {pool.content(block): block for block in range(pool.count) if pool.content(block) is not None}
-        assert contents == window._kept and window._kept.keys() <= findable
-        for block, own in window._kept.items():
+        assert contents == group._kept and group._kept.keys() <= findable
+        for block, own in group._kept.items():
             assert (cells[own] == self.cells[block]).all(), "others may find a block of other tokens"
 
-    def _check_windows(self, step: Step, chunks: tuple[Chunk, ...]) -> None:
-        """What each token sees of the layers that do not see everything, and how much of them its request holds."""
+    def _check_groups(self, step: Step, chunks: tuple[Chunk, ...]) -> None:
+        """What each token sees of the layers that do not keep everything, and how much of them its request holds."""
         size = self.limits.block_size
-        for group, reach in enumerate(self.reaches):
+        for number, (policy, group) in enumerate(zip(self.policies, self.groups, strict=True)):
             for index, chunk in enumerate(chunks):
-                assert step.window_tables is not None
-                table, standing = step.window_tables[group, index], chunk.request.standing
-                held = len(standing.windows[group].blocks) - standing.windows[group].first
-                most = chunk.tokens if chunk.tokens > 1 else size
-                assert held <= reach.blocks_of_sequence(self.limits, most + self.slack)
+                assert step.group_tables is not None and step.group_lens is not None
+                table, standing = step.group_tables[number, index], chunk.request.standing
+                most = policy.sequence_blocks(self.limits, (chunk.tokens if chunk.tokens > 1 else size) + self.slack)
+                assert len(group.held(standing.groups[number])) <= most
+                held = _held(policy, chunk)
+                assert step.group_lens[number, index] == len(held) <= (policy.fills_at or len(held))
                 for at in range(chunk.tokens):
                     own, mask = chunk.start + at, int(step.tree_masks[step.query_starts[index] + at])
-                    rows = [row for row in range(own + 1) if own - row > 63 or not mask >> (own - row) & 1]
-                    place = len(rows) - 1
-                    by_chunk = 0 if reach.chunk is None else place // reach.chunk * reach.chunk
-                    for row in rows[max(by_chunk, 0 if reach.window is None else place - reach.window + 1) :]:
-                        there = self.window_cells[group][table[row // size], row % size]
-                        assert there == self.cells[standing.blocks[row // size], row % size]
+                    hidden = {own - back for back in range(64) if mask >> back & 1}
+                    rows = [row for row, token in enumerate(held) if token <= own and token not in hidden]
+                    first = policy.visible.first(len(rows) - 1)
+                    for row in (*rows[: min(first, policy.visible.pinned)], *rows[first:]):
+                        there = self.group_cells[number][table[row // size], row % size]
+                        assert there == self.cells[standing.blocks[held[row] // size], held[row] % size]
 
     def _check_snapshots(self, snapshots: StateSnapshots, held: set[int], kept: set[int]) -> None:
         """Of blocks that may be found only, or that are under way; and no slot is lost, or has two owners."""
@@ -337,8 +341,8 @@ class Run:
         for request, start, tokens, *_ in chunks:
             at = self.breaks_at.get(request)
             if at is not None and start <= at < start + tokens:
-                for group, cells in enumerate((self.cells, *self.window_cells)):
-                    cells[request.standing.table(group)[at // size], at % size] = NAN
+                for group, cells in enumerate((self.cells, *self.group_cells)):
+                    cells.reshape(-1)[request.standing.slot(group, at, size)] = NAN
 
     def _check_plan(self, plan: StepPlan, chunks: tuple[Chunk, ...]) -> None:
         assert chunks or self.scheduler.idle, "a step without work while requests are left"
@@ -356,9 +360,10 @@ class Run:
             size = self.limits.block_size
             own = {request.standing.blocks[p // size] for p in range(chunk.start, chunk.start + chunk.tokens)}
             assert all(self.pool.holders(block) == 1 for block in own), "a block that others hold is written"
-            for window, table in zip(self.windows, request.standing.windows, strict=True):
-                places = range(chunk.start // size, -(-(chunk.start + chunk.tokens) // size))
-                assert all(window.pool.holders(table.blocks[place]) == 1 for place in places)
+            for group, table in zip(self.groups, request.standing.groups, strict=True):
+                begin = chunk.start - table.dropped
+                places = range(begin // size, -(-(begin + chunk.tokens) // size))
+                assert all(group.pool.holders(table.blocks[place]) == 1 for place in places)
             assert not own & written, "a block has two writers"
             written |= own
 
@@ -384,7 +389,7 @@ class Run:
             assert table[:used] == chunk.request.standing.blocks[:used]
 
     def _move_slots(self, sources: Ints, destinations: Ints, group: int) -> None:
-        cells = (self.cells, *self.window_cells)[group].reshape(-1)
+        cells = (self.cells, *self.group_cells)[group].reshape(-1)
         cells[destinations] = cells[sources]
 
     def _seen(self, step: Step, chunks: tuple[Chunk, ...]) -> Iterator[list[int]]:
@@ -396,3 +401,11 @@ class Run:
             for index in range(chunk.tokens - chunk.logit_rows, chunk.tokens):
                 own, mask = chunk.start + index, int(step.tree_masks[end - chunk.tokens + index])
                 yield [int(cells[row]) for row in range(own + 1) if own - row > 63 or not mask >> (own - row) & 1]
+
+
+def _held(policy: CachePolicy, chunk: Chunk) -> list[int]:
+    """Which token of the request each row of its table holds, those of the chunk included."""
+    if policy.fills_at is None:
+        return list(range(chunk.start + chunk.tokens))
+    *_, held = policy.seen(chunk.start + 1)
+    return [*held, *range(chunk.start + 1, chunk.start + chunk.tokens)]

@@ -17,7 +17,7 @@ from llmc.frontends.capture import capture
 from llmc.options import parse_options
 from llmc.passes.pipeline import default
 from llmc.prediction.step_shape import StepShape
-from llmc.program import Program, RankLayout, Reach
+from llmc.program import Nearest, Program, RankLayout
 from llmc.simulation.compare import Comparison, best_or_refuse, compare
 from llmc.simulation.divisions import Division, division_of, divisions
 from llmc.simulation.load import Arrival
@@ -152,7 +152,7 @@ def test_layers_with_windows_hold_no_more_than_those(program_of: ProgramOf) -> N
     plain, one = program_of(RankLayout()), Division(RankLayout(), 1)
     caches = tuple(replace(cache, group=int(layer > 0)) for layer, cache in enumerate(plain.caches))
     limits = replace(plain.limits, max_batch_tokens=16, max_model_len=512)
-    program = replace(plain, limits=limits, caches=caches, reaches=(Reach(8, None),))
+    program = replace(plain, limits=limits, caches=caches, policies=(Nearest(8),))
     (memory,) = rank_memory(program, stages_of(program), H100.memory_bytes)
     blocks = program.limits.blocks_for(program.limits.max_model_len)
     machine = replace(MACHINE, memory=memory.fixed + memory.cache(program, blocks))

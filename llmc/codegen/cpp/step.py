@@ -187,7 +187,7 @@ class _LaunchPrinter:
     def __init__(self, program: Program) -> None:
         self._weights = {slot.name: i for i, slot in enumerate(program.weights)}
         self._caches = {name: i for i, name in enumerate(program.cache_names())}
-        self._inputs = _INPUTS | _group_inputs(len(program.reaches))
+        self._inputs = _INPUTS | _group_inputs(len(program.policies))
         pools = () if program.adapters is None else program.adapters.names()
         self._pools = {name: i for i, name in enumerate(pools)}
         self._sides = [side.name for side in program.side_outputs]
@@ -254,12 +254,12 @@ class _LaunchPrinter:
         return self._inputs.get(operand.name, f"step->{operand.name}")
 
 
-def _group_inputs(reaches: int) -> dict[str, str]:
-    """Of each group of caches, which lie behind those of the first."""
-    lengths = {"slot_mapping": "T", "block_tables": "R * step->max_blocks"}
+def _group_inputs(groups: int) -> dict[str, str]:
+    """Of the groups of caches behind the first, whose inputs lie behind those of the first."""
+    lengths = {"slot_mapping": "T", "block_tables": "R * step->max_blocks", "context_lens": "R"}
     return {
         group_input(name, group): f"step->{name} + {group} * {length}"
-        for group in range(1, 1 + reaches)
+        for group in range(1, 1 + groups)
         for name, length in lengths.items()
     }
 

@@ -171,7 +171,7 @@ def _absorb(graph: ModelGraph, node: fx.Node, found: _Latent) -> None:
         query = call(aten.cat.default, ([_channels(graph, q, *rest), absorbed], 2))
         latents = call(aten.unsqueeze.default, (latent, 1))
         scoring = [arguments[name] for name in ("scale", "window", "softcap", "sinks", "slopes", "chunk")]
-        of_tokens = {name: arguments[name] for name in ("bias", "chosen") if arguments[name] is not None}
+        of_tokens = {name: arguments[name] for name in ("bias", "chosen", "keeps") if arguments[name] is not None}
         attended = call(_ATTENTION, (query, found.shared, latents, *scoring, True), of_tokens)
         output = call(_llmc.head_linear.default, (attended, down))
     node.replace_all_uses_with(output)

@@ -3,7 +3,8 @@
     attention(q, k, v, scale, …)  ->  kv_write(k, v, kv_cache_i_k, kv_cache_i_v, slot_mapping)
                                       paged_attention(q, kv_cache_i_k, kv_cache_i_v, query_starts, context_lens,
                                                       block_tables, scale, …, tree_masks)
-    where a window or chunks keep layers from seeing all of a sequence, slot_mapping_g and block_tables_g in their place
+    where a layer's cache keeps less than all of a sequence (docs/cache-policy.md), slot_mapping_g and block_tables_g in
+    their place; where its rows are no positions, context_lens_g too
     choose_keys(q, k, weights, n)  ->  kv_write of both halves of k's channels to a cache of their own
                                        paged_choose_keys(q, weights, kv_cache_i_k, kv_cache_i_v, …, n, tree_masks)
 The first rewrite declares the step's inputs and narrows ids and positions to int32; each attention is one more.
@@ -29,7 +30,7 @@ from llmc.passes.node_rules import Call, substitute
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
 from llmc.passes.shapes import same_size
-from llmc.program import STEP_INPUTS, Reach, group_input
+from llmc.program import EVERYTHING, STEP_INPUTS, CachePolicy, Nearest, group_input
 
 CONTRACT = "paged_attention"
 _SLICE, _UNSQUEEZE = torch.ops.aten.slice.Tensor, torch.ops.aten.unsqueeze.default
@@ -49,15 +50,15 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     if step_input(graph, "slot_mapping") is None:
         log.step("declare the inputs of a serving step", *graph.inputs())
         attentions = graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.attention.default)
-        found = (_reach(graph, node, options) for node in attentions)
-        graph.reaches = tuple(dict.fromkeys(reach for reach in found if reach is not None))
+        found = (_policy(graph, node, options) for node in attentions)
+        graph.policies = tuple(dict.fromkeys(policy for policy in found if policy != EVERYTHING))
         _declare_step_inputs(graph)
     for node in graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.choose_keys.default):
         log.step(f"page the keys of {node.name}", node)
         _page_choice(graph, node, options)
     refused: list[Refusal] = []
     for node in graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.attention.default):
-        refusal = _refusal(graph, node)
+        refusal = _refusal(graph, node, options)
         if refusal is None:
             log.step(f"page the cache of {node.name}", node)
             _page(graph, node, options)
@@ -77,7 +78,7 @@ page_kv_cache = GraphPass(
 )
 
 
-def _refusal(graph: ModelGraph, node: fx.Node) -> Refusal | None:
+def _refusal(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> Refusal | None:
     tokens = graph.inputs()[0].meta["val"].shape[-1]
     arguments = call_arguments(node)
     for name in ("k", "v"):
@@ -86,20 +87,34 @@ def _refusal(graph: ModelGraph, node: fx.Node) -> Refusal | None:
             return Refusal(
                 f"{name} is {render_type(arguments[name])}, not one row for each of the step's tokens", arguments[name]
             )
-    return None
+    return _refuse_cuts(node, _policy(graph, node, options), options.block_size)
+
+
+def _refuse_cuts(node: fx.Node, policy: CachePolicy, block_size: int) -> Refusal | None:
+    """Kernels take no distance from rows where some were dropped, and only whole blocks leave a table."""
+    if policy.fills_at is None:
+        return None
+    for name in ("slopes", "bias"):
+        if call_arguments(node)[name] is not None:
+            return Refusal(f"{policy} drops rows, but {name} count how far back a key is", node)
+    problem = policy.cut_problem(block_size)
+    return None if problem is None else Refusal(f"{policy} {problem}", node)
 
 
 def _page(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> None:
     arguments = call_arguments(node)
     k, v = arguments["k"], arguments["v"]
     kv_heads, head_dim = (int(size) for size in k.meta["val"].shape[1:])
-    reach = _reach(graph, node, options)
-    group = 0 if reach is None else 1 + graph.reaches.index(reach)
+    policy = _policy(graph, node, options)
+    group = 0 if policy == EVERYTHING else 1 + graph.policies.index(policy)
     caches = _add_caches(graph, (kv_heads, head_dim, int(v.meta["val"].shape[2])), options.block_size, group)
     slots, *places, masks = _step(graph, group)
+    if arguments["keeps"] is not None:
+        visible = policy.visible
+        arguments |= {"window": visible.window, "chunk": visible.chunk, "pinned": visible.pinned or None}
     scoring = [arguments[n] for n in ("scale", "window", "softcap", "sinks")]
-    others = ("slopes", "chunk", "latent", "bias", "chosen")
-    named = {name: arguments[name] for name in others if arguments[name] not in (None, False)}
+    others = ("slopes", "chunk", "latent", "bias", "chosen", "pinned")
+    named = {name: arguments[name] for name in others if arguments.get(name) not in (None, False)}
     with graph.graph.inserting_before(node):
         graph.graph.call_function(torch.ops.llmc.kv_write.default, (k, v, *caches, slots))
     read = (arguments["q"], *caches, *places, *scoring)
@@ -120,26 +135,27 @@ def _page_choice(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> Non
     graph.graph.erase_node(node)
 
 
-def _reach(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> Reach | None:
-    """None for an attention that sees all of the longest sequence. Raises PassError for one that sees nothing."""
+def _policy(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> CachePolicy:
+    """What the layer's cache keeps: what the node says, or as far back as it sees.
+
+    Raises PassError for an attention that sees nothing."""
     longest, arguments = options.max_model_len or graph.info.max_positions, call_arguments(node)
+    if arguments["keeps"] is not None:
+        return CachePolicy.from_text(arguments["keeps"])
     sizes = (arguments["window"], arguments["chunk"])
-    for name, size in zip(("window", "chunk"), sizes, strict=True):
-        if size is not None and size < 1:
-            raise PassError(
-                f"a {name} of {size} tokens leaves nothing to see",
-                at=node.name,
-                fix="correct it in the model's config: sliding_window, attention_chunk_size or the like",
-            )
     window, chunk = (None if size is None or (longest and size >= longest) else int(size) for size in sizes)
-    return None if window is None and chunk is None else Reach(window, chunk)
+    try:
+        return EVERYTHING if window is None and chunk is None else Nearest(window, chunk)
+    except ValueError as error:
+        fix = "correct it in the model's config: sliding_window, attention_chunk_size or the like"
+        raise PassError(str(error), at=node.name, fix=fix) from None
 
 
 def _step(graph: ModelGraph, group: int) -> tuple[fx.Node | None, ...]:
     """The step's inputs that say where keys go and where a request's are, and what trees hide."""
-    slots, tables = (group_input(name, group) for name in ("slot_mapping", "block_tables"))
-    names = (slots, "query_starts", "context_lens", tables, "tree_masks")
-    return tuple(step_input(graph, name) for name in names)
+    own = graph.policies[group - 1].inputs if group else ()
+    names = ("slot_mapping", "query_starts", "context_lens", "block_tables", "tree_masks")
+    return tuple(step_input(graph, group_input(name, group) if name in own else name) for name in names)
 
 
 def _add_caches(graph: ModelGraph, sizes: tuple[int, int, int], block_size: int, group: int) -> tuple[fx.Node, fx.Node]:

@@ -14,17 +14,17 @@ def memory_data(program: Program) -> dict[str, Any]:
     """{"weights": […], "caches": …, "buffers": […], "arena", "unplanned"}: bytes, or affine in T and L."""
     limits = program.limits
     each, longest = program.token_bytes(), limits.blocks_for(limits.max_model_len)
-    kept = ((longest, None), *((reach.blocks_of_sequence(limits, 1), str(reach)) for reach in program.reaches))
+    kept = ((longest, None), *((policy.sequence_blocks(limits, 1), str(policy)) for policy in program.policies))
     return {
         "weights": _weights(program),
         "cache": {
             "layers": len(program.caches),
             "kinds": [{**to_json(cache), "layers": count} for cache, count in Counter(program.caches).items()],
             "token_bytes": sum(each),
-            # Of a block in the layers of each group, how many a sequence holds at most, and how far these layers see.
+            # Of a block in the layers of each group, how many a sequence holds at most, and what these layers keep.
             "groups": [
-                {"block_bytes": nbytes * limits.block_size, "blocks": blocks, "reach": reach}
-                for nbytes, (blocks, reach) in zip(each, kept, strict=True)
+                {"block_bytes": nbytes * limits.block_size, "blocks": blocks, "policy": policy}
+                for nbytes, (blocks, policy) in zip(each, kept, strict=True)
             ],
             # Of one that is alone, with the tokens of a step.
             "sequence_bytes": sum(program.memories(longest).values()),

@@ -53,12 +53,12 @@ class Placements:
 
 @dataclass(frozen=True)
 class RankBytes:
-    """Of one rank. kv_token: of the cache, a token; kv_windows: of that in layers with windows. arena: of the largest
-    step."""
+    """Of one rank. kv_token: of the cache, a token; kv_less: of that in layers that do not keep everything. arena: of
+    the largest step."""
 
     weights: int
     kv_token: int
-    kv_windows: int
+    kv_less: int
     arena: int
 
 
@@ -92,6 +92,6 @@ def rank_bytes(program: Program) -> RankBytes:
     return RankBytes(
         weights=sum(slot.nbytes for slot in program.weights),
         kv_token=sum(program.token_bytes()),
-        kv_windows=sum(program.token_bytes()[1:]),
+        kv_less=sum(program.token_bytes()[1:]),
         arena=program.arena.at(tokens=limits.max_batch_tokens, logit_rows=limits.max_logit_rows),
     )

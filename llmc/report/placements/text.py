@@ -58,7 +58,7 @@ def part_text(weight: PlacedWeight) -> str:
 def stage_text(stage: StageRanks, number: int | None) -> str:
     """`stage 0, ranks 0–1: memory a rank: …; 1024 bytes a token handed over`. number: None where there is one stage."""
     memory = stage.memory
-    within = f", {memory.kv_windows} of them only within windows" if memory.kv_windows else ""
+    within = f", {memory.kv_less} of them in layers that do not keep everything" if memory.kv_less else ""
     text = (
         f"memory a rank: weights {memory.weights / 1e9:.3f} GB, KV cache {memory.kv_token} bytes a token{within}, "
         f"arena {memory.arena / 1e6:.1f} MB"

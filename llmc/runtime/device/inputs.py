@@ -16,6 +16,7 @@ import numpy.typing as npt
 from llmc.program import (
     ADAPTERS,
     CHOICE_INPUTS,
+    GROUP_INPUTS,
     HIDDEN,
     ITEMSIZES,
     ROW_ADAPTERS,
@@ -35,7 +36,7 @@ _LEAST_COLUMNS = 64
 class StepShape:
     """The counts of a step, which its grids, addresses and input layout follow from. hidden: columns of its hidden
     states. adapters: whether it says which adapter tokens have. states: whether it says where requests' states are.
-    windows: groups of caches behind the first."""
+    groups: of caches behind the first."""
 
     tokens: int
     logit_rows: int
@@ -44,7 +45,7 @@ class StepShape:
     hidden: int = 0
     adapters: bool = False
     states: bool = False
-    windows: int = 0
+    groups: int = 0
 
     @staticmethod
     def of(step: Step) -> "StepShape":
@@ -56,7 +57,7 @@ class StepShape:
             0 if step.hidden is None else step.hidden.shape[1],
             step.adapter_of_token is not None,
             step.state_slots is not None,
-            0 if step.window_tables is None else len(step.window_tables),
+            0 if step.group_tables is None else len(step.group_tables),
         )
 
     def counts(self) -> Mapping[str, int]:
@@ -84,10 +85,9 @@ def _input_offsets(shape: StepShape) -> Mapping[str, int]:
         ADAPTERS: shape.tokens if shape.adapters else 0,
         ROW_ADAPTERS: shape.logit_rows if shape.adapters else 0,
         STATE_SLOTS: shape.requests if shape.states else 0,
-        **{group_input("slot_mapping", 1 + group): shape.tokens for group in range(shape.windows)},
-        **{group_input("block_tables", 1 + group): shape.requests * shape.max_blocks for group in range(shape.windows)},
-        **dict.fromkeys(CHOICE_INPUTS, shape.logit_rows),
     }
+    lengths |= {group_input(name, 1 + group): lengths[name] for group in range(shape.groups) for name in GROUP_INPUTS}
+    lengths |= dict.fromkeys(CHOICE_INPUTS, shape.logit_rows)
     offsets, end, dtypes = {}, 0, STEP_INPUTS | CHOICE_INPUTS
     for name, length in lengths.items():
         offsets[name] = end
@@ -96,12 +96,12 @@ def _input_offsets(shape: StepShape) -> Mapping[str, int]:
 
 
 def largest_shape(
-    limits: Limits, hidden: int = 0, *, adapters: bool = False, states: bool = False, windows: int = 0
+    limits: Limits, hidden: int = 0, *, adapters: bool = False, states: bool = False, groups: int = 0
 ) -> StepShape:
     """The shape of the largest step; columns of the block tables up to the next power of two."""
     columns = 1 << (max(_LEAST_COLUMNS, limits.blocks_for(limits.max_model_len)) - 1).bit_length()
     counts = limits.max_batch_tokens, limits.max_logit_rows, limits.max_sequences
-    return StepShape(*counts, columns, hidden, adapters, states, windows)
+    return StepShape(*counts, columns, hidden, adapters, states, groups)
 
 
 def pack_inputs(step: Step, shape: StepShape, into: npt.NDArray[np.uint8], choices: RowChoices | None = None) -> int:
@@ -153,13 +153,16 @@ def padded(step: Step, shape: StepShape, block_size: int, scratch_blocks: Sequen
     def slots(known: Ints, group: int) -> Ints:
         return _extended(known, extra, scratch_blocks[group] * block_size)
 
+    def lens(known: Ints, group: int) -> Ints:
+        return _extended(known, extra, 1)
+
     every = np.arange(shape.requests + 1, dtype=np.int32)
     return Step(
         input_ids=_extended(step.input_ids, extra, 0),
         positions=_extended(step.positions, extra, 0),
         slot_mapping=slots(step.slot_mapping, 0),
         query_starts=every,
-        context_lens=_extended(step.context_lens, extra, 1),
+        context_lens=lens(step.context_lens, 0),
         block_tables=table(step.block_tables, 0),
         logit_rows=np.concatenate([step.logit_rows, every[count : shape.requests]]),
         tree_masks=np.zeros(shape.requests, np.int64),
@@ -170,8 +173,9 @@ def padded(step: Step, shape: StepShape, block_size: int, scratch_blocks: Sequen
             None if step.adapter_of_logit_row is None else _extended(step.adapter_of_logit_row, extra, 0)
         ),
         state_slots=None if step.state_slots is None else _extended(step.state_slots, extra, scratch_slot),
-        window_slots=_each(step.window_slots, slots),
-        window_tables=_each(step.window_tables, table),
+        group_slots=_each(step.group_slots, slots),
+        group_tables=_each(step.group_tables, table),
+        group_lens=_each(step.group_lens, lens),
     )
 
 
@@ -198,7 +202,7 @@ def example_step(shape: StepShape, limits: Limits, blocks: int) -> Step:
         adapter_of_token=np.zeros(shape.tokens, np.int32) if shape.adapters else None,
         adapter_of_logit_row=np.zeros(shape.logit_rows, np.int32) if shape.adapters else None,
         state_slots=np.arange(shape.requests, dtype=np.int32) if shape.states else None,
-    ).for_groups([blocks] * shape.windows)
+    ).for_groups([blocks] * shape.groups)
 
 
 def _each(known: Ints | None, padded: Callable[[Ints, int], Ints]) -> Ints | None:

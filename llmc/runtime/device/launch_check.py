@@ -77,7 +77,7 @@ class LaunchBounds:
             for name, nbytes in program.adapters.nbytes().items():
                 self.extents["adapter", name] = nbytes // ITEMSIZES[self.dtypes["adapter", name]], None
         # Nobody starts in the middle of an input: its place depends on the step's shape.
-        for name in (*input_names(len(program.reaches)), *CHOICE_INPUTS):
+        for name in (*input_names(len(program.policies)), *CHOICE_INPUTS):
             self.extents["input", name] = 1, None
         if program.ranks > 1:
             self.extents["engine", "ranks"] = 1 + program.ranks, None

@@ -106,7 +106,7 @@ def memory_of_blocks(program: Program, blocks: int, snapshots: int = 0) -> Devic
         program.hidden_width,
         adapters=pools is not None,
         states=bool(program.states),
-        windows=len(program.reaches),
+        groups=len(program.policies),
     )
     return DeviceMemory(
         weights=sum(-(-slot.nbytes // 512) * 512 for slot in program.weights),

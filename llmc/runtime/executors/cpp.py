@@ -106,11 +106,10 @@ class CppExecutor:
         """A step. output: room for the logits of its rows, or for what each of its tokens hands to the next stage.
         choices: of an engine of several ranks, to have tokens instead of logits."""
         rows, step = len(step.logit_rows), step.for_groups(self._blocks[1:])
-        slots, tables = step.slot_mapping, step.block_tables
-        if step.window_slots is not None and step.window_tables is not None:
-            # One after the other, as codegen/cpp/step.py says.
-            slots = np.concatenate((slots[None], step.window_slots))
-            tables = np.concatenate((tables[None], step.window_tables))
+        # Those of the groups one after the other, as codegen/cpp/step.py says.
+        slots = _joined(step.slot_mapping, step.group_slots)
+        tables = _joined(step.block_tables, step.group_tables)
+        lens = _joined(step.context_lens, step.group_lens)
         arguments = LlmcStep(
             len(step.input_ids),
             len(step.context_lens),
@@ -120,7 +119,7 @@ class CppExecutor:
             step.positions.ctypes.data,
             slots.ctypes.data,
             step.query_starts.ctypes.data,
-            step.context_lens.ctypes.data,
+            lens.ctypes.data,
             tables.ctypes.data,
             step.logit_rows.ctypes.data,
             step.tree_masks.ctypes.data,
@@ -266,6 +265,11 @@ def open_library(engine: EngineDirectory) -> ctypes.CDLL:
     compiled_for = library.llmc_engine_interface().decode(errors="replace")
     check_interface(interface_text(engine.program), compiled_for, path)
     return library
+
+
+def _joined(of_first: Ints, of_groups: Ints | None) -> Ints:
+    """An array of the first group of caches, and behind it those of the others."""
+    return of_first if of_groups is None else np.concatenate((of_first[None], of_groups))
 
 
 def _address(array: Bytes) -> int:

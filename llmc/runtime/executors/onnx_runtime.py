@@ -72,7 +72,7 @@ class OnnxRuntimeExecutor:
         self._sides, self._left = program.side_outputs, dict[str, SideArray]()
         inputs = [each.name for each in self._session.get_inputs()]
         self._step_inputs = [name for name in inputs if name not in self._caches.values]
-        unknown = sorted(set(self._step_inputs) - input_names(len(program.reaches)))
+        unknown = sorted(set(self._step_inputs) - input_names(len(program.policies)))
         if unknown:
             raise EngineFormatError(
                 f"the model wants the input {unknown[0]!r}, which is no step input",
@@ -117,10 +117,10 @@ class OnnxRuntimeExecutor:
             known = table[:, :count]
             return np.pad(known, ((0, 0), (0, count - known.shape[1])), constant_values=self._blocks[group])
 
-        windows = None
-        if tile.window_tables is not None:
-            windows = np.stack([padded(table, group) for group, table in enumerate(tile.window_tables, 1)])
-        return replace(tile, block_tables=padded(tile.block_tables, 0), window_tables=windows)
+        groups = None
+        if tile.group_tables is not None:
+            groups = np.stack([padded(table, group) for group, table in enumerate(tile.group_tables, 1)])
+        return replace(tile, block_tables=padded(tile.block_tables, 0), group_tables=groups)
 
     def _run(self, step: Step) -> list[npt.NDArray[Any]]:
         """Logits and side outputs, in order."""

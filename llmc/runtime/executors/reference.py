@@ -65,7 +65,7 @@ class ReferenceExecutor:
         self._interpreter = GraphInterpreter(graph)
         self._sides, self._left = program.side_outputs, dict[str, SideArray]()
         self._step_inputs = [n.name for n in graph.find_nodes(op="placeholder") if n.name not in self._tensors]
-        unknown = sorted(set(self._step_inputs) - input_names(len(program.reaches)))
+        unknown = sorted(set(self._step_inputs) - input_names(len(program.policies)))
         if unknown:
             raise EngineFormatError(
                 f"the graph wants the input {unknown[0]!r}, which is neither a weight nor a step input",

@@ -83,7 +83,9 @@ def _tile(
 ) -> Tile:
     count = tokens.stop - tokens.start
     inside = slice(place, place + count)
-    windows = None if step.window_slots is None else zip(step.window_slots[:, tokens], spares[1:], strict=True)
+    groups = None if step.group_slots is None else zip(step.group_slots[:, tokens], spares[1:], strict=True)
+    rows = np.arange(first_row + 1, first_row + count + 1, dtype=np.int32)
+    dropped = None if step.group_lens is None else step.context_lens[request] - step.group_lens[:, request]
     wanted = np.flatnonzero(is_wanted[tokens]).astype(np.int32) + place
     return Tile(
         Step(
@@ -91,15 +93,16 @@ def _tile(
             positions=_placed(step.positions[tokens], inside),
             slot_mapping=_placed(step.slot_mapping[tokens], inside, spares[0]),
             query_starts=np.arange(place, place + count + 1, dtype=np.int32),
-            context_lens=np.arange(first_row + 1, first_row + count + 1, dtype=np.int32),
+            context_lens=rows,
             block_tables=step.block_tables[[request] * count],
             # All of them, so that the last product has as many rows in every tile as well.
             logit_rows=np.arange(TILE if len(wanted) else 1, dtype=np.int32),
             tree_masks=_placed(step.tree_masks[tokens], inside),
             hidden=None if step.hidden is None else _placed(step.hidden[tokens], inside),
             state_slots=None if step.state_slots is None else step.state_slots[[request] * count],
-            window_slots=None if windows is None else np.stack([_placed(own, inside, spare) for own, spare in windows]),
-            window_tables=None if step.window_tables is None else step.window_tables[:, [request] * count],
+            group_slots=None if groups is None else np.stack([_placed(own, inside, spare) for own, spare in groups]),
+            group_tables=None if step.group_tables is None else step.group_tables[:, [request] * count],
+            group_lens=None if dropped is None else rows - dropped[:, None],
         ),
         np.arange(place, place + count, dtype=np.int32),
         wanted,

@@ -46,7 +46,8 @@ def part_of(step: Step, requests: np.ndarray[tuple[int], np.dtype[np.intp]]) -> 
         tree_masks=step.tree_masks[tokens],
         hidden=None if step.hidden is None else step.hidden[tokens],
         state_slots=None if step.state_slots is None else step.state_slots[requests],
-        window_slots=None if step.window_slots is None else step.window_slots[:, tokens],
-        window_tables=None if step.window_tables is None else step.window_tables[:, requests],
+        group_slots=None if step.group_slots is None else step.group_slots[:, tokens],
+        group_tables=None if step.group_tables is None else step.group_tables[:, requests],
+        group_lens=None if step.group_lens is None else step.group_lens[:, requests],
     )
     return StepPart(part, tokens.astype(np.int32), wanted.astype(np.int32))

@@ -52,11 +52,8 @@ def move_paths(
 
 def _moves(path: AcceptedPath, block_size: int, group: int) -> Iterator[tuple[int, int]]:
     """From which slots to which."""
-    first, blocks = path.chunk.start + 1, path.request.standing.table(group)
-
-    def slot(row: int) -> int:
-        return blocks[row // block_size] * block_size + row % block_size
-
+    first, standing = path.chunk.start + 1, path.request.standing
     for place, node in enumerate(path.nodes):
         if place != node:
-            yield slot(first + node), slot(first + place)
+            source, destination = (standing.slot(group, first + each, block_size) for each in (node, place))
+            yield source, destination

@@ -16,9 +16,10 @@ Masks = npt.NDArray[np.int64]
 class Step:
     """One step's inputs, views that stay valid until the next one: T tokens of R requests, L wanted rows.
 
-    A token has a position in its sequence, which only rotations and learned embeddings look at, and a row of the cache,
-    which it is written to and from which on it looks back. They are the same number but in a tree, where tokens of one
-    position stand in several rows. Rows of a request are counted from 0 through its blocks.
+    A token has a position in its sequence, which only rotations and learned embeddings read, and a row in each cache,
+    which it is written to and from which it looks back. Rows of a request are counted from 0 through its blocks. In the
+    first group of caches, which keeps everything, row and position are the same number except in a tree, where tokens
+    of one position stand in several rows. A group that drops rows has fewer (docs/cache-policy.md).
 
     input_ids, positions: [T]; slot_mapping: [T], row % block_size of the row's block, which starts at block ·
     block_size; query_starts: [R + 1], indices of tokens; context_lens: [R], rows in the cache with this step's, which
@@ -30,9 +31,9 @@ class Step:
     states. adapter_of_token: [T], 0 for none or 1 + the slot of the token's adapter, and
     adapter_of_logit_row: [L], the same of the wanted rows; None if no token has one. state_slots: [R], int32, where
     each request's states are, of engines that have some; those of a request whose tokens are its first begin from zero.
-    window_slots: [G, T], window_tables: [G, R, B], as slot_mapping and block_tables are, of the groups of caches behind
-    the first, in engines whose layers do not all see everything; entries of blocks before what a request's tokens see
-    lead anywhere. None: those of the first group hold for all.
+    group_slots: [G, T], group_tables: [G, R, B], group_lens: [G, R], as slot_mapping, block_tables and context_lens
+    are, of the groups of caches behind the first, in engines whose layers do not all keep everything; entries of blocks
+    that were given back lead anywhere. None: those of the first group hold for all.
     """
 
     input_ids: Ints
@@ -48,8 +49,9 @@ class Step:
     adapter_of_token: Ints | None = None
     adapter_of_logit_row: Ints | None = None
     state_slots: Ints | None = None
-    window_slots: Ints | None = None
-    window_tables: Ints | None = None
+    group_slots: Ints | None = None
+    group_tables: Ints | None = None
+    group_lens: Ints | None = None
 
     def arrays(self) -> Iterator[tuple[str, npt.NDArray[np.int32 | np.int64 | np.float32]]]:
         """What there is, by name."""
@@ -69,15 +71,16 @@ class Step:
 
     def for_groups(self, counts: Sequence[int]) -> "Step":
         """With tables for the groups behind the first. counts: of their blocks."""
-        if not counts or self.window_tables is not None:
+        if not counts or self.group_tables is not None:
             return self
         if self.block_tables.max() >= min(counts):
-            raise ValueError(f"a step without tables of windows names blocks that the groups of {counts} do not have")
-        slots, tables = (np.repeat(each[None], len(counts), 0) for each in (self.slot_mapping, self.block_tables))
-        return replace(self, window_slots=slots, window_tables=tables)
+            raise ValueError(f"a step without tables of groups names blocks that the groups of {counts} do not have")
+        of_first = self.slot_mapping, self.block_tables, self.context_lens
+        slots, tables, lens = (np.repeat(each[None], len(counts), 0) for each in of_first)
+        return replace(self, group_slots=slots, group_tables=tables, group_lens=lens)
 
 
-_OF_GROUPS = dict(zip(("window_slots", "window_tables"), GROUP_INPUTS, strict=True))
+_OF_GROUPS = dict(zip(("group_slots", "group_tables", "group_lens"), GROUP_INPUTS, strict=True))
 STEP_ARRAYS = tuple(field.name for field in fields(Step) if field.name != "sides")
 
 

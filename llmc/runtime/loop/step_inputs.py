@@ -30,7 +30,9 @@ class StepInputs:
         self._positions = np.zeros(limits.max_batch_tokens, np.int32)
         self._slots = np.zeros((groups, limits.max_batch_tokens), np.int32)
         self._starts = np.zeros(limits.max_sequences + 1, np.int32)
-        self._lengths = np.zeros(limits.max_sequences, np.int32)
+        self._lengths = np.zeros((groups, limits.max_sequences), np.int32)
+        # For the requests at their places: what to add to a token's position to get its rows, itself included.
+        self._to_rows = np.ones((groups, limits.max_sequences), np.int32)
         blocks = -(-limits.max_model_len // limits.block_size)
         self._standing_tables = np.zeros((groups, limits.max_sequences, blocks), np.int32)
         self._tables = np.zeros(groups * limits.max_sequences * blocks, np.int32)
@@ -53,14 +55,15 @@ class StepInputs:
         counting = self._counting[: tokens + 1]
         self._starts[: tokens + 1] = counting
         self._rows[:tokens] = counting[:-1]
-        np.add(self._positions[:tokens], 1, out=self._lengths[:tokens])
+        np.add(self._positions[:tokens], self._to_rows[:, :tokens], out=self._lengths[:, :tokens])
         for r, chunk in enumerate(chunks, tokens):
             end = tokens + chunk.tokens
             self._starts[r + 1] = end
-            self._lengths[r] = chunk.start + chunk.tokens
+            for group in range(self._groups):
+                self._lengths[group, r] = chunk.start + chunk.tokens - chunk.request.standing.dropped(group)
             self._rows[rows : rows + chunk.logit_rows] = self._counting[end - chunk.logit_rows : end]
             tokens, rows = end, rows + chunk.logit_rows
-        width = -(-int(self._lengths[:requests].max()) // size)
+        width = -(-int(self._lengths[0, :requests].max()) // size)
         tables = self._tables[: self._groups * requests * width].reshape(self._groups, requests, width)
         tables[:, : self._decodes] = self._standing_tables[:, : self._decodes, :width]
         for r, chunk in enumerate(chunks, self._decodes):
@@ -71,15 +74,16 @@ class StepInputs:
             positions=self._positions[:tokens],
             slot_mapping=self._slots[0, :tokens],
             query_starts=self._starts[: requests + 1],
-            context_lens=self._lengths[:requests],
+            context_lens=self._lengths[0, :requests],
             block_tables=tables[0],
             logit_rows=self._rows[:rows],
             tree_masks=self._masks[:tokens],
             sides=sides,
             adapter_of_token=of_tokens,
             adapter_of_logit_row=None if of_tokens is None else of_tokens[self._rows[:rows]],
-            window_slots=self._slots[1:, :tokens] if self._groups > 1 else None,
-            window_tables=tables[1:] if self._groups > 1 else None,
+            group_slots=self._slots[1:, :tokens] if self._groups > 1 else None,
+            group_tables=tables[1:] if self._groups > 1 else None,
+            group_lens=self._lengths[1:, :requests] if self._groups > 1 else None,
         )
 
     def _adapters_of(self, tokens: int) -> Ints | None:
@@ -106,38 +110,40 @@ class StepInputs:
         placed = [(place, r.standing) for r in plan.grown if (place := r.decoding.place) is not None]
         if placed:
             places = [place for place, _ in placed]
-            lasts = [len(standing.blocks) - 1 for _, standing in placed]
             for group in range(self._groups):
-                blocks = np.array([standing.table(group)[-1] for _, standing in placed], np.int32)
-                self._standing_tables[group, places, lasts] = blocks
+                own = [standing.table(group) for _, standing in placed]
+                blocks = np.array([table[-1] for table in own], np.int32)
+                self._standing_tables[group, places, [len(table) - 1 for table in own]] = blocks
                 self._slots[group, places] = blocks * self._block_size
 
     def _enter(self, plan: StepPlan) -> None:
         for request in plan.entered:
             place = request.decoding.place
             if place is not None:
-                position, size = request.computed, self._block_size
+                position, standing = request.computed, request.standing
                 self._input_ids[place] = request.tokens[-1]
                 self._positions[place] = position
                 for group in range(self._groups):
-                    blocks = request.standing.table(group)
-                    self._slots[group, place] = blocks[position // size] * size + position % size
+                    blocks = standing.table(group)
+                    self._slots[group, place] = standing.slot(group, position, self._block_size)
+                    self._to_rows[group, place] = 1 - standing.dropped(group)
                     self._standing_tables[group, place, : len(blocks)] = blocks
                 if self._adapters is not None:
                     self._adapter_of_token[place] = self._adapters.number(request.adapter)
 
     def _fill_chunk(self, chunk: Chunk, begin: int, tables: Ints) -> None:
         request, size, stop, end = chunk.request, self._block_size, chunk.start + chunk.tokens, begin + chunk.tokens
-        blocks = -(-stop // size)
         self._input_ids[begin:end] = chunk.token_ids
         if self._adapters is not None:
             self._adapter_of_token[begin:end] = self._adapters.number(request.adapter)
-        rows = np.arange(chunk.start, stop, dtype=np.int32)
-        index, inside = np.divmod(rows, size)
+        positions = np.arange(chunk.start, stop, dtype=np.int32)
         for group, table in enumerate(tables):
-            table[:blocks] = request.standing.table(group)[:blocks]
+            dropped = request.standing.dropped(group)
+            blocks = request.standing.table(group)[: -(-(stop - dropped) // size)]
+            table[: len(blocks)] = blocks
+            index, inside = np.divmod(positions - dropped, size)
             self._slots[group, begin:end] = table[index] * size + inside
-        self._positions[begin:end] = rows
+        self._positions[begin:end] = positions
         if chunk.draft.parents is not None:
             drafts = slice(end - len(chunk.draft), end)
             self._positions[drafts] = stop - len(chunk.draft) - 1 + np.array(chunk.draft.depths(), np.int32)

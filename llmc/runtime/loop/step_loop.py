@@ -12,9 +12,9 @@ from llmc.runtime.requests.boundary import attempt
 from llmc.runtime.requests.request import Origin, Request
 from llmc.runtime.scheduling.adapter_slots import AdapterSlots
 from llmc.runtime.scheduling.block_pool import BlockPool
+from llmc.runtime.scheduling.group_pool import group_pools
 from llmc.runtime.scheduling.scheduler import Scheduler
 from llmc.runtime.scheduling.step_plan import StepPlan
-from llmc.runtime.scheduling.window_pool import window_pools
 from llmc.runtime.speculation.speculation import Speculation
 
 
@@ -64,9 +64,9 @@ class StepLoop:
         slots = None if pools is None or self._adapted is None else AdapterSlots(pools.slots)
         self._slots = slots
         slack = 0 if speculation is None else TREE_REACH
-        self.windows = () if program is None else window_pools(program, blocks, slack)
+        self.groups = () if program is None else group_pools(program, blocks, slack)
         inputs = StatefulStepInputs if has_states else StepInputs
-        self._inputs = inputs(limits, slots, 1 + len(self.windows))
+        self._inputs = inputs(limits, slots, 1 + len(self.groups))
         self.pool = BlockPool(blocks)
         if speculation is not None:
             speculation.watch(self.pool)
@@ -79,7 +79,7 @@ class StepLoop:
             adapters=slots,
             snapshots=self._state_snapshots(),
             whole_texts=whole_texts,
-            windows=self.windows,
+            groups=self.groups,
         )
         self.executor_seconds = 0.0
 
@@ -134,7 +134,7 @@ class StepLoop:
             self._put_adapters(plan, self._slots, self._adapted)
         if plan.copies:
             self.executor.copy_blocks(plan.copies)
-        for group, copies in plan.window_copies.items():
+        for group, copies in plan.group_copies.items():
             if copies:
                 self.executor.copy_blocks(copies, group)
         chooser = self._chooser

@@ -4,7 +4,7 @@ Blocks are found by their digests (block_digests.py), which start from the reque
 others have sent by how fast they are answered. Only full blocks are kept (as in vLLM's automatic prefix caching),
 generated tokens' blocks among them: the next turn of a conversation finds the answer of the last one. Of a model with
 states a prefix is found as far as it has a snapshot of them (state_snapshots.py), and of one with layers that do not
-see everything as far as their blocks before its end are still there (scheduling/window_pool.py).
+keep everything as far as the blocks that the next token sees are still there (scheduling/group_pool.py).
 
 Hashing would be the dearest part of scheduling, and most of it for nobody. So a prompt is hashed before it comes here
 (requests/job_builder.py), and of the blocks that a request fills in a row only the first; the others stay folded under
@@ -19,14 +19,14 @@ from llmc.runtime.prefix_cache.chain import Chain
 from llmc.runtime.prefix_cache.state_snapshots import StateSnapshots
 from llmc.runtime.requests.request import Request
 from llmc.runtime.scheduling.block_pool import BlockPool
-from llmc.runtime.scheduling.window_pool import WindowPool, usable
+from llmc.runtime.scheduling.group_pool import GroupPool, usable
 
 
 class PrefixCache:
     """Blocks of `block_size` tokens by digest, kept in `pool`. queries, hits: tokens looked up and begun behind.
 
-    snapshots: of the states at their ends, of a model that has some. windows: of layers that do not see everything,
-    which keep blocks beside those.
+    snapshots: of the states at their ends, of a model that has some. groups: of layers that do not keep everything,
+    which have blocks beside those.
 
     The content of a block in the pool is its digest, or the chain that it is folded in. A folded block has no holder
     but the request that filled it, which lets go of the end first: so the pool takes a chain's blocks from its end.
@@ -37,10 +37,10 @@ class PrefixCache:
         pool: BlockPool,
         block_size: int,
         snapshots: StateSnapshots | None = None,
-        windows: Sequence[WindowPool] = (),
+        groups: Sequence[GroupPool] = (),
     ) -> None:
         self._pool = pool
-        self._windows = windows
+        self._groups = groups
         self.snapshots = snapshots
         self._block_size = block_size
         self._digests = BlockDigests(block_size)
@@ -93,10 +93,10 @@ class PrefixCache:
         own = request.prefix
         if self.snapshots is not None:
             self.snapshots.leave(request, self._lost(request))
-        if self._windows:
+        if self._groups:
             lost = self._lost(request)
-            for window in self._windows:
-                window.drop(lost)
+            for group in self._groups:
+                group.drop(lost)
         own.registered, own.chain = 0, None
 
     def register(self, request: Request) -> None:
@@ -112,8 +112,8 @@ class PrefixCache:
             # `match` has looked for the first of them in vain.
             known = digests[begin] if len(digests) > begin else None
         added = request.standing.blocks[own.registered : full]
-        for window, table in zip(self._windows, request.standing.windows, strict=True):
-            window.keep(request, table, own.registered, full)
+        for group, table in zip(self._groups, request.standing.groups, strict=True):
+            group.keep(request, table, own.registered, full)
         own.registered = full
         self._pool.keep(added, chain)
         is_folded = bool(chain.blocks)
@@ -140,7 +140,7 @@ class PrefixCache:
         """The first of the blocks that were found, to the last one that a request can go on from."""
         known = len(found)
         while True:
-            fitting = found[: usable(self._windows, found)] if self._windows else found
+            fitting = found[: usable(self._groups, found)] if self._groups else found
             if self.snapshots is None:
                 return fitting
             found = self.snapshots.usable(request, fitting, known)
@@ -161,8 +161,8 @@ class PrefixCache:
         if digest in self._blocks:
             if self.snapshots is not None:
                 self.snapshots.move(block, self._blocks[digest])
-            for window in self._windows:
-                window.move(block, self._blocks[digest])
+            for group in self._groups:
+                group.move(block, self._blocks[digest])
             self._pool.forget(block)
         else:
             self._blocks[digest] = block
@@ -180,8 +180,8 @@ class PrefixCache:
         """The pool needs the blocks for something else. A request lets go of its chain at once: they come in runs."""
         if self.snapshots is not None:
             self.snapshots.drop(blocks)
-        for window in self._windows:
-            window.drop(blocks)
+        for group in self._groups:
+            group.drop(blocks)
         begin, count = 0, len(blocks)
         while begin < count:
             content = contents[begin]

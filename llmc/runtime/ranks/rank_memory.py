@@ -125,7 +125,7 @@ def _step_bytes(program: Program) -> int:
     limits = program.limits
     blocks = -(-limits.max_model_len // limits.block_size)
     words = 8 * limits.max_batch_tokens + 4 * limits.max_sequences + limits.max_sequences * blocks
-    words += len(program.reaches) * (limits.max_batch_tokens + limits.max_sequences * blocks)
+    words += len(program.policies) * (limits.max_batch_tokens + limits.max_sequences * (blocks + 1))
     rows = (1 + len(CHOICE_INPUTS)) * limits.max_logit_rows
     return _aligned(4 * (words + rows + program.hidden_width * limits.max_batch_tokens) + 4096)
 

@@ -6,12 +6,16 @@ from llmc.runtime.prefix_cache.chain import Chain
 
 
 @dataclass(eq=False, slots=True)
-class WindowTable:
-    """Blocks of a group of layers that do not see everything, in order of position: those before `first` are given
-    back."""
+class GroupTable:
+    """Blocks of a group of layers that do not keep everything, by row // block_size.
 
-    blocks: list[int] = field(default_factory=list)
-    first: int = 0
+    Blocks before `first` are given back, except those that the policy pins. dropped: rows that have left the table: the
+    row of a token is its position less these. A multiple of the block size.
+    """
+
+    blocks: list[int]
+    first: int
+    dropped: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -20,8 +24,8 @@ class Standing:
 
     sequence: order of arrival. is_waiting: in a queue. seat: which of max_sequences it has while it holds blocks: the
     slot of its states, where the model has some. started: when it first got one, as Request.arrived counts.
-    cached_tokens: found in the prefix cache then. blocks: of the KV cache, in order of position; windows: the same of
-    the groups behind the first. computed: see Request.computed, which says it also of those that decode.
+    cached_tokens: found in the prefix cache then. blocks: of the KV cache, in order of position; groups: tables of the
+    groups of caches behind the first. computed: see Request.computed, which says it also of those that decode.
     """
 
     sequence: int = 0
@@ -30,12 +34,21 @@ class Standing:
     started: float | None = None
     cached_tokens: int = 0
     blocks: list[int] = field(default_factory=list)
-    windows: tuple[WindowTable, ...] = ()
+    groups: tuple[GroupTable, ...] = ()
     computed: int = 0
 
     def table(self, group: int) -> list[int]:
         """The blocks of a group of caches."""
-        return self.windows[group - 1].blocks if group else self.blocks
+        return self.groups[group - 1].blocks if group else self.blocks
+
+    def dropped(self, group: int) -> int:
+        """How many rows fewer than positions the request has in a group of caches."""
+        return self.groups[group - 1].dropped if group else 0
+
+    def slot(self, group: int, position: int, block_size: int) -> int:
+        """Where a group's caches hold the token in this position."""
+        block, place = divmod(position - self.dropped(group), block_size)
+        return self.table(group)[block] * block_size + place
 
     @property
     def is_seated(self) -> bool:

@@ -1,53 +1,69 @@
 """Which blocks requests have, in every group of caches: all tables of a request grow, part and end together."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from llmc.program import Limits
 from llmc.runtime.requests.request import Request
-from llmc.runtime.requests.request_state import WindowTable
+from llmc.runtime.requests.request_state import GroupTable
 from llmc.runtime.scheduling.block_pool import BlockPool
+from llmc.runtime.scheduling.group_pool import GroupPool
 from llmc.runtime.scheduling.step_plan import StepOutline
-from llmc.runtime.scheduling.window_pool import WindowPool
 
 
 class RequestBlocks:
-    """The blocks of `pool`, which hold every token of a request, and of `windows`, which hold those near its end."""
+    """The blocks of `pool`, which hold every token of a request, and of `groups`, which hold what policies keep."""
 
-    def __init__(self, limits: Limits, pool: BlockPool, windows: Sequence[WindowPool] = ()) -> None:
+    def __init__(self, limits: Limits, pool: BlockPool, groups: Sequence[GroupPool] = ()) -> None:
         self._pool, self._limits = pool, limits
-        self.windows = tuple(windows)
+        self.groups = tuple(groups)
 
     def fit(self, count: int) -> bool:
         """Whether so many are left in every pool."""
-        return count <= self._pool.available and all(count <= window.pool.available for window in self.windows)
+        return count <= self._pool.available and all(count <= group.pool.available for group in self.groups)
 
     def append(self, requests: Iterable[Request], count: int) -> None:
         """One more for each of the `count` requests; they must fit."""
         for request, block in zip(requests, self._pool.allocate(count), strict=True):
             request.standing.blocks.append(block)
-        for group, window in enumerate(self.windows):
-            for request, block in zip(requests, window.pool.allocate(count), strict=True):
-                request.standing.windows[group].blocks.append(block)
+        for index, group in enumerate(self.groups):
+            for request, block in zip(requests, group.pool.allocate(count), strict=True):
+                request.standing.groups[index].blocks.append(block)
 
     def extend(self, request: Request, count: int) -> None:
         """So many more for a request; they must fit."""
         own = request.standing
         own.blocks += self._pool.allocate(count)
-        for window, table in self._tables(request):
-            table.blocks += window.pool.allocate(count)
+        for group, table in self._tables(request):
+            table.blocks += group.pool.allocate(count)
 
-    def cut(self, request: Request, count: int) -> None:
-        """Leave the request that many."""
+    def shorten(self, request: Request, count: int) -> None:
+        """Leave the request its first `count` blocks."""
         own = request.standing
         while len(own.blocks) > count:
             self._pool.release((own.blocks.pop(),))
-            for window, table in self._tables(request):
-                window.pool.release((table.blocks.pop(),))
+            for group, table in self._tables(request):
+                group.pool.release((table.blocks.pop(),))
 
-    def retire(self, request: Request) -> None:
-        """Give back what no later token of the request looks at."""
-        for window, table in self._tables(request):
-            window.retire(request, table)
+    def retire(self, request: Request) -> bool:
+        """Give back what no later token of the request looks at. Returns whether rows have got other numbers."""
+        was_cut = False
+        for group, table in self._tables(request):
+            group.retire(request, table)
+            was_cut |= group.cut(request, table)
+        return was_cut
+
+    def fitting(self, request: Request, tokens: int, rows: int) -> int:
+        """How many of its pending tokens the request can compute in a step with room for so many tokens and rows of
+        logits: none behind the next cut of one of its tables."""
+        return request.fitting(min(tokens, self.until_cut(request)), rows)
+
+    def until_cut(self, request: Request) -> int:
+        """How many tokens may follow those that the request has computed until one of its tables is cut."""
+        found, tables = self._limits.max_model_len, request.standing.groups
+        for index, group in enumerate(self.groups):
+            found = min(found, group.until_cut(request.computed, tables[index].dropped if tables else 0))
+        return found
 
     def can_start(self, found: Sequence[int], tokens: int, others: Sequence[Request]) -> bool:
         """Whether there is room for a request of so many tokens behind the blocks that were found, and for what the
@@ -57,11 +73,10 @@ class RequestBlocks:
         lacks = [max(0, self._limits.blocks_for(len(r.tokens)) - len(r.standing.blocks)) for r in others]
         if missing + revived + sum(lacks) > pool.available:
             return False
-        for group, window in enumerate(self.windows):
-            tables = [request.standing.windows[group] for request in others]
-            held = [len(table.blocks) - table.first for table in tables]
-            promised = sum(min(lack, max(0, window.most - own)) for lack, own in zip(lacks, held, strict=True))
-            if min(missing + window.revived(found), window.most) + promised > window.pool.available:
+        for index, group in enumerate(self.groups):
+            held = [len(group.held(request.standing.groups[index])) for request in others]
+            promised = sum(min(lack, max(0, group.most - own)) for lack, own in zip(lacks, held, strict=True))
+            if min(missing + group.revived(found), group.most) + promised > group.pool.available:
                 return False
         return True
 
@@ -71,7 +86,7 @@ class RequestBlocks:
         if found:
             self._pool.share(found)
         own.blocks = list(found)
-        own.windows = tuple(window.start(found) for window in self.windows)
+        own.groups = tuple(group.start(found) for group in self.groups)
         self.extend(request, count - len(found))
 
     def fork(self, parent: Request, child: Request) -> None:
@@ -80,38 +95,44 @@ class RequestBlocks:
         count = self._limits.blocks_for(own.computed)
         own.blocks = first.blocks[:count]
         self._pool.share(own.blocks)
-        own.windows = tuple(WindowTable(table.blocks[:count], table.first) for table in first.windows)
-        for window, table in self._tables(child):
-            window.pool.share(table.blocks[table.first :])
+        own.groups = tuple(replace(table, blocks=table.blocks[: count - self._gone(table)]) for table in first.groups)
+        for group, table in self._tables(child):
+            group.pool.share(group.held(table))
 
     def can_write(self, request: Request, index: int, end: int) -> bool:
         """Whether there is room for the request to write from its block `index` to before `end`."""
         own = request.standing
         lacks = max(0, end - len(own.blocks))
-        pools = ((self._pool, own.blocks), *((w.pool, t.blocks) for w, t in self._tables(request)))
-        return all(lacks + _is_shared(pool, blocks, index) <= pool.available for pool, blocks in pools)
+        tables = ((group.pool, table.blocks, index - self._gone(table)) for group, table in self._tables(request))
+        pools = ((self._pool, own.blocks, index), *tables)
+        return all(lacks + _is_shared(pool, blocks, place) <= pool.available for pool, blocks, place in pools)
 
     def write(self, request: Request, index: int, end: int, outline: StepOutline) -> None:
         """Make the blocks from `index` to before `end` the request's own; there must be room."""
         own = request.standing
         _part(self._pool, own.blocks, index, outline.copies)
-        for group, (window, table) in enumerate(self._tables(request), 1):
-            _part(window.pool, table.blocks, index, outline.window_copies.setdefault(group, {}))
+        for number, (group, table) in enumerate(self._tables(request), 1):
+            copies = outline.group_copies.setdefault(number, {})
+            _part(group.pool, table.blocks, index - self._gone(table), copies)
         if end > len(own.blocks):
             self.extend(request, end - len(own.blocks))
 
     def release(self, request: Request) -> None:
         """Give all back."""
         own = request.standing
-        for window, table in self._tables(request):
-            window.pool.release(table.blocks[table.first :])
+        for group, table in self._tables(request):
+            group.pool.release(group.held(table))
         if own.blocks:
             self._pool.release(own.blocks)
-        own.blocks, own.windows = [], ()
+        own.blocks, own.groups = [], ()
 
-    def _tables(self, request: Request) -> Iterable[tuple[WindowPool, WindowTable]]:
+    def _tables(self, request: Request) -> Iterable[tuple[GroupPool, GroupTable]]:
         """None of a request that holds nothing."""
-        return zip(self.windows, request.standing.windows, strict=False)
+        return zip(self.groups, request.standing.groups, strict=False)
+
+    def _gone(self, table: GroupTable) -> int:
+        """Blocks that have left a table."""
+        return table.dropped // self._limits.block_size
 
 
 def _is_shared(pool: BlockPool, blocks: Sequence[int], index: int) -> bool:

@@ -22,10 +22,10 @@ from llmc.runtime.scheduling.block_pool import BlockPool
 from llmc.runtime.scheduling.deadlines import Deadlines
 from llmc.runtime.scheduling.decode_set import DecodeSet
 from llmc.runtime.scheduling.families import Families
+from llmc.runtime.scheduling.group_pool import GroupPool
 from llmc.runtime.scheduling.request_blocks import RequestBlocks
 from llmc.runtime.scheduling.step_plan import Chunk, StepOutline, StepPlan
 from llmc.runtime.scheduling.waiting_requests import WaitingRequests
-from llmc.runtime.scheduling.window_pool import WindowPool
 from llmc.runtime.speculation.draft import NO_DRAFT
 from llmc.runtime.speculation.speculation import Speculation
 
@@ -36,8 +36,8 @@ class Scheduler:
     max_step_tokens: a lower budget of tokens a step than the engine's limit. clock: seconds, as Request.arrived counts
     them. speculation: what drafts tokens that may come next; a request that has drafts is a chunk of its last token and
     of those. adapters: slots of the engine's pools; a request whose adapter has none, and gets none, waits. snapshots:
-    of the states of a model that has some. whole_texts: all tokens of a request come in one step. windows: of the
-    groups of caches behind the first.
+    of the states of a model that has some. whole_texts: all tokens of a request come in one step. groups: pools of
+    the groups of caches behind the first.
     """
 
     def __init__(
@@ -51,17 +51,17 @@ class Scheduler:
         adapters: AdapterSlots | None = None,
         snapshots: StateSnapshots | None = None,
         whole_texts: bool = False,
-        windows: Sequence[WindowPool] = (),
+        groups: Sequence[GroupPool] = (),
     ) -> None:
-        self._blocks = RequestBlocks(limits, pool, windows)
+        self._blocks = RequestBlocks(limits, pool, groups)
         self._whole_texts = whole_texts
         self._adapters = adapters
         self._speculation = speculation
         self._snapshots = snapshots
-        self.prefix_cache = PrefixCache(pool, limits.block_size, snapshots, windows)
+        self.prefix_cache = PrefixCache(pool, limits.block_size, snapshots, groups)
         self.preemptions = 0
         self.block_size, self._blocks_for = limits.block_size, limits.blocks_for
-        self.groups = 1 + len(windows)
+        self.groups = 1 + len(groups)
         self._budget = min(limits.max_batch_tokens, max_step_tokens or limits.max_batch_tokens)
         self._rows = limits.max_logit_rows
         self._clock = clock
@@ -216,7 +216,7 @@ class Scheduler:
             self._extend_with_drafts(self._speculation, outline)
         for request in self._by_urgency():
             if request.standing.is_seated:
-                count = request.fitting(outline.tokens, outline.rows)
+                count = self._blocks.fitting(request, outline.tokens, outline.rows)
                 if count > 0 and self._grow(request, count, outline):
                     outline.include(request, count)
         if self._free_seats and preemptions == self.preemptions:
@@ -233,7 +233,7 @@ class Scheduler:
             if is_stuck or preemptions != self.preemptions:
                 return self.schedule()
         entered = self._decoding.take_entered()
-        return StepPlan(decodes, chunks, outline.copies, outline.grown, entered, outline.window_copies)
+        return StepPlan(decodes, chunks, outline.copies, outline.grown, entered, outline.group_copies)
 
     def _by_urgency(self) -> list[Request]:
         """The prefilling requests: those with a single token first, then the urgent ones, each in order of arrival."""
@@ -247,8 +247,9 @@ class Scheduler:
         cohort = self._decoding.cohort(self._number)
         if self._snapshots is not None:
             self._snapshots.pass_ends(cohort)
-        for request in cohort if self._blocks.windows else ():
-            self._blocks.retire(request)
+        for request in cohort if self._blocks.groups else ():
+            if self._blocks.retire(request):
+                self._decoding.note_exchange(request)
         if self._blocks.fit(len(cohort)):
             if cohort:
                 self._blocks.append(cohort, len(cohort))
@@ -271,7 +272,7 @@ class Scheduler:
                 self._drafting[request] = request
         else:
             for request in self._drafting.values():
-                self._blocks.cut(request, self._blocks_for(request.computed))  # One that decodes has no others.
+                self._blocks.shorten(request, self._blocks_for(request.computed))  # One that decodes has no others.
                 self._decoding.add(request, self._number)
             self._drafting.clear()
 
@@ -286,6 +287,7 @@ class Scheduler:
         requests = list(self._drafting.values())
         most = speculation.most(requests, min(outline.tokens, outline.rows) - len(requests))
         for index, request in enumerate(requests):
+            most[index] = min(most[index], self._blocks.until_cut(request) - 1)
             missing = self._blocks_for(len(request.tokens) + most[index]) - len(request.standing.blocks)
             if not self._blocks.fit(missing + 1):
                 most[index] = 0
@@ -308,7 +310,7 @@ class Scheduler:
         if not self._blocks.can_start(found, len(request.tokens), () if outline.rows else list(self._prefilling)):
             return False
         own.computed = known * self.block_size
-        count = request.fitting(outline.tokens, outline.rows)
+        count = self._blocks.fitting(request, outline.tokens, outline.rows)
         if not count or (self._whole_texts and count < request.pending):
             own.computed = 0
             return False

@@ -30,7 +30,7 @@ class StepPlan(NamedTuple):
     """What one step computes: first the decodes by place, one token and one row of logits each, then the chunks.
 
     copies: blocks to be filled from others before the step, {destination: source}; all sources are read first.
-    window_copies: the same of the groups of caches behind the first, by group.
+    group_copies: the same of the groups of caches behind the first, by group.
     grown: decodes that have got one more block. entered: those that have come to their place, or whose blocks are
     others, since the last step. In both, requests without a place are to be ignored.
     """
@@ -40,7 +40,7 @@ class StepPlan(NamedTuple):
     copies: dict[int, int]
     grown: list[Request]
     entered: list[Request]
-    window_copies: dict[int, dict[int, int]]
+    group_copies: dict[int, dict[int, int]]
 
     def __bool__(self) -> bool:
         return bool(self.decodes or self.chunks)
@@ -55,7 +55,7 @@ class StepOutline:
     chunks: list[Chunk] = field(default_factory=list)
     copies: dict[int, int] = field(default_factory=dict)
     grown: list[Request] = field(default_factory=list)
-    window_copies: dict[int, dict[int, int]] = field(default_factory=dict)
+    group_copies: dict[int, dict[int, int]] = field(default_factory=dict)
 
     def include(self, request: Request, count: int, draft: Draft = NO_DRAFT) -> None:
         """The request's next `count` tokens, drafts among them, and the rows of logits that it wants after them."""

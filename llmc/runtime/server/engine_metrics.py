@@ -28,12 +28,12 @@ class EngineCollector(Collector):
             yield self._family(CounterMetricFamily, name, text, [(value,)])
         finished, text = sorted(stats.finished.items()), "Requests by why they ended."
         yield self._family(CounterMetricFamily, "request_success", text, finished, "finished_reason")
-        if stats.windows:
-            total = [(window.reach, window.total) for window in stats.windows]
-            used = [(window.reach, window.used) for window in stats.windows]
-            text = "KV blocks of layers with a window."
-            yield self._family(GaugeMetricFamily, "kv_cache_window_blocks", text, total, "reach")
-            yield self._family(GaugeMetricFamily, "kv_cache_window_blocks_used", "Those of them in use.", used, "reach")
+        if stats.groups:
+            total = [(group.policy, group.total) for group in stats.groups]
+            used = [(group.policy, group.used) for group in stats.groups]
+            text = "KV blocks of layers that do not keep everything."
+            yield self._family(GaugeMetricFamily, "kv_cache_group_blocks", text, total, "policy")
+            yield self._family(GaugeMetricFamily, "kv_cache_group_blocks_used", "Those of them in use.", used, "policy")
         if stats.rank_restarts:
             restarts = [(str(rank), count) for rank, count in stats.rank_restarts.items()]
             text = "How often a rank was lost and started again."

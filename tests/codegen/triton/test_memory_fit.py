@@ -16,7 +16,7 @@ from llmc.errors import OptionError
 from llmc.frontends.capture import capture
 from llmc.options import BuildOptions
 from llmc.passes.pipeline import default
-from llmc.program import Program, RankLayout, Reach
+from llmc.program import Nearest, Program, RankLayout
 from llmc.simulation.programs import model_programs
 from tests.codegen.tiny_models import llama
 from tests.gpu_target import gpu_target
@@ -57,7 +57,7 @@ def test_each_sequence_counts_with_its_window_and_a_step_once() -> None:
     plain = lower_device(llama(torch.float32)[0], gpu_target("l4"), BuildOptions()).program
     limits = replace(plain.limits, max_model_len=65536, max_sequences=8, max_batch_tokens=8192)
     whole, windowed = plain.caches[0], replace(plain.caches[1], group=1)
-    program = replace(plain, limits=limits, caches=(whole, windowed), reaches=(Reach(1024, None),))
+    program = replace(plain, limits=limits, caches=(whole, windowed), policies=(Nearest(1024),))
     fixed = sum(slot.nbytes for slot in program.weights) + RESERVED_BYTES
     fixed += program.arena.at(tokens=8192, logit_rows=limits.max_logit_rows)
     fixed += 4 * limits.max_logit_rows * program.vocab_size

@@ -53,7 +53,7 @@ def test_keeps_window_softcap_and_sinks() -> None:
 def test_a_window_as_long_as_the_longest_sequence_is_none(window: int, kept: int | None) -> None:
     graph, _ = _windowed(window)
     result = run_pipeline(graph, (page_kv_cache,), BuildOptions(max_model_len=32)).graph
-    assert [reach.window for reach in result.reaches] == ([] if kept is None else [kept])
+    assert [policy.visible.window for policy in result.policies] == ([] if kept is None else [kept])
 
 
 @pytest.mark.parametrize("window", [0, -3])

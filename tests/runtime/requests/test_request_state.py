@@ -16,7 +16,7 @@ PACKAGE = Path(llmc.__file__).parent
 OWNERS = {"standing": ("scheduler.py", Standing), "decoding": ("decode_set.py", Decoding)}
 OWNERS |= {"prefix": ("prefix_cache.py", KnownPrefix), "states": ("state_snapshots.py", KnownStates)}
 # Who keeps the queues says what is in them, and who gives blocks whose they are.
-OTHER_OWNERS = {"is_waiting": "waiting_requests.py", "blocks": "request_blocks.py", "windows": "request_blocks.py"}
+OTHER_OWNERS = {"is_waiting": "waiting_requests.py", "blocks": "request_blocks.py", "groups": "request_blocks.py"}
 MUTATORS = {"append", "extend", "pop", "clear", "insert", "remove", "sort"}
 
 

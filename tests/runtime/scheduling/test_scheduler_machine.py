@@ -16,22 +16,27 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from llmc.program import Limits, Reach
+from llmc.program import CachePolicy, Limits, Nearest
 from llmc.runtime.requests.generation_request import Priority
 from llmc.runtime.requests.request import Request
 from llmc.runtime.speculation.drafter import Drafter
 from llmc.runtime.speculation.speculation import Speculation
+from tests.cache_policies.every_other_block import EveryOtherBlock
+from tests.cache_policies.sinks_and_recent import SinksAndRecent
 from tests.runtime.model_free import PROMPT, Counted, Run, next_token
 from tests.runtime.scheduling.lockstep import Lockstep, Member
 from tests.runtime.speculation.guesses import Guesses, Trees, Wavering
 from tests.runtime.speculation.second_cells import SecondCells
 
-REACHES = (
+POLICIES = (
     (),
     (),
-    (Reach(5, None),),
-    (Reach(None, 8),),
-    (Reach(1, None), Reach(7, 12)),
+    (Nearest(5, None),),
+    (Nearest(None, 8),),
+    (Nearest(1, None), Nearest(7, 12)),
+    (SinksAndRecent(3, 6),),
+    (EveryOtherBlock(4, 4, 2),),
+    (SinksAndRecent(6, 1), EveryOtherBlock(4, 3, 1), Nearest(9)),
 )
 
 
@@ -48,7 +53,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         drafter=st.sampled_from(("chains", "trees", "second engine")),
         snapshots=st.integers(0, 8),
         spacing=st.sampled_from((1, 5, 8)),
-        reaches=st.sampled_from(REACHES),
+        policies=st.sampled_from(POLICIES),
     )
     def start(
         self,
@@ -60,7 +65,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         drafter: str,
         snapshots: int,
         spacing: int,
-        reaches: tuple[Reach, ...],
+        policies: tuple[CachePolicy, ...],
     ) -> None:
         """States exclude drafts."""
         self.now = 0.0
@@ -79,7 +84,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             speculation=speculation,
             snapshots=snapshots if drafts is None else None,
             spacing=spacing,
-            reaches=reaches,
+            policies=policies,
         )
         self.dropped: set[Request] = set()
         self.groups: list[Lockstep] = []
@@ -192,7 +197,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         while not self.run.scheduler.idle:
             self.run.step()
             assert self.run.steps < limit, "no progress"
-        assert self.run.pool.used == 0 and not any(window.pool.used for window in self.run.windows)
+        assert self.run.pool.used == 0 and not any(group.pool.used for group in self.run.groups)
         assert all(group.finished for group in self.groups)
         broken = {each for request in self.run.breaks_at for each in _together(request)}
         for request in self.run.requests:

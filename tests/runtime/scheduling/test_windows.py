@@ -5,18 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from llmc.program import TREE_REACH, Limits, Reach
+from llmc.program import TREE_REACH, Limits, Nearest
 from llmc.runtime.loop.publish import publish
 from llmc.runtime.scheduling.block_pool import BlockPool
+from llmc.runtime.scheduling.group_pool import GroupPool
 from llmc.runtime.scheduling.scheduler import Scheduler
 from llmc.runtime.scheduling.step_plan import StepPlan
-from llmc.runtime.scheduling.window_pool import WindowPool
 from llmc.runtime.speculation.speculation import Speculation
 from tests.runtime.model_free import Checksums, Counted
 from tests.runtime.speculation.guesses import Guesses, Open
 
 LIMITS = Limits(2048, 2, 64, max_model_len=32768, block_size=16)
-REACH = Reach(512, None)
+POLICY = Nearest(512, None)
 PROMPT = [i % 97 for i in range(32600)]
 
 
@@ -28,7 +28,7 @@ def take_step(scheduler: Scheduler) -> StepPlan:
     return plan
 
 
-def serve(scheduler: Scheduler, window: WindowPool, request: Counted) -> None:
+def serve(scheduler: Scheduler, window: GroupPool, request: Counted) -> None:
     """Every step of the request, which is alone."""
     scheduler.add(request)
     while not scheduler.idle:
@@ -39,12 +39,12 @@ def serve(scheduler: Scheduler, window: WindowPool, request: Counted) -> None:
 
 
 @pytest.fixture
-def window() -> WindowPool:
-    return WindowPool(REACH, REACH.blocks_beside(LIMITS, 4096), LIMITS)
+def window() -> GroupPool:
+    return GroupPool(POLICY, POLICY.pool_blocks(LIMITS, 4096), LIMITS)
 
 
-def test_32k_hold_window_chunk_and_a_block_and_are_found_again(window: WindowPool) -> None:
-    scheduler = Scheduler(LIMITS, BlockPool(4096), windows=(window,))
+def test_32k_hold_window_chunk_and_a_block_and_are_found_again(window: GroupPool) -> None:
+    scheduler = Scheduler(LIMITS, BlockPool(4096), groups=(window,))
     first, again = (Counted(PROMPT, 100, salt=b"") for _ in range(2))
     serve(scheduler, window, first)
     assert first.standing.cached_tokens == 0
@@ -55,9 +55,9 @@ def test_32k_hold_window_chunk_and_a_block_and_are_found_again(window: WindowPoo
     assert turn.standing.cached_tokens == (len(first.tokens) - 1) // 16 * 16, "the answer is found, too"
 
 
-def test_a_prefix_without_its_window_is_found_as_far_as_it_has_one(window: WindowPool) -> None:
+def test_a_prefix_without_its_window_is_found_as_far_as_it_has_one(window: GroupPool) -> None:
     """Blocks long behind the window have gone to others: the first group alone brings nobody there."""
-    scheduler = Scheduler(LIMITS, BlockPool(4096), windows=(window,))
+    scheduler = Scheduler(LIMITS, BlockPool(4096), groups=(window,))
     serve(scheduler, window, Counted(PROMPT, 5, salt=b""))
     parts = Counted([*PROMPT[:1000], 5, 5, 5], 5, salt=b"")
     serve(scheduler, window, parts)
@@ -69,24 +69,24 @@ def test_a_prefix_without_its_window_is_found_as_far_as_it_has_one(window: Windo
 
 
 def test_one_sequence_always_fits() -> None:
-    for reach in (REACH, Reach(None, 1000), Reach(1, None), Reach(40_000, 7)):
+    for policy in (POLICY, Nearest(None, 1000), Nearest(1, None), Nearest(40_000, 7)):
         whole = LIMITS.blocks_for(LIMITS.max_model_len)
-        assert reach.blocks_of_sequence(LIMITS, LIMITS.max_batch_tokens) <= reach.blocks_beside(LIMITS, whole) <= whole
-        assert reach.blocks_beside(LIMITS, 0) == 0
+        assert policy.sequence_blocks(LIMITS, LIMITS.max_batch_tokens) <= policy.pool_blocks(LIMITS, whole) <= whole
+        assert policy.pool_blocks(LIMITS, 0) == 0
 
 
 def test_a_short_sequence_has_what_a_token_and_its_drafts_see_beginning_in_any_row() -> None:
     # 18 rows and the 63 that a tree may hide span 6 blocks of 16 at the most; one row more would span 7.
     limits = Limits(32, 3, 3, max_model_len=4096, block_size=16)
-    assert Reach(18, None).blocks_beside(limits, 440) == 3 * 6 + limits.blocks_for(32 + 63)
+    assert Nearest(18, None).pool_blocks(limits, 440) == 3 * 6 + limits.blocks_for(32 + 63)
 
 
 def test_what_was_found_does_not_keep_a_request_from_starting() -> None:
     """What it begins on is part of the most that it holds, not beside it."""
     limits = Limits(2, 1, 1, max_model_len=32, block_size=4)
-    reach = Reach(7, 12)
-    window = WindowPool(reach, reach.blocks_of_sequence(limits, 2), limits)
-    scheduler = Scheduler(limits, BlockPool(8), windows=(window,))
+    policy = Nearest(7, 12)
+    window = GroupPool(policy, policy.sequence_blocks(limits, 2), limits)
+    scheduler = Scheduler(limits, BlockPool(8), groups=(window,))
     prompt = PROMPT[:9]
     for more in ((), (1, 2, 3, 4, 5, 6, 7, 8)):
         request = Counted([*prompt, *more], 3, salt=b"")
@@ -100,10 +100,10 @@ def test_what_was_found_does_not_keep_a_request_from_starting() -> None:
 def test_short_sequences_find_room_where_memory_holds_few_long_ones(drafts: int) -> None:
     """Also with the rows behind its window that a request keeps while drafts come."""
     limits = Limits(256, 32, 256, max_model_len=131072, block_size=16)
-    reach, blocks, slack = Reach(64, None), 3 * 131072 // 16, TREE_REACH if drafts else 0
+    policy, blocks, slack = Nearest(64, None), 3 * 131072 // 16, TREE_REACH if drafts else 0
     speculation = Speculation(lambda: Guesses(lambda _: 0, 97), drafts, Open) if drafts else None
-    window = WindowPool(reach, reach.blocks_beside(limits, blocks), limits, slack)
-    scheduler = Scheduler(limits, BlockPool(blocks), windows=(window,), speculation=speculation)
+    window = GroupPool(policy, policy.pool_blocks(limits, blocks), limits, slack)
+    scheduler = Scheduler(limits, BlockPool(blocks), groups=(window,), speculation=speculation)
     requests = [Counted(PROMPT[:200], 100, salt=None) for _ in range(24)]
     for request in requests:
         scheduler.add(request)
@@ -120,9 +120,9 @@ def test_short_sequences_find_room_where_memory_holds_few_long_ones(drafts: int)
 def test_beginnings_in_common_are_found_while_all_seats_are_taken() -> None:
     """What lies behind a window goes before the blocks that the next request begins behind."""
     limits = Limits(32, 4, 4, max_model_len=512, block_size=4)
-    reach, blocks = Reach(16, None), 4 * 512 // 4
-    window = WindowPool(reach, reach.blocks_beside(limits, blocks), limits)
-    scheduler = Scheduler(limits, BlockPool(blocks), windows=(window,))
+    policy, blocks = Nearest(16, None), 4 * 512 // 4
+    window = GroupPool(policy, policy.pool_blocks(limits, blocks), limits)
+    scheduler = Scheduler(limits, BlockPool(blocks), groups=(window,))
     begins = [PROMPT[start : start + 80] for start in range(4)]
     for number in range(40):
         scheduler.add(Counted([*begins[number % 4], *PROMPT[number : number + 40]], 40, salt=b""))

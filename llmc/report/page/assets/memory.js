@@ -49,19 +49,19 @@ function cacheTable() {
   const cache = data.memory.cache, limits = data.engine.limits;
   const context = Math.min(chosen.context, limits.max_model_len);
   const held = (blocks) => cache.groups.reduce((sum, group) => sum + group.block_bytes * Math.min(blocks, group.blocks), 0);
-  const windows = cache.groups.filter((group) => group.reach !== null);
-  const within = (kind) => kind.group ? ` within ${cache.groups[kind.group].reach}` : "";
+  const others = cache.groups.filter((group) => group.policy !== null);
+  const under = (kind) => kind.group ? ` under ${cache.groups[kind.group].policy}` : "";
   return [
     table([["", "label"], ["Bytes", "num"]], [
       ["a token", inBytes(cache.token_bytes)],
-      ...windows.map((group) => [`of it only within ${group.reach}`, inBytes(group.block_bytes / limits.block_size)]),
+      ...others.map((group) => [`of it kept by ${group.policy}`, inBytes(group.block_bytes / limits.block_size)]),
       [`a block of ${limits.block_size} positions`, inBytes(held(1))],
       [`a sequence of ${inCount(limits.max_model_len)} tokens, the longest`, inBytes(held(Infinity))],
-      ...(windows.length ? [["the same alone, with a step's tokens and drafts in windows", inBytes(cache.sequence_bytes)]] : []),
+      ...(others.length ? [["the same alone, with a step's tokens and drafts in each group", inBytes(cache.sequence_bytes)]] : []),
       [`the largest batch, ${inCount(bounds.batch)} sequences of ${inCount(context)} tokens`, inBytes(held(Math.ceil(context / limits.block_size)) * bounds.batch)],
       [`the largest batch at full length`, inBytes(held(Infinity) * bounds.batch)],
     ], { class: "plain" }),
-    el("p", { class: "hint" }, cache.kinds.map((kind) => `${plural(kind.layers, "layer")}${within(kind)}: ${kind.kv_heads} heads of ${kind.head_dim} keys and ${kind.value_dim} values, ${kind.dtype}`).join("; ")),
+    el("p", { class: "hint" }, cache.kinds.map((kind) => `${plural(kind.layers, "layer")}${under(kind)}: ${kind.kv_heads} heads of ${kind.head_dim} keys and ${kind.value_dim} values, ${kind.dtype}`).join("; ")),
   ];
 }
 

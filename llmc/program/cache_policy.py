@@ -1,0 +1,186 @@
+"""What the caches of a group of layers keep of a sequence, and all that follows from it: docs/cache-policy.md."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from itertools import count, islice, pairwise
+from typing import ClassVar
+
+from llmc.program.limits import Limits
+from llmc.program.step_outputs import GROUP_INPUTS
+
+# Rows before a token's own that a tree may hide from it: it counts them in its window, and kernels read that far back.
+TREE_REACH = 63
+# A pool has at least one block for this many blocks of group 0, because most sequences are shorter than the longest.
+_SHORTER = 8
+
+
+@dataclass(frozen=True)
+class Visible:
+    """The rows of its sequence's cache that a token sees: [0, pinned) and [first(row), row].
+
+    window: number of rows nearest to the token, its own included. chunk: rows before the multiple of it at or before
+    the token's own row are hidden. None: no limit.
+    """
+
+    window: int | None = None
+    chunk: int | None = None
+    pinned: int = 0
+
+    @property
+    def near(self) -> int | None:
+        """The most rows that a token sees behind the pinned ones; None for all."""
+        return min((size for size in (self.window, self.chunk) if size is not None), default=None)
+
+    @property
+    def most(self) -> int | None:
+        """The most rows that a token sees; None for all."""
+        return None if self.near is None else self.near + self.pinned
+
+    def first(self, row: int) -> int:
+        """The first row behind the pinned ones that a token in this row, or in a later one, sees."""
+        by_window = 0 if self.window is None else row - self.window + 1
+        by_chunk = 0 if self.chunk is None else row - row % self.chunk
+        return max(0, by_window, by_chunk)
+
+
+@dataclass(frozen=True)
+class CachePolicy:
+    """Keeps every row. A policy that keeps less derives from this class.
+
+    Its fields are its options: whole numbers, or None for options that are not given. NAME: how text names the policy.
+    """
+
+    NAME: ClassVar[str] = "everything"
+
+    @property
+    def visible(self) -> Visible:
+        """The rows that a token sees of those that its cache still holds. A table that is cut shows all of them."""
+        return Visible(window=self.fills_at)
+
+    @property
+    def fills_at(self) -> int | None:
+        """Number of rows at which a request's table is cut; None if it never is. A multiple of the block size."""
+        return None
+
+    def leaving(self) -> Sequence[range]:
+        """The rows that leave a table of `fills_at` rows, in order; the others move up. Whole blocks."""
+        return ()
+
+    def cut_problem(self, block_size: int) -> str | None:
+        """Why tables with blocks of this size cannot be cut as the policy says; None if they can, or never are."""
+        if self.fills_at is None:
+            return None
+        ends = [end for rows in self.leaving() for end in (rows.start, rows.stop)]
+        wrong = next((row for row in (self.fills_at, *ends) if row % block_size), None)
+        if wrong is not None:
+            return f"cuts tables at row {wrong}, which is not a multiple of block_size={block_size}"
+        if not ends or any(before > after for before, after in pairwise((0, *ends, self.fills_at))):
+            return f"cuts tables of {self.fills_at} rows, but {list(self.leaving())} are not some of them in order"
+        if self.visible != Visible(window=self.fills_at):
+            return f"cuts tables, and hides rows of them besides: {self.visible}"
+        return None
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The step inputs that a group of this policy has for itself."""
+        rows_are_positions = self.fills_at is None
+        return tuple(name for name in GROUP_INPUTS if not (rows_are_positions and name == "context_lens"))
+
+    def cuts(self, tokens: int) -> range:
+        """The numbers of tokens, all below `tokens`, behind which a table is cut."""
+        return range(0) if self.fills_at is None else range(self.fills_at, tokens, sum(map(len, self.leaving())))
+
+    def held(self, tokens: int) -> list[int]:
+        """The positions whose rows a table holds behind so many tokens, in order."""
+        return list(next(islice(self._tables(), tokens, None)))
+
+    def seen(self, tokens: int) -> Iterator[list[int]]:
+        """For each token of a sequence, the positions whose keys it sees, in order."""
+        visible = self.visible
+        for position, before in enumerate(islice(self._tables(), tokens)):
+            first, rows = visible.first(len(before)), [*before, position]
+            yield [*rows[: min(visible.pinned, first)], *rows[first:]]
+
+    def _tables(self) -> Iterator[list[int]]:
+        """The positions whose rows a table holds behind 0, 1, 2, … tokens; always the same list."""
+        kept = list[int]()
+        for position in count():
+            yield kept
+            kept.append(position)
+            if len(kept) == self.fills_at:
+                for rows in reversed(self.leaving()):
+                    del kept[rows.start : rows.stop]
+
+    def sequence_blocks(self, limits: Limits, tokens: int) -> int:
+        """The most blocks that one sequence holds while a step adds `tokens` tokens to it."""
+        visible, size = self.visible, limits.block_size
+        rows = min(visible.near or limits.max_model_len, limits.max_model_len) - 1 + tokens
+        # They may begin with the last row of a block.
+        blocks = limits.blocks_for(visible.pinned) + limits.blocks_for(rows + size - 1)
+        return min(blocks, limits.blocks_for(min(self.fills_at or limits.max_model_len, limits.max_model_len)))
+
+    def pool_blocks(self, limits: Limits, blocks: int) -> int:
+        """Blocks of the group's pool where group 0 has `blocks`.
+
+        They suffice for as many sequences of max_model_len as group 0 holds. They are at least an eighth of the blocks
+        of group 0 behind its first sequence, up to what max_sequences need. To what a token of each sequence sees they
+        add the rows that drafts may need, and once the tokens of a whole step.
+        """
+        whole, each = limits.blocks_for(limits.max_model_len), self.sequence_blocks(limits, 1 + TREE_REACH)
+        of_longest = -(-blocks * each // whole)
+        of_all = max(of_longest, min((blocks - whole) // _SHORTER, limits.max_sequences * each))
+        return min(blocks, of_all + limits.blocks_for(limits.max_batch_tokens + TREE_REACH))
+
+    def __str__(self) -> str:
+        """`NAME:option=value,…`, which `from_text` reads."""
+        given = [(field.name, getattr(self, field.name)) for field in fields(self)]
+        options = ",".join(f"{name}={value}" for name, value in given if value is not None)
+        return f"{self.NAME}:{options}" if options else self.NAME
+
+    @staticmethod
+    def from_text(text: str) -> "CachePolicy":
+        """The policy of such a text. Raises ValueError that says what is wrong."""
+        name, _, given = text.partition(":")
+        kinds = {kind.NAME: kind for kind in _kinds(CachePolicy)}
+        if name not in kinds:
+            known = ", ".join(sorted(kinds))
+            raise ValueError(f"{text!r:.200} names no cache policy that is imported: there are {known}")
+        options = dict[str, int]()
+        for option in given.split(",") if given else ():
+            key, _, value = option.partition("=")
+            if key not in {field.name for field in fields(kinds[name])} or not value.isdecimal():
+                known = ", ".join(field.name for field in fields(kinds[name]))
+                raise ValueError(f"{text!r:.200}: {option!r} is not OPTION=NUMBER with an option of {name} ({known})")
+            options[key] = int(value)
+        try:
+            return kinds[name](**options)
+        except TypeError as error:
+            raise ValueError(f"{text!r:.200} lacks an option: {error}") from None
+
+
+@dataclass(frozen=True)
+class Nearest(CachePolicy):
+    """Keeps the rows of a window, of a chunk, or what lies in both; None: no limit."""
+
+    NAME: ClassVar[str] = "nearest"
+    window: int | None = None
+    chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("window", "chunk"):
+            size = getattr(self, name)
+            if size is not None and size < 1:
+                raise ValueError(f"a {name} of {size} tokens leaves nothing to see")
+
+    @property
+    def visible(self) -> Visible:
+        return Visible(self.window, self.chunk)
+
+
+EVERYTHING = CachePolicy()
+
+
+def _kinds(kind: type[CachePolicy]) -> Iterator[type[CachePolicy]]:
+    yield kind
+    for each in kind.__subclasses__():
+        yield from _kinds(each)
