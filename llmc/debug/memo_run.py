@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 
 from llmc.errors import PassError
 from llmc.graph.dead_code import writes_memory
-from llmc.graph.execute import sequence_inputs
+from llmc.graph.execute import sequence_inputs, uncut_sizes
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.op_record import record_of
 from llmc.graph.ranks import OnRanks, call, copied, first_rank, weight_value
@@ -90,7 +90,7 @@ class MemoRun:
         is_whole = any(
             record is not None and record.stages and Stage.OPTIMIZED not in record.stages for record in records
         )
-        return (len(self.tokens),) if is_whole else self._chunk_sizes
+        return (len(self.tokens),) if is_whole else uncut_sizes(graph, self._chunk_sizes)
 
     def steps(self, graph: ModelGraph) -> list[StepValues]:
         """What each node stands for in each step. Raises PassError where one does not run."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from llmc.codegen.onnx.installed import require_onnx
 from llmc.engine_format.engine_kinds import MODEL_NAME
 from llmc.files.scratch_directory import ScratchDirectory
-from llmc.graph.execute import sequence_inputs
+from llmc.graph.execute import sequence_inputs, uncut_sizes
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import WeightSource
 from llmc.program import LOGITS, WRITTEN
@@ -42,7 +42,7 @@ class OnnxOracle:
 
     def logits(self, token_ids: Sequence[int], *, chunk_sizes: Sequence[int] = (), block_size: int = 16) -> Tensor:
         """[tokens, vocabulary], fp32. chunk_sizes: of the steps that a graph with caches takes; by default one."""
-        chunks = chunk_sizes or (len(token_ids),)
+        chunks = uncut_sizes(self._graph, chunk_sizes or (len(token_ids),))
         found, caches = [], dict[str, Any]()
         for step in sequence_inputs(self._graph, token_ids, chunk_sizes=chunks, block_size=block_size):
             arrays = {name: value.numpy() for name, value in step.items() if name in self._inputs}

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.graph.ranks import OnRanks, weight_value
 from llmc.graph.step_inputs import group_inputs, step_input
 from llmc.graph.weights import WeightSource
-from llmc.program import ADAPTERS, HIDDEN, ROW_ADAPTERS, STATE_SLOTS
+from llmc.program import ADAPTERS, HIDDEN, ROW_ADAPTERS, STATE_SLOTS, CachePolicy, group_input
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,7 @@ def run_tokens(
     sizes = (len(tokens),) if chunk_sizes is None else tuple(chunk_sizes)
     if not tokens or sum(sizes) != len(tokens):
         raise RequestError(f"{len(tokens)} tokens cannot be run in chunks of {list(sizes)}")
-    starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    steps = [[Chunk(0, start, tokens[start : start + size])] for start, size in zip(starts, sizes, strict=True)]
+    steps = _steps(tokens, uncut_sizes(graph, sizes))
     return torch.cat([rows for step in run_steps(graph, source, steps, block_size=block_size) for rows in step])
 
 
@@ -52,7 +52,8 @@ def run_steps(
 ) -> list[list[Tensor]]:
     """Logits [chunk's tokens, vocabulary] of each chunk of each step, fp32.
 
-    Stages before serving have no cache: there each chunk must be a whole sequence, and runs by itself.
+    Stages before serving have no cache: there each chunk must be a whole sequence, and runs by itself. No chunk may go
+    on behind a cut of a table (uncut_sizes).
     """
     weights = {n.name: weight_value(graph.weights[n.name], source, graph.ranks) for n in graph.weight_nodes()}
     if step_input(graph, "slot_mapping") is None:
@@ -66,15 +67,27 @@ def sequence_inputs(
 ) -> list[dict[str, Any]]:
     """What every placeholder that is no weight stands for, by node name, in each step that the chunks make.
 
-    A graph before serving has one step with all tokens. The caches, all zero, are the same tensors in each step.
+    A graph before serving has one step with all tokens. The caches, all zero, are the same tensors in each step. No
+    chunk may go on behind a cut of a table (uncut_sizes).
     """
     tokens = tuple(token_ids)
     if step_input(graph, "slot_mapping") is None:
         return [_whole_inputs(graph, tokens)]
-    starts = [sum(chunk_sizes[:i]) for i in range(len(chunk_sizes))]
-    steps = [[Chunk(0, start, tokens[start : start + size])] for start, size in zip(starts, chunk_sizes, strict=True)]
+    steps = _steps(tokens, chunk_sizes)
     caches = _Caches(graph, steps, block_size)
     return [caches.tensors | _step_inputs(graph, caches, step) for step in steps]
+
+
+def uncut_sizes(graph: ModelGraph, chunk_sizes: Sequence[int]) -> tuple[int, ...]:
+    """The sizes of the chunks, parted where a cache policy of the graph cuts tables."""
+    cuts = (end for policy in graph.policies for end in policy.cuts(sum(chunk_sizes)))
+    return tuple(end - start for start, end in pairwise(sorted({0, *accumulate(chunk_sizes), *cuts})))
+
+
+def _steps(tokens: tuple[int, ...], chunk_sizes: Sequence[int]) -> list[list[Chunk]]:
+    """The steps of one sequence."""
+    ends = pairwise(accumulate(chunk_sizes, initial=0))
+    return [[Chunk(0, start, tokens[start:end])] for start, end in ends]
 
 
 def interpret(graph: ModelGraph, inputs: Mapping[str, Tensor | OnRanks]) -> Tensor:
@@ -144,6 +157,18 @@ def _run_step(graph: ModelGraph, tensors: dict[str, Any], caches: _Caches, step:
     return list(logits.float().split([len(chunk.tokens) for chunk in step]))
 
 
+def _cut_tables(policy: CachePolicy, caches: _Caches, step: Sequence[Chunk]) -> dict[str, Tensor]:
+    """What the tables of a policy that drops rows differ in from those of group 0: blocks have left, rows moved up."""
+    if policy.fills_at is None:
+        return {}
+    held = [[*policy.held(chunk.start), *range(chunk.start, chunk.start + len(chunk.tokens))] for chunk in step]
+    tables = torch.zeros(len(step), caches.blocks, dtype=torch.int32)
+    for row, chunk, positions in zip(tables, step, held, strict=True):
+        blocks = [caches.table(chunk.sequence)[first // caches.block_size] for first in positions[:: caches.block_size]]
+        row[: len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
+    return {"context_lens": torch.tensor([len(each) for each in held], dtype=torch.int32), "block_tables": tables}
+
+
 def _step_inputs(graph: ModelGraph, caches: _Caches, step: Sequence[Chunk]) -> dict[str, Any]:
     lengths = [len(chunk.tokens) for chunk in step]
     positions = [chunk.start + i for chunk in step for i in range(len(chunk.tokens))]
@@ -162,6 +187,8 @@ def _step_inputs(graph: ModelGraph, caches: _Caches, step: Sequence[Chunk]) -> d
     inputs = {name: torch.tensor(value, dtype=torch.int32) for name, value in values.items()}
     inputs |= {name: torch.zeros(len(positions), dtype=torch.int32) for name in (ADAPTERS, ROW_ADAPTERS)}
     inputs |= {name: inputs[of_first] for name, of_first in group_inputs(graph).items()}
+    for group, policy in enumerate(graph.policies, 1):
+        inputs |= {group_input(name, group): value for name, value in _cut_tables(policy, caches, step).items()}
     inputs["tree_masks"] = torch.zeros(len(positions), dtype=torch.int64)
     hidden = _hidden(graph, torch.tensor(positions))
     return hidden | {n.name: inputs[n.name] for n in graph.inputs() if n.name in inputs}

@@ -14,6 +14,9 @@ from llmc.graph.render import render
 from llmc.options import BuildOptions
 from llmc.passes.runner import run_pipeline
 from llmc.passes.serving.page_kv_cache import page_kv_cache
+from llmc.program import CachePolicy
+from tests.cache_policies.every_other_block import EveryOtherBlock
+from tests.cache_policies.sinks_and_recent import SinksAndRecent
 from tests.graph_builder import GraphBuilder, TensorSource, llama
 from tests.passes.pass_checks import histogram, rewrites, same_logits
 
@@ -54,6 +57,18 @@ def test_a_window_as_long_as_the_longest_sequence_is_none(window: int, kept: int
     graph, _ = _windowed(window)
     result = run_pipeline(graph, (page_kv_cache,), BuildOptions(max_model_len=32)).graph
     assert [policy.visible.window for policy in result.policies] == ([] if kept is None else [kept])
+
+
+@pytest.mark.parametrize("policy", [SinksAndRecent(3, 13), EveryOtherBlock(8, 4, 1)], ids=str)
+def test_keeps_what_a_policy_says(policy: CachePolicy) -> None:
+    graph, source = _windowed(None, str(policy))
+    result = run_pipeline(graph, (page_kv_cache,), BuildOptions(block_size=8)).graph
+    assert result.policies == (policy,)
+    tokens = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8] * 5
+    expected = run_tokens(graph, source, tokens)
+    for sizes in ((60,), (1,) * 60, (5,) * 12):
+        logits = run_tokens(result, source, tokens, chunk_sizes=sizes, block_size=8)
+        torch.testing.assert_close(logits, expected)
 
 
 @pytest.mark.parametrize("window", [0, -3])
@@ -101,14 +116,14 @@ def test_an_allowed_fallback_leaves_the_attention() -> None:
     torch.testing.assert_close(run_tokens(result.graph, source, tokens), run_tokens(graph, source, tokens))
 
 
-def _windowed(window: int) -> tuple[ModelGraph, TensorSource]:
+def _windowed(window: int | None, keeps: str | None = None) -> tuple[ModelGraph, TensorSource]:
     b = GraphBuilder()
     h = b.embedded()
     q, k, v = (
         b.call(torch.ops.aten.reshape.default, b.linear(h, name, heads * 4), [-1, heads, 4])
         for name, heads in (("q", 2), ("k", 1), ("v", 1))
     )
-    y = b.call(torch.ops.llmc.attention.default, q, k, v, 0.5, window, 2.0, b.weight("sinks", 2))
+    y = b.call(torch.ops.llmc.attention.default, q, k, v, 0.5, window, 2.0, b.weight("sinks", 2), keeps=keeps)
     return b.finish(b.call(torch.ops.aten.reshape.default, y, [-1, 8]))
 
 
