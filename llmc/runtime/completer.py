@@ -106,13 +106,12 @@ class Completer:
         return pieces(self.loop, request, self.job_builder.output_text(params), has_text=self.tokenizer.exists)
 
     def _job(self, index: int, request: GenerationRequest) -> GenerationJob:
-        where = f"prompt {index}"
-        self.job_builder.check(where, request)
+        self.job_builder.check(f"prompt {index}", request)
         grammar = request.params.grammar
         compiled = None if grammar is None else self.grammars.compile(grammar)
         for note in () if compiled is None else compiled.notes:
             warnings.warn(note, RequestWarning, stacklevel=2)
-        return self.job_builder.job(request, new_masks=compiled, where=where)
+        return self.job_builder.job(request, new_masks=compiled)
 
     def _run(self, jobs: Sequence[GenerationJob], told: Told | None) -> None:
         with self.loop.serving([job.first for job in jobs]) as until:

@@ -14,7 +14,8 @@ from llmc.errors import ModelFailureError, RequestError, UnavailableError
 from llmc.runtime.async_engine import AsyncEngine
 from llmc.runtime.engine import Engine
 from llmc.runtime.loading import load
-from llmc.runtime.requests.generation_request import Priority
+from llmc.runtime.requests.generation_request import GenerationRequest, Priority
+from llmc.runtime.requests.job_builder import JobBuilder
 from llmc.runtime.sampling.sampling_params import SamplingParams
 from tests.runtime.async_clients import PROMPTS, Heard, agrees, listen, request, serving
 from tests.runtime.held_executor import hold
@@ -37,6 +38,24 @@ def solo(path: Path) -> Iterator[Engine]:
     """The same engine, for one request at a time."""
     with load(path, prefix_cache=False) as engine:
         yield engine
+
+
+def test_a_request_is_checked_once(path: Path, solo: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked, check = [], JobBuilder.check
+
+    def counting(builder: JobBuilder, where: str, asked: GenerationRequest) -> None:
+        checked.append(where)
+        check(builder, where, asked)
+
+    monkeypatch.setattr(JobBuilder, "check", counting)
+
+    async def run() -> None:
+        async with serving(load(path)) as engine:
+            await listen(engine, request(0, PROMPTS[0], SamplingParams(max_tokens=2)))
+
+    asyncio.run(run())
+    solo.generate([[5], [6]], SamplingParams(max_tokens=2))
+    assert checked == ["prompt", "prompt 0", "prompt 1"]
 
 
 def test_streams_say_what_a_solo_run_says(path: Path, solo: Engine) -> None:

@@ -108,10 +108,9 @@ class JobBuilder:
         *,
         arrived: float | None = None,
         new_masks: NewMasks | None = None,
-        where: str = "prompt",
     ) -> GenerationJob:
-        """The sequences for a request. new_masks: what its grammar was compiled to. Raises RequestError."""
-        self.check(where, request)
+        """The sequences for a request that `check` has passed. new_masks: what its grammar was compiled to. Raises
+        RequestError for texts that the tokenizer cannot express (bad_words)."""
         job = self._job(request, arrived, new_masks)
         hash_prompt(job.first, self._digests)
         return job
