@@ -15,7 +15,7 @@ from llmc.cli.conversation_prompt import TEMPLATE_HELP, check_template, conversa
 from llmc.cli.engine_options import EngineOptions
 from llmc.cli.model_argument import model_argument
 from llmc.cli.opening_options import OpeningOptions
-from llmc.cli.sampling_options import TokenOptions
+from llmc.cli.sampling_options import TokenOptions, number
 from llmc.errors import LlmcError, OptionError
 from llmc.plural import counted
 
@@ -38,9 +38,9 @@ def chat(
     system: Annotated[str | None, typer.Option(help="system message")] = None,
     chat_template: Annotated[str | None, typer.Option(help=TEMPLATE_HELP)] = None,
     max_tokens: Annotated[int, typer.Option(help="of an answer")] = 512,
-    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.7,
-    top_p: Annotated[float, typer.Option(help="sample from the smallest set with this probability")] = 0.95,
-    seed: Annotated[int | None, typer.Option(help="of the sampling")] = None,
+    temperature: Annotated[float, number("temperature")] = 0.7,
+    top_p: Annotated[float, number("top_p")] = 0.95,
+    seed: Annotated[int | None, number("seed")] = None,
     max_model_len: Annotated[
         int | None, typer.Option(help="of a model directory's engine: longest conversation, in tokens")
     ] = None,

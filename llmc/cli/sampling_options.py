@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from typer import Option
 
 from llmc.errors import OptionError
+from llmc.runtime.sampling.sampling_table import SAMPLING_NUMBERS, sampling_default
 
 if TYPE_CHECKING:
     from llmc.runtime.grammar.grammar import Grammar
@@ -18,22 +19,27 @@ if TYPE_CHECKING:
 FORMS = "schema.json, grammar.lark or .gbnf, json (any object), regex:EXPRESSION, choice:A|B"
 
 
+def number(name: str) -> Any:
+    """The option of a number of the table of sampling parameters."""
+    return Option(help=SAMPLING_NUMBERS[name].help)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TokenOptions:
     """Which tokens may come, and how likely: the fields of SamplingParams that texts and conversations share."""
 
     panel: ClassVar[str] = "Sampling"
 
-    top_k: Annotated[int | None, Option(help="sample from the k likeliest")] = None
-    min_p: Annotated[float, Option(help="drop tokens below this share of the likeliest's probability")] = 0.0
-    typical_p: Annotated[float, Option(help="sample from the most typical ones with this probability")] = 1.0
-    repetition_penalty: Annotated[float, Option(help="divides the logits of tokens seen before")] = 1.0
-    presence_penalty: Annotated[float, Option(help="taken once from tokens generated before")] = 0.0
-    frequency_penalty: Annotated[float, Option(help="taken per occurrence from tokens generated before")] = 0.0
-    dry_multiplier: Annotated[float, Option(help="DRY: taken from a token that would go on repeating; 0 is off")] = 0.0
-    dry_base: Annotated[float, Option(help="times this for every token more that is repeated")] = 1.75
-    dry_allowed_length: Annotated[int, Option(help="repetitions shorter than this cost nothing")] = 2
-    dry_penalty_last_n: Annotated[int | None, Option(help="how many tokens it looks back; default: all")] = None
+    top_k: Annotated[int | None, number("top_k")] = sampling_default("top_k")
+    min_p: Annotated[float, number("min_p")] = sampling_default("min_p")
+    typical_p: Annotated[float, number("typical_p")] = sampling_default("typical_p")
+    repetition_penalty: Annotated[float, number("repetition_penalty")] = sampling_default("repetition_penalty")
+    presence_penalty: Annotated[float, number("presence_penalty")] = sampling_default("presence_penalty")
+    frequency_penalty: Annotated[float, number("frequency_penalty")] = sampling_default("frequency_penalty")
+    dry_multiplier: Annotated[float, number("dry_multiplier")] = sampling_default("dry_multiplier")
+    dry_base: Annotated[float, number("dry_base")] = sampling_default("dry_base")
+    dry_allowed_length: Annotated[int, number("dry_allowed_length")] = sampling_default("dry_allowed_length")
+    dry_penalty_last_n: Annotated[int | None, number("dry_penalty_last_n")] = sampling_default("dry_penalty_last_n")
     dry_sequence_breakers: Annotated[
         list[str] | None,
         Option("--dry-sequence-breaker", help='no repetition goes across it (repeatable); default: newline : " *'),
@@ -42,8 +48,8 @@ class TokenOptions:
     allowed_token_ids: Annotated[str | None, Option(help="generate no other tokens: 1,2,3")] = None
 
     def values(self) -> dict[str, Any]:
-        """What was given, by name. Raises OptionError for ids that are no numbers."""
-        given = ((field, getattr(self, field.name)) for field in fields(TokenOptions))
+        """What was given, by name. Raises OptionError for what cannot be read."""
+        given = ((field, getattr(self, field.name)) for field in fields(self))
         found = {field.name: value for field, value in given if value != field.default and value != []}
         ids = found.get("allowed_token_ids")
         if ids is not None:
@@ -60,28 +66,23 @@ class TokenOptions:
 class SamplingOptions(TokenOptions):
     """The fields of SamplingParams that the command line has."""
 
-    max_tokens: Annotated[int, Option(help="tokens to generate")] = 128
-    temperature: Annotated[float, Option(help="0 is greedy")] = 0.0
-    top_p: Annotated[float, Option(help="sample from the smallest set with this probability")] = 1.0
-    seed: Annotated[int | None, Option(help="of the sampling")] = None
+    max_tokens: Annotated[int, number("max_tokens")] = sampling_default("max_tokens")
+    temperature: Annotated[float, number("temperature")] = sampling_default("temperature")
+    top_p: Annotated[float, number("top_p")] = sampling_default("top_p")
+    seed: Annotated[int | None, number("seed")] = sampling_default("seed")
     stop: Annotated[list[str] | None, Option(help="end before this text (repeatable)")] = None
     ignore_eos: Annotated[bool, Option("--ignore-eos", help="go on after the end-of-text token")] = False
     grammar: Annotated[str | None, Option(help=f"what the output has to be: {FORMS}")] = None
+
+    def values(self) -> dict[str, Any]:
+        given = super().values()
+        return given if self.grammar is None else {**given, "grammar": read_grammar(self.grammar)}
 
     def params(self) -> SamplingParams:
         """Raises LlmcError for a value out of range, or a grammar that cannot be read."""
         from llmc.runtime.sampling.sampling_params import SamplingParams
 
-        return SamplingParams(
-            max_tokens=self.max_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            seed=self.seed,
-            stop=tuple(self.stop or ()),
-            ignore_eos=self.ignore_eos,
-            grammar=None if self.grammar is None else read_grammar(self.grammar),
-            **self.values(),
-        )
+        return SamplingParams(**self.values())
 
 
 def read_grammar(text: str) -> Grammar:

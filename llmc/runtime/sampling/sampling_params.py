@@ -10,6 +10,7 @@ from llmc.api.keywords import shows_fields
 from llmc.errors import RequestError, did_you_mean
 from llmc.runtime.grammar.grammar import Grammar
 from llmc.runtime.sampling.logits_processor import LogitsProcessor, argument_count
+from llmc.runtime.sampling.sampling_table import SAMPLING_NUMBERS, sampling_default
 
 # A logit in fp32 still counts beside it.
 _MOST_BIAS = 1e6
@@ -21,7 +22,8 @@ DRY_BREAKERS = ("\n", ":", '"', "*")
 @shows_fields
 @dataclass(frozen=True, kw_only=True, repr=False)
 class SamplingParams:
-    """Each value is checked; one out of range, or a name that does not exist, is a RequestError.
+    """Each value is checked; one out of range, or a name that does not exist, is a RequestError. Numbers have their
+    defaults and ranges in sampling_table.py.
 
     max_tokens: how many to generate at most; 0 computes prompt_logprobs only. min_tokens: before this many, no
     end-of-text and no stop token.
@@ -57,37 +59,37 @@ class SamplingParams:
     grammar: the output has to be a sentence of it.
     """
 
-    max_tokens: int = 128
-    min_tokens: int = 0
-    temperature: float = 0.0
-    top_k: int | None = None
-    top_p: float = 1.0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
+    max_tokens: int = sampling_default("max_tokens")
+    min_tokens: int = sampling_default("min_tokens")
+    temperature: float = sampling_default("temperature")
+    top_k: int | None = sampling_default("top_k")
+    top_p: float = sampling_default("top_p")
+    min_p: float = sampling_default("min_p")
+    typical_p: float = sampling_default("typical_p")
+    repetition_penalty: float = sampling_default("repetition_penalty")
+    presence_penalty: float = sampling_default("presence_penalty")
+    frequency_penalty: float = sampling_default("frequency_penalty")
+    dry_multiplier: float = sampling_default("dry_multiplier")
+    dry_base: float = sampling_default("dry_base")
+    dry_allowed_length: int = sampling_default("dry_allowed_length")
     dry_sequence_breakers: Sequence[str] = DRY_BREAKERS
-    dry_penalty_last_n: int | None = None
+    dry_penalty_last_n: int | None = sampling_default("dry_penalty_last_n")
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     bad_words: Sequence[str] = ()
     allowed_token_ids: Sequence[int] | None = None
     logits_processors: Sequence[LogitsProcessor] = ()
-    seed: int | None = None
+    seed: int | None = sampling_default("seed")
     stop: tuple[str, ...] | str = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    n: int = 1
-    best_of: int | None = None
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    beam_width: int | None = None
-    length_penalty: float = 1.0
+    n: int = sampling_default("n")
+    best_of: int | None = sampling_default("best_of")
+    logprobs: int | None = sampling_default("logprobs")
+    prompt_logprobs: int | None = sampling_default("prompt_logprobs")
+    beam_width: int | None = sampling_default("beam_width")
+    length_penalty: float = sampling_default("length_penalty")
     early_stopping: bool = False
     grammar: Grammar | None = None
 
@@ -101,18 +103,13 @@ class SamplingParams:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        self._check_int("max_tokens", 0)
-        self._check_int("min_tokens", 0, self.max_tokens, "max_tokens")
-        self._check_float("temperature", 0.0, 1e6)
-        self._check_int("top_k", 1)
-        self._check_float("top_p", 0.0, 1.0, open_low=True)
-        self._check_float("min_p", 0.0, 1.0)
-        self._check_float("typical_p", 0.0, 1.0, open_low=True)
-        self._check_float("repetition_penalty", 0.0, 1e6, open_low=True)
-        self._check_float("presence_penalty", -1e6, 1e6)
-        self._check_float("frequency_penalty", -1e6, 1e6)
-        self._check_dry()
-        self._check_int("seed", 0)
+        for name, number in SAMPLING_NUMBERS.items():
+            allowed = number.refusal(getattr(self, name))
+            if allowed is not None:
+                self._refuse(name, allowed)
+        if self.min_tokens > self.max_tokens:
+            self._refuse("min_tokens", f"a whole number from 0 to max_tokens ({self.max_tokens})")
+        self._check_texts("dry_sequence_breakers")
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "early_stopping"):
             if type(getattr(self, name)) is not bool:
                 self._refuse(name, "True or False")
@@ -146,16 +143,14 @@ class SamplingParams:
         )
 
     def _check_choices(self) -> None:
-        self._check_int("n", 1)
-        self._check_int("best_of", self.n)
-        self._check_int("logprobs", 0)
-        self._check_int("prompt_logprobs", 0)
-        self._check_float("length_penalty", -1e3, 1e3)
+        for name in ("best_of", "beam_width"):
+            value = getattr(self, name)
+            if value is not None and value < self.n:
+                self._refuse(name, f"a whole number from {self.n} up")
         grammar: object = self.grammar
         if grammar is not None and not isinstance(grammar, Grammar):
             self._refuse("grammar", "a Grammar")
         if self.beam_width is not None:
-            self._check_int("beam_width", self.n)
             if self.grammar is not None:
                 self._refuse("grammar", "None together with beam_width: beams are not held to a grammar")
             for name in ("best_of", "seed"):
@@ -166,13 +161,6 @@ class SamplingParams:
                     self._refuse(name, f"{value:g} together with beam_width: beam search does not sample")
             if self.max_tokens == 0 or self.prompt_logprobs is not None:
                 self._refuse("prompt_logprobs" if self.max_tokens else "max_tokens", "another value with beam_width")
-
-    def _check_dry(self) -> None:
-        self._check_float("dry_multiplier", 0.0, 1e6)
-        self._check_float("dry_base", 1.0, 1e3)
-        self._check_int("dry_allowed_length", 1, 1000)
-        self._check_int("dry_penalty_last_n", 0)
-        self._check_texts("dry_sequence_breakers")
 
     def _check_edits(self) -> None:
         self._check_texts("bad_words")
@@ -193,19 +181,6 @@ class SamplingParams:
         if not isinstance(texts, tuple | list) or not all(isinstance(text, str) and text for text in texts):
             self._refuse(name, "a list of texts, none of them empty")
         object.__setattr__(self, name, tuple(texts))
-
-    def _check_int(self, name: str, low: int, high: int | None = None, high_name: str = "") -> None:
-        value = getattr(self, name)
-        if value is None and getattr(SamplingParams, name) is None:
-            return  # As it is by default.
-        if type(value) is not int or value < low or (high is not None and value > high):
-            upper = " up" if high is None else f" to {high_name} ({high})" if high_name else f" to {high}"
-            self._refuse(name, f"a whole number from {low}{upper}")
-
-    def _check_float(self, name: str, low: float, high: float, open_low: bool = False) -> None:
-        value = getattr(self, name)
-        if not _is_between(value, low, high) or (open_low and value == low):
-            self._refuse(name, f"a number {'above' if open_low else 'from'} {low:g} to {high:g}")
 
     def _check_stop(self) -> None:
         strings = self.stop_strings()

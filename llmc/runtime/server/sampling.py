@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from dataclasses import fields as dataclass_fields
 from typing import Any
 
 from llmc.engine_format import EngineFiles
@@ -16,6 +17,13 @@ from llmc.runtime.server.schemas.sampling_fields import SamplingFields
 from llmc.runtime.server.schemas.structured import JsonObjectFormat, SchemaFormat, StructuredOutputs
 
 _LEAST_TEMPERATURE = 1e-3
+_SHARED = tuple(
+    field.name
+    for field in dataclass_fields(SamplingParams)
+    if field.name in SamplingFields.model_fields and field.name != "length_penalty"
+)
+# Beam search takes none of these.
+_OF_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "typical_p", "seed")
 
 
 @dataclass(frozen=True)
@@ -62,41 +70,36 @@ def sampling_params(
     seed: int | None = None,
 ) -> SamplingParams:
     """Raises RequestError for values that contradict each other. seed: of a request that brings none."""
-    n = fields.n or 1
-    common: dict[str, Any] = {
+    values = {
+        **asdict(defaults),
+        "seed": seed,
+        **_given(fields),
         "max_tokens": max_tokens,
-        "min_tokens": fields.min_tokens,
-        "n": n,
         "logprobs": logprobs,
         "prompt_logprobs": prompt_logprobs,
-        "stop": fields.stop_strings(),
-        "stop_token_ids": tuple(fields.stop_token_ids or ()),
-        "ignore_eos": fields.ignore_eos,
-        "include_stop_str_in_output": fields.include_stop_str_in_output,
-        "skip_special_tokens": fields.skip_special_tokens if skip_special_tokens is None else skip_special_tokens,
-        "logit_bias": _bias(fields.logit_bias),
-        "presence_penalty": fields.presence_penalty or 0.0,
-        "frequency_penalty": fields.frequency_penalty or 0.0,
-        "repetition_penalty": _first(fields.repetition_penalty, defaults.repetition_penalty),
-        "bad_words": tuple(fields.bad_words or ()),
-        "allowed_token_ids": fields.allowed_token_ids,
-        **_dry(fields),
     }
+    values["temperature"] = _temperature(values["temperature"])
+    if skip_special_tokens is not None:
+        values["skip_special_tokens"] = skip_special_tokens
     if fields.use_beam_search:
         if grammar is not None:
             raise bad_request("beam search cannot be combined with structured outputs", "use_beam_search")
-        return SamplingParams(**common, beam_width=max(n, best_of or n), length_penalty=fields.length_penalty)
-    return SamplingParams(
-        **common,
-        best_of=best_of,
-        temperature=_temperature(_first(fields.temperature, defaults.temperature)),
-        top_p=_first(fields.top_p, defaults.top_p),
-        top_k=defaults.top_k if fields.top_k is None else (fields.top_k if fields.top_k > 0 else None),
-        min_p=_first(fields.min_p, defaults.min_p),
-        typical_p=_first(fields.typical_p, 1.0),
-        seed=seed if fields.seed is None else fields.seed,
-        grammar=grammar,
-    )
+        beams = {name: value for name, value in values.items() if name not in _OF_SAMPLING}
+        width = max(fields.n or 1, best_of or 1)
+        return SamplingParams(**beams, beam_width=width, length_penalty=fields.length_penalty)
+    return SamplingParams(**values, best_of=best_of, grammar=grammar)
+
+
+def _given(fields: SamplingFields) -> dict[str, Any]:
+    """What the request says, by the names of SamplingParams; length_penalty, which only beams have, left out."""
+    values: dict[str, Any] = {name: value for name in _SHARED if (value := getattr(fields, name)) is not None}
+    if "logit_bias" in values:
+        values["logit_bias"] = _bias(values["logit_bias"])
+    # vLLM's and llama.cpp's ways to say all.
+    for name, least in (("top_k", 1), ("dry_penalty_last_n", 0)):
+        if name in values and values[name] < least:
+            values[name] = None
+    return values
 
 
 def grammar_of(fields: SamplingFields) -> Grammar | None:
@@ -182,29 +185,14 @@ def _of_forms(prefix: str, given: Mapping[str, Any], param: str) -> list[tuple[s
     ]
 
 
-def _bias(bias: dict[str, float] | None) -> dict[int, float]:
+def _bias(bias: dict[str, float]) -> dict[int, float]:
     """OpenAI's keys are texts."""
-    if not bias:
-        return {}
     try:
         return {int(token): value for token, value in bias.items()}
     except ValueError:
         raise bad_request("the keys of logit_bias are token ids, as texts", "logit_bias") from None
 
 
-def _dry(fields: SamplingFields) -> dict[str, Any]:
-    """What the request says of DRY; llama.cpp's -1 looks at all tokens."""
-    names = ("dry_multiplier", "dry_base", "dry_allowed_length", "dry_sequence_breakers", "dry_penalty_last_n")
-    found = {name: value for name in names if (value := getattr(fields, name)) is not None}
-    if found.get("dry_penalty_last_n") == -1:
-        del found["dry_penalty_last_n"]
-    return found
-
-
 def _temperature(value: float) -> float:
     """Below this, dividing the logits would overflow, and the likeliest token is the only one left anyway."""
     return value if value >= _LEAST_TEMPERATURE else 0.0
-
-
-def _first(value: float | None, default: float) -> float:
-    return default if value is None else value

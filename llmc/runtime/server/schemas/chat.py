@@ -8,7 +8,7 @@ from llmc.runtime.server.schemas.client_tools import functions_alone
 from llmc.runtime.server.schemas.fields import Fields, Readable
 from llmc.runtime.server.schemas.sampling_fields import SamplingFields
 from llmc.runtime.server.schemas.text_parts import Content, refuse_audio, text_of
-from llmc.runtime.server.schemas.token_fields import MAX_TOP_LOGPROBS
+from llmc.runtime.server.schemas.token_fields import number
 
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 128
@@ -91,7 +91,7 @@ class ChatRequest(Readable, SamplingFields):
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=2**31)
     logprobs: bool | None = False
-    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    top_logprobs: int | None = number("logprobs")
     tools: list[Tool] | None = Field(default=None, max_length=MAX_TOOLS)
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = True

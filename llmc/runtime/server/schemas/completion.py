@@ -4,8 +4,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from llmc.runtime.server.schemas.sampling_fields import MAX_CHOICES, SamplingFields
-from llmc.runtime.server.schemas.token_fields import MAX_TOP_LOGPROBS, TokenId
+from llmc.runtime.server.schemas.sampling_fields import SamplingFields
+from llmc.runtime.server.schemas.token_fields import TokenId, number
 
 MAX_PROMPTS = 1024
 # Of all prompts together: the event loop makes each of them, and 1024 hold up others for at most 0.1 s at a time.
@@ -22,9 +22,9 @@ class CompletionRequest(SamplingFields):
         | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
         | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
     )
-    best_of: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
+    best_of: int | None = number("best_of")
     echo: bool | None = False
-    logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    logprobs: int | None = number("logprobs")
     suffix: str | None = None
     add_special_tokens: bool = True
 

@@ -10,7 +10,7 @@ from llmc.runtime.server.schemas.fields import Fields, Readable
 from llmc.runtime.server.schemas.foreign_items import readable_items
 from llmc.runtime.server.schemas.response_items import InputItems
 from llmc.runtime.server.schemas.structured import JsonObjectFormat, TextFormat
-from llmc.runtime.server.schemas.token_fields import MAX_TOP_LOGPROBS, TokenFields
+from llmc.runtime.server.schemas.token_fields import TokenFields, number
 
 
 class FunctionTool(Fields, extra="allow"):
@@ -83,7 +83,7 @@ class ResponsesRequest(Readable, TokenFields):
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     include: list[str] | None = Field(default=None, max_length=32)
-    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    top_logprobs: int | None = number("logprobs")
     truncation: Literal["auto", "disabled"] | None = None
     stream: bool | None = False
     stream_options: ResponseStreamOptions | None = None

@@ -6,9 +6,7 @@ from pydantic import Field
 
 from llmc.runtime.server.schemas.fields import Fields
 from llmc.runtime.server.schemas.structured import JsonSchema, ResponseFormat, StructuredOutputs
-from llmc.runtime.server.schemas.token_fields import MAX_TOP_LOGPROBS, TokenFields
-
-MAX_CHOICES = 128
+from llmc.runtime.server.schemas.token_fields import TokenFields, number
 
 
 class StreamOptions(Fields, extra="forbid"):
@@ -22,8 +20,8 @@ class StreamOptions(Fields, extra="forbid"):
 class SamplingFields(TokenFields):
     """Choices, their length and form, and what is told of them."""
 
-    max_tokens: int | None = Field(default=None, ge=0, le=2**31)
-    n: int | None = Field(default=1, ge=1, le=MAX_CHOICES)
+    max_tokens: int | None = number("max_tokens")
+    n: int | None = number("n", 1)
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
@@ -33,8 +31,8 @@ class SamplingFields(TokenFields):
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
     use_beam_search: bool = False
-    length_penalty: float = Field(default=1.0, ge=-100.0, le=100.0)
-    prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    length_penalty: float = number("length_penalty", 1.0)
+    prompt_logprobs: int | None = number("prompt_logprobs")
     structured_outputs: StructuredOutputs | None = None
     guided_json: JsonSchema | None = None
     guided_regex: str | None = None

@@ -4,39 +4,44 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from llmc.runtime.sampling.sampling_table import SAMPLING_NUMBERS
 from llmc.runtime.server.schemas.fields import Fields
 
-MAX_TOP_LOGPROBS = 20
 StopString = Annotated[str, Field(min_length=1, max_length=1000)]
 ShortText = Annotated[str, Field(min_length=1, max_length=200)]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
 TokenId = Annotated[int, Field(ge=0, strict=True)]
 
 
+def number(name: str, default: Any = None) -> Any:
+    """The field of a number of the table of sampling parameters."""
+    return Field(default=default, **SAMPLING_NUMBERS[name].bounds())
+
+
 class TokenFields(Fields, extra="forbid", populate_by_name=True):
     """None means the server's default, which the model's generation_config.json sets where it does."""
 
     model: str | None = Field(default=None, max_length=1000)
-    temperature: float | None = Field(default=None, ge=0.0, le=2.0, allow_inf_nan=False)
-    top_p: float | None = Field(default=None, gt=0.0, le=1.0)
+    temperature: float | None = number("temperature")
+    top_p: float | None = number("top_p")
     stop: StopString | Annotated[list[StopString], Field(max_length=16)] | None = None
-    seed: int | None = Field(default=None, ge=0, lt=2**63)
-    presence_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
-    frequency_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
+    seed: int | None = number("seed")
+    presence_penalty: float | None = number("presence_penalty")
+    frequency_penalty: float | None = number("frequency_penalty")
     logit_bias: dict[str, Bias] | None = Field(default=None, max_length=1024)
 
-    top_k: int | None = Field(default=None, ge=-1, le=2**31)
-    min_p: float | None = Field(default=None, ge=0.0, le=1.0)
-    typical_p: float | None = Field(default=None, gt=0.0, le=1.0)
-    repetition_penalty: float | None = Field(default=None, ge=0.01, le=100.0)
-    dry_multiplier: float | None = Field(default=None, ge=0.0, le=100.0)
-    dry_base: float | None = Field(default=None, ge=1.0, le=100.0)
-    dry_allowed_length: int | None = Field(default=None, ge=1, le=1000)
-    dry_penalty_last_n: int | None = Field(default=None, ge=-1, le=2**31)
+    top_k: int | None = number("top_k")
+    min_p: float | None = number("min_p")
+    typical_p: float | None = number("typical_p")
+    repetition_penalty: float | None = number("repetition_penalty")
+    dry_multiplier: float | None = number("dry_multiplier")
+    dry_base: float | None = number("dry_base")
+    dry_allowed_length: int | None = number("dry_allowed_length")
+    dry_penalty_last_n: int | None = number("dry_penalty_last_n")
     dry_sequence_breakers: list[ShortText] | None = Field(default=None, max_length=64)
     bad_words: list[ShortText] | None = Field(default=None, max_length=1024)
     allowed_token_ids: list[TokenId] | None = Field(default=None, min_length=1)
-    min_tokens: int = Field(default=0, ge=0, le=2**31)
+    min_tokens: int = number("min_tokens", 0)
     stop_token_ids: list[TokenId] | None = Field(default=None, max_length=128)
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
@@ -64,6 +69,3 @@ class TokenFields(Fields, extra="forbid", populate_by_name=True):
     repetition_detection: dict[str, Any] | None = None
     watermarking: bool | None = None
     vllm_xargs: dict[str, Any] | None = None
-
-    def stop_strings(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
