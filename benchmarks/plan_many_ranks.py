@@ -87,7 +87,7 @@ def measured(model: Path, options: BuildOptions, engine: Path, layers: int | Non
         with stages("capture"):
             captured = capture(model, options, may_lack_weights=True)
         with stages("passes"):
-            graph = run_passes(captured, default(), options, stages)[0].graph
+            graph = run_passes(captured, default(), options, stages, kind)[0].graph
         with stage_builds(graph, kind, options, builder, writer, stages) as (build,):
             build.builder.finish(build.writer, stages)
             program = build.program
@@ -119,7 +119,7 @@ def of_layers(build: StageBuild, checkpoint: RoundedCheckpoint) -> Iterator[tupl
 
 
 def _names(recipe: SlotRecipe) -> tuple[str, ...]:
-    return stored_names(recipe.codes if isinstance(recipe, CodesRecipe) else recipe)
+    return stored_names(recipe.parts["codes"] if isinstance(recipe, CodesRecipe) else recipe)
 
 
 def write_and_drop(

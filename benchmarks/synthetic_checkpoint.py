@@ -71,9 +71,7 @@ class RoundedCheckpoint:
 def rounded_late(recipe: SlotRecipe, checkpoint: RoundedCheckpoint) -> SlotRecipe:
     """The recipe with parts that are read in the place of constants that have a shape only."""
     if isinstance(recipe, CodesRecipe):
-        codes, scales = (_late(part, checkpoint) for part in (recipe.codes, recipe.scales))
-        zeros = None if recipe.zeros is None else _late(recipe.zeros, checkpoint)
-        return CodesRecipe(codes, scales, zeros, recipe.format)
+        return CodesRecipe({name: _late(part, checkpoint) for name, part in recipe.parts.items()}, recipe.format)
     late: Recipe = _late(recipe, checkpoint)
     return late
 

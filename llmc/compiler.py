@@ -156,7 +156,7 @@ def _write_engine(
         with stages("capture"):
             captured = captured_now()
         with stages("passes", len(pipeline)):
-            result, record = run_passes(captured, pipeline, options, stages)
+            result, record = run_passes(captured, pipeline, options, stages, kind)
         result = replace(result, graph=expand_sparse(result.graph, kind.dense_reason))
         record.write(result.graph, writer)
         with stage_builds(result.graph, kind, options, builder, writer, stages) as builds:
@@ -256,7 +256,7 @@ def in_dtype_of_target(
 
 
 def run_passes(
-    captured: Captured, passes: Sequence[Pass], options: BuildOptions, stages: Stages
+    captured: Captured, passes: Sequence[Pass], options: BuildOptions, stages: Stages, kind: TargetKind
 ) -> tuple[PipelineResult, BuildRecord]:
     """Run the pipeline and watch it. Raises OptionError for a graph that ends before stage serving."""
     seen = BuildObserver(captured.graph, {p.name for p in built_in()}, options)
@@ -264,7 +264,7 @@ def run_passes(
     if options.check_passes:
         watchers.append(PassChecker(captured.graph, captured.source))
     observe = dumped(captured.graph, *watchers)
-    data = ModelData(captured.source, captured.tokenizer, stages.count)
+    data = ModelData(captured.source, captured.tokenizer, stages.count, kind.takes_blocked_codes, kind.rounds_tokens)
     result = run_pipeline(captured.graph, passes, options, observe, data, essential=essential())
     if result.graph.stage not in (Stage.SERVING, Stage.OPTIMIZED):
         raise OptionError(
@@ -289,8 +289,8 @@ def packed(
         return finite.look(stored_names(part), evaluate(part, finite.reading(source), rank))
 
     if isinstance(recipe, CodesRecipe):
-        zeros = None if recipe.zeros is None else value(recipe.zeros)
-        made = kind.pack_codes(value(recipe.codes), value(recipe.scales), zeros, recipe.format, slot.layout)
+        parts = {name: value(part) for name, part in recipe.parts.items()}
+        made = kind.pack_codes(parts, recipe.format, slot.layout)
         return filled(made, slot)
     tensor = value(recipe)
     if tuple(tensor.shape) != slot.shape:

@@ -67,7 +67,7 @@ class Call(RowsCall, Protocol):
         """A weight in a layout."""
 
     def code_panels(self, layout: Layout) -> Operand:
-        """A quantized weight, the arguments codes, scales, zeros and format, in a layout."""
+        """A quantized weight, the arguments of CODE_PARTS and its format, in a layout."""
 
     def sparse_panels(self, layout: Layout, dtype: torch.dtype) -> Operand:
         """A sparse weight, the arguments values, masks, columns and, of codes, scales, in a layout. dtype: of its

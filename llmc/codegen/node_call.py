@@ -13,6 +13,7 @@ from llmc.codegen.origin import unsupported
 from llmc.codegen.placement import row_stride_only
 from llmc.codegen.views import View, Views, view_of, views_of
 from llmc.codegen.weight_slots import WeightSlots
+from llmc.formats.code_format import CODE_PARTS
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.product_parts import is_of_experts, is_product, stored_rows
 from llmc.program import Launch, Layout, Limits, RowCount
@@ -155,9 +156,8 @@ class NodeCall:
         return Operand("weight", self._builder.weights.request(node, layout, dtype).name)
 
     def code_panels(self, layout: Layout) -> Operand:
-        parts = [self._weight_node(name) for name in ("codes", "scales")]
-        zeros = None if self._arguments["zeros"] is None else self._weight_node("zeros")
-        slot = self._builder.weights.request_codes(parts[0], parts[1], zeros, self._arguments["format"], layout)
+        parts = {name: self._weight_node(name) for name in CODE_PARTS if self._arguments[name] is not None}
+        slot = self._builder.weights.request_codes(parts, self._arguments["format"], layout)
         return Operand("weight", slot.name)
 
     def sparse_panels(self, layout: Layout, dtype: torch.dtype) -> Operand:

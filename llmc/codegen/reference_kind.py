@@ -1,6 +1,6 @@
 """The reference target: no code, the graph runs in torch."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -25,6 +25,8 @@ class ReferenceKind:
     target: ReferenceTarget
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
     has_stages: bool = False
+    takes_blocked_codes: bool = True
+    rounds_tokens: bool = False
 
     def check(self, options: BuildOptions) -> None:
         """The eager ops take every dtype and scheme. Raises OptionError for several stages."""
@@ -40,7 +42,7 @@ class ReferenceKind:
         """As the checkpoint has it."""
         return plain_rows(weight, slot)
 
-    def pack_codes(self, codes: Tensor, scales: Tensor, zeros: Tensor | None, format: str, layout: Layout) -> Tensor:
+    def pack_codes(self, parts: Mapping[str, Tensor], format: str, layout: Layout) -> Tensor:
         """Never asked for: codes, scales and zeros are weights of their own."""
         raise LoweringError(f"{self.target.name} keeps codes as weights of their own", at=f"layout {layout.value}")
 

@@ -37,14 +37,14 @@ def _about(slot: WeightSlot, recipe: SlotRecipe) -> Hashable:
 
 def _tensors(recipe: SlotRecipe) -> tuple[str, ...]:
     """Of the checkpoint, that it is made of."""
-    return stored_names(recipe.codes if isinstance(recipe, CodesRecipe) else recipe)
+    return stored_names(recipe.parts["codes"] if isinstance(recipe, CodesRecipe) else recipe)
 
 
 def _is_same(one: SlotRecipe | None, other: SlotRecipe | None) -> bool:
     """Codes that a pass has made of a weight are compared with those that it made for the other engine."""
     if isinstance(one, CodesRecipe) and isinstance(other, CodesRecipe):
-        parts = zip((one.codes, one.scales, one.zeros), (other.codes, other.scales, other.zeros), strict=True)
-        return one.format == other.format and all(_is_same(*each) for each in parts)
+        is_alike = one.format == other.format and one.parts.keys() == other.parts.keys()
+        return is_alike and all(_is_same(part, other.parts[name]) for name, part in one.parts.items())
     if isinstance(one, Constant) and isinstance(other, Constant):
         return one.value.dtype == other.value.dtype and torch.equal(one.value, other.value)
     return recipe_key(one) == recipe_key(other)

@@ -67,8 +67,16 @@ class TargetKind(Protocol):
     def pack(self, weight: Tensor, slot: WeightSlot) -> Tensor:
         """A weight's elements in the slot's layout: 1-D, contiguous."""
 
-    def pack_codes(self, codes: Tensor, scales: Tensor, zeros: Tensor | None, format: str, layout: Layout) -> Tensor:
+    def pack_codes(self, parts: Mapping[str, Tensor], format: str, layout: Layout) -> Tensor:
         """Codes with their scales and zeros in one slot, where the kind stores them so."""
+
+    @property
+    def takes_blocked_codes(self) -> bool:
+        """Whether there are kernels for codes whose scales have steps or minima (CodeFormat.is_blocked)."""
+
+    @property
+    def rounds_tokens(self) -> bool:
+        """Whether products with a GGUF file's codes are faster with tokens in int8 by groups, as llama.cpp has them."""
 
     def dense_reason(self, storage: fx.Node) -> str | None:
         """Why a sparse weight is stored with its zeros all the same; None where what is left is read faster."""

@@ -21,11 +21,9 @@ from llmc.program import Layout, WeightSlot, code_rows_layout
 
 @dataclass(frozen=True)
 class CodesRecipe:
-    """What code panels are made of, as in llmc/ops/weight_codes.py."""
+    """What code panels are made of, by the names of llmc::dequantize's arguments."""
 
-    codes: Recipe
-    scales: Recipe
-    zeros: Recipe | None
+    parts: Mapping[str, Recipe]
     format: str
 
 
@@ -69,19 +67,17 @@ class WeightSlots:
             raise unsupported(weight, f"a weight is {stored}", "build with dtype float32 or bfloat16")
         return self._slot(weight, layout, stored)
 
-    def request_codes(
-        self, codes: fx.Node, scales: fx.Node, zeros: fx.Node | None, format: str, layout: Layout
-    ) -> WeightSlot:
-        """The slot of a quantized weight's three placeholders in code panels."""
-        parts = (codes, scales, *(() if zeros is None else (zeros,)))
-        key = (tuple(self._key(part) for part in parts), layout, format)
+    def request_codes(self, parts: Mapping[str, fx.Node], format: str, layout: Layout) -> WeightSlot:
+        """The slot of a quantized weight's placeholders in code panels."""
+        key = (tuple((name, self._key(part)) for name, part in parts.items()), layout, format)
         if key not in self._slots:
+            codes = parts["codes"]
             shape = tuple(int(s) for s in codes.meta["val"].shape)
-            nbytes = self._backend.panels_nbytes(shape, scales.meta["val"], zeros is not None, format, layout)
+            scales = parts["scales"].meta["val"]
+            nbytes = self._backend.panels_nbytes(shape, scales, "zeros" in parts, format, layout)
             slot = WeightSlot(self._name(codes, layout), "U8", shape, layout, nbytes)
-            recipes = [self._graph.weights[part.name] for part in parts]
-            recipe = CodesRecipe(recipes[0], recipes[1], None if zeros is None else recipes[2], format)
-            self._slots[key] = slot, recipe
+            recipes = {name: self._graph.weights[part.name] for name, part in parts.items()}
+            self._slots[key] = slot, CodesRecipe(recipes, format)
         return self._slots[key][0]
 
     def request_sparse(
@@ -102,7 +98,7 @@ class WeightSlots:
             if scales is None:
                 self._slots[key] = WeightSlot(name, DTYPE_NAMES[dtype], shape, layout, nbytes), recipe
             else:
-                codes = CodesRecipe(recipe, self._graph.weights[scales.name], None, "int8")
+                codes = CodesRecipe({"codes": recipe, "scales": self._graph.weights[scales.name]}, "int8")
                 self._slots[key] = WeightSlot(name, "U8", shape, layout, nbytes), codes
         return self._slots[key][0]
 

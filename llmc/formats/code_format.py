@@ -8,6 +8,12 @@ from typing import Literal
 Activation = Literal["none", "int8", "fp8"]
 Granularity = Literal["tensor", "channel", "group", "block"]
 
+# What a weight of codes is stored as: the tensors of llmc::dequantize, in the order of its arguments.
+CODE_PARTS = ("codes", "scales", "zeros", "scale_steps", "minima", "minimum_steps")
+
+# Channels of a token that share a scale, where tokens are rounded by groups.
+TOKEN_GROUP = 32
+
 # Quantiles of a normal distribution scaled to [-1, 1]. Source: Dettmers et al. 2023, "QLoRA", appendix E.
 _NF4 = (
     -1.0,
@@ -31,6 +37,22 @@ _NF4 = (
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
 
+# Source: ggml-common.h of llama.cpp, kvalues_iq4nl.
+_IQ4 = (-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Small integers, one a group, by which a float that several groups share is multiplied.
+
+    bits: of one as stored. least: the smallest, which is stored as 0. groups: how many share a float.
+    """
+
+    bits: int
+    least: int
+    groups: int
+
+
 @dataclass(frozen=True)
 class CodeFormat:
     """Codes of `bits` bits; what they stand for is in ops/weight_codes.py.
@@ -39,6 +61,9 @@ class CodeFormat:
     products with such weights. granularities: that schemes may choose. integers: the smallest and the largest code,
     with `balanced` where a symmetric scale uses as many below zero as above; None where codes are the bits of
     something else: of the number's place in a table, else of e4m3fn. power_of_two: whether scales are.
+    group: how many columns share a scale, where the format says so. steps: of its scales, where a scale is a float
+    times a small integer; minima then are, too, with steps of as many bits from 0 on. has_minimum: whether each group
+    has a number that is taken off.
     """
 
     bits: int
@@ -49,6 +74,9 @@ class CodeFormat:
     balanced: bool = False
     table: tuple[float, ...] | None = None
     power_of_two: bool = False
+    group: int | None = None
+    steps: Steps | None = None
+    has_minimum: bool = False
 
     @property
     def symmetric(self) -> tuple[int, int]:
@@ -58,14 +86,40 @@ class CodeFormat:
         return (-high if self.balanced else low), high
 
     @property
+    def planes(self) -> tuple[int, ...]:
+        """How many bits of a code lie together, from the low ones on: those of 5 and 6 bits, as 4 and what is above."""
+        return {3: (2, 1), 5: (4, 1), 6: (4, 2)}.get(self.bits, (self.bits,))
+
+    @property
     def in_planes(self) -> bool:
-        """Whether codes are stored in two parts: the low four bits as codes of four are, the others apart."""
-        return self.bits in (5, 6)
+        """Whether codes lie in units of 32: several planes, or of fewer than four bits."""
+        return self.bits not in (4, 8)
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether scales are more than a float a group: they have steps, or minima beside them, or integers of a table
+        after them. The columns that share a scale are then the format's, not a choice."""
+        return self.group is not None
+
+    @property
+    def run(self) -> int | None:
+        """How many columns share a float, where the format says so."""
+        return None if self.group is None else self.group * (1 if self.steps is None else self.steps.groups)
 
     @property
     def unsigned_shift(self) -> int:
         """What is added to codes, and their zeros, so that none is negative."""
         return 0 if self.integers is None else -self.integers[0]
+
+
+_BY_GROUP: tuple[Activation, ...] = ("none", "int8")
+
+
+def _blocked(bits: int, low: int, group: int, *, steps: Steps | None = None, minimum: bool = False) -> CodeFormat:
+    """Integers from `low` on, as GGUF files have them."""
+    high = low + (1 << bits) - 1
+    largest = float(high if minimum else -low)
+    return CodeFormat(bits, largest, _BY_GROUP, (), (low, high), group=group, steps=steps, has_minimum=minimum)
 
 
 # As LlmcCodes of codegen/cpp/kernels/api.h numbers them.
@@ -78,5 +132,14 @@ CODE_FORMATS: Mapping[str, CodeFormat] = MappingProxyType(
         "mxfp4": CodeFormat(4, 6.0, table=_E2M1, power_of_two=True),
         "int5": CodeFormat(5, 15.5, ("none", "int8"), ("group", "channel"), (-16, 15)),
         "int6": CodeFormat(6, 31.5, ("none", "int8"), ("group", "channel"), (-32, 31)),
+        "q4_1": _blocked(4, 0, 32, minimum=True),
+        "q5_1": _blocked(5, 0, 32, minimum=True),
+        "q2_k": _blocked(2, 0, 16, steps=Steps(4, 0, 16), minimum=True),
+        "q3_k": _blocked(3, -4, 16, steps=Steps(6, -32, 16)),
+        "q4_k": _blocked(4, 0, 32, steps=Steps(6, 0, 8), minimum=True),
+        "q5_k": _blocked(5, 0, 32, steps=Steps(6, 0, 8), minimum=True),
+        "q6_k": _blocked(6, -32, 16, steps=Steps(8, -128, 16)),
+        "iq4_nl": CodeFormat(4, 127.0, _BY_GROUP, table=_IQ4, group=32),
+        "iq4_xs": CodeFormat(4, 127.0, _BY_GROUP, table=_IQ4, group=32, steps=Steps(6, -32, 8)),
     }
 )

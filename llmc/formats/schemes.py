@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from llmc.errors import OptionError, did_you_mean
-from llmc.formats.code_format import CODE_FORMATS, Activation, CodeFormat, Granularity
+from llmc.formats.code_format import CODE_FORMATS, TOKEN_GROUP, Activation, CodeFormat, Granularity
 from llmc.formats.module_rules import BudgetedSchemes, number_of, split_items
 
 Method = Literal["rtn", "gptq", "awq", "smoothquant"]
@@ -17,6 +17,8 @@ GROUPS = (128, 64, 32)
 _GROUPS = tuple(f"g{size}" for size in reversed(GROUPS))
 # Options that say what shares a scale.
 SHARING = frozenset({*_GROUPS, "channel", "tensor", "block"})
+# How tokens are rounded: with a scale for each group of channels, or one.
+_TOKEN_GROUP, _WHOLE_TOKENS = f"x{TOKEN_GROUP}", "xrow"
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,8 @@ class Scheme:
     name: as spelled. format: of the weight's codes (ops/weight_codes.py). granularity: what shares a scale: the
     tensor, a channel (row), a group of `group` columns in a row, or a block of 128 × 128. is_group_named: whether the
     user chose the group; else it is the largest that there may be (`fitted`). activation: what the tokens
-    are rounded to, each with its own scale, or with one found by calibration if is_static. method: how weights are
+    are rounded to, each with its own scale, one for each token_group of its channels, or one found by calibration if
+    is_static. method: how weights are
     rounded, or prepared for it. act_order, damping: of GPTQ. alpha: of SmoothQuant.
     """
 
@@ -38,6 +41,7 @@ class Scheme:
     symmetric: bool = True
     activation: Activation = "none"
     is_static: bool = False
+    token_group: int | None = None
     method: Method = "rtn"
     act_order: bool = True
     damping: float = 0.01
@@ -133,6 +137,12 @@ def parse_scheme(text: str) -> Scheme | None:
     scheme = replace(scheme, name=text)
     for word in words:
         scheme = _with_option(scheme, name, word)
+    if scheme.is_static and scheme.token_group is not None:
+        raise OptionError(
+            "a static scale is one for all channels of all tokens",
+            at=f"quantize={text}",
+            fix=f"leave out static, or {_TOKEN_GROUP}",
+        )
     return scheme
 
 
@@ -148,6 +158,8 @@ def _with_option(scheme: Scheme, name: str, word: str) -> Scheme:
         return replace(scheme, symmetric=key == "sym")
     if key in ("static", "dynamic") and scheme.activation != "none":
         return replace(scheme, is_static=key == "static")
+    if key in (_TOKEN_GROUP, _WHOLE_TOKENS) and scheme.activation == "int8":
+        return replace(scheme, token_group=TOKEN_GROUP if key == _TOKEN_GROUP else None)
     if key in ("actorder", "noactorder") and scheme.method == "gptq":
         return replace(scheme, act_order=key == "actorder")
     if key == "damp" and scheme.method == "gptq":
@@ -165,6 +177,7 @@ def _options(scheme: Scheme) -> tuple[str, ...]:
     options = tuple(each for g in scheme.codes.granularities for each in (_GROUPS if g == "group" else (g,)))
     options += ("sym", "asym") if scheme.codes.integers is not None else ()
     options += ("static", "dynamic") if scheme.activation != "none" else ()
+    options += (_TOKEN_GROUP, _WHOLE_TOKENS) if scheme.activation == "int8" else ()
     options += ("actorder", "noactorder", "damp=0.01") if scheme.method == "gptq" else ()
     options += ("alpha=0.5",) if scheme.method == "smoothquant" else ()
     return options or ("none",)

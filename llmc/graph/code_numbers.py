@@ -1,4 +1,4 @@
-"""Codes as tensors: their dtype, and the numbers that they stand for."""
+"""Codes as tensors: their dtype, and the numbers that they stand for (ops/weight_codes.py)."""
 
 import torch
 from torch import Tensor
@@ -17,3 +17,33 @@ def code_numbers(codes: Tensor, format: str) -> Tensor:
     if table is not None:
         return torch.tensor(table, dtype=torch.float32, device=codes.device)[codes.int()]
     return codes.float() if codes.dtype is torch.int8 else codes.view(torch.float8_e4m3fn).float()
+
+
+def code_values(codes: Tensor, zeros: Tensor | None, format: str) -> Tensor:
+    """What codes stand for before they are scaled, fp32. zeros: [out, groups] or None."""
+    values = code_numbers(codes, format)
+    return values if zeros is None else values - per_column(zeros, codes.shape[1])
+
+
+def weight_values(
+    codes: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None,
+    format: str,
+    scale_steps: Tensor | None = None,
+    minima: Tensor | None = None,
+    minimum_steps: Tensor | None = None,
+) -> Tensor:
+    """The weight [out, in] in fp32. Products with steps are exact there, and differences are rounded once."""
+    values = code_values(codes, zeros, format) * per_column(in_steps(scales, scale_steps), codes.shape[1])
+    return values if minima is None else values - per_column(in_steps(minima, minimum_steps), codes.shape[1])
+
+
+def in_steps(floats: Tensor, steps: Tensor | None) -> Tensor:
+    """Scales or minima of each group, fp32: floats [out, runs], times their steps [out, groups] if there are some."""
+    return floats.float() if steps is None else per_column(floats, steps.shape[1]) * steps.float()
+
+
+def per_column(values: Tensor, columns: int) -> Tensor:
+    """[rows, groups] → [rows, columns], fp32."""
+    return values.float().repeat_interleave(columns // values.shape[1], dim=1)

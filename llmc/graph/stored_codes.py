@@ -7,9 +7,9 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from llmc.formats.code_format import CODE_FORMATS
+from llmc.formats.code_format import CODE_FORMATS, CODE_PARTS
 from llmc.formats.schemes import Scheme
-from llmc.graph.code_numbers import code_numbers
+from llmc.graph.code_numbers import weight_values
 from llmc.graph.weights import WeightSource
 
 
@@ -18,7 +18,8 @@ class StoredWeight:
     """A weight stored as codes.
 
     shape: [out, in]. method: what quantized it, for reports. format: of the codes, a key of CODE_FORMATS. activation:
-    the format that tokens are rounded to: none, int8 or fp8.
+    the format that tokens are rounded to: none, int8 or fp8. token_group: channels of a token that share a scale; None
+    for all.
     """
 
     name: str
@@ -26,6 +27,7 @@ class StoredWeight:
     method: str
     format: str
     activation: str = "none"
+    token_group: int | None = None
 
     @property
     def bits(self) -> int:
@@ -35,8 +37,10 @@ class StoredWeight:
     @property
     def label(self) -> str:
         """Method, format and activations in words."""
-        rounded = "" if self.activation == "none" else f", {self.activation} activations"
-        return f"{self.method} {self.format}{rounded}"
+        by = "" if self.token_group is None else f" by {self.token_group}"
+        rounded = "" if self.activation == "none" else f", {self.activation} activations{by}"
+        is_named = self.method.lower() == self.format
+        return f"{self.method}{'' if is_named else f' {self.format}'}{rounded}"
 
 
 @dataclass(frozen=True)
@@ -57,21 +61,25 @@ class UnpackedCodes:
     range.
 
     order: the input channel that each column belongs to, int64 [in], where columns are sorted by their group; None if
-    they are in place.
+    they are in place. scale_steps, minima, minimum_steps: as in ops/weight_codes.py, where the format has them.
     """
 
     codes: Tensor
     scales: Tensor
     zeros: Tensor | None
     order: Tensor | None = None
+    scale_steps: Tensor | None = None
+    minima: Tensor | None = None
+    minimum_steps: Tensor | None = None
+
+    def parts(self) -> dict[str, Tensor]:
+        """What is stored, by the names of llmc::dequantize's arguments."""
+        return {name: part for name in CODE_PARTS if (part := getattr(self, name)) is not None}
 
     def values(self, format: str) -> Tensor:
         """The weight [out, in] that they stand for, fp32, its columns in place."""
-        values = code_numbers(self.codes, format)
-        width = values.shape[1] // self.scales.shape[1]
-        if self.zeros is not None:
-            values = values - self.zeros.float().repeat_interleave(width, 1)
-        values = values * self.scales.float().repeat_interleave(width, 1)
+        parts = (self.scale_steps, self.minima, self.minimum_steps)
+        values = weight_values(self.codes, self.scales, self.zeros, format, *parts)
         if self.order is None:
             return values
         in_place = torch.empty_like(values)
@@ -82,7 +90,7 @@ class UnpackedCodes:
 @runtime_checkable
 class CodeSource(WeightSource, Protocol):
     """A WeightSource that may hold weights as codes. Parts of a coded weight load as `NAME::codes`, `NAME::scales` and
-    `NAME::zeros`; `NAME` loads the numbers that the codes stand for."""
+    so on, by the names of CODE_PARTS; `NAME` loads the numbers that the codes stand for."""
 
     @property
     def is_quantized(self) -> bool:

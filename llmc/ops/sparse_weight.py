@@ -11,9 +11,9 @@ An element is zero if all its bits are: -0.0 is stored.
 import torch
 from torch import Tensor
 
+from llmc.graph.code_numbers import weight_values
 from llmc.graph.op_record import OpCall, Part
 from llmc.ops.registry import FROM_CAPTURED, IN_NO_GRAPH, like, op, per_element
-from llmc.ops.weight_codes import weight_values
 
 MASK_BITS = 64
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}

@@ -1,4 +1,4 @@
-"""Quantized activations: each token's channels rounded to codes with one scale."""
+"""Quantized activations: each token's channels rounded to codes with one scale, or one for each group of channels."""
 
 import torch
 from torch import Tensor
@@ -10,14 +10,17 @@ from llmc.ops.registry import FROM_CAPTURED, op, per_element
 from llmc.ops.weight_codes import nearest_codes
 
 
-def token_codes(x: Tensor, scale: Tensor | None, format: str) -> tuple[Tensor, Tensor]:
-    """Codes of x's shape and scales [tokens, 1], fp32; a code stands for code · scale.
+def token_codes(x: Tensor, scale: Tensor | None, format: str, group: int | None = None) -> tuple[Tensor, Tensor]:
+    """Codes of x's shape and scales [tokens, groups], fp32; a code stands for code · scale.
 
     format: int8 (-127 … 127) or fp8 (uint8, bits of e4m3fn). scale: [1], fp32, static, found by calibration; None:
-    scale = max |x[t]| / largest code. In fp32, code = nearest(x · (1 / scale)) with ties to even and saturation, where
-    the dynamic 1 / scale is computed as largest / max |x[t]|; a row of zeros has scale 0 and codes 0. As codes cannot
-    say that a value is a NaN, the scale of its row is one, a static scale too.
+    scale = max |x[t]| / largest code, of `group` channels at a time where there is a group, the last one of what is
+    left. In fp32, code = nearest(x · (1 / scale)) with ties to even and saturation, where the dynamic 1 / scale is
+    computed as largest / max |x[t]|; zeros alone have scale 0 and codes 0. As codes cannot say that a value is a NaN,
+    the scale of its group is one, a static scale too.
     """
+    if group is not None:
+        return _codes_of_groups(x, format, group)
     values, largest = x.float(), CODE_FORMATS[format].largest
     magnitude = values.abs().amax(-1, keepdim=True)
     if scale is None:
@@ -29,8 +32,17 @@ def token_codes(x: Tensor, scale: Tensor | None, format: str) -> tuple[Tensor, T
     return nearest_codes(values * inverse, None, format), scales.contiguous()
 
 
-def token_values(codes: Tensor, scales: Tensor, format: str) -> Tensor:
+def _codes_of_groups(x: Tensor, format: str, group: int) -> tuple[Tensor, Tensor]:
+    missing = -x.shape[-1] % group
+    grouped = torch.nn.functional.pad(x, (0, missing)).unflatten(-1, (-1, group))
+    codes, scales = token_codes(grouped, None, format)
+    return codes.flatten(-2)[..., : x.shape[-1]].contiguous(), scales.squeeze(-1)
+
+
+def token_values(codes: Tensor, scales: Tensor, format: str, group: int | None = None) -> Tensor:
     """What codes stand for, fp32."""
+    if group is not None:
+        scales = scales.repeat_interleave(group, -1)[..., : codes.shape[-1]]
     return code_numbers(codes, format) * scales
 
 
@@ -42,6 +54,6 @@ def token_values(codes: Tensor, scales: Tensor, format: str) -> Tensor:
     part=Part.ARRIVAL,
     axes="x[* c] -> [* c]",
 )
-def round_tokens(x: Tensor, scale: Tensor | None, format: str, dtype: torch.dtype) -> Tensor:
+def round_tokens(x: Tensor, scale: Tensor | None, format: str, dtype: torch.dtype, group: int | None = None) -> Tensor:
     """What the codes of x: [tokens, channels] stand for, as in `token_codes`, rounded to dtype."""
-    return token_values(*token_codes(x, scale, format), format).to(dtype)
+    return token_values(*token_codes(x, scale, format, group), format, group).to(dtype)

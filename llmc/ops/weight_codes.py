@@ -12,6 +12,13 @@ tensor, per block) is repeated in each, so that rows stand alone and weights of 
     fp8      uint8, bits of e4m3fn       e4m3(code) · scale
     nf4      uint8, 0 … 15               NF4[code] · scale
     mxfp4    uint8, bits of e2m1         E2M1[code] · scale, the scale a power of two
+    iq4_*    uint8, 0 … 15               IQ4[code] · scale
+    q*_*     int8, as GGUF files         code · scale - minimum
+             have them
+
+Where a format has steps, a float is shared by a run of groups: scales are [out, runs] and scale_steps, int8
+[out, groups], what they are multiplied by; so with minima, [out, runs], and minimum_steps. A format without steps may
+have minima, too: then runs are groups. formats/code_format.py says which has what, docs/quantization.md why.
 """
 
 import math
@@ -19,26 +26,10 @@ import math
 import torch
 from torch import Tensor
 
-from llmc.formats.code_format import CODE_FORMATS
-from llmc.graph.code_numbers import code_dtype, code_numbers
+from llmc.formats.code_format import CODE_FORMATS, CODE_PARTS
+from llmc.graph.code_numbers import code_dtype, per_column, weight_values
 from llmc.graph.op_record import Part
 from llmc.ops.registry import FROM_CAPTURED, IN_NO_GRAPH, op, per_element
-
-
-def code_values(codes: Tensor, zeros: Tensor | None, format: str) -> Tensor:
-    """What codes stand for before they are scaled, fp32. zeros: [out, groups] or None."""
-    values = code_numbers(codes, format)
-    return values if zeros is None else values - _per_column(zeros, codes.shape[1])
-
-
-def weight_values(codes: Tensor, scales: Tensor, zeros: Tensor | None, format: str) -> Tensor:
-    """The weight [out, in] in fp32."""
-    return code_values(codes, zeros, format) * _per_column(scales, codes.shape[1])
-
-
-def _per_column(values: Tensor, columns: int) -> Tensor:
-    """[rows, groups] → [rows, columns], fp32."""
-    return values.float().repeat_interleave(columns // values.shape[1], dim=1)
 
 
 # Flops: what it takes to decode is in the rates that are measured of products.
@@ -46,13 +37,22 @@ def _per_column(values: Tensor, columns: int) -> Tensor:
     fake=lambda a: a.codes.new_empty(a.codes.shape, dtype=a.dtype),
     stages=FROM_CAPTURED,
     flops=per_element(0),
-    rows=("codes", "scales", "zeros"),
+    rows=CODE_PARTS,
     part=Part.STORAGE,
-    axes="codes[o g*i] scales[o g] zeros[o g] -> [o g*i]",
+    axes="codes[o g*i] scales[o g] zeros[o g] scale_steps[o g*j] minima[o g] minimum_steps[o g*j] -> [o g*i]",
 )
-def dequantize(codes: Tensor, scales: Tensor, zeros: Tensor | None, format: str, dtype: torch.dtype) -> Tensor:
+def dequantize(
+    codes: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None,
+    format: str,
+    dtype: torch.dtype,
+    scale_steps: Tensor | None = None,
+    minima: Tensor | None = None,
+    minimum_steps: Tensor | None = None,
+) -> Tensor:
     """The weight [out, in] that codes stand for, rounded to dtype."""
-    return weight_values(codes, scales, zeros, format).to(dtype)
+    return weight_values(codes, scales, zeros, format, scale_steps, minima, minimum_steps).to(dtype)
 
 
 @op(
@@ -100,8 +100,8 @@ def weight_zeros(weight: Tensor, scales: Tensor, format: str, rows: int) -> Tens
 )
 def weight_codes(weight: Tensor, scales: Tensor, zeros: Tensor | None, format: str) -> Tensor:
     """The nearest codes [out, in] to a weight, given scales and zeros; beyond the range, the code at its end."""
-    scaled = weight.float() / _per_column(scales, weight.shape[1])
-    return nearest_codes(scaled, None if zeros is None else _per_column(zeros, weight.shape[1]), format)
+    scaled = weight.float() / per_column(scales, weight.shape[1])
+    return nearest_codes(scaled, None if zeros is None else per_column(zeros, weight.shape[1]), format)
 
 
 def nearest_codes(scaled: Tensor, zeros: Tensor | None, format: str) -> Tensor:

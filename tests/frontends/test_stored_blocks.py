@@ -13,7 +13,7 @@ from torch import Tensor
 
 from llmc.errors import CheckpointError
 from llmc.frontends.checkpoints.quantized import QuantizedSource
-from llmc.ops.weight_codes import weight_values
+from llmc.graph.code_numbers import weight_values
 
 _NAME = "model.layers.0.mlp.up_proj"
 _FP8 = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128], "symmetric": True}

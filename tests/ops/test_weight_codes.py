@@ -7,7 +7,8 @@ import torch
 
 from llmc.formats.code_format import CODE_FORMATS
 from llmc.formats.schemes import parse_scheme
-from llmc.ops.weight_codes import nearest_codes, weight_codes, weight_scales, weight_values, weight_zeros
+from llmc.graph.code_numbers import weight_values
+from llmc.ops.weight_codes import nearest_codes, weight_codes, weight_scales, weight_zeros
 
 # The widest gap between two values of a format; of mxfp4, where magnitudes from 6 to 8 become 6, twice the overflow.
 _STEP = {"int8": 1.0, "int4": 1.0, "nf4": 0.31, "mxfp4": 4.0, "fp8": 32.0}

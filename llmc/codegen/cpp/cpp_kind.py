@@ -1,6 +1,6 @@
 """The CPU targets: C++ that is compiled while weights are packed and the report is made."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -35,6 +35,8 @@ class CppKind:
     target: CpuTarget
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
     has_stages: bool = True
+    takes_blocked_codes: bool = True
+    rounds_tokens: bool = True
 
     def check(self, options: BuildOptions) -> None:
         """Raise LlmcError for a dtype, a scheme or a KV cache that kernels lack, and where nothing can be compiled."""
@@ -66,11 +68,11 @@ class CppKind:
         into = pack_sparse if slot.layout in DENSE else pack
         return into(weight, slot.layout, TORCH_DTYPES[slot.dtype])
 
-    def pack_codes(self, codes: Tensor, scales: Tensor, zeros: Tensor | None, format: str, layout: Layout) -> Tensor:
+    def pack_codes(self, parts: Mapping[str, Tensor], format: str, layout: Layout) -> Tensor:
         """In panels, with scales and zeros beside them."""
         if layout in DENSE:
-            return pack_sparse_codes(codes, scales, layout)
-        return pack_codes(codes, scales, zeros, format, layout)
+            return pack_sparse_codes(parts["codes"], parts["scales"], layout)
+        return pack_codes(parts, format, layout)
 
     def dense_reason(self, storage: fx.Node) -> str | None:
         """Where no instruction puts elements into their places, and of experts."""

@@ -60,7 +60,7 @@ def sparse_shape(shape: tuple[int, ...], layout: Layout, dtype: torch.dtype, sca
         return SparseShape(panels, elements // max(panels, 1), dtype.itemsize)
     groups = int(scales.shape[1])
     codes = CodeShape(shape, groups, "int8", scales.dtype, has_zeros=False)
-    panels = codes.nbytes(DENSE[layout]) // (groups * codes.group_nbytes)
+    panels = codes.nbytes(DENSE[layout]) // (groups * codes.run_nbytes)
     return SparseShape(panels, 4 * PANEL * groups * codes.words, 1, PANEL * groups * scales.dtype.itemsize)
 
 

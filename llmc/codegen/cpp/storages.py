@@ -14,7 +14,7 @@ from torch import fx
 from llmc.codegen.call import Call, arguments_of, stored_weight
 from llmc.codegen.cpp.kernel import SCALES
 from llmc.codegen.cpp.panel import PANEL
-from llmc.formats.code_format import CODE_FORMATS
+from llmc.formats.code_format import CODE_FORMATS, TOKEN_GROUP
 from llmc.graph.refusal import Refusal
 from llmc.program import Layout
 from llmc.program.launch_arguments import Argument
@@ -82,13 +82,18 @@ def _rounding(call: Call) -> dict[str, Argument]:
     arrived = call.within("x")
     if arrived is None:
         return {"x_format": "none"}
-    return {"x_scale": arrived.vector("scale"), "x_format": arrived.plain("format")}
+    return {
+        "x_scale": arrived.vector("scale"),
+        "x_format": arrived.plain("format"),
+        "x_group": arrived.plain("group") or 0,
+    }
 
 
 def _codes(call: Call, layout: Layout) -> dict[str, Argument]:
     stored = stored_weight(call)
+    format = CODE_FORMATS[stored.plain("format")]
     return {
-        "group": stored.shape("codes")[1] // stored.shape("scales")[1],
+        "group": format.group or stored.shape("codes")[1] // stored.shape("scales")[1],
         "weight": stored.code_panels(layout),
         "format": stored.plain("format"),
         "scale_type": SCALES[stored.dtype("scales")],
@@ -97,8 +102,8 @@ def _codes(call: Call, layout: Layout) -> dict[str, Argument]:
 
 
 def _codes_refusal(node: fx.Node, parts: Mapping[str, fx.Node]) -> Refusal | None:
-    stored = arguments_of(parts["weight"])
-    format, x_format = stored["format"], arguments_of(parts["x"])["format"] if "x" in parts else "none"
+    stored, arrived = arguments_of(parts["weight"]), arguments_of(parts["x"]) if "x" in parts else {}
+    format, x_format = stored["format"], arrived.get("format", "none")
     scales = stored["scales"].meta["val"]
     if x_format not in CODE_FORMATS[format].activations:
         return Refusal(f"kernels do not multiply {x_format} activations and {format} weights", node)
@@ -107,6 +112,19 @@ def _codes_refusal(node: fx.Node, parts: Mapping[str, fx.Node]) -> Refusal | Non
     columns, groups = parts["weight"].meta["val"].shape[1], scales.shape[1]
     if groups > 1 and columns // groups % 16:
         return Refusal(f"groups are of {columns // groups} columns; kernels know multiples of 16, or one a row", node)
+    if arrived.get("group") is not None:
+        return _token_groups_refusal(node, arrived["group"], columns // groups if groups > 1 else None)
+    return None
+
+
+def _token_groups_refusal(node: fx.Node, tokens: int, weights: int | None) -> Refusal | None:
+    """Of groups of a token's channels, beside those of the weight's columns; None for one a row."""
+    if tokens != TOKEN_GROUP:
+        return Refusal(f"tokens are rounded by groups of {tokens} channels; kernels know {TOKEN_GROUP}", node)
+    if weights is not None and weights % tokens and weights != 16:
+        return Refusal(
+            f"tokens are rounded by groups of {tokens} channels, which cut groups of {weights} columns", node
+        )
     return None
 
 

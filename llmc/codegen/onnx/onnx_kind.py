@@ -1,6 +1,6 @@
 """The target onnxruntime: no code, an engine holds the ONNX model of its graph, and onnxruntime runs it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -33,6 +33,8 @@ class OnnxKind:
     target: OnnxTarget
     dtypes: tuple[torch.dtype, ...] = (torch.float32,)
     has_stages: bool = False
+    takes_blocked_codes: bool = False
+    rounds_tokens: bool = False
 
     def check(self, options: BuildOptions) -> None:
         """Raise OptionError for another dtype, codes in the cache, several ranks, and drafts in the engine."""
@@ -61,7 +63,7 @@ class OnnxKind:
         """As ONNX has it."""
         return stored_elements(weight, slot)
 
-    def pack_codes(self, codes: Tensor, scales: Tensor, zeros: Tensor | None, format: str, layout: Layout) -> Tensor:
+    def pack_codes(self, parts: Mapping[str, Tensor], format: str, layout: Layout) -> Tensor:
         """Never asked for: codes, scales and zeros are weights of their own."""
         raise LoweringError(f"{self.target.name} keeps codes as weights of their own", at=f"layout {layout.value}")
 

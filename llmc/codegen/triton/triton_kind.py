@@ -1,6 +1,6 @@
 """The GPU targets: Triton kernels, compiled ahead of time by processes that start while the model is captured."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -37,6 +37,8 @@ class TritonKind:
     target: GpuTarget
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16)
     has_stages: bool = False
+    takes_blocked_codes: bool = False
+    rounds_tokens: bool = False
 
     def check(self, options: BuildOptions) -> None:
         """Raise ToolchainError without Triton, OptionError for a scheme or KV cache that the kernels lack."""
@@ -62,7 +64,7 @@ class TritonKind:
             return mask_rows(weight, slot.layout)
         return plain_rows(weight, slot)
 
-    def pack_codes(self, codes: Tensor, scales: Tensor, zeros: Tensor | None, format: str, layout: Layout) -> Tensor:
+    def pack_codes(self, parts: Mapping[str, Tensor], format: str, layout: Layout) -> Tensor:
         """Never asked for: codes, scales and zeros are weights of their own."""
         raise LoweringError(f"{self.target.name} keeps codes as weights of their own", at=f"layout {layout.value}")
 

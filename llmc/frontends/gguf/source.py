@@ -14,6 +14,7 @@ from llmc.formats.schemes import parse_scheme
 from llmc.frontends.checkpoints.safetensors import check_shape
 from llmc.frontends.gguf.architectures import described
 from llmc.frontends.gguf.block_codes import NUMBERS, decoded, unpack_blocks
+from llmc.frontends.gguf.byte_reader import DOWNLOAD_AGAIN
 from llmc.frontends.gguf.container import read_bytes, read_model
 from llmc.frontends.gguf.description import dtype_name
 from llmc.frontends.gguf.files import gguf_files
@@ -103,8 +104,7 @@ class GgufSource:
         place = self._place(base)
         kind = place.tensor.type
         if part:
-            unpacked = self._unpacked(base)
-            return unpacked.codes if part == "codes" else unpacked.scales
+            return self._unpacked(base).parts()[part]
         if kind.codes is not None:
             return _as_model_has_it(self._unpacked(base).values(kind.codes), place)
         data = _bytes_of(place)
@@ -118,8 +118,22 @@ class GgufSource:
     def _unpack(self, name: str) -> UnpackedCodes:
         place = self._place(name)
         unpacked = _unpacked(place, torch.frombuffer(_bytes_of(place), dtype=torch.uint8))
-        codes, scales = (_in_halves(part, place.heads) for part in (unpacked.codes, unpacked.scales))
-        return replace(unpacked, codes=codes, scales=scales)
+        self._check_finite(place, unpacked)
+        return replace(unpacked, **{part: _in_halves(each, place.heads) for part, each in unpacked.parts().items()})
+
+    def _check_finite(self, place: Place, unpacked: UnpackedCodes) -> None:
+        """Raise CheckpointError for scales or minima that are NaN or infinite."""
+        for name, part in unpacked.parts().items():
+            if not part.is_floating_point() or bool(part.isfinite().all()):
+                continue
+            wrong = (~part.isfinite()).nonzero()
+            row, run = map(int, wrong[0])
+            raise CheckpointError(
+                f"damaged GGUF file: tensor {place.tensor.name}, of type {place.tensor.type.name}, has {len(wrong)} "
+                f"{name} that are not finite, the first {float(part[row, run])} in row {row}, block {run}",
+                at=place.tensor.file,
+                fix=DOWNLOAD_AGAIN,
+            )
 
     def _place(self, name: str) -> Place:
         place = self._places.get(name)

@@ -114,7 +114,7 @@ class Quantizer:
         self._graph, self._log, self._data, self._stream, self._reasons = graph, log, data, stream, reasons
         self._codes = codes
         self._history: History = ()
-        self._rounded_tokens: dict[tuple[fx.Node, str, bool], fx.Node] = {}
+        self._rounded_tokens: dict[tuple[fx.Node, str, bool, int | None], fx.Node] = {}
         self._solvers = None if stream is None else InputSolvers(stream)
 
     def run(self, planned: tuple[Planned, ...]) -> None:
@@ -190,14 +190,16 @@ class Quantizer:
 
     def _round_input(self, product: fx.Node, scheme: Scheme) -> None:
         x = call_arguments(product)["x"]
-        key = (x, scheme.activation, scheme.is_static)
+        key = (x, scheme.activation, scheme.is_static, scheme.token_group)
         if key not in self._rounded_tokens:
             scale = None
             if scheme.is_static:
                 assert self._stream is not None, "static scales are planned with calibration text only"
                 largest = max(float(part.abs().max()) for part in self._stream.parts(x))
                 scale = torch.tensor([max(largest, 1e-12) / CODE_FORMATS[scheme.activation].largest])
-            self._rounded_tokens[key] = insert_tokens(self._graph, product, x, scale, scheme.activation)
+            self._rounded_tokens[key] = insert_tokens(
+                self._graph, product, x, scale, scheme.activation, scheme.token_group
+            )
         # The weight may be the same node as x nowhere, so that this changes the one argument.
         product.replace_input_with(x, self._rounded_tokens[key])
 
@@ -215,7 +217,8 @@ class Quantizer:
             x = read.x[:_MEASURED_ROWS].float()
             rounded_x = x
             if scheme.activation != "none":
-                rounded_x = token_values(*token_codes(x, None, scheme.activation), scheme.activation)
+                rounding = (scheme.activation, scheme.token_group)
+                rounded_x = token_values(*token_codes(x, None, *rounding), *rounding)
             own = slice(read.start, read.end)
             squares += _output_squares(x, rounded_x, weight[own], rounded.rows(own), scheme)
         return relative_error(squares), True

@@ -13,6 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, fx
 
+from llmc.formats.code_format import CODE_FORMATS
 from llmc.formats.quantized_weight import QuantizedWeight
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
@@ -31,15 +32,18 @@ from llmc.passes.recorded_graph import new_weight
 from llmc.passes.rewrite import Numerics, WeightPass
 from llmc.passes.rewrite_log import RewriteLog
 
+# What is read, and how it is rounded and ordered.
+_InputKey = tuple[fx.Node, str, int | None, bytes]
+
 
 def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData) -> None:
     """Replace every weight that the checkpoint has as codes."""
     source = data.source
     if not isinstance(source, CodeSource) or not source.is_quantized:
         return
-    inputs: dict[tuple[fx.Node, str, bytes], fx.Node] = {}
+    inputs: dict[_InputKey, fx.Node] = {}
     for readers in readers_of_weights(graph):
-        stored = stored_or_asked(source, graph, readers, options)
+        stored = stored_or_asked(source, graph, readers, options, data)
         products = [reader for reader in readers if is_product(reader)]
         if isinstance(stored, str):
             for product in products:
@@ -62,14 +66,10 @@ read_codes = WeightPass("read_codes", run, Numerics.LOSSY, budget=_BUDGET)
 
 
 def _insert(graph: ModelGraph, readers: tuple[fx.Node, ...], stored: StoredWeight, unpacked: UnpackedCodes) -> None:
-    like: dict[str, Tensor | None] = {
-        "codes": unpacked.codes,
-        "scales": unpacked.scales,
-        "zeros": unpacked.zeros,
-    }
+    like = unpacked.parts()
     weights = tuple(dict.fromkeys(call_arguments(reader)["weight"] for reader in readers))
     whole = graph.weights[weights[0].name]
-    made = {name: rows_of(whole, name, part.dtype) for name, part in like.items() if part is not None}
+    made = {name: rows_of(whole, name, part.dtype) for name, part in like.items()}
     recipes = {name: recipe for name, recipe in made.items() if recipe is not None}
     insert_recipes(graph, weights, readers, recipes, like, stored.format)
 
@@ -103,9 +103,7 @@ def _for_all_rows(unpacked: UnpackedCodes, stored: StoredWeight) -> UnpackedCode
     rows = stored.shape[0]
     if len(unpacked.codes) == rows:
         return unpacked
-    codes, scales = (part.new_empty(rows, part.shape[1]) for part in (unpacked.codes, unpacked.scales))
-    zeros = None if unpacked.zeros is None else unpacked.zeros.new_empty(rows, unpacked.zeros.shape[1])
-    return replace(unpacked, codes=codes, scales=scales, zeros=zeros)
+    return replace(unpacked, **{name: part.new_empty(rows, part.shape[1]) for name, part in unpacked.parts().items()})
 
 
 def _change_input(
@@ -114,13 +112,13 @@ def _change_input(
     stored: StoredWeight,
     order: Tensor | None,
     source: CodeSource,
-    inputs: dict[tuple[fx.Node, str, bytes], fx.Node],
+    inputs: dict[_InputKey, fx.Node],
 ) -> None:
     """Order and round what a product reads; products that want the same share it, so that they can be merged."""
     x = call_arguments(product)["x"]
     scale = source.input_scale(stored.name)
     marks = b"".join(b"" if each is None else each.numpy().tobytes() for each in (order, scale))
-    key = (x, stored.activation, marks)
+    key = (x, stored.activation, stored.token_group, marks)
     if key not in inputs:
         changed = x
         if order is not None:
@@ -130,7 +128,7 @@ def _change_input(
             with graph.graph.inserting_before(product):
                 changed = graph.graph.call_function(torch.ops.llmc.select_channels.default, (x, columns))
         if stored.activation != "none":
-            changed = insert_tokens(graph, product, changed, scale, stored.activation)
+            changed = insert_tokens(graph, product, changed, scale, stored.activation, stored.token_group)
         inputs[key] = changed
     if inputs[key] is not x:
         product.replace_input_with(x, inputs[key])
@@ -138,8 +136,11 @@ def _change_input(
 
 def _record(stored: StoredWeight, unpacked: UnpackedCodes) -> QuantizedWeight:
     rows, columns = stored.shape
-    overhead = unpacked.scales.numel() * unpacked.scales.dtype.itemsize * 8
-    overhead += 0 if unpacked.zeros is None else unpacked.zeros.numel() * stored.bits
+    steps = CODE_FORMATS[stored.format].steps
+    bits = {"zeros": stored.bits, "scale_steps": 0 if steps is None else steps.bits}
+    bits["minimum_steps"] = bits["scale_steps"]
+    parts = {name: part for name, part in unpacked.parts().items() if name != "codes"}
+    overhead = sum(part.numel() * bits.get(name, part.dtype.itemsize * 8) for name, part in parts.items())
     return QuantizedWeight(
         module=stored.name.removesuffix(".weight"),
         scheme=stored.label,

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from llmc.formats.code_format import CODE_FORMATS
+from llmc.formats.code_format import CODE_FORMATS, CODE_PARTS
 from llmc.formats.schemes import BLOCK, Scheme
-from llmc.ops.weight_codes import weight_codes, weight_scales, weight_values, weight_zeros
+from llmc.graph.code_numbers import weight_values
+from llmc.ops.weight_codes import weight_codes, weight_scales, weight_zeros
 from llmc.passes.parallel_map import one_thread, parallel_map, row_spans
 from llmc.passes.quantization.file_backed import file_backed
 
@@ -18,32 +19,43 @@ _SHRINKAGES = tuple(1.0 - i / 40 for i in range(1, 17))
 
 @dataclass(frozen=True)
 class RoundedWeight:
-    """codes [rows, columns], scales and zeros [rows, groups] as in ops/weight_codes.py."""
+    """codes [rows, columns], scales and zeros [rows, groups], and what else there is, as in ops/weight_codes.py."""
 
     codes: Tensor
     scales: Tensor
     zeros: Tensor | None
     format: str
+    scale_steps: Tensor | None = None
+    minima: Tensor | None = None
+    minimum_steps: Tensor | None = None
+
+    def parts(self) -> dict[str, Tensor]:
+        """What is stored, by the names of llmc::dequantize's arguments."""
+        return {name: part for name in CODE_PARTS if (part := getattr(self, name)) is not None}
 
     def values(self) -> Tensor:
         """What the codes stand for, fp32."""
-        return weight_values(self.codes, self.scales, self.zeros, self.format)
+        more = (self.scale_steps, self.minima, self.minimum_steps)
+        return weight_values(self.codes, self.scales, self.zeros, self.format, *more)
 
     def rows(self, span: slice) -> "RoundedWeight":
         """Some of them."""
-        zeros = None if self.zeros is None else self.zeros[span]
-        return RoundedWeight(self.codes[span], self.scales[span], zeros, self.format)
+        return self._with({name: part[span] for name, part in self.parts().items()})
 
     def in_file(self) -> "RoundedWeight":
         """The same, not in memory."""
-        zeros = None if self.zeros is None else file_backed(self.zeros)
-        return RoundedWeight(file_backed(self.codes), file_backed(self.scales), zeros, self.format)
+        return self._with({name: file_backed(part) for name, part in self.parts().items()})
 
     def put(self, span: slice, other: "RoundedWeight") -> None:
         """Write other rows over some of these."""
-        self.codes[span], self.scales[span] = other.codes, other.scales
-        if self.zeros is not None and other.zeros is not None:
-            self.zeros[span] = other.zeros
+        given = other.parts()
+        for name, part in self.parts().items():
+            part[span] = given[name]
+
+    def _with(self, parts: dict[str, Tensor]) -> "RoundedWeight":
+        """The same with these parts, of the same names."""
+        codes, scales, zeros = parts.pop("codes"), parts.pop("scales"), parts.pop("zeros", None)
+        return RoundedWeight(codes, scales, zeros, self.format, **parts)
 
 
 def round_to_nearest(weight: Tensor, scheme: Scheme, importance: Tensor | None = None) -> RoundedWeight:
@@ -68,10 +80,8 @@ def _whole(rounded: Callable[[slice], RoundedWeight], spans: Sequence[slice], ro
         first = rounded(spans[0])
     # Not joined in the end: small parts that stay, among what is freed, keep that from being used again, which took
     # eight times the bytes of the codes.
-    parts = (first.codes, first.scales, first.zeros)
-    codes, scales, zeros = (None if part is None else part.new_empty((rows, part.shape[1])) for part in parts)
-    assert codes is not None and scales is not None
-    whole = RoundedWeight(codes, scales, zeros, first.format)
+    sizes = {name: part.new_empty((rows, part.shape[1])) for name, part in first.parts().items()}
+    whole = RoundedWeight(sizes.pop("codes"), sizes.pop("scales"), sizes.pop("zeros", None), first.format, **sizes)
     whole.put(spans[0], first)
     parallel_map(lambda span: whole.put(span, rounded(span)), spans[1:])
     return whole

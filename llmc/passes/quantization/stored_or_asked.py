@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import fx
 
-from llmc.formats.code_format import CODE_FORMATS
+from llmc.formats.code_format import CODE_FORMATS, TOKEN_GROUP
 from llmc.formats.schemes import NOT_QUANTIZED, Scheme
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
@@ -18,38 +18,44 @@ from llmc.graph.product_parts import is_product
 from llmc.graph.stored_codes import CodeSource, RoundedAgain, StoredWeight
 from llmc.graph.weights import Stored, stored_names
 from llmc.options import BuildOptions
+from llmc.passes.model_data import ModelData
 from llmc.passes.planned_weight import HEAD, module_names
 from llmc.passes.quantization.plan import head_scheme
 from llmc.passes.quantization.rows_of_others import rows_of, transposed_experts
 
 
 def stored_or_asked(
-    source: CodeSource, graph: ModelGraph, readers: Sequence[fx.Node], options: BuildOptions
+    source: CodeSource, graph: ModelGraph, readers: Sequence[fx.Node], options: BuildOptions, data: ModelData
 ) -> StoredWeight | RoundedAgain | str:
     """How the codes of the readers' weight are stored, what its blocks are rounded to, or why it is left alone."""
     node = call_arguments(readers[0])["weight"]
     recipe = graph.weights[node.name]
     stored, whole = None, transposed_experts(recipe)
     if isinstance(recipe, Stored):
-        stored = _stored(source, recipe.name)
+        stored = _stored(source, recipe.name, data)
     elif whole is not None:
-        found = _stored(source, whole.name)
+        found = _stored(source, whole.name, data)
         is_whole = not isinstance(found, StoredWeight) or found.shape == tuple(node.meta["val"].shape)
         stored = found if is_whole else None
     elif rows_of(recipe, "codes", torch.int8) is not None:
-        stored = _of_all(source, stored_names(recipe), node.meta["val"].shape)
+        stored = _of_all(source, stored_names(recipe), node.meta["val"].shape, data)
     if stored is None:
         return f"the checkpoint holds {node.name} without codes"
-    return _as_asked(stored, graph, readers, options) if source.gives_way else stored
+    return _as_asked(stored, graph, readers, options, data) if source.gives_way else stored
 
 
-def _stored(source: CodeSource, name: str) -> StoredWeight | RoundedAgain | None:
-    return source.weight(name) or source.rounded(name)
+def _stored(source: CodeSource, name: str, data: ModelData) -> StoredWeight | RoundedAgain | None:
+    found = source.weight(name)
+    if found is None or (CODE_FORMATS[found.format].is_blocked and not data.takes_blocked_codes):
+        return source.rounded(name)
+    return found
 
 
-def _of_all(source: CodeSource, names: Sequence[str], shape: Sequence[int]) -> StoredWeight | RoundedAgain | None:
+def _of_all(
+    source: CodeSource, names: Sequence[str], shape: Sequence[int], data: ModelData
+) -> StoredWeight | RoundedAgain | None:
     """Of a matrix that is made of others' rows, under the name of the first; None if they are not stored alike."""
-    each = [_stored(source, name) for name in names]
+    each = [_stored(source, name, data) for name in names]
     first = each[0]
     rows, columns = map(int, shape)
     if isinstance(first, RoundedAgain):
@@ -60,7 +66,11 @@ def _of_all(source: CodeSource, names: Sequence[str], shape: Sequence[int]) -> S
 
 
 def _as_asked(
-    stored: StoredWeight | RoundedAgain, graph: ModelGraph, readers: Sequence[fx.Node], options: BuildOptions
+    stored: StoredWeight | RoundedAgain,
+    graph: ModelGraph,
+    readers: Sequence[fx.Node],
+    options: BuildOptions,
+    data: ModelData,
 ) -> StoredWeight | RoundedAgain | str:
     quantization = options.quantization
     module, name = module_names(graph, readers)
@@ -68,13 +78,22 @@ def _as_asked(
     is_none = NOT_QUANTIZED in options.quantize
     multiplies = any(map(is_product, readers))
     if rule is None and not is_none and not (quantization.is_for_all and multiplies):
-        return stored
+        return _with_tokens(stored, options) if multiplies and data.rounds_tokens else stored
     scheme = quantization.default if rule is None else rule.scheme
     if rule is None and scheme is not None and module == HEAD:
         scheme = head_scheme(scheme)
     if scheme is not None and isinstance(stored, StoredWeight) and _says_no_more(scheme, stored):
-        return replace(stored, activation=scheme.activation)
+        return replace(stored, activation=scheme.activation, token_group=scheme.token_group)
     return f"quantize asks for {'none' if scheme is None else scheme.name} in the place of {name}'s codes"
+
+
+def _with_tokens(stored: StoredWeight | RoundedAgain, options: BuildOptions) -> StoredWeight | RoundedAgain:
+    """With tokens in int8 by groups where there are such products; an engine in float32 rounds nothing."""
+    if options.dtype == "float32" or not isinstance(stored, StoredWeight):
+        return stored
+    if "int8" not in CODE_FORMATS[stored.format].activations:
+        return stored
+    return replace(stored, activation="int8", token_group=TOKEN_GROUP)
 
 
 def _says_no_more(scheme: Scheme, stored: StoredWeight) -> bool:

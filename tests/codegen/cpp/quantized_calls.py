@@ -3,46 +3,37 @@
 from __future__ import annotations
 
 from ctypes import c_void_p
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from llmc.codegen.cpp.kernel import SCALES
 from llmc.codegen.cpp.pack_codes import pack_codes
+from llmc.formats.code_format import CODE_FORMATS, CODE_PARTS
+from llmc.graph.code_numbers import code_dtype
 from llmc.ops.token_codes import round_tokens
-from llmc.ops.weight_codes import weight_codes, weight_scales, weight_values, weight_zeros
+from llmc.ops.weight_codes import weight_codes, weight_scales, weight_zeros
+from llmc.passes.quantization.round_weight import RoundedWeight
 from llmc.program import Layout
 from llmc.targets import CpuTarget
 from tests.codegen.cpp.kernel_calls import call, kernels, pointer, rows
 
 
-@dataclass(frozen=True)
-class QuantizedWeight:
+class QuantizedWeight(RoundedWeight):
     """A weight as the ops take it."""
-
-    codes: Tensor
-    scales: Tensor
-    zeros: Tensor | None
-    format: str
 
     @property
     def group(self) -> int:
         """Columns that share a scale."""
-        return self.codes.shape[1] // self.scales.shape[1]
+        return CODE_FORMATS[self.format].group or self.codes.shape[1] // self.scales.shape[1]
 
     def fields(self) -> dict[str, str | bool]:
         """What the kernels' structs say of its codes."""
         return {"format": self.format, "scale_type": SCALES[self.scales.dtype], "has_zeros": self.zeros is not None}
 
-    def values(self) -> Tensor:
-        """What it stands for, fp32."""
-        return weight_values(self.codes, self.scales, self.zeros, self.format)
-
     def packed(self, *, gated: bool = False) -> Tensor:
         """Its code panels."""
-        layout = Layout.GATED_CODE_PANELS if gated else Layout.CODE_PANELS
-        return pack_codes(self.codes, self.scales, self.zeros, self.format, layout)
+        return pack_codes(self.parts(), self.format, Layout.GATED_CODE_PANELS if gated else Layout.CODE_PANELS)
 
 
 def quantized(
@@ -54,18 +45,47 @@ def quantized(
     symmetric: bool = True,
     scale_dtype: torch.dtype = torch.bfloat16,
 ) -> QuantizedWeight:
-    """Random weights of that shape, of magnitude 1 / sqrt(channels). group: None for a scale a row."""
+    """Random weights of that shape, of magnitude 1 / sqrt(channels). group: None for a scale a row; of blocked formats
+    their own."""
+    if CODE_FORMATS[format].is_blocked:
+        return blocked(out, channels, format, scale_dtype=scale_dtype)
     weight = torch.randn(out, channels) / channels**0.5
     scales = weight_scales(weight, format, group or channels, symmetric, 1, scale_dtype)
     zeros = None if symmetric else weight_zeros(weight, scales, format, 1)
     return QuantizedWeight(weight_codes(weight, scales, zeros, format), scales, zeros, format)
 
 
+def blocked(out: int, channels: int, format: str, *, scale_dtype: torch.dtype = torch.float16) -> QuantizedWeight:
+    """Random parts of a blocked format, each over its whole range."""
+    record = CODE_FORMATS[format]
+    assert record.group is not None and record.run is not None
+    runs, groups = channels // record.run, channels // record.group
+    low, high = record.integers or (0, 15)
+    size = 1 / (record.largest * channels**0.5)
+    steps = record.steps
+    mean = 1.0 if steps is None else 2.0 ** (steps.bits - 2)
+    floats = [(torch.randn(out, runs) * size / mean).to(scale_dtype) for _ in range(2)]
+    parts: dict[str, Tensor | None] = dict.fromkeys(CODE_PARTS)
+    parts["codes"] = torch.randint(low, high + 1, (out, channels), dtype=code_dtype(format))
+    parts["scales"] = floats[0]
+    if steps is not None:
+        most = 1 << steps.bits
+        parts["scale_steps"] = torch.randint(steps.least, steps.least + most, (out, groups), dtype=torch.int8)
+    if record.has_minimum:
+        parts["minima"] = floats[1]
+        parts["minimum_steps"] = None if steps is None else torch.randint(0, most, (out, groups), dtype=torch.int8)
+    return QuantizedWeight(format=format, **parts)  # type: ignore[arg-type]
+
+
 def operands(
-    x: Tensor, weight: QuantizedWeight, x_format: str = "none", x_scale: Tensor | None = None
+    x: Tensor,
+    weight: QuantizedWeight,
+    x_format: str = "none",
+    x_scale: Tensor | None = None,
+    x_group: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """x and the weight as a product's reference reads them: what their codes stand for, not rounded."""
-    rounded = x if x_format == "none" else round_tokens(x, x_scale, x_format, torch.float32)
+    rounded = x if x_format == "none" else round_tokens(x, x_scale, x_format, torch.float32, x_group)
     return rounded, weight.values()
 
 
@@ -78,6 +98,7 @@ def call_quantized(
     *,
     x_format: str = "none",
     x_scale: Tensor | None = None,
+    x_group: int | None = None,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     activation: str = "identity",
@@ -103,6 +124,7 @@ def call_quantized(
         "activation": activation,
         "scale": scale,
         "x_format": x_format,
+        "x_group": x_group or 0,
         **weight.fields(),
     }
     scratch = kernels(target).llmc_linear_scratch(tokens, channels)

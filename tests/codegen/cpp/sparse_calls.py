@@ -64,7 +64,10 @@ def both(
     else:
         dense, sparse = _CODED[is_gated]
         names = (f"quantized_{kernel}", f"quantized_{kernel}")
-        packed = pack_codes(weight, scales, None, "int8", dense), pack_sparse_codes(weight, scales, sparse)
+        packed = (
+            pack_codes({"codes": weight, "scales": scales}, "int8", dense),
+            pack_sparse_codes(weight, scales, sparse),
+        )
         values |= {"format": "int8", "x_format": x_format, "scale_type": SCALES[scales.dtype], "has_zeros": False}
         values |= {"group": channels // scales.shape[1]}
     found = []

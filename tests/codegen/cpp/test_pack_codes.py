@@ -10,6 +10,7 @@ from llmc.codegen.cpp.kernel import SCALES
 from llmc.codegen.cpp.pack_codes import CodeShape, pack_codes
 from llmc.errors import LoweringError
 from llmc.formats.code_format import CODE_FORMATS
+from llmc.frontends.gguf.block_types import BLOCK_TYPES
 from llmc.program import Layout
 from tests.codegen.cpp.quantized_calls import quantized
 
@@ -24,8 +25,8 @@ def unpacked(packed: Tensor, row: int, column: int, shape: CodeShape, gated: boo
         panel, lane = row // 16, row % 16 + 16 * part
     else:
         panel, lane = divmod(row, 32)
-    group, k = divmod(column, shape.group)
-    block = packed.view(-1, shape.groups, shape.group_nbytes)[panel, group]
+    group, k = divmod(column, shape.run)
+    block = packed.view(-1, shape.runs, shape.run_nbytes)[panel, group]
     scales = block[: 32 * shape.scale_dtype.itemsize].view(shape.scale_dtype)
     start, zero = scales.nbytes, None
     if shape.has_zeros:
@@ -45,7 +46,7 @@ def unpacked(packed: Tensor, row: int, column: int, shape: CodeShape, gated: boo
     return code - SHIFT.get(shape.format, 0), float(scales[lane]), zero
 
 
-@pytest.mark.parametrize("format", CODE_FORMATS)
+@pytest.mark.parametrize("format", [name for name, format in CODE_FORMATS.items() if not format.is_blocked])
 @pytest.mark.parametrize("gated", [False, True])
 def test_every_element_is_where_the_interface_says(format: str, gated: bool) -> None:
     torch.manual_seed(0)
@@ -53,7 +54,7 @@ def test_every_element_is_where_the_interface_says(format: str, gated: bool) -> 
         symmetric = format not in SHIFT or number != 2
         weight = quantized(out, channels, format, group=group, symmetric=symmetric, scale_dtype=tuple(SCALES)[number])
         layout = Layout.GATED_CODE_PANELS if gated else Layout.CODE_PANELS
-        packed = pack_codes(weight.codes, weight.scales, weight.zeros, format, layout)
+        packed = pack_codes(weight.parts(), format, layout)
         shape = CodeShape((out, channels), weight.scales.shape[1], format, weight.scales.dtype, not symmetric)
         assert packed.nbytes == shape.nbytes(layout)
         for row in range(out):
@@ -64,6 +65,55 @@ def test_every_element_is_where_the_interface_says(format: str, gated: bool) -> 
                 assert unpacked(packed, row, column, shape, gated) == expected
 
 
+def _parts(rows: int, columns: int, groups: int) -> dict[str, Tensor]:
+    return {"codes": torch.zeros(rows, columns, dtype=torch.int8), "scales": torch.ones(rows, groups)}
+
+
+def _taken_apart(packed: Tensor, row: int, shape: CodeShape) -> tuple[list[int], dict[str, list[float]]]:
+    """Unsigned codes of a row of a blocked format, and its floats and steps, by name."""
+    panel, lane = divmod(row, 32)
+    block = packed.view(-1, shape.runs * shape.run_nbytes)[panel]
+    headers = block[: shape.runs * shape.header_nbytes].view(shape.runs, -1, 32, 2)[:, :, lane]
+    halves = headers.contiguous().view(torch.uint16).squeeze(-1).tolist()
+    floats = 1 + shape.codes.has_minimum
+    found: dict[str, list[float]] = {}
+    for place, name in enumerate(("scales", "minima")[:floats]):
+        bits = torch.tensor([run[place] for run in halves], dtype=torch.uint16)
+        found[name] = bits.view(torch.float16).tolist()
+    steps = shape.codes.steps
+    for place, name in enumerate(("scale_steps", "minimum_steps")[:floats] if steps is not None else ()):
+        assert steps is not None
+        strings = [sum(half << 16 * i for i, half in enumerate(run[floats:])) for run in halves]
+        first, least = place * steps.groups, steps.least if place == 0 else 0
+        fields = range(first, first + steps.groups)
+        found[name] = [(s >> steps.bits * i & (1 << steps.bits) - 1) + least for s in strings for i in fields]
+    words = block[shape.runs * shape.header_nbytes :].view(-1, 32, 4)[:, lane]
+    codes = []
+    for k in range(shape.shape[1]):
+        unit, i, code, above = words[k // 32 * shape.codes.bits :], k % 32, 0, 0
+        for plane in shape.codes.planes:
+            place = i // 4 * plane
+            code |= (int(unit[place // 8, i % 4]) >> place % 8 & (1 << plane) - 1) << above
+            unit, above = unit[plane:], above + plane
+        codes.append(code)
+    return codes, found
+
+
+@pytest.mark.parametrize("format", [name for name, format in CODE_FORMATS.items() if format.is_blocked])
+def test_blocked_formats_are_stored_bit_by_bit(format: str) -> None:
+    """Every code, scale, minimum and step, in as many bytes as a GGUF file takes for them."""
+    torch.manual_seed(0)
+    weight = quantized(64, 512, format, scale_dtype=torch.float16)
+    packed = weight.packed()
+    shape = CodeShape((64, 512), weight.scales.shape[1], format, torch.float16, has_zeros=False)
+    blocks = next(kind for kind in BLOCK_TYPES.values() if kind.codes == format)
+    assert packed.nbytes == 64 * 512 // blocks.elements * blocks.nbytes
+    for row in (0, 1, 31, 32, 63):
+        codes, parts = _taken_apart(packed, row, shape)
+        assert codes == (weight.codes[row].int() + shape.codes.unsigned_shift).tolist()
+        assert parts == {name: part[row].tolist() for name, part in weight.parts().items() if name != "codes"}
+
+
 def test_rows_that_are_not_there_have_scale_zero() -> None:
     weight = quantized(33, 32, "int4", group=16)
     scales = weight.packed().view(2, 2, -1)[:, :, :64].view(torch.bfloat16)
@@ -72,18 +122,17 @@ def test_rows_that_are_not_there_have_scale_zero() -> None:
 
 def test_columns_that_do_not_fall_into_groups_are_refused() -> None:
     with pytest.raises(LoweringError, match="50 columns cannot be cut into 3 equal groups"):
-        pack_codes(torch.zeros(4, 50, dtype=torch.int8), torch.ones(4, 3), None, "int4", Layout.CODE_PANELS)
+        pack_codes(_parts(4, 50, 3), "int4", Layout.CODE_PANELS)
 
 
 def test_gated_weights_need_an_even_number_of_rows() -> None:
     with pytest.raises(LoweringError, match="3 rows: an odd number"):
-        pack_codes(torch.zeros(3, 16, dtype=torch.int8), torch.ones(3, 1), None, "int8", Layout.GATED_CODE_PANELS)
+        pack_codes(_parts(3, 16, 1), "int8", Layout.GATED_CODE_PANELS)
 
 
 def test_panels_are_packed_alike_however_many_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = quantized(200, 64, "int4", group=32, symmetric=False)
-    arguments = (weight.codes, weight.scales, weight.zeros, "int4", Layout.CODE_PANELS)
-    at_once = pack_codes(*arguments)
+    at_once = pack_codes(weight.parts(), "int4", Layout.CODE_PANELS)
     for count in (1, 2, 3):
         monkeypatch.setattr("llmc.codegen.cpp.pack_codes._PANELS_AT_A_TIME", count)
-        assert torch.equal(pack_codes(*arguments), at_once)
+        assert torch.equal(pack_codes(weight.parts(), "int4", Layout.CODE_PANELS), at_once)

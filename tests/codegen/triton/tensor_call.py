@@ -18,6 +18,7 @@ from llmc.codegen.triton.backend import python_function
 from llmc.codegen.triton.code_rows import code_rows
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, LibraryFunction
 from llmc.codegen.triton.mask_rows import mask_rows
+from llmc.formats.code_format import CODE_PARTS
 from llmc.graph.op_record import RECORDS
 from llmc.program import Layout, Limits, code_rows_layout
 from llmc.program.launch_arguments import Argument, Count, Operand, Rows
@@ -169,10 +170,8 @@ class TensorCall:
         return self._put(Operand("weight", name), self._arguments[name].contiguous())
 
     def code_panels(self, layout: Layout) -> Operand:
-        codes, scales, zeros = (self._arguments[name] for name in ("codes", "scales", "zeros"))
-        return self._put(
-            Operand("weight", "codes"), pack_codes(codes, scales, zeros, self._arguments["format"], layout)
-        )
+        parts = {name: self._arguments[name] for name in CODE_PARTS if self._arguments.get(name) is not None}
+        return self._put(Operand("weight", "codes"), pack_codes(parts, self._arguments["format"], layout))
 
     def sparse_panels(self, layout: Layout, dtype: torch.dtype) -> Operand:
         raise AssertionError("kernels of GPUs read no panels")

@@ -11,9 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from llmc.errors import CheckpointError
+from llmc.formats.code_format import CODE_FORMATS
 from llmc.formats.schemes import parse_scheme
 from llmc.frontends.capture import capture
 from llmc.frontends.captured import Captured
+from llmc.frontends.gguf.block_codes import unpack_blocks
+from llmc.frontends.gguf.block_types import BLOCK_TYPES, BlockType
 from llmc.frontends.gguf.source import GgufSource
 from llmc.frontends.open_model import local_model
 from llmc.graph.execute import run_tokens
@@ -50,7 +54,7 @@ def logits_of(model: Any) -> Tensor:
     return found
 
 
-_EXACT = ("Q4_0", "Q8_0", "Q5_0", "MXFP4")
+_EXACT = ("Q4_0", "Q8_0", "Q5_0", "Q4_1", "Q5_1", "MXFP4")
 _NUMBERS = ("F16", "BF16", "F32")
 
 
@@ -81,25 +85,35 @@ def test_codes_are_those_of_the_file_bit_by_bit(tmp_path: Path) -> None:
 
 
 def test_each_weight_is_taken_as_it_is_stored(tmp_path: Path) -> None:
-    """A file of many types: codes, numbers, and blocks that are rounded again, with the error that it costs."""
+    """A file of many types: codes and numbers; and blocks that are rounded again where a target does not read them,
+    with the error that it costs."""
     path = tmp_path / "tiny.gguf"
     kinds = {"attn_q": "Q4_0", "attn_k": "Q8_0", "attn_v": "Q5_0", "attn_o": "F16", "gate": "BF16", "up": "Q4_1"}
     model = tiny_model("llama", **_WIDE)
     model.load_state_dict(write_gguf(path, model, "Q8_0", kinds=kinds), strict=False)
     captured, result = optimized(path)
-    found = {weight.module.removeprefix("model."): weight for weight in result.graph.quantized}
-    assert {name: weight.scheme for name, weight in found.items() if name.startswith("layers.1.")} == {
+    schemes = {
         "layers.1.self_attn.q_proj": "Q4_0 int4",
         "layers.1.self_attn.k_proj": "Q8_0 int8",
         "layers.1.self_attn.v_proj": "Q5_0 int5",
-        "layers.1.mlp.up_proj": "Q4_1 as int5:g32:asym",
+        "layers.1.mlp.up_proj": "Q4_1",
         "layers.1.mlp.down_proj": "Q8_0 int8",
     }
-    assert all((weight.error is None) == (" as " not in weight.scheme) for weight in found.values())
-    assert found["layers.1.self_attn.q_proj"].bits == 4.5
+    found = {weight.module.removeprefix("model."): weight for weight in result.graph.quantized}
+    assert {name: found[name].scheme for name in schemes} == schemes
+    assert all(weight.error is None for weight in found.values())
+    assert found["layers.1.self_attn.q_proj"].bits == 4.5 and found["layers.1.mlp.up_proj"].bits == 5.0
+    logits = run_tokens(result.graph, captured.source, _TOKENS)
+    torch.testing.assert_close(logits, logits_of(model), rtol=1e-4, atol=1e-4)
+
+    options = parse_options({"dtype": "float32"})
+    again = run_pipeline(captured.graph, default(), options, data=ModelData(captured.source, takes_blocked_codes=False))
+    found = {weight.module.removeprefix("model."): weight for weight in again.graph.quantized}
+    schemes["layers.1.mlp.up_proj"] = "Q4_1 as int5:g32:asym"
+    assert {name: found[name].scheme for name in schemes} == schemes
     error = found["layers.1.mlp.up_proj"].error
     assert error is not None and 0.01 < error < 0.05
-    logits = run_tokens(result.graph, captured.source, _TOKENS)
+    logits = run_tokens(again.graph, captured.source, _TOKENS)
     close = model.state_dict()
     for layer in range(2):
         name = f"model.layers.{layer}.mlp.up_proj.weight"
@@ -108,6 +122,39 @@ def test_each_weight_is_taken_as_it_is_stored(tmp_path: Path) -> None:
         close[name] = round_to_nearest(close[name], scheme).values()
     model.load_state_dict(close)
     torch.testing.assert_close(logits, logits_of(model), rtol=1e-4, atol=1e-4)
+
+
+_BLOCKED = [kind for kind in BLOCK_TYPES.values() if kind.codes is not None and CODE_FORMATS[kind.codes].is_blocked]
+
+
+@pytest.mark.parametrize("kind", _BLOCKED, ids=lambda kind: kind.name)
+def test_blocks_are_taken_apart_as_ggml_reads_them(kind: BlockType) -> None:
+    """Every value of random blocks, whose scales are any finite number."""
+    random = np.random.default_rng(0)
+    blocks = random.integers(0, 256, (5, 1024 // kind.elements, kind.nbytes), dtype=np.uint8)
+    first = {"Q2_K": 80, "Q3_K": 108, "Q6_K": 208}.get(kind.name, 0)
+    assert kind.codes is not None
+    for place in range(1 + CODE_FORMATS[kind.codes].has_minimum):
+        halves = random.standard_normal(blocks.shape[:2]).astype(np.float16)
+        blocks[..., first + 2 * place : first + 2 * place + 2] = halves[..., None].view(np.uint8)
+    unpacked = unpack_blocks(torch.from_numpy(blocks.reshape(-1).copy()), kind, 1024)
+    expected = gguf.quants.dequantize(blocks.reshape(5, -1), gguf.GGMLQuantizationType(kind.number))
+    assert torch.equal(unpacked.values(kind.codes), torch.from_numpy(expected))
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_scales_that_are_no_numbers_are_refused(number: float, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    model_in(path, "llama", "Q4_1")
+    tensor = next(each for each in gguf.GGUFReader(path).tensors if each.name == "blk.1.ffn_down.weight")
+    content = bytearray(path.read_bytes())
+    at = tensor.data_offset + 20 * (4 * 3 + 1) + 2  # of row 3, block 1, the minimum
+    content[at : at + 2] = np.float16(number).tobytes()
+    path.write_bytes(content)
+    source = GgufSource(local_model(path))
+    message = f"blk.1.ffn_down.weight, of type Q4_1, has 1 minima .* first -?{number} in row 3, block 1"
+    with pytest.raises(CheckpointError, match=message):
+        source.load("model.layers.1.mlp.down_proj.weight::codes")
 
 
 @pytest.fixture(scope="module")
@@ -119,22 +166,25 @@ def q4(tmp_path_factory: pytest.TempPathFactory) -> Captured:
 
 
 @pytest.mark.parametrize(
-    ("quantize", "q4_0", "q8_0", "q4_1"),
+    ("quantize", "takes_blocked", "q4_0", "q8_0", "q4_1"),
     [
-        ("w8a8", "Q4_0 int4, int8 activations", "Q8_0 int8, int8 activations", "w8a8"),
-        ("w4a8:g32", "Q4_0 int4, int8 activations", "w4a8:g32", "w4a8:g32"),
-        ("fp8", "fp8", "fp8", "fp8"),
-        ("none", None, None, None),
-        ("down_proj=int8", "Q4_0 int4", "Q8_0 int8", "int8"),
-        ("up_proj=none", "Q4_0 int4", "Q8_0 int8", "Q4_1 as int5:g32:asym"),
+        ("w8a8", True, "Q4_0 int4, int8 activations", "Q8_0 int8, int8 activations", "Q4_1, int8 activations"),
+        ("w8a8", False, "Q4_0 int4, int8 activations", "Q8_0 int8, int8 activations", "w8a8"),
+        ("w4a8:g32:x32", True, "Q4_0 int4, int8 activations by 32", "w4a8:g32:x32", "Q4_1, int8 activations by 32"),
+        ("fp8", True, "fp8", "fp8", "fp8"),
+        ("none", True, None, None, None),
+        ("down_proj=int8", True, "Q4_0 int4", "Q8_0 int8", "Q4_1"),
+        ("down_proj=int8", False, "Q4_0 int4", "Q8_0 int8", "int8"),
+        ("up_proj=none", True, "Q4_0 int4", "Q8_0 int8", "Q4_1"),
+        ("up_proj=none", False, "Q4_0 int4", "Q8_0 int8", "Q4_1 as int5:g32:asym"),
     ],
 )
 def test_what_is_asked_for_goes_before_but_codes_get_no_bits_that_say_nothing(
-    q4: Captured, quantize: str, q4_0: str | None, q8_0: str | None, q4_1: str | None
+    q4: Captured, quantize: str, takes_blocked: bool, q4_0: str | None, q8_0: str | None, q4_1: str | None
 ) -> None:
     options = parse_options({"dtype": "float32", "quantize": quantize})
     passes = (*canonical(), *quantization())
-    result = run_pipeline(q4.graph, passes, options, data=ModelData(q4.source))
+    result = run_pipeline(q4.graph, passes, options, data=ModelData(q4.source, takes_blocked_codes=takes_blocked))
     found = {weight.module: weight.scheme for weight in result.graph.quantized}
     seen = [found.get(f"model.layers.{place}_proj") for place in ("0.mlp.gate", "0.mlp.down", "1.mlp.down")]
     assert seen == [q4_0, q8_0, q4_1]
@@ -150,7 +200,7 @@ def test_codes_of_experts_are_those_of_the_file(family: str, tmp_path: Path) -> 
     model.load_state_dict(write_gguf(path, model, "Q4_0", kinds={"0.ffn_down_exps": "Q4_1"}), strict=False)
     captured, result = optimized(path)
     experts = [weight for weight in result.graph.quantized if ".experts." in weight.module]
-    assert sorted(weight.scheme for weight in experts) == ["Q4_0 int4"] * 3 + ["Q4_1 as int5:g32:asym"]
+    assert sorted(weight.scheme for weight in experts) == ["Q4_0 int4"] * 3 + ["Q4_1"]
     down = model.state_dict()["model.layers.0.mlp.experts.down_proj"]
     width = down.shape[1] if family == "gpt_oss" else down.shape[2]
     assert max(weight.rows for weight in experts) == 4 * 2 * width

@@ -47,7 +47,24 @@ enum { LLMC_PANEL = 32 };
 
 // ---- quantized weights -----------------------------------------------------------------------------------------
 // What codes stand for: llmc/ops/weight_codes.py.
-enum LlmcCodes { LLMC_INT8 = 0, LLMC_INT4 = 1, LLMC_FP8 = 2, LLMC_NF4 = 3, LLMC_MXFP4 = 4, LLMC_INT5 = 5, LLMC_INT6 = 6 };
+enum LlmcCodes {
+  LLMC_INT8 = 0,
+  LLMC_INT4 = 1,
+  LLMC_FP8 = 2,
+  LLMC_NF4 = 3,
+  LLMC_MXFP4 = 4,
+  LLMC_INT5 = 5,
+  LLMC_INT6 = 6,
+  LLMC_Q4_1 = 7,
+  LLMC_Q5_1 = 8,
+  LLMC_Q2_K = 9,
+  LLMC_Q3_K = 10,
+  LLMC_Q4_K = 11,
+  LLMC_Q5_K = 12,
+  LLMC_Q6_K = 13,
+  LLMC_IQ4_NL = 14,
+  LLMC_IQ4_XS = 15,
+};
 // What x is rounded to first: llmc/ops/token_codes.py.
 enum LlmcXCodes { LLMC_X_NONE = 0, LLMC_X_INT8 = 1, LLMC_X_FP8 = 2 };
 enum LlmcScales { LLMC_SCALES_F32 = 0, LLMC_SCALES_F16 = 1, LLMC_SCALES_BF16 = 2 };
@@ -56,10 +73,16 @@ enum LlmcScales { LLMC_SCALES_F32 = 0, LLMC_SCALES_F16 = 1, LLMC_SCALES_BF16 = 2
 // one group of one panel are
 //   scale[lane]; zero[lane] as int16, if the weight has zeros; code words[k / codes a word][lane]
 // 8 bits: a byte for each of four k. 4 bits: for each of eight k; byte i holds the i-th low, the (i + 4)-th high.
-// 5 and 6 bits: of each 32 k four words of the low 4 bits, as those of 4 bits, then one or two words of what is above:
-// in byte i the bits of k = i, i + 4, … from the lowest on; the last 32 k of a group are filled up.
+// Other numbers of bits: of each 32 k one plane after the other, of 5 and 6 bits the low 4 and what is above, of 3 the low
+// 2 and what is above; of a plane of n bits n words: in byte i the bits of k = i, i + 4, … from the lowest on; the last
+// 32 k of a group are filled up.
 // Integers, and their zeros, are shifted to be unsigned: by half of their range. What stands for no row has scale 0. A
 // group is a multiple of 16, or all of in; then the last word is filled up.
+// Of formats that are blocked (kRecords in code_panels.h) all headers of a panel stand before all of its codes, and of
+// each run of groups that share a float the header is
+//   scale[lane]; minimum[lane], if the format has one; step halves[lane] as uint16
+// Lane by lane the halves are a string of bits: the steps of the groups' scales, from the least one on, then those of
+// their minima.
 
 // ---- weights without their zeros --------------------------------------------------------------------------------
 // Sparse panels, and sparse code panels of 8 bits without zero points: what stands in panels as above, in that order,

@@ -10,45 +10,84 @@ namespace llmc {
 
 constexpr int kCodeVecs = 2;  // vectors of lanes that products take at a time
 
-// ---- where things lie ------------------------------------------------------------------------------------------
-constexpr int64_t kStoredBits[] = {8, 4, 8, 4, 4, 5, 6};  // of a code, in the order of LlmcCodes
+// ---- what codes are ----------------------------------------------------------------------------------------------
+// A format. zero: the code of zero, as codes are stored. step_bits: of the steps by which a float is multiplied that
+// `run / group` groups share; 0 where each group has a float. group: of a blocked format; 0 where weights choose it.
+struct CodeRecord {
+  int64_t stored_bits;
+  int32_t zero;
+  int64_t group, run, step_bits;
+  int32_t least_step;
+  bool has_minimum, is_table;
+};
+// CODE_FORMATS of llmc/formats/code_format.py, in the order of LlmcCodes.
+constexpr CodeRecord kRecords[] = {
+    {8, 128, 0, 0, 0, 0, false, false},      // int8
+    {4, 8, 0, 0, 0, 0, false, false},        // int4
+    {8, 128, 0, 0, 0, 0, false, false},      // fp8
+    {4, 8, 0, 0, 0, 0, false, false},        // nf4
+    {4, 8, 0, 0, 0, 0, false, false},        // mxfp4
+    {5, 16, 0, 0, 0, 0, false, false},       // int5
+    {6, 32, 0, 0, 0, 0, false, false},       // int6
+    {4, 0, 32, 32, 0, 0, true, false},       // q4_1
+    {5, 0, 32, 32, 0, 0, true, false},       // q5_1
+    {2, 0, 16, 256, 4, 0, true, false},      // q2_k
+    {3, 4, 16, 256, 6, -32, false, false},   // q3_k
+    {4, 0, 32, 256, 6, 0, true, false},      // q4_k
+    {5, 0, 32, 256, 6, 0, true, false},      // q5_k
+    {6, 32, 16, 256, 8, -128, false, false}, // q6_k
+    {4, 128, 32, 32, 0, 0, false, true},     // iq4_nl
+    {4, 128, 32, 256, 6, -32, false, true},  // iq4_xs
+};
 
+// ---- where things lie ------------------------------------------------------------------------------------------
 // The panels of one weight. A part is a run of k inside one group. Products take codes of 4 or of 8 bits: what is
-// stored in planes (code_planes.h) is joined to 8 first.
+// stored in planes, or as places in a table of integers, is joined to 8 first (code_planes.h).
 struct CodePanels {
   const uint8_t* data;
-  int64_t in, group, stored_bits, bits, scale_bytes;
+  const CodeRecord& record;
+  int64_t in, group, run, bits, scale_bytes;
   LlmcScales scale_type;
   bool has_zeros, is_sparse;
 
   template <class Arguments>
   explicit CodePanels(const Arguments& a, int64_t in)
       : data(static_cast<const uint8_t*>(a.weight)),
+        record(kRecords[a.format]),
         in(in),
         group(a.group),
-        stored_bits(kStoredBits[a.format]),
-        bits(stored_bits > 4 ? 8 : 4),
+        run(is_blocked() ? record.run : a.group),
+        bits(record.stored_bits != 4 || record.is_table ? 8 : 4),
         scale_bytes(LLMC_PANEL * (a.scale_type == LLMC_SCALES_F32 ? 4 : 2)),
         scale_type(static_cast<LlmcScales>(a.scale_type)),
         has_zeros(a.has_zeros != 0),
         is_sparse(a.is_sparse != 0) {}
 
-  bool in_planes() const { return stored_bits != bits; }
-  int32_t usual_zero() const { return 1 << (stored_bits - 1); }
+  bool is_blocked() const { return record.group != 0; }
+  bool is_joined() const { return record.stored_bits != bits; }
+  int32_t usual_zero() const { return record.zero; }
   int64_t words(int64_t k) const { return (k * bits + 31) / 32; }
-  int64_t stored_words(int64_t k) const { return in_planes() ? (k + 31) / 32 * stored_bits : words(k); }
-  int64_t header_bytes() const { return scale_bytes + (has_zeros ? LLMC_PANEL * 2 : 0); }
-  int64_t group_bytes() const { return header_bytes() + stored_words(group) * LLMC_PANEL * 4; }
-  int64_t panel_bytes() const { return in / group * group_bytes(); }
+  int64_t stored_words(int64_t k) const { return is_joined() ? (k + 31) / 32 * record.stored_bits : words(k); }
+  int64_t float_bytes() const { return scale_bytes * (record.has_minimum ? 2 : 1); }
+  // Of a run.
+  int64_t header_bytes() const {
+    if (!is_blocked()) return scale_bytes + (has_zeros ? LLMC_PANEL * 2 : 0);
+    return float_bytes() + run / group * record.step_bits * (record.has_minimum ? 2 : 1) / 16 * LLMC_PANEL * 2;
+  }
+  int64_t run_bytes() const { return header_bytes() + stored_words(run) * LLMC_PANEL * 4; }
+  int64_t panel_bytes() const { return in / run * run_bytes(); }
+  // From one group's codes to the next's, of what is not joined.
+  int64_t group_bytes() const { return is_blocked() ? words(group) * LLMC_PANEL * 4 : run_bytes(); }
   // Without their zeros, which symmetric codes of 8 bits alone may be.
   SparsePanels sparse(int64_t panels) const {
     return {data, panels, in / group * words(group) * (LLMC_PANEL * 4 / 64), in / group * scale_bytes};
   }
   const uint8_t* header(int64_t panel, int64_t k) const {
-    return data + panel * panel_bytes() + k / group * group_bytes();
+    return data + panel * panel_bytes() + k / run * (is_blocked() ? header_bytes() : run_bytes());
   }
-  // k: a multiple of 8, or of 32 in planes.
+  // k: a multiple of 8, or of 32 where codes are joined.
   const uint8_t* codes(int64_t panel, int64_t k) const {
+    if (is_blocked()) return header(panel, in) + stored_words(k) * LLMC_PANEL * 4;
     return header(panel, k) + header_bytes() + stored_words(k % group) * LLMC_PANEL * 4;
   }
 };
@@ -97,6 +136,54 @@ inline VecInt load_zeros(const CodePanels& panels, const uint8_t* header, int la
   return __builtin_convertvector(zeros, VecInt);
 }
 
+// Of kLanes rows: `bits` bits of each one's string of halves, from bit `at` on.
+inline VecInt load_steps(const uint8_t* halves, int64_t at, int64_t bits, int lane) {
+  typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
+  Halves half;
+  const uint8_t* from = halves + (at / 16 * LLMC_PANEL + lane) * 2;
+  std::memcpy(&half, from, sizeof half);
+  VecBits string = __builtin_convertvector(half, VecBits);
+  if (at % 16 + bits > 16) {
+    std::memcpy(&half, from + LLMC_PANEL * 2, sizeof half);
+    string |= __builtin_convertvector(half, VecBits) << 16;
+  }
+  return reinterpret_cast<VecInt>(string >> static_cast<int>(at % 16) & ((1u << bits) - 1));
+}
+
+// The scale and the minimum of a group, the i-th of its run, for the rows from `lane` on: here alone it matters what they
+// are made of. The minimum is 0 where the format has none.
+struct ScaleAndMinimum {
+  Vec scale, minimum;
+};
+inline ScaleAndMinimum scale_and_minimum(const CodePanels& panels, const uint8_t* header, int64_t i, int lane) {
+  const CodeRecord& record = panels.record;
+  ScaleAndMinimum found{load_scales(header, panels.scale_type, lane), Vec{}};
+  if (record.has_minimum) found.minimum = load_scales(header + panels.scale_bytes, panels.scale_type, lane);
+  if (record.step_bits == 0) return found;
+  const uint8_t* halves = header + panels.float_bytes();
+  const auto step = [&](int64_t place) { return load_steps(halves, place * record.step_bits, record.step_bits, lane); };
+  found.scale *= __builtin_convertvector(step(i) + record.least_step, Vec);
+  if (record.has_minimum) found.minimum *= __builtin_convertvector(step(panels.run / panels.group + i), Vec);
+  return found;
+}
+
+// Bytes of a group's scales, and minima where the format has them, in fp32.
+inline int64_t decoded_header_bytes(const CodeRecord& record) { return LLMC_PANEL * 4 * (record.has_minimum ? 2 : 1); }
+
+// Of all rows of a panel, for so many groups from the first of a run on.
+inline void decode_headers(const CodePanels& panels, const uint8_t* header, int64_t groups, uint8_t* to) {
+  const int64_t of_run = panels.run / panels.group;
+  for (int64_t group = 0; group < groups; group++, to += decoded_header_bytes(panels.record)) {
+    for (int lane = 0; lane < LLMC_PANEL; lane += kLanes) {
+      const ScaleAndMinimum found = scale_and_minimum(panels, header, group % of_run, lane);
+      float* at = reinterpret_cast<float*>(to) + lane;
+      store(at, found.scale);
+      if (panels.record.has_minimum) store(at + LLMC_PANEL, found.minimum);
+    }
+    if ((group + 1) % of_run == 0) header += panels.header_bytes();
+  }
+}
+
 // ---- values of codes -------------------------------------------------------------------------------------------
 // Source: Dettmers et al. 2023, "QLoRA"; Open Compute Project, "Microscaling formats (MX) specification" 1.0.
 alignas(64) constexpr float kNf4[16] = {-1.0f,
@@ -117,6 +204,8 @@ alignas(64) constexpr float kNf4[16] = {-1.0f,
                                         1.0f};
 alignas(64) constexpr float kInt4[16] = {-8.0f, -7.0f, -6.0f, -5.0f, -4.0f, -3.0f, -2.0f, -1.0f,
                                          0.0f,  1.0f,  2.0f,  3.0f,  4.0f,  5.0f,  6.0f,  7.0f};
+// Source: ggml-common.h of llama.cpp, kvalues_iq4nl; as bytes, plus 128.
+alignas(16) constexpr uint8_t kIq4Bytes[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
 alignas(64) constexpr float kE2m1[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
                                          -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
 

@@ -1,42 +1,86 @@
-// Codes of 5 and 6 bits, whose low four bits and what is above lie apart (api.h): joined to a byte each, as 8-bit codes
-// lie, before products see them. From then on they are 8-bit codes.
+// Codes in planes (api.h), and places in a table of integers: joined to a byte each, as 8-bit codes lie, before products
+// see them. From then on they are 8-bit codes.
 #pragma once
 #include "code_products.h"
 
 namespace llmc {
 
-// The i-th word of bytes, of four k, of a unit of 32 k: four words of low bits, then kMore words of bits above.
-template <int kMore>
-inline VecBits joined(const VecBits (&unit)[4 + kMore], int i) {
-  constexpr uint32_t kAbove = ((1u << kMore) - 1) * 0x10101010u;
-  const int at = kMore * i % 8;
-  const VecBits more = unit[4 + kMore * i / 8], low = i % 2 == 0 ? unit[i / 2] : unit[i / 2] >> 4;
-  return (low & 0x0f0f0f0fu) | ((at <= 4 ? more << (4 - at) : more >> (at - 4)) & kAbove);
+// In each byte, what stands in kIq4Bytes at that place.
+inline VecBits looked_up(VecBits places) {
+#if defined(__AVX512BW__)
+  const __m512i table = _mm512_maskz_broadcast_i32x4(0xffff, _mm_load_si128(reinterpret_cast<const __m128i*>(kIq4Bytes)));
+  return reinterpret_cast<VecBits>(_mm512_maskz_shuffle_epi8(~__mmask64{0}, table, reinterpret_cast<__m512i>(places)));
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+  const __m256i table = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(kIq4Bytes)));
+  return reinterpret_cast<VecBits>(_mm256_shuffle_epi8(table, reinterpret_cast<__m256i>(places)));
+#else
+  VecBits found = {};
+  for (int lane = 0; lane < kLanes; lane++)
+    for (int i = 0; i < 32; i += 8) found[lane] |= static_cast<uint32_t>(kIq4Bytes[places[lane] >> i & 15u]) << i;
+  return found;
+#endif
 }
 
-template <int kMore>
-void join_planes(const CodeBlock& block, uint8_t* to) {
+// The i-th word of bytes, of four k, of a unit of 32 k: of planes of kLow bits and of kMore above them.
+template <int kLow, int kMore, bool kTable>
+inline VecBits joined(const VecBits (&unit)[kLow + kMore], int i) {
+  constexpr uint32_t kMask = ((1u << kLow) - 1) * 0x01010101u;
+  const VecBits low = unit[kLow * i / 8] >> (kLow * i % 8) & kMask;
+  if constexpr (kTable) return looked_up(low);
+  if constexpr (kMore == 0) return low;
+  constexpr uint32_t kAbove = ((1u << kMore) - 1) * (0x01010101u << kLow);
+  const int at = kMore * i % 8;
+  const VecBits more = unit[kLow + kMore * i / 8];
+  return low | ((at <= kLow ? more << (kLow - at) : more >> (at - kLow)) & kAbove);
+}
+
+// `words` words of bytes, of stored codes that lie together.
+template <int kLow, int kMore, bool kTable>
+inline void join_units(const uint8_t* from, int64_t words, uint8_t* to) {
   constexpr int64_t kRow = LLMC_PANEL * 4;
-  for (int64_t group = 0; group < block.groups; group++) {
-    const uint8_t* from = block.codes + group * block.group_bytes;
-    for (int64_t word = 0; word < block.words; word += 8, from += (4 + kMore) * kRow) {
-      const int64_t count = std::min<int64_t>(8, block.words - word);
-      for (int64_t lane = 0; lane < kRow; lane += sizeof(VecBits)) {
-        VecBits unit[4 + kMore], bytes[8];
+  for (int64_t word = 0; word < words; word += 8, from += (kLow + kMore) * kRow) {
+    const int64_t count = std::min<int64_t>(8, words - word);
+    for (int64_t lane = 0; lane < kRow; lane += sizeof(VecBits)) {
+      VecBits unit[kLow + kMore], bytes[8];
 #pragma GCC unroll 6
-        for (int i = 0; i < 4 + kMore; i++) std::memcpy(&unit[i], from + i * kRow + lane, sizeof unit[i]);
+      for (int i = 0; i < kLow + kMore; i++) std::memcpy(&unit[i], from + i * kRow + lane, sizeof unit[i]);
 #pragma GCC unroll 8
-        for (int i = 0; i < 8; i++) bytes[i] = joined<kMore>(unit, i);
-        for (int64_t i = 0; i < count; i++) std::memcpy(to + i * kRow + lane, &bytes[i], sizeof bytes[i]);
-      }
-      to += count * kRow;
+      for (int i = 0; i < 8; i++) bytes[i] = joined<kLow, kMore, kTable>(unit, i);
+      for (int64_t i = 0; i < count; i++) std::memcpy(to + i * kRow + lane, &bytes[i], sizeof bytes[i]);
     }
+    to += count * kRow;
+  }
+}
+
+// Calls body with the join of a format: of how many bits, of which more, and whether of a table.
+template <class Body>
+inline void with_planes(const CodeRecord& record, const Body& body) {
+  using std::integral_constant;
+  const auto planes = [&](auto low, auto more, auto table) { body(low, more, table); };
+  constexpr std::true_type yes{};
+  constexpr std::false_type no{};
+  switch (record.stored_bits) {
+    case 2:
+      return planes(integral_constant<int, 2>{}, integral_constant<int, 0>{}, no);
+    case 3:
+      return planes(integral_constant<int, 2>{}, integral_constant<int, 1>{}, no);
+    case 4:
+      return planes(integral_constant<int, 4>{}, integral_constant<int, 0>{}, yes);
+    case 5:
+      return planes(integral_constant<int, 4>{}, integral_constant<int, 1>{}, no);
+    default:
+      return planes(integral_constant<int, 4>{}, integral_constant<int, 2>{}, no);
   }
 }
 
 // The block with bytes for codes, which go `to` there.
 inline void join_planes(CodeBlock& block, uint8_t* to) {
-  (block.panels.stored_bits == 6 ? join_planes<2> : join_planes<1>)(block, to);
+  with_planes(block.panels.record, [&](auto low, auto more, auto table) {
+    const auto join = join_units<low, more, table>;
+    if (block.panels.is_blocked()) return join(block.codes, block.groups * block.words, to);
+    for (int64_t group = 0; group < block.groups; group++)
+      join(block.codes + group * block.group_bytes, block.words, to + group * block.words * LLMC_PANEL * 4);
+  });
   block.codes = to;
   block.group_bytes = block.words * LLMC_PANEL * 4;
 }

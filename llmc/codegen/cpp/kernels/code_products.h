@@ -17,7 +17,7 @@ constexpr int kCodeTokens = kLanes == 16 ? 8 : 4;
 
 // Some groups' codes in one panel: of each group a header, header_bytes from one to the next, and `words` words of
 // codes, group_bytes from one group's to the next's. next: the memory behind the codes, of which as much is wanted next
-// as the block took: `bytes`.
+// as the block took: `bytes`. has_minima: whether they stand behind the scales, which are fp32 then.
 struct CodeBlock {
   const CodePanels& panels;
   const uint8_t* header;
@@ -25,7 +25,23 @@ struct CodeBlock {
   int64_t groups, words, header_bytes, group_bytes;
   const uint8_t* next;
   int64_t bytes;
+  LlmcScales scale_type;
+  bool has_minima = false;
+
+  Vec scales(const uint8_t* of_group, int lane) const { return load_scales(of_group, scale_type, lane); }
+  Vec minima(const uint8_t* of_group, int lane) const {
+    return has_minima ? load(reinterpret_cast<const float*>(of_group) + LLMC_PANEL + lane) : Vec{};
+  }
 };
+
+// The block with headers in fp32, a scale and where there are some a minimum a group, which go `to` there.
+inline void decode_headers(CodeBlock& block, uint8_t* to) {
+  decode_headers(block.panels, block.header, block.groups, to);
+  block.header = to;
+  block.header_bytes = decoded_header_bytes(block.panels.record);
+  block.scale_type = LLMC_SCALES_F32;
+  block.has_minima = block.panels.record.has_minimum;
+}
 
 // What is wanted next, fetched into cache two lines at a time.
 struct FetchCodes {
@@ -68,16 +84,34 @@ inline __attribute__((always_inline)) void next_word(SparseCursor& at, VecBits (
 }
 #endif
 
-// sums [kHeight] of lanes from `lane` on: += the running ones, scaled; or = if `set`.
-template <int kHeight, class Running>
-inline __attribute__((always_inline)) void add_scaled(const Running& running, const Vec (&scales)[kCodeVecs], bool set,
-                                                      float* sums) {
+// What a group's weights are: scale · code - minimum.
+struct GroupScales {
+  Vec scales[kCodeVecs], minima[kCodeVecs];
+  bool has_minima;
+
+  GroupScales(const CodeBlock& block, const uint8_t* header, int lane) : has_minima(block.has_minima) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kCodeVecs; v++) {
+      scales[v] = block.scales(header, lane + v * kLanes);
+      minima[v] = block.minima(header, lane + v * kLanes);
+    }
+  }
+};
+
+// sums [kHeight] of lanes from `lane` on: += the running ones, scaled; or = if `set`. x: what is packed of the run.
+template <class Terms, int kHeight, class Running>
+inline __attribute__((always_inline)) void add_scaled(const Running& running, const GroupScales& group,
+                                                      const typename Terms::X* x, bool set, float* sums) {
 #pragma GCC unroll 16
   for (int t = 0; t < kHeight; t++)
 #pragma GCC unroll 2
     for (int v = 0; v < kCodeVecs; v++) {
       float* sum = sums + t * LLMC_PANEL + v * kLanes;
-      store(sum, fma(running.value(t, v), scales[v], set ? Vec{} : load(sum)));
+      Vec before = set ? Vec{} : load(sum), scale = group.scales[v];
+      if constexpr (Terms::kHasScale) scale *= broadcast(Terms::template scale<kHeight>(x, t));
+      if constexpr (Terms::kHasMinimum)
+        if (group.has_minima) before = fma(group.minima[v], broadcast(Terms::template less<kHeight>(x, t)), before);
+      store(sum, fma(running.value(t, v), scale, before));
     }
 }
 
@@ -91,15 +125,13 @@ void multiply_codes(const CodeBlock& block, const typename Product::X* x, float*
     const uint8_t* header = block.header;
     for (int64_t group = 0; group < block.groups; group++, header += block.header_bytes) {
       const uint8_t* word = block.codes + group * block.group_bytes + lane * 4;
-      Vec scales[kCodeVecs];
+      const GroupScales scales(block, header, lane);
       VecInt zeros[kCodeVecs];
 #pragma GCC unroll 2
-      for (int v = 0; v < kCodeVecs; v++) {
-        scales[v] = load_scales(header, panels.scale_type, lane + v * kLanes);
-        zeros[v] = load_zeros(panels, header, lane + v * kLanes);
-      }
+      for (int v = 0; v < kCodeVecs; v++) zeros[v] = load_zeros(panels, header, lane + v * kLanes);
       for (int64_t done = 0; done < block.words; done += Product::kRunWords) {
         typename Product::template Running<kHeight> running(panels.has_zeros, zeros, values);
+        const auto* of_run = values;
         values += Product::kXPerRun * kHeight;
         const int64_t count = std::min(Product::kRunWords, block.words - done);
         // Not in a lambda: there GCC 12 would keep the sums in memory.
@@ -122,7 +154,8 @@ void multiply_codes(const CodeBlock& block, const typename Product::X* x, float*
             running.add(words, zeros, values);
             values += Product::kXPerWord * kHeight;
           }
-        add_scaled<kHeight>(running, scales, first && group == 0 && done == 0, sums + lane);
+        add_scaled<typename Product::Terms, kHeight>(running, scales, of_run, first && group == 0 && done == 0,
+                                                     sums + lane);
       }
     }
   }
@@ -147,15 +180,13 @@ LLMC_KEEP_SUMS SparseCursor multiply_sparse_codes(const CodeBlock& block, Sparse
   VecBits ahead[1][kCodeVecs];
   next_word(after, ahead);
   for (int64_t group = 0; group < block.groups; group++, header += block.header_bytes) {
-    Vec scales[kCodeVecs];
+    const GroupScales scales(block, header, 0);
     VecInt zeros[kCodeVecs];
 #pragma GCC unroll 2
-    for (int v = 0; v < kCodeVecs; v++) {
-      scales[v] = load_scales(header, block.panels.scale_type, v * kLanes);
-      zeros[v] = VecInt{} + block.panels.usual_zero();
-    }
+    for (int v = 0; v < kCodeVecs; v++) zeros[v] = VecInt{} + block.panels.usual_zero();
     for (int64_t done = 0; done < block.words; done += Product::kRunWords) {
       typename Product::template Running<kHeight> running(false, zeros, x);
+      const auto* of_run = x;
       x += Product::kXPerRun * kHeight;
       const int64_t count = std::min(Product::kRunWords, block.words - done);
       for (int64_t i = 0; i < count; i++) {
@@ -173,7 +204,7 @@ LLMC_KEEP_SUMS SparseCursor multiply_sparse_codes(const CodeBlock& block, Sparse
         running.add(words, zeros, x);
         x += Product::kXPerWord * kHeight;
       }
-      add_scaled<kHeight>(running, scales, first && group == 0 && done == 0, sums);
+      add_scaled<typename Product::Terms, kHeight>(running, scales, of_run, first && group == 0 && done == 0, sums);
     }
   }
   return at;
@@ -206,19 +237,18 @@ void decode(const CodeBlock& block, float* to) {
 }
 
 // multiply_codes with operands that `decode` made of the block, `steps` of each group: the same for all formats.
-template <int kHeight>
+template <class Terms, int kHeight>
 void multiply_decoded(const CodeBlock& block, int64_t steps, const float* operands, const float* x, float* sums,
                       bool first, FetchCodes fetch) {
   constexpr int kOperands = kCodeVecs * kLanes;
-  const CodePanels& panels = block.panels;
   for (int lane = 0; lane < LLMC_PANEL; lane += kOperands) {
     const float* values = x;
     const uint8_t* header = block.header;
     for (int64_t group = 0; group < block.groups; group++, header += block.header_bytes) {
-      Vec scales[kCodeVecs];
-#pragma GCC unroll 2
-      for (int v = 0; v < kCodeVecs; v++) scales[v] = load_scales(header, panels.scale_type, lane + v * kLanes);
+      const GroupScales scales(block, header, lane);
       for (int64_t done = 0; done < steps; done += kRunSteps) {
+        const float* of_run = values;
+        values += Terms::kXPerRun * kHeight;
         FloatSums<FloatSteps, kHeight> running;
         const int64_t end = std::min(done + kRunSteps, steps);
         for (int64_t step = done; step < end; step += kDecodedSteps) {
@@ -233,7 +263,7 @@ void multiply_decoded(const CodeBlock& block, int64_t steps, const float* operan
             values += kHeight;
           }
         }
-        add_scaled<kHeight>(running, scales, first && group == 0 && done == 0, sums + lane);
+        add_scaled<Terms, kHeight>(running, scales, of_run, first && group == 0 && done == 0, sums + lane);
       }
     }
   }

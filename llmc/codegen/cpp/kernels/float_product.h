@@ -125,14 +125,29 @@ struct FloatSums {
   Vec value(int t, int v) const { return sums[t][v]; }
 };
 
-// x in fp32 or bf16, packed: for each operand of a word, every token's step.
-template <class Operands>
+// What is packed of a run before its steps: where weights have minima, minus the sum of each token's values.
+template <class Step, bool kMinimum>
+struct FloatTerms {
+  using X = Step;
+  static constexpr bool kHasScale = false, kHasMinimum = kMinimum;
+  static constexpr int kXPerRun = kMinimum ? 1 : 0;
+  template <int kHeight>
+  static float less(const X* x, int t) {
+    float sum;
+    std::memcpy(&sum, x + t, sizeof sum);
+    return sum;
+  }
+};
+
+// x in fp32 or bf16, packed: for each operand of a word, every token's step. A group with a minimum is one run.
+template <class Operands, bool kMinimum = false>
 struct FloatProduct {
   using Steps = typename Operands::Steps;
   using X = typename Steps::Step;
+  using Terms = FloatTerms<X, kMinimum>;
   static constexpr int kXPerWord = Operands::kSteps;
   static constexpr bool kDecodes = std::is_same_v<Steps, FloatSteps>;  // a block for all tiles, where these are several
-  static constexpr int kXPerRun = 0;
+  static constexpr int kXPerRun = Terms::kXPerRun;
   static constexpr int kWords = 1;
   static constexpr bool kReadsSparse = Operands::kReadsSparse;
   static constexpr int64_t kRunWords = kRunSteps / (Operands::kSteps * Steps::kWidth);

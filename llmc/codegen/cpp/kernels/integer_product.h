@@ -103,17 +103,41 @@ struct IntegerSteps {
 };
 #endif
 
-// Packed, for each group: minus the sum of each token's codes (times the zero already where all weights have the usual
-// one); then for each step every token's codes.
-template <class Codes>
+// k whose channels of a token share a scale, where tokens are rounded by groups: TOKEN_GROUP of formats/code_format.py.
+constexpr int64_t kTokenGroup = 32;
+
+// What is packed of a run after the sum that it starts from: where runs are scaled apart, the scale of each token's run,
+// and minus the sum of its values, for weights with minima.
+template <bool kByRuns>
+struct IntegerTerms {
+  using X = int32_t;
+  static constexpr bool kHasScale = kByRuns, kHasMinimum = kByRuns;
+  template <int kHeight>
+  static float scale(const X* x, int t) {
+    return number(x[kHeight + t]);
+  }
+  template <int kHeight>
+  static float less(const X* x, int t) {
+    return number(x[2 * kHeight + t]);
+  }
+
+ private:
+  static float number(X bits) { return from_bits(static_cast<uint32_t>(bits)); }
+};
+
+// Packed, for each run: minus the sum of each token's codes (times the zero already where all weights have the usual
+// one) and IntegerTerms; then for each step every token's codes. A run is a group; or, kByRuns, at most kTokenGroup k
+// of one, for tokens or weights that are more than a scale.
+template <class Codes, bool kByRuns = false>
 struct IntegerProduct {
+  using Terms = IntegerTerms<kByRuns>;
   static constexpr int kBits = 32 / Codes::kCodes;
   using Steps = IntegerSteps<kBits>;
   using X = int32_t;
   static constexpr int kXPerWord = Steps::kSteps;
   static constexpr bool kDecodes = false;
-  static constexpr int kXPerRun = 1;  // the sum
-  static constexpr int64_t kRunWords = 1 << 20;
+  static constexpr int kXPerRun = kByRuns ? 3 : 1;
+  static constexpr int64_t kRunWords = kByRuns ? kTokenGroup / Codes::kCodes : 1 << 20;
   static constexpr int kWords = Steps::kWords;
   static constexpr bool kReadsSparse = kBits == 8;
 

@@ -41,12 +41,15 @@ template <class T>
 constexpr int64_t kBlockIn = 24576 / (LLMC_PANEL * sizeof(T));
 
 // What one packed token takes at most, for any type and with quantized weights (words of eight codes).
-inline int64_t packed_floats(int64_t in) { return (in + 7) / 8 * 8; }
+// Weights with minima take one more of each group of 16.
+inline int64_t packed_floats(int64_t in) { return (in + in / 16 + 15) / 8 * 8; }
 
 // What a block of codes takes in cache, and how far ahead memory is read: twice that is slower.
 constexpr int64_t kCodeBlockBytes = 8192;
-// One such block with each code as a number, or one of bytes so and as it is, and what it takes to begin at a cache line.
-constexpr int64_t kDecodedFloats = kCodeBlockBytes * 2 + 16;
+// One such block with each code as a number, or one of bytes so and as it is; the scales and minima of its groups; and
+// what it takes to begin at a cache line.
+constexpr int64_t kBlockGroups = 16;  // of 16 k with codes of 8 bits, or of 32 with 4: of blocked formats
+constexpr int64_t kDecodedFloats = kCodeBlockBytes * 2 + kBlockGroups * 2 * LLMC_PANEL + 16;
 
 // Panels whose blocks are multiplied one after the other by the same k of x, which then is in the level-2 cache. Tiles
 // are so fast that many tokens' x would else come too slowly; a few tokens' fit anyway.

@@ -21,6 +21,7 @@ typedef struct {
   float scale;
   int32_t format;      // LlmcCodes
   int32_t x_format;    // LlmcXCodes
+  int32_t x_group;     // channels of a token that share a scale, kTokenGroup; 0 for all
   int32_t scale_type;  // LlmcScales
   int32_t has_zeros;
   int32_t is_sparse;  // sparse code panels
@@ -50,10 +51,11 @@ inline Part part_from(const CodePanels& panels, int64_t k) {
 inline CodeBlock block_of(const CodePanels& panels, int64_t panel, const Part& part) {
   const uint8_t* codes = panels.codes(panel, part.k);
   const int64_t count = part.count / part.groups;
-  const int64_t bytes = part.groups * panels.stored_words(count) * LLMC_PANEL * 4;
+  const int64_t words = panels.is_blocked() ? panels.stored_words(part.count) : part.groups * panels.stored_words(count);
+  const int64_t bytes = words * LLMC_PANEL * 4, stride = panels.group_bytes();
   const uint8_t* header = panels.header(panel, part.k);
-  const int64_t stride = panels.group_bytes();
-  return {panels, header, codes, part.groups, panels.words(count), stride, stride, codes + bytes, bytes};
+  const LlmcScales type = panels.scale_type;
+  return {panels, header, codes, part.groups, panels.words(count), stride, stride, codes + bytes, bytes, type};
 }
 
 // Of weights without their zeros; codes: where they are expanded to. What comes next is as much as was not zero here.
@@ -62,7 +64,9 @@ inline CodeBlock sparse_block(const CodePanels& panels, const SparsePanels& spar
   const int64_t words = panels.words(part.count / part.groups), row = LLMC_PANEL * 4;
   const uint8_t* header = sparse.header(panel) + part.k / panels.group * panels.scale_bytes;
   const int64_t bytes = part.groups * words * row;
-  return {panels, header, codes, part.groups, words, panels.scale_bytes, words * row, cursor.value + bytes, bytes / 2};
+  const uint8_t* next = cursor.value + bytes;
+  const LlmcScales type = panels.scale_type;
+  return {panels, header, codes, part.groups, words, panels.scale_bytes, words * row, next, bytes / 2, type};
 }
 
 #if defined(__AMX_INT8__)
@@ -80,12 +84,13 @@ inline bool fits_tiles(const CodePanels& panels) {
 #endif
 
 // ---- packing x -------------------------------------------------------------------------------------------------
-// One token's values of one group, or part of one, to[i · height]. Where the group is no multiple of 16 long, zeros
-// must follow.
-template <class Codes>
-inline void pack_group(IntegerProduct<Codes>, const CodePanels& panels, const float* values, int64_t words,
-                       int64_t height, int64_t token, int32_t* to) {
-  using Steps = typename IntegerProduct<Codes>::Steps;
+// One token's values of one run, to[i · height]; scale: of them, where runs are scaled apart. Where the run is no
+// multiple of 16 long, zeros must follow.
+template <class Codes, bool kByRuns>
+inline void pack_run(IntegerProduct<Codes, kByRuns>, const CodePanels& panels, const float* values, int64_t words,
+                     int64_t height, int64_t token, float scale, int32_t* to) {
+  using Product = IntegerProduct<Codes, kByRuns>;
+  using Steps = typename Product::Steps;
   constexpr int kQuads = Codes::kCodes / 4;
   to += token;
   VecInt sum = {};
@@ -95,19 +100,29 @@ inline void pack_group(IntegerProduct<Codes>, const CodePanels& panels, const fl
     int32_t steps[Steps::kXPerQuad * kLanes / 4];
     Steps::pack(codes, steps);
     const int64_t count = Steps::kXPerQuad * std::min<int64_t>(kLanes / 4, words * kQuads - i);
-    for (int64_t j = 0; j < count; j++) to[(1 + Steps::kXPerQuad * i + j) * height] = steps[j];
+    for (int64_t j = 0; j < count; j++) to[(Product::kXPerRun + Steps::kXPerQuad * i + j) * height] = steps[j];
   }
   int32_t total = 0;
   for (int i = 0; i < kLanes; i++) total += sum[i];
   to[0] = panels.has_zeros ? -total : -total * panels.usual_zero();
+  if constexpr (kByRuns) {
+    to[height] = static_cast<int32_t>(to_bits(scale));
+    to[2 * height] = static_cast<int32_t>(to_bits(scale * static_cast<float>(-total)));
+  }
 }
 
-template <class Operands>
-inline void pack_group(FloatProduct<Operands>, const CodePanels&, const float* values, int64_t words, int64_t height,
-                       int64_t token, typename FloatProduct<Operands>::X* to) {
+template <class Operands, bool kMinimum>
+inline void pack_run(FloatProduct<Operands, kMinimum>, const CodePanels&, const float* values, int64_t words,
+                     int64_t height, int64_t token, float, typename FloatProduct<Operands>::X* to) {
   using Steps = typename Operands::Steps;
   to += token;
   constexpr int kCodes = Operands::kSteps * Steps::kWidth;
+  if constexpr (kMinimum) {
+    float less = 0.0f;
+    for (int64_t i = 0; i < words * kCodes; i++) less -= values[i];
+    std::memcpy(to, &less, sizeof less);
+    to += height;
+  }
   for (int64_t word = 0; word < words; word++)
     for (int i = 0; i < Operands::kSteps; i++, to += height) {
       const float low = values[word * kCodes + Operands::low(i)];
@@ -116,6 +131,20 @@ inline void pack_group(FloatProduct<Operands>, const CodePanels&, const float* v
       else  // both are bf16 already
         *to = to_bits(low) >> 16 | to_bits(values[word * kCodes + Operands::high(i)]);
     }
+}
+
+// One token's values of one group, or part of one. scales: of each kTokenGroup of them, or null.
+template <class Product>
+inline void pack_group(Product product, const CodePanels& panels, const float* values, int64_t words, int64_t height,
+                       int64_t token, const float* scales, typename Product::X* to) {
+  // Without terms, runs have nothing in front.
+  const int64_t at_a_time = Product::kXPerRun == 0 ? words : Product::kRunWords;
+  for (int64_t done = 0; done < words; done += at_a_time) {
+    const int64_t count = std::min(at_a_time, words - done), k = done * 32 / panels.bits;
+    const float scale = scales == nullptr ? 1.0f : scales[k / kTokenGroup];
+    pack_run(product, panels, values + k, count, height, token, scale, to);
+    to += (Product::kXPerRun + count * Product::kXPerWord) * height;
+  }
 }
 
 // What is multiplied instead of x, in fp32 and less the scale: integers are rounded in pack_group.
@@ -140,7 +169,10 @@ struct PackedX {
   float* scales;  // [tokens]
   X* data;
 
-  int64_t group_size(int64_t k) const { return Product::kXPerRun + panels.words(k) * Product::kXPerWord; }
+  int64_t group_size(int64_t k) const {
+    const int64_t words = panels.words(k), runs = (words + Product::kRunWords - 1) / Product::kRunWords;
+    return runs * Product::kXPerRun + words * Product::kXPerWord;
+  }
   int64_t part_size(const Part& part) const { return part.groups * group_size(part.count / part.groups); }
   // Of all parts: what a token takes.
   int64_t token_size() const {
@@ -157,23 +189,32 @@ struct PackedX {
   template <class T>
   void pack(const LlmcQuantizedLinear& a, int64_t start, int64_t tile) const {
     constexpr int64_t kPadding = kLanes + 8;
-    float values[kCodeBlockBytes * 8 / (LLMC_PANEL * 4) + kPadding];
+    constexpr int64_t kMost = kCodeBlockBytes * 8 / (LLMC_PANEL * 4);
+    float values[kMost + kPadding], run_scales[kMost / kTokenGroup];
     const int64_t first = tiles.start(tile), height = tiles.height_of(tile);
     for (int64_t t = 0; t < height; t++) {
       const T* row = x_row<T>(a, start + first + t);
       const auto format = static_cast<LlmcXCodes>(a.x_format);
+      const bool by_groups = a.x_group != 0;
       const TokenScale scale =
-          format == LLMC_X_NONE ? TokenScale{1.0f, 1.0f} : token_scale(row, panels.in, a.x_scale, format);
+          format == LLMC_X_NONE || by_groups ? TokenScale{1.0f, 1.0f} : token_scale(row, panels.in, a.x_scale, format);
       scales[first + t] = scale.scale;
       X* of_part = data;
       for (int64_t k = 0; k < panels.in;) {
         const Part part = part_from(panels, k);
         const int64_t count = part.count / part.groups;
         X* to = of_part + part_size(part) * first;
-        round_values(row + k, part.count, scale, format, values);
+        if (!by_groups) round_values(row + k, part.count, scale, format, values);
+        for (int64_t c = 0; by_groups && c < part.count; c += kTokenGroup) {
+          const int64_t count = std::min(kTokenGroup, part.count - c);
+          const TokenScale of_group = token_scale(row + k + c, count, nullptr, format);
+          run_scales[c / kTokenGroup] = of_group.scale;
+          round_values(row + k + c, count, of_group, format, values + c);
+        }
         std::fill_n(values + part.count, kPadding, 0.0f);
         for (int64_t group = 0; group < part.groups; group++) {
-          pack_group(Product{}, panels, values + group * count, panels.words(count), height, t, to);
+          const float* of_group = by_groups ? run_scales + group * count / kTokenGroup : nullptr;
+          pack_group(Product{}, panels, values + group * count, panels.words(count), height, t, of_group, to);
           to += group_size(count) * height;
         }
         of_part += part_size(part) * tokens;
@@ -236,7 +277,7 @@ struct BlockProduct {
     if constexpr (Product::kDecodes) {
       static constexpr auto kMultiply =
           by_height<kLeastDecoded>(std::make_integer_sequence<int, kDecodedTokens - kLeastDecoded + 1>(),
-                                   [](auto height) { return &multiply_decoded<height>; });
+                                   [](auto height) { return &multiply_decoded<typename Product::Terms, height>; });
       if (decodes) {
         decode<Product>(block, operands);
         const int64_t steps = block.words * Product::kXPerWord;

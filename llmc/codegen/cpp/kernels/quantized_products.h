@@ -27,6 +27,11 @@ void integer_product(LlmcPool* pool, const LlmcQuantizedLinear& a, const AllRuns
   all.each(1, most, [&](const Runs& runs) { quantized_product<IntegerProduct<Codes>, T, Epilogue>(pool, a, runs); });
 }
 
+// Of int8 tokens, or weights, that are more than codes and a scale.
+inline bool is_by_runs(const LlmcQuantizedLinear& a) {
+  return a.x_format == LLMC_X_INT8 && (a.x_group != 0 || kRecords[a.format].has_minimum);
+}
+
 // Epilogue: of `a`, what is done with the sums. AllRuns: of its tokens, with which weights they are multiplied.
 template <class T, class Epilogue, class AllRuns>
 void coded_product(LlmcPool* pool, const LlmcQuantizedLinear& a) {
@@ -35,10 +40,24 @@ void coded_product(LlmcPool* pool, const LlmcQuantizedLinear& a) {
     all.each(1, INT64_MAX, [&](const Runs& runs) { quantized_product<decltype(product), T, Epilogue>(pool, a, runs); });
   };
   const auto format = static_cast<LlmcCodes>(a.format);
+  const bool has_nibbles = CodePanels(a, a.in).bits == 4;
+  if (is_by_runs(a))
+    return has_nibbles ? multiply(IntegerProduct<Int4Codes, true>{}) : multiply(IntegerProduct<Int8Codes, true>{});
   if (a.x_format == LLMC_X_INT8)
-    return format == LLMC_INT4 ? integer_product<T, Int4Codes, Epilogue>(pool, a, all)
-                               : integer_product<T, Int8Codes, Epilogue>(pool, a, all);
+    return has_nibbles ? integer_product<T, Int4Codes, Epilogue>(pool, a, all)
+                       : integer_product<T, Int8Codes, Epilogue>(pool, a, all);
   switch (format) {
+    case LLMC_Q4_1:
+    case LLMC_Q4_K:
+      return multiply(FloatProduct<OperandsOf<T, Int4Codes>, true>{});
+    case LLMC_Q5_1:
+    case LLMC_Q5_K:
+    case LLMC_Q2_K:
+      return multiply(FloatProduct<OperandsOf<T, Int8Codes>, true>{});
+    case LLMC_Q3_K:
+    case LLMC_Q6_K:
+    case LLMC_IQ4_NL:
+    case LLMC_IQ4_XS:
     case LLMC_INT8:
     case LLMC_INT6:
     case LLMC_INT5:

@@ -107,6 +107,7 @@ class RunProduct {
     auto* sums = static_cast<float*>(scratch) + packed_tokens_ * (1 + packed_floats(a_.in));
     float* operands = cache_line_from(sums + (end - first) * tokens * LLMC_PANEL);
     auto* bytes = reinterpret_cast<uint8_t*>(operands + kCodeBlockBytes);  // behind a decoded block of those
+    auto* headers = reinterpret_cast<uint8_t*>(operands + kCodeBlockBytes * 2);  // behind all of that
     BlockProduct<Product> multiply{tiles_, decodes(tokens), operands};
     const Epilogue epilogue{a_};
     const SparsePanels sparse = panels_.sparse(epilogue.panels());
@@ -121,7 +122,8 @@ class RunProduct {
         SparseCursor& cursor = cursors[panel - first];
         CodeBlock block = panels_.is_sparse ? sparse_block(panels_, sparse, panel, part, cursor, bytes)
                                             : block_of(panels_, panel, part);
-        if (panels_.in_planes()) join_planes(block, bytes);
+        if (panels_.is_blocked()) decode_headers(block, headers);
+        if (panels_.is_joined()) join_planes(block, bytes);
         if constexpr (BlockProduct<Product>::kReadsSparse)
           if (panels_.is_sparse && multiply.expands_on_the_way()) {
             multiply(block, cursor, bytes, values, x_.part_size(part), panel_sums, k == 0);

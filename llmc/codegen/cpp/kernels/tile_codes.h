@@ -28,13 +28,14 @@ struct TiledProduct {
   using X = int32_t;
   static constexpr int kXPerWord = Codes::kCodes / 4;
   static constexpr int kXPerRun = 1;
+  static constexpr int64_t kRunWords = 1 << 20;
   static constexpr bool kDecodes = false;
 };
 
 // One token's values of one group, or part of one.
 template <class Codes>
 inline void pack_group(TiledProduct<Codes>, const CodePanels& panels, const float* values, int64_t words, int64_t height,
-                       int64_t token, int32_t* to) {
+                       int64_t token, const float*, int32_t* to) {
   const int64_t quads = words * TiledProduct<Codes>::kXPerWord, at_a_time = tile_words(quads);
   VecInt sum = {};
   for (int64_t quad = 0; quad < quads; quad += at_a_time) {
@@ -75,10 +76,11 @@ struct TileCodes {
 };
 
 // Scales the sums of a group [height][LLMC_PANEL] and adds them to `sums`, or sets those.
-inline void add_scaled_tile(const CodePanels& panels, const uint8_t* header, const int32_t* dots, const int32_t* x_sums,
+inline void add_scaled_tile(const CodeBlock& block, const uint8_t* header, const int32_t* dots, const int32_t* x_sums,
                             int64_t height, bool set, float* sums) {
   for (int lane = 0; lane < LLMC_PANEL; lane += kLanes) {
-    const Vec scales = load_scales(header, panels.scale_type, lane);
+    const CodePanels& panels = block.panels;
+    const Vec scales = block.scales(header, lane);
     const VecInt zeros = panels.has_zeros ? load_zeros(panels, header, lane) : VecInt{} + 1;
     for (int64_t t = 0; t < height; t++) {
       VecInt dot;
@@ -96,7 +98,6 @@ void multiply_tile_codes(TileRegisters& registers, const CodeBlock& block, const
                          int64_t height, float* sums, bool first, FetchCodes fetch) {
   alignas(64) int32_t dots[kTileTokens * LLMC_PANEL];
   registers.shape(height, weight.at_a_time);
-  const CodePanels& panels = block.panels;
   for (int64_t group = 0; group < block.groups; group++) {
     const int32_t* x_sums = x;
     const uint8_t* bytes = weight.bytes + group * weight.group_bytes;
@@ -110,7 +111,7 @@ void multiply_tile_codes(TileRegisters& registers, const CodeBlock& block, const
     }
     store_sums<kTwo>(dots);
     const uint8_t* header = block.header + group * block.header_bytes;
-    add_scaled_tile(panels, header, dots, x_sums, height, first && group == 0, sums);
+    add_scaled_tile(block, header, dots, x_sums, height, first && group == 0, sums);
   }
 }
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from llmc.formats.code_format import CODE_FORMATS
+from llmc.formats.code_format import CODE_FORMATS, TOKEN_GROUP
+from llmc.graph.code_numbers import code_numbers, in_steps, per_column
 from llmc.ops.embedding import embedding
 from llmc.ops.linear import fused_linear, gated_linear, linear, lm_head
 from llmc.ops.token_codes import token_codes, token_values
@@ -247,6 +248,8 @@ def test_embedding_is_exact(target: CpuTarget, dtype: torch.dtype, format: str) 
         (77, None, True),
         (640, 128, CODE_FORMATS[format].integers is None),
     ]:
+        if CODE_FORMATS[format].is_blocked:
+            channels, symmetric = 512, True
         weight = quantized(70, channels, format, group=group, symmetric=symmetric)
         y = call_quantized_embedding(target, ids, weight, torch.empty(9, channels, dtype=dtype))
         assert torch.equal(y, embedding(ids, weight.values(), dtype))
@@ -296,3 +299,76 @@ def test_what_an_earlier_product_left_in_the_scratch_does_not_matter(target: Cpu
             x, weight = draw(tokens, channels), quantized(64, channels, format, group=16)
             y = call_quantized(target, "linear", x, weight, torch.empty(tokens, 64), x_format=x_format, pool=pool)
             assert_close(y, linear(*operands(x, weight, x_format)), x, weight)
+
+
+BLOCKED = [name for name, format in CODE_FORMATS.items() if format.is_blocked]
+# tokens, out, channels: of whole blocks; several parts of k, tiles, blocks of tokens.
+BLOCKED_SHAPES = [(1, 70, 512), (3, 33, 256), (9, 40, 768), (29, 35, 512), (515, 32, 256)]
+
+
+@targets
+@dtypes
+@pytest.mark.parametrize("format", BLOCKED)
+@pytest.mark.parametrize(("x_format", "x_group"), [("none", None), ("int8", None), ("int8", TOKEN_GROUP)])
+def test_blocked_formats_match_reference(
+    target: CpuTarget, dtype: torch.dtype, format: str, x_format: str, x_group: int | None
+) -> None:
+    torch.manual_seed(11)
+    for tokens, out, channels in BLOCKED_SHAPES:
+        weight, x = quantized(out, channels, format, scale_dtype=torch.float16), draw(tokens, channels, dtype=dtype)
+        y = call_quantized(target, "linear", x, weight, x.new_empty(tokens, out), x_format=x_format, x_group=x_group)
+        assert_close_blocked(y, linear(*operands(x, weight, x_format, None, x_group), None, dtype), x, weight)
+
+
+def assert_close_blocked(actual: Tensor, expected: Tensor, x: Tensor, weight: QuantizedWeight) -> None:
+    """Equal but for the order of sums, of products with codes and of those with minima, which may cancel each other."""
+    parts = [weight.scales, weight.scale_steps, weight.minima, weight.minimum_steps]
+    scales, steps, minima, minimum_steps = (None if part is None else part.abs() for part in parts)
+    assert scales is not None
+    codes = code_numbers(weight.codes, weight.format).abs()
+    larger = codes * per_column(in_steps(scales, steps), codes.shape[1])
+    if minima is not None:
+        larger += per_column(in_steps(minima, minimum_steps), codes.shape[1])
+    bound = 1e-6 * (x.float().abs() @ larger.t()).amax().item() + 1e-6
+    relative = 0.0 if actual.dtype == torch.float32 else 2.0**-7
+    torch.testing.assert_close(actual.float(), expected.float(), rtol=relative, atol=bound)
+
+
+@targets
+@dtypes
+@pytest.mark.parametrize(("format", "group"), [("int8", None), ("int8", 16), ("int4", 128), ("int4", 32), ("int6", 64)])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_tokens_are_rounded_by_groups(
+    target: CpuTarget, dtype: torch.dtype, format: str, group: int | None, symmetric: bool
+) -> None:
+    """Of 32 channels, one of which is large: also where the last ones are fewer."""
+    torch.manual_seed(12)
+    for tokens, channels in [(1, 640), (13, 1152), (3, 560), (515, 128)]:
+        if group is not None and channels % group:
+            continue
+        weight = quantized(40, channels, format, group=group, symmetric=symmetric)
+        x = draw(tokens, channels, dtype=dtype)
+        x[:, 37] *= 10
+        y = call_quantized(target, "linear", x, weight, x.new_empty(tokens, 40), x_format="int8", x_group=TOKEN_GROUP)
+        assert_close(y, linear(*operands(x, weight, "int8", None, TOKEN_GROUP), None, dtype), x, weight)
+
+
+@targets
+@pytest.mark.parametrize("format", ["q4_k", "q6_k", "q2_k"])
+@pytest.mark.parametrize("x_group", [None, TOKEN_GROUP])
+def test_a_row_of_a_blocked_format_does_not_depend_on_its_neighbours(
+    target: CpuTarget, format: str, x_group: int | None
+) -> None:
+    torch.manual_seed(13)
+    x, weight = draw(600, 768, dtype=torch.bfloat16), quantized(70, 768, format, scale_dtype=torch.float16)
+    for x_format in ("none", "int8") if x_group is None else ("int8",):
+
+        def run(rows: Tensor, threads: int, x_format: str = x_format) -> Tensor:
+            y = rows.new_empty(rows.shape[0], 70)
+            return call_quantized(
+                target, "linear", rows, weight, y, x_format=x_format, x_group=x_group, threads=threads
+            )
+
+        whole = run(x, 2)
+        for first, count, threads in [(0, 1, 1), (599, 1, 2), (3, 8, 4), (100, 13, 1), (88, 512, 3)]:
+            assert torch.equal(run(x[first : first + count], threads), whole[first : first + count])

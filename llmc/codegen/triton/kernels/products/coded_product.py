@@ -27,7 +27,10 @@ _LEAST_GROUP = 32
 
 def coded_refusal(node: fx.Node, target: GpuTarget) -> Refusal | None:
     """Groups of a power of two of columns, or one a row; x as it is, or in codes that multiply the weight's."""
-    tensors = tensors_of(unrounded_parts(node)["weight"])
+    weight = unrounded_parts(node)["weight"]
+    tensors, format = tensors_of(weight), arguments_of(weight)["format"]
+    if CODE_FORMATS[format].is_blocked:
+        return Refusal(f"GPU kernels do not read {format} so far", node)
     refused = refuse_groups(node, tensors["scales"], int(tensors["codes"].shape[1]))
     return refused or refuse_arrival(node, target, has_zeros="zeros" in tensors)
 
@@ -37,6 +40,8 @@ def refuse_arrival(node: fx.Node, target: GpuTarget, *, has_zeros: bool) -> Refu
     parts = unrounded_parts(node)
     stored = arguments_of(parts["weight"])
     format, x_format = stored["format"], arguments_of(parts["x"])["format"] if "x" in parts else "none"
+    if "x" in parts and arguments_of(parts["x"])["group"] is not None:
+        return Refusal("GPU kernels have one scale for each token", node)
     if x_format not in CODE_FORMATS[format].activations:
         return Refusal(f"kernels do not multiply {x_format} activations and {format} weights", node)
     if x_format == "int8" and format == "int8" and has_zeros:
