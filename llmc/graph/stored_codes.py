@@ -39,7 +39,7 @@ class StoredWeight:
         """Method, format and activations in words."""
         by = "" if self.token_group is None else f" by {self.token_group}"
         rounded = "" if self.activation == "none" else f", {self.activation} activations{by}"
-        is_named = self.method.lower() == self.format
+        is_named = CODE_FORMATS[self.format].is_blocked  # By the type that it comes from.
         return f"{self.method}{'' if is_named else f' {self.format}'}{rounded}"
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,9 @@ _TEXTS = ["abc cab", "  two  spaces\nand a line", "Ünïcödé 日本語", "<s>s
 _ROUNDED_TOKENS = 0.1
 # Weights that are random from bit to bit are wrong by up to 7% after being rounded again, each of fifteen matrices.
 _ROUNDED_AGAIN = 0.4
-_EXACT = ("Q4_0", "Q5_0", "Q8_0")
-_AGAIN = ("Q4_1", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "IQ3_S")
+_BLOCKED = ("Q4_1", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
+_EXACT = ("Q4_0", "Q5_0", "Q8_0", *_BLOCKED)
+_AGAIN = ("IQ3_S",)
 _WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "attention_bias": False}
 
 
@@ -113,6 +115,22 @@ def test_an_engine_says_what_the_model_says(family: str, tmp_path: Path) -> None
         assert distance(engine.logits(_TOKENS), logits_of(model)) < ENGINES
         found = engine.generate([_TOKENS], max_tokens=64, temperature=0.0, ignore_eos=True)[0]
         assert list(found.token_ids) == greedy(model, 64)
+
+
+def test_an_engine_of_blocks_says_what_they_stand_for(tmp_path: Path) -> None:
+    """Every blocked type in one model, tokens as they are; then rounded by groups, as they are without a dtype."""
+    path = tmp_path / "tiny.gguf"
+    kinds = {
+        **{"attn_q": "Q4_1", "attn_k": "Q5_1", "attn_v": "Q2_K", "attn_o": "IQ4_NL", "token_embd": "Q6_K"},
+        **{"ffn_gate": "Q4_K", "ffn_up": "Q4_K", "0.ffn_down": "Q3_K", "1.ffn_down": "Q5_K", "output": "IQ4_XS"},
+    }
+    model = family_model("llama", vocab_size=_VOCABULARY, **_WIDE)
+    add = partial(add_sentence_piece, pieces=_pieces(), begins_with_space=True)
+    model.load_state_dict(write_gguf(path, model, "Q8_0", kinds=kinds, add=add), strict=False)
+    with llmc.compile(path, target="cpu", dtype="float32") as engine:
+        assert distance(engine.logits(_TOKENS), logits_of(model)) < ENGINES
+    with llmc.compile(path, target="cpu") as engine:
+        assert mean_distance(engine.logits(_TOKENS), logits_of(model)) < _ROUNDED_TOKENS
 
 
 @pytest.mark.slow
