@@ -95,7 +95,9 @@ def test_refuses_the_groups_of_a_cache_before_calibration(scheme: str, tmp_path:
         quantized(scheme, captured=captured, calibration=calibration_file(tmp_path), kv_cache="int4")
 
 
-@pytest.mark.parametrize(("scheme", "problem"), [("int4-gptq", "groups of 128"), ("int4-gptq:g32", "no text is given")])
+@pytest.mark.parametrize(
+    ("scheme", "problem"), [("int4-gptq:g128", "groups of 128"), ("int4-gptq:g32", "no text is given")]
+)
 def test_refuses_options_before_weights_are_read(scheme: str, problem: str) -> None:
     with pytest.raises(OptionError, match=problem):
         quantized(scheme, captured=Captured(captured_llama().graph, MemorySource({})))
