@@ -10,7 +10,7 @@ from llmc.adapters.adapter import read_adapter
 from llmc.options import BuildOptions
 from llmc.passes.quantization.calibration import check_text_is_given, needs_text, read_calibration
 from llmc.passes.rewrite import Pass
-from llmc.passes.runner import check_names
+from llmc.passes.runner import check_passes
 
 
 def check_named_inputs(passes: Sequence[Pass], options: BuildOptions) -> None:
@@ -24,7 +24,7 @@ def check_named_inputs(passes: Sequence[Pass], options: BuildOptions) -> None:
         OptionError: For an unknown pass, and for calibration data that is missing or cannot be read.
         AdapterError: For an adapter that is missing or cannot be read.
     """
-    check_names(passes, options)
+    check_passes(passes, options)
     if options.calibration is not None:
         read_calibration(Path(options.calibration))
     for directory in options.adapters.values():

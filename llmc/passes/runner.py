@@ -67,8 +67,7 @@ def run_pipeline(
     Raises OptionError for what is no pass, and for an unknown name in options.disable_passes, PassError where a pass
     fails, breaks the graph or misses a contract.
     """
-    _check_types(passes)
-    check_names(passes, options)
+    check_passes(passes, options)
     result, nodes = recorded_copy(graph)
 
     def announce(name: str, record: RewriteRecord) -> None:
@@ -144,7 +143,8 @@ def _of_pass(each: Pass, error: PassError, options: BuildOptions) -> PassError:
     return PassError(f"pass {each.name}: {error.problem}", at=error.at, fix=fix)
 
 
-def _check_types(passes: Sequence[Pass]) -> None:
+def check_passes(passes: Sequence[Pass], options: BuildOptions) -> None:
+    """Raise OptionError for what is no pass, and for a name in options.disable_passes that no pass has."""
     for index, each in enumerate(passes):
         if not isinstance(each, Pass):
             raise OptionError(
@@ -152,10 +152,6 @@ def _check_types(passes: Sequence[Pass]) -> None:
                 at=f"passes[{index}]",
                 fix="add your own to the default ones: passes=[*llmc.passes.default(), my_pass]",
             )
-
-
-def check_names(passes: Sequence[Pass], options: BuildOptions) -> None:
-    """Raise OptionError for a name in options.disable_passes that no pass has."""
     known = sorted({p.name for p in passes})
     for name in options.disable_passes:
         if name not in known:

@@ -74,12 +74,12 @@ def test_latent_attention(target: str, tmp_path: Path) -> None:
 
 @gpus
 def test_adapters(target: str, tmp_path: Path) -> None:
-    """Requests with one, and without."""
+    """Requests with one, and without: as a CPU's engine answers them."""
     model, adapter = tiny_checkpoint("llama", tmp_path / "model"), llama_adapter(tmp_path / "adapter", scale=0.05)
     pools: Any = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "dtype": "float32"}
-    path = llmc.build(model, tmp_path / "e.llmc", target=target, **LIMITS, **pools).path
     found = []
-    for executor in ("reference", EXECUTED):
+    for compiled_for, executor in (("cpu", None), (target, EXECUTED)):
+        path = llmc.build(model, tmp_path / f"{compiled_for}.llmc", target=compiled_for, **LIMITS, **pools).path
         with llmc.load(path, executor=executor) as engine:
             engine.load_adapter("mine", adapter)
             plain = tokens_of(engine, [tiny_tokens(9)], GREEDY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections.abc import Callable
@@ -53,7 +54,8 @@ def test_neighbours_of_attacks(server: LiveServer, client: httpx.Client) -> None
         assert len(complete(prompt=["hi"] * 64, n=16, max_tokens=1).json()["choices"]) == 1024
 
     def slow(send: Callable[[Any], None]) -> None:
-        with connected(server) as raw:
+        # A connection that is ended while more of the request arrives is reset, and its answer may be lost.
+        with connected(server) as raw, contextlib.suppress(ConnectionResetError, BrokenPipeError):
             send(raw)
             assert b"HTTP/1.1 408" in all_of(raw)
 

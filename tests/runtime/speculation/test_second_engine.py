@@ -71,14 +71,14 @@ def test_another_block_size_is_refused(path: Path, tmp_path: Path) -> None:
     second = write_tiny_engine(tmp_path / "second.llmc", limits=replace(LIMITS, block_size=16))
     with pytest.raises(OptionError, match="has blocks of 16 positions, the model of 8") as caught:
         load(path, speculation=drafting(second))
-    assert caught.value.fix == "rebuild the draft model with --block-size 8"
+    assert caught.value.fix == "rebuild the draft model with block_size=8"
 
 
 def test_shorter_sequences_are_refused(path: Path, tmp_path: Path) -> None:
     second = write_tiny_engine(tmp_path / "second.llmc", limits=replace(LIMITS, max_model_len=39))
     with pytest.raises(OptionError, match="has sequences of 39 tokens, the model of 40") as caught:
         load(path, speculation=drafting(second))
-    assert "--max-model-len 40, or the model with 39" in str(caught.value.fix)
+    assert "max_model_len=40, or the model with 39" in str(caught.value.fix)
 
 
 def test_another_vocabulary_is_refused_with_the_first_token_that_differs(tmp_path: Path) -> None:
