@@ -6,6 +6,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from llmc.runtime.grammar.limits import limit_reached, refusal
 from llmc.runtime.grammar.matcher import GrammarMask
@@ -15,26 +16,51 @@ if TYPE_CHECKING:
 
 # Stretches of text that have to come, and of each place behind one so many tokens that may come there.
 _STRETCHES, _BRANCHES = 16, 8
+# Where a choice of at most so many tokens comes first, such as the blanks and the names of tool calls: further places.
+_FEW, _PLACES = 64, 16
 # What llguidance writes a special token's id behind; no text in UTF-8 has it.
 _SPECIAL = b"\xff"
 
 
 def check_beginning(matcher: LLMatcher, tokenizer: LLTokenizer, vocab_size: int) -> None:
-    """Follow what has to come at the beginning, and look one token further. Raises RequestError for a grammar that is
-    beyond its limits there, or that allows nothing."""
+    """Follow what has to come at the beginning, and look one token further; then follow the first choices, if they are
+    few. Raises RequestError for a grammar that is beyond its limits there, or that allows nothing."""
     if not GrammarMask(matcher, vocab_size).allowed().any():
         raise refusal("it allows no token at the beginning")
     written = 0
     for _ in range(_STRETCHES):
         _try_branches(matcher, vocab_size, written)
-        forced = [] if matcher.is_stopped() else _forced(matcher, tokenizer)
-        if not forced:
-            return
-        written += matcher.try_consume_tokens(forced)
-        if matcher.is_error():
-            raise limit_reached(matcher.get_error(), written + 1)
-        if matcher.is_stopped():
-            return
+        taken = _take_forced(matcher, tokenizer, written)
+        if not taken:
+            break
+        written += taken
+    _try_choices(matcher, tokenizer, vocab_size, written)
+
+
+def _try_choices(matcher: LLMatcher, tokenizer: LLTokenizer, vocab_size: int, written: int) -> None:
+    """Follow each of the few texts that may come next, and what has to come behind it, as far as there are places."""
+    places = [(matcher, written)]
+    for place, count in islice(places, _PLACES):
+        if place.is_stopped():
+            continue
+        for token in _choices(GrammarMask(place, vocab_size, count).allowed(), tokenizer)[: _PLACES - len(places)]:
+            way = place.deep_copy()
+            way.consume_token(token)
+            _check(way, count + 1)
+            places.append((way, count + 1 + _take_forced(way, tokenizer, count + 1)))
+
+
+def _choices(allowed: npt.NDArray[np.bool_], tokenizer: LLTokenizer) -> list[int]:
+    """Of a few tokens those that say most, and no white space; none of many."""
+    tokens = np.flatnonzero(allowed)
+    if len(tokens) > _FEW:
+        return []
+    texts = {int(token): tokenizer.decode_bytes([int(token)]) for token in tokens}
+    return [
+        token
+        for token, text in texts.items()
+        if text.strip() and not any(other != text and other.startswith(text) for other in texts.values())
+    ]
 
 
 def _try_branches(matcher: LLMatcher, vocab_size: int, written: int) -> None:
@@ -45,6 +71,20 @@ def _try_branches(matcher: LLMatcher, vocab_size: int, written: int) -> None:
         branch.accept(int(token))
         if not branch.is_complete:
             branch.allowed()
+
+
+def _take_forced(matcher: LLMatcher, tokenizer: LLTokenizer, written: int) -> int:
+    """Take the tokens that have to come, and count them."""
+    forced = [] if matcher.is_stopped() else _forced(matcher, tokenizer)
+    taken: int = matcher.try_consume_tokens(forced) if forced else 0
+    _check(matcher, written + taken + 1)
+    return taken
+
+
+def _check(matcher: LLMatcher, token: int) -> None:
+    """token: the number of the output's token that was looked at."""
+    if matcher.is_error():
+        raise limit_reached(matcher.get_error(), token)
 
 
 def _forced(matcher: LLMatcher, tokenizer: LLTokenizer) -> list[int]:

@@ -26,6 +26,8 @@ _NOTHING = "NoExtension"
 _PLACE = re.compile(r"(at )?\d+\(\d+\): ")
 # Limits that are said without a figure.
 _BARE_LIMITS = re.compile(r"fuel|too many|too big|too large|too complex|too deep", re.IGNORECASE)
+# The parser's state, and lines of the grammar with their numbers.
+_DUMP = re.compile(r"<(?:state|non-verbose)|\n *\d+ \| ")
 
 
 def parser_limits() -> LLParserLimits:
@@ -65,5 +67,5 @@ def beyond(reason: str) -> str | None:
 
 
 def _first_words(reason: str) -> str:
-    """Without the state that may follow."""
-    return " ".join(re.split(r"<(?:state|non-verbose)", reason)[0].split())[:300]
+    """Without the state, or the lines of the grammar, that may follow."""
+    return " ".join(_DUMP.split(reason)[0].split())[:300]

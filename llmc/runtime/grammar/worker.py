@@ -19,6 +19,7 @@ from llmc.errors import LlmcError
 from llmc.processes.lifeline import end_with
 from llmc.runtime.grammar.beginning import check_beginning
 from llmc.runtime.grammar.grammar import Grammar, GrammarKind, grammar_of_json
+from llmc.runtime.grammar.inner_schemas import with_served_schemas
 from llmc.runtime.grammar.json_schema import notes_of_warnings, served_schema
 from llmc.runtime.grammar.limits import refusal
 from llmc.runtime.grammar.matcher import grammar_tokenizer, matcher_grammar, new_matcher, schema_fault
@@ -87,15 +88,25 @@ def answer_to(question: dict[str, Any], tokenizer: LLTokenizer, vocab_size: int)
 
 
 def _served(grammar: Grammar, tokenizer: LLTokenizer) -> tuple[Grammar, list[str]]:
-    """The grammar as it is served, with notes. Raises RequestError."""
-    if grammar.kind is not GrammarKind.JSON_SCHEMA:
-        return grammar, []
+    """The grammar with its schemas as they are served, with notes. Raises RequestError."""
+    notes: dict[str, None] = {}
+
+    def serve(schema: str) -> str:
+        served, more = served_schema(schema, partial(schema_fault, tokenizer))
+        check_optional_properties(json.loads(served), tokenizer)
+        notes.update(dict.fromkeys(more))
+        return served
+
+    source, instead = grammar.source, grammar.instead
     try:
-        source, notes = served_schema(grammar.source, partial(schema_fault, tokenizer))
-        check_optional_properties(json.loads(source), tokenizer)
+        if grammar.kind is GrammarKind.JSON_SCHEMA:
+            source = serve(source)
+        elif grammar.kind is GrammarKind.EBNF:
+            source = with_served_schemas(source, serve)
+        instead = None if instead is None else with_served_schemas(instead, serve)
     except ValueError as error:
         raise refusal(str(error)) from None
-    return Grammar(grammar.kind, source, grammar.preamble, grammar.instead), notes
+    return Grammar(grammar.kind, source, grammar.preamble, instead), list(notes)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,44 @@
+"""JSON schemas within grammars in Lark's notation: `%json {…}`, as the grammars of tool calls have them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+# Texts, expressions and comments have no schemas in them.
+_SCHEMA = re.compile(
+    r"""
+    "(?:\\.|[^"\\\n])*" | /(?:\\.|[^/\\\n])+/ | (?://|\#)[^\n]* | %json\s*(?P<schema>\{)
+    """,
+    re.VERBOSE,
+)
+_OPTIONS = "x-guidance"
+# Takes a schema as text, and gives the one that is served.
+Serve = Callable[[str], str]
+
+
+def with_served_schemas(grammar: str, serve: Serve) -> str:
+    """The grammar with each schema as it is served. Keywords that llguidance does not know are no error in it."""
+    found: list[str] = []
+    at = 0
+    decoder = json.JSONDecoder()
+    while (match := _SCHEMA.search(grammar, at)) is not None:
+        if match["schema"] is None:
+            found.append(grammar[at : match.end()])
+            at = match.end()
+            continue
+        begin = match.start("schema")
+        try:
+            schema, end = decoder.raw_decode(grammar, begin)
+        except ValueError:
+            break  # llguidance says what is wrong with it.
+        found += [grammar[at:begin], serve(json.dumps(_leniently(schema)))]
+        at = end
+    return "".join([*found, grammar[at:]])
+
+
+def _leniently(schema: Mapping[str, Any]) -> dict[str, Any]:
+    given = schema.get(_OPTIONS)
+    return {**schema, _OPTIONS: {"lenient": True, **(given if isinstance(given, Mapping) else {})}}
