@@ -16,7 +16,6 @@ from llmc.cli.engine_options import EngineOptions
 from llmc.cli.missing_package import require_extra
 from llmc.cli.model_argument import model_argument
 from llmc.cli.server_options import AdapterOptions, AnswerOptions, CapacityOptions, ListeningOptions, serve_options
-from llmc.cli.shown_warnings import show_warning
 from llmc.errors import OptionError
 from llmc.files.hub_model import repository_of
 
@@ -121,7 +120,7 @@ def start(options: ServeOptions, replicas: int, routing: str) -> None:
 def banner(console: Console, options: ServeOptions) -> Any:
     """Prints where the server is, once it is."""
     from llmc.runtime.server.host_check import is_loopback
-    from llmc.runtime.server.model_forms import UNKNOWN_FORM, model_forms
+    from llmc.runtime.server.model_forms import model_forms
 
     def show(address: str) -> None:
         console.print(f"[bold]llmc[/] serves [bold]{options.engine.name}[/] at [bold]{address}[/]")
@@ -131,8 +130,6 @@ def banner(console: Console, options: ServeOptions) -> Any:
         forms = model_forms(options)
         if forms.template is not None:
             console.print(Text(f"  {forms.described()}", "dim"))
-        if not forms.tools.is_known:
-            show_warning(UNKNOWN_FORM)
         if not options.api_keys and options.uds is None and not is_loopback(options.host):
             console.print("  [yellow]no API key: everybody who reaches this address may use it[/]")
 

@@ -1,6 +1,6 @@
 """What a server knows of how its model writes: the chat template, and the forms of tool calls and of thoughts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llmc.engine_format import engine_files
 from llmc.runtime.server.options import ServeOptions
@@ -36,5 +36,7 @@ def model_forms(options: ServeOptions) -> ModelForms:
         template = named_template(options.chat_template, files)
     tools = chosen_form(options.tool_call_parser, "" if template is None else template.tool_source)
     source = "" if template is None else template.source
+    if template is not None and not tools.is_taught:
+        template = replace(template, call_example=tools.form.example)
     thinks = CHANNELS if tools.form.channels else think_tags(options.reasoning_parser, source)
     return ModelForms(template, tools, thinks)

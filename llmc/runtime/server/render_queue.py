@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from llmc.errors import UnavailableError
 from llmc.runtime.text.chat_template import ChatTemplate
-from llmc.runtime.text.template_renderer import SECONDS, RenderedPrompt, TemplateInput, TemplateRenderer
+from llmc.runtime.text.template_renderer import SECONDS, RenderedPrompt, TemplateFit, TemplateInput, TemplateRenderer
 
 _WORKERS = 2
 
@@ -41,7 +41,7 @@ class RenderQueue:
         """Start a worker now, so that the first chat does not wait for it."""
         self._renderer.warm()
 
-    def fit(self, template: ChatTemplate) -> Future[tuple[str, ...]]:
+    def fit(self, template: ChatTemplate) -> Future[TemplateFit]:
         """See TemplateRenderer; in a thread."""
         return self._threads.submit(self._renderer.fit, template)
 

@@ -4,6 +4,7 @@ import asyncio
 import random
 import socket
 import threading
+import warnings
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from types import FrameType
@@ -16,7 +17,7 @@ from starlette.types import ASGIApp
 from uvicorn.config import LOG_LEVELS, LOGGING_CONFIG
 
 from llmc.engine_format import engine_files
-from llmc.errors import AdapterError, OptionError
+from llmc.errors import AdapterError, LoadWarning, OptionError
 from llmc.runtime.async_engine import AsyncEngine
 from llmc.runtime.engine import Engine
 from llmc.runtime.loading import load
@@ -27,7 +28,7 @@ from llmc.runtime.server.host_check import hosts_of
 from llmc.runtime.server.lifecycle import Lifecycle
 from llmc.runtime.server.listener import address_of, listen
 from llmc.runtime.server.marks import MarkTexts
-from llmc.runtime.server.model_forms import model_forms
+from llmc.runtime.server.model_forms import UNKNOWN_FORM, model_forms
 from llmc.runtime.server.options import ServeOptions
 from llmc.runtime.server.render_queue import RenderQueue
 from llmc.runtime.server.request_metrics import RequestMetrics
@@ -82,12 +83,16 @@ def open_model(options: ServeOptions, registry: CollectorRegistry) -> ServedMode
     names = options.served_model_name or (options.engine.resolve().name.removesuffix(".llmc"),)
     renderer = RenderQueue.of_engine()
     fitting = None if forms.template is None else renderer.fit(forms.template)
+    is_form_known = forms.tools.is_known
     try:
         engine = _load(options)
         load_adapters(engine, options, names)
         engine.wait_until_checked()
         if fitting is not None:
-            warn_of_template(fitting.result)
+            fit = warn_of_template(fitting.result)
+            is_form_known = is_form_known or (fit is not None and fit.describes_tools)
+        if not is_form_known:
+            warnings.warn(UNKNOWN_FORM, LoadWarning, stacklevel=2)
     except BaseException:
         renderer.close()
         raise
@@ -104,7 +109,7 @@ def open_model(options: ServeOptions, registry: CollectorRegistry) -> ServedMode
         defaults=defaults,
         template=forms.template,
         tool_form=forms.tools.form,
-        is_form_known=forms.tools.is_known,
+        is_form_known=is_form_known,
         think_tags=forms.think_tags,
         renderer=renderer,
         texts=TokenTexts(engine.tokenizer),

@@ -145,7 +145,8 @@ class ServedModel:
                 "continue_final_message and add_generation_prompt exclude each other", "continue_final_message"
             )
         special_tokens = {} if own is None else own.special_tokens
-        chosen = own if template is None else ChatTemplate(template, special_tokens)
+        example = self.tool_form.example
+        chosen = own if template is None else ChatTemplate(template, special_tokens, call_example=example)
         renderer = self.renderer if template is None else self.request_renderer
         assert chosen is not None and renderer is not None
         return await renderer.render(chosen, given)

@@ -29,12 +29,14 @@ BUILT_IN: Mapping[str, str] = {
 class ChatTemplate:
     """A template's text and the special tokens (bos_token, eos_token, …) that it may name.
 
-    named: the model's templates by name, of which `tool_use` is for conversations with tools.
+    named: the model's templates by name, of which `tool_use` is for conversations with tools. call_example: a call, for
+    models whose template has no place for tools; None for one as the template writes it.
     """
 
     source: str
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     named: Mapping[str, str] = field(default_factory=dict)
+    call_example: str | None = None
 
     @property
     def tool_source(self) -> str:

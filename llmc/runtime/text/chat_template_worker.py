@@ -87,14 +87,19 @@ def template_environment() -> Environment:
 
 
 def answer(program: Programs, question: dict[str, Any]) -> dict[str, Any]:
-    """`prompt` and `warnings`, or `lacks` if no conversation is given, or `error` with what the template
-    does instead, in one line."""
+    """`prompt` and `warnings`; `lacks` and `describes_tools` of each template if no conversation is given; or `error`
+    with what the template does instead, in one line."""
     programs = [program(source, question["special_tokens"]) for source in question["sources"]]
     try:
         if question["messages"] is None:
-            return {"lacks": [list(each.fit.lacks) for each in programs]}
+            return {
+                "lacks": [list(each.fit.lacks) for each in programs],
+                "describes_tools": [each.describes_tools for each in programs],
+            }
         messages = normal_messages(question["messages"])
-        asked = Question(messages, question["tools"], question["variables"], question["continue"])
+        asked = Question(
+            messages, question["tools"], question["variables"], question["continue"], question["call_example"]
+        )
         chosen = next((each for each in programs if each.has_place_for(asked)), programs[0])
         return {"prompt": chosen.prompt(asked), "warnings": chosen.warnings(asked)}
     except MemoryError:

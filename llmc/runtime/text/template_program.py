@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from llmc.runtime.text.conversation_form import Calls, Tools
+from llmc.runtime.text.conversation_form import Calls, ConversationForm, Tools
 from llmc.runtime.text.form_search import Fit, fit
 from llmc.runtime.text.formed_conversation import formed
 from llmc.runtime.text.normal_messages import Json, text_of_parts
@@ -29,12 +29,13 @@ class TooLongError(ValueError):
 @dataclass(frozen=True)
 class Question:
     """The input of a prompt. messages: as normal_messages makes them. variables: others of the template, such as
-    add_generation_prompt. continues: the prompt ends inside the last message."""
+    add_generation_prompt. continues: the prompt ends inside the last message. call_example: of ChatTemplate."""
 
     messages: Sequence[Json]
     tools: Sequence[Json] | None
     variables: Mapping[str, Any]
     continues: bool
+    call_example: str | None = None
 
 
 class TemplateProgram:
@@ -52,15 +53,20 @@ class TemplateProgram:
         """How the template takes conversations; whatever it raises is a form that it does not take."""
         return fit(self._source, self._rendered, self._always.get("eos_token") or "")
 
+    @property
+    def describes_tools(self) -> bool:
+        """Whether the template has no place for tools."""
+        return self.fit.form.tools is Tools.DESCRIBED
+
     def has_place_for(self, question: Question) -> bool:
         """Whether the template itself writes the tools and calls of a request."""
-        form = self.fit.form
         calls = any("tool_calls" in message for message in question.messages)
-        return not (question.tools and form.tools is Tools.DESCRIBED) and not (calls and form.calls is Calls.AS_TEXT)
+        takes_calls = not calls or self.fit.form.calls is not Calls.AS_TEXT
+        return takes_calls and not (question.tools and self.describes_tools)
 
     def warnings(self, question: Question) -> list[str]:
         """Sentences about the prompt for the client."""
-        return [TOOLS_ARE_DESCRIBED] if question.tools and self.fit.form.tools is Tools.DESCRIBED else []
+        return [TOOLS_ARE_DESCRIBED] if question.tools and self.describes_tools else []
 
     def prompt(self, question: Question) -> str:
         """Render the prompt.
@@ -70,11 +76,15 @@ class TemplateProgram:
             TooLongError: The prompt is too long.
             Exception: Any that the template raises.
         """
-        variables = {**question.variables, **formed(question.messages, question.tools, self.fit.form)}
+        variables = {**question.variables, **formed(question.messages, question.tools, self._form(question))}
         prompt = self._rendered(variables)
         if self.fit.lacks:
             self._check_shown(question)
         return _until_last_message(prompt, variables["messages"]) if question.continues else prompt
+
+    def _form(self, question: Question) -> ConversationForm:
+        form, example = self.fit.form, question.call_example
+        return form if example is None else replace(form, call_example=example)
 
     @cached_property
     def _template(self) -> Template:
@@ -97,7 +107,7 @@ class TemplateProgram:
             {**message, "content": words.get(index, message["content"])}
             for index, message in enumerate(question.messages)
         ]
-        prompt = self._rendered({**question.variables, **formed(shape, question.tools, self.fit.form)})
+        prompt = self._rendered({**question.variables, **formed(shape, question.tools, self._form(question))})
         for index, word in words.items():
             if prompt.count(word) != 1:
                 role, count = question.messages[index].get("role"), prompt.count(word)

@@ -43,6 +43,15 @@ class TemplateInput:
 
 
 @dataclass(frozen=True)
+class TemplateFit:
+    """How a template, or several of a model, take conversations. lacks: the parts that no form shows, in words.
+    describes_tools: there is no place for tools, so that a message of the system describes them."""
+
+    lacks: tuple[str, ...]
+    describes_tools: bool
+
+
+@dataclass(frozen=True)
 class RenderedPrompt:
     """warnings: what was done that who asked may not expect."""
 
@@ -83,11 +92,8 @@ class TemplateRenderer:
         with self._free, suppress(RequestError):  # Whoever needs one is told.
             self._put_back(self._worker())
 
-    def fit(self, template: ChatTemplate) -> tuple[str, ...]:
+    def fit(self, template: ChatTemplate) -> TemplateFit:
         """Find the form in which a template takes conversations. Workers that start later find it before they render.
-
-        Returns:
-            The parts of conversations that no form shows, in words.
 
         Raises:
             RequestError: As `render`.
@@ -98,7 +104,8 @@ class TemplateRenderer:
             self._fitted.append(question)
         lacks: list[list[str]] = answer["lacks"]
         # One of several templates may show the parts that another lacks.
-        return tuple(each for each in lacks[0] if all(each in others for others in lacks[1:]))
+        shared = tuple(each for each in lacks[0] if all(each in others for others in lacks[1:]))
+        return TemplateFit(shared, all(answer["describes_tools"]))
 
     def render(self, template: ChatTemplate, given: TemplateInput, arrived: float | None = None) -> RenderedPrompt:
         """The prompt. Raises RequestError for a template that fails, takes too long or too much memory, or leaves out a
@@ -181,19 +188,24 @@ class TemplateRenderer:
         worker.kill()
 
 
-def warn_of_template(lacks: Callable[[], Sequence[str]]) -> None:
-    """Warn of what a template does not show, or that it cannot be used. lacks: as TemplateRenderer.fit."""
+def warn_of_template(fit: Callable[[], TemplateFit]) -> TemplateFit | None:
+    """Warn of what a template does not show, or that it cannot be used. fit: as TemplateRenderer.fit.
+
+    Returns:
+        The fit; None for a template that cannot be used.
+    """
     try:
-        found = list(lacks())
+        found = fit()
     except RequestError as error:
         warnings.warn(f"the chat template cannot be used: {error.problem}", LoadWarning, stacklevel=3)
-        return
-    if found:
-        more = f" and {len(found) - _TOLD} more" if len(found) > _TOLD else ""
-        parts = ", ".join(found[:_TOLD]) + more
+        return None
+    if found.lacks:
+        more = f" and {len(found.lacks) - _TOLD} more" if len(found.lacks) > _TOLD else ""
+        parts = ", ".join(found.lacks[:_TOLD]) + more
         warnings.warn(
             f"the chat template does not show {parts}: requests with that are refused", LoadWarning, stacklevel=3
         )
+    return found
 
 
 def _question(template: ChatTemplate, given: TemplateInput | None) -> object:
@@ -208,6 +220,7 @@ def _question(template: ChatTemplate, given: TemplateInput | None) -> object:
         "messages": list(given.messages),
         "tools": list(given.tools) if given.tools else None,
         "continue": given.continue_final_message,
+        "call_example": template.call_example,
     }
 
 

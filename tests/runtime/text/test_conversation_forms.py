@@ -16,7 +16,7 @@ from llmc.runtime.text.conversation_form import ConversationForm
 from llmc.runtime.text.form_search import fit
 from llmc.runtime.text.normal_messages import normal_messages
 from llmc.runtime.text.template_program import TOOLS_ARE_DESCRIBED
-from llmc.runtime.text.template_renderer import TemplateInput, TemplateRenderer, warn_of_template
+from llmc.runtime.text.template_renderer import TemplateFit, TemplateInput, TemplateRenderer, warn_of_template
 from tests.runtime.text.template_families import FAMILIES, FORMS
 
 Json = dict[str, Any]
@@ -117,6 +117,8 @@ def test_tools_without_a_place_are_described_as_the_model_writes_calls(renderer:
     given = TemplateInput([says("system", "Be brief."), says("user", "hi")], TOOLS)
     shown = renderer.render(ChatTemplate(FAMILIES["deepseek-v3"]), given).text
     assert '<call>NAME<sep>{"ARGUMENT": "VALUE"}</call>' in shown and shown.count("<|system|>") == 1
+    mistral = ChatTemplate(FAMILIES["deepseek-v3"], call_example="[TOOL_CALLS]NAME[ARGS]{}")
+    assert "in this form, once for each call:\n[TOOL_CALLS]NAME[ARGS]{}" in renderer.render(mistral, given).text
     hermes = renderer.render(ChatTemplate(BUILT_IN["chatml"]), given).text
     assert '<tool_call>\n{"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}\n</tool_call>' in hermes
     granite = renderer.render(ChatTemplate(FAMILIES["granite-3"]), TemplateInput([*given.messages, AGENT[4]])).text
@@ -133,7 +135,7 @@ def test_what_no_form_shows_is_told_and_refused(renderer: TemplateRenderer) -> N
     with pytest.raises(RequestError, match=r"does not show message 0 \('user'\)"):
         renderer.render(last, TemplateInput(talk))
     silent = ChatTemplate("constant")
-    assert renderer.fit(silent) == ("what a user says",)
+    assert renderer.fit(silent).lacks == ("what a user says",)
     with pytest.raises(RequestError, match="does not show message 0"):
         renderer.render(silent, TemplateInput(talk))
     twice = ChatTemplate("{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}")
@@ -154,7 +156,8 @@ def test_a_template_for_tools_is_for_conversations_with_them(renderer: TemplateR
     for given in (TemplateInput([says("user", "hi")], TOOLS), TemplateInput([says("user", "hi"), *AGENT[4:7]])):
         rendered = renderer.render(template, given)
         assert rendered.text.startswith("<tools>") and not rendered.warnings
-    assert renderer.fit(template) == ()
+    assert renderer.fit(template) == TemplateFit((), describes_tools=False)
+    assert renderer.fit(ChatTemplate(FAMILIES["phi-3"])).describes_tools
 
 
 def test_prompts_end_inside_the_last_message_in_every_form(renderer: TemplateRenderer) -> None:

@@ -12,17 +12,20 @@ _USUAL = "hermes"
 
 @dataclass(frozen=True)
 class ChosenForm:
-    """is_known: asked for, or taught by the template, or there is no template that shows tools to a model."""
+    """is_known: asked for, or taught by the template, or there is no template that shows tools to a model.
+    is_taught: by the template, and not asked for."""
 
     form: ToolForm
     is_known: bool
+    is_taught: bool = False
 
 
 def chosen_form(parser: str | None, template: str) -> ChosenForm:
     """parser: of --tool-call-parser, None for what the template teaches. Raises OptionError for an unknown name."""
     if parser is None:
         found = form_of_template(template)
-        return ChosenForm(found or FORMS[_USUAL], found is not None or not re.search(r"\btools\b", template))
+        shows_tools = re.search(r"\btools\b", template) is not None
+        return ChosenForm(found or FORMS[_USUAL], found is not None or not shows_tools, found is not None)
     if parser not in NAMES:
         raise OptionError(
             f"--tool-call-parser cannot be {parser!r}",

@@ -23,6 +23,9 @@ class Notation(Protocol):
     def write(self, text: GrammarText, tools: Tools) -> str:
         """An expression for one call of any of the functions."""
 
+    def example(self, name: str, key: str, value: str) -> str:
+        """A call with one argument, which is a text."""
+
 
 @dataclass(frozen=True)
 class Section:
@@ -70,6 +73,13 @@ class ToolForm:
     ends_thoughts: bool = False
     short_ids: bool = False
     channels: bool = False
+
+    @property
+    def example(self) -> str:
+        """A call, for a model that is told how to write one."""
+        layout = self.layout
+        call = self.notations[0].example("NAME", "ARGUMENT", "VALUE")
+        return f"{layout.before}{layout.begin}{call}{layout.end}{layout.after}"
 
     @property
     def marks(self) -> frozenset[str]:

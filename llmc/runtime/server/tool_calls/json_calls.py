@@ -1,5 +1,6 @@
 """Calls that are JSON objects: {"name": …, "arguments": {…}}."""
 
+import json
 from dataclasses import dataclass
 
 from llmc.runtime.server.tool_calls.calls import Calls
@@ -48,9 +49,15 @@ class JsonCalls:
         """One call, of any of the functions."""
         return text.choice([self._of_function(text, function) for function in tools.values()])
 
+    def example(self, name: str, key: str, value: str) -> str:
+        """As Notation has it."""
+        return f"{self._begun(name)}{json.dumps({key: value})}}}"
+
+    def _begun(self, name: str) -> str:
+        return f'{{{self.before_name}"{self.name}": "{name}", "{self.arguments}": '
+
     def _of_function(self, text: GrammarText, function: Function) -> str:
-        begun = f'{{{self.before_name}"{self.name}": "{function.name}", "{self.arguments}": '
-        return f"{text.mark(begun)} {text.json(function.arguments_schema)} {text.mark('}')}"
+        return f"{text.mark(self._begun(function.name))} {text.json(function.arguments_schema)} {text.mark('}')}"
 
     def _members(self, source: Incoming, calls: Calls, call: _Call) -> Wait[bool]:
         """Read to the object's end; whether it was reached, and names no unknown function."""

@@ -58,6 +58,12 @@ class LiteralCalls:
         values = LiteralGrammar(text, self.dialect)
         return text.choice([self._of_function(text, values, function) for function in tools.values()])
 
+    def example(self, name: str, key: str, value: str) -> str:
+        """As Notation has it."""
+        quote = self.dialect.quotes[0]
+        argument = f"{key}{self.assign}{quote}{value}{quote}"
+        return f"{self.before}{name}{self.opening}{argument}{self.closing}"
+
     def _of_function(self, text: GrammarText, values: LiteralGrammar, function: Function) -> str:
         members = [
             (f"{text.mark(name + self.assign)} {values.rule(schema, function.parameters)}", name in function.required)

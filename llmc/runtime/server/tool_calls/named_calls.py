@@ -1,5 +1,6 @@
 """Calls that are a name, a mark and the arguments in JSON: get_weather[ARGS]{…}."""
 
+import json
 import re
 from dataclasses import dataclass
 
@@ -71,6 +72,11 @@ class NamedCalls:
     def write(self, text: GrammarText, tools: Tools) -> str:
         """One call, of any of the functions."""
         return text.choice([self._of_function(text, function) for function in tools.values()])
+
+    def example(self, name: str, key: str, value: str) -> str:
+        """As Notation has it."""
+        number = f"{self.numbered}0" if self.numbered else ""
+        return f"{self.before}{name}{number}{self.between}{json.dumps({key: value})}{self.after}"
 
     def _of_function(self, text: GrammarText, function: Function) -> str:
         number = text.terminal("/[0-9]+/") if self.numbered else ""

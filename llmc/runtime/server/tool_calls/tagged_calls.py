@@ -72,6 +72,12 @@ class TaggedCalls:
         """One call, of any of the functions."""
         return text.choice([self._of_function(text, function) for function in tools.values()])
 
+    def example(self, name: str, key: str, value: str) -> str:
+        """As Notation has it."""
+        key_closing = self.text_key_closing or self.key_closing
+        argument = f"{self.key_opening}{key}{key_closing}{self.value_opening}{value}{self.value_closing}"
+        return f"{self.opening}{name}{self.name_closing}{argument}{self.closing}"
+
     @property
     def _key_closings(self) -> tuple[str, ...]:
         return (self.key_closing,) if self.text_key_closing is None else (self.key_closing, self.text_key_closing)

@@ -35,6 +35,15 @@ def test_every_form_has_a_sample() -> None:
     assert set(CALLS) | set(ONE_CALL) == set(FORMS)
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_the_example_of_a_form_is_a_call(form: str) -> None:
+    example = FORMS[form].example
+    for word, said in (("NAME", "weather"), ("ARGUMENT", "city"), ("VALUE", "Rome")):
+        assert example.count(word) == 1
+        example = example.replace(word, said)
+    assert read(form, [example]) == Said(calls=(("weather", '{"city": "Rome"}'),))
+
+
 @pytest.mark.parametrize("form", CALLS)
 def test_calls_are_read(form: str) -> None:
     assert read(form, [CALLS[form]]) == Said("", (WEATHER, NOW))
