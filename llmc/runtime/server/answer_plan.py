@@ -49,7 +49,9 @@ def _reader(
 
     def events(reader: OutputReader) -> ChatDeltas:
         identity = new_identity(form)
-        return EventDeltas(reader, identity, single=tools.single, shows_thoughts=shows, forced=tools.forced)
+        return EventDeltas(
+            reader, identity, single=tools.single, shows_thoughts=shows, forced=tools.forced, marks=form.marks
+        )
 
     def answer() -> ChatDeltas:
         if form.channels:

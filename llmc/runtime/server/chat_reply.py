@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from llmc.runtime.requests.request_output import ChoiceDelta, RequestOutput, TokenLogprobs, Usage
 from llmc.runtime.server.answer_plan import AnswerPlan
-from llmc.runtime.server.chat_deltas import ChatDeltas, joined_message
+from llmc.runtime.server.chat_deltas import ChatDeltas, ending_of, joined_message
 from llmc.runtime.server.reply import Json, Reply
 from llmc.runtime.server.schemas.chat import ChatRequest
 from llmc.runtime.server.served_model import ServedModel
@@ -86,7 +86,7 @@ class ChatReply(Reply[ChatRequest]):
         """The choice's entries in chunks: first the role, then what the text adds, the last with the finish reason."""
         choice = self._choices[delta.index]
         reason = delta.finish_reason
-        found = choice.reader.feed(delta.text, reason)
+        found = choice.reader.feed(delta.text, ending_of(delta))
         if not choice.begun:
             found.insert(0, {"role": "assistant", "content": self._echoed})
             choice.begun = True

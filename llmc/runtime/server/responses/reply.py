@@ -6,6 +6,7 @@ from typing import Any
 
 from llmc.runtime.requests.request_output import ChoiceDelta, RequestOutput, Usage
 from llmc.runtime.server.answer_plan import AnswerPlan
+from llmc.runtime.server.chat_deltas import ending_of
 from llmc.runtime.server.errors import ApiError
 from llmc.runtime.server.responses.output_items import Json, OutputItems
 from llmc.runtime.server.schemas.chat import ChatRequest
@@ -121,7 +122,7 @@ class ResponseReply:
         self._tokens += delta.token_ids
         top = self._chat.top_logprobs or 0
         self._logprobs += [logprob_json(self._model.texts, entry, top) for entry in delta.logprobs or ()]
-        for found in self._reader.feed(delta.text, reason):
+        for found in self._reader.feed(delta.text, ending_of(delta)):
             yield from self._items.add(found, self._new_logprobs() if found.get("content") else [])
         if reason is not None:
             self._reason = self._reader.finish_reason(reason)

@@ -118,3 +118,16 @@ def test_choices(tmp_path: Path) -> None:
         text = choice(tool_choice="none")
         assert text["finish_reason"] == "stop" and '"weather"' in text["message"]["content"]
         assert choice(tool_choice="none", response_format=FORMAT)["message"]["content"] in ('"yes"', '"no"')
+
+
+def test_a_call_that_a_stop_string_cuts_is_none_to_make(tmp_path: Path) -> None:
+    """Its arguments are not made whole; a closing mark as a stop string cuts nothing."""
+    with opened(tmp_path, CALLS["qwen3_coder"], "qwen3_coder", frozenset()) as model:
+
+        def found(stop: str) -> tuple[list[tuple[str, str]], str]:
+            (answer,) = asked(model, "/v1/chat/completions", {"messages": USER, "tools": TOOLS, "stop": [stop]})
+            return functions(answer["choices"][0]["message"]), answer["choices"][0]["finish_reason"]
+
+        assert found("dź") == ([("weather", '{"city": "Łó')], "stop")
+        assert found("</function>") == ([("weather", JSON)], "tool_calls")
+        assert found("<function=now>") == ([("weather", JSON)], "tool_calls")
