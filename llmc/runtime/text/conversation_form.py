@@ -67,7 +67,7 @@ class ConversationForm:
     fills_tools: each needs a description and parameters.
 
     calls_need_tools: calls are text where a request has no tools. calls_with_text: a message may have both. call_style:
-    of calls as text. call_example: a call in another style, for models whose template has no place for tools.
+    of calls as text. call_example: a call in another style, where tools are described; calls as text are like it.
     raw_arguments: what is no JSON object is passed as the text that it is. results: have the role `tool`, or are the
     user's. thought: the key of the assistant's thoughts, or `parts`. thought_with_text: a message of calls may have
     both.

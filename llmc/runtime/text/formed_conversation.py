@@ -15,7 +15,14 @@ from llmc.runtime.text.message_order import (
     with_system,
 )
 from llmc.runtime.text.normal_messages import Json
-from llmc.runtime.text.tool_text import calls_text, result_text, tools_text
+from llmc.runtime.text.tool_text import (
+    EXAMPLE_ARGUMENTS,
+    EXAMPLE_NAME,
+    calls_like,
+    calls_text,
+    result_text,
+    tools_text,
+)
 
 # Takes the place of a text that may not be missing.
 FILLER = "..."
@@ -30,7 +37,7 @@ def formed(
     found = [*messages]
     writes_calls = form.calls is not Calls.AS_TEXT and (bool(tools) or not form.calls_need_tools)
     if tools and form.tools is Tools.DESCRIBED:
-        example = form.call_example or calls_text([("NAME", {"ARGUMENT": "VALUE"})], form.call_style)
+        example = form.call_example or calls_text([(EXAMPLE_NAME, EXAMPLE_ARGUMENTS)], form.call_style)
         found, tools = with_system(found, tools_text(tools, example, results_as_text=not form.results)), None
     if not writes_calls:
         found = [_with_calls_as_text(message, form) for message in found]
@@ -57,7 +64,8 @@ def _with_calls_as_text(message: Json, form: ConversationForm) -> Json:
         return message
     functions = [call["function"] for call in message["tool_calls"]]
     calls = [(function.get("name", ""), _object(function.get("arguments"))) for function in functions]
-    text, content = calls_text(calls, form.call_style), message["content"]
+    text = None if form.call_example is None else calls_like(form.call_example, calls)
+    text, content = text or calls_text(calls, form.call_style), message["content"]
     if isinstance(content, list):
         content = [*content, {"type": "text", "text": text}]
     else:

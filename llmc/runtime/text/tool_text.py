@@ -15,6 +15,10 @@ To call a function, answer with its name and its arguments in this form, once fo
 {results}"""
 _RESULTS = "The result of a call comes between <tool_response> and </tool_response>."
 
+# Of the call that the prompt shows.
+EXAMPLE_NAME = "NAME"
+EXAMPLE_ARGUMENTS: Mapping[str, str] = {"ARGUMENT": "VALUE"}
+
 
 class CallBody(Enum):
     """The text between the marks of a call: a JSON object, a list of such, or Python's way to write a list of calls."""
@@ -60,6 +64,14 @@ def calls_text(calls: Sequence[tuple[str, Any]], style: CallStyle) -> str:
     objects = [{"name": name, "arguments": arguments} for name, arguments in calls]
     bodies: list[Any] = [objects] if style.body is CallBody.LIST else objects
     return "\n".join(f"{style.opening}{_json(body)}{style.closing}" for body in bodies)
+
+
+def calls_like(example: str, calls: Sequence[tuple[str, Any]]) -> str | None:
+    """Calls written as the example of one is; None if its arguments are no JSON object."""
+    before, arguments, after = example.partition(_json(EXAMPLE_ARGUMENTS))
+    if not arguments:
+        return None
+    return "\n".join(f"{before.replace(EXAMPLE_NAME, name)}{_json(given)}{after}" for name, given in calls)
 
 
 def result_text(content: str) -> str:

@@ -119,6 +119,10 @@ def test_tools_without_a_place_are_described_as_the_model_writes_calls(renderer:
     assert '<call>NAME<sep>{"ARGUMENT": "VALUE"}</call>' in shown and shown.count("<|system|>") == 1
     mistral = ChatTemplate(FAMILIES["deepseek-v3"], call_example="[TOOL_CALLS]NAME[ARGS]{}")
     assert "in this form, once for each call:\n[TOOL_CALLS]NAME[ARGS]{}" in renderer.render(mistral, given).text
+    plain = ChatTemplate(BUILT_IN["chatml"], call_example='[TOOL_CALLS]NAME[ARGS]{"ARGUMENT": "VALUE"}')
+    again = renderer.render(plain, TemplateInput([*given.messages, AGENT[4]], TOOLS)).text
+    assert "[TOOL_CALLS]wordfirst[ARGS]{" in again and "[TOOL_CALLS]wordsecond[ARGS]{" in again
+    assert "<tool_call>" not in again
     hermes = renderer.render(ChatTemplate(BUILT_IN["chatml"]), given).text
     assert '<tool_call>\n{"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}\n</tool_call>' in hermes
     granite = renderer.render(ChatTemplate(FAMILIES["granite-3"]), TemplateInput([*given.messages, AGENT[4]])).text
