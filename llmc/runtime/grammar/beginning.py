@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from llmc.runtime.grammar.limits import limit_reached, refusal
+from llmc.runtime.grammar.limits import DeadEndError, limit_reached, refusal
 from llmc.runtime.grammar.matcher import GrammarMask
 
 if TYPE_CHECKING:
@@ -38,16 +39,19 @@ def check_beginning(matcher: LLMatcher, tokenizer: LLTokenizer, vocab_size: int)
 
 
 def _try_choices(matcher: LLMatcher, tokenizer: LLTokenizer, vocab_size: int, written: int) -> None:
-    """Follow each of the few texts that may come next, and what has to come behind it, as far as there are places."""
+    """Follow each of the few texts that may come next, and what has to come behind it, as far as there are places. One
+    that leads nowhere is not the only one."""
     places = [(matcher, written)]
     for place, count in islice(places, _PLACES):
         if place.is_stopped():
             continue
-        for token in _choices(GrammarMask(place, vocab_size, count).allowed(), tokenizer)[: _PLACES - len(places)]:
-            way = place.deep_copy()
-            way.consume_token(token)
-            _check(way, count + 1)
-            places.append((way, count + 1 + _take_forced(way, tokenizer, count + 1)))
+        with suppress(DeadEndError):
+            allowed = GrammarMask(place, vocab_size, count).allowed()
+            for token in _choices(allowed, tokenizer)[: _PLACES - len(places)]:
+                way = place.deep_copy()
+                way.consume_token(token)
+                _check(way, count + 1)
+                places.append((way, count + 1 + _take_forced(way, tokenizer, count + 1)))
 
 
 def _choices(allowed: npt.NDArray[np.bool_], tokenizer: LLTokenizer) -> list[int]:

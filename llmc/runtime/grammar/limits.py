@@ -30,6 +30,10 @@ _BARE_LIMITS = re.compile(r"fuel|too many|too big|too large|too complex|too deep
 _DUMP = re.compile(r"<(?:state|non-verbose)|\n *\d+ \| ")
 
 
+class DeadEndError(RequestError):
+    """Nothing may come next in the grammar, and what has come is no sentence of it."""
+
+
 def parser_limits() -> LLParserLimits:
     """llguidance's own, without the parser's state in its errors."""
     from llguidance import LLParserLimits
@@ -52,7 +56,7 @@ def refusal(reason: str) -> RequestError:
 def limit_reached(reason: str, token: int) -> RequestError:
     """The error for a grammar that an output cannot follow beyond its token of that number, from 1."""
     if _NOTHING in reason:
-        return RequestError(f"the grammar allows nothing at token {token}", at="grammar", fix="allow some text")
+        return DeadEndError(f"the grammar allows nothing at token {token}", at="grammar", fix="allow some text")
     said = beyond(reason) or f"the grammar cannot go on: {_first_words(reason)}"
     return RequestError(f"{said} at token {token}", at="grammar", fix=_FIX)
 
