@@ -60,7 +60,7 @@ def chat(
     sampling(settings, max_tokens, ())
     check_template(chat_template)
     opening.check()
-    path = built.engine(model, max_model_len=max_model_len)
+    path = built.engine(model, longest=max_model_len)
     console = Console(highlight=False)
     with opening.open(path) as opened:
         prompt = conversation_prompt(opened, chat_template)

@@ -26,10 +26,11 @@ class EngineOptions:
     ] = None
     calibration: Annotated[Path | None, Option(help="text or token file for schemes that look at data")] = None
 
-    def engine(self, path: Path, **limits: int | None) -> Path:
+    def engine(self, path: Path, *, longest: int | None = None, **limits: int | None) -> Path:
         """The engine at `path`, or that of the model directory there, from the engine cache or built now.
 
-        limits: of a step, by the names of BuildOptions; None is the default. Raises OptionError for options that an
+        longest: the max_model_len that it must have. limits: others of a build, by the names of BuildOptions, which the
+        caller applies to an engine that is built already. None is the default. Raises OptionError for options that an
         engine which is built already cannot follow, and LlmcError.
         """
         from llmc.engine_format.manifest import is_engine
@@ -37,12 +38,13 @@ class EngineOptions:
         from llmc.options import parse_options
         from llmc.targets import resolve_target
 
+        values = self._values() if longest is None else {**self._values(), "max_model_len": longest}
         if is_engine(path):
-            check_follows(path, self.target, self._values())
+            check_follows(path, self.target, values)
             return path
         from llmc.cli.stage_bars import StageBars
 
-        values = {**self._values(), **{name: value for name, value in limits.items() if value is not None}}
+        values |= {name: value for name, value in limits.items() if value is not None}
         parse_options(values)
         if self.target is not None:
             resolve_target(self.target)

@@ -57,7 +57,7 @@ def run(
     check_template(chat_template)
     opening.check()
     prompts = read_prompts(prompt, prompt_file)
-    path = built.engine(model, max_model_len=max_model_len, **built_for(lora))
+    path = built.engine(model, longest=max_model_len, **built_for(lora))
     start = time.perf_counter()
     with opening.open(path) as engine:
         adapter = None if lora is None else load_adapter(engine, lora)

@@ -11,6 +11,7 @@ from llmc.engine_format import engine_files
 from llmc.engine_format.manifest import Manifest, is_engine, read_manifest
 from llmc.engine_format.reader import read_quantization
 from llmc.errors import OptionError
+from llmc.plural import counted
 from llmc.targets import is_cpu_target, resolve_target
 
 if TYPE_CHECKING:
@@ -87,8 +88,10 @@ def _schemes(engine: Path, manifest: Manifest) -> list[str]:
 
 def _not_so(engine: Path, manifest: Manifest, wish: str, flags: str) -> OptionError:
     scheme = ", ".join(_schemes(engine, manifest)) or "not quantized"
+    longest = f"up to {counted(manifest.limits.max_model_len, 'token')}"
     return OptionError(
-        f"the engine was built without {wish}: it is for {manifest.target.name}, in {manifest.model.dtype}, {scheme}",
+        f"the engine was built without {wish}: it is for {manifest.target.name}, in {manifest.model.dtype}, {scheme}, "
+        f"{longest}",
         at=f"{wish} with {engine}",
         fix=f"leave that out, give the model directory instead, or build another: llmc build MODEL {flags} -o ENGINE",
     )
