@@ -48,6 +48,8 @@ LAYOUTS: dict[str, tuple[dict[str, Any], Writer, set[str]]] = {
     "gptq-2": (_GPTQ | {"bits": 2}, gptq(2), {"int4"}),
     "gptq-3": (_GPTQ | {"bits": 3}, gptq(3), {"int4"}),
     "gptq-v2": (_GPTQ | {"checkpoint_format": "gptq_v2"}, gptq(offset=0), {"int4"}),
+    # As GPTQModel writes it since it renamed both keys.
+    "gptq-format": ({"method": "gptq", "bits": 4, "format": "gptq_v2"}, gptq(offset=0), {"int4"}),
     "awq-middle": (
         {"quant_method": "awq", "w_bit": 4, "zero_point": False},
         partial(awq_writer, symmetric=True),
@@ -298,6 +300,9 @@ REFUSED: tuple[tuple[dict[str, Any], str, str], ...] = (
     (_GPTQ | {"bits": 5}, "GPTQ with 5 bits is not read", "--quantize int4-gptq"),
     (_GPTQ | {"bits": "4"}, "GPTQ with '4' bits", "--quantize int4-gptq"),
     (_GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format 'marlin'", "gptq_v2"),
+    (_GPTQ | {"checkpoint_format": None, "format": "bitblas"}, "GPTQ's format 'bitblas'", "gptq_v2"),
+    (_GPTQ | {"format": "gptq_v2"}, "in two ways: checkpoint_format 'gptq' and format 'gptq_v2'", "config.json"),
+    ({"method": "awq", "bits": 4, "format": "gemv"}, "AWQ with 4 bits in version 'gemv'", "4 bits"),
     (_GPTQ | {"dynamic": {"+:(": {"bits": 8}}}, r"dynamic\['\+:\('\] is not a regular expression", "config.json"),
     (_GPTQ | {"dynamic": {"+:x": 8}}, r"dynamic\['\+:x'\] is 8, not an object", "config.json"),
     (_GPTQ | {"dynamic": ["x"]}, r"dynamic is \['x'\], not an object", "config.json"),

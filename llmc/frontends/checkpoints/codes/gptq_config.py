@@ -13,18 +13,30 @@ from llmc.frontends.checkpoints.codes.unread import unread
 _ALL = ("Linear",)
 # What the first of GPTQ's formats takes off zeros.
 _OFFSET = 1
+_FORMAT_KEYS = ("checkpoint_format", "format")
 _OF_GPTQ = "2, 3, 4 or 8 bits"
 
 
 def gptq(config: Mapping[str, Any], file: Path) -> StoredQuantization:
     """GPTQ's weights, and GPTQModel's rules for single modules (`dynamic`). Raises CheckpointError."""
-    version = config.get("checkpoint_format", "gptq")
-    if version not in ("gptq", "gptq_v2"):
-        raise unread(f"GPTQ's checkpoint_format {version!r}", "gptq and gptq_v2", file, "gptq")
+    version = _gptq_format(config, file)
     offset = _OFFSET if version == "gptq" else 0
     whole = _gptq_scheme(config.get("bits"), offset, "bits", file)
     rules = tuple(_rule(key, value, whole, file) for key, value in _object(config, "dynamic", file).items())
     return StoredQuantization("gptq", (*rules, ModuleGroup(_ALL, (whole,))))
+
+
+def _gptq_format(config: Mapping[str, Any], file: Path) -> str:
+    """`gptq` or `gptq_v2`: newer releases of GPTQModel call it `format`. Raises CheckpointError."""
+    said = {key: config[key] for key in _FORMAT_KEYS if config.get(key) is not None}
+    for key, version in said.items():
+        if version not in ("gptq", "gptq_v2"):
+            raise unread(f"GPTQ's {key} {version!r:.40}", "gptq and gptq_v2", file, "gptq")
+    versions = sorted(set(said.values()))
+    if len(versions) > 1:
+        both = " and ".join(f"{key} {version!r}" for key, version in said.items())
+        raise CheckpointError(f"GPTQ's zeros are stored in two ways: {both}", at=file, fix=_CORRECT)
+    return versions[0] if versions else "gptq"
 
 
 def _gptq_scheme(bits: Any, offset: int, said: str, file: Path) -> StoredScheme:
@@ -51,7 +63,8 @@ def _rule(key: str, value: Any, whole: StoredScheme, file: Path) -> ModuleGroup:
 
 def awq(config: Mapping[str, Any], file: Path) -> StoredQuantization:
     """AWQ's weights. Raises CheckpointError."""
-    bits, version = config.get("bits", config.get("w_bit")), str(config.get("version", "gemm")).lower()
+    bits = config.get("bits", config.get("w_bit"))
+    version = str(config.get("version") or config.get("format") or "gemm").lower()
     if bits != 4 or version != "gemm":
         raise unread(f"AWQ with {bits} bits in version {version!r}", "4 bits in version 'gemm'", file)
     layout = AWQ if config.get("zero_point", True) else AWQ_SYMMETRIC

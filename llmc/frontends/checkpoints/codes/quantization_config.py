@@ -53,8 +53,8 @@ METHODS: Mapping[str, Callable[[Mapping[str, Any], Path], StoredQuantization]] =
 
 def stored_quantization(config: Mapping[str, Any], file: Path) -> StoredQuantization:
     """The schemes that a quantization_config names. file: that it is in. Raises CheckpointError for one that is not
-    read."""
-    method = str(config.get("quant_method", "unknown")).lower()
+    read. GPTQModel calls its method `method` where `quant_method` is missing."""
+    method = str(config.get("quant_method") or config.get("method") or "unknown").lower()
     if method not in METHODS:
         known = f"{', '.join(METHODS)}, and unquantized checkpoints (F32, BF16 or F16)"
         raise unread(f"the checkpoint is quantized by {method!r:.60}, which", known, file, method)
@@ -83,7 +83,8 @@ def quantization_of(directory: Path) -> tuple[dict[str, Any], Path] | None:
 def _stated(settings: dict[str, Any], method: str, file: Path) -> dict[str, Any]:
     """A file's own object, which ModelOpt puts into another; empty where it says nothing of bits."""
     inner = settings.get("quantization", settings)
-    config = {"quant_method": method, **checked_object(inner, "quantization", file)}
+    stated = checked_object(inner, "quantization", file)
+    config = stated if stated.get("method") else {"quant_method": method, **stated}
     return config if any(key in config for key in ("bits", "w_bit", "quant_algo", "config_groups")) else {}
 
 
