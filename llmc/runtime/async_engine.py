@@ -148,7 +148,7 @@ class AsyncEngine:
     async def _outputs(self, request: GenerationRequest, arrived: float) -> AsyncGenerator[RequestOutput, None]:
         params, job_builder, cache = request.params, self._engine.job_builder, self._engine.output_cache
         prompt_tokens = len(request.prompt_token_ids)
-        decode = partial(self._engine.tokenizer.decode, skip_special_tokens=params.skip_special_tokens)
+        decode = job_builder.decoder(params)
         stream = OutputStream(request.request_id, prompt_tokens, lambda: job_builder.output_text(params), decode)
         job_builder.check("prompt", request)
         answer = None if cache is None else cache.get(request)

@@ -133,7 +133,7 @@ class Completer:
         """A finished choice with its text."""
         text = result.text
         if text is None:
-            text = self.tokenizer.decode(result.token_ids, skip_special_tokens=params.skip_special_tokens)
+            text = self.job_builder.decoder(params)(result.token_ids)
         return Choice(
             text,
             result.token_ids,

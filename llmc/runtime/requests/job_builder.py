@@ -20,7 +20,7 @@ from llmc.runtime.requests.text_row import TextRow
 from llmc.runtime.sampling.logit_edits import logit_edits
 from llmc.runtime.sampling.sampler import Sampler, TokenMask
 from llmc.runtime.sampling.sampling_params import SamplingParams
-from llmc.runtime.text.output_text import OutputText
+from llmc.runtime.text.output_text import Decode, OutputText
 from llmc.runtime.text.prompts import check_ids, check_length
 from llmc.runtime.text.tokenizer import Tokenizer
 
@@ -166,8 +166,17 @@ class JobBuilder:
 
     def output_text(self, params: SamplingParams) -> OutputText:
         """An empty output of a request with these parameters."""
-        decode = partial(self._tokenizer.decode, skip_special_tokens=params.skip_special_tokens)
-        return OutputText(decode, params.stop_strings(), keep_stop=params.include_stop_str_in_output)
+        return OutputText(self.decoder(params), params.stop_strings(), keep_stop=params.include_stop_str_in_output)
+
+    def decoder(self, params: SamplingParams) -> Decode:
+        """Gives the text of an output's tokens for a request with these parameters.
+
+        Where special tokens are left out, the token that ends the output is one, whether tokenizer.json marks it or not.
+        """
+        if not params.skip_special_tokens:
+            return partial(self._tokenizer.decode, skip_special_tokens=False)
+        ends = () if params.ignore_eos else self._info.eos_token_ids
+        return lambda ids: self._tokenizer.decode([token for token in ids if token not in ends])
 
     def _ending(self, prompt_tokens: int, params: SamplingParams) -> Ending:
         return Ending(

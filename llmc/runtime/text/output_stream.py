@@ -15,7 +15,7 @@ from llmc.runtime.requests.request_output import (
     TokenLogprobs,
     Usage,
 )
-from llmc.runtime.text.output_text import OutputText
+from llmc.runtime.text.output_text import Decode, OutputText
 
 
 class ChoiceNews(NamedTuple):
@@ -54,7 +54,7 @@ class OutputStream:
         request_id: str,
         prompt_tokens: int,
         new_text: Callable[[], OutputText],
-        decode: Callable[[Sequence[int]], str],
+        decode: Decode,
     ) -> None:
         self.notes: tuple[str, ...] = ()
         self.event_loop = asyncio.get_running_loop()

@@ -5,6 +5,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
+# The text of token ids.
+Decode = Callable[[Sequence[int]], str]
+
 
 class OutputText:
     """Decodes token by token in a sliding window, so that a token costs the same wherever it stands.
@@ -15,9 +18,7 @@ class OutputText:
     the text would end with if no token followed, for bytes that may still become a character.
     """
 
-    def __init__(
-        self, decode: Callable[[Sequence[int]], str], stop: tuple[str, ...], *, keep_stop: bool = False
-    ) -> None:
+    def __init__(self, decode: Decode, stop: tuple[str, ...], *, keep_stop: bool = False) -> None:
         self._decode = decode
         self._stop = stop
         self._keep_stop = keep_stop
