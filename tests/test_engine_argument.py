@@ -62,7 +62,7 @@ def test_the_command_line_refuses_the_same(draft_engine: Path) -> None:
         with pytest.raises(OptionError, match="the engine was built without"):
             options.engine(draft_engine)
     assert EngineOptions().engine(draft_engine, longest=256) == draft_engine
-    with pytest.raises(OptionError, match="built without max_model_len=64: .* not quantized, up to 256 tokens"):
+    with pytest.raises(OptionError, match=r"built without max_model_len=64: .* not quantized, up to 256 tokens"):
         EngineOptions().engine(draft_engine, longest=64)
     with pytest.raises(TargetError, match="unknown target 'h10'"):
         EngineOptions(target="h10").engine(draft_engine)

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from llmc.cli.model_argument import model_argument
 from llmc.cli.model_options import ModelOptions
-from llmc.cli.repeated_rows import add_rows
+from llmc.cli.repeated_rows import fold
 from llmc.cli.sample_options import SampleOptions
 from llmc.cli.status_line import status_line
 from llmc.cli.table import Column, FittingTable, numeric, standard_output
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from llmc.debug.pass_diff import ModelDifference, PassDifference, RewriteDifference
 
 OVER_BUDGET = 1
-# Rows of a section of what sets two engines apart: there are up to eleven of them.
-_SECTION = 4
+# Rows of a section of what sets two engines apart: there are up to eleven of them on a screen.
+_SECTION = 2
 
 
 def diff(
@@ -225,13 +225,19 @@ def _diff_engines(first: Path, second: Path, sample: Sample, json: bool, everyth
 def print_engines(
     console: Console, first: Path, second: Path, found: EngineDifference, *, everything: bool = False
 ) -> None:
-    """What differs, a table a section, and the logits."""
+    """What differs, in one table, and the logits."""
+    columns = (Column("differ"), Column(""), Column(str(first), wraps=True), Column(str(second), wraps=True))
+    table, left = FittingTable("", columns), 0
     for section, group in groupby(found.changes, key=lambda c: c.section):
-        changes = list(group)
-        columns = (Column(section), Column(str(first), wraps=True), Column(str(second), wraps=True))
-        table = FittingTable(f"{section}: {len(changes)} differ", columns)
-        rows = [tuple(x or "none" for x in (each.name, each.first, each.second)) for each in changes]
-        add_rows(table, rows, everything=everything, most=_SECTION)
+        changes = [tuple(x or "none" for x in (each.name, each.first, each.second)) for each in group]
+        rows = changes if everything else fold(changes)
+        shown = rows if everything else rows[:_SECTION]
+        left += len(rows) - len(shown)
+        for number, row in enumerate(shown):
+            table.add_row(f"{section} ({len(changes)})" if number == 0 else "", *row)
+    if left:
+        table.caption = f"{counted(left, 'more row')}, and each of {counted(len(found.changes), 'row')}: --all"
+    if found.changes:
         console.print(table)
     if not found.changes:
         console.print("the same model, target, options, passes, graphs, kernels, weights and sizes")

@@ -98,7 +98,7 @@ def _passes(engine: EngineDirectory) -> dict[str, str]:
 def _graphs(engine: EngineDirectory) -> dict[str, str]:
     """The hash of the graph after each pass; file names carry the pass's position, which may differ."""
     return {
-        Path(name).stem.partition("-")[2]: f"{name} {record.sha256[0][:12]}" if record.sha256 else name
+        Path(name).stem.partition("-")[2]: record.sha256[0][:12] if record.sha256 else name
         for name, record in engine.manifest.files.items()
         if name.startswith("report/graphs/")
     }

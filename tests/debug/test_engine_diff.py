@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import llmc
+from llmc.cli.diff import print_engines
 from llmc.debug.engine_diff import diff_engines
 from llmc.debug.sample_tokens import Sample
 from llmc.errors import EngineFormatError
@@ -44,6 +47,16 @@ def test_options_passes_graphs_weights_and_logits_are_compared(engines: dict[str
     assert ("weight", "model_layers_0_self_attn_q_k_v_proj_weight") in changes
     assert found.tokens == (5, 6, 7, 8, 9)
     assert found.logits is not None and 0 <= found.logits.relative_difference < 1e-4
+
+
+def test_what_differs_is_one_screen(engines: dict[str, Path]) -> None:
+    found = diff_engines(engines["plain"], engines["other"], Sample(tokens="5,6,7,8,9"))
+    console = Console(record=True, width=200, file=StringIO())
+    print_engines(console, Path("a.llmc"), Path("b.llmc"), found)
+    shown = console.export_text()
+    assert len(shown.splitlines()) <= 30 and "--all" in shown and "logits on 5 tokens" in shown
+    print_engines(console, Path("a.llmc"), Path("b.llmc"), found, everything=True)
+    assert all(change.name in console.export_text(clear=False) for change in found.changes)
 
 
 def test_logits_of_other_vocabularies_are_not_compared(engines: dict[str, Path]) -> None:

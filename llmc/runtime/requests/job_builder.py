@@ -171,7 +171,7 @@ class JobBuilder:
     def decoder(self, params: SamplingParams) -> Decode:
         """Gives the text of an output's tokens for a request with these parameters.
 
-        Where special tokens are left out, the token that ends the output is one, whether tokenizer.json marks it or not.
+        Where special tokens are left out, the token that ends the output is one, marked so in tokenizer.json or not.
         """
         if not params.skip_special_tokens:
             return partial(self._tokenizer.decode, skip_special_tokens=False)
