@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import fx
 
+import llmc.ops  # noqa: F401  (registers the ops that templates name)
 from llmc.codegen.call import Call, RowsCall
 from llmc.graph.refusal import Refusal
 from llmc.program.launch_arguments import Argument, Operand
