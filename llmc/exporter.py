@@ -156,7 +156,7 @@ def _stage(name: str | None, flavour: str) -> Stage:
 
 
 def _engine_of(model: object) -> Path | None:
-    """The directory of an engine, None for what is no engine."""
+    """The engine's directory, or None if the model is not an engine."""
     return Path(model) if isinstance(model, str | Path) and is_engine(Path(model)) else None
 
 

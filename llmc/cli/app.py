@@ -107,7 +107,7 @@ def main() -> None:
 
 
 def _flags(verb: str | None) -> dict[str, str]:
-    """The flags of a verb by the keywords that they stand for; none where there is no such verb."""
+    """Flags of a verb by keyword; empty for an unknown verb."""
     commands: Any = typer.main.get_command(command_line(verb))
     return flags_of(commands.commands[verb]) if verb in commands.commands else {}
 

@@ -23,6 +23,6 @@ _INSTEAD = {
 
 
 def refuse_other_verb(verb: str | None) -> None:
-    """Raise OptionError for a verb of another tool, with what to use instead. None is no verb."""
+    """Raise OptionError for a verb of another tool, and name what to use instead. None: no verb was given."""
     if verb in _INSTEAD:
         raise OptionError(f"llmc has no verb {verb!r}", at=f"llmc {verb}", fix=_INSTEAD[verb])

@@ -90,7 +90,7 @@ def verify(
 def _compared(
     opened: Engine, against: Path, oracle: str, batch: list[list[int]]
 ) -> tuple[Comparison, Comparison | None]:
-    """The engine against the oracle in fp32; and Hugging Face in the engine's 16 bits, None where there is no such."""
+    """Compare the engine with the fp32 oracle, and Hugging Face in its 16-bit dtype; None if not asked."""
     from llmc.cli.second_opinion import opinion_on_stages
     from llmc.debug.compare import LogitFunction, compare_each
     from llmc.debug.hf_oracle import hf_logits

@@ -62,7 +62,7 @@ def _check(answers: HubAnswers, response: Any) -> None:
 
 
 def _bounded(answers: HubAnswers, asked: str, response: Any, longest: int) -> Any:
-    """The body's stream, which ends in an error after so many bytes."""
+    """The body's stream; it raises an error once it exceeds a number of bytes."""
     package = sys.modules[type(response).__module__.partition(".")[0]]  # httpx or httpx2, as the library has it.
     stream = response.stream
 

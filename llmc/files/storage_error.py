@@ -57,7 +57,7 @@ def full_disk_told(*places: Path) -> Iterator[None]:
 
 
 def require_room(place: Path, needed: int, *, content: str, elsewhere: str) -> None:
-    """Raise an EngineFormatError unless the disk of this directory has so many bytes free. Others: as storage_error."""
+    """Raise EngineFormatError if the directory's disk has too few bytes free. Other arguments: as storage_error."""
     if _free_bytes(place) < needed:
         full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         raise storage_error(full, place, needed, content=content, elsewhere=elsewhere)

@@ -68,7 +68,7 @@ class Scheme:
         return {"group": self.group, "block": BLOCK}.get(self.granularity)
 
     def groups(self) -> tuple["Scheme", ...]:
-        """The scheme with each group that it may have, the largest first; itself alone if there is no choice."""
+        """The scheme with each group size it can have, largest first; the scheme itself if its group is fixed."""
         if self.granularity != "group" or self.is_group_named or "group" not in self.codes.granularities:
             return (self,)
         sizes = [size for size in GROUPS if size <= (self.group or 0)]
@@ -76,7 +76,7 @@ class Scheme:
         return (self, *named)
 
     def fitted(self, columns: int) -> "Scheme | None":
-        """The scheme with the largest of its groups that divides so many columns; None if none does."""
+        """The scheme with the largest group size that divides the columns; None if none does."""
         return next((scheme for scheme in self.groups() if columns % (scheme.columns or 1) == 0), None)
 
     def bits(self, columns: int) -> float:

@@ -1,6 +1,6 @@
 """Blocks of GGUF tensors unpacked: to codes and scales as they are, or to the numbers that they stand for.
 
-The layouts are ggml's (ggml-common.h, ggml-quants.c). What has no `codes` is decoded by the gguf package.
+The layouts are ggml's (ggml-common.h, ggml-quants.c). Types without `codes` are decoded by the gguf package.
 """
 
 from collections.abc import Callable, Mapping

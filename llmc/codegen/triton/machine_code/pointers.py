@@ -14,7 +14,7 @@ _CONSTANT = re.compile(r"c\[0x0\]\[0x([0-9a-f]+)\]")
 _DESCRIBED, _BRACKETED = re.compile(r"desc\[UR\d+\]\[([^\]]*)\]"), re.compile(r"\[([^\]]*)\]")
 _NUMBERED = re.compile(r"\b(U?R)(\d+)\b")
 GLOBAL_ACCESSES = frozenset({"LDG", "STG", "LDGSTS", "RED", "ATOMG"})
-# Results that are no address: what they read says nothing of what they write.
+# Results that are not addresses: their operands do not say where the result points.
 _DATA = frozenset({"LDG", "LD", "LDS", "LDSM", "LDL", "S2R", "S2UR", "CS2R", "ATOMG", "SHFL"})
 _WITHOUT_RESULT = frozenset(
     {"STG", "STS", "STL", "ST", "BRA", "EXIT", "BAR", "RED", "LDGSTS", "UTMALDG", "UTMASTG", "SYNCS", "HGMMA"}

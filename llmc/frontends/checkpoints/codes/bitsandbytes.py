@@ -18,7 +18,7 @@ from llmc.graph.stored_codes import UnpackedCodes
 
 _STATE, STATE_FP4 = "weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4"
 _MOST_STATE_BYTES = 1 << 16
-# A code of LLM.int8 stands for so many parts of its row's largest magnitude.
+# An LLM.int8 code is a fraction of its row's largest magnitude.
 _LARGEST_INT8 = 127
 
 

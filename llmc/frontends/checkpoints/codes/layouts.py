@@ -44,7 +44,7 @@ def _matrix(parts: StoredParts, suffix: str) -> tuple[int, int]:
 
 
 def _per_word(scheme: StoredScheme, words: int) -> int:
-    """Codes in so many words of 32 bits. Raises ValueError where they end within one."""
+    """Codes in a number of 32-bit words. Raises ValueError if they end within a word."""
     codes, rest = divmod(32 * words, _scheme_bits(scheme))
     if rest:
         raise ValueError(f"{words} words do not hold whole codes of {scheme.bits} bits")
@@ -250,7 +250,7 @@ def _float8(scale: str) -> CodeLayout:
 
 
 FLOAT8 = _float8("weight_scale")
-# transformers' and DeepSeek's name for what weights are multiplied with, too.
+# transformers and DeepSeek also use this name for the scale, not its inverse.
 FLOAT8_INVERSE = _float8("weight_scale_inv")
 
 
