@@ -1,0 +1,171 @@
+"""Report constructions that read as a translation, in docstrings, comments, messages and pages.
+
+    python -m docs.check_english            # llmc/, docs/, README.md, CHANGELOG.md
+    python -m docs.check_english llmc/ptx docs/gguf.md
+
+Prints the place, the text around each finding and what to write instead. Exits with 1 if there is a finding.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from docs.english_patterns import PATTERNS, EnglishPattern
+
+CHECKED = ("llmc", "docs", "README.md", "CHANGELOG.md")
+SUFFIXES = frozenset({".py", ".h", ".cpp", ".md"})
+# This page quotes the constructions it describes.
+QUOTES = frozenset({Path("docs/english_patterns.py")})
+_CONTEXT = 50
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """Prose of a file: the line on which it begins, and its text on one line."""
+
+    line: int
+    text: str
+
+
+@dataclass(frozen=True)
+class EnglishFinding:
+    """A construction found in a file."""
+
+    path: Path
+    line: int
+    around: str
+    pattern: EnglishPattern
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.pattern.name}: …{self.around}… (write: {self.pattern.instead})"
+
+
+def findings(paths: Iterable[Path]) -> Iterator[EnglishFinding]:
+    """Yield every construction of `PATTERNS` in the files and directories.
+
+    Args:
+        paths: Files or directories; directories are searched for Python, C++ and Markdown.
+    """
+    for path in sorted(file for root in paths for file in _files(root)):
+        for paragraph in paragraphs(path):
+            for pattern in PATTERNS:
+                for match in pattern.pattern.finditer(paragraph.text):
+                    around = paragraph.text[max(0, match.start() - _CONTEXT) : match.end() + _CONTEXT]
+                    yield EnglishFinding(path, paragraph.line, around, pattern)
+
+
+def paragraphs(path: Path) -> Iterator[Paragraph]:
+    """Yield the prose of a file: pages without their code, comments, docstrings and messages of sources.
+
+    Args:
+        path: A Markdown, Python or C++ file.
+    """
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".md":
+        yield from _page(text)
+    elif path.suffix == ".py":
+        yield from _comments(((t.start[0], t.string) for t in _tokens(text) if t.type == tokenize.COMMENT), "#")
+        yield from _strings(text)
+    else:
+        lines = ((n, line[line.index("//") :]) for n, line in enumerate(text.split("\n"), 1) if "//" in line)
+        yield from _comments(lines, "//")
+
+
+def main(arguments: list[str]) -> int:
+    found = list(findings(Path(argument) for argument in arguments or CHECKED))
+    for finding in found:
+        print(finding)
+    if found:
+        print(f"{len(found)} findings", file=sys.stderr)
+    return 1 if found else 0
+
+
+def _files(root: Path) -> Iterator[Path]:
+    candidates = root.rglob("*") if root.is_dir() else [root]
+    return (path for path in candidates if path.suffix in SUFFIXES and path not in QUOTES)
+
+
+def _tokens(text: str) -> Iterator[tokenize.TokenInfo]:
+    return tokenize.generate_tokens(io.StringIO(text).readline)
+
+
+def _comments(comments: Iterable[tuple[int, str]], mark: str) -> Iterator[Paragraph]:
+    """Comments on consecutive lines are one paragraph."""
+    begin, last, texts = 0, -1, list[str]()
+    for line, comment in comments:
+        if line != last + 1 and texts:
+            yield Paragraph(begin, " ".join(texts))
+            texts = []
+        if not texts:
+            begin = line
+        texts.append(comment.lstrip(mark).strip())
+        last = line
+    if texts:
+        yield Paragraph(begin, " ".join(texts))
+
+
+def _strings(text: str) -> Iterator[Paragraph]:
+    """Docstrings by paragraph, and messages: strings of several words on one line."""
+    tree = ast.parse(text)
+    inside_formatted = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    documents = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            message = "".join(part.value if _is_text(part) else "`x`" for part in node.values)  # type: ignore[attr-defined]
+            if "\n" not in message and message.count(" ") > 1:
+                yield Paragraph(node.lineno, message)
+        elif _is_text(node) and id(node) not in inside_formatted:
+            value: str = node.value  # type: ignore[attr-defined]
+            if id(node) in documents:
+                yield from _split(node.lineno, value)  # type: ignore[attr-defined]
+            elif "\n" not in value and value.count(" ") > 1:
+                yield Paragraph(node.lineno, value)  # type: ignore[attr-defined]
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def _page(text: str) -> Iterator[Paragraph]:
+    """The prose of a Markdown page: cells of tables and paragraphs, without code."""
+    prose, in_code = [], False
+    for line in text.split("\n"):
+        fence = line.lstrip().startswith("```")
+        in_code ^= fence
+        indented = line.startswith("    ") and not re.match(r"\s*(?:[*+-]|\d+\.)\s", line)
+        prose.append("" if fence or in_code or indented else line)
+    for paragraph in _split(1, "\n".join(prose)):
+        yield Paragraph(paragraph.line, re.sub(r"`[^`]*`", "`x`", paragraph.text))
+
+
+def _split(begin: int, text: str) -> Iterator[Paragraph]:
+    """Paragraphs end at empty lines, items of lists and rows of tables."""
+    first, texts = begin, list[str]()
+    for number, line in enumerate(text.split("\n"), begin):
+        item = re.match(r"\s*(?:[*+-] |\d+\. |\||#+ )", line)
+        if texts and (item or not line.strip()):
+            yield Paragraph(first, " ".join(texts))
+            texts = []
+        if line.strip():
+            if not texts:
+                first = number
+            texts.append(re.sub(r"^(?:[*+-] |\d+\. |#+ )", "", line.strip()))
+    if texts:
+        yield Paragraph(first, " ".join(texts))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

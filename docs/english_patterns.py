@@ -1,0 +1,117 @@
+"""The constructions that docs.check_english holds at zero: a pattern, an example and a replacement for each."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_RATED = (
+    r"(?:tokens?|bytes?|steps?|bits?|blocks?|rows?|launch(?:es)?|requests?|texts?|[kMGT]i?B|seconds?|ms|µs|times?|values?|"
+    r"instructions?|operations?|scales?|codes?|one|once|twice|pages?|heads?|copies|sums?|flops|weights?|kernels?)"
+)
+_RATE = (
+    r"(?:second|minute|day|token|layer|step|request|row|block|rank|engine|code|weight|kernel|SM|group|head|sequence|launch|"
+    r"byte|core|thread|model|file|call|channel|column|site|replica|GPU|device|processor|matrix|tile|line|draft|position|"
+    r"batch|bucket|chunk|expert|stage|worker|process)"
+)
+
+
+@dataclass(frozen=True)
+class EnglishPattern:
+    """A construction that reads as a translation.
+
+    Args:
+        name: The short name that the checker prints.
+        pattern: Matches the construction within one paragraph of prose.
+        example: A sentence that the pattern catches.
+        instead: What to write instead.
+    """
+
+    name: str
+    pattern: re.Pattern[str]
+    example: str
+    instead: str
+
+
+def _pattern(name: str, pattern: str, example: str, instead: str) -> EnglishPattern:
+    return EnglishPattern(name, re.compile(pattern), example, instead)
+
+
+PATTERNS = (
+    _pattern(
+        "sentence without a subject",
+        r"(?:^|(?<=[.:!?] ))(?:Of|What|Who|Those|Whoever|Whose)\b(?![^.?]*\?)",
+        "What no later token looks at is given back.",
+        "name the thing: The scheduler frees blocks behind the window.",
+    ),
+    _pattern(
+        "clause in place of a noun",
+        r"\b(?:of|from|for|by|with|than|after|before|beside|without|into) (?:what|whom|those of which)\b"
+        r"(?! (?:order|extent))",
+        "the sum of what is left",
+        "name the thing: the sum of the remaining bytes",
+    ),
+    _pattern("of which", r"\bof (?:which|whom)\b", "a matrix of which the rows are codes", "whose, or two sentences"),
+    _pattern("so far", r"\bso far\b(?! (?:apart|from|away|as)\b)", "is not supported so far", "yet, until now"),
+    _pattern(
+        "is no",
+        r"(?<!there )(?<!There )\b(?:is|are|was|were|be) no "
+        r"(?!longer\b|more\b|less\b|worse\b|better\b|slower\b|faster\b|larger\b|smaller\b|different\b)",
+        "a path that is no socket",
+        "is not a socket",
+    ),
+    _pattern("too, at the end", r", too\b", "Windows work, too.", "also"),
+    _pattern("but for", r"\bbut for\b", "equal but for one element", "except"),
+    _pattern(
+        "as many",
+        r"(?<!half )(?<!twice )(?<!times )(?<!\bof )\bas many\b",
+        "as many blocks as there are rows",
+        "name the number: one block per row, at most `count` blocks",
+    ),
+    _pattern("so many", r"\b(?:in )?so many\b", "so many bytes at an address", "`count` bytes, this many bytes"),
+    _pattern("beside", r"\bbeside\b", "llmc beside its peers", "alongside, next to, compared with, in addition to"),
+    _pattern("in turn", r"\bin turn\b", "measured in turn", "alternately, interleaved, one at a time"),
+    _pattern("by hand", r"\bby hand\b", "measured by hand", "manually"),
+    _pattern("one after the other", r"\bone after the other\b", "one after the other", "consecutively, sequentially"),
+    _pattern("rate", rf"\b{_RATED} an? {_RATE}\b", "40 tokens a second", "per: 40 tokens per second"),
+    _pattern(
+        "code as a person",
+        r"\b(?:[Nn]obody|[Ss]omebody|[Ww]hoever|[Aa]nybody|[Ww]ho (?:asks|waits|wants|needs|reads))\b",
+        "Nobody asks for this block.",
+        "name the caller: no request uses this block",
+    ),
+    _pattern("dear", r"\bdear(?:er|est|ly)?\b", "waking an event loop is dear", "expensive"),
+    _pattern(
+        "stands",
+        r"\b(?:stands?|stood) (?:in|there|here|at|on|once|beside|before|behind|under|above|below)\b",
+        "the figure stands in the table",
+        "is, is listed, is stored, exists",
+    ),
+    _pattern("told", r"\b(?:is|are|be|was|were|been) told\b", "the rank is told of it", "is notified, is reported"),
+    _pattern(
+        "has not",
+        r"\b(?:has|have|had) not (?:the|an?|its|their|what|enough|any|all|as|that|one|this)\b",
+        "instructions that this processor has not the unit for",
+        "lacks, does not have",
+    ),
+    _pattern(
+        "superlative clause",
+        r"\bat its (?:least|most)\b|\bthe (?:most|least|first|fewest) that\b",
+        "8,192 tokens, the most that are taken",
+        "maximum, minimum, limit",
+    ),
+    _pattern(
+        "literal verb",
+        r"\btaken? away\b|\bgoes? before\b|\bno such thing\b|\bis the matter\b|\bcomes? of\b|\bmend(?:s|ed)\b",
+        "the 1 is taken away",
+        "subtract, take precedence, not one, the problem, result from, fix",
+    ),
+    _pattern("thousand million", r"\bthousand millions?\b", "1.3 thousand million weights", "billion"),
+    _pattern(
+        "plural of one",
+        r"(?<![\d.,])\b1 (?!is\b|has\b|was\b|does\b|plus\b|minus\b|times\b|less\b|this\b|as\b|else\b)"
+        r"[a-z]{2,}[^s\W]s\b",
+        "the prompt has 1 tokens",
+        "1 token",
+    ),
+)

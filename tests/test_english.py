@@ -1,0 +1,38 @@
+"""The checker of docstrings, messages and pages finds what each of its patterns is for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from docs.check_english import findings, paragraphs
+from docs.english_patterns import PATTERNS, EnglishPattern
+
+
+@pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: pattern.name)
+def test_a_pattern_finds_its_example(pattern: EnglishPattern, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"# A page\n\nAll is well here. {pattern.example}\n")
+    assert pattern.name in {finding.pattern.name for finding in findings([tmp_path])}
+
+
+def test_prose_of_a_source_is_its_comments_docstrings_and_messages(tmp_path: Path) -> None:
+    source = tmp_path / "source.py"
+    source.write_text(
+        '"""First line.\n\nA second\nparagraph.\n"""\n\n# A comment\n# of two lines.\nNAME = "one word"\n'
+        'raise ValueError(f"the file {NAME} has no "\n    "header")\nTEMPLATE = """\nWhat a kernel is.\n"""\n'
+    )
+    assert [(p.line, p.text) for p in paragraphs(source)] == [
+        (7, "A comment of two lines."),
+        (1, "First line."),
+        (3, "A second paragraph."),
+        (10, "the file `x` has no header"),
+    ]
+
+
+def test_code_of_a_page_is_not_prose(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("A table:\n\n| a | nobody |\n|---|---|\n\n```\nnobody\n```\n\n    nobody\n\nSee `nobody`.\n")
+    (finding,) = findings([page])
+    assert (finding.line, finding.pattern.name) == (3, "code as a person")
