@@ -12,7 +12,7 @@ def code_dtype(format: str) -> torch.dtype:
 
 
 def code_numbers(codes: Tensor, format: str) -> Tensor:
-    """What codes stand for before zeros and scales, fp32."""
+    """The numbers that codes represent, before zeros and scales, in fp32."""
     table = CODE_FORMATS[format].table
     if table is not None:
         return torch.tensor(table, dtype=torch.float32, device=codes.device)[codes.int()]
@@ -20,7 +20,7 @@ def code_numbers(codes: Tensor, format: str) -> Tensor:
 
 
 def code_values(codes: Tensor, zeros: Tensor | None, format: str) -> Tensor:
-    """What codes stand for before they are scaled, fp32. zeros: [out, groups] or None."""
+    """The numbers that codes represent after zeros and before scales, in fp32. zeros: [out, groups] or None."""
     values = code_numbers(codes, format)
     return values if zeros is None else values - per_column(zeros, codes.shape[1])
 

@@ -75,7 +75,7 @@ def read_weight_table(text: str, at: Path) -> dict[str, WeightOf]:
 
 
 def read_memory_text(text: str) -> str:
-    """What a graph that `deserialize_graph` has read takes for granted."""
+    """The memory text of a graph that `deserialize_graph` can read."""
     return "".join(f"{line}\n" for line in json.loads(text).get("memory", ()))
 
 
