@@ -15,6 +15,10 @@ _RATE = (
     r"batch|bucket|chunk|expert|stage|worker|process)"
 )
 
+_NOT_A_SHARE = "".join(
+    f"(?<!{share} )" for share in ("each", "one", "two", "both", "all", "some", "most", "none", "half")
+)
+
 
 @dataclass(frozen=True)
 class EnglishPattern:
@@ -51,7 +55,12 @@ PATTERNS = (
         "the sum of what is left",
         "name the thing: the sum of the remaining bytes",
     ),
-    _pattern("of which", r"\bof (?:which|whom)\b", "a matrix of which the rows are codes", "whose, or two sentences"),
+    _pattern(
+        "of which",
+        rf"{_NOT_A_SHARE}\bof (?:which|whom)\b",
+        "a matrix of which the rows are codes",
+        "whose, or two sentences",
+    ),
     _pattern("so far", r"\bso far\b(?! (?:apart|from|away|as)\b)", "is not supported so far", "yet, until now"),
     _pattern(
         "is no",
@@ -109,7 +118,7 @@ PATTERNS = (
     _pattern("thousand million", r"\bthousand millions?\b", "1.3 thousand million weights", "billion"),
     _pattern(
         "plural of one",
-        r"(?<![\d.,])\b1 (?!is\b|has\b|was\b|does\b|plus\b|minus\b|times\b|less\b|this\b|as\b|else\b)"
+        r"(?<![\d.,])(?<!of )\b1 (?!is\b|has\b|was\b|does\b|plus\b|minus\b|times\b|less\b|this\b|as\b|else\b)"
         r"[a-z]{2,}[^s\W]s\b",
         "the prompt has 1 tokens",
         "1 token",
