@@ -118,8 +118,8 @@ PATTERNS = (
     _pattern("thousand million", r"\bthousand millions?\b", "1.3 thousand million weights", "billion"),
     _pattern(
         "plural of one",
-        r"(?<![\d.,])(?<!of )\b1 (?!is\b|has\b|was\b|does\b|plus\b|minus\b|times\b|less\b|this\b|as\b|else\b)"
-        r"[a-z]{2,}[^s\W]s\b",
+        r"(?<![\d.,])(?<!of )\b1 (?:tokens|launches|rows|bytes|blocks|requests|weights|layers|near-misses|ranks|steps|"
+        r"passes|files|processes|sequences|texts|columns|rewrites|nodes|kernels|engines|replicas)\b",
         "the prompt has 1 tokens",
         "1 token",
     ),

@@ -22,7 +22,7 @@ def placement_lines(ranks: RankExplanation) -> Iterator[tuple[str, str]]:
         count, same = agreement(found.weights, plan)
         yield (
             "",
-            f"  compared with Hugging Face's plan:  {same} of {counted(count, 'weight')} are split in the same way",
+            f"  compared with Hugging Face's plan:  {same} of {counted(count, 'weight')} are split alike",
         )
 
 
