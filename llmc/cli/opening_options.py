@@ -17,8 +17,8 @@ SpeculativeConfig = Annotated[
     str | None,
     Option(
         metavar="JSON",
-        help='what drafts tokens ahead, such as {"method": "ngram", "num_speculative_tokens": 4}; answers stay the '
-        "same, but for the lossy rejection_sample_method typical and for rejection, which keeps their distribution",
+        help='drafter and its settings, such as {"method": "ngram", "num_speculative_tokens": 4}; answers stay the '
+        "same, except with the rejection_sample_method typical (lossy) and rejection (keeps their distribution)",
     ),
 ]
 

@@ -1,4 +1,4 @@
-"""`llmc train-medusa`: draft heads for an engine, from what its own model writes."""
+"""`llmc train-medusa`: draft heads for an engine, trained on text that its own model generates."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _summary(trained: TrainedHeads) -> FittingTable:
     table = facts(f"{trained.path}", right=True)
     table.add_row("tokens", f"{trained.tokens:,}")
     table.add_row("epochs", str(trained.epochs))
-    table.add_row("loss, before and at its least", f"{trained.losses[0]:.3f}, {min(trained.losses):.3f}")
+    table.add_row("loss, initial and best", f"{trained.losses[0]:.3f}, {min(trained.losses):.3f}")
     for name, seconds in trained.seconds.items():
         table.add_row(name, in_seconds(seconds))
     return table

@@ -62,7 +62,7 @@ def test_all_ranks_are_used() -> None:
 def test_what_cannot_be_built_is_predicted_and_not_the_best(comparison: Comparison) -> None:
     staged = replace(comparison, outcomes=tuple(o for o in comparison.outcomes if o.division.layout.pipeline > 1))
     assert staged.best is not None
-    with pytest.raises(OptionError, match=r"PP 2.*: engines for h100 have one stage so far"):
+    with pytest.raises(OptionError, match=r"PP 2.*: engines for h100 do not support pipeline stages yet"):
         best_or_refuse(replace(staged, has_stages=False), MACHINE)
     best = replace(comparison, has_stages=False).best
     assert best is not None and best.division.layout.pipeline == 1
