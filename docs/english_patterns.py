@@ -105,7 +105,7 @@ PATTERNS = (
     ),
     _pattern(
         "superlative clause",
-        r"\bat its (?:least|most)\b|\bthe (?:most|least|first|fewest) that\b",
+        r"\bat its (?:least|most)\b|\bthe (?:most|least|fewest) that\b",
         "8,192 tokens, the most that are taken",
         "maximum, minimum, limit",
     ),

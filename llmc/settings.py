@@ -11,7 +11,7 @@ from pathlib import Path
 
 from llmc.errors import OptionError
 
-# What `llmc bisect` tells the command that it runs, which may well be an llmc command.
+# Variables that `llmc bisect` sets for the command that it runs, which may be an llmc command.
 BISECT_PREFIX = "LLMC_BISECT_"
 
 
@@ -26,7 +26,7 @@ class CaptureCache(Enum):
 
 @dataclass(frozen=True)
 class Settings:
-    """What the environment says.
+    """Settings from the environment.
 
     cache_dir (LLMC_CACHE_DIR): engines of model directories, compiled kernels and captured graphs. cache_bytes
     (LLMC_CACHE_SIZE, such as 20GB): how much of them is kept; None is the default of llmc/cache/contents.py. debug

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class _Signature:
-    """With the build options in place of `**`, made when somebody looks: their defaults take a while to import."""
+    """With the build options in place of `**`, made on first access: their defaults take a while to import."""
 
     def __get__(self, instance: object, owner: Any) -> Signature:
         from llmc.options import BuildKeywords, build_defaults
@@ -79,7 +79,7 @@ class LLM(TextGenerator):
 
     @property
     def engine(self) -> Engine:
-        """What does the work: its limits, its tokenizer, logits."""
+        """The underlying engine: its limits, its tokenizer, logits."""
         return self._engine
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ def _refuse_opening(options: Mapping[str, object]) -> None:
     for name, value in options.items():
         if value != defaults[name].default:
             raise OptionError(
-                f"{name} came beside an engine that is loaded already",
+                f"{name} came with an engine that is loaded already",
                 at=name,
                 fix=f"give it to llmc.load, or give the engine's directory: LLM(engine.path, {name}=…)",
             )

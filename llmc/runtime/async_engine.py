@@ -140,7 +140,7 @@ class AsyncEngine:
             )
         if params is not None or sampling:
             raise RequestError(
-                "sampling parameters came beside a GenerationRequest, which has its own",
+                "sampling parameters came with a GenerationRequest, which has its own",
                 fix="put them into the request, or give the prompt alone",
             )
         return prompt

@@ -96,7 +96,7 @@ def given_or_loaded(engine: Engine | str | Path, speculation: str | Mapping[str,
         return load(path_argument("engine", engine), speculation=speculation)
     if speculation is not None:
         raise OptionError(
-            "speculation came beside an engine that is loaded already",
+            "speculation came with an engine that is loaded already",
             at="speculation",
             fix="give it to llmc.load, or give the engine's directory instead of the engine",
         )

@@ -83,7 +83,7 @@ def test_of_a_repository_without_safetensors_the_onnx_file_is_fetched(tmp_path: 
 def test_what_the_hub_does_not_give_is_refused_in_words(hub: Hub, tmp_path: Path) -> None:
     answers = ask(hub, tmp_path, ("org/other", True), ("org/gated", True), ("org/tiny@v9", True))
     assert [each[0] for each in answers] == [
-        "org/other is no directory here and no model on the hub",
+        "org/other is neither a directory here nor a model on the hub",
         "org/gated asks those who use it for their consent",
         "org/tiny has no revision 'v9'",
     ]
