@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 
 _RATED = (
-    r"(?:tokens?|bytes?|steps?|bits?|blocks?|rows?|launch(?:es)?|requests?|texts?|[kMGT]i?B|seconds?|ms|µs|times?|values?|"
-    r"instructions?|operations?|scales?|codes?|one|once|twice|pages?|heads?|copies|sums?|flops|weights?|kernels?)"
+    r"(?:tokens?|bytes?|steps?|bits?|blocks?|(?<!whose )(?<!a )rows?|launch(?:es)?|requests?|texts?|[kMGT]i?B|"
+    r"seconds?|ms|µs|times?|values?|instructions?|operations?|scales?|codes?|one|once|twice|pages?|heads?|copies|sums?|flops|weights?|kernels?)"
 )
 _RATE = (
     r"(?:second|minute|day|token|layer|step|request|row|block|rank|engine|code|weight|kernel|SM|group|head|sequence|launch|"

@@ -16,9 +16,10 @@ tensor, per block) is repeated in each, so that rows stand alone and weights of 
     q*_*     int8, as GGUF files         code · scale - minimum
              have them
 
-Where a format has steps, a float is shared by a run of groups: scales are [out, runs] and scale_steps, int8
-[out, groups], what they are multiplied by; so with minima, [out, runs], and minimum_steps. A format without steps may
-have minima, too: then runs are groups. formats/code_format.py says which has what, docs/quantization.md why.
+Where a format has steps, a float is shared by a run of groups: scales are [out, runs], multiplied by scale_steps, int8
+[out, groups]. Minima, [out, runs], are multiplied by minimum_steps in the same way. A format without steps may also
+have minima; then runs are groups. formats/code_format.py has the properties of each format, docs/quantization.md the
+reasons.
 """
 
 import math

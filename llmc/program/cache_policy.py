@@ -1,4 +1,4 @@
-"""What the caches of a group of layers keep of a sequence, and all that follows from it: docs/cache-policy.md."""
+"""The cache policy of a group of layers: which rows of a sequence its caches keep (docs/cache-policy.md)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -91,7 +91,7 @@ class CachePolicy:
         return range(0) if self.fills_at is None else range(self.fills_at, tokens, sum(map(len, self.leaving())))
 
     def held(self, tokens: int) -> list[int]:
-        """The positions whose rows a table holds behind so many tokens, in order."""
+        """The positions whose rows a table holds after this many tokens, in order."""
         return list(next(islice(self._tables(), tokens, None)))
 
     def seen(self, tokens: int) -> Iterator[list[int]]:
@@ -122,9 +122,9 @@ class CachePolicy:
     def pool_blocks(self, limits: Limits, blocks: int) -> int:
         """Blocks of the group's pool where group 0 has `blocks`.
 
-        They suffice for as many sequences of max_model_len as group 0 holds. They are at least an eighth of the blocks
-        of group 0 behind its first sequence, up to what max_sequences need. To what a token of each sequence sees they
-        add the rows that drafts may need, and once the tokens of a whole step.
+        They suffice for the number of sequences of max_model_len that group 0 holds. They are at least an eighth of the
+        blocks of group 0 beyond its first sequence, up to the need of max_sequences. Each sequence counts the rows that
+        a token sees and those of drafts; the tokens of a whole step are added once.
         """
         whole, each = limits.blocks_for(limits.max_model_len), self.sequence_blocks(limits, 1 + TREE_REACH)
         of_longest = -(-blocks * each // whole)

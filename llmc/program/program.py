@@ -21,7 +21,7 @@ from llmc.program.rank_layout import RankLayout
 from llmc.program.state_slot import StateSlot
 from llmc.program.step_outputs import StepOutput, is_for
 
-# Bytes of an element of each dtype, by what safetensors calls it.
+# Bytes per element of each dtype, by its name in safetensors.
 ITEMSIZES = {
     "F64": 8,
     "F32": 4,
@@ -39,7 +39,7 @@ ITEMSIZES = {
 
 
 class RowCount(Enum):
-    """How many rows a buffer has in a step: one a token, one a requested logit row, or a fixed single one."""
+    """The number of rows of a buffer in a step: one per token, one per requested logit row, or a single one."""
 
     TOKENS = "T"
     LOGIT_ROWS = "L"
@@ -89,7 +89,7 @@ class Layout(Enum):
 
     @property
     def code_bits(self) -> int | None:
-        """Of one of row-major codes; None where there are none."""
+        """Bits of a code for row-major codes; None for other layouts."""
         return _CODE_BITS.get(self)
 
 
@@ -97,7 +97,7 @@ _CODE_BITS = {Layout.CODE_ROWS: 8, Layout.CODE_PAIR_ROWS: 4, Layout.CODE_5_ROWS:
 
 
 def code_rows_layout(format: str) -> Layout:
-    """Of row-major codes of a format (llmc/formats/code_format.py)."""
+    """The layout of row-major codes of a format (llmc/formats/code_format.py)."""
     return next(layout for layout, bits in _CODE_BITS.items() if bits == CODE_FORMATS[format].bits)
 
 
@@ -151,9 +151,9 @@ class WeightSlot:
 class CacheSlot:
     """One layer's pair of cache pointers: each [blocks, kv_heads, block_size, head_dim or value_dim].
 
-    format: of codes (formats/cache_format.py), which with their scales take the place of numbers; the dtype is then U8.
-    group: of which blocks it has some, and which tables lead to them: 0 for a layer that keeps everything, else one
-    more than the place of its policy in Program.policies.
+    format: the code format (formats/cache_format.py) if the cache holds codes with scales instead of numbers; the dtype
+    is then U8. group: the cache group, whose blocks and tables it uses: 0 for a layer that keeps everything, otherwise
+    one more than the index of its policy in Program.policies.
     """
 
     kv_heads: int
@@ -242,7 +242,9 @@ class Launch:
         """An argument that is a whole number. Raises EngineFormatError for another."""
         value = self.arguments.get(name)
         if not isinstance(value, int):
-            raise EngineFormatError(f"a launch of {self.kernel} passes {value!r} as {name}, which is no whole number")
+            raise EngineFormatError(
+                f"a launch of {self.kernel} passes {value!r} as {name}, which is not a whole number"
+            )
         return value
 
     def runs(
@@ -274,7 +276,8 @@ class Alternative:
 
 @dataclass(frozen=True)
 class SideOutput:
-    """What a step that wants it leaves beside the logits, until the next one: a tensor of this shape for each row.
+    """An optional result of a step in addition to the logits, valid until the next step: a tensor of this shape per
+    row.
 
     buffer: in whose memory; None where the graph itself runs.
     """
@@ -293,7 +296,7 @@ class SideOutput:
 
 @dataclass(frozen=True)
 class Program:
-    """Everything that an executor needs beside the weights' data.
+    """Everything that an executor needs except the weights' data.
 
     vocab_size: columns of the row in fp32 that a step gives for each logit row: logits, or what a head makes of a text.
     hidden_width: columns of the step input `hidden` (HIDDEN), of drafts and of stages that follow another; 0 for a
@@ -349,20 +352,20 @@ class Program:
         }
 
     def caches_of(self, group: int) -> dict[str, CacheSlot]:
-        """Of cache_names, those whose blocks the group's tables name."""
+        """The entries of cache_names in this cache group."""
         has_one_table = all(policy == EVERYTHING for policy in self.policies)
         return {name: slot for name, slot in self.cache_names().items() if has_one_table or slot.group == group}
 
     def with_one_table(self) -> "Program":
-        """With as many blocks in each group: the tables of the first lead to all."""
+        """The program with the same number of blocks in each group, so that the tables of group 0 serve all."""
         return replace(self, policies=(EVERYTHING,) * len(self.policies))
 
     def cache_names(self) -> dict[str, CacheSlot]:
-        """What operands call the keys and the values of each layer, in the order in which engines are given them."""
+        """The names of each layer's keys and values in operands, in the order in which engines receive them."""
         return {f"{layer}.{part}": slot for layer, slot in enumerate(self.caches) for part in "kv"}
 
     def state_names(self) -> dict[str, StateSlot]:
-        """What operands call each state."""
+        """The names of the states in operands."""
         return {str(index): slot for index, slot in enumerate(self.states)}
 
     def launched_kernels(self) -> tuple[DeviceKernel, ...]:

@@ -19,8 +19,8 @@ _RATE, _WARM_UP = 2e-3, 0.05
 
 @dataclass(frozen=True)
 class HeadAcceptance:
-    """Of one head, on sequences that were kept apart: how often the token that the model wrote is its likeliest, and
-    one of its five likeliest."""
+    """The acceptance of one head on held-out sequences: how often the model's token is the head's likeliest, and among
+    its five likeliest."""
 
     top_1: float
     top_5: float
@@ -51,7 +51,7 @@ class Samples:
         return -(-len(self.states) // _BATCH)
 
     def known(self, chosen: Tensor, head: int) -> tuple[Tensor, Tensor]:
-        """States and tokens of those chosen rows of which a head's token is known."""
+        """States and tokens of the chosen rows whose token for this head is known."""
         chosen = chosen[self.is_known[chosen, head]]
         return self.states[chosen], self.wanted[chosen, head]
 
@@ -93,7 +93,7 @@ def fit(
 
 @torch.no_grad()
 def acceptance(heads: MedusaHeads, matrix: Tensor, apart: Samples, head: int) -> HeadAcceptance:
-    """Of one head."""
+    """The acceptance of one head."""
     hits = []
     for chosen in torch.arange(len(apart.states)).split(_BATCH):
         states, wanted = apart.known(chosen, head)

@@ -1,9 +1,9 @@
 """Train Medusa heads for an engine: on what its own model writes, and on its own hidden states.
 
 Prompts are cut from a text and continued by the engine. The model then reads all of it once more, for its hidden
-states. Where the loss on sequences that were kept apart does not fall any more, training stops, and the best heads are
-kept. On what bard-6m writes greedily, heads that learn the tokens are right in 0.58, 0.49 and 0.44 of cases, heads that
-learn the model's whole distribution for each in 0.45, 0.36 and 0.29 after as many epochs.
+states. Training stops when the loss on held-out sequences no longer falls, and the best heads are kept. On bard-6m's
+greedy text, heads trained on tokens are right in 0.58, 0.49 and 0.44 of cases; heads trained on the model's
+distribution reach 0.45, 0.36 and 0.29 after the same number of epochs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from llmc.training.medusa_heads import MedusaHeads
 # Short ones: what a small model writes greedily begins to go round in circles, which teaches nothing.
 _PROMPT_TOKENS, _WRITTEN_TOKENS = 24, 72
 _KEPT_APART = 0.1
-# Sequences that are written before progress is told of them.
+# Number of sequences written between reports of progress.
 _AT_ONCE = 64
 
 
@@ -64,7 +64,7 @@ def train_medusa(
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> TrainedHeads:
-    """Train heads for the model of a CPU engine and write them, with a config.json beside them.
+    """Train heads for the model of a CPU engine and write them with a config.json.
 
     engine: its directory. text: a UTF-8 file that prompts are cut from. output: a .safetensors file, for
     `llmc build --speculative`. heads: how many tokens after the next one are drafted. layers: of each head. tokens:
@@ -110,7 +110,7 @@ def _text_of(path: Path) -> str:
 
 
 def _begun(engine: Engine, limits: Limits, text: str, tokens: int, seed: int) -> list[list[int]]:
-    """Prompts from places of the text, for sequences of so many tokens in all."""
+    """Prompts from positions in the text, for sequences with `tokens` tokens in total."""
     ids = engine.tokenize(text)
     prompt = min(_PROMPT_TOKENS, limits.max_model_len // 4)
     count = -(-tokens // (prompt + min(_WRITTEN_TOKENS, limits.max_model_len - prompt)))
@@ -131,7 +131,7 @@ def _written(
     seed: int,
     advance: Callable[[int], None],
 ) -> list[list[int]]:
-    """The prompts, each with what the engine wrote. advance: told of some sequences when they are written."""
+    """The prompts with the engine's continuations. advance: called with the number of sequences written."""
     found: list[list[int]] = []
     for first in range(0, len(begun), _AT_ONCE):
         prompts = begun[first : first + _AT_ONCE]
@@ -149,16 +149,18 @@ _CONFIG = "config.json"
 def check_place(path: Path) -> None:
     """Raise OptionError where heads cannot be written, or where a config.json of something else would be lost."""
     if path.suffix != ".safetensors":
-        raise OptionError(f"{path} is no .safetensors file", at="-o", fix=f"name one: {path}/heads.safetensors")
+        raise OptionError(f"{path} is not a .safetensors file", at="-o", fix=f"name one: {path}/heads.safetensors")
     config = path.parent / _CONFIG
     if config.exists() and "medusa_num_heads" not in read_json(config):
         raise OptionError(
-            "a config.json of something else stands beside it", at=config, fix="give the heads a directory of their own"
+            "the directory has a config.json that is not of Medusa heads",
+            at=config,
+            fix="give the heads a directory of their own",
         )
 
 
 def write_heads(path: Path, heads: MedusaHeads, model: ModelRecord, output_shape: tuple[int, ...]) -> None:
-    """The heads, and config.json beside them with the keys of Medusa and of vLLM."""
+    """Write the heads, and a config.json with the keys of Medusa and of vLLM."""
     vocabulary, channels = output_shape
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

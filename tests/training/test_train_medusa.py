@@ -114,7 +114,7 @@ def test_training_stops_where_the_loss_falls_no_more() -> None:
         ({"heads": 0}, "heads cannot be 0"),
         ({"tokens": 1.5}, "tokens cannot be 1.5"),
         ({"text": "nowhere.txt"}, "the text cannot be read"),
-        ({"output": "heads.bin"}, "heads.bin is no .safetensors file"),
+        ({"output": "heads.bin"}, "heads.bin is not a .safetensors file"),
     ],
 )
 def test_what_cannot_be_is_refused(draft_engine: Path, tmp_path: Path, values: dict[str, object], problem: str) -> None:
