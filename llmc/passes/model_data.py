@@ -1,4 +1,5 @@
-"""What a pass may read beside the graph: weights, a tokenizer for calibration text, and someone to tell of progress."""
+"""Data that a pass may read in addition to the graph: weights, a tokenizer for calibration text, and a progress
+callback."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ T = TypeVar("T")
 
 
 def _unheard(description: str, done: int, total: int) -> None:
-    """Nobody is told."""
+    """A progress callback that does nothing."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class ModelData:
     rounds_tokens: bool = False
 
     def told(self, description: str, items: Iterable[T], count: int) -> Iterator[T]:
-        """So many items one after the other; progress is told of each before, and that all are done after."""
+        """Yield `items` in order, reporting progress before each and completion at the end."""
         for done, item in enumerate(items):
             self.progress(description, done, count)
             yield item

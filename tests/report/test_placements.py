@@ -53,7 +53,7 @@ def test_more_ranks_than_heads() -> None:
     found = explain_model(capture(MODEL, options, may_lack_weights=True), default(), options)
     assert found.ranks is None and found.error is not None
     assert "4 of the ranks would have none" in found.error.problem
-    assert found.error.fix == "the most that can be used is tensor_parallel_size=4"
+    assert found.error.fix == "the maximum is tensor_parallel_size=4"
 
 
 def test_collectives_say_what_they_bring_together(explanation: Explanation) -> None:

@@ -1,4 +1,4 @@
-"""GPTQ: round a weight's columns one after the other, each as the errors of those before it ask (column_sweep.py).
+"""GPTQ: round a weight's columns in order, compensating the errors of earlier ones (column_sweep.py).
 
 Groups keep their place and their scales are fixed before (AutoGPTQ's static groups), so that act-order, which takes
 the columns with the largest inputs first, costs nothing at run time.

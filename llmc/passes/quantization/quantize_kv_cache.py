@@ -2,9 +2,9 @@
 
     kv_write(k, v, kc, vc, slots)   ->  kv_write(k, v, kc, vc, slots, "int8")
     paged_attention(q, kc, vc, …)   ->  paged_attention(q, kc, vc, …, "int8", value_dim)
-and the caches become bytes (llmc/ops/cache_codes.py). One rewrite a layer. Scales come from what is written, so that
-no calibration is needed and an entry never changes; attention's kernels read codes.
-Must have: paged caches, whose heads the format's groups divide. Numerics: lossy.
+and the caches become bytes (llmc/ops/cache_codes.py). One rewrite per layer. Scales come from the written values, so
+that no calibration is needed and an entry never changes. Attention's kernels read codes. Must have: paged caches, whose
+heads the format's groups divide. Numerics: lossy.
 """
 
 from dataclasses import replace
@@ -44,7 +44,7 @@ quantize_kv_cache = GraphPass("quantize_kv_cache", run, Numerics.LOSSY, Stage.SE
 
 
 def check_heads(layer: int, keys: int, values: int, format: CacheFormat) -> None:
-    """Raise OptionError for heads of so many channels that the format does not divide."""
+    """Raise OptionError if the format's groups do not divide the heads' channels."""
     for name, channels in (("keys", keys), ("values", values)):
         if channels % (format.group or channels) or channels % 2:
             raise OptionError(

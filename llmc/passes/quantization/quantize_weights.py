@@ -224,7 +224,7 @@ class Quantizer:
         return relative_error(squares), True
 
     def _read(self, product: fx.Node, rows: int) -> Iterator[ExpertRows]:
-        """What a product's weight, or each of its experts', is multiplied with."""
+        """The inputs of a product's weight, or of each of its experts' weights."""
         assert self._stream is not None
         if is_of_experts(product):
             yield from expert_rows(self._stream, product, rows)
@@ -235,7 +235,7 @@ class Quantizer:
 def _output_squares(
     x: Tensor, rounded_x: Tensor, weight: Tensor, rounded: RoundedWeight, scheme: Scheme
 ) -> list[tuple[float, float]]:
-    """The squares of what is wrong with the products of some rows after the other, and of the products."""
+    """Squared errors of the products, and squares of the products, accumulated over chunks of rows."""
 
     def squares(span: slice) -> tuple[float, float]:
         expected, seen = x @ weight[span].float().t(), rounded_x @ rounded.rows(span).values().t()

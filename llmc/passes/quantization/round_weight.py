@@ -30,11 +30,11 @@ class RoundedWeight:
     minimum_steps: Tensor | None = None
 
     def parts(self) -> dict[str, Tensor]:
-        """What is stored, by the names of llmc::dequantize's arguments."""
+        """The stored tensors, by the names of llmc::dequantize's arguments."""
         return {name: part for name in CODE_PARTS if (part := getattr(self, name)) is not None}
 
     def values(self) -> Tensor:
-        """What the codes stand for, fp32."""
+        """The numbers that the codes represent, in fp32."""
         more = (self.scale_steps, self.minima, self.minimum_steps)
         return weight_values(self.codes, self.scales, self.zeros, self.format, *more)
 
@@ -70,12 +70,12 @@ def round_to_nearest(weight: Tensor, scheme: Scheme, importance: Tensor | None =
 
 
 def nearest_values(rows: Tensor, scheme: Scheme) -> Tensor:
-    """What `round_to_nearest` makes of rows [rows, columns], fp32, that share no scale with others: their values."""
+    """The values of rows [rows, columns], fp32, after `round_to_nearest`; rows share no scales."""
     return _nearest_values(rows, *_scales_of(rows, scheme, None), scheme).flatten(1)
 
 
 def _whole(rounded: Callable[[slice], RoundedWeight], spans: Sequence[slice], rows: int) -> RoundedWeight:
-    """What the spans of a weight are rounded to, in tensors of all its rows."""
+    """Round the spans of a weight, and join the results to tensors of all its rows."""
     with one_thread():
         first = rounded(spans[0])
     # Not joined in the end: small parts that stay, among what is freed, keep that from being used again, which took
@@ -113,7 +113,7 @@ def _scales_of(weight: Tensor, scheme: Scheme, importance: Tensor | None) -> tup
     if importance is None or CODE_FORMATS[scheme.format].power_of_two or _shared_rows(weight, scheme) > 1:
         return scales, zeros
     best = _group_error(weight, scales, zeros, scheme, importance)
-    # What covers a group's extremes covers the group.
+    # The extremes of a group bound all of its values.
     grouped = weight.view(len(weight), -1, width)
     extremes = torch.stack((grouped.amin(-1), grouped.amax(-1)), -1).flatten(1)
     for shrinkage in _SHRINKAGES:
@@ -138,7 +138,7 @@ def rounding_error(weight: Tensor, rounded: RoundedWeight, scheme: Scheme) -> fl
 
 
 def relative_error(squares: Iterable[tuple[float, float]]) -> float:
-    """Root mean square of what is wrong over that of what is right, of the sums of both squares of each part."""
+    """Root mean square of the error over that of the exact values, from the sums of squares of each part."""
     wrong, right = (sum(each) for each in zip(*squares, strict=True))
     return (wrong / right) ** 0.5 if right > 0 else 0.0
 
@@ -170,7 +170,7 @@ def _group_error(weight: Tensor, scales: Tensor, zeros: Tensor | None, scheme: S
 
 
 def _nearest_values(weight: Tensor, scales: Tensor, zeros: Tensor | None, scheme: Scheme) -> Tensor:
-    """What the nearest codes stand for, fp32 [rows, groups, columns of a group]."""
+    """The numbers of the nearest codes, fp32 [rows, groups, columns of a group]."""
     format, groups = CODE_FORMATS[scheme.format], scales.shape[1]
     if format.integers is None:
         codes = weight_codes(weight, scales, zeros, scheme.format)

@@ -1,4 +1,4 @@
-"""Scale the channels that products read, and fold the inverse into what makes them, before weights are rounded.
+"""Scale the channels that products read, and fold the inverse into their producers, before weights are rounded.
 
     rms_norm(x, w);  linear(·, u), …        ->  rms_norm(x, w / s);  linear(·, u · s), …
     gated_activation(g, linear(x, up)) …    ->  the rows of up / s
@@ -94,7 +94,8 @@ scale_channels = WeightPass(
 
 
 def _is_experts(planned: Planned) -> bool:
-    """Whose inputs' channels are not scaled: AWQ fits scales to what each expert sees, and folds none."""
+    """Whether it is a weight of experts, whose input channels are not scaled: AWQ fits scales per expert and folds
+    none."""
     return any(map(is_of_experts, planned.products))
 
 
@@ -201,7 +202,7 @@ def _apply(graph: ModelGraph, group: Group, fold: Fold, scales: Tensor, quantize
 
 
 def _scale(graph: ModelGraph, weight: fx.Node, factor: Tensor, *, keeps_dtype: bool) -> None:
-    """Multiply a weight, in fp32: rounding the product to bf16 would cost some of what scaling gains."""
+    """Multiply a weight in fp32: rounding the product to bf16 would lose a part of the gain."""
     recipe: Any = graph.weights[weight.name]
     dtype = weight.meta["val"].dtype
     wide = Derived(_aten._to_copy.default, (recipe,), (("dtype", torch.float32),))

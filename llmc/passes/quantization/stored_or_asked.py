@@ -1,7 +1,7 @@
-"""What becomes of a weight of a quantized checkpoint: taken as it is stored, rounded again, or left to `quantize`.
+"""The treatment of a weight of a quantized checkpoint: kept as stored, rounded again, or left to `quantize`.
 
-Where the source gives way, as GGUF files do, the option `quantize` takes precedence, but codes are never rounded to
-as many bits as they have, or more: they stay, and tokens are rounded as asked.
+Where the source gives way, as GGUF files do, the option `quantize` takes precedence, but codes are never rounded again
+to the same or a larger number of bits: they are kept, and tokens are rounded as requested.
 """
 
 from collections.abc import Sequence
@@ -54,7 +54,8 @@ def _stored(source: CodeSource, name: str, data: ModelData) -> StoredWeight | Ro
 def _of_all(
     source: CodeSource, names: Sequence[str], shape: Sequence[int], data: ModelData
 ) -> StoredWeight | RoundedAgain | None:
-    """Of a matrix that is made of others' rows, under the name of the first; None if they are not stored alike."""
+    """The stored weight of a matrix made of several weights' rows, under the name of the first; None if they are not
+    stored alike."""
     each = [_stored(source, name, data) for name in names]
     first = each[0]
     rows, columns = map(int, shape)

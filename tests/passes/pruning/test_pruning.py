@@ -141,7 +141,7 @@ def test_a_norm_over_all_heads_is_named(captured_family: FamilyCaptures, tmp_pat
         ("channels=0.5,*.o_proj=0.4", "*.o_proj=0.4 takes nothing out: 0.4 of the 2 KV heads", "a larger share"),
         ("*.mlp.*=0.5,*.down_proj=none", "*.mlp.*=0.5 takes nothing out: no weights of that name, and of no later", ""),
         ("layers=2", "2 layers cannot be taken out: the model has 2, and one has to stay", "at most layers=1"),
-        ("layers=1,*.layers.*=none", "the model has 2, of which 0 can go: layer 0, model.layers.0, stays", "leave"),
+        ("layers=1,*.layers.*=none", "the model has 2, but only 0 can go: layer 0, model.layers.0, stays", "leave"),
     ],
 )
 def test_what_cannot_be_is_an_error_with_a_fix(

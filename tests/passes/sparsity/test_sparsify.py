@@ -102,7 +102,7 @@ def test_rules_choose_weights_and_the_head_needs_one() -> None:
 @pytest.mark.parametrize(
     ("sparsity", "quantize", "reason"),
     [
-        ("magnitude:0.02", "", "bits a weight behind masks"),
+        ("magnitude:0.02", "", "bits per weight with masks"),
         ("magnitude:0.5", "int4:g32", "its codes are int4"),
         ("magnitude:0.5", "int8:asym", "int8 with zero points"),
     ],
