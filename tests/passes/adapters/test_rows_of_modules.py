@@ -45,7 +45,8 @@ def test_what_is_not_known_is_said() -> None:
     assert modules_of_rows(mixed, KNOWN) == "rows of several modules are mixed"
     assert modules_of_rows(stored("gate"), KNOWN) == "layers.0.gate is not a linear layer of the model"
     assert (
-        modules_of_rows(merged(stored("q"), stored("gate")), KNOWN) == "layers.0.gate is not a linear layer of the model"
+        modules_of_rows(merged(stored("q"), stored("gate")), KNOWN)
+        == "layers.0.gate is not a linear layer of the model"
     )
     both = Derived(aten.add.Tensor, (stored("q"), stored("k")))
     assert "made of 2 of the checkpoint's tensors" in str(modules_of_rows(both, KNOWN))
