@@ -1,4 +1,4 @@
-"""What an engine tells of itself while it runs: counters, gauges, and the latest steps."""
+"""Statistics of a running engine: counters, gauges, and the latest steps."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class GroupStats:
 
 @dataclass(frozen=True)
 class SnapshotStats:
-    """Of recurrent states, beside the prefix cache's blocks: how many there may be, and are."""
+    """Snapshots of recurrent states in the prefix cache: their maximum and current number."""
 
     total: int
     used: int
@@ -107,12 +107,12 @@ class EngineStats:
     """Gauges of this moment, and counters since the engine was opened.
 
     running, waiting: sequences (a request with n choices has n). blocks_used + blocks_cached + blocks_free =
-    blocks_total; cached blocks hold a prefix that nobody uses now and are given away when needed. groups: the same of
-    the layers that do not keep everything, which have blocks of their own.
-    prefix_cache_queries and prefix_cache_hits: in tokens, as vLLM counts them; of a model with states, too, a hit is
-    what has not to be computed again. snapshots: None for other models. finished: requests by finish reason,
-    "error" among them. recent_steps: the latest steps, oldest first. rank_restarts: how often each rank but the first
-    was lost and started again. restarts: how often the engine was opened anew.
+    blocks_total; cached blocks hold a prefix that is not in use, and are reused when needed. groups: the same counts
+    for layers that do not keep everything, which have blocks of their own. prefix_cache_queries and prefix_cache_hits:
+    in tokens, as vLLM counts them; also for models with states, a hit is a token that need not be computed again.
+    snapshots: None for other models. finished: requests by finish reason, "error" among them. recent_steps: the latest
+    steps, oldest first. rank_restarts: how often each rank but the first was lost and started again. restarts: how
+    often the engine was opened anew.
     """
 
     running: int

@@ -39,18 +39,18 @@ def load(
 ) -> Engine:
     """Open an engine directory.
 
-    executor: what runs the steps; by default what the engine was built for. If this machine cannot run that, the engine
-    opens all the same, to be looked at and saved, and its steps raise TargetError; one that is named is there or is an
-    error at once. "reference" runs a GPU engine's graph in torch, "triton_interpreter" its kernels, on the CPU.
+    executor: the executor of the steps; by default the one that the engine was built for. If this machine cannot run
+    it, the engine still opens, for inspection and saving, and its steps raise TargetError; an executor named explicitly
+    is an error at once. "reference" runs a GPU engine's graph in torch, "triton_interpreter" its kernels, on the CPU.
     threads: of a step; default LLMC_THREADS, else the physical cores available. kv_cache_bytes: default as in
-    kv_capacity.block_count; untouched parts of it cost nothing. kv_memory: the same as a share of the free memory (a
-    GPU's on a GPU). max_step_tokens, max_sequences: lower limits of a step than the engine was built for. prefix_cache:
-    keep the blocks of finished requests for those that begin alike. state_cache_bytes: of a recurrent model's states
-    where those end; default as in snapshot_count. output_cache_bytes: keep the answers to requests without chance
-    (greedy, seeded, beam search). speculation: what drafts tokens that may come next, in a dict or JSON, as vLLM's
-    --speculative-config. check_weights: compare the weights' hashes, beside the start: if they are corrupt,
-    EngineFormatError comes before the first token or logit. owned: a directory to delete with the engine. A process
-    that torchrun started as another rank than the first ends here. Raises the errors named, OptionError and RankError.
+    kv_capacity.block_count; untouched parts take no memory. kv_memory: the same as a share of the free memory (a GPU's
+    on a GPU). max_step_tokens, max_sequences: lower limits of a step than the engine was built for. prefix_cache: keep
+    the blocks of finished requests for requests with the same beginning. state_cache_bytes: memory for snapshots of a
+    recurrent model's states; default as in snapshot_count. output_cache_bytes: memory for answers to deterministic
+    requests (greedy, seeded, beam search). speculation: the drafter and its settings as a dict or JSON, like vLLM's
+    --speculative-config. check_weights: compare the weights' hashes during the start; corrupt weights raise
+    EngineFormatError before the first token or logit. owned: a directory to delete with the engine. A process that
+    torchrun started as another rank than the first ends here. Raises the errors named, OptionError and RankError.
     """
     drafts = None if speculation is None else _speculative_config(speculation, output_cache_bytes)
     place = path_argument("path", path)
@@ -84,14 +84,14 @@ def load(
 
 
 def _checked_limits(limits: Limits, max_step_tokens: int | None, max_sequences: int | None) -> Limits:
-    """Those of a step as it is loaded. Raises OptionError for more than the engine was built for."""
+    """The limits of a step after loading. Raises OptionError for values above those of the build."""
     _check_limit("max_step_tokens", max_step_tokens, limits.max_batch_tokens, "max_batch_tokens")
     _check_limit("max_sequences", max_sequences, limits.max_sequences, "max_sequences")
     return replace(limits, max_sequences=max_sequences or limits.max_sequences)
 
 
 def given_or_loaded(engine: Engine | str | Path, speculation: str | Mapping[str, object] | None) -> Engine:
-    """The engine, or that of the directory. Raises OptionError for what would have to be known when it is loaded."""
+    """The engine, or the one loaded from a directory. Raises OptionError for options that only loading accepts."""
     if isinstance(engine, str | Path):
         return load(path_argument("engine", engine), speculation=speculation)
     if speculation is not None:
@@ -113,7 +113,8 @@ def _speculative_config(given: str | Mapping[str, object], output_cache_bytes: i
 def _reads_whole_texts(
     head: Head | None, limits: Limits, max_step_tokens: int | None, speculation: object | None
 ) -> bool:
-    """Whether a text's tokens come in one step. Raises OptionError for what engines that give rows cannot do."""
+    """Whether a text's tokens come in one step. Raises OptionError for options that engines with rows do not
+    support."""
     if head is None:
         return False
     if speculation is not None:

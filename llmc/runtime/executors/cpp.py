@@ -1,4 +1,4 @@
-"""Run a compiled CPU engine: one shared library, called once a step through the C interface of kernels/api.h."""
+"""Run a compiled CPU engine: a shared library, called once per step through the C interface of kernels/api.h."""
 
 import ctypes
 import weakref
@@ -103,10 +103,10 @@ class CppExecutor:
         return self.own_output[: len(step.logit_rows)]
 
     def run(self, step: Step, output: Logits, choices: LlmcChooseRows | None = None) -> None:
-        """A step. output: room for the logits of its rows, or for what each of its tokens hands to the next stage.
-        choices: of an engine of several ranks, to have tokens instead of logits."""
+        """Run a step. output: memory for the logits of its rows, or for the rows that its tokens hand to the next
+        stage. choices: for engines of several ranks, to choose tokens instead of returning logits."""
         rows, step = len(step.logit_rows), step.for_groups(self._blocks[1:])
-        # Those of the groups one after the other, as codegen/cpp/step.py says.
+        # The arrays of all groups in order, as in codegen/cpp/step.py.
         slots = _joined(step.slot_mapping, step.group_slots)
         tables = _joined(step.block_tables, step.group_tables)
         lens = _joined(step.context_lens, step.group_lens)

@@ -1,4 +1,4 @@
-"""What runs a step: the one interface between the runtime and compiled or interpreted engines."""
+"""The executor: the interface between the runtime and compiled or interpreted engines."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -73,7 +73,7 @@ class ChoosingExecutor(Executor, Protocol):
     """An executor that can choose tokens where the logits are, so that they need not travel."""
 
     def choose(self, step: Step, wanted: StepOutput, choices: RowChoices) -> Chosen:
-        """Run one step like `step`, for tokens. wanted: the least that the choices need, not LOGITS."""
+        """Run one step like `step`, but return tokens. wanted: the minimum output that the choices need, not LOGITS."""
 
     def logits(self, first: int, count: int) -> Logits:
         """Rows of the last step's logits, unless that wanted BEST only; overwritten by the next call. Ranks that all
@@ -82,7 +82,7 @@ class ChoosingExecutor(Executor, Protocol):
 
 @runtime_checkable
 class SideOutputExecutor(Executor, Protocol):
-    """An executor that can give what a step left beside its logits (program.side_outputs)."""
+    """An executor with side outputs of a step (program.side_outputs)."""
 
     def side_output(self, name: str) -> SideArray:
         """[T or L, *shape] of the last step, which wanted it (Step.sides); overwritten by the next step."""
@@ -93,7 +93,7 @@ class AdaptedExecutor(Executor, Protocol):
     """An executor of an engine that takes adapters."""
 
     def put_adapter(self, slot: int, adapter: PlacedAdapter) -> None:
-        """Into a slot of the pools, in the place of what was there, before the next step."""
+        """Write an adapter into a slot of the pools, replacing its contents, before the next step."""
 
 
 @runtime_checkable
@@ -123,7 +123,7 @@ class ReopeningExecutor(Executor, Protocol):
 
     @property
     def lost(self) -> RankError | None:
-        """What every step raises from now on; None while none is lost."""
+        """The error that every step raises after a rank was lost; None otherwise."""
 
     def when_lost(self, tell: Callable[[], None]) -> None:
         """Have it called, by another thread, when a rank is lost; `lost` says which by then."""

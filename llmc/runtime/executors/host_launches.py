@@ -94,7 +94,7 @@ class HostLaunches(ABC):
         self._calls = plan_calls(self.launched)
 
     def follow(self, step: Step) -> None:
-        """A step of which nobody here wants the results."""
+        """Run a step whose results are not needed on this rank."""
         self.launch_all(step, StepOutput.LOGITS)
 
     def put_adapter(self, slot: int, adapter: PlacedAdapter) -> None:
@@ -105,7 +105,8 @@ class HostLaunches(ABC):
         return self._memory.setdefault(("adapter", name), torch.zeros(nbytes, dtype=torch.uint8))
 
     def launch_all(self, step: Step, wanted: StepOutput) -> tuple[LaunchTime, ...]:
-        """Every launch in turn. What they write starts as NaNs, so that nothing is read that the step did not write."""
+        """Run every launch in order. Buffers start as NaNs, so that reading a value that the step did not write is
+        visible."""
         step = (step if self._pools is None else with_adapters(step)).for_groups(self._blocks[1:])
         self._memory[ARENA, ""].fill_(0xFF)
         self._logits.fill_(float("nan"))

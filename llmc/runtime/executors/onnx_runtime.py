@@ -1,10 +1,9 @@
 """Run an engine's ONNX model in onnxruntime, on its own kernels for CPUs or for CUDA devices.
 
-On a CPU, onnxruntime's products sum up each element in the order of channels, whatever the number of rows (tests hold
-this), and what attention adds for rows that a request lacks is zero: bits depend on nothing but the tokens before. The
-libraries of devices sum up in another order when there is another number of rows. There steps run in tiles of a fixed
-number of rows, as in the reference executor, and attention reads as many blocks as a token's place in its sequence asks
-for.
+On a CPU, onnxruntime's products sum up each element in the order of channels, for any number of rows (tests check
+this), and attention adds zero for rows that a request lacks: bits depend only on the tokens before. The libraries of
+devices sum up in another order when there is another number of rows. There steps run in tiles of a fixed number of
+rows, as in the reference executor, and attention reads the blocks that a token's row requires.
 
 The caches are tensors that a session reads and writes in place: each is bound as an input and as the output that
 ScatterND makes of it.
@@ -59,14 +58,14 @@ class OnnxRuntimeExecutor:
         self._program = program = engine.program
         if on_device and program.states:
             raise TargetError(
-                "models with states run in onnxruntime on CPUs so far",
+                "models with states run in onnxruntime on CPUs only",
                 at="executor=onnxruntime_cuda",
                 fix="leave it out, or run it by executor=onnxruntime",
             )
         self._session = _session(engine, threads, _CUDA if on_device else _CPU)
         self._in_tiles = on_device
         self._caches = _Caches(program, blocks, "cuda" if on_device else "cpu")
-        # One block more than there are, for what the rows without a token write.
+        # One extra block, for the writes of rows without a token.
         self._blocks, self._block_size = program.group_blocks(blocks), program.limits.block_size
         self._vocabulary = program.vocab_size
         self._sides, self._left = program.side_outputs, dict[str, SideArray]()
@@ -75,7 +74,7 @@ class OnnxRuntimeExecutor:
         unknown = sorted(set(self._step_inputs) - input_names(len(program.policies)))
         if unknown:
             raise EngineFormatError(
-                f"the model wants the input {unknown[0]!r}, which is no step input",
+                f"the model wants the input {unknown[0]!r}, which is not a step input",
                 at=engine.path / MODEL_NAME,
                 fix=REBUILD,
             )
@@ -225,13 +224,13 @@ def _session(engine: EngineDirectory, threads: int, provider: str) -> Any:
     options.inter_op_num_threads = 1
     try:
         session = onnxruntime.InferenceSession(str(engine.path / MODEL_NAME), options, providers=[provider])
-    except Exception as error:  # What pybind raises for a model or a device has no class of its own.
+    except Exception as error:  # pybind raises no specific exception class for a model or a device.
         raise TargetError(f"onnxruntime does not open the model: {error}", at=engine.path, fix=REBUILD) from None
     if session.get_providers()[0] != provider:
         raise TargetError(
             f"the session runs on {session.get_providers()[0]}, not on {provider}",
             at=engine.path,
-            fix="look for what CUDA and cuDNN lack: onnxruntime's own messages say it, above",
+            fix="check the CUDA and cuDNN installation: onnxruntime's messages above name the missing parts",
         )
     session.disable_fallback()
     return session

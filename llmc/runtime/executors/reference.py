@@ -58,7 +58,7 @@ class ReferenceExecutor:
             for rank in range(program.ranks)
         ]
         self._program, self._blocks = program, program.group_blocks(blocks)
-        # One block more than there are, for what the rows without a token write.
+        # One extra block, for the writes of rows without a token.
         self._spare_slots = tuple(count * program.limits.block_size for count in self._blocks)
         self._tensors, self._states = on_ranks(self._ranks), tuple(_states(program, 0))
         self.snapshots = snapshots
@@ -74,7 +74,7 @@ class ReferenceExecutor:
             )
 
     def step(self, step: Step) -> Logits:
-        """Tile by tile, every node in turn, in inference mode."""
+        """Run tile by tile, node by node, in inference mode."""
         tiles = self._tiles(step.for_groups(self._blocks[1:]))
         logits, self._left = run_tiles(tiles, self._sides, self._run)
         return logits
@@ -115,7 +115,7 @@ class ReferenceExecutor:
 
 
 def _caches(program: Program, blocks: int) -> dict[str, Tensor]:
-    """Of one rank, by placeholder, all zero, with one block more."""
+    """The caches of one rank by placeholder, all zero, with one extra block."""
     size, counts = program.limits.block_size, program.group_blocks(blocks)
     return {
         f"kv_cache_{layer}_{part}": torch.zeros(

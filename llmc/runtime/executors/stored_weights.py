@@ -39,7 +39,8 @@ def stored_tensor(engine: EngineDirectory, stored: StoredTensor) -> Tensor:
 
 
 def in_rows(data: Tensor, slot: WeightSlot, dtype: torch.dtype) -> Tensor:
-    """What was packed by codegen/cpp/pack.py (ROWS, VECTOR_F32), codegen/triton/code_rows.py or mask_rows.py."""
+    """The rows of a weight that codegen/cpp/pack.py (ROWS, VECTOR_F32), codegen/triton/code_rows.py or mask_rows.py
+    packed."""
     if slot.layout is Layout.CODE_ROWS:
         return _codes(data.view(dtype).view(slot.shape[0], -1), slot)
     bits = slot.layout.code_bits

@@ -19,7 +19,7 @@ from llmc.runtime.speculation.speculation import Speculation
 
 
 def step_failure(error: BaseException) -> EngineFailureError:
-    """What a step has failed of that no request is to blame for."""
+    """The failure of a step that no request has caused."""
     if isinstance(error, EngineFailureError):
         return error
     said = words_of(error, 300)
@@ -34,10 +34,10 @@ def step_failure(error: BaseException) -> EngineFailureError:
 class StepLoop:
     """Runs requests together on one executor; each step serves every request that fits in it.
 
-    blocks: of the executor's KV cache. max_step_tokens: a lower budget of tokens a step than the engine's limit.
-    executor_seconds: of the last step, spent in the executor. speculation: what drafts tokens, if anything does.
-    program: what the executor runs, for its adapters, states and groups of caches; None only if it has none.
-    whole_texts: a request's tokens come in one step.
+    blocks: number of blocks of the executor's KV cache. max_step_tokens: a lower limit of tokens per step than the
+    engine's. executor_seconds: time of the last step in the executor. speculation: the drafter, if any. program: the
+    executor's program, for its adapters, states and cache groups; None only if it has none of them. whole_texts: a
+    request's tokens come in one step.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class StepLoop:
 
     @property
     def finds_prefixes(self) -> bool:
-        """Whether a request can begin where another has left blocks: with states, only where these were kept, too."""
+        """Whether a request can start from blocks that another has left; models with states also need snapshots."""
         snapshots = self.scheduler.prefix_cache.snapshots
         return snapshots is None or snapshots.count > 0
 
@@ -112,7 +112,7 @@ class StepLoop:
         return expired
 
     def step(self) -> StepPlan:
-        """One step of whatever the scheduler chooses. The logits stay on a device where nobody needs them.
+        """Run one step that the scheduler chooses. Logits that are not needed stay on the device.
 
         A request that fails in it, which its `error` says, is in the plan, and holds nothing any more.
         """

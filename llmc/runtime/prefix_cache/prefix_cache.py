@@ -1,14 +1,14 @@
 """Find the blocks that hold the beginning of a request's tokens already, and remember those that it fills.
 
-Blocks are found by their digests (block_digests.py), which start from the request's salt, so tenants cannot tell what
-others have sent by how fast they are answered. Only full blocks are kept (as in vLLM's automatic prefix caching),
-generated tokens' blocks among them: the next turn of a conversation finds the answer of the last one. Of a model with
-states a prefix is found as far as it has a snapshot of them (state_snapshots.py), and of one with layers that do not
-keep everything as far as the blocks that the next token sees are still there (scheduling/group_pool.py).
+Blocks are found by their digests (block_digests.py), which start from the request's salt, so that tenants cannot infer
+the prompts of others from response times. Only full blocks are kept (as in vLLM's automatic prefix caching), generated
+tokens' blocks among them: the next turn of a conversation finds the answer of the last one. For a model with states, a
+prefix is found up to a snapshot (state_snapshots.py). With layers that do not keep everything, it is found as far as
+the blocks that the next token sees still exist (scheduling/group_pool.py).
 
-Hashing would be the dearest part of scheduling, and most of it for nobody. So a prompt is hashed before it comes here
-(requests/job_builder.py), and of the blocks that a request fills in a row only the first; the others stay folded under
-its digest, and each is hashed when somebody's tokens have matched the block before it.
+Hashing would be the most expensive part of scheduling, and mostly unused. A prompt is therefore hashed before it comes
+here (requests/job_builder.py), and only the first of the consecutive blocks that a request fills. The others are stored
+under its digest, and each is hashed when a request's tokens have matched the block before it.
 """
 
 from collections.abc import Sequence
@@ -25,8 +25,8 @@ from llmc.runtime.scheduling.group_pool import GroupPool, usable
 class PrefixCache:
     """Blocks of `block_size` tokens by digest, kept in `pool`. queries, hits: tokens looked up and begun behind.
 
-    snapshots: of the states at their ends, of a model that has some. groups: of layers that do not keep everything,
-    which have blocks beside those.
+    snapshots: snapshots of states at the ends of blocks, for models with states. groups: pools of layers that do not
+    keep everything, which have blocks of their own.
 
     The content of a block in the pool is its digest, or the chain that it is folded in. A folded block has no holder
     but the request that filled it, which lets go of the end first: so the pool takes a chain's blocks from its end.
@@ -79,8 +79,7 @@ class PrefixCache:
         return self._usable(request, found)
 
     def start(self, request: Request, blocks: int) -> None:
-        """The request begins, seated, on so many blocks that it has found. The first time it is put into the
-        statistics."""
+        """Start a seated request on `blocks` found blocks. Its first start is counted in the statistics."""
         request.prefix.registered = blocks
         if blocks and self.snapshots is not None:
             self.snapshots.restore(request)
@@ -89,7 +88,7 @@ class PrefixCache:
             self.hits += blocks * self._block_size
 
     def leave(self, request: Request) -> None:
-        """The request lets go of its blocks. Those without content will never be found."""
+        """Release the blocks of a request. Blocks without content will not be found again."""
         own = request.prefix
         if self.snapshots is not None:
             self.snapshots.leave(request, self._lost(request))
@@ -148,7 +147,7 @@ class PrefixCache:
                 return found
 
     def _lost(self, request: Request) -> list[int]:
-        """Those of the request's blocks that nobody will find."""
+        """The request's blocks that no other request will find."""
         return [block for block in request.standing.blocks if self._pool.content(block) is None]
 
     def _hash_first(self, chain: Chain, digest: bytes | None = None) -> None:
@@ -201,8 +200,8 @@ class PrefixCache:
 
 
 def hash_prompt(request: Request, digests: BlockDigests) -> None:
-    """Before the request is added, because it takes microseconds a block, and a step waits for what the scheduler
-    does."""
+    """Called before the request is added, because hashing takes microseconds per block, and a step waits for the
+    scheduler."""
     if request.salt is not None:
         request.prefix.digests = digests.of_prompt(request.tokens, request.salt)
 
