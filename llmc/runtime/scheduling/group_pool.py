@@ -56,7 +56,7 @@ class GroupPool:
         return next((place for place in reversed(self._places(end)) if found[place] not in self._kept), None)
 
     def revived(self, found: Sequence[int]) -> int:
-        """Number of blocks behind these of group 0 that nobody holds."""
+        """Number of this group's blocks for these blocks of group 0 that have no holder."""
         return sum(not self.pool.holders(self._kept[found[place]]) for place in self._places(len(found)))
 
     def start(self, found: Sequence[int]) -> GroupTable:

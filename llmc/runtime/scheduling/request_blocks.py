@@ -19,7 +19,7 @@ class RequestBlocks:
         self.groups = tuple(groups)
 
     def fit(self, count: int) -> bool:
-        """Whether so many are left in every pool."""
+        """Whether every pool has `count` blocks left."""
         return count <= self._pool.available and all(count <= group.pool.available for group in self.groups)
 
     def append(self, requests: Iterable[Request], count: int) -> None:
@@ -54,8 +54,8 @@ class RequestBlocks:
         return was_cut
 
     def fitting(self, request: Request, tokens: int, rows: int) -> int:
-        """How many of its pending tokens the request can compute in a step with room for so many tokens and rows of
-        logits: none behind the next cut of one of its tables."""
+        """Number of pending tokens that the request can compute in a step with room for `tokens` tokens and `rows` rows
+        of logits, up to the next cut of one of its tables."""
         return request.fitting(min(tokens, self.until_cut(request)), rows)
 
     def until_cut(self, request: Request) -> int:
@@ -66,8 +66,8 @@ class RequestBlocks:
         return found
 
     def can_start(self, found: Sequence[int], tokens: int, others: Sequence[Request]) -> bool:
-        """Whether there is room for a request of so many tokens behind the blocks that were found, and for what the
-        others, which run, still need for the tokens that they have."""
+        """Whether there is room for a request of `tokens` tokens behind the found blocks, and for the blocks that the
+        running requests of `others` still need for their tokens."""
         missing, pool = self._limits.blocks_for(tokens) - len(found), self._pool
         revived = sum(not pool.holders(block) for block in found) if found else 0
         lacks = [max(0, self._limits.blocks_for(len(r.tokens)) - len(r.standing.blocks)) for r in others]
@@ -81,7 +81,7 @@ class RequestBlocks:
         return True
 
     def start(self, request: Request, found: Sequence[int], count: int) -> None:
-        """Let the request begin on the blocks that were found, with as many more as make `count`."""
+        """Start the request on the found blocks, with further blocks up to `count`."""
         own = request.standing
         if found:
             self._pool.share(found)

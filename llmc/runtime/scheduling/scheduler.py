@@ -1,4 +1,5 @@
-"""Decide which tokens of which requests the next step computes. Knows no model, only counts and blocks.
+"""Choose the tokens and requests of the next step. The scheduler is independent of models and only counts tokens and
+blocks.
 
 There are no separate prefill and decode phases: a step has one budget of tokens; running requests that need a single
 token come first, then chunks of prompts, then new requests, the urgent ones first and each kind in order of arrival.
@@ -33,11 +34,10 @@ from llmc.runtime.speculation.speculation import Speculation
 class Scheduler:
     """Requests waiting, running (holding blocks) or parked (running, with nothing to compute yet), and their pool.
 
-    max_step_tokens: a lower budget of tokens a step than the engine's limit. clock: seconds, as Request.arrived counts
-    them. speculation: what drafts tokens that may come next; a request that has drafts is a chunk of its last token and
-    of those. adapters: slots of the engine's pools; a request whose adapter has none, and gets none, waits. snapshots:
-    of the states of a model that has some. whole_texts: all tokens of a request come in one step. groups: pools of
-    the groups of caches behind the first.
+    max_step_tokens: a lower limit of tokens per step than the engine's. clock: seconds, as in Request.arrived.
+    speculation: the drafter; a request with drafts is a chunk of its last token and the drafts. adapters: slots of the
+    engine's pools; a request waits if its adapter cannot get a slot. snapshots: those of a model with states.
+    whole_texts: all tokens of a request come in one step. groups: pools of cache groups 1 and up.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Scheduler:
             self._place(request)
 
     def remove(self, request: Request) -> None:
-        """Forget a request and free its blocks at once; one that is gone already is no error."""
+        """Forget a request and free its blocks at once; an unknown one is ignored."""
         self._families.remove(request)
         if request.decoding.place is not None or request in self._drafting:
             self._stop_decoding(request)
@@ -225,7 +225,7 @@ class Scheduler:
                 pass
         decodes, chunks = self._decoding.requests(), outline.chunks
         if preemptions != self.preemptions:
-            # Those that gave way are among them, perhaps.
+            # They may include preempted requests.
             chunks = [c for c in chunks if c.request.standing.is_seated]
         if not (decodes or chunks):
             # All that fitted has given way to others that did not fit, or parked ones hold what the waiting ones need.
@@ -279,7 +279,7 @@ class Scheduler:
     def _extend_with_drafts(self, speculation: Speculation, outline: StepOutline) -> None:
         """Each drafting request's last token, and drafts as far as the step and the pool have room for them.
 
-        They get their blocks before they are made: a drafter may keep something in them, too.
+        Drafts get their blocks before they are made, because a drafter may also store data in them.
         """
         for request in list(self._drafting):
             if request.standing.is_seated:

@@ -1,4 +1,4 @@
-"""What the scheduler asks of one step: which tokens of which requests, and what became of their blocks."""
+"""The scheduler's plan of one step: the tokens of each request, and changes of their blocks."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -22,12 +22,12 @@ class Chunk(NamedTuple):
 
     @property
     def token_ids(self) -> list[int]:
-        """Of the chunk's tokens, drafts among them."""
+        """Ids of the chunk's tokens, including drafts."""
         return [*self.request.tokens[self.start : self.start + self.tokens - len(self.draft)], *self.draft.tokens]
 
 
 class StepPlan(NamedTuple):
-    """What one step computes: first the decodes by place, one token and one row of logits each, then the chunks.
+    """The work of one step: first the decodes by place, with one token and one row of logits each, then the chunks.
 
     copies: blocks to be filled from others before the step, {destination: source}; all sources are read first.
     group_copies: the same of the groups of caches behind the first, by group.
@@ -48,7 +48,7 @@ class StepPlan(NamedTuple):
 
 @dataclass(slots=True)
 class StepOutline:
-    """A step that is being planned, but for its decodes. tokens, rows: how many more it has room for."""
+    """A step under construction, without its decodes. tokens, rows: the remaining room."""
 
     tokens: int
     rows: int
