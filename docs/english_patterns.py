@@ -78,7 +78,7 @@ PATTERNS = (
         "name the number: one block per row, at most `count` blocks",
     ),
     _pattern("so many", r"\b(?:in )?so many\b", "so many bytes at an address", "`count` bytes, this many bytes"),
-    _pattern("beside", r"\bbeside\b", "llmc beside its peers", "alongside, next to, compared with, in addition to"),
+    _pattern("beside", r"\bbeside\b(?!:)", "llmc beside its peers", "alongside, next to, compared with, in addition to"),
     _pattern("in turn", r"\bin turn\b", "measured in turn", "alternately, interleaved, one at a time"),
     _pattern("by hand", r"\bby hand\b", "measured by hand", "manually"),
     _pattern("one after the other", r"\bone after the other\b", "one after the other", "consecutively, sequentially"),

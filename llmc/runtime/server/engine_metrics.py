@@ -33,7 +33,7 @@ class EngineCollector(Collector):
             used = [(group.policy, group.used) for group in stats.groups]
             text = "KV blocks of layers that do not keep everything."
             yield self._family(GaugeMetricFamily, "kv_cache_group_blocks", text, total, "policy")
-            yield self._family(GaugeMetricFamily, "kv_cache_group_blocks_used", "Those of them in use.", used, "policy")
+            yield self._family(GaugeMetricFamily, "kv_cache_group_blocks_used", "The ones in use.", used, "policy")
         if stats.rank_restarts:
             restarts = [(str(rank), count) for rank, count in stats.rank_restarts.items()]
             text = "How often a rank was lost and started again."

@@ -1,4 +1,4 @@
-"""What the page at / shows: gauges and counters of this moment, requests in flight, and the latest finished ones."""
+"""The page at /: current gauges and counters, requests in flight, and the latest finished ones."""
 
 import time
 from dataclasses import asdict

@@ -64,7 +64,7 @@ class Replica:
         return self._session
 
     async def start(self) -> None:
-        """Start the worker and wait until it answers. Raises LlmcError if it ends instead, with what it said."""
+        """Start the worker and wait until it answers. Raises LlmcError with its output if it ends instead."""
         await self._spawn()
         assert self._process is not None
         ended = asyncio.create_task(self._process.wait())

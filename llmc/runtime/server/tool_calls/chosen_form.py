@@ -21,7 +21,8 @@ class ChosenForm:
 
 
 def chosen_form(parser: str | None, template: str) -> ChosenForm:
-    """parser: of --tool-call-parser, None for what the template teaches. Raises OptionError for an unknown name."""
+    """parser: the value of --tool-call-parser; None takes the template's form. Raises OptionError for an unknown
+    name."""
     if parser is None:
         found = form_of_template(template)
         shows_tools = re.search(r"\btools\b", template) is not None
