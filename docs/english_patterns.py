@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 _RATED = (
     r"(?:tokens?|bytes?|steps?|bits?|blocks?|(?<!whose )(?<!a )rows?|launch(?:es)?|requests?|texts?|[kMGT]i?B|"
-    r"seconds?|ms|µs|times?|values?|instructions?|operations?|scales?|codes?|one|once|twice|pages?|heads?|copies|sums?|flops|weights?|kernels?)"
+    r"seconds?|ms|µs|times?|values?|instructions?|operations?|scales?|codes?|one|once|twice|pages?|heads?|sums?|flops|weights?|kernels?)"
 )
 _RATE = (
     r"(?:second|minute|day|token|layer|step|request|row|block|rank|engine|code|weight|kernel|SM|group|head|sequence|launch|"
@@ -15,7 +15,7 @@ _RATE = (
     r"batch|bucket|chunk|expert|stage|worker|process)"
 )
 
-_NOT_A_SHARE = "".join(
+_NOT_A_SHARE = "(?<!`x` )" + "".join(
     f"(?<!{share} )" for share in ("each", "one", "two", "both", "all", "some", "most", "none", "half")
 )
 
@@ -78,11 +78,13 @@ PATTERNS = (
         "name the number: one block per row, at most `count` blocks",
     ),
     _pattern("so many", r"\b(?:in )?so many\b", "so many bytes at an address", "`count` bytes, this many bytes"),
-    _pattern("beside", r"\bbeside\b(?!:)", "llmc beside its peers", "alongside, next to, compared with, in addition to"),
+    _pattern(
+        "beside", r"\bbeside\b(?!:)", "llmc beside its peers", "alongside, next to, compared with, in addition to"
+    ),
     _pattern("in turn", r"\bin turn\b", "measured in turn", "alternately, interleaved, one at a time"),
     _pattern("by hand", r"\bby hand\b", "measured by hand", "manually"),
     _pattern("one after the other", r"\bone after the other\b", "one after the other", "consecutively, sequentially"),
-    _pattern("rate", rf"\b{_RATED} an? {_RATE}\b", "40 tokens a second", "per: 40 tokens per second"),
+    _pattern("rate", rf"(?!once a rank)\b{_RATED} an? {_RATE}\b", "40 tokens a second", "per: 40 tokens per second"),
     _pattern(
         "code as a person",
         r"\b(?:[Nn]obody|[Ss]omebody|[Ww]hoever|[Aa]nybody|[Ww]ho (?:asks|waits|wants|needs|reads))\b",

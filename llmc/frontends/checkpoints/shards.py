@@ -27,9 +27,7 @@ def read_tensor_files(directory: Path) -> TensorFiles:
         shards = _shard_of_tensors(index)
         if not single.is_file() or set(shards.values()) <= {SINGLE_FILE}:
             return TensorFiles(_read_shards(directory, index, shards))
-        passed_over = (
-            f"{SINGLE_FILE} is read, and the shards of {SHARD_INDEX} are not: remove the outdated files"
-        )
+        passed_over = f"{SINGLE_FILE} is read, and the shards of {SHARD_INDEX} are not: remove the outdated files"
         return TensorFiles(read_header(single), (passed_over,))
     if single.is_file():
         return TensorFiles(read_header(single))

@@ -51,8 +51,8 @@ _ROW_ALIGNMENT = 16
 
 
 def open_engine(request: OpeningRequest) -> tuple[CudaExecutor, int]:
-    """On torch's current device; of an engine of several ranks, the first one's executor. Where no blocks are given,
-    with what fits.
+    """Open the engine on torch's current device; for several ranks, the executor of the first. Without a given number
+    of blocks, the number that fits.
 
     Raises TargetError, ToolchainError, OptionError or RankError if it cannot run.
     """
@@ -149,7 +149,7 @@ class CudaExecutor:
         return logits
 
     def side_output(self, name: str) -> SideArray:
-        """Of the last step, copied from the device."""
+        """A side output of the last step, copied from the device."""
         place = self._sides.place(name)
         memory, start = self._spaces[ARENA, ""]
         return self._sides.array(name, memory[start + place.start : start + place.stop].cpu().numpy())
@@ -179,7 +179,7 @@ class CudaExecutor:
         self._calls = list(plan_calls(self._program if place.has_memory else library_only(self._program)))
 
     def follow(self, step: Step) -> None:
-        """Queue a step of which nobody here wants the results, and wait for it."""
+        """Queue a step whose results are not needed on this rank, and wait for it."""
         with torch.cuda.device(self._device):
             self._run(step, StepOutput.LOGITS, None)
             torch.cuda.current_stream().synchronize()
@@ -246,7 +246,7 @@ class CudaExecutor:
             # torch refuses a pool again whose last graph was dropped.
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        # What other threads do on this or another GPU meanwhile is no part of it, nor a reason to fail.
+        # Work of other threads on this or another GPU meanwhile is not captured and must not make the capture fail.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._capturing, capture_error_mode="thread_local"):
             self._launch_all(*key)
         return graph
@@ -302,7 +302,7 @@ class CudaExecutor:
         return address
 
     def _tensor(self, pointer: Pointer, shape: StepShape) -> Tensor:
-        """What a pointer leads to, from there on to the end of its memory."""
+        """The memory that a pointer refers to, from there to its end."""
         start = pointer.offset.at(tokens=shape.tokens, logit_rows=shape.logit_rows)
         if pointer.space == "input":
             memory, start = self._inputs, start + shape.input_offsets()[pointer.name]
