@@ -124,7 +124,7 @@ def _check_ranks(second: Program, instead: str) -> None:
 def _check_states(program: Program, path: Path) -> None:
     if program.states:
         raise OptionError(
-            f"the model keeps {len(program.states)} states of a sequence, from which a rejected draft cannot be removed",
+            f"the model keeps {len(program.states)} states of a sequence, which cannot be rolled back after a draft",
             at=path,
             fix="load it without speculation, or draft with a model that has none",
         )
