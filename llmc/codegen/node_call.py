@@ -20,11 +20,11 @@ from llmc.program import Launch, Layout, Limits, RowCount
 from llmc.program.launch_arguments import Count, Operand, Rows
 
 _TOP_TOKENS = torch.ops.llmc.top_tokens.default
-_FOLD = "compute it from weights alone, outside of what depends on the tokens, so that it can be folded at build time"
+_FOLD = "compute it from weights alone, independent of the tokens, so that it can be folded at build time"
 
 
 class StepMemory(Protocol):
-    """What a call asks of the step that it becomes a launch of; launches.py has it."""
+    """The interface of the step for calls that become its launches; implemented in launches.py."""
 
     graph: ModelGraph
     claims: Claims
@@ -45,7 +45,7 @@ class StepMemory(Protocol):
 
 
 class NodeCall:
-    """What call.Call describes; asked twice, it answers alike.
+    """Implements call.Call; repeated queries give the same answers.
 
     node: that is launched, or one that it claims; owner: which claims it. copies: launches that have to come before the
     node's own, since they copy rows or vectors that were asked for and do not lie as kernels read them.
@@ -209,8 +209,8 @@ class NodeCall:
         return self._builder.limits
 
     def _flat_rows(self, fake: Tensor) -> int:
-        """How many of the kernel's rows a row of a tensor is: of one [rows, several, channels], several, where kernels
-        know rows only. Those of experts know each token's."""
+        """Number of kernel rows per row of a tensor: for [rows, several, channels] it is `several`, if the kernel only
+        supports rows. Kernels of experts support several rows per token."""
         knows_rows = is_product(self._owner) and not is_of_experts(self._owner)
         if fake.dim() != 3 or not (knows_rows or self._owner.target is _TOP_TOKENS):
             return 1

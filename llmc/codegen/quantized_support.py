@@ -1,4 +1,4 @@
-"""Whether a backend has kernels for what quantization will ask of it, found out before any weight is read."""
+"""Check that a backend has kernels for the requested quantization, before any weight is read."""
 
 from typing import Any
 

@@ -50,7 +50,7 @@ class ReferenceKind:
         """The eager ops read masks."""
 
     def fitting_sequences(self, program: Program) -> int | None:
-        """Of a machine that is not known."""
+        """None, because the machine is not known."""
         return None
 
 

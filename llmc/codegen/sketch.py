@@ -96,7 +96,7 @@ class SketchBackend:
         return found
 
     def _part(self, name: str, node: fx.Node, call: Call) -> dict[str, Argument]:
-        """What a product's kernel reads in the place of a claimed argument: codes, or x as it was."""
+        """The arguments of a product's kernel in place of a claimed one: codes, or the original x."""
         if node.target in SPARSE:
             dtype = call.dtype("values")
             layout = Layout.SPARSE_PANELS if dtype.is_floating_point else Layout.SPARSE_CODE_PANELS

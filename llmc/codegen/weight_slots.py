@@ -21,18 +21,18 @@ from llmc.program import Layout, WeightSlot, code_rows_layout
 
 @dataclass(frozen=True)
 class CodesRecipe:
-    """What code panels are made of, by the names of llmc::dequantize's arguments."""
+    """The recipes of code panels, by the names of llmc::dequantize's arguments."""
 
     parts: Mapping[str, Recipe]
     format: str
 
 
-# What a slot's tensor is made of, before packing.
+# The recipe of a slot's tensor, before packing.
 SlotRecipe = Recipe | CodesRecipe
 
 
 class WeightSlots:
-    """The slots asked for so far, in the order in which the step first reads them.
+    """The requested slots, in the order in which the step first reads them.
 
     Placeholders with equal recipes (tied weights) share their slots.
     """
@@ -53,7 +53,7 @@ class WeightSlots:
         return tuple(slot for slot, _ in self._slots.values())
 
     def recipes(self) -> tuple[SlotRecipe, ...]:
-        """What each slot's tensor is made of, before packing."""
+        """The recipe of each slot's tensor, before packing."""
         return tuple(recipe for _, recipe in self._slots.values())
 
     def is_in_panels(self, weight: fx.Node, dtype: torch.dtype) -> bool:
@@ -145,7 +145,7 @@ class WeightSlots:
 
 
 def recipe_key(recipe: Any) -> Hashable:
-    """What stands for a recipe: equal for recipes that make the same tensor; a constant is equal to itself only."""
+    """A key of a recipe: equal for recipes that make the same tensor; a constant is equal to itself only."""
     if isinstance(recipe, Stored):
         return recipe
     if isinstance(recipe, Derived):

@@ -27,7 +27,7 @@ def caching(
 ) -> Kernel:
     """A kernel with the arguments k_cache, v_cache and cache_format, by name otherwise (kernel.by_name).
 
-    Its functions are told apart by the elements of the first argument and of the cache.
+    Its functions are distinguished by the element types of the first argument and of the cache.
     """
     tensors = tensor_axes(axes + _CACHE)
     first = next(iter(tensors))
@@ -50,7 +50,7 @@ def caching(
 
 
 def attended(call: Call) -> Arguments:
-    """What paged attention takes beside what its op does."""
+    """Further arguments of paged attention, in addition to its op's."""
     value_dim = call.plain("value_dim") or call.shape("v_cache")[2]
     latent = value_dim if call.plain("latent") else 0
     own_sinks = call.plain("sinks") is not None and call.count("sinks") is Count.TOKENS
@@ -66,7 +66,8 @@ def attended(call: Call) -> Arguments:
 
 
 def _of_caches(call: Call) -> Arguments:
-    """What the caches' kernels take beside what their ops do. cache_group: of codes, 0 for all of a head."""
+    """Further arguments of the caches' kernels, in addition to their ops'. cache_group: group of codes, 0 for a whole
+    head."""
     format = call.plain("cache_format")
     caches = {name: call.cache(name) for name in ("k_cache", "v_cache")}
     return {**caches, "cache_format": None, "cache_group": None if format is None else parse_cache_format(format).group}

@@ -69,7 +69,7 @@ class CppKind:
         return into(weight, slot.layout, TORCH_DTYPES[slot.dtype])
 
     def pack_codes(self, parts: Mapping[str, Tensor], format: str, layout: Layout) -> Tensor:
-        """In panels, with scales and zeros beside them."""
+        """Pack codes in panels together with scales and zeros."""
         if layout in DENSE:
             return pack_sparse_codes(parts["codes"], parts["scales"], layout)
         return pack_codes(parts, format, layout)
@@ -83,7 +83,7 @@ class CppKind:
         return None
 
     def fitting_sequences(self, program: Program) -> int | None:
-        """Of a machine that is not known."""
+        """None, because the machine is not known."""
         return None
 
 

@@ -12,15 +12,16 @@ from llmc.errors import LoweringError
 from llmc.formats.code_format import CODE_FORMATS, CodeFormat
 from llmc.program import Layout
 
-# The layout in code panels of what a plain weight would have in panels.
+# The layout in code panels that corresponds to a plain weight's panels.
 _PLAIN = {Layout.CODE_PANELS: Layout.PANELS, Layout.GATED_CODE_PANELS: Layout.GATED_PANELS}
-# Panels put together at a time, so that memory holds little beside the codes and the result.
+# Number of panels packed at a time, so that little memory is used besides the codes and the result.
 _PANELS_AT_A_TIME = 64
 
 
 @dataclass(frozen=True)
 class CodeShape:
-    """What a quantized weight's size depends on. shape: [out, in]; runs: of columns that share a float scale."""
+    """The sizes that determine a quantized weight's bytes. shape: [out, in]; runs: runs of columns that share a float
+    scale."""
 
     shape: tuple[int, ...]
     runs: int
@@ -105,7 +106,7 @@ def panel_rows(out: int, layout: Layout, panels: int) -> Tensor:
 
 
 def _headers(rows: Tensor, shape: CodeShape, parts: Mapping[str, Tensor]) -> Iterator[Tensor]:
-    """What stands before the codes of each run: bytes [panels, runs, …], one part after the other."""
+    """The headers before the codes of each run: bytes [panels, runs, …], one part at a time."""
     for name in ("scales", "minima"):
         if name in parts:
             yield _lanes(_of_rows(parts[name], rows))
@@ -152,7 +153,7 @@ def _words(codes: Tensor, shape: CodeShape) -> Tensor:
     bits, planes = shape.codes.bits, shape.codes.planes
     missing = shape.words * 32 // bits - shape.run
     codes = torch.nn.functional.pad(codes, (0, missing), value=shape.codes.unsigned_shift)
-    # Of each 32 codes one plane after the other; without planes, whole words in their order.
+    # The words of codes: for each 32 codes, consecutive planes; without planes, whole words in order.
     units = codes.unflatten(-1, (-1, 32 if shape.codes.in_planes else 32 // bits))
     shifts = [sum(planes[:i]) for i in range(len(planes))]
     parts = [_plane(units >> shift, plane) for shift, plane in zip(shifts, planes, strict=True)]

@@ -26,7 +26,7 @@ class Product:
 
     @staticmethod
     def of(launch: Launch) -> "Product":
-        """What a launch multiplies."""
+        """The product of a launch."""
         arguments = launch.arguments
         (x,) = launch.dtypes
         if "format" not in arguments:
@@ -47,7 +47,7 @@ class Product:
         return function_name("linear" if self.format is None else "quantized_linear", (self.x,))
 
     def row_bytes(self, channels: int) -> int:
-        """Of one row of the weight. channels: a multiple of the group."""
+        """Bytes of one row of the weight. channels: a multiple of the group."""
         if self.format is None:
             return channels * ITEMSIZES[self.x]
         group = self.group or channels
@@ -76,7 +76,7 @@ class Lookup:
 
     @staticmethod
     def of(launch: Launch) -> "Lookup":
-        """What a launch looks up."""
+        """The lookup of a launch."""
         (dtype,) = launch.dtypes
         return Lookup(launch.kernel, launch.number("channels"), ITEMSIZES[dtype])
 
@@ -87,7 +87,7 @@ class Lookup:
 
     @property
     def panel_bytes(self) -> int:
-        """Of the rows that lie interleaved."""
+        """Bytes of the interleaved rows."""
         return PANEL * self.channels * self.itemsize
 
     def arguments(self, token: int, weight: int, y: int) -> ctypes.Structure:
@@ -115,7 +115,7 @@ class Attention:
 
     @staticmethod
     def of(launch: Launch, cache: CacheSlot, block_size: int) -> "Attention":
-        """What a launch computes over a cache."""
+        """The attention of a launch over a cache."""
         k_width, v_width = cache.widths()
         group = None if cache.format is None else parse_cache_format(cache.format).group
         return Attention(
@@ -134,7 +134,7 @@ class Attention:
 
     @property
     def block_bytes(self) -> tuple[int, int]:
-        """Of the keys and of the values of a block."""
+        """Bytes of the keys and of the values of a block."""
         rows = self.kv_heads * self.block_size * self.itemsize
         return rows * self.k_width, rows * self.v_width
 
@@ -171,7 +171,7 @@ class Batch:
 
     @staticmethod
     def of(requests: int, queries: int, context: int, blocks: list[int]) -> "Batch":
-        """With these blocks, as many for each request."""
+        """A batch with these blocks, divided equally among the requests."""
         starts = (ctypes.c_int32 * (requests + 1))(*(i * queries for i in range(requests + 1)))
         lens = (ctypes.c_int32 * requests)(*([context] * requests))
         return Batch(requests, queries, context, starts, lens, (ctypes.c_int32 * len(blocks))(*blocks))

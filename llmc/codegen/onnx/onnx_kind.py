@@ -72,7 +72,7 @@ class OnnxKind:
         return "onnxruntime has no kernels for weights without their zeros"
 
     def fitting_sequences(self, program: Program) -> int | None:
-        """Of a machine that is not known."""
+        """None, because the machine is not known."""
         return None
 
 
@@ -99,7 +99,7 @@ class OnnxBuilder:
         self._engine: OnnxEngine | None = None
 
     def lower(self, graph: ModelGraph) -> OnnxEngine:
-        """The graph's model. Raises LoweringError for what standard ops cannot say."""
+        """The graph's model. Raises LoweringError for ops that standard ONNX ops cannot express."""
         check_logit_rows(graph)
         weights = onnx_weights(graph)
         slots = tuple(weight.slot for weight in weights)

@@ -1,4 +1,5 @@
-"""What codes of weights and tokens stand for: llmc::dequantize, sparse_bitmask, sparse_codes and round_tokens."""
+"""The numbers that codes of weights and tokens represent: llmc::dequantize, sparse_bitmask, sparse_codes and
+round_tokens."""
 
 from typing import Any
 
@@ -14,7 +15,7 @@ llmc = torch.ops.llmc
 
 
 def dequantize(b: Body, codes: Value, scales: Value, zeros: Value | None, format: str) -> str:
-    """DequantizeLinear of blocks, a group of columns each; a table or a cast where codes are no integers."""
+    """DequantizeLinear of blocks, a group of columns each; a table or a cast if codes are not integers."""
     rows, columns, groups = codes.size(0), codes.size(1), scales.size(1)
     if CODE_FORMATS[format].integers is None:
         return _scaled(b, code_numbers(b, codes, format), scales, rows, columns, groups)
@@ -22,7 +23,7 @@ def dequantize(b: Body, codes: Value, scales: Value, zeros: Value | None, format
 
 
 def code_numbers(b: Body, codes: Operand, format: str) -> str:
-    """What codes stand for before they are scaled, fp32."""
+    """The numbers that codes represent before they are scaled, in fp32."""
     table = CODE_FORMATS[format].table
     if table is None:
         return b("Cast", codes, to=TensorProto.FLOAT)
@@ -42,7 +43,7 @@ def sparse_bitmask(b: Body, values: Value, masks: Value, columns: int) -> str:
 
 
 def sparse_codes(b: Body, values: Value, masks: Value, scales: Value, columns: int, format: str) -> str:
-    """What the codes that masks say stand for."""
+    """The numbers of sparse codes at the places of their masks."""
     numbers = _expanded(b, Value(code_numbers(b, values, format), scales.fake), masks, columns)
     return _scaled(b, numbers, scales, masks.size(0), columns, scales.size(1))
 
