@@ -35,7 +35,7 @@ class Settings:
     (LLMC_API_KEY): of `llmc serve` and of the clients that llmc has for it. capture_cache (LLMC_CAPTURE_CACHE).
     rank_start_seconds (LLMC_RANK_START_SECONDS): until every rank of an engine has come up. rank_stall_seconds
     (LLMC_RANK_STALL_SECONDS): that one may keep the others waiting within a step. ptx_instructions
-    (LLMC_PTX_INSTRUCTIONS): of a thread, after which executor="ptx" calls a kernel endless.
+    (LLMC_PTX_INSTRUCTIONS): of a block, after which executor="ptx" calls a kernel endless.
     """
 
     cache_dir: Path

@@ -49,7 +49,7 @@ class Operands:
 
     def _register_reader(self, register: Register, dtype: DType) -> Reader:
         index = register.index
-        if register.is_predicate != (dtype is BOOL):
+        if register.is_predicate != (dtype is BOOL) or register.nbytes not in UNSIGNED:
             raise self.refused(register)
         if register.nbytes == dtype.itemsize:
 
@@ -81,8 +81,7 @@ class Operands:
             raise self.refused(operand)
         offset, base = operand.offset, operand.base
         if isinstance(base, Register):
-            size = UNSIGNED[base.nbytes]
-            read = self._register_reader(base, size)
+            read = self._register_reader(base, UNSIGNED.get(base.nbytes, S64))
             if not offset:
                 return lambda team: read(team).astype(S64)
             return lambda team: read(team).astype(S64) + offset
@@ -98,7 +97,8 @@ class Operands:
         if isinstance(operand, Sink):
             return lambda team, value, mask: None
         register = self.register_of(operand)
-        if register.is_predicate != (dtype is BOOL) or register.nbytes < dtype.itemsize:
+        is_of_kind = register.is_predicate == (dtype is BOOL) and register.nbytes in UNSIGNED
+        if not is_of_kind or register.nbytes < dtype.itemsize:
             raise self.refused(register)
         if register.nbytes == dtype.itemsize:
             return lambda team, value, mask: team.write(register, value, mask)

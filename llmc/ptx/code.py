@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from llmc.ptx.elementwise import Action
 from llmc.ptx.errors import PtxError
 from llmc.ptx.kernel_plan import KernelPlan, plan_kernel
@@ -19,6 +17,8 @@ from llmc.ptx.statements import REBUILD
 from llmc.ptx.team import End, Ending, Team
 
 KNOWN_TARGETS = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_90a")
+# Of the GPUs of KNOWN_TARGETS, that with the most.
+MOST_SHARED_BYTES = 227 << 10
 _LEAST_VERSION, _MOST_VERSION = (7, 0), (9, 99)
 
 
@@ -68,14 +68,20 @@ def load_code(text: str, name: str, *, threads: int, shared_bytes: int, entry: s
     module = parse_module(text, name)
     _check_version(module)
     kernel = _entry(module, entry)
-    wanted = int(np.prod(kernel.threads)) if kernel.threads else threads
-    if threads % 32 or not 0 < threads <= 1024 or wanted != threads:
+    wanted = kernel.threads or (threads,)
+    if threads % 32 or not 0 < threads <= 1024 or wanted[0] != threads or any(size != 1 for size in wanted[1:]):
         raise PtxError(
-            f"{kernel.name} is for blocks of {wanted} threads and is launched with {threads}",
+            f"{kernel.name} is for blocks of {' x '.join(map(str, wanted))} threads and is launched with {threads}",
             at=name,
-            fix="launch whole warps, as many as the kernel was compiled for",
+            fix="launch whole warps side by side, as many as the kernel was compiled for",
         )
     plan = plan_kernel(kernel, name, threads, shared_bytes)
+    if plan.shared_bytes > MOST_SHARED_BYTES:
+        raise PtxError(
+            f"{kernel.name} takes {plan.shared_bytes} bytes of shared memory; a block has at most {MOST_SHARED_BYTES}",
+            at=name,
+            fix=REBUILD,
+        )
     built, refusals = _build_all(plan)
     if refusals:
         others = "" if len(refusals) == 1 else f", and {len(refusals) - 1} more"

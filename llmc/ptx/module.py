@@ -1,7 +1,7 @@
 """What a PTX file says, as data: its kernels, their registers and instructions, and where those come from."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 # Bytes of a register; a predicate is counted as one.
 REGISTER_BYTES = {
@@ -187,7 +187,6 @@ class Kernel:
     registers: tuple[Register, ...]
     variables: Mapping[str, Variable]
     threads: tuple[int, ...] = ()
-    most_threads: int = field(default=1024)
 
 
 @dataclass(frozen=True)

@@ -183,6 +183,29 @@ def test_the_target_of_a_copy_written_before_its_wait() -> None:
     assert report.findings[0].check is Check.ASYNC_COPY
 
 
+def test_copies_of_fewer_bytes_are_filled_up_with_zeros() -> None:
+    """Of thread t the first t % 17 bytes; a source that is no multiple of 16 is told of where anything is read."""
+    body = edited(
+        COPY,
+        [
+            ("cp.async.cg.shared.global [%r2], [%d1], 16;", "cp.async.cg.shared.global [%r2], [%d1], 16, %r6;"),
+            ("cp.async.cg", "rem.u32 %r6, %r_tid, 17;\ncp.async.cg"),
+            ("ld.shared.b32 %r5, [%r4];", "ld.shared.v4.b32 {%r5, %r7, %r8, %r9}, [%r4];"),
+            ("mad.wide.u32 %d2, %r_tid, 4, %d_y;", "mad.wide.u32 %d2, %r_tid, 16, %d_y;"),
+            ("st.global.b32 [%d2], %r5;", "st.global.v4.b32 [%d2], {%r5, %r7, %r8, %r9};"),
+        ],
+    )
+    x, y = np.arange(1, 1025).astype(np.uint8), np.zeros((64, 16), np.uint8)
+    report = run_text(kernel_text(body, ["x", "y"], threads=64), {"x": x, "y": y}, threads=64, shared_bytes=1024)
+    assert not report.findings, report.findings
+    size = np.arange(64)[:, None] % 17
+    wanted = np.where(np.arange(16) < size, x.reshape(64, 16), 0)
+    np.testing.assert_array_equal(y, wanted[np.arange(64) ^ 32])
+    moved = edited(body, [("[%d1], 16, %r6", "[%d1+4], 16, %r6")])
+    report = run_text(kernel_text(moved, ["x", "y"], threads=64), {"x": x, "y": y}, threads=64, shared_bytes=1024)
+    assert report.findings[0].check is Check.ALIGNMENT and report.findings[0].thread == 1
+
+
 # ---- wgmma -----------------------------------------------------------------------------------------------------------
 
 _SUMS = "{%r20, %r21, %r22, %r23}"
@@ -295,6 +318,11 @@ def test_a_store_before_the_wait_for_earlier_launches() -> None:
     assert the_finding(report, Check.GRID_DEPENDENCY).detail == "it stores to y"
 
 
+def test_no_wait_at_all_for_earlier_launches() -> None:
+    details = [each.detail for each in dependent(("griddepcontrol.wait;", "")).findings]
+    assert details[:2] == ["it loads from x", "it stores to y"] and details[2].startswith("it returns")
+
+
 def test_a_return_without_the_wait_for_earlier_launches() -> None:
     report = dependent(("griddepcontrol.wait;", "setp.gt.s32 %p1, %r_tid, 15;\n@%p1 ret;\ngriddepcontrol.wait;"))
     finding = the_finding(report, Check.GRID_DEPENDENCY)
@@ -323,6 +351,17 @@ def test_a_barrier_that_a_warp_reaches_twice() -> None:
     body = "setp.lt.u32 %p1, %r_tid, 32;\n@%p1 bar.arrive 3, 64;\n@%p1 bar.arrive 3, 64;\n@!%p1 bar.sync 3, 64;"
     report = run_text(kernel_text(body, threads=64), {}, threads=64)
     assert the_finding(report, Check.BARRIER).detail == "a warp arrives at barrier 3 again before it is complete"
+
+
+def test_a_barrier_that_is_none() -> None:
+    report = run_text(kernel_text("bar.sync 16, 64;", threads=64), {}, threads=64)
+    assert the_finding(report, Check.BARRIER).detail == "there is no barrier 16, the last is 15"
+
+
+def test_a_barrier_for_as_many_to_some_and_more_to_others() -> None:
+    body = "setp.lt.u32 %p1, %r_tid, 32;\n@%p1 bar.arrive 3, 64;\n@!%p1 bar.sync 3, 32;"
+    report = run_text(kernel_text(body, threads=64), {}, threads=64)
+    assert report.findings[0].detail == "barrier 3 is for 64 threads to some, for 32 to others"
 
 
 def test_a_part_of_a_warp_at_an_instruction_for_all_of_it() -> None:
