@@ -5,10 +5,10 @@ import numpy as np
 from llmc.ptx.access import Operands
 from llmc.ptx.elementwise import Action
 from llmc.ptx.finding import Check
+from llmc.ptx.global_access import read_global
 from llmc.ptx.global_memory import WORDS, Indices
-from llmc.ptx.instructions.load_store import SHARED, read_global
 from llmc.ptx.lanes import U8, U32, Mask, Values
-from llmc.ptx.modifiers import Modifiers
+from llmc.ptx.modifiers import SHARED, Modifiers
 from llmc.ptx.team import Team
 
 _PREFETCH = ("L2::64B", "L2::128B", "L2::256B")

@@ -4,9 +4,9 @@ import numpy as np
 
 from llmc.ptx.access import Operands
 from llmc.ptx.elementwise import Action
-from llmc.ptx.instructions.load_store import SHARED, write_global
+from llmc.ptx.global_access import write_global
 from llmc.ptx.lanes import NUMPY_TYPES, Mask, constant
-from llmc.ptx.modifiers import Modifiers
+from llmc.ptx.modifiers import SHARED, Modifiers
 from llmc.ptx.module import Immediate
 from llmc.ptx.team import Team
 from llmc.ptx.tensor_map import FIELDS, NBYTES, replace_field
