@@ -31,8 +31,8 @@ class OpeningOptions:
     executor: Annotated[
         str | None,
         Option(
-            help="what runs the steps: reference runs a GPU's engine here, slowly, in torch; "
-            "default: what the engine was built for",
+            help="what runs the steps: reference runs a GPU's engine here, slowly, in torch, ptx executes and checks "
+            "its compiled kernels; default: what the engine was built for",
             autocompletion=complete_executors,
         ),
     ] = None

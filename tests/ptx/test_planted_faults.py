@@ -130,6 +130,25 @@ def test_a_read_in_a_warp_without_its_barrier() -> None:
     assert the_finding(report, Check.RACE).detail == "it was written by thread 1"
 
 
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_matrix_of_rows_that_threads_have_touched_without_a_barrier(reads: bool) -> None:
+    """Each thread stores, or loads, the row whose address it gives: the matrix instruction takes it for others."""
+    own = "st.shared.v4.b32 [%r2], {%r_tid, %r_tid, %r_tid, %r_tid};"
+    body = f"""
+    mad.lo.s32 %r2, %r_tid, 16, %r_smem;
+    {own}
+    bar.warp.sync -1;
+    {own if reads else "ld.shared.b32 %r3, [%r2];"}
+    bar.warp.sync -1;
+    {"ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r4}, [%r2];" if reads else ""}
+    {"stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r2], {%r3};" if not reads else ""}
+    """
+    assert not run_text(kernel_text(body), {}, shared_bytes=512).findings
+    first, _, second = body.rpartition("bar.warp.sync -1;")
+    report = run_text(kernel_text(first + second), {}, shared_bytes=512)
+    assert the_finding(report, Check.RACE).thread == 0
+
+
 # ---- cp.async --------------------------------------------------------------------------------------------------------
 
 COPY = """

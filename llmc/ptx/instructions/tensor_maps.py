@@ -66,7 +66,7 @@ def _publish(operands: Operands, modifiers: Modifiers) -> Action:
         if len(lanes) < len(leaders):
             return
         for part in range(0, NBYTES, 16):
-            team.shared.shadow.read(index + part, 16, lanes, at, whole_warp=True)
+            team.shared.shadow.read(index + part, 16, lanes, at, whole_warp=True)  # Any thread may read any part.
             words = team.shared.load(index + part, 16)
             write_global(team, operands, addresses + part, words, 16, lambda places: lanes[places])
         team.tensor_maps.publish(addresses, lanes)
