@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from llmc.ptx.elementwise import Action
 from llmc.ptx.errors import PtxError
 from llmc.ptx.kernel_plan import KernelPlan, plan_kernel
-from llmc.ptx.module import Address, Instruction, Kernel, Module, Operand, Pair, Register, Vector
+from llmc.ptx.module import Address, Immediate, Instruction, Kernel, Module, Operand, Pair, Register, Vector
 from llmc.ptx.opcodes import build
 from llmc.ptx.parse import parse_module
 from llmc.ptx.refusal import Refusal, Refused
@@ -25,12 +25,12 @@ _LEAST_VERSION, _MOST_VERSION = (7, 0), (9, 99)
 @dataclass(frozen=True)
 class Step:
     """An action with what the checks of wgmma need. touched: registers that some wgmma takes, too. copied: the target
-    and the source of a move between registers."""
+    and the source of a move to a register, None for a number."""
 
     run: Action
     at: Instruction
     touched: frozenset[int]
-    copied: tuple[int, int] | None
+    copied: tuple[int, int | None] | None
 
 
 @dataclass(frozen=True)
@@ -188,16 +188,18 @@ def _wgmma_registers(kernel: Kernel) -> frozenset[int]:
     before = -1
     while found and len(found) != before:
         before = len(found)
-        found |= {source for target, source in moves if target in found}
+        found |= {source for target, source in moves if target in found and source is not None}
     return frozenset(found)
 
 
-def _copied(at: Instruction) -> tuple[int, int] | None:
-    """The target and the source of a move between registers, which all its threads make."""
+def _copied(at: Instruction) -> tuple[int, int | None] | None:
+    """The target and the source of a move to a register, which all its threads make; of a number the source is None."""
     if not at.opcode.startswith("mov.") or at.guard is not None or len(at.operands) != 2:
         return None
     target, source = at.operands
-    return (target.index, source.index) if isinstance(target, Register) and isinstance(source, Register) else None
+    if not isinstance(target, Register) or not isinstance(source, Register | Immediate):
+        return None
+    return target.index, source.index if isinstance(source, Register) else None
 
 
 def _registers(instruction: Instruction) -> frozenset[int]:

@@ -224,12 +224,17 @@ def _as_float(values: tl.tensor, OPERANDS: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def _multiply(a: tl.tensor, b: tl.tensor, total: tl.tensor, OPERANDS: tl.constexpr) -> tl.tensor:
-    """total + a·b. fp32 is multiplied as such, not as tf32; fp8 is summed in fp32 after 128 products at most."""
+    """total + a·b. fp32 is multiplied as such, not as tf32; fp8 is summed in fp32 after 128 products at most.
+
+    The matrix units of Hopper add fp8 products with 14 bits. max_num_imprecise_acc would have Triton add their sums in
+    fp32, too, but before it waits for them.
+    """
     # Triton 3.7 compiles what follows a return, too: each case has a branch.
     if OPERANDS == "int8":
         return tl.dot(a, b, total, out_dtype=tl.int32)
     elif OPERANDS == "fp8" and not INTERPRETED:
-        return tl.dot(a, b, total, max_num_imprecise_acc=128)
+        tl.static_assert(a.shape[1] <= 128, "the sums of more products have too few bits")
+        return total + tl.dot(a, b)
     else:
         return multiply(a, b, total)
 
