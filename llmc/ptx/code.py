@@ -75,6 +75,12 @@ def load_code(text: str, name: str, *, threads: int, shared_bytes: int, entry: s
             at=name,
             fix="launch whole warps side by side, as many as the kernel was compiled for",
         )
+    if any(size != 1 for size in kernel.cluster):
+        raise PtxError(
+            f"{kernel.name} is for clusters of {' x '.join(map(str, kernel.cluster))} blocks; the machine has none",
+            at=name,
+            fix="compile it for one block a cluster (num_ctas=1)",
+        )
     plan = plan_kernel(kernel, name, threads, shared_bytes)
     if plan.shared_bytes > MOST_SHARED_BYTES:
         raise PtxError(

@@ -178,7 +178,8 @@ class Variable:
 
 @dataclass(frozen=True)
 class Kernel:
-    """An entry of a module. labels: the place of the instruction that each label stands before."""
+    """An entry of a module. labels: the place of the instruction that each label stands before. threads, cluster: of a
+    block, and blocks of a cluster, in each direction; empty where the launch says."""
 
     name: str
     parameters: tuple[Parameter, ...]
@@ -187,6 +188,7 @@ class Kernel:
     registers: tuple[Register, ...]
     variables: Mapping[str, Variable]
     threads: tuple[int, ...] = ()
+    cluster: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ _INLINED = re.compile(r"inlined_at\s+(\d+)\s+(\d+)")
 _FILE = re.compile(r'\.file\s+(\d+)\s+"([^"]*)"')
 # Of a variable; more is a damaged file.
 _MOST_BYTES = 1 << 24
-_THREADS = re.compile(r"\.(reqntid|maxntid)\s+(\d+(?:\s*,\s*\d+)*)")
+_SIZES = re.compile(r"\.(reqntid|reqnctapercluster)\s+(\d+(?:\s*,\s*\d+)*)")
 
 
 def parse_module(text: str, name: str) -> Module:
@@ -112,8 +112,7 @@ class _KernelReader:
                 self._directive(statement)
             else:
                 self._instruction(statement)
-        sizes = dict(_THREADS.findall(match[3]))
-        required = tuple(int(size) for size in sizes["reqntid"].split(",")) if "reqntid" in sizes else ()
+        sizes = {name: tuple(int(size) for size in given.split(",")) for name, given in _SIZES.findall(match[3])}
         return Kernel(
             match[1],
             tuple(_parameters(match[2], self.at(header.line))),
@@ -121,7 +120,8 @@ class _KernelReader:
             self.labels,
             tuple(self.registers),
             self.variables,
-            required,
+            sizes.get("reqntid", ()),
+            sizes.get("reqnctapercluster", ()),
         )
 
     def at(self, line: int) -> str:

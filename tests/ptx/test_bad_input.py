@@ -76,6 +76,7 @@ DAMAGED = [
     ("mov.b32 %r1, 5;", ".shared .align 4 .b8 much[300000];", "300000 bytes of shared memory; a block has at most"),
     ("mov.b32 %r1, 5;", ".reg .b128 %q1;\nadd.s32 %r1, %q1, 5;", "add.s32 does not take %q1 there"),
     (".reqntid 32", ".reqntid 16, 2, 1", "for blocks of 16 x 2 x 1 threads and is launched with 32"),
+    (".reqntid 32", ".reqntid 32\n.reqnctapercluster 2, 1, 1", "for clusters of 2 x 1 x 1 blocks"),
     ("{", "", "-1 of its scopes are still open"),
 ]
 

@@ -389,6 +389,21 @@ def test_a_barrier_for_as_many_to_some_and_more_to_others() -> None:
     assert report.findings[0].detail == "barrier 3 is for 64 threads to some, for 32 to others"
 
 
+def test_a_mask_that_leaves_lanes_out() -> None:
+    report = run_text(kernel_text("mov.b32 %r2, 0xFFFF;\nshfl.sync.bfly.b32 %r1, %r_tid, 1, 31, %r2;"), {})
+    assert the_finding(report, Check.DIVERGENCE).detail == "its mask leaves lanes of the warp out"
+
+
+def test_a_wgmma_of_some_warps_of_a_warpgroup() -> None:
+    alone = [
+        ("wgmma.fence", "setp.lt.u32 %p2, %r_tid, 96;\n@!%p2 bra past;\nwgmma.fence"),
+        ("bar.sync 0;\nst", "past:\nbar.sync 0;\nst"),
+    ]
+    report = product(*alone)
+    assert report.findings[0].check is Check.DIVERGENCE
+    assert report.findings[0].detail == "some warps of a warpgroup are missing"
+
+
 def test_a_part_of_a_warp_at_an_instruction_for_all_of_it() -> None:
     body = """
     setp.lt.u32 %p1, %r_tid, 16;

@@ -275,7 +275,7 @@ class TensorCall:
         kernel = specialized_kernel(self.memory, launch, python_function(launch.function).__name__)
         run_ptx(device, kernel, grid, values, list(buffers.values()))
         self._run_python(launch, grid, counts, twin)
-        device.differences.add(kernel.name, device, {key[1]: (self.memory[key], twin[key]) for key in stored})
+        device.differences.add(kernel.function, {key[1]: (self.memory[key], twin[key]) for key in stored})
 
     def check_written(self) -> None:
         """On a PtxDevice, that each element of each result has been written."""
