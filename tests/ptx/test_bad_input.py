@@ -75,6 +75,11 @@ DAMAGED = [
     ("mov.b32 %r1, 5;", ".shared .align 4 .b8 much[99999999999];", "much has 99999999999 bytes"),
     ("mov.b32 %r1, 5;", ".shared .align 4 .b8 much[300000];", "300000 bytes of shared memory; a block has at most"),
     ("mov.b32 %r1, 5;", ".reg .b128 %q1;\nadd.s32 %r1, %q1, 5;", "add.s32 does not take %q1 there"),
+    (
+        "mov.b32 %r1, 5;",
+        "tensormap.replace.tile.fill_mode.shared::cta.b1024.b32 [%r_smem], 1;",
+        "the machine knows fill_mode 0 alone",
+    ),
     (".reqntid 32", ".reqntid 16, 2, 1", "for blocks of 16 x 2 x 1 threads and is launched with 32"),
     (".reqntid 32", ".reqntid 32\n.reqnctapercluster 2, 1, 1", "for clusters of 2 x 1 x 1 blocks"),
     ("{", "", "-1 of its scopes are still open"),

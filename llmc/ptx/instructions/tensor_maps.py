@@ -11,6 +11,8 @@ from llmc.ptx.module import Immediate
 from llmc.ptx.team import Team
 from llmc.ptx.tensor_map import FIELDS, NBYTES, replace_field
 
+# What is outside of the tensor is zeros, and its elements lie one after the other.
+_PLAIN_ONLY = ("fill_mode", "interleave_layout")
 _DIMENSIONED = ("box_dim", "global_dim", "element_stride", "global_stride")
 
 
@@ -31,6 +33,8 @@ def build_tensormap(operands: Operands, modifiers: Modifiers) -> Action:
     place = 2 if has_dimension else 1
     given = operands.given[place]
     value = operands.reader(place, dtype)
+    if field in _PLAIN_ONLY and (not isinstance(given, Immediate) or given.value):
+        raise modifiers.refused(f"the machine knows {field} 0 alone")
     if isinstance(given, Immediate):
         number = constant(given.value, dtype)
         value = lambda team: number  # noqa: E731

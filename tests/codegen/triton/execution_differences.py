@@ -40,7 +40,7 @@ EXPLANATIONS: Mapping[str, Explanation] = MappingProxyType(
         **dict.fromkeys(("add_splits_kernel", "combine_splits_kernel", "sum_experts_kernel"), SUMS),
         **dict.fromkeys(("gemv_kernel", "narrow_kernel", "tile_kernel", "persistent_kernel", "code_gemv_kernel"), SUMS),
         **dict.fromkeys(("expert_tile_kernel", "expert_code_tile_kernel", "head_linear_kernel"), SUMS),
-        **dict.fromkeys(("lora_expand_kernel", "lora_shrink_kernel"), SUMS),
+        **dict.fromkeys(("lora_expand_kernel", "lora_shrink_kernel", "quantize_tokens_kernel"), SUMS),
         **dict.fromkeys(("linear_attention_kernel", "selective_scan_kernel"), SUMS),
         **dict.fromkeys(("paged_prefill_kernel", "ragged_attention_kernel"), SUMS),
         **dict.fromkeys(("paged_decode_kernel", "code_tile_kernel"), ROUNDED),
