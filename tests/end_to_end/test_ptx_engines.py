@@ -15,8 +15,10 @@ from llmc import SamplingParams
 from llmc.architectures.tiny_config import tiny_architecture
 from llmc.engine_format.engine_kinds import ExecutorName
 from llmc.runtime.engine import Engine
+from llmc.runtime.speculation import opening
 from tests.adapters.directories import llama_adapter
 from tests.medusa_heads import medusa_1
+from tests.runtime.speculation.guesses import Open
 from tests.tiny_models import saved, tiny_checkpoint, tiny_tokens
 
 pytestmark = pytest.mark.slow
@@ -89,7 +91,8 @@ def test_adapters(target: str, tmp_path: Path) -> None:
 
 
 @gpus
-def test_medusa_drafts_change_no_token(target: str, tmp_path: Path) -> None:
+def test_medusa_drafts_change_no_token(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "Gate", Open)  # What pays depends on time.
     model, heads = tiny_checkpoint("llama", tmp_path / "model"), tmp_path / "heads.safetensors"
     medusa_1(heads, 64)
     options: Any = {"target": target, "dtype": "float32", "speculative": heads, **LIMITS}

@@ -6,7 +6,7 @@ import re
 import struct
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +51,9 @@ class PtxDevice(str):
         return _ready(text, kernel.function, binary.threads, binary.shared_bytes), binary
 
 
-@cache
+@lru_cache(maxsize=32)
 def _ready(text: str, name: str, threads: int, shared_bytes: int) -> Code:
-    """Tests launch the same kernels again and again."""
+    """Tests launch the same kernels again and again. One takes some megabytes: not all of them fit."""
     return load_code(text, f"{name}.ptx", threads=threads, shared_bytes=shared_bytes)
 
 
