@@ -66,6 +66,8 @@ def test_a_register_that_is_not_declared() -> None:
 # Lines of BODY's kernel as no compiler writes them, and what the error says of each.
 DAMAGED = [
     ("mov.b32 %r1, 5;", "mov.b32 %r1, ;", "mov.b32 has 1 operands"),
+    ("mov.b32 %r1, 5;", "cvta.to.global.u64 %d0;", "cvta.to.global.u64 has 1 operands"),
+    ("mov.b32 %r1, 5;", "mov.b64 %d0, 0f3F800000;", "mov.b64 does not take 1065353216 there"),
     ("mov.b32 %r1, 5;", "mov.b32 %r1, [];", "'' is no register that is declared"),
     ("mov.b32 %r1, 5;", "mov.b32 %r1, [%r2+x];", "'x' is no whole number"),
     ("mov.b32 %r1, 5;", "mov.b32 %r1, k+x;", "'x' is no whole number"),

@@ -209,4 +209,5 @@ def build_cvta(operands: Operands, modifiers: Modifiers) -> Action:
     modifiers.one_of("global")
     modifiers.one_of("u64")
     modifiers.finish()
+    operands.count(2)
     return applied(operands, Elementwise((U64,), U64, lambda value: value))
