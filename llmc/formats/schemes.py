@@ -19,6 +19,8 @@ _GROUPS = tuple(f"g{size}" for size in reversed(GROUPS))
 SHARING = frozenset({*_GROUPS, "channel", "tensor", "block"})
 # How tokens are rounded: with a scale for each group of channels, or one.
 _TOKEN_GROUP, _WHOLE_TOKENS = f"x{TOKEN_GROUP}", "xrow"
+# Options that say how tokens are rounded.
+ROUNDING = frozenset({_TOKEN_GROUP, _WHOLE_TOKENS, "static", "dynamic"})
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,9 @@ class Scheme:
     tensor, a channel (row), a group of `group` columns in a row, or a block of 128 × 128. is_group_named: whether the
     user chose the group; else it is the largest that there may be (`fitted`). activation: what the tokens
     are rounded to, each with its own scale, one for each token_group of its channels, or one found by calibration if
-    is_static. method: how weights are
-    rounded, or prepared for it. act_order, damping: of GPTQ. alpha: of SmoothQuant.
+    is_static. is_token_group_named: whether the user chose between the first two; else the target does
+    (`with_tokens_by`). method: how weights are rounded, or prepared for it. act_order, damping: of GPTQ. alpha: of
+    SmoothQuant.
     """
 
     name: str
@@ -42,6 +45,7 @@ class Scheme:
     activation: Activation = "none"
     is_static: bool = False
     token_group: int | None = None
+    is_token_group_named: bool = False
     method: Method = "rtn"
     act_order: bool = True
     damping: float = 0.01
@@ -78,6 +82,12 @@ class Scheme:
     def fitted(self, columns: int) -> "Scheme | None":
         """The scheme with the largest group size that divides the columns; None if none does."""
         return next((scheme for scheme in self.groups() if columns % (scheme.columns or 1) == 0), None)
+
+    def with_tokens_by(self, group: int | None) -> "Scheme":
+        """The scheme with a scale for each `group` channels of a token, unless it says how tokens are rounded."""
+        if group is None or self.activation != "int8" or self.is_static or self.is_token_group_named:
+            return self
+        return replace(self, name=f"{self.name}:x{group}", token_group=group, is_token_group_named=True)
 
     def bits(self, columns: int) -> float:
         """Per weight of rows of so many columns, scales (16 bits a group, 32 a row) and zeros included.
@@ -159,7 +169,8 @@ def _with_option(scheme: Scheme, name: str, word: str) -> Scheme:
     if key in ("static", "dynamic") and scheme.activation != "none":
         return replace(scheme, is_static=key == "static")
     if key in (_TOKEN_GROUP, _WHOLE_TOKENS) and scheme.activation == "int8":
-        return replace(scheme, token_group=TOKEN_GROUP if key == _TOKEN_GROUP else None)
+        group = TOKEN_GROUP if key == _TOKEN_GROUP else None
+        return replace(scheme, token_group=group, is_token_group_named=True)
     if key in ("actorder", "noactorder") and scheme.method == "gptq":
         return replace(scheme, act_order=key == "actorder")
     if key == "damp" and scheme.method == "gptq":

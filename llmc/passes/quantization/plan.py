@@ -1,41 +1,46 @@
 """Which weights are quantized and how: the option's rules against the products of a graph, checked before any work."""
 
 from dataclasses import replace
+from functools import partial
 
 from llmc.errors import OptionError
-from llmc.formats.schemes import GROUPS, SCHEMES, SHARING, Quantization, Scheme
+from llmc.formats.schemes import GROUPS, ROUNDING, SCHEMES, SHARING, Quantization, Scheme, parse_scheme
 from llmc.graph.model_graph import ModelGraph
 from llmc.passes.planned_weight import HEAD, PlannedWeight, plan_weights
 
 Planned = PlannedWeight[Scheme]
 
 
-def plan(graph: ModelGraph, quantization: Quantization) -> tuple[Planned, ...]:
+def plan(graph: ModelGraph, quantization: Quantization, token_group: int | None) -> tuple[Planned, ...]:
     """Every product's weight, and each embedding that a rule names, in the order in which the step reads them.
 
-    Raises OptionError for a rule that names no module, and for columns that no group divides.
+    token_group: channels of a token that share a scale in schemes that do not say; None for all. Raises OptionError
+    for a rule that names no module, and for columns that no group divides.
     """
-    return tuple(map(_fitted, plan_weights(graph, quantization, "quantize")))
+    return tuple(map(partial(_fitted, token_group=token_group), plan_weights(graph, quantization, "quantize")))
 
 
-def _fitted(planned: Planned) -> Planned:
+def _fitted(planned: Planned, token_group: int | None) -> Planned:
     """With the scheme that is meant for such a product, in groups that divide its columns. Raises OptionError."""
     scheme = planned.scheme
     if scheme is None:
         return planned
     if planned.module == HEAD and not planned.is_ruled:
         scheme = head_scheme(scheme)
-    return replace(planned, scheme=fitted(planned, scheme))
+    return replace(planned, scheme=fitted(planned, scheme).with_tokens_by(token_group))
 
 
 def head_scheme(scheme: Scheme) -> Scheme:
     """What the output projection gets if nothing is said of it: at least 8 bits, since it decides on every token, and
     no method that takes as much memory as its vocabulary is large."""
-    plain = replace(scheme, method="rtn")
     if scheme.code_bits >= 8:
-        return plain
-    name = "w8a8" if scheme.activation == "int8" else "int8"
-    return replace(SCHEMES[name], is_static=scheme.is_static)
+        return replace(scheme, method="rtn")
+    if scheme.activation != "int8":
+        return SCHEMES["int8"]
+    rounding = (word for word in scheme.name.split(":") if word in ROUNDING)
+    found = parse_scheme(":".join(("w8a8", *rounding)))
+    assert found is not None, "a scheme of options is none without codes"
+    return found
 
 
 def fitted(planned: Planned, scheme: Scheme) -> Scheme:

@@ -58,7 +58,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
     quantization = options.quantization
     if quantization.is_none:
         return
-    planned = plan(graph, quantization)
+    planned = plan(graph, quantization, data.token_group)
     sequences: tuple[Tensor, ...] = ()
     reasons: dict[str, str] = {}
     codes = RememberedCodes()
@@ -69,7 +69,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
         def divergence(schemes: SchemeOf) -> float:
             """How far a copy of the graph moves from the reference when its weights get these, by module."""
             trial = graph.copy()
-            chosen = with_schemes(plan(trial, quantization), schemes)
+            chosen = with_schemes(plan(trial, quantization, data.token_group), schemes)
             is_run = bool(sequences) and _looks_at_inputs(chosen, codes)
             stream = Stream(trial, data.source, sequences) if is_run else None
             Quantizer(trial, None, replace(data, progress=lambda *_: None), stream, {}, codes).run(chosen)

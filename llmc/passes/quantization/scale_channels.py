@@ -62,7 +62,7 @@ class Group:
 
 def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData) -> None:
     """Find the scales of every group on one run over the calibration text, then fold them."""
-    planned = plan(graph, options.quantization)
+    planned = plan(graph, options.quantization, data.token_group)
     groups = _groups(
         [p for p in planned if p.scheme is not None and p.scheme.method in _METHODS and not _is_experts(p)]
     )

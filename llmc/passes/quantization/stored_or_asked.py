@@ -82,6 +82,7 @@ def _as_asked(
     scheme = quantization.default if rule is None else rule.scheme
     if rule is None and scheme is not None and module == HEAD:
         scheme = head_scheme(scheme)
+    scheme = None if scheme is None else scheme.with_tokens_by(data.token_group)
     if scheme is not None and isinstance(stored, StoredWeight) and _says_no_more(scheme, stored):
         return replace(stored, activation=scheme.activation, token_group=scheme.token_group)
     return f"quantize asks for {'none' if scheme is None else scheme.name} in the place of {name}'s codes"

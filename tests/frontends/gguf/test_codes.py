@@ -165,11 +165,15 @@ def q4(tmp_path_factory: pytest.TempPathFactory) -> Captured:
     return capture(path, parse_options({"dtype": "float32"}))
 
 
+_BY_32 = "int8 activations by 32"
+
+
 @pytest.mark.parametrize(
     ("quantize", "takes_blocked", "q4_0", "q8_0", "q4_1"),
     [
-        ("w8a8", True, "Q4_0 int4, int8 activations", "Q8_0 int8, int8 activations", "Q4_1, int8 activations"),
-        ("w8a8", False, "Q4_0 int4, int8 activations", "Q8_0 int8, int8 activations", "w8a8"),
+        ("w8a8:xrow", True, "Q4_0 int4, int8 activations", "Q8_0 int8, int8 activations", "Q4_1, int8 activations"),
+        ("w8a8", True, f"Q4_0 int4, {_BY_32}", f"Q8_0 int8, {_BY_32}", f"Q4_1, {_BY_32}"),
+        ("w8a8", False, f"Q4_0 int4, {_BY_32}", f"Q8_0 int8, {_BY_32}", "w8a8:x32"),
         ("w4a8:g32:x32", True, "Q4_0 int4, int8 activations by 32", "w4a8:g32:x32", "Q4_1, int8 activations by 32"),
         ("fp8", True, "fp8", "fp8", "fp8"),
         ("none", True, None, None, None),
