@@ -263,18 +263,23 @@ def _random_blocks(values: Array, kind: str) -> Array:
     return blocks.reshape(*values.shape[:-1], -1)
 
 
-def _converted(converter: Converter, name: str, tensor: Tensor, config: Any) -> list[tuple[str, Array]]:
-    """The tensors of the file that one of the model's becomes."""
+def names_in_file(converter: Converter, name: str) -> list[str]:
+    """Of the tensors that one of the model's becomes."""
     place, groups = next(
         (there, found.groups())
         for pattern, there in converter.names
         if (found := re.fullmatch(pattern, name)) is not None
     )
+    return [each.format(*groups) for each in place.split()]
+
+
+def _converted(converter: Converter, name: str, tensor: Tensor, config: Any) -> list[tuple[str, Array]]:
+    """The tensors of the file that one of the model's becomes."""
     values = tensor.detach().float()
     heads = _heads(name, config) if converter.pairs else None
     if heads is not None:
         values = values.reshape(heads, 2, -1, *values.shape[1:]).transpose(1, 2).reshape(values.shape)
-    names = [each.format(*groups) for each in place.split()]
+    names = names_in_file(converter, name)
     if converter.in_turn and ".experts." in name:
         rows = values.transpose(1, 2) if values.dim() == 3 else values
         return [(each, rows[:, i :: len(names)].contiguous().numpy()) for i, each in enumerate(names)]
