@@ -264,7 +264,7 @@ def _random_blocks(values: Array, kind: str) -> Array:
 
 
 def names_in_file(converter: Converter, name: str) -> list[str]:
-    """Of the tensors that one of the model's becomes."""
+    """The names of the tensors that one tensor of the model becomes."""
     place, groups = next(
         (there, found.groups())
         for pattern, there in converter.names

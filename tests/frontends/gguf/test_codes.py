@@ -150,7 +150,7 @@ _SUPER_BLOCKS = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "
 
 @pytest.mark.parametrize(("kind", "at"), [(kind, at) for kind, places in _FLOATS_AT.items() for at in places])
 def test_scales_that_are_no_numbers_are_refused(kind: str, at: int, tmp_path: Path) -> None:
-    """Of each type, a scale and the scale of the minima: the tensor, its type, the value and its place are named."""
+    """The error names the tensor, its type, the value and its place, for scales and for the scales of minima."""
     path = tmp_path / "tiny.gguf"
     write_gguf(path, tiny_model("llama", **_SUPER_BLOCKS), "F16", kinds={"ffn_down": kind})
     tensor = next(each for each in gguf.GGUFReader(path).tensors if each.name == "blk.0.ffn_down.weight")
@@ -172,7 +172,7 @@ _WITHOUT_FORMAT = [kind for kind in BLOCK_TYPES.values() if kind.rounded is not 
 
 
 def test_blocks_without_a_format_are_rounded_again_and_the_error_is_told(tmp_path: Path) -> None:
-    """Of each such type a matrix: what is rounded is what the gguf package says that its bytes stand for."""
+    """One matrix of each such type; the numbers that are rounded are those that the gguf package decodes."""
     path, model = tmp_path / "tiny.gguf", tiny_model("llama", **{**_SUPER_BLOCKS, "num_hidden_layers": 2})
     names = ("attn_q", "attn_k", "attn_v", "attn_o", "ffn_gate", "ffn_up", "ffn_down")
     places = [f"{layer}.{name}" for layer in (0, 1) for name in names]

@@ -63,8 +63,10 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def opened(content: bytes, folder: Path) -> bool:
-    """As far as a capture goes with it, and every weight; whether the gguf package could read the file, too, and so
-    the values were compared."""
+    """Read the file as far as a capture does, and every weight.
+
+    Returns whether the gguf package could also read it, so that the values were compared.
+    """
     folder.mkdir()
     path = folder / "model-00001.gguf"
     path.write_bytes(content)
@@ -85,7 +87,7 @@ def opened(content: bytes, folder: Path) -> bool:
 
 
 def _check_values(found: Tensor, expected: list[NDArray[Any]]) -> None:
-    """In any order: rows of Q and K stand in another one, and how many heads they have may be what was damaged."""
+    """Compare values in any order: rows of Q and K are permuted by their heads, whose number may be damaged."""
     values = np.sort(np.concatenate([each.reshape(-1) for each in expected]).astype(np.float32))
     assert np.array_equal(np.sort(found.float().numpy().reshape(-1)), values, equal_nan=True)
 

@@ -10,7 +10,7 @@ from llmc.errors import OptionError
 from llmc.formats.schemes import SCHEMES, parse_scheme
 from tests.passes.quantization.quantizing import calibration_file, logits, odd_llama, quantized
 
-# What most schemes take for the widths of `odd_llama`.
+# The groups that most schemes take for the widths of `odd_llama`.
 _GROUPS = {"q_proj": 64, "o_proj": 128, "down_proj": 128}
 
 
