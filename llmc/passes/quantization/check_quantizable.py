@@ -49,7 +49,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
 def check_plans(graph: ModelGraph, options: BuildOptions) -> None:
     """Rules, groups and patterns against the weights as they are now. Raises OptionError."""
     if not options.quantization.is_none:
-        plan(graph, options.quantization, token_group=None)
+        plan(graph, options.quantization)
     if not options.zeros.is_none:
         plan_zeros(graph, options.zeros)
 

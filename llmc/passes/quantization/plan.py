@@ -1,33 +1,38 @@
 """Which weights are quantized and how: the option's rules against the products of a graph, checked before any work."""
 
 from dataclasses import replace
-from functools import partial
 
 from llmc.errors import OptionError
-from llmc.formats.schemes import GROUPS, ROUNDING, SCHEMES, SHARING, Quantization, Scheme, parse_scheme
+from llmc.formats.schemes import GROUPS, ROUNDING, SCHEMES, SHARING, Quantization, Scheme, on_target, parse_scheme
 from llmc.graph.model_graph import ModelGraph
+from llmc.options import BuildOptions
+from llmc.passes.model_data import ModelData
 from llmc.passes.planned_weight import HEAD, PlannedWeight, plan_weights
 
 Planned = PlannedWeight[Scheme]
 
 
-def plan(graph: ModelGraph, quantization: Quantization, token_group: int | None) -> tuple[Planned, ...]:
+def asked(options: BuildOptions, data: ModelData) -> Quantization:
+    """The option `quantize` with tokens rounded as on the target that the model is built for."""
+    return on_target(options.quantization, data.token_group)
+
+
+def plan(graph: ModelGraph, quantization: Quantization) -> tuple[Planned, ...]:
     """Every product's weight, and each embedding that a rule names, in the order in which the step reads them.
 
-    token_group: channels of a token that share a scale in schemes that do not say; None for all. Raises OptionError
-    for a rule that names no module, and for columns that no group divides.
+    Raises OptionError for a rule that names no module, and for columns that no group divides.
     """
-    return tuple(map(partial(_fitted, token_group=token_group), plan_weights(graph, quantization, "quantize")))
+    return tuple(map(_fitted, plan_weights(graph, quantization, "quantize")))
 
 
-def _fitted(planned: Planned, token_group: int | None) -> Planned:
+def _fitted(planned: Planned) -> Planned:
     """With the scheme that is meant for such a product, in groups that divide its columns. Raises OptionError."""
     scheme = planned.scheme
     if scheme is None:
         return planned
     if planned.module == HEAD and not planned.is_ruled:
         scheme = head_scheme(scheme)
-    return replace(planned, scheme=fitted(planned, scheme).with_tokens_by(token_group))
+    return replace(planned, scheme=fitted(planned, scheme))
 
 
 def head_scheme(scheme: Scheme) -> Scheme:

@@ -20,7 +20,7 @@ from llmc.graph.weights import Stored, stored_names
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
 from llmc.passes.planned_weight import HEAD, module_names
-from llmc.passes.quantization.plan import head_scheme
+from llmc.passes.quantization.plan import asked, head_scheme
 from llmc.passes.quantization.rows_of_others import rows_of, transposed_experts
 
 
@@ -72,7 +72,7 @@ def _as_asked(
     options: BuildOptions,
     data: ModelData,
 ) -> StoredWeight | RoundedAgain | str:
-    quantization = options.quantization
+    quantization = asked(options, data)
     module, name = module_names(graph, readers)
     rule = quantization.rule_for(module, name)
     is_none = NOT_QUANTIZED in options.quantize
@@ -82,7 +82,6 @@ def _as_asked(
     scheme = quantization.default if rule is None else rule.scheme
     if rule is None and scheme is not None and module == HEAD:
         scheme = head_scheme(scheme)
-    scheme = None if scheme is None else scheme.with_tokens_by(data.token_group)
     if scheme is not None and isinstance(stored, StoredWeight) and _says_no_more(scheme, stored):
         return replace(stored, activation=scheme.activation, token_group=scheme.token_group)
     return f"quantize asks for {'none' if scheme is None else scheme.name} in the place of {name}'s codes"

@@ -23,7 +23,7 @@ def test_every_scheme_fits_odd_widths(name: str, tmp_path: Path) -> None:
     for module, group in _GROUPS.items():
         taken = min(group, plain.columns or group)
         tokens = ":x32" if plain.activation == "int8" else ""
-        assert schemes[module] == (name if plain.columns in (None, taken) else f"{name}:g{taken}") + tokens
+        assert schemes[module] == name + tokens + ("" if plain.columns in (None, taken) else f":g{taken}")
     expected, found = logits(captured.graph, captured), logits(result.graph, captured)
     assert 0 < float((found - expected).square().mean().sqrt() / expected.std()) < 0.25
 
