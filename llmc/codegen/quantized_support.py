@@ -55,7 +55,7 @@ def _scheme_refusal(scheme: Scheme, backend: Backend, dtype: torch.dtype) -> str
     graph = fx.Graph()
     arrived: Any = x
     if scheme.activation != "none":
-        rounding = (x, x_scale, scheme.activation, torch.float32)
+        rounding = (x, x_scale, scheme.activation, torch.float32, scheme.token_group)
         arrived = _call(graph, _llmc.round_tokens.default, rounding, x.float())
     stored = (codes, scales, zeros, scheme.format, torch.float32)
     weight = _call(graph, _llmc.dequantize.default, stored, codes.float())

@@ -78,6 +78,10 @@ class TargetKind(Protocol):
     def rounds_tokens(self) -> bool:
         """Whether products with a GGUF file's codes are faster with tokens in int8 by groups, as llama.cpp has them."""
 
+    @property
+    def token_group(self) -> int | None:
+        """Number of channels of a token that share a scale in int8 schemes that do not say; None for all channels."""
+
     def dense_reason(self, storage: fx.Node) -> str | None:
         """Why a sparse weight is stored with its zeros all the same; None where what is left is read faster."""
 

@@ -19,6 +19,8 @@ _GROUPS = tuple(f"g{size}" for size in reversed(GROUPS))
 SHARING = frozenset({*_GROUPS, "channel", "tensor", "block"})
 # How tokens are rounded: with a scale for each group of channels, or one.
 _TOKEN_GROUP, _WHOLE_TOKENS = f"x{TOKEN_GROUP}", "xrow"
+# Options that say how tokens are rounded.
+ROUNDING = frozenset({_TOKEN_GROUP, _WHOLE_TOKENS, "static", "dynamic"})
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,8 @@ class Scheme:
     tensor, a channel (row), a group of `group` columns in a row, or a block of 128 × 128. is_group_named: whether the
     user chose the group; else it is the largest that there may be (`fitted`). activation: what the tokens
     are rounded to, each with its own scale, one for each token_group of its channels, or one found by calibration if
-    is_static. method: how weights are
-    rounded, or prepared for it. act_order, damping: of GPTQ. alpha: of SmoothQuant.
+    is_static. follows_target: whether the choice between the first two is the target's (`on_target`), since nothing was
+    said of it. method: how weights are rounded, or prepared for it. act_order, damping: of GPTQ. alpha: of SmoothQuant.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Scheme:
     activation: Activation = "none"
     is_static: bool = False
     token_group: int | None = None
+    follows_target: bool = False
     method: Method = "rtn"
     act_order: bool = True
     damping: float = 0.01
@@ -79,6 +82,12 @@ class Scheme:
         """The scheme with the largest group size that divides the columns; None if none does."""
         return next((scheme for scheme in self.groups() if columns % (scheme.columns or 1) == 0), None)
 
+    def on_target(self, token_group: int | None) -> "Scheme":
+        """The scheme with tokens as the target rounds them: a scale for each `token_group` channels, or for all."""
+        if not self.follows_target or self.is_static or token_group is None:
+            return self
+        return replace(self, name=f"{self.name}:x{token_group}", token_group=token_group, follows_target=False)
+
     def bits(self, columns: int) -> float:
         """Per weight of rows of so many columns, scales (16 bits a group, 32 a row) and zeros included.
 
@@ -94,10 +103,10 @@ _BASES: dict[str, Scheme] = {
     "int6": Scheme("int6", "int6", "group", 128),
     "int5": Scheme("int5", "int5", "group", 128),
     "int4": Scheme("int4", "int4", "group", 128),
-    "w8a8": Scheme("w8a8", "int8", activation="int8"),
-    "w6a8": Scheme("w6a8", "int6", "group", 128, activation="int8"),
-    "w5a8": Scheme("w5a8", "int5", "group", 128, activation="int8"),
-    "w4a8": Scheme("w4a8", "int4", "group", 128, activation="int8"),
+    "w8a8": Scheme("w8a8", "int8", activation="int8", follows_target=True),
+    "w6a8": Scheme("w6a8", "int6", "group", 128, activation="int8", follows_target=True),
+    "w5a8": Scheme("w5a8", "int5", "group", 128, activation="int8", follows_target=True),
+    "w4a8": Scheme("w4a8", "int4", "group", 128, activation="int8", follows_target=True),
     "fp8": Scheme("fp8", "fp8"),
     "fp8-w8a8": Scheme("fp8-w8a8", "fp8", activation="fp8"),
     "nf4": Scheme("nf4", "nf4", "group", 64),
@@ -159,7 +168,8 @@ def _with_option(scheme: Scheme, name: str, word: str) -> Scheme:
     if key in ("static", "dynamic") and scheme.activation != "none":
         return replace(scheme, is_static=key == "static")
     if key in (_TOKEN_GROUP, _WHOLE_TOKENS) and scheme.activation == "int8":
-        return replace(scheme, token_group=TOKEN_GROUP if key == _TOKEN_GROUP else None)
+        group = TOKEN_GROUP if key == _TOKEN_GROUP else None
+        return replace(scheme, token_group=group, follows_target=False)
     if key in ("actorder", "noactorder") and scheme.method == "gptq":
         return replace(scheme, act_order=key == "actorder")
     if key == "damp" and scheme.method == "gptq":
@@ -207,6 +217,16 @@ class Budget:
 
 # What the option `quantize` says.
 Quantization = BudgetedSchemes[Scheme, Budget]
+
+
+def on_target(quantization: Quantization, token_group: int | None) -> Quantization:
+    """The same schemes with tokens as the target rounds them, where nothing was said of that."""
+    default = None if quantization.default is None else quantization.default.on_target(token_group)
+    rules = (
+        replace(rule, scheme=None if rule.scheme is None else rule.scheme.on_target(token_group))
+        for rule in quantization.rules
+    )
+    return replace(quantization, default=default, rules=tuple(rules))
 
 
 def parse_quantization(items: Iterable[str]) -> Quantization:

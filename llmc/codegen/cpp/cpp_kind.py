@@ -22,6 +22,7 @@ from llmc.codegen.quantized_support import check_kernels
 from llmc.codegen.target_kind import check_adapters
 from llmc.engine_format.writer import EngineWriter
 from llmc.errors import OptionError
+from llmc.formats.code_format import TOKEN_GROUP
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.product_parts import is_of_experts
@@ -37,6 +38,7 @@ class CppKind:
     has_stages: bool = True
     takes_blocked_codes: bool = True
     rounds_tokens: bool = True
+    token_group: int | None = TOKEN_GROUP
 
     def check(self, options: BuildOptions) -> None:
         """Raise LlmcError for a dtype, a scheme or a KV cache that kernels lack, and where nothing can be compiled."""

@@ -39,6 +39,7 @@ class TritonKind:
     has_stages: bool = False
     takes_blocked_codes: bool = False
     rounds_tokens: bool = False
+    token_group: int | None = None
 
     def check(self, options: BuildOptions) -> None:
         """Raise ToolchainError without Triton, OptionError for a scheme or KV cache that the kernels lack."""

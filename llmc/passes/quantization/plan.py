@@ -3,11 +3,18 @@
 from dataclasses import replace
 
 from llmc.errors import OptionError
-from llmc.formats.schemes import GROUPS, SCHEMES, SHARING, Quantization, Scheme
+from llmc.formats.schemes import GROUPS, ROUNDING, SCHEMES, SHARING, Quantization, Scheme, on_target, parse_scheme
 from llmc.graph.model_graph import ModelGraph
+from llmc.options import BuildOptions
+from llmc.passes.model_data import ModelData
 from llmc.passes.planned_weight import HEAD, PlannedWeight, plan_weights
 
 Planned = PlannedWeight[Scheme]
+
+
+def asked(options: BuildOptions, data: ModelData) -> Quantization:
+    """The option `quantize` with tokens rounded as on the target that the model is built for."""
+    return on_target(options.quantization, data.token_group)
 
 
 def plan(graph: ModelGraph, quantization: Quantization) -> tuple[Planned, ...]:
@@ -31,11 +38,14 @@ def _fitted(planned: Planned) -> Planned:
 def head_scheme(scheme: Scheme) -> Scheme:
     """What the output projection gets if nothing is said of it: at least 8 bits, since it decides on every token, and
     no method that takes as much memory as its vocabulary is large."""
-    plain = replace(scheme, method="rtn")
     if scheme.code_bits >= 8:
-        return plain
-    name = "w8a8" if scheme.activation == "int8" else "int8"
-    return replace(SCHEMES[name], is_static=scheme.is_static)
+        return replace(scheme, method="rtn")
+    if scheme.activation != "int8":
+        return SCHEMES["int8"]
+    rounding = (word for word in scheme.name.split(":") if word in ROUNDING)
+    found = parse_scheme(":".join(("w8a8", *rounding)))
+    assert found is not None, "a scheme of options is none without codes"
+    return found
 
 
 def fitted(planned: Planned, scheme: Scheme) -> Scheme:

@@ -20,7 +20,7 @@ from llmc.graph.weights import Stored, stored_names
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
 from llmc.passes.planned_weight import HEAD, module_names
-from llmc.passes.quantization.plan import head_scheme
+from llmc.passes.quantization.plan import asked, head_scheme
 from llmc.passes.quantization.rows_of_others import rows_of, transposed_experts
 
 
@@ -72,7 +72,7 @@ def _as_asked(
     options: BuildOptions,
     data: ModelData,
 ) -> StoredWeight | RoundedAgain | str:
-    quantization = options.quantization
+    quantization = asked(options, data)
     module, name = module_names(graph, readers)
     rule = quantization.rule_for(module, name)
     is_none = NOT_QUANTIZED in options.quantize

@@ -35,6 +35,13 @@ def test_rounded_tokens(format: str, scale: Tensor | None) -> None:
     check(ops.round_tokens.default, x, scale, format, torch.float32)
 
 
+@pytest.mark.parametrize("channels", [64, 70])
+def test_tokens_rounded_by_groups(channels: int) -> None:
+    x = numbers(6, channels)
+    x[2, :32] = 0
+    check(ops.round_tokens.default, x, None, "int8", torch.float32, 32)
+
+
 def test_choices() -> None:
     x = numbers(4, 9)
     x[1, 3] = x[1, 7] = 5.0  # Of equals the lower one is first.

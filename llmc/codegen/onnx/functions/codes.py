@@ -58,8 +58,21 @@ def _expanded(b: Body, values: Value, masks: Value, columns: int) -> str:
     return b("Where", b("Cast", kept, to=TensorProto.BOOL), b.reshape(found, -1, columns), b.number(0.0))
 
 
-def round_tokens(b: Body, x: Value, scale: Value | None, format: str) -> str:
-    """Each token's channels rounded to codes with one scale, and back."""
+def round_tokens(b: Body, x: Value, scale: Value | None, format: str, group: int | None = None) -> str:
+    """Each token's channels rounded to codes with one scale, or one for each group of channels, and back."""
+    if group is None:
+        return _rounded(b, x, scale, format)
+    last, channels = len(x.shape) - 1, x.size(-1)
+    groups = -(-channels // group)
+    whole = groups * group
+    padded = b("Pad", x, b.integers([0] * (2 * last + 1) + [whole - channels])) if whole > channels else x
+    grouped = b.reshape(padded, *[0] * last, groups, group)
+    rounded = b.reshape(_rounded(b, grouped, None, format), *[0] * last, whole)
+    return b.slice(rounded, last, 0, channels) if whole > channels else rounded
+
+
+def _rounded(b: Body, x: Operand, scale: Value | None, format: str) -> str:
+    """With one scale for all of the last axis."""
     largest = CODE_FORMATS[format].largest
     if scale is None:
         magnitude = b("ReduceMax", b("Abs", x), b.integers([-1]), keepdims=1)
