@@ -11,6 +11,8 @@ Granularity = Literal["tensor", "channel", "group", "block"]
 # What a weight of codes is stored as: the tensors of llmc::dequantize, in the order of its arguments.
 CODE_PARTS = ("codes", "scales", "zeros", "scale_steps", "minima", "minimum_steps")
 
+# Columns of a blocked format that lie together: a run is a multiple of them.
+RUN_UNIT = 32
 # Channels of a token that share a scale, where tokens are rounded by groups.
 TOKEN_GROUP = 32
 
@@ -103,8 +105,26 @@ class CodeFormat:
 
     @property
     def run(self) -> int | None:
-        """How many columns share a float, where the format says so."""
+        """How many columns share a float, where the format says so: in GGUF files, and here if they divide a row."""
         return None if self.group is None else self.group * (1 if self.steps is None else self.steps.groups)
+
+    def run_of(self, columns: int) -> int | None:
+        """How many of a row's columns share a float where weights are rounded to the format.
+
+        Returns:
+            `run` where the row is no multiple of it, too: the fewest columns from there on that divide the row, at most
+            all of it. None where units of 32 columns do not divide the row, or the format leaves the number open.
+        """
+        if self.run is None or columns % RUN_UNIT:
+            return None
+        least = min(self.run, columns)
+        return next(run for run in range(least, columns + 1, RUN_UNIT) if columns % run == 0)
+
+    def step_bits(self, run: int) -> int:
+        """What the steps of a run of so many columns are stored in: whole numbers of 16 bits."""
+        if self.steps is None or self.group is None:
+            return 0
+        return -(-self.steps.bits * (run // self.group) * (1 + self.has_minimum) // 16) * 16
 
     @property
     def unsigned_shift(self) -> int:
