@@ -3,8 +3,11 @@
 from dataclasses import replace
 
 from llmc.errors import OptionError
-from llmc.formats.schemes import GROUPS, SCHEMES, SHARING, Quantization, Scheme
+from llmc.formats.code_format import RUN_UNIT
+from llmc.formats.schemes import GROUPS, SCHEMES, SHARING, Quantization, Scheme, on_target
 from llmc.graph.model_graph import ModelGraph
+from llmc.options import BuildOptions
+from llmc.passes.model_data import ModelData
 from llmc.passes.planned_weight import HEAD, PlannedWeight, plan_weights
 
 Planned = PlannedWeight[Scheme]
@@ -16,6 +19,11 @@ def plan(graph: ModelGraph, quantization: Quantization) -> tuple[Planned, ...]:
     Raises OptionError for a rule that names no module, and for columns that no group divides.
     """
     return tuple(map(_fitted, plan_weights(graph, quantization, "quantize")))
+
+
+def asked(options: BuildOptions, data: ModelData) -> Quantization:
+    """What `quantize` says on the target that a model is built for. An engine in float32 rounds no token unasked."""
+    return on_target(options.quantization, data.rounds_tokens and options.dtype != "float32")
 
 
 def _fitted(planned: Planned) -> Planned:
@@ -34,8 +42,10 @@ def head_scheme(scheme: Scheme) -> Scheme:
     plain = replace(scheme, method="rtn")
     if scheme.code_bits >= 8:
         return plain
-    name = "w8a8" if scheme.activation == "int8" else "int8"
-    return replace(SCHEMES[name], is_static=scheme.is_static)
+    if scheme.activation != "int8":
+        return SCHEMES["int8"]
+    name = "w8a8" if scheme.token_group is None else f"w8a8:x{scheme.token_group}"
+    return replace(SCHEMES["w8a8"], name=name, is_static=scheme.is_static, token_group=scheme.token_group)
 
 
 def fitted(planned: Planned, scheme: Scheme) -> Scheme:
@@ -44,8 +54,10 @@ def fitted(planned: Planned, scheme: Scheme) -> Scheme:
     found = scheme.fitted(columns)
     if found is not None:
         return found
-    widths = [str(each.columns) for each in scheme.groups()]
-    kind = "blocks" if scheme.granularity == "block" else "groups"
+    widths = [str(each.run or each.columns) for each in scheme.groups()]
+    kind = "blocks" if scheme.granularity == "block" else "groups" if scheme.run is None else "super-blocks"
+    if scheme.codes.is_blocked:
+        widths = [str(scheme.run or RUN_UNIT)]
     fits = [size for size in GROUPS if columns % size == 0 and "group" in scheme.codes.granularities]
     instead = f"{_without_group(scheme)}:g{fits[0]}" if fits else "int8"
     raise OptionError(

@@ -34,7 +34,7 @@ from llmc.passes.quantization.column_sweep import InputSolvers
 from llmc.passes.quantization.gptq import gptq
 from llmc.passes.quantization.insert_codes import insert_tokens, insert_weight
 from llmc.passes.quantization.mixed_precision import SchemeOf, choose_schemes
-from llmc.passes.quantization.plan import Planned, plan
+from llmc.passes.quantization.plan import Planned, asked, plan
 from llmc.passes.quantization.reference_divergence import Reference
 from llmc.passes.quantization.remembered_codes import History, RememberedCodes, Rounded
 from llmc.passes.quantization.round_experts import ExpertRows, expert_rows, round_experts
@@ -55,7 +55,7 @@ _MEASURED_ROWS = 256
 
 def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData) -> None:
     """Quantize every planned weight, in the order in which the step reads them."""
-    quantization = options.quantization
+    quantization = asked(options, data)
     if quantization.is_none:
         return
     planned = plan(graph, quantization)

@@ -20,7 +20,7 @@ from llmc.graph.weights import Stored, stored_names
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
 from llmc.passes.planned_weight import HEAD, module_names
-from llmc.passes.quantization.plan import head_scheme
+from llmc.passes.quantization.plan import asked, head_scheme
 from llmc.passes.quantization.rows_of_others import rows_of, transposed_experts
 
 
@@ -72,7 +72,7 @@ def _as_asked(
     options: BuildOptions,
     data: ModelData,
 ) -> StoredWeight | RoundedAgain | str:
-    quantization = options.quantization
+    quantization = asked(options, data)
     module, name = module_names(graph, readers)
     rule = quantization.rule_for(module, name)
     is_none = NOT_QUANTIZED in options.quantize
@@ -100,4 +100,5 @@ def _says_no_more(scheme: Scheme, stored: StoredWeight) -> bool:
     """Whether codes rounded so would say no more than those that are there."""
     if scheme.is_static or scheme.activation not in CODE_FORMATS[stored.format].activations:
         return False
-    return scheme.format == stored.format or (scheme.codes.integers is not None and scheme.code_bits >= stored.bits)
+    has_levels = scheme.codes.integers is not None or scheme.codes.is_blocked
+    return scheme.format == stored.format or (has_levels and scheme.code_bits >= stored.bits)
