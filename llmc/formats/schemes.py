@@ -184,7 +184,7 @@ def _with_option(scheme: Scheme, name: str, word: str) -> Scheme:
     for granularity in granularities:
         if key == granularity != "group":
             return replace(scheme, granularity=granularity, group=None)
-    if _is_run(key) and scheme.codes.steps is not None:
+    if names_run(key) and scheme.codes.steps is not None:
         return replace(scheme, run=int(key[1:]))
     if key in ("sym", "asym") and scheme.codes.integers is not None and not scheme.codes.is_blocked:
         return replace(scheme, symmetric=key == "sym")
@@ -218,7 +218,7 @@ def _options(scheme: Scheme) -> tuple[str, ...]:
     return options or ("none",)
 
 
-def _is_run(key: str) -> bool:
+def names_run(key: str) -> bool:
     """Whether an option names the columns that share a float: whole units of them."""
     digits = key[1:]
     return key[:1] == "s" and digits.isascii() and digits.isdigit() and int(digits) % RUN_UNIT == 0 < int(digits)
@@ -248,8 +248,15 @@ class Budget:
     @property
     def schemes(self) -> tuple[Scheme, ...]:
         """What it gives out, but for smaller groups and zeros, in ascending bits."""
-        method = "" if self.method == "rtn" else f"-{self.method}"
-        return (*(SCHEMES[f"int{bits}{method}"] for bits in (4, 5, 6)), SCHEMES["int8"])
+        return (*(self._rounded(f"int{bits}") for bits in (4, 5, 6)), SCHEMES["int8"])
+
+    @property
+    def blocked(self) -> tuple[Scheme, ...]:
+        """What it gives out besides where kernels know blocked formats."""
+        return tuple(self._rounded(f"q{bits}_k") for bits in (4, 5, 6))
+
+    def _rounded(self, base: str) -> Scheme:
+        return SCHEMES[base if self.method == "rtn" else f"{base}-{self.method}"]
 
 
 # What the option `quantize` says.

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from llmc.errors import OptionError
 from llmc.formats.code_format import RUN_UNIT
-from llmc.formats.schemes import GROUPS, SCHEMES, SHARING, Quantization, Scheme, on_target
+from llmc.formats.schemes import GROUPS, SCHEMES, SHARING, Quantization, Scheme, names_run, on_target
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
@@ -54,20 +54,32 @@ def fitted(planned: Planned, scheme: Scheme) -> Scheme:
     found = scheme.fitted(columns)
     if found is not None:
         return found
-    widths = [str(each.run or each.columns) for each in scheme.groups()]
-    kind = "blocks" if scheme.granularity == "block" else "groups" if scheme.run is None else "super-blocks"
-    if scheme.codes.is_blocked:
-        widths = [str(scheme.run or RUN_UNIT)]
-    fits = [size for size in GROUPS if columns % size == 0 and "group" in scheme.codes.granularities]
-    instead = f"{_without_group(scheme)}:g{fits[0]}" if fits else "int8"
     raise OptionError(
-        f"tensor {planned.tensor} has {columns} columns, which {kind} of {' or '.join(widths)} do not divide",
+        f"tensor {planned.tensor} has {columns} columns, which {_sharing(scheme)} do not divide",
         at=f"quantize={scheme.name}",
-        fix=f"choose another for all of them, or for this one: quantize={planned.module}={instead}",
+        fix=f"choose another for all of them, or for this one: quantize={planned.module}={_instead(scheme, columns)}",
     )
 
 
-def _without_group(scheme: Scheme) -> str:
+def _sharing(scheme: Scheme) -> str:
+    """What columns fall into, by the numbers of columns that there may be."""
+    if scheme.run is not None:
+        return f"super-blocks of {scheme.run}"
+    if scheme.codes.is_blocked:
+        return f"groups of {RUN_UNIT}"
+    kind = "blocks" if scheme.granularity == "block" else "groups"
+    return f"{kind} of {' or '.join(str(each.columns) for each in scheme.groups())}"
+
+
+def _instead(scheme: Scheme, columns: int) -> str:
+    """The nearest scheme that divides the columns."""
+    if scheme.codes.run_of(columns) is not None:
+        return _without_sharing(scheme)
+    fits = [size for size in GROUPS if columns % size == 0 and "group" in scheme.codes.granularities]
+    return f"{_without_sharing(scheme)}:g{fits[0]}" if fits else "int8"
+
+
+def _without_sharing(scheme: Scheme) -> str:
     """The scheme's name, without what shares a scale."""
     name, *words = scheme.name.split(":")
-    return ":".join((name, *(word for word in words if word not in SHARING)))
+    return ":".join((name, *(word for word in words if word not in SHARING and not names_run(word))))
