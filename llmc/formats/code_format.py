@@ -11,7 +11,7 @@ Granularity = Literal["tensor", "channel", "group", "block"]
 # What a weight of codes is stored as: the tensors of llmc::dequantize, in the order of its arguments.
 CODE_PARTS = ("codes", "scales", "zeros", "scale_steps", "minima", "minimum_steps")
 
-# Columns of a blocked format that lie together: a run is a multiple of them.
+# A run of columns that share a float is a multiple of this, in blocked formats.
 RUN_UNIT = 32
 # Channels of a token that share a scale, where tokens are rounded by groups.
 TOKEN_GROUP = 32
@@ -105,15 +105,15 @@ class CodeFormat:
 
     @property
     def run(self) -> int | None:
-        """How many columns share a float, where the format says so: in GGUF files, and here if they divide a row."""
+        """The number of columns that share a float in a GGUF file; None if the format leaves it open."""
         return None if self.group is None else self.group * (1 if self.steps is None else self.steps.groups)
 
     def run_of(self, columns: int) -> int | None:
-        """How many of a row's columns share a float where weights are rounded to the format.
+        """The number of columns that share a float in rows that are rounded to the format.
 
         Returns:
-            `run` where the row is no multiple of it, too: the fewest columns from there on that divide the row, at most
-            all of it. None where units of 32 columns do not divide the row, or the format leaves the number open.
+            `run` if it divides the row, else the smallest larger number that does, at most the whole row. None if the
+            row is not a multiple of 32 columns, or the format leaves the number open.
         """
         if self.run is None or columns % RUN_UNIT:
             return None
@@ -121,7 +121,7 @@ class CodeFormat:
         return next(run for run in range(least, columns + 1, RUN_UNIT) if columns % run == 0)
 
     def step_bits(self, run: int) -> int:
-        """What the steps of a run of so many columns are stored in: whole numbers of 16 bits."""
+        """Bits of the stored steps of a run of columns, a multiple of 16."""
         if self.steps is None or self.group is None:
             return 0
         return -(-self.steps.bits * (run // self.group) * (1 + self.has_minimum) // 16) * 16

@@ -30,7 +30,7 @@ class Scheme:
     user chose the group; else it is the largest that there may be (`fitted`). run: columns that share a float, of a
     format whose scales have steps, if the user chose it. activation: what the tokens
     are rounded to, each with its own scale, one for each token_group of its channels, or one found by calibration if
-    is_static. follows_target: nothing was said of tokens (`on_target`). method: how weights are
+    is_static. follows_target: the option names no rounding of tokens (`on_target`). method: how weights are
     rounded, or prepared for it. act_order, damping: of GPTQ. alpha: of SmoothQuant.
     """
 
@@ -88,13 +88,13 @@ class Scheme:
         return replace(self, name=f"{self.name}:s{run}", run=run)
 
     def run_of(self, columns: int) -> int | None:
-        """How many of a row's columns share a float, of a blocked format; None if it does not fit them."""
+        """The number of a row's columns that share a float, for a blocked format; None if the scheme does not fit."""
         if self.run is None:
             return self.codes.run_of(columns)
         return None if columns % self.run else self.run
 
     def on_target(self, rounds_tokens: bool) -> "Scheme":
-        """The scheme with tokens as the target takes them beside such codes: rounded by groups, or as they are."""
+        """The scheme with the target's default for tokens, if it names none: rounded by groups, or as they are."""
         if not (self.follows_target and rounds_tokens):
             return self
         name = f"{self.name}:{_TOKEN_GROUP}"
@@ -252,7 +252,7 @@ class Budget:
 
     @property
     def blocked(self) -> tuple[Scheme, ...]:
-        """What it gives out besides where kernels know blocked formats."""
+        """Further schemes for targets whose kernels read blocked formats, in ascending bits."""
         return tuple(self._rounded(f"q{bits}_k") for bits in (4, 5, 6))
 
     def _rounded(self, base: str) -> Scheme:
@@ -264,7 +264,7 @@ Quantization = BudgetedSchemes[Scheme, Budget]
 
 
 def on_target(quantization: Quantization, rounds_tokens: bool) -> Quantization:
-    """The same schemes with tokens as the target takes them, where nothing was said of those."""
+    """The schemes with the target's default for tokens where they name none."""
     default = None if quantization.default is None else quantization.default.on_target(rounds_tokens)
     rules = (
         replace(rule, scheme=None if rule.scheme is None else rule.scheme.on_target(rounds_tokens))

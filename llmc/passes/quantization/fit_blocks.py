@@ -1,10 +1,14 @@
-"""Find scales, minima and their steps for the formats whose groups have more than a float: those of GGUF files.
+"""Search scales, minima and their steps for blocked formats, the formats of GGUF files.
 
-A scale that just covers a group wastes codes on its extremes, and steps round it a second time. So several ranges are
-tried for each group, each with the scale and the minimum that suit the codes it gives best, by weighted least squares.
-Then the groups of a run are put on common floats: in turn each group takes the best of the steps next to its own, with
-codes rounded anew, and the run takes the floats that suit all its codes and steps best.
-Source of the idea: the searches of llama.cpp's ggml-quants.c for k-quants (Kawrakow 2023).
+A scale that just covers a group wastes codes on its extremes, and rounding the scale to a step adds an error. The
+search has two parts:
+
+1. Per group, several ranges are tried. Each range gives codes, and weighted least squares give the best scale and
+   minimum for these codes. The range with the smallest error wins.
+2. Per run, the groups get common floats and integer steps. Each group tries the steps next to its own, with codes
+   rounded again. Then least squares give the best floats for the run's codes and steps, and the groups try once more.
+
+Source of the idea: the searches for k-quants in llama.cpp's ggml-quants.c (Kawrakow 2023).
 """
 
 from collections.abc import Iterator
@@ -15,27 +19,30 @@ from torch import Tensor
 
 from llmc.formats.code_format import CodeFormat, Steps
 
-# By how many codes a range is made wider, or narrower, than what covers a group. More of them, or more rounds, make the
-# error smaller by 0.2%.
+# Codes by which a tried range is wider than a group's own, or narrower. Three times the work would make the error 0.1%
+# smaller.
 _WIDER = (-1.6, -1.2, -0.8, -0.4, 0.0, 0.4, 0.8)
-# How often floats are fitted to steps, and steps to those.
+# Number of times that floats are fitted to steps, and steps to floats.
 _ROUNDS = 1
 _FLOATS = torch.bfloat16
-# Stands for a range of nothing.
+# Replaces the scale of a group that has one value.
 _LEAST = 1e-30
 
 
 def fit_blocks(rows: Tensor, format: CodeFormat, run: int, importance: Tensor | None) -> dict[str, Tensor]:
-    """All parts of a weight except its codes, by the names of llmc::dequantize's arguments.
+    """All parts of a weight except its codes.
 
     Args:
-        rows: [rows, columns], fp32.
-        format: one that is blocked.
-        run: columns that share a float.
-        importance: [columns], factors of the squares of each column's errors; None if all are alike.
+        rows: The weight [rows, columns], fp32.
+        format: A blocked format.
+        run: Number of columns that share a float.
+        importance: Factor of the squared errors of each column, [columns]; None weights all columns alike.
+
+    Returns:
+        The parts by the names of llmc::dequantize's arguments.
     """
     assert format.group is not None, "the format leaves its groups open"
-    # What is summed up over lies in the first axis: several times as fast as in the last.
+    # Sums over the first axis are several times faster than sums over a short last one.
     values = rows.reshape(len(rows), -1, format.group).permute(2, 0, 1).contiguous()
     weights = torch.ones(rows.shape[1]) if importance is None else importance.float()
     weights = weights.reshape(-1, format.group).t().contiguous()[:, None]
@@ -51,19 +58,23 @@ def fit_blocks(rows: Tensor, format: CodeFormat, run: int, importance: Tensor | 
 
 
 class _Groups:
-    """The groups of a weight's rows. values: [columns of a group, rows, groups]. weights: of the squares of the values'
-    errors, [columns of a group, 1, groups]."""
+    """The groups of a weight's rows.
+
+    Args:
+        values: [columns of a group, rows, groups].
+        weights: Factors of the squared errors, [columns of a group, 1, groups].
+    """
 
     def __init__(self, format: CodeFormat, values: Tensor, weights: Tensor) -> None:
         self.format, self.values, self.weights = format, values, weights
         weighted = weights * values
-        # Of what codes do not change: the sums of weights, and of values, weighted as is all that follows.
+        # Weighted sums that do not depend on codes: of 1, of the values and of their squares.
         self.one, self.x = weights.sum(0), weighted.sum(0)
         self._xx = weighted.mul_(values).sum(0)
         self._nearest = None if format.table is None else _nearest_of_table(format.table)
 
     def numbers(self, scale: Tensor, minimum: Tensor) -> Tensor:
-        """What the codes nearest to the values stand for before they are scaled."""
+        """The unscaled numbers of the codes nearest to the values."""
         scaled = (self.values + minimum if self.format.has_minimum else self.values) / scale
         if self._nearest is None:
             assert self.format.integers is not None
@@ -72,17 +83,17 @@ class _Groups:
         return self._nearest[scaled.mul_(2).floor_().clamp_(-half, half - 1).add_(half).int()]
 
     def sums(self, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of numbers q and values x: those of q, of q² and of q · x, each [rows, groups]."""
+        """Weighted sums of q, q² and q·x for numbers q and values x, each [rows, groups]."""
         weighted = numbers * self.weights
         products = weighted * self.values
         return weighted.sum(0), numbers.mul(weighted).sum(0), products.sum(0)
 
     def minimum(self, scale: Tensor, numbers: Tensor) -> Tensor:
-        """The best one beside a scale."""
+        """The best minimum for a scale and numbers."""
         return (scale * (numbers * self.weights).sum(0) - self.x) / self.one
 
     def fitted(self, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The best scale and minimum for numbers, and the error that is left."""
+        """The best scale and minimum for numbers, and the remaining error."""
         q, qq, qx = self.sums(numbers)
         alone = qx / qq.clamp_min(_LEAST)
         if not self.format.has_minimum:
@@ -99,7 +110,7 @@ class _Groups:
         return scale, minimum, self._xx - scale * qx + minimum * self.x
 
     def error(self, numbers: Tensor, scale: Tensor, minimum: Tensor) -> Tensor:
-        """What numbers leave of the values."""
+        """The weighted squared error of each group."""
         left = numbers * scale - self.values
         if self.format.has_minimum:
             left -= minimum
@@ -107,16 +118,16 @@ class _Groups:
 
 
 def _nearest_of_table(table: tuple[float, ...]) -> Tensor:
-    """The number of a table of integers that is nearest to x, at the place of floor(2 · x)."""
+    """The nearest number of a table of integers to x, indexed by floor(2·x) from the smallest index on."""
     levels = torch.tensor(table)
-    # The middle between two integers is a half, or whole.
+    # The middle of two integers is a multiple of one half.
     middles = (levels[1:] + levels[:-1]) / 2
     most = int(levels.abs().max()) + 1
     return levels[torch.bucketize(torch.arange(-2 * most, 2 * most) / 2 + 0.25, middles)]
 
 
 def _ranges(groups: _Groups) -> tuple[Tensor, Tensor]:
-    """The best scale and minimum of each group that are tried, [rows, groups], among all numbers."""
+    """The best scale and minimum of each group, [rows, groups], both any number."""
     best = torch.full(groups.values.shape[1:], torch.inf)
     scale, minimum = torch.ones_like(best), torch.zeros_like(best)
     for tried in _tried(groups.format, groups.values):
@@ -128,7 +139,7 @@ def _ranges(groups: _Groups) -> tuple[Tensor, Tensor]:
 
 
 def _tried(format: CodeFormat, values: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Scales and minima of ranges about as wide as each group's values."""
+    """The scales and minima of the tried ranges."""
     if format.has_minimum:
         assert format.integers is not None
         low, high = values.amin(0), values.amax(0)
@@ -137,7 +148,7 @@ def _tried(format: CodeFormat, values: Tensor) -> Iterator[tuple[Tensor, Tensor]
         for wider in _WIDER:
             yield (high - low).clamp_min(_LEAST) / (format.integers[1] + wider), -low
         return
-    # The largest magnitude gets a code at an end, of either sign: scales without minima may be negative.
+    # The largest magnitude gets a code at an end of the range, whatever its sign: scales may be negative.
     peak = values.gather(0, values.abs().argmax(0, keepdim=True))[0]
     peak = torch.where(peak == 0, _LEAST, peak)
     ends, apart = _ends(format)
@@ -147,15 +158,15 @@ def _tried(format: CodeFormat, values: Tensor) -> Iterator[tuple[Tensor, Tensor]
 
 
 def _ends(format: CodeFormat) -> tuple[tuple[float, ...], float]:
-    """The numbers that the largest magnitude may get, and how far apart numbers are about there."""
-    if format.table is not None:  # They are closer to each other in the middle.
+    """The numbers that the largest magnitude may get, and half of their distance from the next number."""
+    if format.table is not None:
         return (format.table[0], format.table[-1]), (format.table[-1] - format.table[0]) / 30
     assert format.integers is not None
     return format.integers[:1], 1.0
 
 
 def _in_steps(groups: _Groups, steps: Steps, scale: Tensor, minimum: Tensor, of_run: int) -> dict[str, Tensor]:
-    """Scales and minima as floats of runs of groups, and their steps."""
+    """Scales and minima as one float per run of groups and one step per group."""
     fit = _Steps(groups, steps, of_run)
     scales = fit.float_of(scale, fit.most)
     scale_steps = fit.in_range((scale / fit.each(scales)).round_())
@@ -173,7 +184,7 @@ def _in_steps(groups: _Groups, steps: Steps, scale: Tensor, minimum: Tensor, of_
 
 @dataclass(frozen=True)
 class _Steps:
-    """Steps of groups, [rows, groups], and the floats that `of_run` of them share, [rows, runs]."""
+    """Fits steps [rows, groups] and floats [rows, runs]; `of_run` groups share a float."""
 
     groups: _Groups
     steps: Steps
@@ -189,25 +200,25 @@ class _Steps:
         return (1 << self.steps.bits) - 1
 
     def each(self, floats: Tensor) -> Tensor:
-        """Of each group, fp32."""
+        """The float of each group, fp32."""
         return floats.float().repeat_interleave(self.of_run, -1)
 
     def run(self, values: Tensor) -> Tensor:
-        """Values of the groups of each run, in an axis of their own."""
+        """Values [rows, groups] as [rows, runs, of_run]."""
         return values.view(*values.shape[:-1], -1, self.of_run)
 
     def float_of(self, values: Tensor, most: int) -> Tensor:
-        """What gives the largest of a run the step `most`."""
+        """The float with which the largest value of a run has the step `most`."""
         return _not_zero(self.run(values.abs()).amax(-1) / most, _LEAST).to(_FLOATS)
 
     def in_range(self, steps: Tensor) -> Tensor:
-        """Those that there are. None is 0: the group would have one value for all codes."""
+        """Steps clamped to their range, without 0: all codes of a group would have the same value."""
         return _not_zero(steps.clamp_(self.steps.least if self.steps.least < 0 else 1, self.most), 1.0)
 
     def next_steps(
         self, scales: Tensor, scale_steps: Tensor, minima: Tensor, minimum_steps: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The best of the steps beside those of each group, with the best step of the minimum for each."""
+        """The best of three neighbouring steps of each group, with the best step of its minimum."""
         groups, scale, minimum = self.groups, self.each(scales), self.each(minima)
         best, found = None, (scale_steps, minimum_steps)
         for further in (-1, 0, 1):
@@ -228,7 +239,7 @@ class _Steps:
     def floats(
         self, scales: Tensor, scale_steps: Tensor, minima: Tensor, minimum_steps: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The best floats for each run's steps and codes; those that there are where they would not be positive."""
+        """The best floats for each run's steps and codes. Floats that would not be positive keep their value."""
         groups = self.groups
         numbers = groups.numbers(self.each(scales) * scale_steps, self.each(minima) * minimum_steps)
         q, qq, qx = groups.sums(numbers)

@@ -59,5 +59,5 @@ def _rounded(weight: Tensor, solver: Solver, scheme: Scheme, kept: Tensor | None
 
 
 def _of_columns(groups: Tensor, order: Tensor) -> tuple[Tensor, ...]:
-    """What the groups of rows have, [rows, groups], for each column in this order: [rows] each."""
+    """Values of groups [rows, groups] as one tensor [rows] per column, in the given order."""
     return groups.t()[order // (len(order) // groups.shape[1])].unbind()

@@ -22,7 +22,7 @@ def plan(graph: ModelGraph, quantization: Quantization) -> tuple[Planned, ...]:
 
 
 def asked(options: BuildOptions, data: ModelData) -> Quantization:
-    """What `quantize` says on the target that a model is built for. An engine in float32 rounds no token unasked."""
+    """The schemes of `quantize` for the build's target. Engines in float32 round tokens only if a scheme names it."""
     return on_target(options.quantization, data.rounds_tokens and options.dtype != "float32")
 
 
@@ -62,7 +62,7 @@ def fitted(planned: Planned, scheme: Scheme) -> Scheme:
 
 
 def _sharing(scheme: Scheme) -> str:
-    """What columns fall into, by the numbers of columns that there may be."""
+    """The groups, blocks or super-blocks of a scheme, with their numbers of columns."""
     if scheme.run is not None:
         return f"super-blocks of {scheme.run}"
     if scheme.codes.is_blocked:

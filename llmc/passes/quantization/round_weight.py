@@ -117,7 +117,7 @@ def _joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _parts_of(weight: Tensor, scheme: Scheme, importance: Tensor | None) -> dict[str, Tensor]:
-    """Of a weight's rows: what is searched for a blocked format, else scales and zeros."""
+    """All parts of a weight's rows except codes: searched for blocked formats, else scales and zeros."""
     codes, columns = scheme.codes, weight.shape[1]
     if codes.is_blocked:
         run = scheme.run_of(columns)
