@@ -47,11 +47,13 @@ def difference(graph: ModelGraph, directory: Path, source: WeightSource | None =
 WEIGHT_ONLY = [
     *("int8", "int8:asym", "int6:g32", "int5:g32:asym", "int4:g32", "int4:g32:asym"),
     *("fp8", "fp8:tensor", "nf4:g32", "mxfp4"),
+    *("q4_k:xnone", "q5_k:s32:xnone", "q6_k:xnone", "iq4_nl:xnone", "q4_1:xnone"),
 ]
+_QUICK = ("int8", "int6:g32", "int4:g32:asym", "fp8", "mxfp4", "q4_k:xnone")
 
 
 # cpp/kernels/test_coded_products.py has the kernels of all; here are channels and groups, zeros and tables.
-@pytest.mark.parametrize("scheme", quick_sample(WEIGHT_ONLY, ("int8", "int6:g32", "int4:g32:asym", "fp8", "mxfp4")))
+@pytest.mark.parametrize("scheme", quick_sample(WEIGHT_ONLY, _QUICK))
 def test_weight_only_schemes_equal_the_graph(scheme: str, tmp_path: Path) -> None:
     assert difference(optimized(scheme).graph, tmp_path) < 1e-5
 
@@ -78,7 +80,7 @@ def test_calibrated_schemes_equal_the_graph(scheme: str, tmp_path: Path) -> None
     assert difference(graph, tmp_path) < (1e-5 if scheme == "int8-gptq" else 1e-2)
 
 
-@pytest.mark.parametrize("scheme", ["w8a8", "w6a8:g32", "w4a8:g32", "fp8-w8a8"])
+@pytest.mark.parametrize("scheme", ["w8a8", "w6a8:g32", "w4a8:g32", "fp8-w8a8", "q4_k:x32"])
 def test_schemes_that_round_activations_equal_the_graph(scheme: str, tmp_path: Path) -> None:
     """But where a sum in another order moves an activation over the edge between two codes."""
     assert difference(optimized(scheme).graph, tmp_path) < 1e-2

@@ -56,7 +56,7 @@ class CppKind:
                 fix="use tensor_parallel_size alone, or draft with another engine, ngram, suffix or lookahead",
             )
         check_adapters(options)
-        check_kernels(options, CppBackend(self.target), self.target.name)
+        check_kernels(options, CppBackend(self.target), self.target.name, rounds_tokens=self.rounds_tokens)
         check_toolchain(self.target, parts_of(options))
 
     @contextmanager

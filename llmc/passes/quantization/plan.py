@@ -3,7 +3,18 @@
 from dataclasses import replace
 
 from llmc.errors import OptionError
-from llmc.formats.schemes import GROUPS, ROUNDING, SCHEMES, SHARING, Quantization, Scheme, on_target, parse_scheme
+from llmc.formats.code_format import RUN_UNIT
+from llmc.formats.schemes import (
+    GROUPS,
+    ROUNDING,
+    SCHEMES,
+    SHARING,
+    Quantization,
+    Scheme,
+    names_run,
+    on_target,
+    parse_scheme,
+)
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
@@ -12,17 +23,18 @@ from llmc.passes.planned_weight import HEAD, PlannedWeight, plan_weights
 Planned = PlannedWeight[Scheme]
 
 
-def asked(options: BuildOptions, data: ModelData) -> Quantization:
-    """The option `quantize` with tokens rounded as on the target that the model is built for."""
-    return on_target(options.quantization, data.token_group)
-
-
 def plan(graph: ModelGraph, quantization: Quantization) -> tuple[Planned, ...]:
     """Every product's weight, and each embedding that a rule names, in the order in which the step reads them.
 
     Raises OptionError for a rule that names no module, and for columns that no group divides.
     """
     return tuple(map(_fitted, plan_weights(graph, quantization, "quantize")))
+
+
+def asked(options: BuildOptions, data: ModelData) -> Quantization:
+    """The schemes of `quantize` for the build's target. In float32, only schemes that round tokens anyway do so."""
+    rounds_plain = data.rounds_tokens and options.dtype != "float32"
+    return on_target(options.quantization, data.token_group, rounds_plain=rounds_plain)
 
 
 def _fitted(planned: Planned) -> Planned:
@@ -54,18 +66,32 @@ def fitted(planned: Planned, scheme: Scheme) -> Scheme:
     found = scheme.fitted(columns)
     if found is not None:
         return found
-    widths = [str(each.columns) for each in scheme.groups()]
-    kind = "blocks" if scheme.granularity == "block" else "groups"
-    fits = [size for size in GROUPS if columns % size == 0 and "group" in scheme.codes.granularities]
-    instead = f"{_without_group(scheme)}:g{fits[0]}" if fits else "int8"
     raise OptionError(
-        f"tensor {planned.tensor} has {columns} columns, which {kind} of {' or '.join(widths)} do not divide",
+        f"tensor {planned.tensor} has {columns} columns, which {_sharing(scheme)} do not divide",
         at=f"quantize={scheme.name}",
-        fix=f"choose another for all of them, or for this one: quantize={planned.module}={instead}",
+        fix=f"choose another for all of them, or for this one: quantize={planned.module}={_instead(scheme, columns)}",
     )
 
 
-def _without_group(scheme: Scheme) -> str:
+def _sharing(scheme: Scheme) -> str:
+    """The groups, blocks or super-blocks of a scheme, with their numbers of columns."""
+    if scheme.run is not None:
+        return f"super-blocks of {scheme.run}"
+    if scheme.codes.is_blocked:
+        return f"groups of {RUN_UNIT}"
+    kind = "blocks" if scheme.granularity == "block" else "groups"
+    return f"{kind} of {' or '.join(str(each.columns) for each in scheme.groups())}"
+
+
+def _instead(scheme: Scheme, columns: int) -> str:
+    """The nearest scheme that divides the columns."""
+    if scheme.codes.run_of(columns) is not None:
+        return _without_sharing(scheme)
+    fits = [size for size in GROUPS if columns % size == 0 and "group" in scheme.codes.granularities]
+    return f"{_without_sharing(scheme)}:g{fits[0]}" if fits else "int8"
+
+
+def _without_sharing(scheme: Scheme) -> str:
     """The scheme's name, without what shares a scale."""
     name, *words = scheme.name.split(":")
-    return ":".join((name, *(word for word in words if word not in SHARING)))
+    return ":".join((name, *(word for word in words if word not in SHARING and not names_run(word))))

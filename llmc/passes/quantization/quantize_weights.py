@@ -161,7 +161,7 @@ class Quantizer:
             *self._graph.quantized,
             QuantizedWeight(
                 module=planned.module,
-                scheme=scheme.name,
+                scheme=(scheme.fitted(columns) or scheme).name,
                 rows=rows,
                 columns=columns,
                 bits=scheme.bits(columns),

@@ -100,4 +100,5 @@ def _says_no_more(scheme: Scheme, stored: StoredWeight) -> bool:
     """Whether codes rounded so would say no more than those that are there."""
     if scheme.is_static or scheme.activation not in CODE_FORMATS[stored.format].activations:
         return False
-    return scheme.format == stored.format or (scheme.codes.integers is not None and scheme.code_bits >= stored.bits)
+    has_levels = scheme.codes.integers is not None or scheme.codes.is_blocked
+    return scheme.format == stored.format or (has_levels and scheme.code_bits >= stored.bits)

@@ -24,8 +24,8 @@ class QuantizedWeight(RoundedWeight):
 
     @property
     def group(self) -> int:
-        """Columns that share a scale."""
-        return CODE_FORMATS[self.format].group or self.codes.shape[1] // self.scales.shape[1]
+        """Columns that share a float scale."""
+        return self.codes.shape[1] // self.scales.shape[1]
 
     def fields(self) -> dict[str, str | bool]:
         """What the kernels' structs say of its codes."""
@@ -58,8 +58,9 @@ def quantized(
 def blocked(out: int, channels: int, format: str, *, scale_dtype: torch.dtype = torch.float16) -> QuantizedWeight:
     """Random parts of a blocked format, each over its whole range."""
     record = CODE_FORMATS[format]
-    assert record.group is not None and record.run is not None
-    runs, groups = channels // record.run, channels // record.group
+    run = record.run_of(channels)
+    assert record.group is not None and run is not None
+    runs, groups = channels // run, channels // record.group
     low, high = record.integers or (0, 15)
     size = 1 / (record.largest * channels**0.5)
     steps = record.steps

@@ -210,6 +210,7 @@ _BY_32 = "int8 activations by 32"
         ("w8a8", True, f"Q4_0 int4, {_BY_32}", f"Q8_0 int8, {_BY_32}", f"Q4_1, {_BY_32}"),
         ("w8a8", False, f"Q4_0 int4, {_BY_32}", f"Q8_0 int8, {_BY_32}", "w8a8:x32"),
         ("w4a8:g32:x32", True, "Q4_0 int4, int8 activations by 32", "w4a8:g32:x32", "Q4_1, int8 activations by 32"),
+        ("q4_k", True, "Q4_0 int4", "q4_k:s128", "Q4_1"),
         ("fp8", True, "fp8", "fp8", "fp8"),
         ("none", True, None, None, None),
         ("down_proj=int8", True, "Q4_0 int4", "Q8_0 int8", "Q4_1"),

@@ -53,7 +53,8 @@ def test_spends_the_budget_on_what_is_sensitive(bard: Captured) -> None:
     elements = sum(w.rows * w.columns for w in weights)
     assert 4.8 < sum(w.bits * w.rows * w.columns for w in weights) / elements <= 5.0
     coded = product((4, 5, 6), ("", ":g64", ":g32"), ("", ":asym"))
-    assert {w.scheme for w in weights} <= {f"int{bits}-gptq{group}{zeros}" for bits, group, zeros in coded} | {"int8"}
+    given = {f"int{bits}-gptq{group}{zeros}" for bits, group, zeros in coded}
+    assert {w.scheme for w in weights} <= given | {f"q{bits}_k-gptq" for bits in (4, 5, 6)} | {"int8"}
     divergences = {w.module: float((w.reason or "").split()[1]) for w in weights}
     assert all("in sensitivity" in (w.reason or "") for w in weights)
     raised = [w for w in weights if w.scheme != "int4-gptq"]
