@@ -95,7 +95,7 @@ class Scheme:
             return self.codes.run_of(columns)
         return None if columns % self.run else self.run
 
-    def on_target(self, token_group: int | None, rounds_plain: bool) -> "Scheme":
+    def on_target(self, token_group: int | None, *, rounds_plain: bool) -> "Scheme":
         """The scheme with the target's default for tokens, if it names none: int8 with a scale per group.
 
         Args:
@@ -276,9 +276,9 @@ def on_target(quantization: Quantization, token_group: int | None, *, rounds_pla
     """The same schemes with the target's default for tokens where they name none; see Scheme.on_target."""
     default = quantization.default
     if default is not None:
-        default = default.on_target(token_group, rounds_plain)
+        default = default.on_target(token_group, rounds_plain=rounds_plain)
     rules = (
-        replace(rule, scheme=None if rule.scheme is None else rule.scheme.on_target(token_group, rounds_plain))
+        replace(rule, scheme=rule.scheme and rule.scheme.on_target(token_group, rounds_plain=rounds_plain))
         for rule in quantization.rules
     )
     return replace(quantization, default=default, rules=tuple(rules))

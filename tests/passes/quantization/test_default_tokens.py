@@ -60,10 +60,10 @@ def test_the_table_says_how_tokens_are_rounded() -> None:
 @pytest.mark.parametrize("name", _BY_INTEGERS)
 def test_every_scheme_of_rounded_tokens_has_both(name: str) -> None:
     plain, groups, whole = (parse_scheme(name + option) for option in ("", ":x32", ":xrow"))
-    assert plain is not None and plain.on_target(TOKEN_GROUP) == groups
-    assert whole is not None and whole.on_target(TOKEN_GROUP) == whole and whole.token_group is None
+    assert plain is not None and plain.on_target(TOKEN_GROUP, rounds_plain=True) == groups
+    assert whole is not None and whole.on_target(TOKEN_GROUP, rounds_plain=True) == whole and whole.token_group is None
     static = parse_scheme(f"{name}:static")
-    assert static is not None and static.on_target(TOKEN_GROUP) == static
+    assert static is not None and static.on_target(TOKEN_GROUP, rounds_plain=True) == static
 
 
 def test_a_gpu_refuses_groups_before_work_is_done() -> None:
