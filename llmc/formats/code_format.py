@@ -10,6 +10,7 @@ Granularity = Literal["tensor", "channel", "group", "block"]
 
 # What a weight of codes is stored as: the tensors of llmc::dequantize, in the order of its arguments.
 CODE_PARTS = ("codes", "scales", "zeros", "scale_steps", "minima", "minimum_steps")
+STEP_PARTS = ("scale_steps", "minimum_steps")
 
 # Channels of a token that share a scale, where tokens are rounded by groups.
 TOKEN_GROUP = 32
@@ -105,6 +106,11 @@ class CodeFormat:
     def run(self) -> int | None:
         """How many columns share a float, where the format says so."""
         return None if self.group is None else self.group * (1 if self.steps is None else self.steps.groups)
+
+    @property
+    def step_field_bits(self) -> int:
+        """Bits of the steps of one group, of its scale and of its minimum; 0 where there are none."""
+        return 0 if self.steps is None else self.steps.bits * (1 + self.has_minimum)
 
     @property
     def unsigned_shift(self) -> int:
