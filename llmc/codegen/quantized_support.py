@@ -1,5 +1,6 @@
 """Whether a backend has kernels for what quantization will ask of it, found out before any weight is read."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ import llmc.ops  # noqa: F401  (registers the ops that are asked for)
 from llmc.codegen.backend import Backend
 from llmc.errors import OptionError
 from llmc.formats.cache_format import CacheFormat, parse_cache_format
-from llmc.formats.schemes import SCHEMES, Scheme
+from llmc.formats.schemes import SCHEMES, WHOLE_TOKENS, Scheme
 from llmc.graph.code_numbers import code_dtype
 from llmc.options import BuildOptions
 
@@ -27,11 +28,10 @@ def check_kernels(options: BuildOptions, backend: Backend, target: str) -> None:
     for scheme in quantization.schemes + (() if quantization.budget is None else quantization.budget.schemes):
         reason = _scheme_refusal(scheme, backend, dtype)
         if reason is not None:
-            known = [s.name for s in SCHEMES.values() if _scheme_refusal(s, backend, dtype) is None]
             raise OptionError(
                 f"{target} cannot run the scheme {scheme.name}: {reason}",
                 at=f"quantize={scheme.name}",
-                fix=f"it runs {', '.join(known)}" if known else "build without quantize, or with target reference",
+                fix=_instead(scheme, backend, dtype),
             )
     if options.kv_cache != "auto":
         reason = _cache_refusal(parse_cache_format(options.kv_cache), backend, dtype)
@@ -41,6 +41,15 @@ def check_kernels(options: BuildOptions, backend: Backend, target: str) -> None:
                 at=f"kv_cache={options.kv_cache}",
                 fix="build with kv_cache=auto, or with target reference",
             )
+
+
+def _instead(scheme: Scheme, backend: Backend, dtype: torch.dtype) -> str:
+    """What the target runs in the place of a scheme."""
+    if scheme.token_group is not None and _scheme_refusal(replace(scheme, token_group=None), backend, dtype) is None:
+        whole = scheme.name.replace(f":x{scheme.token_group}", f":{WHOLE_TOKENS}")
+        return f"give each token one scale: quantize={whole}"
+    known = [s.name for s in SCHEMES.values() if _scheme_refusal(s, backend, dtype) is None]
+    return f"it runs {', '.join(known)}" if known else "build without quantize, or with target reference"
 
 
 def _scheme_refusal(scheme: Scheme, backend: Backend, dtype: torch.dtype) -> str | None:
@@ -55,7 +64,7 @@ def _scheme_refusal(scheme: Scheme, backend: Backend, dtype: torch.dtype) -> str
     graph = fx.Graph()
     arrived: Any = x
     if scheme.activation != "none":
-        rounding = (x, x_scale, scheme.activation, torch.float32)
+        rounding = (x, x_scale, scheme.activation, torch.float32, scheme.token_group)
         arrived = _call(graph, _llmc.round_tokens.default, rounding, x.float())
     stored = (codes, scales, zeros, scheme.format, torch.float32)
     weight = _call(graph, _llmc.dequantize.default, stored, codes.float())

@@ -18,7 +18,7 @@ _GROUPS = tuple(f"g{size}" for size in reversed(GROUPS))
 # Options that say what shares a scale.
 SHARING = frozenset({*_GROUPS, "channel", "tensor", "block"})
 # How tokens are rounded: with a scale for each group of channels, or one.
-_TOKEN_GROUP, _WHOLE_TOKENS = f"x{TOKEN_GROUP}", "xrow"
+_TOKEN_GROUP, WHOLE_TOKENS = f"x{TOKEN_GROUP}", "xrow"
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def _with_option(scheme: Scheme, name: str, word: str) -> Scheme:
         return replace(scheme, symmetric=key == "sym")
     if key in ("static", "dynamic") and scheme.activation != "none":
         return replace(scheme, is_static=key == "static")
-    if key in (_TOKEN_GROUP, _WHOLE_TOKENS) and scheme.activation == "int8":
+    if key in (_TOKEN_GROUP, WHOLE_TOKENS) and scheme.activation == "int8":
         return replace(scheme, token_group=TOKEN_GROUP if key == _TOKEN_GROUP else None)
     if key in ("actorder", "noactorder") and scheme.method == "gptq":
         return replace(scheme, act_order=key == "actorder")
@@ -177,7 +177,7 @@ def _options(scheme: Scheme) -> tuple[str, ...]:
     options = tuple(each for g in scheme.codes.granularities for each in (_GROUPS if g == "group" else (g,)))
     options += ("sym", "asym") if scheme.codes.integers is not None else ()
     options += ("static", "dynamic") if scheme.activation != "none" else ()
-    options += (_TOKEN_GROUP, _WHOLE_TOKENS) if scheme.activation == "int8" else ()
+    options += (_TOKEN_GROUP, WHOLE_TOKENS) if scheme.activation == "int8" else ()
     options += ("actorder", "noactorder", "damp=0.01") if scheme.method == "gptq" else ()
     options += ("alpha=0.5",) if scheme.method == "smoothquant" else ()
     return options or ("none",)

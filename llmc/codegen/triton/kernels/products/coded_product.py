@@ -43,7 +43,7 @@ def refuse_arrival(node: fx.Node, target: GpuTarget, *, has_zeros: bool) -> Refu
     stored = arguments_of(parts["weight"])
     format, x_format = stored["format"], arguments_of(parts["x"])["format"] if "x" in parts else "none"
     if "x" in parts and arguments_of(parts["x"])["group"] is not None:
-        return Refusal("GPU kernels have one scale for each token", node)
+        return Refusal("GPU kernels multiply tokens that have one scale each, not one for each group of channels", node)
     if x_format not in CODE_FORMATS[format].activations:
         return Refusal(f"kernels do not multiply {x_format} activations and {format} weights", node)
     if x_format == "int8" and format == "int8" and has_zeros:
