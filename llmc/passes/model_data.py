@@ -17,13 +17,12 @@ def _unheard(description: str, done: int, total: int) -> None:
 @dataclass(frozen=True)
 class ModelData:
     """source: where the graph's recipes read. tokenizer: the model's tokenizer.json. progress: told what is being
-    done, how many of it are done, and how many there are. takes_blocked_codes, rounds_tokens: what the target's kind
-    says of itself (codegen/target_kind.py)."""
+    done, how many of it are done, and how many there are. rounds_tokens: what the target's kind says of itself
+    (codegen/target_kind.py)."""
 
     source: WeightSource
     tokenizer: Path | None = None
     progress: Callable[[str, int, int], None] = _unheard
-    takes_blocked_codes: bool = True
     rounds_tokens: bool = False
 
     def told(self, description: str, items: Iterable[T], count: int) -> Iterator[T]:

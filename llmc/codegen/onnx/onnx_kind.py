@@ -33,7 +33,6 @@ class OnnxKind:
     target: OnnxTarget
     dtypes: tuple[torch.dtype, ...] = (torch.float32,)
     has_stages: bool = False
-    takes_blocked_codes: bool = True
     rounds_tokens: bool = False
 
     def check(self, options: BuildOptions) -> None:

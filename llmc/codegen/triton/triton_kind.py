@@ -36,7 +36,6 @@ class TritonKind:
     target: GpuTarget
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16)
     has_stages: bool = False
-    takes_blocked_codes: bool = True
     rounds_tokens: bool = False
 
     def check(self, options: BuildOptions) -> None:

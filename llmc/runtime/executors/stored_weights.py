@@ -29,9 +29,13 @@ def graph_weights(engine: EngineDirectory, table: Mapping[str, WeightOf]) -> dic
                 fix=REBUILD,
             )
         slot, tensor = stored[weight.slot]
-        data, dtype = stored_tensor(engine, tensor), TORCH_DTYPES[weight.dtype]
-        weights[name] = blocked_in_rows(data, slot, weight) if weight.format else in_rows(data, slot, dtype)
+        weights[name] = in_graph(stored_tensor(engine, tensor), slot, weight)
     return weights
+
+
+def in_graph(data: Tensor, slot: WeightSlot, weight: WeightOf) -> Tensor:
+    """A placeholder's tensor, from what its slot holds."""
+    return blocked_in_rows(data, slot, weight) if weight.format else in_rows(data, slot, TORCH_DTYPES[weight.dtype])
 
 
 def _is_read(weight: WeightOf) -> bool:

@@ -34,3 +34,12 @@ def quantized_weight(
     scales = _OPS.weight_scales(weight, format, group or columns, not asymmetric, 1, dtype)
     zeros = _OPS.weight_zeros(weight, scales, format, 1) if asymmetric else None
     return QuantizedWeight(_OPS.weight_codes(weight, scales, zeros, format), scales, zeros, format)
+
+
+def meta_blocked(format: str, out: int, columns: int) -> QuantizedWeight:
+    """Of a blocked format, on the device meta: shapes and dtypes."""
+    parts = {
+        name: torch.empty(out, part.shape[1] * columns // 256, dtype=part.dtype, device="meta")
+        for name, part in blocked_parts(format, 1, 256).items()
+    }
+    return QuantizedWeight(parts.pop("codes"), parts.pop("scales"), None, format, **parts)
