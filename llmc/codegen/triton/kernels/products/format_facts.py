@@ -17,13 +17,13 @@ def record_of(format: str) -> CodeFormat:
 @triton.constexpr_function
 def low_bits(format: str) -> int:
     """Bits of a code in the first plane of a row (codegen/triton/code_rows.py), or all 8."""
-    return record_of(format).planes[0]
+    return int(record_of(format).planes[0])
 
 
 @triton.constexpr_function
 def above_bits(format: str) -> int:
     """Bits of a code in the plane behind the first; 0 where there is none."""
-    return record_of(format).bits - record_of(format).planes[0]
+    return int(record_of(format).bits - record_of(format).planes[0])
 
 
 @triton.constexpr_function
@@ -41,7 +41,7 @@ def stored_zero(format: str) -> int:
 @triton.constexpr_function
 def is_blocked(format: str) -> bool:
     """Whether scales are more than a float a group."""
-    return record_of(format).is_blocked
+    return bool(record_of(format).is_blocked)
 
 
 @triton.constexpr_function
@@ -80,7 +80,7 @@ def least_step(format: str) -> int:
 @triton.constexpr_function
 def step_field_bits(format: str) -> int:
     """Bits of the steps of one group, of its scale and of its minimum."""
-    return record_of(format).step_field_bits
+    return int(record_of(format).step_field_bits)
 
 
 @triton.constexpr_function
