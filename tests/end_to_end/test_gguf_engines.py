@@ -128,6 +128,7 @@ def test_an_engine_of_blocks_says_what_they_stand_for(tmp_path: Path) -> None:
         assert mean_distance(engine.logits(_TOKENS), logits_of(model)) < _ROUNDED_TOKENS
 
 
+@pytest.mark.slow
 def test_onnxruntime_runs_blocks_as_they_are(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", exc_type=ImportError)
     path = tmp_path / "tiny.gguf"

@@ -79,11 +79,11 @@ def test_other_schemes(format: str, group: int | None, x_format: str, workers: W
     compile_checked(_linear(target, format, group, False, x_format), target, workers, tmp_path)
 
 
-# Quick ones are of the planes and scales that have most to them.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "format"),
     [
-        pytest.param(name, format, marks=() if (name, format) in (("h100", "q4_k"),) else pytest.mark.slow)
+        (name, format)
         for name in EACH_KIND_OF_GPU
         for format in (BLOCKED if name in ("a100", "h100", "b200") else ("q4_k", "q6_k"))
     ],
