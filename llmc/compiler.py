@@ -268,7 +268,6 @@ def run_passes(
         captured.source,
         captured.tokenizer,
         stages.count,
-        takes_blocked_codes=kind.takes_blocked_codes,
         rounds_tokens=kind.rounds_tokens,
         token_group=kind.token_group,
     )

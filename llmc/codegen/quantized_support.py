@@ -1,5 +1,6 @@
 """Whether a backend has kernels for what quantization will ask of it, found out before any weight is read."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from llmc.codegen.backend import Backend
 from llmc.errors import OptionError
 from llmc.formats.cache_format import CacheFormat, parse_cache_format
 from llmc.formats.code_format import TOKEN_GROUP
-from llmc.formats.schemes import SCHEMES, Scheme, on_target
+from llmc.formats.schemes import SCHEMES, WHOLE_TOKENS, Scheme, on_target
 from llmc.graph.code_numbers import code_dtype
 from llmc.options import BuildOptions
 
@@ -30,11 +31,10 @@ def check_kernels(options: BuildOptions, backend: Backend, target: str, *, round
     for scheme in quantization.schemes + (() if quantization.budget is None else quantization.budget.schemes):
         reason = _scheme_refusal(scheme, backend, dtype)
         if reason is not None:
-            known = [s.name for s in SCHEMES.values() if _scheme_refusal(s, backend, dtype) is None]
             raise OptionError(
                 f"{target} cannot run the scheme {scheme.name}: {reason}",
                 at=f"quantize={scheme.name}",
-                fix=f"it runs {', '.join(known)}" if known else "build without quantize, or with target reference",
+                fix=_instead(scheme, backend, dtype),
             )
     if options.kv_cache != "auto":
         reason = _cache_refusal(parse_cache_format(options.kv_cache), backend, dtype)
@@ -44,6 +44,15 @@ def check_kernels(options: BuildOptions, backend: Backend, target: str, *, round
                 at=f"kv_cache={options.kv_cache}",
                 fix="build with kv_cache=auto, or with target reference",
             )
+
+
+def _instead(scheme: Scheme, backend: Backend, dtype: torch.dtype) -> str:
+    """What the target runs in the place of a scheme."""
+    if scheme.token_group is not None and _scheme_refusal(replace(scheme, token_group=None), backend, dtype) is None:
+        whole = scheme.name.replace(f":x{scheme.token_group}", f":{WHOLE_TOKENS}")
+        return f"give each token one scale: quantize={whole}"
+    known = [s.name for s in SCHEMES.values() if _scheme_refusal(s, backend, dtype) is None]
+    return f"it runs {', '.join(known)}" if known else "build without quantize, or with target reference"
 
 
 def _scheme_refusal(scheme: Scheme, backend: Backend, dtype: torch.dtype) -> str | None:

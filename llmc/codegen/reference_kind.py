@@ -26,7 +26,6 @@ class ReferenceKind:
     target: ReferenceTarget
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
     has_stages: bool = False
-    takes_blocked_codes: bool = True
     rounds_tokens: bool = False
     token_group: int | None = TOKEN_GROUP
 

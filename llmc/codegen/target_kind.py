@@ -71,10 +71,6 @@ class TargetKind(Protocol):
         """Codes with their scales and zeros in one slot, where the kind stores them so."""
 
     @property
-    def takes_blocked_codes(self) -> bool:
-        """Whether there are kernels for codes whose scales have steps or minima (CodeFormat.is_blocked)."""
-
-    @property
     def rounds_tokens(self) -> bool:
         """Whether products with a GGUF file's codes are faster with tokens in int8 by groups, as llama.cpp has them."""
 

@@ -10,6 +10,7 @@ Granularity = Literal["tensor", "channel", "group", "block"]
 
 # What a weight of codes is stored as: the tensors of llmc::dequantize, in the order of its arguments.
 CODE_PARTS = ("codes", "scales", "zeros", "scale_steps", "minima", "minimum_steps")
+STEP_PARTS = ("scale_steps", "minimum_steps")
 
 # A run of columns that share a float is a multiple of this, in blocked formats.
 RUN_UNIT = 32
@@ -125,6 +126,11 @@ class CodeFormat:
         if self.steps is None or self.group is None:
             return 0
         return -(-self.steps.bits * (run // self.group) * (1 + self.has_minimum) // 16) * 16
+
+    @property
+    def step_field_bits(self) -> int:
+        """Bits of the steps of one group, of its scale and of its minimum; 0 where there are none."""
+        return 0 if self.steps is None else self.steps.bits * (1 + self.has_minimum)
 
     @property
     def unsigned_shift(self) -> int:

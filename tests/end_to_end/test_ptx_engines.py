@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import llmc
 from llmc import SamplingParams
@@ -17,6 +18,7 @@ from llmc.engine_format.engine_kinds import ExecutorName
 from llmc.runtime.engine import Engine
 from llmc.runtime.speculation import opening
 from tests.adapters.directories import llama_adapter
+from tests.gguf_blocks import write_every_block
 from tests.medusa_heads import medusa_1
 from tests.runtime.speculation.guesses import Open
 from tests.tiny_models import saved, tiny_checkpoint, tiny_tokens
@@ -65,6 +67,19 @@ def test_examples(name: str, target: str, tmp_path: Path) -> None:
     with llmc.load(path, executor="reference") as engine:
         prompts = [engine.tokenize(text) for text in ("KING RICHARD III:\nNow is", "What say you", "O")]
     agree(path, prompts)
+
+
+@gpus
+def test_blocks_of_a_gguf_file(target: str, tmp_path: Path) -> None:
+    """Every type, as it is stored, in the graph's own numbers and in the kernels'."""
+    model = write_every_block(tmp_path / "tiny.gguf")
+    path = llmc.build(tmp_path / "tiny.gguf", tmp_path / "e.llmc", target=target, dtype="float32", **LIMITS).path
+    tokens = tiny_tokens(19)
+    with torch.no_grad():
+        wanted = model(torch.tensor([tokens])).logits[0].numpy()
+    with llmc.load(path, executor="reference") as reference:
+        assert np.abs(reference.logits(tokens) - wanted).max() / wanted.std() <= TOLERANCE["float32"]
+    agree(path, [tokens, tiny_tokens(3)])
 
 
 @gpus

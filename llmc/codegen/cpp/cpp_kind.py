@@ -36,7 +36,6 @@ class CppKind:
     target: CpuTarget
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
     has_stages: bool = True
-    takes_blocked_codes: bool = True
     rounds_tokens: bool = True
     token_group: int | None = TOKEN_GROUP
 

@@ -34,7 +34,6 @@ class OnnxKind:
     target: OnnxTarget
     dtypes: tuple[torch.dtype, ...] = (torch.float32,)
     has_stages: bool = False
-    takes_blocked_codes: bool = False
     rounds_tokens: bool = False
     token_group: int | None = TOKEN_GROUP
 

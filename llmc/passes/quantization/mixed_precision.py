@@ -71,7 +71,7 @@ def choose_schemes(
     units = units_of([each for each in planned if not each.is_ruled and each.products])
     if not units:
         return tuple(planned), {}
-    schemes_of = [unit_schemes(unit, budget, blocked=data.takes_blocked_codes) for unit in units]
+    schemes_of = [unit_schemes(unit, budget) for unit in units]
     fixed = sum(bits_of(each, each.scheme) for each in planned if each.is_ruled and each.products)
     elements = sum(elements_of(each) for each in planned if each.products)
     _check_budget(units, schemes_of, budget, fixed, elements)

@@ -129,11 +129,8 @@ def by_module(units: Sequence[Sequence[PlannedWeight[Any]]], schemes: Sequence[C
     return {each.module: scheme for unit, scheme in zip(units, schemes, strict=True) for each in unit}
 
 
-def unit_schemes(unit: Sequence[Planned], budget: Budget, *, blocked: bool) -> list[Scheme | None]:
-    """What a unit may get, in ascending bits. blocked: whether formats with steps are among it, too.
-
-    Raises OptionError if no group of codes divides its columns.
-    """
+def unit_schemes(unit: Sequence[Planned], budget: Budget) -> list[Scheme | None]:
+    """What a unit may get, in ascending bits. Raises OptionError if no group of codes divides its columns."""
     *finer, eight = budget.schemes
     coded = [
         scheme
@@ -143,7 +140,7 @@ def unit_schemes(unit: Sequence[Planned], budget: Budget, *, blocked: bool) -> l
     ]
     columns = unit[0].shape[1]  # Of all, which read the same input.
     fitting = [scheme for scheme in coded if columns % (scheme.group or 1) == 0]
-    fitting += [scheme for scheme in budget.blocked if blocked and scheme.run_of(columns) is not None]
+    fitting += [scheme for scheme in budget.blocked if scheme.run_of(columns) is not None]
     fitting.sort(key=lambda scheme: scheme.bits(columns))
     if not fitting:
         for each in unit:

@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from llmc.codegen.call import CODE_ROW_PARTS
 from llmc.codegen.cpp.pack_codes import pack_codes
 from llmc.codegen.triton.backend import python_function
-from llmc.codegen.triton.code_rows import code_rows
+from llmc.codegen.triton.code_rows import blocked_rows, code_rows
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, LibraryFunction
 from llmc.codegen.triton.mask_rows import mask_rows
-from llmc.formats.code_format import CODE_PARTS
+from llmc.formats.code_format import CODE_FORMATS, CODE_PARTS
 from llmc.graph.op_record import RECORDS
 from llmc.program import Layout, Limits, code_rows_layout
 from llmc.program.launch_arguments import Argument, Count, Operand, Rows
@@ -31,7 +32,7 @@ from tests.gpu_target import gpu_target
 
 _GAP = 16
 # Arguments without a row for each token.
-_WHOLE = ("weight", "codes", "scales", "masks", "bias", "inv_freq", "order", "lora_a", "A")
+_WHOLE = ("weight", *CODE_PARTS, "masks", "bias", "inv_freq", "order", "lora_a", "A")
 _MOST_ROWS = 8192
 
 Memory = Mapping[tuple[str, str], Tensor]
@@ -189,14 +190,19 @@ class TensorCall:
             self._put(Operand("weight", "starts"), mask_rows(masks, Layout.MASK_STARTS)),
         )
 
-    def code_rows(self) -> tuple[Operand, Operand, Operand | None]:
-        codes, scales, zeros = (self._arguments[name] for name in ("codes", "scales", "zeros"))
-        packed = code_rows(codes, code_rows_layout(self._arguments["format"]))
-        return (
-            self._put(Operand("weight", "codes"), packed),
-            self._put(Operand("weight", "scales"), scales.contiguous()),
-            None if zeros is None else self._put(Operand("weight", "zeros"), zeros.contiguous()),
-        )
+    def code_rows(self) -> dict[str, Operand | None]:
+        format, given = self._arguments["format"], self._arguments
+        layout, parts = code_rows_layout(format), {name: given[name] for name in CODE_PARTS if given[name] is not None}
+        floats = ("scales", "zeros", "minima")
+        stored: dict[str, Tensor] = {name: parts[name].contiguous() for name in floats if name in parts}
+        if not CODE_FORMATS[format].is_blocked:
+            stored["codes"] = code_rows(parts["codes"], layout)
+        else:
+            stored["codes"] = blocked_rows(parts, format, layout)
+        if "scale_steps" in parts:
+            stored["steps"] = blocked_rows(parts, format, Layout.STEP_ROWS)
+        placed = {name: self._put(Operand("weight", name), tensor) for name, tensor in stored.items()}
+        return {name: placed.get(name) for name in CODE_ROW_PARTS}
 
     def table(self, name: str) -> Layout:
         return Layout.ROWS
