@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,7 +32,7 @@ def embedding_rates(path: Path, text: str, threads: int, rounds: int) -> Iterato
         with llmc.load(engine_path, threads=threads) as engine:
 
             def ours() -> Tensor:
-                return torch.tensor(np.array([np.asarray(each.embedding) for each in engine.embed(texts)]))
+                return torch.from_numpy(engine.embed(texts))
 
             found = {"llmc": ours, **_peers(path, texts)}
             vectors = ours()

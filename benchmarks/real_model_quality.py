@@ -25,8 +25,10 @@ from rich.console import Console
 import llmc
 from benchmarks.quality import build
 from llmc.debug.compare import Logits
+from llmc.passes.parallel_map import one_thread
 
 UNROUNDED = {"quantize": "none", "dtype": "float32"}
+PLAIN = "unrounded, float32"
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class Row:
         divergence: mean KL from the unrounded engine, in nats.
         same: share of positions whose likeliest next token is the unrounded engine's.
         seconds: processor time of the build, 0 if llmc did not build it.
+        tokens: that were judged.
         date: of the measurement.
     """
 
@@ -90,6 +93,7 @@ class Row:
     divergence: float
     same: float
     seconds: float
+    tokens: int
     date: str
 
     def line(self) -> str:
@@ -120,19 +124,20 @@ class Windows:
         lost = divergence = 0.0
         same = count = predicted = 0
         for number, (piece, found) in enumerate(zip(self.pieces, logits, strict=True)):
-            expected = torch.from_numpy(np.load(self._file(number), allow_pickle=False))
-            given = torch.from_numpy(found).log_softmax(-1)
-            same += int((expected.argmax(-1) == given.argmax(-1)).sum())
-            lost -= float(given[:-1].gather(1, torch.tensor(piece[1:])[:, None]).double().sum())
-            divergence += float((expected.exp() * (expected - given)).sum(-1).double().sum())
+            with one_thread():
+                expected = torch.from_numpy(np.load(self._file(number), allow_pickle=False))
+                given = torch.from_numpy(found).log_softmax(-1)
+                same += int((expected.argmax(-1) == given.argmax(-1)).sum())
+                lost -= float(given[:-1].gather(1, torch.tensor(piece[1:])[:, None]).double().sum())
+                divergence += float((expected.exp() * (expected - given)).sum(-1).double().sum())
             count, predicted = count + len(piece), predicted + len(piece) - 1
         today = date.today().isoformat()
-        return Row(form, bits, math.exp(lost / predicted), divergence / count, same / count, seconds, today)
+        return Row(form, bits, math.exp(lost / predicted), divergence / count, same / count, seconds, count, today)
 
     def unrounded(self) -> Row:
         """Of the engine that others are compared with."""
         files = map(self._file, range(len(self.pieces)))
-        return self.row("unrounded, float32", (np.load(file, allow_pickle=False) for file in files))
+        return self.row(PLAIN, (np.load(file, allow_pickle=False) for file in files))
 
     def _file(self, number: int) -> Path:
         return self._directory / f"window-{number}.npy"
@@ -189,11 +194,11 @@ class Record:
     """Rows of the same windows of one model on one machine, kept in a JSON file where one is named."""
 
     file: Path | None
-    about: dict[str, str | int]
+    about: dict[str, str | int | None]
     rows: list[Row]
 
     @staticmethod
-    def at(file: Path | None, about: dict[str, str | int]) -> Record:
+    def at(file: Path | None, about: dict[str, str | int | None]) -> Record:
         """With the rows that the file has, if they are about the same."""
         if file is None or not file.exists():
             return Record(file, about, [])
@@ -216,5 +221,7 @@ class Record:
 
     def lines(self) -> Iterator[str]:
         """The table as Markdown."""
+        tokens = self.rows[0].tokens
+        yield f"{tokens:,} tokens of {self.about['text']} in windows of {self.about['length']}"
         yield from HEAD
         yield from (row.line() for row in self.rows)

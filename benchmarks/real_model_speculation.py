@@ -28,6 +28,8 @@ DRAFTERS: dict[str, dict[str, object]] = {
     "medusa": {"method": "medusa"},
 }
 NONE = "no drafts"
+# Greedily a small model soon repeats itself, whatever it is asked.
+TEMPERATURES = (0.0, 0.8)
 _TOKENS = 128
 # Requests of each sort, and characters of the text or program that each is about.
 _REQUESTS, _ABOUT = 8, 600
@@ -62,10 +64,8 @@ def engines(model: Path, directory: Path, head_tokens: int, threads: int) -> dic
     found = {"ngram": plain, "suffix": plain}
     if head_tokens:
         if not heads.exists():
-            # Of the chat's own kind: its answers begin as answers do.
-            asked = directory / "asked.txt"
-            asked.write_text((ROOT / "data" / "calibration.txt").read_text(encoding="utf-8"), encoding="utf-8")
-            trained = llmc.train_medusa(plain, asked, heads, tokens=head_tokens, threads=threads)
+            text = ROOT / "data" / "calibration.txt"
+            trained = llmc.train_medusa(plain, text, heads, tokens=head_tokens, chat=True, threads=threads)
             shares = [f"{head.top_1:.2f}, {head.top_5:.2f} of five" for head in trained.heads]
             Console(stderr=True).print(f"right where they were kept apart, by head: {'; '.join(shares)}")
         if not with_heads.exists():
@@ -75,14 +75,17 @@ def engines(model: Path, directory: Path, head_tokens: int, threads: int) -> dic
 
 
 def accepted(built: Mapping[str, Path], asked: Mapping[str, Sequence[str]], threads: int) -> Iterator[str]:
-    """Greedy answers, with as many drafts as there is room for: what comes of them whatever the machine's speed."""
-    yield "| drafter | answer | tokens a step with drafts | drafts accepted |"
-    yield "|---|---|--:|--:|"
+    """What comes of as many drafts as there is room for, whatever the machine's speed."""
+    yield f"| drafter | answer | {' | '.join(f'T = {each:g}: tokens a step | accepted' for each in TEMPERATURES)} |"
+    yield f"|---|---|{'--:|--:|' * len(TEMPERATURES)}"
     for drafter, engine in built.items():
         for kind, prompts in asked.items():
-            stats = outcome(engine, DRAFTERS[drafter], prompts, 0.0, _TOKENS, threads)
-            share = stats.accepted_tokens / max(stats.draft_tokens, 1)
-            yield f"| `{drafter}` | {kind} | {stats.tokens_a_step:.2f} | {share:.0%} |"
+            found = [
+                outcome(engine, DRAFTERS[drafter], prompts, temperature, _TOKENS, threads)
+                for temperature in TEMPERATURES
+            ]
+            figures = (f"{s.tokens_a_step:.2f} | {s.accepted_tokens / max(s.draft_tokens, 1):.0%}" for s in found)
+            yield f"| `{drafter}` | {kind} | {' | '.join(figures)} |"
 
 
 def timed(built: Mapping[str, Path], asked: Mapping[str, Sequence[str]], threads: int, rounds: int) -> Iterator[str]:

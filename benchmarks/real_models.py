@@ -79,31 +79,35 @@ def main() -> None:
 
 
 def quality(given: argparse.Namespace) -> Iterator[str]:
-    """Every form of a model on the same tokens."""
-    file = fetched(MODELS[given.model], given.cache)
-    numbers = numbers_of(file, given.cache)
+    """Every form of a model on the same tokens; what the record has already is not measured again."""
     forms = [Form(form, {"quantize": form}) for form in given.forms] or FORMS[given.model]
     kinds = LLAMA_CPP if given.llama_cpp_python and not given.forms else ()
-    with tempfile.TemporaryDirectory() as directory:
-        plain = Path(directory) / "plain.llmc"
-        build(numbers, plain, "cpu", UNROUNDED)
-        with load(plain, threads=given.threads) as engine:
-            ids = engine.tokenize(given.text.read_text(encoding="utf-8"))
-        judged = Windows(plain, windows(ids, given.length, given.windows), Path(directory), given.threads)
-        tokens = sum(map(len, judged.pieces))
-        about = {"machine": machine(given.threads), "model": given.model, "text": given.text.name, "tokens": tokens}
-        record = Record.at(given.json, about)
-        if not record.rows:
-            record.add(judged.unrounded())
-        for form in forms:
-            if not record.has(form.name):
+    of_text = {"text": given.text.name, "length": given.length, "windows": given.windows}
+    record = Record.at(given.json, {"machine": machine(given.threads), "model": given.model, **of_text})
+    missing = [form for form in forms if not record.has(form.name)]
+    missing_kinds = [kind for kind in kinds if not record.has(llama_cpp_name(kind))]
+    if missing or missing_kinds or not record.rows:
+        file = fetched(MODELS[given.model], given.cache)
+        numbers = numbers_of(file, given.cache)
+        with tempfile.TemporaryDirectory() as directory:
+            judged = _judged(numbers, Path(directory), given)
+            if not record.rows:
+                record.add(judged.unrounded())
+            for form in missing:
                 model = file if form.is_of_file else numbers
                 record.add(of_form(form, model, judged, given.calibration, given.threads))
-        for kind in kinds:
-            if not record.has(llama_cpp_name(kind)):
+            for kind in missing_kinds:
                 record.add(of_llama_cpp(given.llama_cpp_python, file, kind, judged, given.threads))
-    yield f"{tokens} tokens of {given.text.name} in windows of {given.length}"
     yield from record.lines()
+
+
+def _judged(numbers: Path, directory: Path, given: argparse.Namespace) -> Windows:
+    """The windows of the text, with what the unrounded engine says of them."""
+    plain = directory / "plain.llmc"
+    build(numbers, plain, "cpu", UNROUNDED)
+    with load(plain, threads=given.threads) as engine:
+        ids = engine.tokenize(given.text.read_text(encoding="utf-8"))
+    return Windows(plain, windows(ids, given.length, given.windows), directory, given.threads)
 
 
 def speed(given: argparse.Namespace) -> Iterator[str]:

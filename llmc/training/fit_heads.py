@@ -3,11 +3,13 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from llmc.passes.parallel_map import parallel_map
 from llmc.training.engine_states import Rows
 from llmc.training.medusa_heads import MedusaHeads
 
@@ -75,14 +77,21 @@ class _Vocabulary:
         self._rows = matrix if self._is_whole else matrix[self._written]
         self._place = torch.arange(len(matrix)) if self._is_whole else written.cumsum(0) - 1
 
-    def loss(self, states: Tensor, wanted: Tensor) -> Tensor:
-        """Mean cross-entropy of states [rows, channels] that are to say tokens [rows]."""
-        logits = states @ self._rows.T
+    def drawn(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """The mean cross-entropy of states [rows, channels] that are to say tokens [rows], of a batch: all its heads
+        get the same others."""
+        others = None
         if not self._is_whole:
-            drawn = self._others[torch.randint(len(self._others), (_OTHERS,), generator=self._order)]
-            others = states @ self._matrix[drawn].T + math.log(len(self._others) / _OTHERS)
-            logits = torch.cat((logits, others), 1)
-        return functional.cross_entropy(logits, self._place[wanted])
+            drawn = torch.randint(len(self._others), (_OTHERS,), generator=self._order)
+            others = self._matrix[self._others[drawn]]
+
+        def loss(states: Tensor, wanted: Tensor) -> Tensor:
+            logits = states @ self._rows.T
+            if others is not None:
+                logits = torch.cat((logits, states @ others.T + math.log(len(self._others) / _OTHERS)), 1)
+            return functional.cross_entropy(logits, self._place[wanted])
+
+        return loss
 
 
 def fit(
@@ -107,9 +116,7 @@ def fit(
     for _ in range(epochs):
         for chosen in torch.randperm(len(samples.states), generator=order).split(_BATCH):
             optimizer.zero_grad()
-            for head in range(heads.heads):
-                states, wanted = samples.known(chosen, head)
-                vocabulary.loss(heads(states, head), wanted).backward()
+            _backward(heads, samples, chosen, vocabulary.drawn())
             optimizer.step()
             schedule.step()
             advance(1)
@@ -120,6 +127,16 @@ def fit(
             break
     heads.load_state_dict(best)
     return tuple(losses)
+
+
+def _backward(heads: MedusaHeads, samples: Samples, chosen: Tensor, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """Each head's gradient by itself, on threads that divide no operation."""
+
+    def backward(head: int) -> None:
+        states, wanted = samples.known(chosen, head)
+        loss(heads(states, head), wanted).backward()
+
+    parallel_map(backward, range(heads.heads))
 
 
 @torch.no_grad()
@@ -143,12 +160,16 @@ def _loss(heads: MedusaHeads, matrix: Tensor, samples: Samples, chosen: Tensor, 
     return functional.cross_entropy(heads(states, head) @ matrix.T, wanted)
 
 
-@torch.no_grad()
 def _loss_apart(heads: MedusaHeads, matrix: Tensor, apart: Samples) -> float:
     """The mean over all heads."""
+
+    def loss(place: tuple[int, Tensor]) -> float:
+        with torch.no_grad():
+            return float(_loss(heads, matrix, apart, place[1], place[0]))
+
     parts = torch.arange(len(apart.states)).split(_BATCH)
-    each = [float(_loss(heads, matrix, apart, part, head)) for head in range(heads.heads) for part in parts]
-    return sum(each) / len(each)
+    found = parallel_map(loss, list(product(range(heads.heads), parts)))
+    return sum(found) / len(found)
 
 
 def _copied(heads: MedusaHeads) -> dict[str, Tensor]:
