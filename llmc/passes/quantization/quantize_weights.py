@@ -12,6 +12,7 @@ Numerics: lossy. Kernels decode where they multiply.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor, fx
@@ -83,6 +84,9 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
     for each in planned:
         for product in each.products if each.scheme is None else ():
             log.refuse(Refusal(_why_not(each, quantization, reasons), product, is_asked=True))
+    if not _looks_at_inputs(planned, codes):
+        # Errors alone are measured on the text, if there is any.
+        sequences = errors_measured_on(sequences)
     stream = Stream(graph, data.source, sequences) if sequences else None
     Quantizer(graph, log, data, stream, reasons, codes).run(planned)
 
@@ -242,6 +246,12 @@ def _output_squares(
         return float((seen - expected).square().sum()), float(expected.square().sum())
 
     return parallel_map(squares, scale_spans(weight, scheme))
+
+
+def errors_measured_on(sequences: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """As many of them as have the tokens that errors are measured on."""
+    ends = accumulate(map(len, sequences), initial=0)
+    return tuple(each for each, begun in zip(sequences, ends, strict=False) if begun < _MEASURED_ROWS)
 
 
 def _looks_at_inputs(planned: tuple[Planned, ...], codes: RememberedCodes) -> bool:

@@ -31,8 +31,10 @@ from llmc.passes.quantization.stream import Stream
 S = TypeVar("S", bound=LooksAtData)
 Choice = TypeVar("Choice")
 
-# Sequences and tokens of each that sensitivity is measured on: every unit takes a run of what comes after it.
+# Sequences and tokens of each that sensitivity is measured on, at most. Every unit takes a run of what comes after it,
+# which grows with the square of the model's depth: so many tokens for all units, but a sequence for each at least.
 _SEQUENCES, _TOKENS = 4, 128
+_OF_ALL_UNITS = 1 << 15
 _UNQUANTIZED_BITS = 16.0
 # Rows of a weight that errors are measured on.
 _ROWS = 256
@@ -68,7 +70,7 @@ def ladders(
     """What each unit may be given, with the divergence measured for one scheme and expected for the rest."""
     if not units:
         return []
-    sequences = [ids[:_TOKENS] for ids in sequences[:_SEQUENCES]]
+    sequences = measured_on(sequences, len(units))
     stream = Stream(graph, data.source, sequences)
     unit_of = {reader: i for i, unit in enumerate(units) for each in unit for reader in each.readers}
     branches: dict[int, int] = {}
@@ -102,6 +104,12 @@ def ladders(
         ]
         for i, unit in enumerate(units)
     ]
+
+
+def measured_on(sequences: Sequence[Tensor], units: int) -> list[Tensor]:
+    """The beginnings of some sequences: fewer for more units, since each of them reads them all."""
+    count = min(_SEQUENCES, max(1, _OF_ALL_UNITS // (units * _TOKENS)))
+    return [ids[:_TOKENS] for ids in sequences[:count]]
 
 
 def _divergences(stream: Stream, sequences: int, branches: int) -> list[float]:
