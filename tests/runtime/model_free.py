@@ -241,7 +241,7 @@ class Run:
         plan = self.scheduler.schedule()
         chunks = (*(Chunk(request, request.computed, 1, 1) for request in plan.decodes), *plan.chunks)
         self._check_plan(plan, chunks)
-        self.check_accounts()
+        self.check_accounts([chunk.request for chunk in chunks if chunk.request.error is not None])
         if plan.copies:
             self.cells[list(plan.copies)] = self.cells[list(plan.copies.values())]
         for group, copies in plan.group_copies.items():
@@ -268,8 +268,11 @@ class Run:
         self.steps += 1
         return chunks
 
-    def check_accounts(self) -> None:
-        """used + cached + free = all, and every holder is a request that has the block in its list."""
+    def check_accounts(self, failing: Sequence[Request] = ()) -> None:
+        """used + cached + free = all, and every holder is a request that has the block in its list.
+
+        failing: requests that have failed while a step was planned, and end with it.
+        """
         held = [block for request in self.requests for block in request.standing.blocks]
         assert [held.count(block) for block in range(self.pool.count)] == [
             self.pool.holders(block) for block in range(self.pool.count)
@@ -279,9 +282,8 @@ class Run:
         places = sorted(request.decoding.place for request in self.requests if request.decoding.place is not None)
         assert places == list(range(len(places))), "the decoding requests' places have gaps"
         assert all(request.standing.is_seated for request in self.requests if request.decoding.place is not None)
-        assert not any(request.standing.blocks for request in self.requests if request.finished), (
-            "a finished one holds some"
-        )
+        ended = [request for request in self.requests if request.finished and request not in failing]
+        assert not any(request.standing.blocks for request in ended), "a finished one holds some"
         chains = {c for block in range(self.pool.count) if isinstance(c := self.pool.content(block), Chain)}
         folded = [block for chain in chains for block in chain.blocks]
         assert len(folded) == len(set(folded)) and all(self.pool.content(block) in chains for block in folded)

@@ -65,7 +65,7 @@ def _open_store(wish: OffloadingWish, engine: EngineDirectory, executor: Executo
     if wish.directory is None:
         make_private(settings().cache_dir)
         scratch = ScratchDirectory(settings().cache_dir, "kv-blocks")
-        store, elsewhere = BlockFiles(scratch.path / "blocks", identity, scratch), ELSEWHERE_CACHED
+        store, elsewhere = BlockFiles(scratch.path / "blocks", identity, scratch), f"{ELSEWHERE_CACHED} on another disk"
         place, used = scratch.path, 0
     else:
         place = wish.directory.absolute() / identity.hex()[:32]
