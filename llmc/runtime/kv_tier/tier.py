@@ -256,6 +256,7 @@ class Tier:
         finally:
             self._let_go(entries)
             fetch.end()
+            self._submit(self._writer, self._touch, fetch.found)
 
     def _let_go(self, entries: Sequence[tuple[BlockKey, _Entry]]) -> None:
         with self._lock:
@@ -271,8 +272,6 @@ class Tier:
         except Exception as error:
             self._note_damage(key, entry, error)
             return None
-        if staged is None:
-            self._submit(self._writer, self._in_store, self._store.touch, key)
         with self._lock:
             self._loaded += 1
             self._loaded_bytes += entry.nbytes
@@ -285,6 +284,11 @@ class Tier:
             self._damaged += 1
             self._remove(key)
         self._tell(f"a block of the second tier in {self._store.place} is not used: {_words(error)}")
+
+    def _touch(self, keys: Iterable[BlockKey]) -> None:
+        """In the writing thread: the end of a prefix first, as it is to go first."""
+        for key in reversed([*keys]):
+            self._in_store(self._store.touch, key)
 
     def _in_store(self, work: Callable[[BlockKey], None], key: BlockKey) -> None:
         """In the writing thread: what fails there costs a block at most."""

@@ -174,9 +174,9 @@ class SecondTier:
         known = [block for block in prefix if block != _ABSENT]
         self._pool.share(known)
         places = [place for place, block in enumerate(prefix) if block == _ABSENT][: self._pool.available]
-        for place, block in zip(places, self._pool.allocate(len(places)), strict=True):
-            key = self._key(request, place)
-            self._offload.fill(0, (block,), (found[key],))
+        keys, blocks = [self._key(request, place) for place in places], self._pool.allocate(len(places))
+        self._offload.fill(0, blocks, [found[key] for key in keys])
+        for place, key, block in zip(places, keys, blocks, strict=True):
             self._prefix_cache.admit(block, key.name)
             prefix[place] = block
         self._hits += len(places) * self._size
@@ -195,11 +195,11 @@ class SecondTier:
             for place, block in enumerate(prefix)
             if block != _ABSENT and group.kept(block) is None and (key := self._key(request, place, number)) in found
         ][: group.pool.available]
-        for (block, key), own in zip(coming, group.pool.allocate(len(coming)), strict=True):
-            self._offload.fill(number, (own,), (found[key],))
+        blocks = group.pool.allocate(len(coming))
+        self._offload.fill(number, blocks, [found[key] for _, key in coming])
+        for (block, _), own in zip(coming, blocks, strict=True):
             group.admit(block, own)
-            kept.append(own)
-        group.pool.release(kept)
+        group.pool.release([*kept, *blocks])
 
     def _is_complete(self, request: Request, saved: SavedRequest) -> bool:
         has_rest = all(key in saved.arrived for key in saved.all_keys)
