@@ -18,8 +18,8 @@ class BlockOffload:
     caches: BlockCaches
 
     def keep(self, group: int, blocks: Sequence[int], digests: Sequence[object]) -> None:
-        """The pool of a group of caches gives these blocks away. Those with a digest go to the tier, if it has not got
-        them already."""
+        """The pool of a group of caches gives these blocks away. Blocks with a digest go to the tier, unless it
+        has them already."""
         wanted: dict[BlockKey, int] = {}
         for block, digest in zip(blocks, digests, strict=True):
             if isinstance(digest, bytes) and self.tier.wants(key := BlockKey(group, digest)):

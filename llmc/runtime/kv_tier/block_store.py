@@ -1,4 +1,4 @@
-"""What the second tier keeps blocks in: the host's memory (host_blocks.py) or files (block_files.py)."""
+"""Stores of the second tier: the host's memory (host_blocks.py) or files (block_files.py)."""
 
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
@@ -11,7 +11,7 @@ _DIGEST_BYTES = 32
 
 
 class BlockKey(NamedTuple):
-    """What a block holds.
+    """The name of a block's content.
 
     group: of caches. name: the digest of a block of tokens (prefix_cache/block_digests.py), 32 bytes, or the number of
     a block that one request alone has swapped out, fewer.
@@ -43,13 +43,13 @@ class BlockStore(Protocol):
 
     @property
     def overhead(self) -> int:
-        """Bytes that a block takes beside its own."""
+        """Bytes that a block takes in addition to its own."""
 
     def write(self, key: BlockKey, content: Bytes) -> None:
         """Keep a copy. Raises OSError."""
 
     def read(self, key: BlockKey, nbytes: int) -> Bytes:
-        """What was kept. Raises DamagedBlockError if it is not those bytes any more, OSError if it cannot be read."""
+        """The block's bytes. Raises DamagedBlockError if they have changed, OSError if they cannot be read."""
 
     def remove(self, key: BlockKey) -> None:
         """Keep it no longer; one that is not there is no error. Raises OSError."""
@@ -65,7 +65,7 @@ class BlockStore(Protocol):
 
 
 def checksum(*parts: bytes | memoryview) -> bytes:
-    """XXH3 of 128 bits, which finds any damage that is no intent."""
+    """XXH3 of 128 bits, which finds any accidental damage."""
     digest = xxhash.xxh3_128()
     for part in parts:
         digest.update(part)

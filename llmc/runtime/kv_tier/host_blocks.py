@@ -7,7 +7,7 @@ from llmc.runtime.memory import Bytes
 
 
 class HostBlocks:
-    """A BlockStore. A block is never changed: who reads one that is removed meanwhile has it all the same."""
+    """A BlockStore. A block is never changed, so a reader keeps it even if it is removed meanwhile."""
 
     place = "the host's memory"
     overhead = 16
@@ -37,7 +37,7 @@ class HostBlocks:
         return iter(())
 
     def touch(self, key: BlockKey) -> None:
-        """Nobody asks."""
+        """No order is kept: blocks do not outlive the process."""
 
     def close(self) -> None:
         self._blocks.clear()

@@ -20,7 +20,7 @@ from llmc.runtime.memory import available_bytes
 from llmc.settings import settings
 from llmc.targets.here import host_features
 
-# Whose caches lie on a device, or stand for such.
+# Executors of GPU engines, whose caches lie on a device or stand in for such caches.
 _ON_DEVICE: tuple[ExecutorName, ...] = ("cuda", "onnxruntime_cuda", "ptx", "triton_interpreter")
 
 
@@ -100,8 +100,8 @@ def _check_room(wish: OffloadingWish, free: int, where: str, fix: str) -> None:
 
 
 def engine_identity(engine: EngineDirectory, executor: ExecutorName) -> bytes:
-    """A digest of all that decides which bytes a token's keys and values are, and how they lie in a block: the engine's
-    content, who runs it, and what of the machine he looks at."""
+    """A digest of everything that determines the bytes of a block: the engine's content, the executor, and the features
+    of the machine that the executor uses."""
     parts = (str(FORMAT), VERSION, manifest_text(engine.manifest), executor, _machine(executor))
     digest = sha256()
     for part in parts:

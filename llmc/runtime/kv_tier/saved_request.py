@@ -1,4 +1,4 @@
-"""What is left of a request that was swapped out: which blocks it had, and where they are."""
+"""The record of a request that was swapped out: its tables of blocks, and where the blocks are."""
 
 from dataclasses import dataclass, field
 
@@ -35,10 +35,10 @@ class SavedRequest:
 
     @property
     def blocks(self) -> int:
-        """Of the first group."""
+        """Number of blocks in the first group's table."""
         return self.tables[0].count
 
     @property
     def all_keys(self) -> list[BlockKey]:
-        """Of every group."""
+        """The keys of all groups' saved blocks."""
         return [key for keys in self.keys for key in keys]

@@ -1,4 +1,4 @@
-"""The second tier itself: a bounded number of blocks by key, of which those used longest ago go first.
+"""The second tier itself: a bounded number of blocks by key, least recently used first to go.
 
 The thread of the engine's loop puts blocks in and asks for them. It never waits for the store: one thread writes and
 removes there, in the order in which that was asked for, and another reads. Until a block is written it is found where
@@ -17,7 +17,7 @@ from llmc.runtime.engine_stats import OffloadStats
 from llmc.runtime.kv_tier.block_store import BlockKey, BlockStore, DamagedBlockError
 from llmc.runtime.memory import Bytes
 
-# What waits to be written beside the store. More would be memory that nobody has granted.
+# Bytes of blocks that wait to be written, which take memory in addition to the tier's size.
 STAGED_BYTES = 64 << 20
 Content = Callable[[], Bytes]
 _log = logging.getLogger("llmc.engine")
@@ -55,7 +55,7 @@ class Fetch:
 
 
 class Tier:
-    """Blocks in `store`, with what it takes beside them at most `max_bytes`.
+    """Blocks in `store`, of at most `max_bytes` including the store's overhead.
 
     Args:
         block_bytes: size of a block of each group of caches.
@@ -78,7 +78,7 @@ class Tier:
         self._staged_limit = staged_bytes
         self._lock = threading.RLock()
         self._entries: dict[BlockKey, _Entry] = {}
-        # Those that nobody relies on, the one used longest ago first.
+        # Entries without pins, least recently used first.
         self._loose: OrderedDict[BlockKey, None] = OrderedDict()
         self._bytes = self._staged = 0
         self._stored = self._loaded = self._dropped = self._damaged = 0
@@ -104,7 +104,7 @@ class Tier:
         return key in self._entries
 
     def wants(self, key: BlockKey) -> bool:
-        """Whether `put` would take the block in, as far as can be told; one that is there was used now."""
+        """Whether `put` would take the block in, as far as is known. A block that is there counts as used now."""
         with self._lock:
             if key in self._loose:
                 self._loose.move_to_end(key)
@@ -119,7 +119,7 @@ class Tier:
 
         Args:
             content: gives the block's bytes, to another thread.
-            pinned: somebody relies on it: it stays until `drop`, and in memory if the store fails.
+            pinned: a request relies on it: it stays until `drop`, and in memory if the store fails.
         """
         with self._lock:
             if not self._is_open or key in self._entries:
@@ -137,14 +137,14 @@ class Tier:
             return True
 
     def drop(self, keys: Iterable[BlockKey]) -> None:
-        """Nobody needs these any more; those that are not there are no error."""
+        """Remove these blocks; an unknown key is not an error."""
         with self._lock:
             for key in keys:
                 if key in self._entries:
                     self._remove(key)
 
     def fetch(self, keys: Sequence[BlockKey]) -> Fetch:
-        """Begin to read these blocks, which stay meanwhile. Those that are not there, or are damaged, do not come."""
+        """Begin to read these blocks, which stay meanwhile. Absent and damaged blocks do not come."""
         found = Fetch(keys)
         with self._lock:
             # The end of a prefix is of less use than its beginning.
@@ -186,7 +186,7 @@ class Tier:
         )
 
     def _find_again(self) -> None:
-        """What an earlier process has left, as far as there is room: the newest."""
+        """Take over the newest blocks that an earlier process has left, as far as there is room."""
         for key, nbytes in self._store.found():
             if key.group >= len(self.block_bytes) or nbytes != self.block_bytes[key.group]:
                 self._damaged += 1
@@ -296,7 +296,7 @@ class Tier:
             work(key)
 
     def _submit(self, threads: Executor, work: Callable[..., None], *arguments: object) -> bool:
-        """False if there is nobody left to do it."""
+        """False if the thread has ended."""
         try:
             threads.submit(work, *arguments)
         except RuntimeError:

@@ -1,4 +1,4 @@
-"""What a user asks of the second tier, checked as far as no engine is needed for that."""
+"""The user's options for the second tier, checked without an engine."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ class OffloadingWish:
 
 
 def offloading_wish(size: Any, directory: Any, *, prefix_cache: bool = True) -> OffloadingWish | None:
-    """None where no second tier is asked for. Raises OptionError for what cannot be, or contradicts itself."""
+    """None where no second tier is asked for. Raises OptionError for bad or contradictory options."""
     place = None if directory is None else path_argument("kv_offloading_dir", directory)
     if size is None:
         if place is not None:

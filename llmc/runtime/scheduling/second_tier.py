@@ -1,11 +1,11 @@
-"""What the scheduler does with the second tier: bring prefixes back into the pools, swap requests out and in.
+"""The scheduler's part of the second tier: bring prefixes back into the pools, swap requests out and in.
 
-All of it happens while a step is planned, when none is under way: what leaves is copied before anybody else gets the
-block, and what comes back is written before anybody can find it. Where the step that is planned copies blocks of forks,
-nothing is written, because those copies read what the pools gave away meanwhile.
+All of it happens while a step is planned, when none is under way. A block that leaves is copied before its pool gives
+it to another holder, and a block that comes back is written before the prefix cache knows it. A step that copies blocks
+of forks brings no block back, because its copies read blocks that the pools may have given away meanwhile.
 
 A prefix is brought for the request that starts next. It waits until the tier has read what the pools lack, while others
-run. What has vanished from the tier by then, or is damaged, is computed.
+run. Blocks that have vanished from the tier by then, or are damaged, are computed.
 """
 
 import struct
@@ -79,7 +79,7 @@ class SecondTier:
         return True
 
     def swapped(self, request: Request) -> SavedRequest | None:
-        """What was saved of a request, if all of it has come back; otherwise the request begins anew."""
+        """The record of a swapped request if all of its blocks have come back, else None: the request begins anew."""
         saved = self._saved.get(request)
         if saved is None or not self._is_complete(request, saved):
             return None
@@ -130,7 +130,7 @@ class SecondTier:
         return False
 
     def wait(self) -> bool:
-        """Wait for what is being read, where nothing else is to be done. Whether there was anything, once for each."""
+        """Wait for the blocks that are being read, if no step can be made. Returns True once per fetch."""
         if self._fetch is None or self._fetch[1] is self._awaited:
             return False
         request, fetch = self._fetch
@@ -141,8 +141,10 @@ class SecondTier:
         return True
 
     def _wanted(self, request: Request) -> list[BlockKey]:
-        """What the tier has and the request lacks. Of one that was swapped out it is all that it had, or else what is
-        of use to one that begins anew."""
+        """The keys of blocks that the tier has and the request lacks.
+
+        They are all blocks of a swapped request if the tier has all, else the prefix of a request that begins anew.
+        """
         saved = self._saved.get(request)
         if saved is not None:
             prefix = self._reach(request, saved.shared, self._tier.holds)
@@ -170,7 +172,7 @@ class SecondTier:
         if saved is not None:
             saved.arrived.update({key: found[key] for key in saved.all_keys if key in found})
         prefix = self._reach(request, _most_blocks(request, self._size), lambda key: key in found)
-        # What is there already must not give way to what comes.
+        # Blocks in the pool must not give way to the blocks that come.
         known = [block for block in prefix if block != _ABSENT]
         self._pool.share(known)
         places = [place for place, block in enumerate(prefix) if block == _ABSENT][: self._pool.available]
@@ -206,8 +208,8 @@ class SecondTier:
         return has_rest and len(self._prefix_cache.run(request)) >= saved.shared
 
     def _reach(self, request: Request, most: int, comes: Callable[[BlockKey], bool]) -> list[int]:
-        """The blocks of the request's beginning, at most so many, up to the first that is neither in the pool nor
-        comes from elsewhere; _ABSENT where it comes."""
+        """The first blocks of the request, at most `most`, up to the first one that is neither in the pool nor
+        `comes`; _ABSENT stands for a block that comes."""
         found: list[int] = []
         for place in range(most):
             key = self._key(request, place)
