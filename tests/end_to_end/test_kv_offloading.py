@@ -242,7 +242,7 @@ def test_engines_for_gpus_keep_blocks_in_memory(
     executor: Any, checkpoint_of: Callable[..., Path], tmp_path: Path
 ) -> None:
     path = tmp_path / "engine.llmc"
-    limits = {"max_batch_tokens": 32, "max_sequences": 4, "max_model_len": 64, "block_size": 16}
+    limits: Mapping[str, Any] = {"max_batch_tokens": 32, "max_sequences": 4, "max_model_len": 64, "block_size": 16}
     llmc.build(checkpoint_of("llama"), path, target="h100", dtype="float32", **limits)
     prompts = [TOKENS[begin : begin + 40] for begin in range(0, 60, 20)]
 
