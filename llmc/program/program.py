@@ -355,6 +355,11 @@ class Program:
             found[cache.group] += cache.bytes_per_block(size)
         return tuple(each // size for each in found)
 
+    def block_bytes(self) -> tuple[int, ...]:
+        """Keys and values of a block in the layers of each group of caches."""
+        sizes, count = self.memories(1), self.group_blocks(1)
+        return tuple(sum(sizes[name] // blocks for name in self.caches_of(group)) for group, blocks in enumerate(count))
+
     def memories(self, blocks: int, spare: int = 0) -> dict[str, int]:
         """Bytes of each of cache_names with group_blocks(blocks). spare: how many more each group has."""
         counts, size = self.group_blocks(blocks), self.limits.block_size
