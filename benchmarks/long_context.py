@@ -93,9 +93,7 @@ def start_contestants(arguments: argparse.Namespace) -> Iterator[ContestantProce
         yield ContestantProcess(PEER, arguments.llama_cpp_python, module, options, environment)
 
 
-def measure(
-    contestants: Sequence[ContestantProcess], context: int, rounds: int, steps: int, results: Results
-) -> None:
+def measure(contestants: Sequence[ContestantProcess], context: int, rounds: int, steps: int, results: Results) -> None:
     """Add a context's times, one prompt of each contestant a round; another one goes first in each."""
     for number in range(rounds):
         first = number % len(contestants)

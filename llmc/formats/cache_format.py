@@ -66,8 +66,8 @@ def parse_cache_format(text: str) -> CacheFormat:
         raise OptionError(
             f"unknown KV cache format {text!r}",
             at=f"kv_cache={text}",
-            fix=f"known: auto, {', '.join(CACHE_CODES)}; with :g32 for groups of 32 channels, :head for a scale a head, "
-            ":rotated",
+            fix=f"known: auto, {', '.join(CACHE_CODES)}; with :g32 for groups of 32 channels, :head for one scale "
+            "per head, :rotated",
         )
     rotated = options[-1:] == [_ROTATED[1:]]
     match options[: len(options) - rotated]:

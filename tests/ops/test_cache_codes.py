@@ -82,7 +82,9 @@ def test_formats_have_one_spelling(spelled: str, canonical: str) -> None:
     assert not parse_cache_format(format.stored).rotated
 
 
-@pytest.mark.parametrize("bad", ["int3", "int8:g", "int8:g1", "int4:g32:g32", "int8:rotated:g32", "int8:rotated:rotated"])
+@pytest.mark.parametrize(
+    "bad", ["int3", "int8:g", "int8:g1", "int4:g32:g32", "int8:rotated:g32", "int8:rotated:rotated"]
+)
 def test_refuses_what_is_no_format(bad: str) -> None:
     with pytest.raises(OptionError):
         parse_cache_format(bad)
