@@ -34,7 +34,7 @@ def rotate_heads_kernel(
     REST_STEPS: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
 ) -> None:
-    """Program (t, j) rotates the j-th HEAD_BLOCK heads of token t. FIRST_STEPS, REST_STEPS: those of each part's blocks."""
+    """Program (t, j) rotates the j-th HEAD_BLOCK heads of token t. FIRST_STEPS, REST_STEPS: per part's blocks."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK)
     source = x_ptr + token * x_row_stride + head[:, None] * HEAD_DIM
