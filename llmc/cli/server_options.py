@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from typer import Option
 
-from llmc.cli.opening_options import SpeculativeConfig
+from llmc.cli.opening_options import KvOffloadingDir, KvOffloadingSize, SpeculativeConfig
 from llmc.settings import settings
 
 if TYPE_CHECKING:
@@ -92,6 +92,8 @@ class CapacityOptions:
     state_cache_bytes: Annotated[
         int | None, Option(help="of snapshots of a recurrent model's states, for common beginnings; 0 keeps none")
     ] = None
+    kv_offloading_size: KvOffloadingSize = None
+    kv_offloading_dir: KvOffloadingDir = None
     speculative_config: SpeculativeConfig = None
     output_cache_bytes: Annotated[int, Option(help="keep finished deterministic outputs; 0 keeps none")] = 0
     response_store_bytes: Annotated[

@@ -25,6 +25,9 @@ def train_medusa(
     layers: Annotated[int, typer.Option(help="of each head")] = 1,
     tokens: Annotated[int, typer.Option(help="that the engine writes to train on")] = 50_000,
     temperature: Annotated[float, typer.Option(help="at which it writes them")] = 0.0,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="prompts are a user's messages; heads learn the answers of a chat model")
+    ] = False,
     epochs: Annotated[int, typer.Option(help="at the most")] = 5,
     seed: Annotated[int, typer.Option(help="the same one gives the same heads")] = 0,
     threads: Annotated[int | None, typer.Option(help="default: physical cores")] = None,
@@ -41,6 +44,7 @@ def train_medusa(
             layers=layers,
             tokens=tokens,
             temperature=temperature,
+            chat=chat,
             epochs=epochs,
             seed=seed,
             threads=threads,

@@ -10,6 +10,9 @@ from llmc.graph.call_arguments import call_arguments
 from llmc.program import Layout, Limits
 from llmc.program.launch_arguments import Count, Operand, Rows
 
+# What Call.code_rows gives: a quantized weight's arguments, with one part for the steps of scales and minima.
+CODE_ROW_PARTS = ("codes", "scales", "zeros", "minima", "steps")
+
 
 class RowsCall(Protocol):
     """A call on numbers in memory: converts its arguments to those of a launch. `name` is the argument's name in the
@@ -77,8 +80,9 @@ class Call(RowsCall, Protocol):
         """The same weight's elements, as of dtype, masks as bytes and where each row's elements begin, each by
         itself."""
 
-    def code_rows(self) -> tuple[Operand, Operand, Operand | None]:
-        """The same arguments, with row-major codes (code_rows_layout), scales and zeros each by itself."""
+    def code_rows(self) -> dict[str, Operand | None]:
+        """The same arguments, each by itself, by the names in CODE_ROW_PARTS: codes row-major (code_rows_layout), steps
+        of scales and minima in one. None for what the weight does not have."""
 
     def table(self, name: str) -> Layout:
         """The layout in which an embedding's weight is stored: PANELS if a product reads the same weight."""

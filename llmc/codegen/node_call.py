@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, fx
 
-from llmc.codegen.call import arguments_of
+from llmc.codegen.call import CODE_ROW_PARTS, arguments_of
 from llmc.codegen.claims import Claims
 from llmc.codegen.origin import unsupported
 from llmc.codegen.placement import row_stride_only
@@ -156,8 +156,7 @@ class NodeCall:
         return Operand("weight", self._builder.weights.request(node, layout, dtype).name)
 
     def code_panels(self, layout: Layout) -> Operand:
-        parts = {name: self._weight_node(name) for name in CODE_PARTS if self._arguments[name] is not None}
-        slot = self._builder.weights.request_codes(parts, self._arguments["format"], layout)
+        slot = self._builder.weights.request_codes(self._code_parts(), self._arguments["format"], layout)
         return Operand("weight", slot.name)
 
     def sparse_panels(self, layout: Layout, dtype: torch.dtype) -> Operand:
@@ -170,13 +169,13 @@ class NodeCall:
         elements, places, starts = self._builder.weights.request_sparse_rows(values, masks, dtype)
         return Operand("weight", elements.name), Operand("weight", places.name), Operand("weight", starts.name)
 
-    def code_rows(self) -> tuple[Operand, Operand, Operand | None]:
-        codes, scales = (self._weight_node(name) for name in ("codes", "scales"))
-        zeros = None if self._arguments["zeros"] is None else self._weight_node("zeros")
-        slots = self._builder.weights.request_code_rows(codes, scales, zeros, self._arguments["format"])
-        first, second, third = (None if slot is None else Operand("weight", slot.name) for slot in slots)
-        assert first is not None and second is not None
-        return first, second, third
+    def code_rows(self) -> dict[str, Operand | None]:
+        slots = self._builder.weights.request_code_rows(self._code_parts(), self._arguments["format"])
+        found = {name: Operand("weight", slot.name) for name, slot in slots.items()}
+        return {name: found.get(name) for name in CODE_ROW_PARTS}
+
+    def _code_parts(self) -> dict[str, fx.Node]:
+        return {name: self._weight_node(name) for name in CODE_PARTS if self._arguments[name] is not None}
 
     def table(self, name: str) -> Layout:
         weight = self._view(name).value.node

@@ -102,8 +102,7 @@ class SketchBackend:
             layout = Layout.SPARSE_PANELS if dtype.is_floating_point else Layout.SPARSE_CODE_PANELS
             return {name: call.sparse_panels(layout, dtype)}
         if "codes" in arguments_of(node):
-            parts = zip(("codes", "scales", "zeros"), call.code_rows(), strict=True)
-            return {f"{name}_{part}": operand for part, operand in parts if operand is not None}
+            return {f"{name}_{part}": operand for part, operand in call.code_rows().items() if operand is not None}
         return {f"{name}_{own}": operand for own, operand in self._operands(node, call).items()}
 
 

@@ -72,12 +72,12 @@ class TargetKind(Protocol):
         """Codes with their scales and zeros in one slot, where the kind stores them so."""
 
     @property
-    def takes_blocked_codes(self) -> bool:
-        """Whether there are kernels for codes whose scales have steps or minima (CodeFormat.is_blocked)."""
-
-    @property
     def rounds_tokens(self) -> bool:
         """Whether products with a GGUF file's codes are faster with tokens in int8 by groups, as llama.cpp has them."""
+
+    @property
+    def token_group(self) -> int | None:
+        """Number of channels of a token that share a scale in int8 schemes that do not say; None for all channels."""
 
     def dense_reason(self, storage: fx.Node) -> str | None:
         """Why a sparse weight is stored with its zeros all the same; None where what is left is read faster."""

@@ -10,7 +10,10 @@ Granularity = Literal["tensor", "channel", "group", "block"]
 
 # What a weight of codes is stored as: the tensors of llmc::dequantize, in the order of its arguments.
 CODE_PARTS = ("codes", "scales", "zeros", "scale_steps", "minima", "minimum_steps")
+STEP_PARTS = ("scale_steps", "minimum_steps")
 
+# A run of columns that share a float is a multiple of this, in blocked formats.
+RUN_UNIT = 32
 # Channels of a token that share a scale, where tokens are rounded by groups.
 TOKEN_GROUP = 32
 
@@ -103,8 +106,31 @@ class CodeFormat:
 
     @property
     def run(self) -> int | None:
-        """How many columns share a float, where the format says so."""
+        """The number of columns that share a float in a GGUF file; None if the format leaves it open."""
         return None if self.group is None else self.group * (1 if self.steps is None else self.steps.groups)
+
+    def run_of(self, columns: int) -> int | None:
+        """The number of columns that share a float in rows that are rounded to the format.
+
+        Returns:
+            `run` if it divides the row, else the smallest larger number that does, at most the whole row. None if the
+            row is not a multiple of 32 columns, or the format leaves the number open.
+        """
+        if self.run is None or columns % RUN_UNIT:
+            return None
+        least = min(self.run, columns)
+        return next(run for run in range(least, columns + 1, RUN_UNIT) if columns % run == 0)
+
+    def step_bits(self, run: int) -> int:
+        """Bits of the stored steps of a run of columns, a multiple of 16."""
+        if self.steps is None or self.group is None:
+            return 0
+        return -(-self.steps.bits * (run // self.group) * (1 + self.has_minimum) // 16) * 16
+
+    @property
+    def step_field_bits(self) -> int:
+        """Bits of the steps of one group, of its scale and of its minimum; 0 where there are none."""
+        return 0 if self.steps is None else self.steps.bits * (1 + self.has_minimum)
 
     @property
     def unsigned_shift(self) -> int:

@@ -21,6 +21,7 @@ from llmc.program.program import (
     SideOutput,
     WeightSlot,
     code_rows_layout,
+    step_row_bytes,
 )
 from llmc.program.rank_layout import RankLayout
 from llmc.program.state_slot import StateSlot, state_bytes
@@ -91,4 +92,5 @@ __all__ = [
     "group_input",
     "is_for",
     "state_bytes",
+    "step_row_bytes",
 ]

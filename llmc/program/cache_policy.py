@@ -66,6 +66,12 @@ class CachePolicy:
         """The rows that leave a table of `fills_at` rows, in order; the others move up. Whole blocks."""
         return ()
 
+    @property
+    def recomputes(self) -> bool:
+        """Whether a request whose table was cut can be computed again from its tokens, to the same bits. One that
+        cannot is swapped out where the pool has no room for it (docs/kv-offloading.md), or fails."""
+        return True
+
     def cut_problem(self, block_size: int) -> str | None:
         """Why tables with blocks of this size cannot be cut as the policy says; None if they can, or never are."""
         if self.fills_at is None:

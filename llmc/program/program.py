@@ -58,8 +58,9 @@ class Layout(Enum):
     GATED_PANELS: the same with gate and up rows side by side. CODE_PANELS, GATED_CODE_PANELS: the same for quantized
     weights, scales and zeros included. SPARSE_PANELS, GATED_SPARSE_PANELS, SPARSE_CODE_PANELS,
     GATED_SPARSE_CODE_PANELS: the same without the elements that are zero. CODE_ROWS, CODE_PAIR_ROWS: row-major codes of
-    a quantized weight alone, a byte each or two in a byte; CODE_5_ROWS, CODE_6_ROWS: the low four bits so, what is
-    above behind them (codegen/triton/code_rows.py). MASK_ROWS, MASK_STARTS: of a weight without its zeros where its
+    a quantized weight alone, a byte each or two in a byte; CODE_2_ROWS, CODE_3_ROWS, CODE_5_ROWS, CODE_6_ROWS: their
+    low two or four bits so, what is above behind them; STEP_ROWS: the steps of its scales and minima, in their bits
+    (codegen/triton/code_rows.py). MASK_ROWS, MASK_STARTS: of a weight without its zeros where its
     elements are, and where those of a row begin, which are ROWS (codegen/triton/mask_rows.py). VECTOR_F32: a vector
     widened to fp32. NIBBLES: codes of four bits in their order, two in a byte, the first in its low half.
     """
@@ -75,8 +76,11 @@ class Layout(Enum):
     GATED_SPARSE_CODE_PANELS = "gated_sparse_code_panels"
     CODE_ROWS = "code_rows"
     CODE_PAIR_ROWS = "code_pair_rows"
+    CODE_2_ROWS = "code_2_rows"
+    CODE_3_ROWS = "code_3_rows"
     CODE_5_ROWS = "code_5_rows"
     CODE_6_ROWS = "code_6_rows"
+    STEP_ROWS = "step_rows"
     MASK_ROWS = "mask_rows"
     MASK_STARTS = "mask_starts"
     VECTOR_F32 = "vector_f32"
@@ -93,12 +97,24 @@ class Layout(Enum):
         return _CODE_BITS.get(self)
 
 
-_CODE_BITS = {Layout.CODE_ROWS: 8, Layout.CODE_PAIR_ROWS: 4, Layout.CODE_5_ROWS: 5, Layout.CODE_6_ROWS: 6}
+_CODE_BITS = {
+    Layout.CODE_ROWS: 8,
+    Layout.CODE_PAIR_ROWS: 4,
+    Layout.CODE_2_ROWS: 2,
+    Layout.CODE_3_ROWS: 3,
+    Layout.CODE_5_ROWS: 5,
+    Layout.CODE_6_ROWS: 6,
+}
 
 
 def code_rows_layout(format: str) -> Layout:
     """The layout of row-major codes of a format (llmc/formats/code_format.py)."""
     return next(layout for layout, bits in _CODE_BITS.items() if bits == CODE_FORMATS[format].bits)
+
+
+def step_row_bytes(groups: int, format: str) -> int:
+    """Bytes of a row of so many groups' steps, of scales and minima, in STEP_ROWS."""
+    return groups * CODE_FORMATS[format].step_field_bits // 8
 
 
 @dataclass(frozen=True)
@@ -341,6 +357,11 @@ class Program:
         for cache in self.caches:
             found[cache.group] += cache.bytes_per_block(size)
         return tuple(each // size for each in found)
+
+    def block_bytes(self) -> tuple[int, ...]:
+        """Keys and values of a block in the layers of each group of caches."""
+        sizes, count = self.memories(1), self.group_blocks(1)
+        return tuple(sum(sizes[name] // blocks for name in self.caches_of(group)) for group, blocks in enumerate(count))
 
     def memories(self, blocks: int, spare: int = 0) -> dict[str, int]:
         """Bytes of each of cache_names with group_blocks(blocks). spare: how many more each group has."""

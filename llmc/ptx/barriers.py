@@ -14,6 +14,8 @@ from llmc.ptx.order import Order
 from llmc.ptx.schedule import Schedule, Strand, Waiting
 from llmc.ptx.shadow import Tell
 
+_COUNT = 16
+
 
 @dataclass
 class _Barrier:
@@ -36,6 +38,9 @@ class Barriers:
         """Whole warps arrive. count: of threads, None for all that have not returned. following: where they go on once
         so many have arrived; None if they do not wait."""
         order = self._order
+        if not 0 <= number < _COUNT:
+            lanes = np.flatnonzero(np.repeat(order.warps_of(mask), 32, axis=1))
+            self._tell(Check.BARRIER, f"there is no barrier {number}, the last is {_COUNT - 1}", lanes, at)
         is_full = count is None or count == order.threads
         if mask is None and is_full and following is not None and number not in self._barriers:
             order.join(np.ones((order.blocks, order.warps), np.bool_))
@@ -46,6 +51,7 @@ class Barriers:
             barrier = _Barrier(np.zeros(order.blocks, np.int64), np.zeros((order.blocks, order.warps), np.bool_))
             self._barriers[number] = barrier
         warps = order.warps_of(mask)
+        self._check_count(number, count, warps, barrier, at)
         twice = warps & barrier.warps
         if twice.any():
             lanes = np.flatnonzero(np.repeat(twice, 32, axis=1))
@@ -56,6 +62,15 @@ class Barriers:
         if following is not None:
             barrier.held.append((Strand(following, whole(mask, self._schedule.shape)), at))
         self._complete(number, barrier, at)
+
+    def _check_count(self, number: int, count: int | None, warps: Bools, barrier: _Barrier, at: Instruction) -> None:
+        """That all who come to a barrier name as many threads."""
+        differs = warps.any(axis=1) & barrier.warps.any(axis=1) & (barrier.wanted != (count or 0))
+        if differs.any():
+            lanes = np.flatnonzero(np.repeat(warps & differs[:, None], 32, axis=1))
+            wanted = int(barrier.wanted[differs][0]) or "all"
+            detail = f"barrier {number} is for {wanted} threads to some, for {count or 'all'} to others"
+            self._tell(Check.BARRIER, detail, lanes, at)
 
     def look_again(self, at: Instruction) -> None:
         """Threads have returned."""

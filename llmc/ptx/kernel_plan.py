@@ -48,10 +48,10 @@ class KernelPlan:
 
     @cached_property
     def blank_registers(self) -> tuple[Values, ...]:
-        """Every register, with zeros."""
+        """Every register, with zeros. One of 128 bits has no value: no instruction that is executed takes it."""
         blanks = {n: np.zeros((1, 1), UNSIGNED[n]) for n in UNSIGNED}
         nothing = np.zeros((1, 1), np.bool_)
-        return tuple(nothing if r.is_predicate else blanks[r.nbytes] for r in self.kernel.registers)
+        return tuple(nothing if r.is_predicate else blanks.get(r.nbytes, nothing) for r in self.kernel.registers)
 
 
 def plan_kernel(kernel: Kernel, module: str, threads: int, dynamic_bytes: int) -> KernelPlan:

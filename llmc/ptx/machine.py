@@ -17,7 +17,8 @@ from llmc.ptx.team import Team
 
 # Threads that are executed together: as many as keep their values in a processor's cache.
 TEAM_THREADS = 8192
-# Instructions of one thread, after which a launch counts as endless.
+# Instructions of one block, after which a launch counts as endless: those that threads, or several blocks, execute
+# together count once.
 INSTRUCTION_LIMIT = 10_000_000
 # Instructions after which another team has its turn: this one may be waiting for something that it stores.
 _TURN = 100_000
@@ -52,13 +53,13 @@ def execute(
         buffers: all memory that the launch may touch.
         outputs: those of the buffers that have to be written as a whole when it has ended.
         may_begin_early: whether the launch may begin before earlier ones end, as with programmatic dependent launch.
-        limit: instructions of a thread, after which an error says where it was.
+        limit: instructions of a block, after which an error says where it was.
 
     Raises:
         PtxError: threads wait for each other forever, or the limit is reached; the error says where.
     """
     plan = code.plan
-    launch = Launch(plan, grid, arguments, buffers, may_begin_early and plan.waits_for_grids)
+    launch = Launch(plan, grid, arguments, buffers, may_begin_early)
     count = int(np.prod(grid))
     rows = max(1, TEAM_THREADS // plan.threads)
     queue = deque[Team | range](range(first, min(first + rows, count)) for first in range(0, count, rows))
@@ -93,7 +94,7 @@ def _run(team: Team, code: Code, limit: int) -> list[Team]:
         _execute(team, strand, segment, code.plan.has_wgmma)
         team.executed += segment.count
         if team.executed > limit:
-            raise _endless(team, segment, limit)
+            raise _endless(team, strand, segment, limit)
         if team.leaving is not None:
             leaving = team.leaving
             return [team.take(rows) for rows in (np.flatnonzero(leaving), _others(team, leaving)) if len(rows)]
@@ -123,11 +124,12 @@ def _execute(team: Team, strand: Strand, segment: Segment, watches: bool) -> Non
     segment.end(team, strand)
 
 
-def _endless(team: Team, segment: Segment, limit: int) -> PtxError:
+def _endless(team: Team, strand: Strand, segment: Segment, limit: int) -> PtxError:
     plan, at = team.launch.plan, segment.last
+    row = int(np.flatnonzero(team.whole(strand.mask).any(axis=1))[0])
     source = "" if at.source is None else f", {at.source}"
     return PtxError(
-        f"{plan.kernel.name} does not end: a thread of block {int(team.numbers[0])} has executed {limit} instructions"
+        f"{plan.kernel.name} does not end: block {int(team.numbers[row])} has executed {limit} instructions"
         f"{_found_before(team)}",
         at=f"{plan.module}:{at.line} ({at.opcode}){source}",
         fix="see what the loop there waits for; raise LLMC_PTX_INSTRUCTIONS if it has so much to do",

@@ -4,12 +4,12 @@ A phase ends when as many arrivals have come as the mbarrier was made for, and a
 waited for it has seen what the threads that arrived had done before, and the copies.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from llmc.ptx.errors import PtxError
 from llmc.ptx.finding import Check
 from llmc.ptx.global_memory import Indices
 from llmc.ptx.module import Instruction
@@ -57,7 +57,7 @@ class MBarriers:
     def init(self, offset: int, lanes: Indices, count: Counts, at: Instruction) -> None:
         """Threads, at most one of each block, make an mbarrier."""
         rows = lanes // self._order.threads
-        mbarrier = self._found.get(offset) or self._new(offset)
+        mbarrier = self._found.get(offset) or self._new(offset, at)
         used = mbarrier.count[rows] > 0
         if used.any():
             self._tell(
@@ -68,9 +68,14 @@ class MBarriers:
         mbarrier.missing_bytes[rows] = mbarrier.phase[rows] = 0
         mbarrier.clocks[:, rows] = 0
 
-    def _new(self, offset: int) -> _MBarrier:
+    def _new(self, offset: int, at: Instruction) -> _MBarrier:
         blocks, number = self._order.blocks, len(self._found)
-        assert number < MOST_MBARRIERS
+        if number == MOST_MBARRIERS:
+            raise PtxError(
+                f"a block makes more than {MOST_MBARRIERS} mbarriers",
+                at=f"PTX line {at.line} ({at.opcode})",
+                fix="run the engine on its GPU, or by executor='reference'",
+            )
         self._order.know_mbarriers(number + 1)
         count, pending, missing, phase = (np.zeros(blocks, np.int64) for _ in range(4))
         clocks = np.zeros((4, blocks, self._order.seen.shape[2]), np.int32)
@@ -197,12 +202,6 @@ class MBarriers:
             f"phase {found.phase[row]} of the mbarrier at byte {offset}, which lacks {found.pending[row]} of "
             f"{found.count[row]} arrivals and {found.missing_bytes[row]} bytes"
         )
-
-    def left(self) -> Iterator[tuple[int, Indices]]:
-        """The mbarriers that copies have not ended of, with their blocks' rows."""
-        for offset, found in self._found.items():
-            for _, _, rows in found.copies:
-                yield offset, rows
 
     def take(self, rows: Indices, order: Order, shadow: Shadow, tell: Tell) -> "MBarriers":
         """Of some of the blocks."""

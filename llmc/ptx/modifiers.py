@@ -3,6 +3,9 @@
 from llmc.ptx.module import Instruction
 from llmc.ptx.refusal import Refused
 
+# How opcodes name the shared memory of a thread's own block.
+SHARED = ("shared", "shared::cta")
+
 
 class Modifiers:
     """`cvt.rn.bf16x2.f32` has the name cvt and three modifiers."""

@@ -1,7 +1,7 @@
 """What a PTX file says, as data: its kernels, their registers and instructions, and where those come from."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 # Bytes of a register; a predicate is counted as one.
 REGISTER_BYTES = {
@@ -178,7 +178,8 @@ class Variable:
 
 @dataclass(frozen=True)
 class Kernel:
-    """An entry of a module. labels: the place of the instruction that each label stands before."""
+    """An entry of a module. labels: the place of the instruction that each label stands before. threads, cluster: of a
+    block, and blocks of a cluster, in each direction; empty where the launch says."""
 
     name: str
     parameters: tuple[Parameter, ...]
@@ -187,7 +188,7 @@ class Kernel:
     registers: tuple[Register, ...]
     variables: Mapping[str, Variable]
     threads: tuple[int, ...] = ()
-    most_threads: int = field(default=1024)
+    cluster: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

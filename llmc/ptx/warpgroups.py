@@ -31,18 +31,20 @@ class Warpgroups:
         self._fenced: Counts = np.full(shape, -1)
         self._touched: dict[int, tuple[int, Mask]] = {}
 
-    def touch(self, registers: frozenset[int], copied: tuple[int, int] | None, mask: Mask, at: Instruction) -> None:
+    def touch(
+        self, registers: frozenset[int], copied: tuple[int, int | None] | None, mask: Mask, at: Instruction
+    ) -> None:
         """An instruction that is no wgmma touches registers that one takes.
 
-        copied: the target and the source of a move. That is another name for the same value: compilers put moves
-        behind fences, and ptxas resolves them.
+        copied: the target and the source of a move, None for a number. That is another name for the same value:
+        compilers put moves behind fences, and ptxas resolves them (zeros that a wgmma adds to become its RZ).
         """
         self._time += 1
         if copied is None:
             self._touched.update(dict.fromkeys(registers, (self._time, mask)))
         else:
             target, source = copied
-            self._touched[target] = self._touched.get(source, (-1, None))
+            self._touched[target] = (-1, None) if source is None else self._touched.get(source, (-1, None))
         for held in (self._sums, self._operands):
             for index in registers & held.keys():
                 self._check_free(held, index, self._order.warps_of(mask), at)

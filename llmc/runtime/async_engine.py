@@ -228,6 +228,7 @@ class AsyncEngine:
             speculation=None if self._loop.speculation is None else self._loop.speculation.stats,
             rank_restarts=self._rank_restarts.counts,
             restarts=self._restarted,
+            offload=None if scheduler.second_tier is None else scheduler.second_tier.stats,
         )
 
     def requests(self) -> list[RequestView]:

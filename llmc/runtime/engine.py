@@ -19,6 +19,7 @@ from llmc.runtime.engine_record import explanation, predicted_step, report_file
 from llmc.runtime.executors.absent import AbsentExecutor
 from llmc.runtime.executors.executor import Logits
 from llmc.runtime.grammar.compiler import GrammarCompiler
+from llmc.runtime.kv_tier.tier import Tier
 from llmc.runtime.loop.shared_loop import SharedLoop
 from llmc.runtime.loop.step_loop import StepLoop
 from llmc.runtime.output_cache import OutputCache
@@ -51,8 +52,10 @@ class Engine(TextGenerator):
         prefix_cache: bool = True,
         output_cache_bytes: int = 0,
         check: WeightCheck | None = None,
+        tier: Tier | None = None,
     ) -> None:
         self._directory = directory
+        self._tier = tier
         self._check = check
         self._open_loop = open_loop
         loop = open_loop()
@@ -233,6 +236,10 @@ class Engine(TextGenerator):
         engine.
         """
         if self._shared.close(self._closed):
+            if self._tier is not None:
+                with suppress(Exception):  # Of an executor that is broken, whose blocks nobody will find then.
+                    self.loop.offload_all()
+                self._tier.close()
             self._close_executors()
             self._grammars.close()
             self._conversations.close()

@@ -82,6 +82,28 @@ class SnapshotStats:
 
 
 @dataclass(frozen=True)
+class OffloadStats:
+    """The second tier, where blocks go that the pools give away.
+
+    blocks, bytes: what it holds, of at most max_bytes. swapped: requests that wait with their blocks in it. The others
+    are counters. hits: tokens that were not computed again. stored_…, loaded_…: what went in and came back.
+    dropped_blocks: not kept for lack of room or time, or because the store failed. damaged_blocks: not what was kept.
+    """
+
+    max_bytes: int
+    bytes: int
+    blocks: int
+    swapped: int
+    hits: int
+    stored_blocks: int
+    stored_bytes: int
+    loaded_blocks: int
+    loaded_bytes: int
+    dropped_blocks: int
+    damaged_blocks: int
+
+
+@dataclass(frozen=True)
 class SpeculationStats:
     """drafts: proposals, of one or more tokens; accepted_at: tokens that came true, by place, from the first on.
     acceptance: the rejection_sample_method."""
@@ -107,12 +129,12 @@ class EngineStats:
     """Gauges of this moment, and counters since the engine was opened.
 
     running, waiting: sequences (a request with n choices has n). blocks_used + blocks_cached + blocks_free =
-    blocks_total; cached blocks hold a prefix that is not in use, and are reused when needed. groups: the same counts
-    for layers that do not keep everything, which have blocks of their own. prefix_cache_queries and prefix_cache_hits:
-    in tokens, as vLLM counts them; also for models with states, a hit is a token that need not be computed again.
-    snapshots: None for other models. finished: requests by finish reason, "error" among them. recent_steps: the latest
-    steps, oldest first. rank_restarts: how often each rank but the first was lost and started again. restarts: how
-    often the engine was opened anew.
+    blocks_total; cached blocks hold a prefix that nobody uses now and are given away when needed. groups: the same of
+    the layers that do not keep everything, which have blocks of their own.
+    prefix_cache_queries and prefix_cache_hits: in tokens, as vLLM counts them; of a model with states, too, a hit is
+    what has not to be computed again. snapshots: None for other models. finished: requests by finish reason,
+    "error" among them. recent_steps: the latest steps, oldest first. rank_restarts: how often each rank but the first
+    was lost and started again. restarts: how often the engine was opened anew. offload: None without a second tier.
     """
 
     running: int
@@ -135,6 +157,7 @@ class EngineStats:
     snapshots: SnapshotStats | None = None
     groups: tuple[GroupStats, ...] = ()
     restarts: int = 0
+    offload: OffloadStats | None = None
 
     @property
     def cache_usage(self) -> float:

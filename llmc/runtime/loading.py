@@ -11,6 +11,7 @@ from llmc.engine_format.path_argument import path_argument
 from llmc.engine_format.reader import engine_to_run
 from llmc.errors import OptionError, bad_value
 from llmc.program import Head, Limits
+from llmc.runtime.kv_tier.wish import offloading_wish
 from llmc.runtime.ranks.other_rank import work_for_first_rank
 from llmc.runtime.speculation.acceptance_config import check_reproducible
 from llmc.runtime.speculation.config import SpeculativeConfig, parse_speculative_config
@@ -32,6 +33,8 @@ def load(
     prefix_cache: bool = True,
     state_cache_bytes: int | None = None,
     output_cache_bytes: int = 0,
+    kv_offloading_size: int | str | None = None,
+    kv_offloading_dir: str | Path | None = None,
     speculation: str | Mapping[str, object] | None = None,
     check_weights: bool = True,
     executor: ExecutorName | None = None,
@@ -43,24 +46,29 @@ def load(
     it, the engine still opens, for inspection and saving, and its steps raise TargetError; an executor named explicitly
     is an error at once. "reference" runs a GPU engine's graph in torch, "triton_interpreter" its kernels, on the CPU.
     threads: of a step; default LLMC_THREADS, else the physical cores available. kv_cache_bytes: default as in
-    kv_capacity.block_count; untouched parts take no memory. kv_memory: the same as a share of the free memory (a GPU's
-    on a GPU). max_step_tokens, max_sequences: lower limits of a step than the engine was built for. prefix_cache: keep
-    the blocks of finished requests for requests with the same beginning. state_cache_bytes: memory for snapshots of a
-    recurrent model's states; default as in snapshot_count. output_cache_bytes: memory for answers to deterministic
-    requests (greedy, seeded, beam search). speculation: the drafter and its settings as a dict or JSON, like vLLM's
-    --speculative-config. check_weights: compare the weights' hashes during the start; corrupt weights raise
-    EngineFormatError before the first token or logit. owned: a directory to delete with the engine. A process that
-    torchrun started as another rank than the first ends here. Raises the errors named, OptionError and RankError.
+    kv_capacity.block_count; untouched parts of it cost nothing. kv_memory: the same as a share of the free memory (a
+    GPU's on a GPU). max_step_tokens, max_sequences: lower limits of a step than the engine was built for. prefix_cache:
+    keep the blocks of finished requests for those that begin alike. state_cache_bytes: of a recurrent model's states
+    where those end; default as in snapshot_count. output_cache_bytes: keep the answers to requests without chance
+    (greedy, seeded, beam search). kv_offloading_size: bytes, or a size such as "20GB", of the second tier, where blocks
+    go that the KV cache has no room for; None for none. kv_offloading_dir: keep them in files there, where the next
+    process finds prefixes; default: a GPU engine's in memory, others' in files that go with the engine. speculation:
+    what drafts tokens that may come next, in a dict or JSON, as vLLM's --speculative-config. check_weights: compare the
+    weights' hashes, beside the start: if they are corrupt, EngineFormatError comes before the first token or logit.
+    owned: a directory to delete with the engine. A process
+    that torchrun started as another rank than the first ends here. Raises the errors named, OptionError and RankError.
     """
     drafts = None if speculation is None else _speculative_config(speculation, output_cache_bytes)
     place = path_argument("path", path)
+    offloading = offloading_wish(kv_offloading_size, kv_offloading_dir, prefix_cache=prefix_cache)
     work_for_first_rank(place, threads, executor)
     directory, check = engine_to_run(place, check_weights=check_weights)
     # Not before, because importing the runtime takes as long as comparing the weights does meanwhile.
     from llmc.runtime.engine import Engine
     from llmc.runtime.executors.absent import AbsentExecutor
-    from llmc.runtime.executors.opening import open_or_explain
+    from llmc.runtime.executors.opening import chosen_executor, open_or_explain
     from llmc.runtime.executors.opening_request import CacheRoom
+    from llmc.runtime.kv_tier.opening import open_tier
     from llmc.runtime.loop.step_loop import StepLoop
     from llmc.runtime.speculation.opening import plan_speculation
     from llmc.runtime.threads import thread_count
@@ -72,15 +80,29 @@ def load(
     beside, count = () if asked is None else asked.programs, thread_count(threads)
     room = CacheRoom(kv_cache_bytes, kv_memory, state_cache_bytes if prefix_cache and not whole else 0)
 
+    tier = None if offloading is None else open_tier(offloading, directory, chosen_executor(directory, executor))
+
     def open_loop() -> StepLoop:
         opened, blocks = open_or_explain(directory, executor, room, count, owned is not None, check, beside)
         started = asked.start(blocks, count, executor) if asked and not isinstance(opened, AbsentExecutor) else None
         bounds = limits, blocks, max_step_tokens
-        return StepLoop(opened, *bounds, program=directory.program, speculation=started, whole_texts=whole)
+        program = directory.program
+        return StepLoop(opened, *bounds, program=program, speculation=started, whole_texts=whole, tier=tier)
 
-    return Engine(
-        directory, open_loop, owned, prefix_cache=prefix_cache, output_cache_bytes=output_cache_bytes, check=check
-    )
+    try:
+        return Engine(
+            directory,
+            open_loop,
+            owned,
+            prefix_cache=prefix_cache,
+            output_cache_bytes=output_cache_bytes,
+            check=check,
+            tier=tier,
+        )
+    except BaseException:
+        if tier is not None:
+            tier.close()
+        raise
 
 
 def _checked_limits(limits: Limits, max_step_tokens: int | None, max_sequences: int | None) -> Limits:

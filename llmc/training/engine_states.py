@@ -7,7 +7,7 @@ one solution as soon as there are more rows than channels.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -23,6 +23,8 @@ from llmc.runtime.loop.step import Step
 _STATES = "hidden_states"
 # ‖states · matrixᵀ - logits‖ / ‖logits‖: above this, logits are not a product of the states. Rounded tokens reach 0.01.
 _MOST_RESIDUAL = 0.05
+# Rows that the matrix is found from, for each channel: with 49,152 tokens one row of logits takes 200 kB.
+_ROWS_PER_CHANNEL = 4
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,14 @@ class Rows:
     tokens: Tensor
     states: Tensor
     logits: Tensor
+
+    def without_logits(self) -> "Rows":
+        """The same, in a fraction of the memory."""
+        return replace(self, logits=self.logits[:0].clone())
+
+    def after(self, prompt: int) -> "Rows":
+        """The rows from the last token of a prompt of so many tokens on: those that say what follows it."""
+        return Rows(self.tokens[prompt - 1 :], self.states[prompt - 1 :], self.logits[prompt - 1 :])
 
 
 class StateReader:
@@ -92,6 +102,11 @@ def _states_of(directory: EngineDirectory) -> SideOutput:
             fix="build one for this machine's CPU: llmc build MODEL --target cpu -o ENGINE",
         )
     return SideOutput(_STATES, buffer.dtype, RowCount.LOGIT_ROWS, (buffer.columns,), buffer.name)
+
+
+def is_enough(rows: Sequence[Rows]) -> bool:
+    """Whether the output matrix follows from these rows."""
+    return bool(rows) and sum(len(each.states) for each in rows) >= _ROWS_PER_CHANNEL * rows[0].states.shape[1]
 
 
 def output_matrix(rows: Sequence[Rows]) -> Tensor:

@@ -9,32 +9,27 @@ distribution reach 0.45, 0.36 and 0.29 after the same number of epochs.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from llmc.api.build_stages import Progress, Stages
 from llmc.engine_format import ModelRecord, read_engine
 from llmc.engine_format.path_argument import path_argument
 from llmc.errors import OptionError
 from llmc.frontends.checkpoints.directory_files import read_json
-from llmc.program import Limits
-from llmc.runtime.engine import Engine
 from llmc.runtime.loading import load
-from llmc.runtime.sampling.sampling_params import SamplingParams
 from llmc.runtime.threads import thread_count
-from llmc.training.engine_states import StateReader, output_matrix
+from llmc.training.engine_states import Rows, StateReader, is_enough, output_matrix
 from llmc.training.fit_heads import HeadAcceptance, Samples, acceptance, fit
 from llmc.training.medusa_heads import MedusaHeads
+from llmc.training.written import Written, begun, written
 
-# Short ones: what a small model writes greedily begins to go round in circles, which teaches nothing.
-_PROMPT_TOKENS, _WRITTEN_TOKENS = 24, 72
 _KEPT_APART = 0.1
-# Number of sequences written between reports of progress.
-_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
@@ -59,6 +54,7 @@ def train_medusa(
     layers: int = 1,
     tokens: int = 50_000,
     temperature: float = 0.0,
+    chat: bool = False,
     epochs: int = 5,
     seed: int = 0,
     threads: int | None = None,
@@ -68,8 +64,9 @@ def train_medusa(
 
     engine: its directory. text: a UTF-8 file that prompts are cut from. output: a .safetensors file, for
     `llmc build --speculative`. heads: how many tokens after the next one are drafted. layers: of each head. tokens:
-    that the engine writes to train on, at this temperature. epochs: at the most. The same arguments give the same
-    heads on one machine.
+    that the engine writes to train on, at this temperature. chat: prompts are what a user says, in the model's chat
+    template, and heads learn the answers alone. epochs: at the most. The same arguments give the same heads on one
+    machine.
     Raises LlmcError.
     """
     place, source, file = path_argument("output", output), path_argument("text", text), path_argument("engine", engine)
@@ -81,25 +78,24 @@ def train_medusa(
     directory = read_engine(file, check_weights=False)
     reader = StateReader(directory, thread_count(threads))
     with load(file, threads=threads) as opened:
-        begun = _begun(opened, directory.program.limits, _text_of(source), tokens, seed)
-        written = min(_WRITTEN_TOKENS, directory.program.limits.max_model_len - len(begun[0]))
-        with stages("write", len(begun)):
-            sequences = _written(opened, begun, written, temperature, seed, stages.advance)
+        asked = begun(opened, directory.program.limits, _text_of(source), tokens, seed, chat=chat)
+        with stages("write", len(asked)):
+            sequences = written(opened, asked, temperature, seed, stages.advance)
     with stages("read", len(sequences)):
-        rows = []
-        for sequence in sequences:
-            rows.append(reader.read(sequence))
-            stages.advance(1)
-        reader.close()
-    matrix = output_matrix(rows)
+        rows, matrix = _read(reader, sequences, stages.advance, chat=chat)
+    reader.close()
     count = max(1, round(_KEPT_APART * len(rows)))
     apart, rest = Samples.of(rows[:count], heads), Samples.of(rows[count:], heads)
     trained = MedusaHeads(matrix.shape[1], heads, layers, torch.Generator().manual_seed(seed))
     with stages("train", epochs * rest.batches):
         losses = fit(trained, matrix, rest, apart, epochs, seed, stages.advance)
-    hits = tuple(acceptance(trained, matrix, apart, head) for head in range(heads))
+    with stages("judge", heads):
+        hits = []
+        for head in range(heads):
+            hits.append(acceptance(trained, matrix, apart, head))
+            stages.advance(1)
     write_heads(place, trained, directory.manifest.model, matrix.shape)
-    return TrainedHeads(place, len(rest.states), len(losses) - 1, losses, hits, stages.seconds)
+    return TrainedHeads(place, len(rest.states), len(losses) - 1, losses, tuple(hits), stages.seconds)
 
 
 def _text_of(path: Path) -> str:
@@ -109,38 +105,18 @@ def _text_of(path: Path) -> str:
         raise OptionError(f"the text cannot be read: {error}", at=path, fix="give a UTF-8 text file") from None
 
 
-def _begun(engine: Engine, limits: Limits, text: str, tokens: int, seed: int) -> list[list[int]]:
-    """Prompts from positions in the text, for sequences with `tokens` tokens in total."""
-    ids = engine.tokenize(text)
-    prompt = min(_PROMPT_TOKENS, limits.max_model_len // 4)
-    count = -(-tokens // (prompt + min(_WRITTEN_TOKENS, limits.max_model_len - prompt)))
-    if len(ids) < 2 * prompt:
-        raise OptionError(
-            f"the text has {len(ids)} tokens, and a prompt takes {prompt}", at="--text", fix="give a longer text"
-        )
-    order = torch.randperm(len(ids) - prompt, generator=torch.Generator().manual_seed(seed))
-    starts = [int(order[i % len(order)]) for i in range(count)]
-    return [ids[start : start + prompt] for start in starts]
-
-
-def _written(
-    engine: Engine,
-    begun: list[list[int]],
-    written: int,
-    temperature: float,
-    seed: int,
-    advance: Callable[[int], None],
-) -> list[list[int]]:
-    """The prompts with the engine's continuations. advance: called with the number of sequences written."""
-    found: list[list[int]] = []
-    for first in range(0, len(begun), _AT_ONCE):
-        prompts = begun[first : first + _AT_ONCE]
-        places = range(first, first + len(prompts))
-        params = [SamplingParams(max_tokens=written, temperature=temperature, seed=seed + i) for i in places]
-        completions = engine.generate(prompts, params)
-        found += [prompt + list(c.token_ids) for prompt, c in zip(prompts, completions, strict=True) if c.token_ids]
-        advance(len(prompts))
-    return found
+def _read(
+    reader: StateReader, sequences: Sequence[Written], advance: Callable[[int], None], *, chat: bool
+) -> tuple[list[Rows], Tensor]:
+    """States of every sequence, of a chat's answers alone, and the output matrix. Logits are kept until it is found."""
+    rows, with_logits = list[Rows](), list[Rows]()
+    for sequence in sequences:
+        found = reader.read(sequence.tokens)
+        if not is_enough(with_logits):
+            with_logits.append(found)
+        rows.append((found.after(sequence.prompt) if chat else found).without_logits())
+        advance(1)
+    return rows, output_matrix(with_logits)
 
 
 _CONFIG = "config.json"

@@ -1,19 +1,31 @@
 """Kernels that read or write the KV cache, whose elements are numbers or codes."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from torch import fx
 
 from llmc.codegen.call import Call, arguments_of
-from llmc.codegen.cpp.kernel import DTYPES, Arguments, Kernel, named_arguments, no_more, refuse_dtypes, refuse_ranks
+from llmc.codegen.cpp.kernel import (
+    DTYPES,
+    Arguments,
+    Kernel,
+    by_name,
+    named_arguments,
+    no_more,
+    refuse_dtypes,
+    refuse_ranks,
+)
 from llmc.codegen.cpp.kernel_library import function_name
 from llmc.formats.cache_format import parse_cache_format
 from llmc.graph.axes import tensor_axes
 from llmc.graph.refusal import Refusal
+from llmc.ops.rotate_heads import rotation_block
 from llmc.program.launch_arguments import Count
 from llmc.targets import CpuTarget
 
 CODED_HEAD = 1024  # LLMC_CODED_HEAD
+ROTATED_BLOCK = 1024  # LLMC_ROTATED_BLOCK
 _CACHE = " k_cache[_ | kv_heads block_size _]"
 
 
@@ -47,6 +59,21 @@ def caching(
         return refused or (refuse_ranks(node, tensors) if is_plain else _refuse_wide_heads(node))
 
     return Kernel(family, element_types, arguments, refusal, in_place)
+
+
+def rotating() -> Kernel:
+    """The kernel that rotates heads for a cache of codes."""
+    plain = by_name("rotate_heads", "x[tokens | heads head_dim]", in_place=(("x", 0),))
+
+    def refusal(node: fx.Node, target: CpuTarget) -> Refusal | None:
+        given = arguments_of(node)
+        channels, first = given["x"].meta["val"].shape[2], given["first"]
+        block = max(map(rotation_block, (first, channels - first)))
+        if block > ROTATED_BLOCK:
+            return Refusal(f"blocks of {block} channels; the kernel rotates {ROTATED_BLOCK} at most", node)
+        return plain.refusal(node, target)
+
+    return replace(plain, refusal=refusal)
 
 
 def attended(call: Call) -> Arguments:

@@ -49,8 +49,7 @@ class CodeShape:
     @property
     def step_halves(self) -> int:
         """16-bit numbers that hold one row's steps of one run, of scales and of minima."""
-        steps = self.codes.steps
-        return 0 if steps is None else steps.bits * steps.groups * (1 + self.codes.has_minimum) // 16
+        return self.codes.step_bits(self.run) // 16
 
     @property
     def header_nbytes(self) -> int:
@@ -115,7 +114,7 @@ def _headers(rows: Tensor, shape: CodeShape, parts: Mapping[str, Tensor]) -> Ite
     steps = shape.codes.steps
     if steps is not None:
         fields = [parts[name] for name in ("scale_steps", "minimum_steps") if name in parts]
-        each = [_of_rows(part, rows).unflatten(-1, (shape.runs, steps.groups)).int() for part in fields]
+        each = [_of_rows(part, rows).unflatten(-1, (shape.runs, -1)).int() for part in fields]
         each[0] = each[0] - steps.least
         yield _lanes(_packed_fields(torch.cat(each, dim=-1), steps.bits))
 
@@ -133,8 +132,9 @@ def _lanes(values: Tensor) -> Tensor:
 
 def _packed_fields(fields: Tensor, bits: int) -> Tensor:
     """16-bit numbers [..., halves] of unsigned fields [..., count], the first in the lowest bits."""
-    each = (fields[..., None] >> torch.arange(bits)) & 1
-    halves: Tensor = (each.flatten(-2).unflatten(-1, (-1, 16)) << torch.arange(16)).sum(-1)
+    each = ((fields[..., None] >> torch.arange(bits)) & 1).flatten(-2)
+    each = torch.nn.functional.pad(each, (0, -each.shape[-1] % 16))
+    halves: Tensor = (each.unflatten(-1, (-1, 16)) << torch.arange(16)).sum(-1)
     return halves.to(torch.int16)
 
 

@@ -15,7 +15,7 @@ from llmc.program import ITEMSIZES, CacheSlot, Launch
 @dataclass(frozen=True)
 class Product:
     """A kind of product. x: F32 or BF16, which plain weights are too. format: of a weight's codes, with its further
-    fields; None for a plain weight. group: weights of a row that share a scale, None for all."""
+    fields; None for a plain weight. group: weights of a row that share a float scale, None for all."""
 
     x: str
     format: str | None = None
@@ -51,8 +51,9 @@ class Product:
         if self.format is None:
             return channels * ITEMSIZES[self.x]
         group = self.group or channels
-        extra = ITEMSIZES[self.scale_type.upper()] + 2 * self.has_zeros
-        return channels // group * (extra + group * CODE_FORMATS[self.format].bits // 8)
+        codes = CODE_FORMATS[self.format]
+        extra = ITEMSIZES[self.scale_type.upper()] * (1 + codes.has_minimum) + 2 * self.has_zeros
+        return channels // group * (extra + (codes.step_bits(group) + group * codes.bits) // 8)
 
     def arguments(self, tokens: int, channels: int, rows: int, x: int, weight: int, y: int) -> ctypes.Structure:
         """The kernel's, of x [tokens, channels], weight [rows, channels] and y [tokens, rows] at these addresses."""

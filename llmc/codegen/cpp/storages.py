@@ -91,9 +91,8 @@ def _rounding(call: Call) -> dict[str, Argument]:
 
 def _codes(call: Call, layout: Layout) -> dict[str, Argument]:
     stored = stored_weight(call)
-    format = CODE_FORMATS[stored.plain("format")]
     return {
-        "group": format.group or stored.shape("codes")[1] // stored.shape("scales")[1],
+        "group": stored.shape("codes")[1] // stored.shape("scales")[1],
         "weight": stored.code_panels(layout),
         "format": stored.plain("format"),
         "scale_type": SCALES[stored.dtype("scales")],

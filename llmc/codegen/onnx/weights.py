@@ -55,7 +55,7 @@ def _element(node: fx.Node) -> int:
         return onnx_type(node.meta["val"].dtype)
     codes = CODE_FORMATS[format]
     if codes.bits == 4:
-        return TensorProto.UINT4 if codes.integers is None else TensorProto.INT4
+        return TensorProto.INT4 if codes.integers is not None and codes.integers[0] < 0 else TensorProto.UINT4
     return TensorProto.FLOAT8E4M3FN if format == "fp8" else onnx_type(node.meta["val"].dtype)
 
 

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -112,25 +112,28 @@ class GgufSource:
             values = torch.frombuffer(data, dtype=NUMBERS[kind.name])
         else:
             values = decoded(data, kind, place.rows_shape[-1])
+            self._check_finite(place, {"values": values})
         values = _in_halves(_as_model_has_it(values, place), place.heads)
         return values - place.less if place.less else values
 
     def _unpack(self, name: str) -> UnpackedCodes:
         place = self._place(name)
         unpacked = _unpacked(place, torch.frombuffer(_bytes_of(place), dtype=torch.uint8))
-        self._check_finite(place, unpacked)
+        self._check_finite(place, unpacked.parts())
         return replace(unpacked, **{part: _in_halves(each, place.heads) for part, each in unpacked.parts().items()})
 
-    def _check_finite(self, place: Place, unpacked: UnpackedCodes) -> None:
-        """Raise CheckpointError for scales or minima that are NaN or infinite."""
-        for name, part in unpacked.parts().items():
+    def _check_finite(self, place: Place, parts: Mapping[str, Tensor]) -> None:
+        """Raise CheckpointError for scales, minima or values that are NaN or infinite. parts: [rows, columns]."""
+        blocks = place.rows_shape[-1] // place.tensor.type.elements
+        for name, part in parts.items():
             if not part.is_floating_point() or bool(part.isfinite().all()):
                 continue
             wrong = (~part.isfinite()).nonzero()
-            row, run = map(int, wrong[0])
+            row, column = map(int, wrong[0])
+            block = column * blocks // part.shape[1]
             raise CheckpointError(
                 f"damaged GGUF file: tensor {place.tensor.name}, of type {place.tensor.type.name}, has {len(wrong)} "
-                f"{name} that are not finite, the first {float(part[row, run])} in row {row}, block {run}",
+                f"{name} that are not finite, the first {float(part[row, column])} in row {row}, block {block}",
                 at=place.tensor.file,
                 fix=DOWNLOAD_AGAIN,
             )

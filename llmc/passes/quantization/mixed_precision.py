@@ -4,9 +4,9 @@ The value of each weight's bits is estimated (sensitivity.py), and bits are assi
 the effects of single weights rounded to nearest; GPTQ leaves a fifth of that in most weights, and half in the output
 projection. The estimates are therefore scaled to the measurements of two plans, with the projection at 8 bits and at 4.
 
-And they only propose. The candidates are what is given out for this budget and for the next smaller one of a fixed
-grid, and the schemes that are the same for all weights and fit. Each is carried out in full, and the one whose output
-diverges least, on text held apart, is taken.
+And they only propose. The candidates are what is given out for this budget and, where it is on no place of a fixed
+grid, for the place below it, and the schemes that are the same for all weights and fit. Each is carried out in full,
+and the one whose output diverges least, on text held apart, is taken.
 """
 
 import math
@@ -33,10 +33,9 @@ from llmc.passes.quantization.sensitivity import (
 )
 from llmc.passes.quantization.spend_bits import Rung, spend
 
-# Budgets in bits per weight for which bits are assigned: independent of the request, so that a larger budget includes
-# the candidates of a smaller one. And the number of plans that are carried out.
+# Budgets, in bits per weight, for which bits are given out besides the one that is asked for: a larger budget then has
+# the candidate of a smaller one.
 _GRID = 1 / 16
-_GIVEN_OUT = 2
 # A uniform scheme that is expected to diverge by more than this times the least is not carried out.
 _HOPELESS = 2.0
 _SMALLEST = 1e-12
@@ -160,12 +159,10 @@ class _Choice:
         return round(candidate.bits, 2) <= self.budget.bits
 
     def _given_out(self) -> list[Candidate]:
-        """For the budget, and for the places on the grid below it: the same ones for every budget that has them."""
+        """For the budget, and for the place on the grid below it if it is on none."""
         least = (self.fixed + sum(rungs[0].bits for rungs in self.rungs)) / self.elements
-        last = math.floor(self.budget.bits / _GRID)
-        places = [k * _GRID for k in range(last, last - _GIVEN_OUT, -1) if k * _GRID >= least]
-        if self.budget.bits not in places:
-            places.append(self.budget.bits)
+        below = math.floor(self.budget.bits / _GRID) * _GRID
+        places = [bits for bits in dict.fromkeys((below, self.budget.bits)) if bits >= least]
         found = [self._candidate("bits given out", [rungs[0].scheme for rungs in self.rungs])]
         for bits in places:
             chosen = spend(self.rungs, bits * self.elements - self.fixed)

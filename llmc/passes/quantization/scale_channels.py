@@ -25,7 +25,7 @@ from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
 from llmc.passes.quantization.calibration import calibration_sequences
 from llmc.passes.quantization.channel_scales import Tie, awq_scales, smoothing_scales
-from llmc.passes.quantization.plan import Planned, plan
+from llmc.passes.quantization.plan import Planned, asked, plan
 from llmc.passes.quantization.stream import Stream
 from llmc.passes.rewrite import Numerics, WeightPass
 from llmc.passes.rewrite_log import RewriteLog
@@ -62,7 +62,7 @@ class Group:
 
 def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData) -> None:
     """Find the scales of every group on one run over the calibration text, then fold them."""
-    planned = plan(graph, options.quantization)
+    planned = plan(graph, asked(options, data))
     groups = _groups(
         [p for p in planned if p.scheme is not None and p.scheme.method in _METHODS and not _is_experts(p)]
     )

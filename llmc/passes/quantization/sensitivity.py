@@ -31,9 +31,10 @@ from llmc.passes.quantization.stream import Stream
 S = TypeVar("S", bound=LooksAtData)
 Choice = TypeVar("Choice")
 
-# Number of sequences, and of tokens in each, for measuring sensitivity: every unit needs a run of the rest of the
-# graph.
+# Sequences and tokens of each that sensitivity is measured on, at most. Every unit takes a run of what comes after it,
+# which grows with the square of the model's depth: so many tokens for all units, but a sequence for each at least.
 _SEQUENCES, _TOKENS = 4, 128
+_OF_ALL_UNITS = 1 << 15
 _UNQUANTIZED_BITS = 16.0
 # Rows of a weight that errors are measured on.
 _ROWS = 256
@@ -69,7 +70,7 @@ def ladders(
     """The choices of each unit, with the divergence measured for one scheme and estimated for the rest."""
     if not units:
         return []
-    sequences = [ids[:_TOKENS] for ids in sequences[:_SEQUENCES]]
+    sequences = measured_on(sequences, len(units))
     stream = Stream(graph, data.source, sequences)
     unit_of = {reader: i for i, unit in enumerate(units) for each in unit for reader in each.readers}
     branches: dict[int, int] = {}
@@ -103,6 +104,12 @@ def ladders(
         ]
         for i, unit in enumerate(units)
     ]
+
+
+def measured_on(sequences: Sequence[Tensor], units: int) -> list[Tensor]:
+    """The beginnings of some sequences: fewer for more units, since each of them reads them all."""
+    count = min(_SEQUENCES, max(1, _OF_ALL_UNITS // (units * _TOKENS)))
+    return [ids[:_TOKENS] for ids in sequences[:count]]
 
 
 def _divergences(stream: Stream, sequences: int, branches: int) -> list[float]:
@@ -139,7 +146,10 @@ def unit_schemes(unit: Sequence[Planned], budget: Budget) -> list[Scheme | None]
         for group in plain.groups()
         for scheme in (group, replace(group, name=f"{group.name}:asym", symmetric=False))
     ]
-    fitting = [scheme for scheme in coded if all(each.shape[1] % (scheme.group or 1) == 0 for each in unit)]
+    columns = unit[0].shape[1]  # Of all, which read the same input.
+    fitting = [scheme for scheme in coded if columns % (scheme.group or 1) == 0]
+    fitting += [scheme for scheme in budget.blocked if scheme.run_of(columns) is not None]
+    fitting.sort(key=lambda scheme: scheme.bits(columns))
     if not fitting:
         for each in unit:
             fitted(each, finer[0])

@@ -11,8 +11,8 @@ import numpy as np
 from llmc.ptx.access import Operands, Reader
 from llmc.ptx.elementwise import Action
 from llmc.ptx.finding import Check
+from llmc.ptx.global_access import read_global, write_global
 from llmc.ptx.global_memory import WORDS, Indices
-from llmc.ptx.instructions.load_store import read_global, write_global
 from llmc.ptx.lanes import S32, U8, Mask, Values
 from llmc.ptx.modifiers import Modifiers
 from llmc.ptx.module import Address

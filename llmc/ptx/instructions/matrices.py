@@ -9,9 +9,8 @@ from llmc.ptx.element_types import ELEMENT_TYPES, WHOLE_TYPES, sum_of_products
 from llmc.ptx.elementwise import Action
 from llmc.ptx.fragments import matrix_a, matrix_b, matrix_c, registers_c
 from llmc.ptx.global_memory import Indices
-from llmc.ptx.instructions.load_store import SHARED
 from llmc.ptx.lanes import F32, S32, U16, U32, Mask, Values
-from llmc.ptx.modifiers import Modifiers
+from llmc.ptx.modifiers import SHARED, Modifiers
 from llmc.ptx.team import Team
 
 _ROW_BYTES = 16

@@ -9,9 +9,8 @@ import numpy as np
 from llmc.ptx.access import Operands, Reader
 from llmc.ptx.elementwise import Action
 from llmc.ptx.global_memory import Indices
-from llmc.ptx.instructions.load_store import SHARED
 from llmc.ptx.lanes import BOOL, S64, U32, Mask, Values, constant
-from llmc.ptx.modifiers import Modifiers
+from llmc.ptx.modifiers import SHARED, Modifiers
 from llmc.ptx.module import Instruction, Sink
 from llmc.ptx.schedule import Strand
 from llmc.ptx.shared_memory import SHARED_BASE

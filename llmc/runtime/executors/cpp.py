@@ -2,7 +2,7 @@
 
 import ctypes
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import POINTER, c_char_p, c_int32, c_void_p
 
 import numpy as np
@@ -17,6 +17,7 @@ from llmc.program.engine_structs import LlmcBindings, LlmcChooseRows, LlmcRanks,
 from llmc.program.program_interface import check_interface, interface_text
 from llmc.runtime.adapters.adapter_memory import AdapterMemory
 from llmc.runtime.adapters.placed_adapter import PlacedAdapter
+from llmc.runtime.executors.block_copies import read_blocks, write_blocks
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits, SideArray
 from llmc.runtime.executors.opening_request import OpeningRequest
 from llmc.runtime.executors.side_outputs import SideOutputs
@@ -172,13 +173,23 @@ class CppExecutor:
 
     def copy_blocks(self, copies: Mapping[int, int], group: int = 0) -> None:
         to, source = list(copies), list(copies.values())
-        for name in self._program.caches_of(group):
-            blocks = self._caches[name].reshape(self._blocks[group], -1)
+        for blocks in self._whole_blocks(group):
             blocks[to] = blocks[source]
 
     def move_slots(self, sources: Ints, destinations: Ints, group: int = 0) -> None:
         memories = (self._caches[name] for name in self._program.caches_of(group))
         move_slots(slot_views(self._program, memories, group), sources, destinations)
+
+    def read_blocks(self, blocks: Sequence[int], group: int = 0) -> Callable[[], Bytes]:
+        """Copied at once."""
+        found = read_blocks(self._whole_blocks(group), blocks)
+        return lambda: found
+
+    def write_blocks(self, blocks: Sequence[int], contents: Sequence[Bytes], group: int = 0) -> None:
+        write_blocks(self._whole_blocks(group), blocks, contents)
+
+    def _whole_blocks(self, group: int) -> list[Bytes]:
+        return [self._caches[name].reshape(self._blocks[group], -1) for name in self._program.caches_of(group)]
 
     def copy_states(self, source: int, destination: int) -> None:
         for states in self._states:

@@ -38,6 +38,7 @@ from llmc.runtime.executors.slot_views import move_slots, slot_views
 from llmc.runtime.executors.state_memory import copy_slot
 from llmc.runtime.kv_capacity import share_bytes
 from llmc.runtime.loop.step import Ints, Step
+from llmc.runtime.memory import Bytes
 from llmc.runtime.sampling.row_choice import RowChoices
 
 # Steps of one kind are one graph: their shape, and what they are to give.
@@ -188,8 +189,7 @@ class CudaExecutor:
         """Copy blocks of a group's keys and values, on the device and in order with the steps."""
         to = torch.tensor(list(copies), device=self._device)
         source = torch.tensor(list(copies.values()), device=self._device)
-        for name in self._program.caches_of(group):
-            blocks = self._spaces["cache", name][0].view(self._group_blocks[group] + 1, -1)
+        for blocks in self._whole_blocks(group):
             blocks.index_copy_(0, to, blocks.index_select(0, source))
 
     def move_slots(self, sources: Ints, destinations: Ints, group: int = 0) -> None:
@@ -197,6 +197,43 @@ class CudaExecutor:
         caches = [self._spaces["cache", name][0] for name in self._program.caches_of(group)]
         indices = (torch.from_numpy(slots).long().to(self._device) for slots in (sources, destinations))
         move_slots(slot_views(self._program, caches, group), *indices)
+
+    def read_blocks(self, blocks: Sequence[int], group: int = 0) -> Callable[[], Bytes]:
+        """Copy blocks of a group's keys and values into pinned memory, in order with the steps and beside what the
+        host does next."""
+        caches = self._whole_blocks(group)
+        with torch.cuda.device(self._device):
+            places = torch.tensor(list(blocks), device=self._device)
+            found = torch.empty(len(blocks), sum(each.shape[1] for each in caches), dtype=torch.uint8, pin_memory=True)
+            begin = 0
+            for cache in caches:
+                end = begin + cache.shape[1]
+                found[:, begin:end].copy_(cache.index_select(0, places), non_blocking=True)
+                begin = end
+            copied = torch.cuda.Event()
+            copied.record()
+
+        def wait() -> Bytes:
+            copied.synchronize()
+            octets: Bytes = found.numpy()
+            return octets
+
+        return wait
+
+    def write_blocks(self, blocks: Sequence[int], contents: Sequence[Bytes], group: int = 0) -> None:
+        """Fill blocks of a group's keys and values, in order with the steps."""
+        rows, begin = torch.from_numpy(np.stack(contents)), 0
+        with torch.cuda.device(self._device):
+            places = torch.tensor(list(blocks), device=self._device)
+            for cache in self._whole_blocks(group):
+                end = begin + cache.shape[1]
+                cache.index_copy_(0, places, rows[:, begin:end].to(self._device))
+                begin = end
+
+    def _whole_blocks(self, group: int) -> list[Tensor]:
+        """Each cache of a group as [blocks, bytes], the block for padding the last one."""
+        count = self._group_blocks[group] + 1
+        return [self._spaces["cache", name][0].view(count, -1) for name in self._program.caches_of(group)]
 
     def copy_states(self, source: int, destination: int) -> None:
         """Copy a slot of every state, on the device and in order with the steps."""

@@ -1,6 +1,6 @@
 """The executor: the interface between the runtime and compiled or interpreted engines."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -11,6 +11,7 @@ from llmc.errors import RankError
 from llmc.program import StepOutput
 from llmc.runtime.adapters.placed_adapter import PlacedAdapter
 from llmc.runtime.loop.step import Ints, Step
+from llmc.runtime.memory import Bytes
 from llmc.runtime.sampling.row_choice import RowChoices
 
 Logits = npt.NDArray[np.float32]
@@ -111,6 +112,24 @@ class SnapshotExecutor(StateExecutor, Protocol):
     @property
     def snapshots(self) -> int:
         """How many."""
+
+
+class BlockCaches(Protocol):
+    """Caches whose blocks can leave and come back, bit by bit."""
+
+    def read_blocks(self, blocks: Sequence[int], group: int = 0) -> Callable[[], Bytes]:
+        """Begin to copy blocks of a group of caches, as the last step has left them: later steps change nothing in it.
+
+        The function waits for the copy, from any thread, and gives it: [len(blocks), bytes of a block].
+        """
+
+    def write_blocks(self, blocks: Sequence[int], contents: Sequence[Bytes], group: int = 0) -> None:
+        """Fill blocks with such rows before the next step; the rows may be overwritten afterwards."""
+
+
+@runtime_checkable
+class OffloadingExecutor(Executor, BlockCaches, Protocol):
+    """An executor that has such caches."""
 
 
 @runtime_checkable

@@ -6,7 +6,7 @@ How a kernel itself is run is theirs: interpreted from its source, or executed a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 
 import numpy as np
@@ -21,11 +21,13 @@ from llmc.runtime.device.device_place import DevicePlace
 from llmc.runtime.device.inputs import StepShape
 from llmc.runtime.device.library_only import library_only
 from llmc.runtime.device.program import ARENA, RANKS, PlannedCall, Pointer, calls_of_step, plan_calls
+from llmc.runtime.executors.block_copies import read_blocks, write_blocks
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits, SideArray
 from llmc.runtime.executors.side_outputs import SideOutputs
 from llmc.runtime.executors.slot_views import move_slots, slot_views
 from llmc.runtime.executors.state_memory import copy_slot
 from llmc.runtime.loop.step import Ints, Step
+from llmc.runtime.memory import Bytes
 from llmc.runtime.sampling.row_choice import RowChoices
 
 
@@ -130,6 +132,18 @@ class HostLaunches(ABC):
         caches = [self._memory["cache", name] for name in self.program.caches_of(group)]
         indices = torch.from_numpy(sources).long(), torch.from_numpy(destinations).long()
         move_slots(slot_views(self.program, caches, group), *indices)
+
+    def read_blocks(self, blocks: Sequence[int], group: int = 0) -> Callable[[], Bytes]:
+        """Copied at once."""
+        found = read_blocks(self._whole_blocks(group), blocks)
+        return lambda: found
+
+    def write_blocks(self, blocks: Sequence[int], contents: Sequence[Bytes], group: int = 0) -> None:
+        write_blocks(self._whole_blocks(group), blocks, contents)
+
+    def _whole_blocks(self, group: int) -> list[Bytes]:
+        names = self.program.caches_of(group)
+        return [self._memory["cache", name].view(self._blocks[group], -1).numpy() for name in names]
 
     def copy_states(self, source: int, destination: int) -> None:
         """Copy a slot of every state."""

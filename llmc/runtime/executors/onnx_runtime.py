@@ -9,7 +9,7 @@ The caches are tensors that a session reads and writes in place: each is bound a
 ScatterND makes of it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -22,12 +22,14 @@ from llmc.engine_format.engine_kinds import MODEL_NAME
 from llmc.errors import EngineFormatError, TargetError
 from llmc.files.typed_json import REBUILD
 from llmc.program import LOGITS, WRITTEN, Program, RowCount
+from llmc.runtime.executors.block_copies import read_blocks, write_blocks
 from llmc.runtime.executors.executor import Logits, SideArray
 from llmc.runtime.executors.opening_request import OpeningRequest
 from llmc.runtime.executors.reference_tiles import TILE, run_tiles, tiles_of
 from llmc.runtime.executors.slot_views import move_slots, slot_views
 from llmc.runtime.executors.step_parts import parts_of
 from llmc.runtime.loop.step import Ints, Step, input_names
+from llmc.runtime.memory import Bytes
 
 _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
@@ -148,6 +150,15 @@ class OnnxRuntimeExecutor:
             memories = [array.view(np.uint8) for array in arrays]
             move_slots(slot_views(self._program, memories, group), sources, destinations)
 
+    def read_blocks(self, blocks: Sequence[int], group: int = 0) -> Callable[[], Bytes]:
+        """Copied at once."""
+        found = read_blocks(_whole_blocks(self._caches.fetched(group)), blocks)
+        return lambda: found
+
+    def write_blocks(self, blocks: Sequence[int], contents: Sequence[Bytes], group: int = 0) -> None:
+        with self._caches.changing(group) as arrays:
+            write_blocks(_whole_blocks(arrays), blocks, contents)
+
     def copy_states(self, source: int, destination: int) -> None:
         """Copy a slot of every state."""
         for states in self._caches.states.values():
@@ -191,14 +202,23 @@ class _Caches:
     @contextmanager
     def changing(self, group: int) -> Iterator[list[npt.NDArray[np.float32]]]:
         """A group's keys and values in the host's memory, until the end."""
-        names = [f"kv_cache_{name.replace('.', '_')}" for name in self._program.caches_of(group)]
-        if self._is_host:
-            yield [self._arrays[name] for name in names]
-        else:
-            fetched = [self.values[name].numpy() for name in names]
-            yield fetched
-            for name, array in zip(names, fetched, strict=True):
+        arrays = self.fetched(group)
+        yield arrays
+        if not self._is_host:
+            for name, array in zip(self._names(group), arrays, strict=True):
                 self.values[name].update_inplace(array)
+
+    def fetched(self, group: int) -> list[npt.NDArray[np.float32]]:
+        """A group's keys and values in the host's memory, to be read."""
+        names = self._names(group)
+        return [self._arrays[name] if self._is_host else self.values[name].numpy() for name in names]
+
+    def _names(self, group: int) -> list[str]:
+        return [f"kv_cache_{name.replace('.', '_')}" for name in self._program.caches_of(group)]
+
+
+def _whole_blocks(arrays: Sequence[npt.NDArray[np.float32]]) -> list[Bytes]:
+    return [array.reshape(len(array), -1).view(np.uint8) for array in arrays]
 
 
 def _session(engine: EngineDirectory, threads: int, provider: str) -> Any:

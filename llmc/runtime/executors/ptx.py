@@ -122,12 +122,13 @@ class PtxExecutor(HostLaunches):
         scratch = np.zeros(max(16, scratch_bytes(binary, grid)), np.uint8)
         area = Buffer("scratch memory", self._address("scratch", ""), scratch, may_change=False)
         extra = extra_pointers(binary, area.address)
+        code = self._code(call.kernel.name)
         report = execute(
-            self._code(call.kernel.name),
+            code,
             grid,
             argument_values(call, shape, self._address, extra),
             [*buffers.values(), area, *self._rank_buffers()],
-            may_begin_early=True,
+            may_begin_early=code.plan.waits_for_grids,
             limit=settings().ptx_instructions,
         )
         if report.findings:

@@ -7,7 +7,7 @@ bits then depend on nothing but the tokens before it. All ranks of a partitioned
 (llmc/graph/ranks.py).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -23,12 +23,14 @@ from llmc.graph.ranks import on_ranks
 from llmc.graph.serialize import deserialize_graph, read_memory_text, read_weight_table
 from llmc.program import Program
 from llmc.program.program_interface import check_interface, memory_text
+from llmc.runtime.executors.block_copies import read_blocks, write_blocks
 from llmc.runtime.executors.executor import Logits, SideArray
 from llmc.runtime.executors.opening_request import OpeningRequest
 from llmc.runtime.executors.reference_tiles import Tile, run_tiles, texts_of, tiles_of
 from llmc.runtime.executors.slot_views import move_slots, slot_views
 from llmc.runtime.executors.stored_weights import graph_weights
 from llmc.runtime.loop.step import Ints, Step, input_names
+from llmc.runtime.memory import Bytes
 
 
 def open_engine(request: OpeningRequest) -> "tuple[ReferenceExecutor, int]":
@@ -99,6 +101,18 @@ class ReferenceExecutor:
             memories = [tensor.view(torch.uint8) for tensor in self._caches_of(tensors, group)]
             slots = slot_views(self._program, memories, group)
             move_slots(slots, torch.from_numpy(sources).long(), torch.from_numpy(destinations).long())
+
+    def read_blocks(self, blocks: Sequence[int], group: int = 0) -> Callable[[], Bytes]:
+        """Copied at once, of all ranks."""
+        found = read_blocks(self._whole_blocks(group), blocks)
+        return lambda: found
+
+    def write_blocks(self, blocks: Sequence[int], contents: Sequence[Bytes], group: int = 0) -> None:
+        write_blocks(self._whole_blocks(group), blocks, contents)
+
+    def _whole_blocks(self, group: int) -> list[Bytes]:
+        held = (tensor for tensors in self._ranks for tensor in self._caches_of(tensors, group))
+        return [tensor.view(torch.uint8).reshape(len(tensor), -1).numpy() for tensor in held]
 
     def _caches_of(self, tensors: Mapping[str, Tensor], group: int) -> list[Tensor]:
         return [tensors[f"kv_cache_{name.replace('.', '_')}"] for name in self._program.caches_of(group)]

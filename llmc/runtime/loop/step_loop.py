@@ -4,7 +4,16 @@ import time
 
 from llmc.errors import EngineFailureError, words_of
 from llmc.program import TREE_REACH, Limits, Program
-from llmc.runtime.executors.executor import AdaptedExecutor, ChoosingExecutor, Executor, SnapshotExecutor, StateExecutor
+from llmc.runtime.executors.executor import (
+    AdaptedExecutor,
+    ChoosingExecutor,
+    Executor,
+    OffloadingExecutor,
+    SnapshotExecutor,
+    StateExecutor,
+)
+from llmc.runtime.kv_tier.block_offload import BlockOffload
+from llmc.runtime.kv_tier.tier import Tier
 from llmc.runtime.loop.publish import compute, compute_choosing, publish
 from llmc.runtime.loop.step_inputs import StatefulStepInputs, StepInputs
 from llmc.runtime.prefix_cache.state_snapshots import StateSnapshots
@@ -34,10 +43,10 @@ def step_failure(error: BaseException) -> EngineFailureError:
 class StepLoop:
     """Runs requests together on one executor; each step serves every request that fits in it.
 
-    blocks: number of blocks of the executor's KV cache. max_step_tokens: a lower limit of tokens per step than the
-    engine's. executor_seconds: time of the last step in the executor. speculation: the drafter, if any. program: the
-    executor's program, for its adapters, states and cache groups; None only if it has none of them. whole_texts: a
-    request's tokens come in one step.
+    blocks: of the executor's KV cache. max_step_tokens: a lower budget of tokens a step than the engine's limit.
+    executor_seconds: of the last step, spent in the executor. speculation: what drafts tokens, if anything does.
+    program: what the executor runs, for its adapters, states and groups of caches; None only if it has none.
+    whole_texts: a request's tokens come in one step. tier: where blocks go that the pools give away.
     """
 
     def __init__(
@@ -50,6 +59,7 @@ class StepLoop:
         program: Program | None,
         speculation: Speculation | None = None,
         whole_texts: bool = False,
+        tier: Tier | None = None,
     ) -> None:
         self.speculation = speculation
         self.executor = executor
@@ -71,6 +81,10 @@ class StepLoop:
         if speculation is not None:
             speculation.watch(self.pool)
         self._whole_texts = whole_texts
+        self._tier = tier
+        self._offload = (
+            BlockOffload(tier, executor) if tier is not None and isinstance(executor, OffloadingExecutor) else None
+        )
         self.scheduler = Scheduler(
             limits,
             self.pool,
@@ -80,6 +94,7 @@ class StepLoop:
             snapshots=self._state_snapshots(),
             whole_texts=whole_texts,
             groups=self.groups,
+            offload=self._offload,
         )
         self.executor_seconds = 0.0
 
@@ -182,7 +197,13 @@ class StepLoop:
             speculation=speculation,
             program=self._program,
             whole_texts=self._whole_texts,
+            tier=self._tier,
         )
+
+    def offload_all(self) -> None:
+        """Let the second tier keep what the prefix cache holds, for another process."""
+        if self._offload is not None and self._offload.tier.outlives:
+            self.scheduler.prefix_cache.offload_all(self._offload)
 
     def _state_snapshots(self) -> StateSnapshots | None:
         """None for a model without states, and where an engine cannot run."""

@@ -12,8 +12,10 @@ under its digest, and each is hashed when a request's tokens have matched the bl
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 from llmc.runtime.engine_stats import SnapshotStats
+from llmc.runtime.kv_tier.block_offload import BlockOffload
 from llmc.runtime.prefix_cache.block_digests import BlockDigests, root
 from llmc.runtime.prefix_cache.chain import Chain
 from llmc.runtime.prefix_cache.state_snapshots import StateSnapshots
@@ -25,8 +27,8 @@ from llmc.runtime.scheduling.group_pool import GroupPool, usable
 class PrefixCache:
     """Blocks of `block_size` tokens by digest, kept in `pool`. queries, hits: tokens looked up and begun behind.
 
-    snapshots: snapshots of states at the ends of blocks, for models with states. groups: pools of layers that do not
-    keep everything, which have blocks of their own.
+    snapshots: of the states at their ends, of a model that has some. groups: of layers that do not keep everything,
+    which have blocks beside those. offload: takes the blocks that the pools give away; none are folded then.
 
     The content of a block in the pool is its digest, or the chain that it is folded in. A folded block has no holder
     but the request that filled it, which lets go of the end first: so the pool takes a chain's blocks from its end.
@@ -38,8 +40,10 @@ class PrefixCache:
         block_size: int,
         snapshots: StateSnapshots | None = None,
         groups: Sequence[GroupPool] = (),
+        offload: BlockOffload | None = None,
     ) -> None:
         self._pool = pool
+        self._offload = offload
         self._groups = groups
         self.snapshots = snapshots
         self._block_size = block_size
@@ -49,6 +53,9 @@ class PrefixCache:
         self.queries = 0
         self.hits = 0
         pool.tell_losses(self._lose)
+        if offload is not None:
+            for number, group in enumerate(groups, 1):
+                group.tell_losses(partial(self._offload_group, offload, number))
 
     @property
     def snapshot_stats(self) -> SnapshotStats | None:
@@ -60,6 +67,10 @@ class PrefixCache:
 
         At least the last token has to be computed, for its logits; of a request that wants its prompt's logits all are.
         """
+        return self._usable(request, self.run(request))
+
+    def run(self, request: Request) -> list[int]:
+        """The longest run of blocks that holds the request's beginning, of use or not."""
         if request.salt is None or request.scored < request.scored_end:
             return []
         found: list[int] = []
@@ -76,7 +87,31 @@ class PrefixCache:
             for chain in self._folded.pop(parent, ()):
                 self._hash_first(chain)
         request.prefix.common = len(found)
-        return self._usable(request, found)
+        return found
+
+    def digest(self, request: Request, index: int) -> bytes:
+        """Of the index-th block of a request that has a salt."""
+        digests = request.prefix.digests
+        while len(digests) <= index:
+            parent = digests[-1] if digests else _root(request)
+            digests.append(self._digests.after(parent, request.tokens, len(digests)))
+        return digests[index]
+
+    def find(self, digest: bytes) -> int | None:
+        """The block of this digest; None if there is none."""
+        return self._blocks.get(digest)
+
+    def admit(self, block: int, digest: bytes) -> None:
+        """A held block has come back from the second tier: it can be found from now on."""
+        self._blocks[digest] = block
+        self._pool.keep((block,), digest)
+
+    def offload_all(self, offload: BlockOffload) -> None:
+        """Let the second tier keep the blocks that can be found, as far as it has room for them."""
+        found = [*self._blocks.items()][-offload.tier.place_blocks :]
+        for digest, block in reversed(found):
+            self._offload_blocks(offload, (block,), (digest,))
+            offload.tier.settle()
 
     def start(self, request: Request, blocks: int) -> None:
         """Start a seated request on `blocks` found blocks. Its first start is counted in the statistics."""
@@ -119,6 +154,8 @@ class PrefixCache:
         chain.blocks += added
         if not is_folded:
             self._hash_first(chain, known)
+        if self._offload is not None:
+            self._hash_all(chain)
 
     def fork(self, parent: Request, child: Request) -> None:
         """The child starts on the parent's blocks: hash those, because a folded block has one holder."""
@@ -126,9 +163,8 @@ class PrefixCache:
             return
         self.register(parent)
         chain = parent.prefix.chain
-        while chain is not None and chain.blocks:
-            self._unfold(chain)
-            self._hash_first(chain)
+        if chain is not None:
+            self._hash_all(chain)
         own = child.prefix
         own.digests = parent.prefix.digests.copy()
         own.common, own.registered = parent.prefix.common, parent.prefix.registered
@@ -169,6 +205,12 @@ class PrefixCache:
         if chain.blocks:
             self._folded.setdefault(digest, []).append(chain)
 
+    def _hash_all(self, chain: Chain) -> None:
+        """All blocks of the chain can be found from now on."""
+        while chain.blocks:
+            self._unfold(chain)
+            self._hash_first(chain)
+
     def _unfold(self, chain: Chain) -> None:
         siblings = self._folded[chain.parent]
         siblings.remove(chain)
@@ -177,6 +219,8 @@ class PrefixCache:
 
     def _lose(self, blocks: Sequence[int], contents: Sequence[object]) -> None:
         """The pool needs the blocks for something else. A request lets go of its chain at once: they come in runs."""
+        if self._offload is not None:
+            self._offload_blocks(self._offload, blocks, contents)
         if self.snapshots is not None:
             self.snapshots.drop(blocks)
         for group in self._groups:
@@ -197,6 +241,18 @@ class PrefixCache:
                 assert isinstance(content, bytes)
                 del self._blocks[content]
             begin = end
+
+    def _offload_blocks(self, offload: BlockOffload, blocks: Sequence[int], digests: Sequence[object]) -> None:
+        """Blocks of the first group that will not be found any more, and what goes with them in the others."""
+        offload.keep(0, blocks, digests)
+        for number, group in enumerate(self._groups, 1):
+            pairs = zip(blocks, digests, strict=True)
+            kept = {own: digest for block, digest in pairs if (own := group.kept(block)) is not None}
+            offload.keep(number, [*kept], [*kept.values()])
+
+    def _offload_group(self, offload: BlockOffload, number: int, blocks: Sequence[int], firsts: Sequence[int]) -> None:
+        """Blocks of another group, which go alone. firsts: those of the first group with the same tokens."""
+        offload.keep(number, blocks, [self._pool.content(first) for first in firsts])
 
 
 def hash_prompt(request: Request, digests: BlockDigests) -> None:

@@ -57,6 +57,15 @@ class StepOutline:
     grown: list[Request] = field(default_factory=list)
     group_copies: dict[int, dict[int, int]] = field(default_factory=dict)
 
+    @property
+    def has_copies(self) -> bool:
+        """Whether blocks are to be filled from others before the step."""
+        return bool(self.copies) or any(self.group_copies.values())
+
+    def copies_of(self, group: int) -> dict[int, int]:
+        """Which blocks of a group of caches are to be filled from which others."""
+        return self.group_copies.get(group, {}) if group else self.copies
+
     def include(self, request: Request, count: int, draft: Draft = NO_DRAFT) -> None:
         """The request's next `count` tokens, drafts among them, and the rows of logits that it wants after them."""
         rows = count if draft else request.logit_rows(count)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from llmc.errors import OptionError
+from llmc.runtime.kv_tier.wish import offloading_wish
 from llmc.runtime.speculation.config import parse_speculative_config
 
 UNKNOWN_FIELDS = ("error", "warn")
@@ -19,10 +20,11 @@ class ServeOptions:
     served_model_name: the model's name in requests; default the directory's name. max_model_len, max_num_seqs,
     max_num_batched_tokens: lower limits than the engine was built with. gpu_memory_utilization: the KV cache's share of
     the free memory, of the GPU or of this machine; kv_cache_memory_bytes: its size instead. enable_prefix_caching:
-    reuse the keys and values of prompts with a common beginning. state_cache_bytes: memory for snapshots of states at
-    the end of common beginnings; 0 for none. speculative_config: the drafter and its settings as JSON.
-    output_cache_bytes: size of the cache of finished deterministic outputs; 0 for none. response_store_bytes: memory
-    for responses that /v1/responses keeps; 0 keeps none; response_store_seconds: their lifetime.
+    reuse the keys and values of prompts with a common beginning. state_cache_bytes: of a model with states, for what
+    they were where such beginnings end; 0 for none. kv_offloading_size: of the second tier, such as `20GB`;
+    kv_offloading_dir: where its blocks stay for the next process. speculative_config: what drafts tokens, as JSON.
+    output_cache_bytes: of the cache of finished deterministic outputs, 0 for none. response_store_bytes: of what
+    /v1/responses keeps, 0 for nothing; response_store_seconds: how long.
     chat_template: a file, or a name of BUILT_IN; default the model's.
     tool_call_parser: the form of the model's tool calls; default that of its template. reasoning_parser: the tags of
     its thoughts: `auto` by its template, `none`, a name or both tags. generation_config: `auto` takes the model's
@@ -55,6 +57,8 @@ class ServeOptions:
     kv_cache_memory_bytes: int | None = None
     enable_prefix_caching: bool = True
     state_cache_bytes: int | None = None
+    kv_offloading_size: str | None = None
+    kv_offloading_dir: Path | None = None
     speculative_config: str | None = None
     output_cache_bytes: int = 0
     response_store_bytes: int = 64 << 20
@@ -86,6 +90,7 @@ class ServeOptions:
         self._check("max_body_bytes", self.max_body_bytes >= 1024, "at least 1024")
         self._check("stall_seconds", self.stall_seconds > 0, "more than 0")
         self._check("response_store_seconds", self.response_store_seconds > 0, "more than 0")
+        offloading_wish(self.kv_offloading_size, self.kv_offloading_dir, prefix_cache=self.enable_prefix_caching)
         if self.speculative_config is not None:
             parse_speculative_config(self.speculative_config)
         share = self.gpu_memory_utilization
@@ -128,7 +133,7 @@ def parsed(kind: type[Any], name: str, value: Any) -> Any:
     known = {field.name: field for field in fields(kind)}
     if name not in known:
         raise OptionError(f"unknown option {name!r}", at=name, fix="see ServeOptions and RayOptions")
-    if name in ("engine", "uds"):
+    if name in ("engine", "uds", "kv_offloading_dir"):
         return Path(value)
     kind_name = str(known[name].type)
     if kind_name.startswith("tuple"):

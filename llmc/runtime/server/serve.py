@@ -152,6 +152,8 @@ def _load(options: ServeOptions) -> Engine:
         max_step_tokens=options.max_num_batched_tokens,
         prefix_cache=options.enable_prefix_caching,
         state_cache_bytes=options.state_cache_bytes,
+        kv_offloading_size=options.kv_offloading_size,
+        kv_offloading_dir=options.kv_offloading_dir,
         speculation=options.speculative_config,
         output_cache_bytes=options.output_cache_bytes,
     )

@@ -54,6 +54,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         snapshots=st.integers(0, 8),
         spacing=st.sampled_from((1, 5, 8)),
         policies=st.sampled_from(POLICIES),
+        tier_blocks=st.sampled_from((None, 1, 12, 200)),
     )
     def start(
         self,
@@ -66,8 +67,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         snapshots: int,
         spacing: int,
         policies: tuple[CachePolicy, ...],
+        tier_blocks: int | None,
     ) -> None:
-        """States exclude drafts."""
+        """States exclude drafts, and a second tier."""
         self.now = 0.0
         limits = Limits(budget, sequences, rows, max_model_len=32, block_size=4)
 
@@ -82,9 +84,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             blocks,
             clock=lambda: self.now,
             speculation=speculation,
-            snapshots=snapshots if drafts is None else None,
+            snapshots=snapshots if drafts is None and tier_blocks is None else None,
             spacing=spacing,
             policies=policies,
+            tier_blocks=tier_blocks,
         )
         self.dropped: set[Request] = set()
         self.groups: list[Lockstep] = []

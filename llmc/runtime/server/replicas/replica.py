@@ -39,8 +39,10 @@ class Replica:
         self.restarts = 0
         self.healthy = False
         self.socket = folder / f"replica-{index}.sock"
+        place = options.kv_offloading_dir
         self._options = replace(
             options,
+            kv_offloading_dir=None if place is None else place.absolute() / f"replica-{index}",
             uds=self.socket,
             api_keys=(),
             allowed_origins=(),

@@ -126,7 +126,7 @@ def test_blocks_behind_the_window_are_not_read(device: str) -> None:
         blocks = batch.block_tables[request, : (first_query + 1 - 40) // 16].long()
         batch.k_cache[blocks] = batch.v_cache[blocks] = float("nan")
     call = TensorCall(paged_attention, _arguments(batch), [expected], device, in_place=False)
-    launch = paged_attention.candidates(call, gpu_target("h100"))[0]
+    launch = call.candidates()[0]
     for step in (launch, *launch.then):
         call.run(step)
     assert relative_error(call.results[0], expected) <= GPU_KERNELS[torch.float32]
@@ -145,7 +145,7 @@ def test_blocks_between_pinned_keys_and_the_window_are_not_read(device: str, pin
     batch = paged_batch([(200, 3), (90, 1), (300, 200)], pinned=pinned, window=40)
     expected, freed = batch.expected(), batch.without_freed_blocks()
     call = TensorCall(paged_attention, _arguments(freed), [expected], device, in_place=False)
-    launch = paged_attention.candidates(call, gpu_target("h100"))[0]
+    launch = call.candidates()[0]
     for step in (launch, *launch.then):
         call.run(step)
     assert relative_error(call.results[0], expected) <= GPU_KERNELS[torch.float32]
