@@ -35,7 +35,7 @@ class Operands:
         return self.given[place]
 
     def reader(self, place: int, dtype: DType) -> Reader:
-        """What reads an operand as values of a type; a longer register is cut to its lower bits."""
+        """A function that reads an operand as values of a type; a longer register is truncated to its lower bits."""
         return self.reader_of(self._operand(place), dtype)
 
     def reader_of(self, operand: Operand, dtype: DType) -> Reader:
@@ -82,7 +82,7 @@ class Operands:
         return self._symbols[symbol.name] + symbol.offset
 
     def address(self, place: int) -> Reader:
-        """What reads an address, with its offset, as whole numbers of 64 bits."""
+        """A function that reads an address, including its offset, as 64-bit integers."""
         operand = self._operand(place)
         if not isinstance(operand, Address):
             raise self.refused(operand)
@@ -96,7 +96,7 @@ class Operands:
         return lambda team: value(team) + offset
 
     def writer(self, place: int, dtype: DType) -> Writer:
-        """What writes values of a type to an operand; a longer register is filled up with their sign or zeros."""
+        """A function that writes values of a type to an operand; a longer register is extended by sign or zeros."""
         return self.writer_of(self._operand(place), dtype)
 
     def writer_of(self, operand: Operand, dtype: DType) -> Writer:
@@ -125,7 +125,7 @@ class Operands:
         return operand.items if isinstance(operand, Vector) else (operand,)
 
     def number(self, place: int) -> int:
-        """An operand that stands in the text as a whole number."""
+        """An operand that is a whole number in the text."""
         operand = self._operand(place)
         if not isinstance(operand, Immediate) or operand.float_bytes:
             raise self.refused(operand)
@@ -136,7 +136,7 @@ class Operands:
         return Refused(f"{self.instruction.opcode} does not take {operand} there", self.instruction)
 
 
-# What Team fills.
+# Special registers that Team fills.
 KNOWN_SPECIALS = frozenset(
     f"%{name}"
     for name in (

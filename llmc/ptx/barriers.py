@@ -19,7 +19,8 @@ _COUNT = 16
 
 @dataclass
 class _Barrier:
-    """wanted: threads that must arrive in each block, 0 while nobody has; None where all that live must."""
+    """wanted: number of threads that must arrive in each block, 0 before the first arrival; None if all live threads
+    must."""
 
     wanted: npt.NDArray[np.int64]
     warps: Bools
@@ -28,15 +29,15 @@ class _Barrier:
 
 
 class Barriers:
-    """Of a team's blocks."""
+    """The barriers of a team's blocks."""
 
     def __init__(self, order: Order, schedule: Schedule, tell: Tell) -> None:
         self._order, self._schedule, self._tell = order, schedule, tell
         self._barriers: dict[int, _Barrier] = {}
 
     def arrive(self, number: int, count: int | None, mask: Mask, following: int | None, at: Instruction) -> None:
-        """Whole warps arrive. count: of threads, None for all that have not returned. following: where they go on once
-        so many have arrived; None if they do not wait."""
+        """Whole warps arrive. count: number of threads; None for all that have not returned. following: the instruction
+        at which they continue once `count` have arrived; None if they do not wait."""
         order = self._order
         if not 0 <= number < _COUNT:
             lanes = np.flatnonzero(np.repeat(order.warps_of(mask), 32, axis=1))
@@ -64,7 +65,7 @@ class Barriers:
         self._complete(number, barrier, at)
 
     def _check_count(self, number: int, count: int | None, warps: Bools, barrier: _Barrier, at: Instruction) -> None:
-        """That all who come to a barrier name as many threads."""
+        """Check that all arrivals at a barrier name the same number of threads."""
         differs = warps.any(axis=1) & barrier.warps.any(axis=1) & (barrier.wanted != (count or 0))
         if differs.any():
             lanes = np.flatnonzero(np.repeat(warps & differs[:, None], 32, axis=1))
@@ -111,7 +112,7 @@ class Barriers:
         return wanted
 
     def waiting(self) -> Iterator[Waiting]:
-        """Who waits at which barrier, and how many have come."""
+        """The waiting threads of each barrier, and the number of arrivals."""
         for number, barrier in self._barriers.items():
             arrived, wanted = 32 * barrier.warps.sum(axis=1), self._wanted(barrier)
             for strand, at in barrier.held:
@@ -121,7 +122,7 @@ class Barriers:
                     yield Waiting(int(row), np.flatnonzero(mask[row]), at, what)
 
     def take(self, rows: Indices, order: Order, schedule: Schedule, tell: Tell) -> "Barriers":
-        """Of some of the blocks."""
+        """The barriers of some of the blocks."""
         part = Barriers(order, schedule, tell)
         for number, barrier in self._barriers.items():
             held = [

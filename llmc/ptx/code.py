@@ -17,15 +17,15 @@ from llmc.ptx.statements import REBUILD
 from llmc.ptx.team import End, Ending, Team
 
 KNOWN_TARGETS = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_90a")
-# Of the GPUs of KNOWN_TARGETS, that with the most.
+# The maximum over the GPUs of KNOWN_TARGETS.
 MOST_SHARED_BYTES = 227 << 10
 _LEAST_VERSION, _MOST_VERSION = (7, 0), (9, 99)
 
 
 @dataclass(frozen=True)
 class Step:
-    """An action with what the checks of wgmma need. touched: registers that some wgmma takes, too. copied: the target
-    and the source of a move to a register, None for a number."""
+    """An action with data for the checks of wgmma. touched: registers that some wgmma also uses. copied: target and
+    source of a move to a register; the source is None for a number."""
 
     run: Action
     at: Instruction
@@ -35,8 +35,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Segment:
-    """Instructions that are executed one after the other, and the end that says what is next. last: the one at the
-    end."""
+    """Consecutive instructions, and the end that decides where execution continues. last: the last instruction."""
 
     steps: tuple[Step, ...]
     end: End
@@ -73,7 +72,7 @@ def load_code(text: str, name: str, *, threads: int, shared_bytes: int, entry: s
         raise PtxError(
             f"{kernel.name} is for blocks of {' x '.join(map(str, wanted))} threads and is launched with {threads}",
             at=name,
-            fix="launch whole warps side by side, as many as the kernel was compiled for",
+            fix="launch the number of warps that the kernel was compiled for, along the first axis",
         )
     if any(size != 1 for size in kernel.cluster):
         raise PtxError(

@@ -1,4 +1,4 @@
-"""What threads do to global memory: loads and stores, with the checks of each."""
+"""Accesses of threads to global memory: loads and stores, with their checks."""
 
 from __future__ import annotations
 

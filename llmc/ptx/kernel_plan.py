@@ -1,4 +1,4 @@
-"""What a kernel needs of each block: threads, memory, registers; and where its variables lie."""
+"""The resources of a kernel per block: threads, memory, registers, and the places of its variables."""
 
 import re
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from llmc.ptx.matrix_descriptor import CHUNK
 from llmc.ptx.module import Immediate, Instruction, Kernel
 from llmc.ptx.shared_memory import SHARED_BASE
 
-# Where variables of global memory lie; far from what launches give.
+# The address of variables in global memory, far from the buffers of launches.
 _VARIABLES_BASE = 1 << 56
 
 

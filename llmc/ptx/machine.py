@@ -1,4 +1,4 @@
-"""Execute a launch: teams of blocks one after the other, each as long as it can go on."""
+"""Execute a launch: teams of blocks in order, each until it cannot continue."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from llmc.ptx.launch import Launch
 from llmc.ptx.schedule import Strand, Waiting
 from llmc.ptx.team import Team
 
-# Threads that are executed together: as many as keep their values in a processor's cache.
+# Number of threads that are executed together, so that their values stay in a processor's cache.
 TEAM_THREADS = 8192
 # Instructions of one block, after which a launch counts as endless: those that threads, or several blocks, execute
 # together count once.
@@ -107,7 +107,7 @@ def _run(team: Team, code: Code, limit: int) -> list[Team]:
 
 
 def _others(team: Team, leaving: Bools) -> Indices:
-    """The rows that do not leave and whose threads have not all returned."""
+    """The rows that stay and have live threads."""
     return np.flatnonzero(~leaving & team.schedule.living().any(axis=1))
 
 
@@ -143,7 +143,7 @@ def _found_before(team: Team) -> str:
 
 
 def _deadlock(team: Team, waiting: Sequence[Waiting]) -> PtxError:
-    """Who waits where, of the first block that does."""
+    """The error with the waiting threads of the first block that is stuck."""
     plan, row = team.launch.plan, waiting[0].row
     ours = [each for each in waiting if each.row == row]
     lines = [
@@ -157,5 +157,5 @@ def _deadlock(team: Team, waiting: Sequence[Waiting]) -> PtxError:
     return PtxError(
         f"{plan.kernel.name} waits forever in block {int(team.numbers[row])}: {'; '.join(lines)}{_found_before(team)}",
         at=f"{plan.module}:{first.line}{source}",
-        fix="let as many threads, or bytes, arrive as are waited for, in the phase that is waited for",
+        fix="let the expected number of threads, or bytes, arrive in the phase that is waited for",
     )

@@ -1,7 +1,7 @@
 """mbarriers: objects in shared memory at which threads, and bytes that are copied, arrive.
 
-A phase ends when as many arrivals have come as the mbarrier was made for, and as many bytes as were expected. Who has
-waited for it has seen what the threads that arrived had done before, and the copies.
+A phase ends after the number of arrivals that the mbarrier was initialised with, and the expected bytes. Threads that
+have waited for it see the earlier accesses of the threads that arrived, and the copies.
 """
 
 from dataclasses import dataclass, field
@@ -21,9 +21,9 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass
 class _MBarrier:
-    """Of each block: count is what it was made for, 0 while it is none; pending arrivals and bytes; phases that have
-    ended. clocks: what those who have arrived in this phase have seen, and what of it is fenced, then the same of the
-    last phase. copies: those of this phase: where in shared memory, the bytes of a run, and of which rows."""
+    """Per block: count: the initial number of arrivals, 0 before initialisation; pending arrivals and bytes; number of
+    ended phases. clocks: accesses seen by the arrivals of this phase, and the fenced ones, then the same for the last
+    phase. copies: copies of this phase: places in shared memory, bytes of a run, and rows."""
 
     number: int
     count: Counts
@@ -34,7 +34,7 @@ class _MBarrier:
     copies: list[tuple[Indices, int, Indices]] = field(default_factory=list)
 
     def fit(self, agents: int) -> None:
-        """Make room for the clocks of so many warps and mbarriers."""
+        """Make room for the clocks of `agents` warps and mbarriers."""
         if self.clocks.shape[2] < agents:
             self.clocks = np.pad(self.clocks, ((0, 0), (0, 0), (0, agents - self.clocks.shape[2])))
 
@@ -48,7 +48,7 @@ class _MBarrier:
 
 
 class MBarriers:
-    """Of a team's blocks, by their offset in shared memory."""
+    """The mbarriers of a team's blocks, by their offset in shared memory."""
 
     def __init__(self, order: Order, shadow: Shadow, row_bytes: int, tell: Tell) -> None:
         self._order, self._shadow, self._row_bytes, self._tell = order, shadow, row_bytes, tell
@@ -159,7 +159,7 @@ class MBarriers:
         return ended
 
     def _usable(self, offset: int, lanes: Indices, at: Instruction) -> tuple[Indices, _MBarrier | None]:
-        """The threads that find an mbarrier there, and it; others are told of."""
+        """The threads that find an mbarrier there, and the mbarrier; others are reported."""
         found = self._found.get(offset)
         rows = lanes // self._order.threads
         is_made = np.zeros(len(lanes), np.bool_) if found is None else found.count[rows] > 0
@@ -194,7 +194,7 @@ class MBarriers:
         found.copies = left
 
     def state(self, offset: int, row: int) -> str:
-        """An mbarrier in words, for who waits at it."""
+        """The state of an mbarrier in words, for errors about waiting threads."""
         found = self._found.get(offset)
         if found is None:
             return f"an mbarrier at byte {offset} that is not there"
@@ -204,7 +204,7 @@ class MBarriers:
         )
 
     def take(self, rows: Indices, order: Order, shadow: Shadow, tell: Tell) -> "MBarriers":
-        """Of some of the blocks."""
+        """The mbarriers of some of the blocks."""
         part = MBarriers(order, shadow, self._row_bytes, tell)
         new_row = np.full(self._order.blocks, -1)
         new_row[rows] = np.arange(len(rows))

@@ -1,4 +1,4 @@
-"""The parts of an opcode, taken one by one: what is left at the end, nobody knows."""
+"""The parts of an opcode, consumed one by one; a remainder is an unknown modifier."""
 
 from llmc.ptx.module import Instruction
 from llmc.ptx.refusal import Refused

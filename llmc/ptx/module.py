@@ -1,4 +1,4 @@
-"""What a PTX file says, as data: its kernels, their registers and instructions, and where those come from."""
+"""The contents of a PTX file: its kernels, their registers and instructions, and their source lines."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -75,7 +75,7 @@ class Symbol:
 
 @dataclass(frozen=True)
 class Sink:
-    """`_`: a result that nobody wants."""
+    """`_`: a discarded result."""
 
     def __str__(self) -> str:
         return "_"
@@ -167,7 +167,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable in memory. space: shared, global, const or local. nbytes: 0 for what the launch decides."""
+    """A variable in memory. space: shared, global, const or local. nbytes: 0 if the launch decides."""
 
     name: str
     space: str
@@ -178,8 +178,8 @@ class Variable:
 
 @dataclass(frozen=True)
 class Kernel:
-    """An entry of a module. labels: the place of the instruction that each label stands before. threads, cluster: of a
-    block, and blocks of a cluster, in each direction; empty where the launch says."""
+    """An entry of a module. labels: the index of the instruction after each label. threads, cluster: threads of a
+    block, and blocks of a cluster, in each direction; empty if the launch decides."""
 
     name: str
     parameters: tuple[Parameter, ...]

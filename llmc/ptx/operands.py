@@ -25,7 +25,8 @@ _SPECIALS = re.compile(
 
 @dataclass
 class Scope:
-    """What is declared between two braces. number: of those opened before it. labels: all, those further down too."""
+    """The declarations between two braces. number: number of scopes opened before it. labels: all labels, including
+    later ones."""
 
     number: int
     outer: "Scope | None"
@@ -51,7 +52,7 @@ def parse_guard(text: str, scope: Scope, at: str) -> tuple[Guard | None, str]:
         return None, text
     register = scope.register(match[2])
     if register is None or not register.is_predicate:
-        raise PtxError(f"the guard {match[2]!r} is no predicate that is declared", at=at, fix=REBUILD)
+        raise PtxError(f"the guard {match[2]!r} is not a declared predicate", at=at, fix=REBUILD)
     return Guard(register, bool(match[1])), match[3]
 
 
@@ -61,7 +62,7 @@ def parse_operands(text: str, scope: Scope, at: str) -> tuple[Operand, ...]:
 
 
 def _divided(text: str) -> Iterator[str]:
-    """At the commas that stand in no bracket."""
+    """Split at commas outside of brackets."""
     depth, start = 0, 0
     for place, character in enumerate(text):
         if character in "[{(":
@@ -96,7 +97,7 @@ def _operand(text: str, scope: Scope, at: str) -> Operand:
 def _whole(text: str, at: str) -> int:
     match = _WHOLE.fullmatch(text)
     if match is None:
-        raise PtxError(f"{text!r} is no whole number", at=at, fix=REBUILD)
+        raise PtxError(f"{text!r} is not a whole number", at=at, fix=REBUILD)
     sign, *digits = match.groups()
     value = next(int(each, base) for each, base in zip(digits, _BASES, strict=True) if each is not None)
     return -value if sign else value
@@ -111,7 +112,7 @@ def _named(text: str, scope: Scope, at: str) -> Operand:
     if _SPECIALS.match(name):
         return Special(name)
     if _NAME.fullmatch(name) is None or name.startswith("%"):
-        raise PtxError(f"the operand {text!r} is no register that is declared", at=at, fix=REBUILD)
+        raise PtxError(f"the operand {text!r} is not a declared register", at=at, fix=REBUILD)
     return Symbol(scope.label(name), _whole(offset.strip() or "0", at))
 
 

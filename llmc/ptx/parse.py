@@ -21,7 +21,7 @@ _VARIABLE = re.compile(
 _LOCATION = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+\d+(.*)")
 _INLINED = re.compile(r"inlined_at\s+(\d+)\s+(\d+)")
 _FILE = re.compile(r'\.file\s+(\d+)\s+"([^"]*)"')
-# Of a variable; more is a damaged file.
+# Maximum size of a variable; a larger one means a damaged file.
 _MOST_BYTES = 1 << 24
 _SIZES = re.compile(r"\.(reqntid|reqnctapercluster)\s+(\d+(?:\s*,\s*\d+)*)")
 
@@ -34,7 +34,7 @@ def parse_module(text: str, name: str) -> Module:
         name: of the file, for errors and findings.
 
     Raises:
-        PtxError: it is no PTX, is cut off, or names a register, label or file that it does not declare.
+        PtxError: it is not PTX, is truncated, or names an undeclared register, label or file.
     """
     version, target = _header(text, name)
     files: dict[str, str] = dict(_FILE.findall(text))
@@ -51,7 +51,7 @@ def _header(text: str, name: str) -> tuple[tuple[int, int], str]:
     target = re.search(r"^\s*\.target\s+(\w+)", text, re.MULTILINE)
     if version is None or target is None:
         missing = ".version" if version is None else ".target"
-        raise PtxError(f"the file is no PTX: it has no {missing}", at=name, fix=REBUILD)
+        raise PtxError(f"the file is not PTX: it has no {missing}", at=name, fix=REBUILD)
     return (int(version[1]), int(version[2])), target[1]
 
 
@@ -153,7 +153,7 @@ class _KernelReader:
     def _location(self, statement: Statement) -> SourceLine:
         match = _LOCATION.match(statement.text)
         if match is None:
-            raise PtxError(f"{statement.text!r} is no source line", at=self.at(statement.line), fix=REBUILD)
+            raise PtxError(f"{statement.text!r} is not a source line", at=self.at(statement.line), fix=REBUILD)
         inlined = _INLINED.search(match[3])
         caller = None if inlined is None else SourceLine(self._file(inlined[1], statement), int(inlined[2]))
         return SourceLine(self._file(match[1], statement), int(match[2]), caller)
@@ -169,7 +169,7 @@ class _KernelReader:
         for given in names.split(","):
             match = _DECLARED.fullmatch(given)
             if match is None:
-                raise PtxError(f"{given.strip()!r} is no register", at=self.at(statement.line), fix=REBUILD)
+                raise PtxError(f"{given.strip()!r} is not a register", at=self.at(statement.line), fix=REBUILD)
             stem, count = match.groups()
             each = [stem] if count is None else [f"{stem}{i}" for i in range(int(count))]
             for name in each:

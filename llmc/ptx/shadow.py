@@ -1,4 +1,4 @@
-"""Who touched which byte of shared memory last: what finds races, missing waits and missing fences.
+"""The last accesses to each byte of shared memory, for finding races, missing waits and missing fences.
 
 For each granule (the smallest access that a kernel has) of each block there is the stamp (order.py) of who wrote it
 last, and for each warp the stamp of who of it read it last. An access is in order if what it meets has been seen by the
@@ -23,8 +23,8 @@ Tell = Callable[[Check, str, Indices, Instruction], None]
 
 
 class Shadow:
-    """Of the blocks of a team. granule: bytes; nbytes: of shared memory of a block. Lanes are numbers of threads among
-    all of the team's, row by row."""
+    """The shadow of a team's blocks. granule: bytes; nbytes: shared memory of a block. Lanes number the threads of the
+    team, row by row."""
 
     def __init__(self, blocks: int, nbytes: int, granule: int, order: Order, tell: Tell) -> None:
         self.granule, self._order, self._tell = granule, order, tell
@@ -38,7 +38,7 @@ class Shadow:
         self._views: dict[tuple[bool, int], npt.NDArray[Any]] = {}
 
     def take(self, rows: Indices, order: Order, tell: Tell) -> "Shadow":
-        """Of some of the blocks."""
+        """The shadow of some of the blocks."""
         part = Shadow(0, self._per_block * self.granule, self.granule, order, tell)
         part._hold(self._writes[rows], np.ascontiguousarray(self._reads[:, rows]))
         return part
@@ -46,14 +46,14 @@ class Shadow:
     # ---- accesses of threads -----------------------------------------------------------------------------------------
 
     def read(self, index: Indices, nbytes: int, lanes: Indices, at: Instruction, whole_warp: bool = False) -> None:
-        """Threads read so many bytes, each from its index. whole_warp: for other threads of their warps too."""
+        """Threads read `nbytes` bytes, each from its index. whole_warp: also for the other threads of their warps."""
         self._check_writes(index, nbytes, lanes, at, is_read=True, by_warp=whole_warp)
         self._sign_reads(index, nbytes, lanes, self._signatures(lanes, whole_warp), whole_warp)
 
     def write(
         self, index: Indices, nbytes: int, lanes: Indices, at: Instruction, whole_warp: bool = False
     ) -> tuple[Indices, Indices]:
-        """Threads write so many bytes, each at its index.
+        """Threads write `nbytes` bytes, each at its index.
 
         Returns the places of threads that are not the last to write their bytes, and the lanes of those that are.
         """
@@ -210,7 +210,7 @@ class Shadow:
         return nbytes // self.granule
 
     def _view(self, of_reads: bool, width: int) -> npt.NDArray[Any]:
-        """Runs of so many stamps as one element each, which numpy moves at once: accesses are aligned."""
+        """Runs of `width` stamps as one element each, which numpy moves at once: accesses are aligned."""
         key = of_reads, width
         if key not in self._views:
             kind = {1: "i4", 2: "i8", 4: "c16"}.get(width, f"V{4 * width}")

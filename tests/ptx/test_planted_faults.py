@@ -74,7 +74,7 @@ def test_shared_memory_behind_its_end() -> None:
 def test_a_misaligned_vector() -> None:
     moved = ("ld.global.b32 %r1, [%d1]", "ld.global.v2.b32 {%r1, %r6}, [%d1]")
     finding = the_finding(exchange(moved, words=130), Check.ALIGNMENT)
-    assert finding.thread == 1 and finding.detail.endswith("is no multiple of 8")
+    assert finding.thread == 1 and finding.detail.endswith("is not a multiple of 8")
 
 
 def test_a_write_to_what_is_only_read() -> None:

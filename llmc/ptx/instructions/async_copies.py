@@ -64,13 +64,13 @@ def _copy(operands: Operands, modifiers: Modifiers) -> Action:
 def _source_words(
     team: Team, operands: Operands, addresses: Values, sizes: Values | None, lanes: Indices, nbytes: int
 ) -> Values:
-    """What each thread copies. sizes: bytes that it reads, None for all."""
+    """The words that each thread copies. sizes: bytes that it reads; None for all."""
     if sizes is None or (sizes == nbytes).all():
         return read_global(team, operands, addresses, nbytes, lanes.__getitem__)
     octets = np.zeros((len(lanes), nbytes), U8)
     odd = (addresses & nbytes - 1 != 0) & (sizes > 0)
     if odd.any():
-        detail = f"{int(addresses[odd][0]):#x} is no multiple of {nbytes}"
+        detail = f"{int(addresses[odd][0]):#x} is not a multiple of {nbytes}"
         team.tell(Check.ALIGNMENT, detail, lanes[odd], operands.instruction)
     for length in map(int, np.unique(sizes[sizes > 0])):
         same = np.flatnonzero(sizes == length)

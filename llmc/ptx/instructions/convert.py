@@ -64,7 +64,7 @@ def _between_whole(dtype: DType, saturates: bool) -> Callable[[Values], Values]:
 
 
 def _to_whole(modifiers: Modifiers, target: str, source: str) -> Callable[[Values], Values]:
-    """What does not fit becomes the nearest that does. A NaN is 0; to or from 64 bits, the highest bit alone."""
+    """Values that do not fit saturate. A NaN becomes 0; to or from 64 bits, only the highest bit is set."""
     rounding = _TO_WHOLE[modifiers.one_of(*_TO_WHOLE)]
     flushes = modifiers.flag("ftz")
     modifiers.flag("sat")
@@ -120,7 +120,7 @@ def _between_floats(modifiers: Modifiers, target: str, source: str) -> Callable[
         modifiers.one_of("rn")
     if target == "f64" or source == "f64":
         if "f16" in (target, source) or "bf16" in (target, source):
-            raise modifiers.refused("the machine knows double precision beside single alone")
+            raise modifiers.refused("the machine converts double precision to and from single precision only")
         return lambda value: value.astype(NUMPY_TYPES[target])
     if target == "f32":
         return lambda value: widened(value, source)

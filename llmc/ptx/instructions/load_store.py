@@ -16,7 +16,7 @@ from llmc.ptx.lanes import NUMPY_TYPES, UNSIGNED, Mask, Values, whole
 from llmc.ptx.modifiers import SHARED, Modifiers
 from llmc.ptx.team import Team
 
-# Of caches, and of the order among several blocks: here one instruction is executed after the other.
+# Modifiers of caches and of memory order between blocks, without effect because instructions execute sequentially.
 _HINTS = (
     *("weak", "volatile", "relaxed", "acquire", "release", "mmio", "cta", "cluster", "gpu", "sys", "nc"),
     *("ca", "cg", "cs", "lu", "cv", "wb", "wt", "L2::cache_hint"),
@@ -50,7 +50,7 @@ def build_ld(operands: Operands, modifiers: Modifiers) -> Action:
     return run
 
 
-# What an access brings: its words, the shape of the threads that it is for, and which of those got one.
+# The result of an access: its words, the shape of its threads, and the threads that got one.
 _Loaded = tuple[Values, tuple[int, ...], Mask]
 _Loader = Callable[[Team, Mask], _Loaded]
 
@@ -95,7 +95,7 @@ def _parts(modifiers: Modifiers) -> tuple[str, int, str]:
 
 
 def _load_parameter(operands: Operands, writers: list[Writer], dtype: np.dtype[Any]) -> Action:
-    """Parameters lie in a space of their own; one that is larger than all of them is told of."""
+    """Parameters are in a space of their own; an access beyond their end is reported."""
     read, size = operands.address(1), dtype.itemsize
 
     def run(team: Team, mask: Mask) -> None:
@@ -116,8 +116,7 @@ def _load_parameter(operands: Operands, writers: list[Writer], dtype: np.dtype[A
 
 
 def _reach(team: Team, addresses: Values, mask: Mask) -> tuple[Values, Mask]:
-    """The addresses that are accessed, one after the other, and the mask with the shape that they are taken from: no
-    larger than addresses and mask need."""
+    """The accessed addresses as a flat array, and the mask with the smallest shape that addresses and mask need."""
     if mask is None:
         return addresses.reshape(-1), None
     shape = np.broadcast_shapes(addresses.shape, mask.shape)

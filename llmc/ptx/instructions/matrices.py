@@ -33,7 +33,7 @@ def _matrix_modifiers(operands: Operands, modifiers: Modifiers, vector: int) -> 
 
 
 def _row_lanes(lanes: Indices, count: int) -> Indices:
-    """Of whole warps, the threads that say where rows are: eight a matrix. [warps · 8 · count]."""
+    """The threads of whole warps that hold row addresses, eight per matrix: [warps · 8 · count]."""
     return lanes.reshape(-1, 32)[:, : 8 * count].reshape(-1)
 
 

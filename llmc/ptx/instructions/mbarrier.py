@@ -106,7 +106,7 @@ def build_wait(operands: Operands, modifiers: Modifiers, place: int) -> End:
     address, parity, at = operands.address(1), operands.reader(2, U32), operands.instruction
 
     def look(team: Team, mask: Mask) -> Mask:
-        """Who finds the phase ended."""
+        """The threads that find the phase ended."""
         parities = team.chosen(parity(team), mask).astype(np.int64) & 1
         ended = np.ones(len(parities), np.bool_)
         for offset, chosen, lanes in named_offsets(team, address(team), mask, at):

@@ -15,7 +15,7 @@ _TYPES = ("pred", "b16", "b32", "b64", "u16", "u32", "u64", "s16", "s32", "s64",
 
 
 def build_mov(operands: Operands, modifiers: Modifiers) -> Action:
-    """mov, by what its operands are."""
+    """mov, by the kinds of its operands."""
     kind = modifiers.one_of(*_TYPES)
     modifiers.finish()
     operands.count(2)
@@ -36,7 +36,7 @@ def build_mov(operands: Operands, modifiers: Modifiers) -> Action:
 
 
 def _part(operands: Operands, place: int, nbytes: int) -> np.dtype[Any]:
-    """The type of an element of a vector that is a word of so many bytes."""
+    """The type of an element of a vector that is a word of `nbytes` bytes."""
     count = len(operands.items(place))
     if count not in (2, 4) or nbytes // count not in UNSIGNED:
         raise operands.refused(operands.given[place])

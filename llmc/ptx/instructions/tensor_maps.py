@@ -11,7 +11,7 @@ from llmc.ptx.module import Immediate
 from llmc.ptx.team import Team
 from llmc.ptx.tensor_map import FIELDS, NBYTES, replace_field
 
-# What is outside of the tensor is zeros, and its elements lie one after the other.
+# Values outside of the tensor are zeros, and its elements are contiguous.
 _PLAIN_ONLY = ("fill_mode", "interleave_layout")
 _DIMENSIONED = ("box_dim", "global_dim", "element_stride", "global_stride")
 

@@ -1,7 +1,7 @@
 """wgmma: products of matrices by the four warps of a warpgroup, asynchronously.
 
-B lies in shared memory, A there or in registers, the sums in registers. They are computed where the instruction stands;
-that nobody touches operands or sums before the wait is checked.
+B is in shared memory, A there or in registers, the sums in registers. Products are computed at the instruction;
+accesses to operands or sums before the wait are findings.
 """
 
 import re
