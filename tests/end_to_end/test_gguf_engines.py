@@ -32,8 +32,8 @@ _TOKENS = tiny_tokens(24)
 _TEXTS = ["abc cab", "  two  spaces\nand a line", "Ünïcödé 日本語", "<s>special</s>"]
 # llama.cpp rounds what it multiplies with codes to 8 bits, and llmc does not: root mean square, by the logits' spread.
 _ROUNDED_TOKENS = 0.1
-# Weights that are random from bit to bit are wrong by up to 7% after being rounded again, each of fifteen matrices.
-_ROUNDED_AGAIN = 0.4
+# Weights that are random from bit to bit are wrong by up to 10% after being rounded again, each of fifteen matrices.
+_ROUNDED_AGAIN = 0.5
 _BLOCKED = ("Q4_1", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
 _EXACT = ("Q4_0", "Q5_0", "Q8_0", "MXFP4", *_BLOCKED)
 _AGAIN = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "TQ1_0", "TQ2_0")
