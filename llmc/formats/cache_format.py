@@ -30,24 +30,24 @@ class CacheFormat:
 
     @property
     def stored(self) -> str:
-        """The text of what lies in a cache, which does not say how it came there."""
+        """The name of the stored form in a cache, without the rotation before it."""
         return str(replace(self, rotated=False))
 
     @property
     def has_minima(self) -> bool:
-        """Whether each scale has a minimum beside it, which codes are counted from."""
+        """Whether each scale has a minimum, from which codes are counted."""
         return self.codes == "int4"
 
     def groups(self, channels: int) -> int:
-        """How many scales a head has at each position."""
+        """Number of scales per head and position."""
         return 1 if self.group is None else channels // self.group
 
     def code_bytes(self, channels: int) -> int:
-        """Of one head's codes at one position."""
+        """Bytes of one head's codes at one position."""
         return channels * CODE_FORMATS[self.codes].bits // 8
 
     def position_bytes(self, channels: int) -> int:
-        """Of one head at one position, scales included."""
+        """Bytes of one head at one position, including scales."""
         return self.code_bytes(channels) + self.groups(channels) * (4 if self.has_minima else 2)
 
 

@@ -54,12 +54,12 @@ class Scheme:
 
     @property
     def codes(self) -> CodeFormat:
-        """Of the weight."""
+        """The code format of the weight."""
         return CODE_FORMATS[self.format]
 
     @property
     def code_bits(self) -> int:
-        """Of one code."""
+        """Bits of one code."""
         return self.codes.bits
 
     @property
@@ -110,9 +110,10 @@ class Scheme:
         return replace(self, name=name, activation="int8", token_group=token_group, follows_target=False)
 
     def bits(self, columns: int) -> float:
-        """Per weight of rows of so many columns, scales (16 bits a group, 32 a row), zeros, minima and steps included.
+        """Bits per weight in rows of `columns` columns, including scales (16 bits per group, 32 per row), zeros, minima
+        and steps.
 
-        What blocks or the tensor share is stored with each row (ops/weight_codes.py), and counts so.
+        Values shared by blocks or by the tensor are stored with each row (ops/weight_codes.py), and count as such.
         """
         run = self.run_of(columns) if self.codes.is_blocked else None
         if run is not None:
@@ -242,7 +243,7 @@ def _token_options(scheme: Scheme) -> tuple[str, ...]:
 def _share(text: str, word: str) -> float:
     value = number_of(text)
     if not 0.0 <= value <= 1.0:
-        raise OptionError(f"{text!r} is no number from 0.0 to 1.0", at=f"quantize=…:{word}", fix="such as 0.5")
+        raise OptionError(f"{text!r} is not a number from 0.0 to 1.0", at=f"quantize=…:{word}", fix="such as 0.5")
     return value
 
 
@@ -256,7 +257,7 @@ class Budget:
 
     @property
     def schemes(self) -> tuple[Scheme, ...]:
-        """What it gives out, but for smaller groups and zeros, in ascending bits."""
+        """The schemes to choose from, without smaller groups and zeros, in ascending bits."""
         return (*(self._rounded(f"int{bits}") for bits in (4, 5, 6)), SCHEMES["int8"])
 
     @property
@@ -268,7 +269,7 @@ class Budget:
         return SCHEMES[base if self.method == "rtn" else f"{base}-{self.method}"]
 
 
-# What the option `quantize` says.
+# The parsed value of the option `quantize`.
 Quantization = BudgetedSchemes[Scheme, Budget]
 
 
@@ -297,7 +298,7 @@ def _parse_budget(text: str) -> Budget:
     bits = number_of("".join(words[:1]))
     if not 4.0 < bits <= 16.0:
         raise OptionError(
-            f"{text!r} has no budget of bits a weight between 4 and 16",
+            f"{text!r} has no budget of bits per weight between 4 and 16",
             at=f"quantize={text}",
             fix="such as auto:4.5; scales count too, so 4-bit codes in groups of 128 take 4.125",
         )

@@ -1,8 +1,8 @@
 """llmc::rotate_heads — multiply each head's channels by an orthonormal Hadamard matrix, block by block.
 
     y[i] = Σ_j (-1)^popcount(i AND j) · x[j] / sqrt(n)      for i, j in a block of n = 2^m channels
-Two rotated vectors have the inner product of the vectors themselves, and rotating twice is rotating not at all. What
-one channel had more than the others is shared by a whole block: such numbers lose less when they become codes.
+Two rotated vectors have the inner product of the vectors themselves, and rotating twice is rotating not at all. The
+excess of one channel is spread over a whole block, so that rounding to codes loses less.
 Source: Ashkboos et al. 2024, "QuaRot".
 """
 

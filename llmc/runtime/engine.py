@@ -237,7 +237,7 @@ class Engine(TextGenerator):
         """
         if self._shared.close(self._closed):
             if self._tier is not None:
-                with suppress(Exception):  # Of an executor that is broken, whose blocks nobody will find then.
+                with suppress(Exception):  # The blocks of a broken executor will not be found again.
                     self.loop.offload_all()
                 self._tier.close()
             self._close_executors()

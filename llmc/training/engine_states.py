@@ -41,7 +41,7 @@ class Rows:
         return replace(self, logits=self.logits[:0].clone())
 
     def after(self, prompt: int) -> "Rows":
-        """The rows from the last token of a prompt of so many tokens on: those that say what follows it."""
+        """The rows from the last token of a prompt of `prompt` tokens on, which predict its continuation."""
         return Rows(self.tokens[prompt - 1 :], self.states[prompt - 1 :], self.logits[prompt - 1 :])
 
 

@@ -64,8 +64,8 @@ class _Vocabulary:
     """The tokens that a batch's loss is about: all that the model wrote, and some of the others, drawn for the batch.
 
     Products with the whole output matrix would take nearly all of the time: what a model writes in 10,000 tokens is
-    a twentieth of 49,152. A drawn token stands for as many as there are, so its logit gets the logarithm of that
-    (sampled softmax; Jean et al. 2015). A small vocabulary is taken whole.
+    a twentieth of 49,152. A drawn token represents several tokens, so its logit is increased by the logarithm of their
+    number (sampled softmax; Jean et al. 2015). A small vocabulary is taken whole.
     """
 
     def __init__(self, matrix: Tensor, samples: Samples, order: torch.Generator) -> None:

@@ -1,4 +1,4 @@
-"""What an engine's model writes, from prompts that are cut from a text."""
+"""Text that an engine's model generates from prompts cut from a text."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from llmc.runtime.sampling.sampling_params import SamplingParams
 
 # Short ones: what a small model writes greedily begins to go round in circles, which teaches nothing.
 _PROMPT_TOKENS, _WRITTEN_TOKENS = 24, 72
-# Sequences that are written before progress is told of them.
+# Number of sequences generated between reports of progress.
 _AT_ONCE = 64
 
 
 @dataclass(frozen=True)
 class Written:
-    """tokens: of a prompt and of what the model wrote. prompt: how many of them are the prompt's."""
+    """tokens: those of a prompt and of its continuation. prompt: number of the prompt's tokens."""
 
     tokens: list[int]
     prompt: int
@@ -57,7 +57,7 @@ def begun(engine: Engine, limits: Limits, text: str, tokens: int, seed: int, *, 
 def written(
     engine: Engine, asked: Sequence[list[int]], temperature: float, seed: int, advance: Callable[[int], None]
 ) -> list[Written]:
-    """The prompts, each with what the engine wrote. advance: told of some sequences when they are written."""
+    """The prompts with the engine's continuations. advance: called with the number of generated sequences."""
     room = engine.limits.max_model_len - max(map(len, asked))
     found: list[Written] = []
     for first in range(0, len(asked), _AT_ONCE):

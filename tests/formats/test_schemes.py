@@ -139,7 +139,7 @@ def test_calibration_may_be_a_path() -> None:
         ("auto:3", "no budget of bits", "4.125"),
         ("auto:4", "no budget of bits", "4.125"),
         ("auto:16.1", "no budget of bits", "auto:4.5"),
-        ("int4-gptq:damp=2", "'2' is no number from 0.0 to 1.0", "0.5"),
+        ("int4-gptq:damp=2", "'2' is not a number from 0.0 to 1.0", "0.5"),
         ("lm_head=int9", "unknown quantization scheme 'int9'", "known"),
     ],
 )

@@ -1,8 +1,7 @@
 """The types of GGUF tensors: their blocks of weights, and the formats that engines store them in.
 
-Numbers and sizes are ggml's. What an engine stores is as exact as its formats allow: `codes` are taken as they are.
-What has none is rounded again to `rounded`, which has about a bit more than the type, so that it adds about half of the
-error that is there already, or less.
+Numbers and sizes are ggml's. Engines store types with `codes` exactly. A type without them is rounded again to
+`rounded`, which has about one bit more than the type and so adds at most about half of the existing error.
 """
 
 from collections.abc import Mapping
@@ -12,8 +11,8 @@ from types import MappingProxyType
 
 @dataclass(frozen=True)
 class BlockType:
-    """number: in files. elements, nbytes: of a block. codes: the code format whose values its blocks say exactly.
-    rounded: the scheme where there is none. Neither: numbers, one a block."""
+    """number: the type's number in files. elements, nbytes: size of a block. codes: the code format that represents its
+    blocks exactly. rounded: the scheme if there is no such format. Neither: plain numbers, one per block."""
 
     name: str
     number: int

@@ -48,8 +48,8 @@ def _fitted(planned: Planned) -> Planned:
 
 
 def head_scheme(scheme: Scheme) -> Scheme:
-    """What the output projection gets if nothing is said of it: at least 8 bits, since it decides on every token, and
-    no method that takes as much memory as its vocabulary is large."""
+    """The default scheme of the output projection: at least 8 bits, because it decides every token, and no method whose
+    memory grows with the vocabulary."""
     if scheme.code_bits >= 8:
         return replace(scheme, method="rtn")
     if scheme.activation != "int8":
@@ -92,6 +92,6 @@ def _instead(scheme: Scheme, columns: int) -> str:
 
 
 def _without_sharing(scheme: Scheme) -> str:
-    """The scheme's name, without what shares a scale."""
+    """The scheme's name without its group."""
     name, *words = scheme.name.split(":")
     return ":".join((name, *(word for word in words if word not in SHARING and not names_run(word))))

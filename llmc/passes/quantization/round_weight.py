@@ -69,7 +69,7 @@ def round_to_nearest(weight: Tensor, scheme: Scheme, importance: Tensor | None =
 
 
 def nearest_values(rows: Tensor, scheme: Scheme) -> Tensor:
-    """What `round_to_nearest` makes of rows [rows, columns], fp32, that share no scale with others: their values."""
+    """The values of rows [rows, columns], fp32, after `round_to_nearest`; rows share no scales."""
     if scheme.codes.is_blocked:
         return _with_codes(rows, _parts_of(rows, scheme, None), scheme.format).values()
     return _nearest_values(rows, *_scales_of(rows, scheme, None), scheme).flatten(1)

@@ -31,8 +31,9 @@ from llmc.passes.quantization.stream import Stream
 S = TypeVar("S", bound=LooksAtData)
 Choice = TypeVar("Choice")
 
-# Sequences and tokens of each that sensitivity is measured on, at most. Every unit takes a run of what comes after it,
-# which grows with the square of the model's depth: so many tokens for all units, but a sequence for each at least.
+# Maximum number of sequences, and of tokens in each, for measuring sensitivity. Every unit needs a run of the rest of
+# the graph, so the time grows with the square of the depth: there is a limit of tokens over all units, but at least one
+# sequence for each.
 _SEQUENCES, _TOKENS = 4, 128
 _OF_ALL_UNITS = 1 << 15
 _UNQUANTIZED_BITS = 16.0
@@ -146,7 +147,7 @@ def unit_schemes(unit: Sequence[Planned], budget: Budget) -> list[Scheme | None]
         for group in plain.groups()
         for scheme in (group, replace(group, name=f"{group.name}:asym", symmetric=False))
     ]
-    columns = unit[0].shape[1]  # Of all, which read the same input.
+    columns = unit[0].shape[1]  # The columns of all weights of the unit, which read the same input.
     fitting = [scheme for scheme in coded if columns % (scheme.group or 1) == 0]
     fitting += [scheme for scheme in budget.blocked if scheme.run_of(columns) is not None]
     fitting.sort(key=lambda scheme: scheme.bits(columns))

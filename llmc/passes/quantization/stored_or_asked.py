@@ -49,7 +49,8 @@ def _stored(source: CodeSource, name: str) -> StoredWeight | RoundedAgain | None
 
 
 def _of_all(source: CodeSource, names: Sequence[str], shape: Sequence[int]) -> StoredWeight | RoundedAgain | None:
-    """Of a matrix that is made of others' rows, under the name of the first; None if they are not stored alike."""
+    """The stored weight of a matrix made of several weights' rows, under the name of the first; None if they are not
+    stored alike."""
     each = [_stored(source, name) for name in names]
     first = each[0]
     rows, columns = map(int, shape)

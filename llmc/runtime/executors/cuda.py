@@ -199,8 +199,8 @@ class CudaExecutor:
         move_slots(slot_views(self._program, caches, group), *indices)
 
     def read_blocks(self, blocks: Sequence[int], group: int = 0) -> Callable[[], Bytes]:
-        """Copy blocks of a group's keys and values into pinned memory, in order with the steps and beside what the
-        host does next."""
+        """Copy blocks of a group's keys and values into pinned memory, in order with the steps and concurrently with
+        the host."""
         caches = self._whole_blocks(group)
         with torch.cuda.device(self._device):
             places = torch.tensor(list(blocks), device=self._device)

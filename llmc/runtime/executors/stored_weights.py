@@ -34,7 +34,7 @@ def graph_weights(engine: EngineDirectory, table: Mapping[str, WeightOf]) -> dic
 
 
 def in_graph(data: Tensor, slot: WeightSlot, weight: WeightOf) -> Tensor:
-    """A placeholder's tensor, from what its slot holds."""
+    """A placeholder's tensor, from the contents of its slot."""
     return blocked_in_rows(data, slot, weight) if weight.format else in_rows(data, slot, TORCH_DTYPES[weight.dtype])
 
 
@@ -95,7 +95,7 @@ def _unsigned(data: Tensor, slot: WeightSlot, bits: int) -> Tensor:
 
 
 def _plane(rows: Tensor, runs: int, bits: int) -> Tensor:
-    """[out, runs, 2, 16]: so many bits of the codes of each 32 channels."""
+    """[out, runs, 2, 16]: `bits` bits of the codes of each 32 channels."""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8).view(2, -1, 1)
     each: Tensor = rows.unflatten(1, (runs, 1, 1, -1)) >> shifts & ((1 << bits) - 1)
     return each.flatten(3)

@@ -20,7 +20,7 @@ from llmc.runtime.memory import available_bytes
 from llmc.settings import settings
 from llmc.targets.here import host_features
 
-# Executors of GPU engines, whose caches lie on a device or stand in for such caches.
+# Executors of GPU engines, whose caches are on a device or emulate such caches.
 _ON_DEVICE: tuple[ExecutorName, ...] = ("cuda", "onnxruntime_cuda", "ptx", "triton_interpreter")
 
 

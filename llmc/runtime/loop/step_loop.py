@@ -43,10 +43,10 @@ def step_failure(error: BaseException) -> EngineFailureError:
 class StepLoop:
     """Runs requests together on one executor; each step serves every request that fits in it.
 
-    blocks: of the executor's KV cache. max_step_tokens: a lower budget of tokens a step than the engine's limit.
-    executor_seconds: of the last step, spent in the executor. speculation: what drafts tokens, if anything does.
-    program: what the executor runs, for its adapters, states and groups of caches; None only if it has none.
-    whole_texts: a request's tokens come in one step. tier: where blocks go that the pools give away.
+    blocks: number of blocks of the executor's KV cache. max_step_tokens: a lower limit of tokens per step than the
+    engine's. executor_seconds: time of the last step in the executor. speculation: the drafter, if any. program: the
+    executor's program, for its adapters, states and cache groups; None only if it has none of them. whole_texts: a
+    request's tokens come in one step. tier: receives the blocks that leave the pools.
     """
 
     def __init__(

@@ -27,8 +27,9 @@ from llmc.runtime.scheduling.group_pool import GroupPool, usable
 class PrefixCache:
     """Blocks of `block_size` tokens by digest, kept in `pool`. queries, hits: tokens looked up and begun behind.
 
-    snapshots: of the states at their ends, of a model that has some. groups: of layers that do not keep everything,
-    which have blocks beside those. offload: takes the blocks that the pools give away; none are folded then.
+    snapshots: of the states at their ends, of a model that has some. groups: pools of layers that do not keep
+    everything, which have blocks of their own. offload: takes the blocks that the pools give away; none are folded
+    then.
 
     The content of a block in the pool is its digest, or the chain that it is folded in. A folded block has no holder
     but the request that filled it, which lets go of the end first: so the pool takes a chain's blocks from its end.
@@ -90,7 +91,7 @@ class PrefixCache:
         return found
 
     def digest(self, request: Request, index: int) -> bytes:
-        """Of the index-th block of a request that has a salt."""
+        """The digest of the index-th block of a request with a salt."""
         digests = request.prefix.digests
         while len(digests) <= index:
             parent = digests[-1] if digests else _root(request)

@@ -74,7 +74,7 @@ class GroupPool:
 
         Args:
             found: blocks of group 0, of the first places.
-            elsewhere: whether a place that the pool lacks is no lack all the same.
+            elsewhere: whether a place that the pool lacks is available elsewhere.
         """
         until_cut = self.until_cut(end * self._size, 0)
         if until_cut <= 0:
@@ -91,7 +91,7 @@ class GroupPool:
         return [*range(min(self._pinned, end)), *range(self._first(end * self._size), end)]
 
     def revived(self, found: Sequence[int]) -> int:
-        """Number of blocks behind these of group 0 that nobody holds."""
+        """Number of this group's blocks for these blocks of group 0 that have no holder."""
         return sum(not self.pool.holders(self._kept[found[place]]) for place in self.places(len(found)))
 
     def start(self, found: Sequence[int]) -> GroupTable:

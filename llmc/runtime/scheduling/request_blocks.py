@@ -67,8 +67,8 @@ class RequestBlocks:
         return found
 
     def can_start(self, found: Sequence[int], tokens: int, others: Sequence[Request]) -> bool:
-        """Whether there is room for a request of so many tokens behind the blocks that were found, and for what the
-        others, which run, still need for the tokens that they have."""
+        """Whether there is room for a request of `tokens` tokens behind the found blocks, and for the blocks that the
+        running requests of `others` still need for their tokens."""
         missing = self._limits.blocks_for(tokens) - len(found)
         needs = [min(missing + group.revived(found), group.most) for group in self.groups]
         return self._has_room(missing + self._revived(found), needs, others)
@@ -95,7 +95,7 @@ class RequestBlocks:
         return True
 
     def _revived(self, found: Sequence[int]) -> int:
-        """How many of these blocks nobody holds."""
+        """Number of these blocks without a holder."""
         return sum(not self._pool.holders(block) for block in found) if found else 0
 
     def start(self, request: Request, found: Sequence[int], count: int) -> None:

@@ -37,11 +37,11 @@ from llmc.runtime.speculation.speculation import Speculation
 class Scheduler:
     """Requests waiting, running (holding blocks) or parked (running, with nothing to compute yet), and their pool.
 
-    max_step_tokens: a lower budget of tokens a step than the engine's limit. clock: seconds, as Request.arrived counts
-    them. speculation: what drafts tokens that may come next; a request that has drafts is a chunk of its last token and
-    of those. adapters: slots of the engine's pools; a request whose adapter has none, and gets none, waits. snapshots:
-    of the states of a model that has some. whole_texts: all tokens of a request come in one step. groups: pools of
-    the groups of caches behind the first. offload: to the second tier, if there is one.
+    max_step_tokens: a lower limit of tokens per step than the engine's. clock: seconds, as in Request.arrived.
+    speculation: the drafter; a request with drafts is a chunk of its last token and the drafts. adapters: slots of the
+    engine's pools; a request waits if its adapter cannot get a slot. snapshots: those of a model with states.
+    whole_texts: all tokens of a request come in one step. groups: pools of cache groups 1 and up. offload: the second
+    tier, if there is one.
     """
 
     def __init__(

@@ -121,12 +121,12 @@ def test_a_norm_over_all_heads_is_named(captured_family: FamilyCaptures, tmp_pat
 @pytest.mark.parametrize(
     ("prune", "problem", "fix"),
     [
-        ("channels=1.5", "'1.5' is no share between 0 and 1", "channels=0.125"),
-        ("channels=0", "'0' is no share", "channels=0.125"),
-        ("heads=1", "'1' is no share between 0 and 1, of which something stays", "heads=0.125"),
-        ("heads=half", "'half' is no share", "heads=0.125"),
-        ("layers=0", "'0' is no number of layers", "layers=2"),
-        ("layers=1.5", "'1.5' is no number of layers", "layers=2"),
+        ("channels=1.5", "'1.5' is not a share between 0 and 1", "channels=0.125"),
+        ("channels=0", "'0' is not a share", "channels=0.125"),
+        ("heads=1", "'1' is not a share between 0 and 1 that leaves something", "heads=0.125"),
+        ("heads=half", "'half' is not a share", "heads=0.125"),
+        ("layers=0", "'0' is not a number of layers", "layers=2"),
+        ("layers=1.5", "'1.5' is not a number of layers", "layers=2"),
         ("0.5", "'0.5' does not say what is to be taken out", "channels=0.125"),
         ("chanels=0.5", "'chanels' is nothing that can be taken out", "did you mean channels?"),
         ("heads=0.5,heads=0.25", "heads is there twice", "leave one"),
