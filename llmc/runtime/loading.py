@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,15 +91,8 @@ def load(
         return StepLoop(opened, *bounds, program=program, speculation=started, whole_texts=whole, tier=tier)
 
     try:
-        return Engine(
-            directory,
-            open_loop,
-            owned,
-            prefix_cache=prefix_cache,
-            output_cache_bytes=output_cache_bytes,
-            check=check,
-            tier=tier,
-        )
+        engine = partial(Engine, directory, open_loop, owned, check=check, tier=tier)
+        return engine(prefix_cache=prefix_cache, output_cache_bytes=output_cache_bytes)
     except BaseException:
         if tier is not None:
             tier.close()

@@ -123,7 +123,7 @@ def test_what_does_not_fit_says_what_it_needs(program_of: ProgramOf) -> None:
     assert isinstance(found.outcomes[0], Served)
     tiny = replace(MACHINE, memory=1_076_000_000)
     (refused,) = compare((Division(RankLayout(), 1),), program_of, tiny, LOAD, {}).outcomes
-    assert isinstance(refused, Refused) and "GB a rank of 1.076: weights 0.0" in refused.reason
+    assert isinstance(refused, Refused) and "GB per rank of 1.076: weights 0.0" in refused.reason
     with pytest.raises(OptionError, match=r"no way to divide the ranks of h100 serves this: TP 1 × PP 1 × 1: needs"):
         best_or_refuse(Comparison((refused,), {}), tiny)
 

@@ -166,7 +166,7 @@ def test_what_cannot_be_is_refused(draft_engine: Path, tmp_path: Path, values: d
 
 def test_the_configuration_of_a_model_is_not_overwritten(draft_engine: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(OptionError, match="of something else stands beside it"):
+    with pytest.raises(OptionError, match="that is not of Medusa heads"):
         llmc.train_medusa(draft_engine, TEXT, tmp_path / "heads.safetensors")
 
 

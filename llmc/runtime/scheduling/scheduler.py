@@ -284,6 +284,7 @@ class Scheduler:
         if speculation.pays(len(self._decoding) + len(self._drafting), min(self._budget, self._rows)):
             for request in self._decoding.requests() if self._decoding else ():
                 self._stop_decoding(request)
+                self._blocks.retire(request)  # Its table may be full; drafts must begin after the cut.
                 self._drafting[request] = request
         else:
             for request in self._drafting.values():

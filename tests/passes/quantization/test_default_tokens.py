@@ -67,5 +67,5 @@ def test_every_scheme_of_rounded_tokens_has_both(name: str) -> None:
 
 
 def test_a_gpu_refuses_groups_before_work_is_done() -> None:
-    with pytest.raises(OptionError, match="cannot run the scheme w8a8:x32: GPU kernels have one scale for each token"):
+    with pytest.raises(OptionError, match="cannot run the scheme w8a8:x32: GPU kernels multiply tokens"):
         kind_of(resolve_target(_GPU)).check(parse_options({"quantize": "w8a8:x32"}))

@@ -177,7 +177,7 @@ def test_kernels_that_cannot_be() -> None:
     for changed, problem in (
         ((kernel, kernel), "is there twice"),
         ((replace(kernel, constants={"n": 1}),), "two parameters of one name"),
-        ((replace(kernel, source="library", function="system"),), "no function of llmc's library"),
+        ((replace(kernel, source="library", function="system"),), "not a function of llmc's library"),
         ((replace(kernel, binaries={"sm_90": replace(binary, threads=0)}),), "cannot be launched"),
         ((replace(kernel, binaries={"sm_90": replace(binary, scratch_alignment=3)}),), "cannot be launched"),
     ):

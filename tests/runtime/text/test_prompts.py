@@ -174,7 +174,7 @@ def test_the_asyncio_engine_takes_texts_ids_and_messages(tmp_path: Path, engine:
             assert await tokens(TALK, max_tokens=3) == answer
             assert repr(serving) == f"<AsyncEngine of {serving.engine!r}: 0 running, 0 waiting>"
             wrong: list[tuple[Any, dict[str, Any], str]] = [
-                (whole, {"max_tokens": 3}, "beside a GenerationRequest"),
+                (whole, {"max_tokens": 3}, "with a GenerationRequest"),
                 ("A", {"params": params, "max_tokens": 3}, "max_tokens=3 came with a SamplingParams"),
                 (["A", "B"], {}, "a token id must be a whole number"),
                 ("A", {"max_token": 3}, "unknown sampling parameter"),

@@ -60,8 +60,8 @@ def rotate_part(
     inside = is_head & (channel < CHANNELS)
     x = tl.load(source + channel, mask=inside, other=0.0).to(tl.float32)
     for step in tl.static_range(STEPS):
-        half: tl.constexpr = 1 << step
-        pairs = x.reshape(HEAD_BLOCK * TILE // (2 * half), 2, half).permute(0, 2, 1)
+        # Half of a pair of runs is 2^step channels; a constexpr cannot be assigned in an unrolled loop.
+        pairs = x.reshape(HEAD_BLOCK * TILE // (2 << step), 2, 1 << step).permute(0, 2, 1)
         a, b = tl.split(pairs)
         x = tl.join(a + b, a - b).permute(0, 2, 1).reshape(HEAD_BLOCK, TILE)
     FACTOR: tl.constexpr = 2.0 ** (-0.5 * STEPS)
