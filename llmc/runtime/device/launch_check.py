@@ -100,8 +100,8 @@ def _kernel_problems(program: Program) -> Iterator[str]:
             yield f"kernel {kernel.name} has two parameters of one name"
         function = library_functions.FUNCTIONS.get(kernel.function)
         if kernel.is_library and (function is None or parameters != list(inspect.signature(function).parameters)):
-            function = f"{kernel.function}({', '.join(parameters)})"
-            yield f"kernel {kernel.name} is not a function of llmc's library: {function}"
+            called = f"{kernel.function}({', '.join(parameters)})"
+            yield f"kernel {kernel.name} is not a function of llmc's library: {called}"
         for arch, binary in kernel.binaries.items():
             if not _is_possible(binary):
                 yield f"kernel {kernel.name} cannot be launched as {arch} says: {binary!r:.300}"
