@@ -54,6 +54,7 @@ _SCHEMES = (
     *("int8", "w8a8:xrow", "w8a8:x32", "w8a8-smoothquant:xrow", "fp8", "fp8-w8a8", "int6", "int5", "int4"),
     *("int4:g32", "int4:asym", "int4:g32:asym", "int4-gptq", "int4-gptq:g32:asym", "int4-awq"),
     *("w4a8:xrow", "w4a8:x32", "w4a8:g32:x32", "w4a8-gptq:x32", "nf4", "mxfp4"),
+    *("q4_k,lm_head=q4_k", "q4_k,lm_head=q4_k-gptq", "q4_k,lm_head=q6_k"),
 )
 _ZEROS = ("magnitude:0.5", "wanda:0.5", "sparsegpt:0.5", "sparsegpt:2:4")
 _FILE = Form("the file as it is", {}, is_of_file=True)
