@@ -13,6 +13,7 @@ from torch import fx
 
 from llmc.codegen.triton.kernels.attention.paged_attention import decode_splits, paged_attention, supports
 from llmc.graph.refusal import Refusal
+from llmc.runtime.speculation.draft import Draft
 from llmc.targets import GPU_TARGETS
 from tests.codegen.cpp.paged_batch import PagedBatch, paged_batch
 from tests.codegen.cpp.tree_batch import random_case, with_trees
@@ -216,6 +217,14 @@ def _refusal(
 def test_trees(device: str, seed: int) -> None:
     batch, trees = random_case(seed)
     _check(with_trees(as_half(batch), trees), device)
+
+
+def test_slopes_count_from_a_trees_places_before_its_rows(device: str) -> None:
+    """In tiles that every query of a tree sees, and in pinned keys: what the tree hides lies between."""
+    tree = Draft(tokens=[7, 46, 21, 39, 69], parents=[None, 0, 1, 2, None])
+    for limits in ({}, {"window": 30, "pinned": 40}):
+        batch = paged_batch([(300, len(tree) + 1)], heads=9, kv_heads=3, dtype=torch.float16, slopes=True, **limits)
+        _check(with_trees(batch, {0: tree}), device)
 
 
 @pytest.mark.slow
