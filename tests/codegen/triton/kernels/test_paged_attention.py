@@ -222,8 +222,16 @@ def test_trees(device: str, seed: int) -> None:
 def test_slopes_count_from_a_trees_places_before_its_rows(device: str) -> None:
     """In tiles that every query of a tree sees, and in pinned keys: what the tree hides lies between."""
     tree = Draft(tokens=[7, 46, 21, 39, 69], parents=[None, 0, 1, 2, None])
-    for limits in ({}, {"window": 30, "pinned": 40}):
-        batch = paged_batch([(300, len(tree) + 1)], heads=9, kv_heads=3, dtype=torch.float16, slopes=True, **limits)
+    for window, pinned in ((None, None), (30, 40)):
+        batch = paged_batch(
+            [(300, len(tree) + 1)],
+            heads=9,
+            kv_heads=3,
+            dtype=torch.float16,
+            slopes=True,
+            window=window,
+            pinned=pinned,
+        )
         _check(with_trees(batch, {0: tree}), device)
 
 
