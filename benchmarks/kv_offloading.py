@@ -106,7 +106,7 @@ def run(engine: llmc.Engine, prompt: list[int]) -> float:
 
 
 def copy_seconds(nbytes: int) -> float:
-    """Of so many bytes within memory, the best of five."""
+    """Time to copy this many bytes in memory: the best of five runs."""
     source, found = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
     times = []
     for _ in range(5):

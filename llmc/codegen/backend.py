@@ -62,7 +62,7 @@ class Backend(Protocol):
 
     def taken_in(self, node: fx.Node) -> fx.Node | Refusal | None:
         """The node before this one that its kernels can also compute, other than parts of products: a norm, or a sum
-        over ranks. A Refusal with the reason if they cannot; None if there is no such node."""
+        over ranks. Returns a Refusal with the reason if they cannot, and None if the graph has no such node."""
 
     def in_place(self, node: fx.Node) -> tuple[tuple[str, int], ...]:
         """Arguments of the node's kernel that may lie where a result goes, and which result."""

@@ -203,7 +203,7 @@ def test_the_target_of_a_copy_written_before_its_wait() -> None:
 
 
 def test_copies_of_fewer_bytes_are_filled_up_with_zeros() -> None:
-    """Of thread t the first t % 17 bytes; a source that is no multiple of 16 is told of where anything is read."""
+    """Thread t copies its first t % 17 bytes. A misaligned source is reported only where bytes are read."""
     body = edited(
         COPY,
         [

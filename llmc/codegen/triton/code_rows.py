@@ -55,7 +55,7 @@ def blocked_rows(parts: Mapping[str, Tensor], format: str, layout: Layout) -> Te
 
 
 def _planes(unsigned: Tensor, bits: int) -> Tensor:
-    """uint8 codes [out, in] of so many bits, in rows."""
+    """Packed rows of uint8 codes [out, in] that take this many bits each."""
     out, columns = unsigned.shape
     runs = torch.nn.functional.pad(unsigned, (0, -columns % _PAIR_RUN)).view(out, -1, 2, _PAIR_RUN // 2)
     low = 4 if bits >= 4 else 2

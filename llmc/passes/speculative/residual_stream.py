@@ -31,7 +31,7 @@ def output_reads(graph: ModelGraph) -> fx.Node:
 
 def hidden_states(graph: ModelGraph) -> list[fx.Node | Refusal]:
     """The hidden states of a canonical graph: entry i is the state before layer i, the last entry the state after all
-    layers. A Refusal if there is no single tensor."""
+    layers. An entry is a Refusal if no single tensor holds that state."""
     layers = attentions(graph)
     edges = _edges(graph)
     logits = graph.logits()

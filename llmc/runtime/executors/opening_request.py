@@ -13,7 +13,7 @@ from llmc.runtime.prefix_cache.snapshot_capacity import snapshot_count
 
 
 class CacheRoom(NamedTuple):
-    """The memory options of llmc.load for caches; None takes the defaults. Without an option there are no snapshots."""
+    """The memory options of llmc.load for caches; None takes the default; by default no snapshots are kept."""
 
     kv_cache_bytes: int | None = None
     kv_memory: float | None = None

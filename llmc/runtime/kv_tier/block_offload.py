@@ -30,7 +30,7 @@ class BlockOffload:
                 self.tier.put(key, _row(copied, row))
 
     def save(self, group: int, blocks: Sequence[int], keys: Sequence[BlockKey]) -> bool:
-        """Blocks that a request relies on. False if there is no room for all; then there is none of them."""
+        """Copy blocks that a request relies on. Returns False, and keeps none of them, if they do not all fit."""
         copied = self.caches.read_blocks(blocks, group) if blocks else None
         for row, key in enumerate(keys):
             assert copied is not None

@@ -52,7 +52,7 @@ class BlockStore(Protocol):
         """The block's bytes. Raises DamagedBlockError if they have changed, OSError if they cannot be read."""
 
     def remove(self, key: BlockKey) -> None:
-        """Keep it no longer; one that is not there is no error. Raises OSError."""
+        """Delete a block; a missing one is ignored. Raises OSError."""
 
     def found(self) -> Iterator[tuple[BlockKey, int]]:
         """The blocks that an earlier process has left, and their bytes, the one used longest ago first."""

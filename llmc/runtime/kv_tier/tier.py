@@ -115,7 +115,7 @@ class Tier:
             return is_new
 
     def put(self, key: BlockKey, content: Content, *, pinned: bool = False) -> bool:
-        """Take a block in, in the place of those used longest ago. False if there is no room.
+        """Store a block, evicting the least recently used ones for it. Returns False if it does not fit.
 
         Args:
             content: gives the block's bytes, to another thread.

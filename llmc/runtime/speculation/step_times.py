@@ -15,7 +15,7 @@ Prior = Callable[[int], float]
 
 
 class StepTimes:
-    """prior: None if there is no prediction. Then a step of an unobserved size is assumed to take the minimum possible
+    """prior: predicted times. If it is None, a step of an unobserved size is assumed to take the minimum possible
     time: that of the next smaller size, or below all sizes a proportional time. Options that might be better are
     therefore tried once."""
 

@@ -45,7 +45,7 @@ class TemplateInput:
 @dataclass(frozen=True)
 class TemplateFit:
     """How a template, or several of a model, take conversations. lacks: the parts that no form shows, in words.
-    describes_tools: there is no place for tools, so that a message of the system describes them."""
+    describes_tools: the template has no place for tools, and a system message describes them instead."""
 
     lacks: tuple[str, ...]
     describes_tools: bool

@@ -172,7 +172,7 @@ inline ScaleAndMinimum scale_and_minimum(const CodePanels& panels, const uint8_t
 // Bytes of a group's scales, and minima where the format has them, in fp32.
 inline int64_t decoded_header_bytes(const CodeRecord& record) { return LLMC_PANEL * 4 * (record.has_minimum ? 2 : 1); }
 
-// Of all rows of a panel, for so many groups from the one at k on. header: of its run.
+// Scales and minima of all rows of a panel, for `groups` groups from k on. header: the floats of their run.
 inline void decode_headers(const CodePanels& panels, const uint8_t* header, int64_t k, int64_t groups, uint8_t* to) {
   const int64_t of_run = panels.run / panels.group;
   int64_t i = k % panels.run / panels.group;

@@ -36,7 +36,7 @@ inline void transpose(Vec (&rows)[kLanes]) {
   }
 }
 
-// The same of 16 rows of 8: two rows lie in a vector, of which the first is low_row_of(i) and the other four rows on.
+// Transposes 16 rows of 8. Vector i holds two rows: low_row_of(i), and the row four below it.
 constexpr int low_row_of(int i) { return i < 4 ? i : i + 4; }
 
 inline void transpose_halves(Vec (&rows)[8]) {

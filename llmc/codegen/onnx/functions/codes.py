@@ -24,8 +24,8 @@ def dequantize(
     minima: Value | None,
     minimum_steps: Value | None,
 ) -> str:
-    """DequantizeLinear of blocks, a group of columns each; a table or a cast where codes are no integers. Steps and
-    minima are standard ops around it, with the same roundings."""
+    """Decode blocks, one per group of columns, with DequantizeLinear; codes that are not integers by a table or a cast.
+    Standard ops around it apply steps and minima, with the same roundings."""
     rows, columns, groups = codes.size(0), codes.size(1), (scale_steps or scales).size(1)
     of_groups = _in_steps(b, scales, scale_steps)
     if CODE_FORMATS[format].integers is None:

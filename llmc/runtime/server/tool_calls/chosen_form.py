@@ -12,8 +12,8 @@ _USUAL = "hermes"
 
 @dataclass(frozen=True)
 class ChosenForm:
-    """is_known: asked for, or taught by the template, or there is no template that shows tools to a model.
-    is_taught: by the template, and not asked for."""
+    """is_known: the form is asked for or taught by the template, or no template shows tools to a model.
+    is_taught: the template teaches the form, and nobody asked for another."""
 
     form: ToolForm
     is_known: bool

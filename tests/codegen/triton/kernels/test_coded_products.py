@@ -232,7 +232,7 @@ def test_embedding(device: str, format: str, group: int | None, dtype: torch.dty
 
 @pytest.mark.parametrize("format", BLOCKED)
 def test_embedding_of_blocked_formats(device: str, format: str) -> None:
-    """Bit by bit, but for a difference that is rounded once and a product that is not."""
+    """Equal bits, except where one side rounds a product that the other fuses into a difference."""
     weight, ids = quantized_weight(format, 50, 512, None), torch.tensor([3, 49, 0, 3], dtype=torch.int32)
     check(embedding, ids, weight.claimed(), torch.float32, device=device, tolerance=1e-7)
 

@@ -44,7 +44,7 @@ def load_above(
     FORMAT: tl.constexpr,
     MASKED: tl.constexpr,
 ) -> tl.tensor:
-    """The same of the plane behind it, int32, of a row of so many PLACES; of a format with one plane, anything."""
+    """Read the second plane, int32, of a row of PLACES codes. The result is unused if the format has one plane."""
     if above_bits(FORMAT) > 0:
         return _load_plane(row_ptr + PLACES * low_bits(FORMAT) // 4, place, inside, above_bits(FORMAT), MASKED)
     else:
