@@ -24,7 +24,7 @@ class QuantizedWeight(RoundedWeight):
 def quantized_weight(
     format: str, out: int, columns: int, group: int | None, *, asymmetric: bool = False
 ) -> QuantizedWeight:
-    """A weight rounded from seeded normal numbers. group: None for a scale per row. Blocked formats get random parts."""
+    """A weight rounded from seeded normal numbers. group: None for row scales. Blocked formats get random parts."""
     generator = torch.Generator().manual_seed(out * columns)
     if CODE_FORMATS[format].is_blocked:
         parts = blocked_parts(format, out, columns, generator=generator)
