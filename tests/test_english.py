@@ -17,6 +17,11 @@ def test_a_pattern_finds_its_example(pattern: EnglishPattern, tmp_path: Path) ->
     assert pattern.name in {finding.pattern.name for finding in findings([tmp_path])}
 
 
+@pytest.mark.parametrize("pattern", [each for each in PATTERNS if each.allowed], ids=lambda pattern: pattern.name)
+def test_a_pattern_leaves_plain_english(pattern: EnglishPattern) -> None:
+    assert pattern.allowed is not None and pattern.pattern.search(pattern.allowed) is None
+
+
 def test_prose_of_a_source_is_its_comments_docstrings_and_messages(tmp_path: Path) -> None:
     source = tmp_path / "source.py"
     source.write_text(
