@@ -264,13 +264,7 @@ def run_passes(
     if options.check_passes:
         watchers.append(PassChecker(captured.graph, captured.source))
     observe = dumped(captured.graph, *watchers)
-    data = ModelData(
-        captured.source,
-        captured.tokenizer,
-        stages.count,
-        rounds_tokens=kind.rounds_tokens,
-        token_group=kind.token_group,
-    )
+    data = ModelData(captured.source, captured.tokenizer, stages.count, kind.tokens)
     result = run_pipeline(captured.graph, passes, options, observe, data, essential=essential())
     if result.graph.stage not in (Stage.SERVING, Stage.OPTIMIZED):
         raise OptionError(

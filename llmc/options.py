@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from llmc.errors import OptionError, did_you_mean
 from llmc.formats.cache_format import parse_cache_format
 from llmc.formats.pruning import Pruning, parse_pruning
-from llmc.formats.schemes import Quantization, parse_quantization
+from llmc.formats.scheme_text import parse_quantization
+from llmc.formats.schemes import Quantization
 from llmc.formats.sparsity import Sparsity, parse_sparsity
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
