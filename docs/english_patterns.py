@@ -128,10 +128,10 @@ PATTERNS = (
     _pattern("thousand million", r"\bthousand millions?\b", "1.3 thousand million weights", "billion"),
     _pattern(
         "plural of one",
-        r"(?<![\d.,])(?<!of )(?<!layer )\b1 (?:tokens|launches|rows|bytes|blocks|requests|weights|layers|near-misses|"
-        r"ranks|steps|passes|files|processes|sequences|texts|columns|rewrites|nodes|kernels|engines|replicas)\b",
+        r"(?<![\d.,])(?<!of )(?<!layer )(?<!\+ )\b1 (?:tokens|launches|rows|bytes|blocks|requests|weights|layers|"
+        r"near-misses|ranks|steps|passes|files|processes|sequences|texts|columns|rewrites|nodes|kernels|engines|replicas)\b",
         "the prompt has 1 tokens",
         "1 token",
-        allowed="the attention of layer 1 passes its own mask",
+        allowed="the attention of layer 1 passes its own mask, for k + 1 rows",
     ),
 )
