@@ -21,9 +21,13 @@ order of the pipeline. To see what they do to a model:
     llmc passes MODEL --rewrites
 
 `a → b` or `a -> b` is the graph before and after a rewrite. *Must have* lists the conditions of a rewrite; a candidate
-that does not meet them is not changed, and `llmc explain MODEL` gives the reason. Numerics: {numerics}.
-`llmc diff MODEL` and `llmc build --check-passes` check these limits. The last words about each pass are the verdict of
-`llmc prove`: whether its rewrites are exact over the reals. To add a pass: [custom-passes.md](custom-passes.md).
+that does not meet them is not changed, and `llmc explain MODEL` gives the reason. `llmc diff MODEL` and
+`llmc build --check-passes` check the numerics of a pass:
+
+{numerics}
+
+The last words about each pass are the verdict of `llmc prove`: whether its rewrites are exact over the reals. To add a
+pass: [custom-passes.md](custom-passes.md).
 """
 _GROUPS = (
     ("Canonical", "From aten, as torch.export returns it, to llmc:: ops over tokens.", canonical),
@@ -51,7 +55,7 @@ def passes_page(verdicts: Mapping[str, str]) -> str:
 
     verdicts: of `llmc prove`, by the passes' names.
     """
-    numerics = "; ".join(f"**{name}**, {meaning}" for name, meaning in _NUMERICS.items())
+    numerics = "\n".join(f"- **{name}**: {meaning}" for name, meaning in _NUMERICS.items())
     order = " → ".join(each.name for _, _, members in _GROUPS for each in members())
     parts = [_HEAD.format(numerics=numerics), f"In order: {order}\n"]
     for title, summary, members in _GROUPS:
