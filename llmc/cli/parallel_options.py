@@ -26,8 +26,10 @@ class ParallelOptions(DivisionWish):
     parallel: Annotated[
         str | None, Option(help="auto: divide --ranks as `llmc simulate` finds best", metavar="auto")
     ] = None
-    ranks: Annotated[int | None, Option(help="how many there are, for --parallel auto", min=1)] = None
-    memory: Annotated[float | None, Option(help="GB of one rank, for --parallel auto; default: the target's")] = None
+    ranks: Annotated[int | None, Option(help="number of ranks, for --parallel auto", min=1)] = None
+    memory: Annotated[
+        float | None, Option(help="memory of a rank in GB, for --parallel auto; default: the target's")
+    ] = None
     trace: Annotated[
         Path | None, Option(help=f"the load, as simulate takes it; default: {REQUESTS} requests at once")
     ] = None

@@ -23,15 +23,21 @@ if TYPE_CHECKING:
 
 def profile(
     engine: Annotated[Path, typer.Argument(help="engine directory")],
-    prefill: Annotated[int | None, typer.Option(help="tokens of the prompt; default 512 or the engine's limit")] = None,
-    batch: Annotated[int, typer.Option(help="requests of the decode step")] = 1,
-    context: Annotated[int | None, typer.Option(help="tokens of each before it; default 128, or fewer")] = None,
-    repeats: Annotated[int, typer.Option(help="steps that are measured of each kind")] = 9,
-    threads: Annotated[int | None, typer.Option(help="of a CPU engine; default: one for each core")] = None,
-    trace: Annotated[Path | None, typer.Option(help="write a Chrome trace, for ui.perfetto.dev")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="write it for `llmc report --profile`")] = None,
+    prefill: Annotated[
+        int | None, typer.Option(help="tokens of the prompt; default: 512, or the engine's limit if lower")
+    ] = None,
+    batch: Annotated[int, typer.Option(help="requests in the decode step")] = 1,
+    context: Annotated[
+        int | None, typer.Option(help="cached tokens of each request; default: 128, or the engine's limit if lower")
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="measured steps of each kind")] = 9,
+    threads: Annotated[int | None, typer.Option(help="threads of a CPU engine; default: one per core")] = None,
+    trace: Annotated[Path | None, typer.Option(help="file for a Chrome trace, for ui.perfetto.dev")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="file for the figures, for `llmc report --profile`")
+    ] = None,
 ) -> None:
-    """Time each kernel of a real prefill and a real decode step, and compare with the cost model."""
+    """Measure the time of each kernel in a real prefill and decode step, and compare with the cost model."""
     from llmc.debug.chrome_trace import chrome_trace
     from llmc.debug.profiler import Workload, profile_engine
     from llmc.engine_format import read_engine

@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 def train_medusa(
     engine: Annotated[Path, typer.Argument(help="engine directory, built for this machine's CPU")],
-    text: Annotated[Path, typer.Option(help="UTF-8 text that prompts are cut from")],
+    text: Annotated[Path, typer.Option(help="UTF-8 text from which prompts are cut")],
     output: Annotated[Path, typer.Option("--output", "-o", help=".safetensors file to write")],
-    heads: Annotated[int, typer.Option(help="tokens after the next one that are drafted")] = 3,
-    layers: Annotated[int, typer.Option(help="of each head")] = 1,
-    tokens: Annotated[int, typer.Option(help="that the engine writes to train on")] = 50_000,
-    temperature: Annotated[float, typer.Option(help="at which it writes them")] = 0.0,
+    heads: Annotated[int, typer.Option(help="number of tokens to draft after the next one")] = 3,
+    layers: Annotated[int, typer.Option(help="layers per head")] = 1,
+    tokens: Annotated[int, typer.Option(help="number of tokens that the engine generates for training")] = 50_000,
+    temperature: Annotated[float, typer.Option(help="temperature of this generation")] = 0.0,
     chat: Annotated[
-        bool, typer.Option("--chat", help="prompts are a user's messages; heads learn the answers of a chat model")
+        bool, typer.Option("--chat", help="use prompts as user messages, and train on the answers of a chat model")
     ] = False,
-    epochs: Annotated[int, typer.Option(help="at the most")] = 5,
-    seed: Annotated[int, typer.Option(help="the same one gives the same heads")] = 0,
-    threads: Annotated[int | None, typer.Option(help="default: physical cores")] = None,
+    epochs: Annotated[int, typer.Option(help="maximum number of epochs")] = 5,
+    seed: Annotated[int, typer.Option(help="seed; the same one gives the same heads")] = 0,
+    threads: Annotated[int | None, typer.Option(help="threads; default: physical cores")] = None,
 ) -> None:
-    """Train draft heads (Medusa) for an engine, to be built in by `llmc build --speculative`."""
+    """Train Medusa draft heads for an engine. `llmc build --speculative` builds them in."""
     from llmc.training.train_medusa import train_medusa as train
 
     with StageBars() as shown:
