@@ -10,7 +10,7 @@ _PRIOR = 8.0
 
 
 class RankTruth:
-    """depths, ranks: of the candidates that there may be."""
+    """depths, ranks: the maximum depth and rank of candidates."""
 
     def __init__(self, depths: int, ranks: int) -> None:
         # How many were expected to come true, and how many have.
