@@ -14,6 +14,7 @@ from llmc.cli.output_file import check_output, write_output
 from llmc.cli.status_line import status_line
 from llmc.cli.table import Column, FittingTable, numeric, standard_output
 from llmc.cli.units import in_bytes, in_seconds
+from llmc.plural import counted
 
 if TYPE_CHECKING:
     from llmc.prediction.rates import KindRates
@@ -126,7 +127,7 @@ def machine_line(step: StepProfile) -> str:
 
 
 def _kind_line(name: str, kind: KindRates) -> str:
-    few = f", {kind.reach[0].share:.0%} of that with {kind.reach[0].rows} rows" if kind.reach else ""
-    serial = "" if kind.serial == 0 else f", {kind.serial:.0%} of the shorter not hidden"
+    few = f", {kind.reach[0].share:.0%} of that for {counted(kind.reach[0].rows, 'row')}" if kind.reach else ""
+    serial = "" if kind.serial == 0 else f", {kind.serial:.0%} of the shorter of compute and transfer not overlapped"
     apart = "" if kind.bandwidth is None else f", {in_bytes(kind.bandwidth)}/s"
     return f"{name} {kind.multiply / 1e9:.0f} GFLOP/s{few}{serial}{apart}"

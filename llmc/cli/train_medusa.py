@@ -11,7 +11,6 @@ import typer
 from llmc.cli.stage_bars import StageBars
 from llmc.cli.table import Column, FittingTable, facts, numeric, standard_output
 from llmc.cli.units import in_seconds
-from llmc.plural import counted
 
 if TYPE_CHECKING:
     from llmc.training.train_medusa import TrainedHeads
@@ -58,9 +57,9 @@ def train_medusa(
 
 
 def _acceptance_table(trained: TrainedHeads) -> FittingTable:
-    table = FittingTable("accepted, of tokens that were kept apart", (Column("head"), *numeric("top-1", "top-5")))
+    table = FittingTable("acceptance on held-out tokens", (Column("head"), *numeric("top-1", "top-5")))
     for index, head in enumerate(trained.heads):
-        table.add_row(f"{index}, {counted(index + 2, 'token')} on", f"{head.top_1:.3f}", f"{head.top_5:.3f}")
+        table.add_row(f"head {index} (token t+{index + 2})", f"{head.top_1:.3f}", f"{head.top_5:.3f}")
     return table
 
 

@@ -63,7 +63,7 @@ def notes_of_warnings(warnings: Sequence[str]) -> list[str]:
 
 
 def _ignored(what: str) -> str:
-    return f"{what} in the JSON schema is ignored: the output is not held to it"
+    return f"{what} in the JSON schema is ignored: the output may violate it"
 
 
 def _parts(schema: object) -> Iterator[dict[str, Any]]:
