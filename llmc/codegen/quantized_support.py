@@ -54,7 +54,7 @@ def check_kernels(options: BuildOptions, backend: Backend, target: str, tokens: 
 
 
 def _instead(scheme: Scheme, backend: Backend, dtype: torch.dtype) -> str:
-    """What the target runs in the place of a scheme."""
+    """Advice for an error: what to use instead of a scheme that the target does not support."""
     if scheme.token_group is not None and _scheme_refusal(replace(scheme, token_group=None), backend, dtype) is None:
         whole = scheme.name.replace(f":x{scheme.token_group}", f":{WHOLE_TOKENS}")
         return f"give each token one scale: quantize={whole}"

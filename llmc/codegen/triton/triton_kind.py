@@ -28,7 +28,7 @@ from llmc.program import Layout, Program, WeightSlot
 from llmc.program.program_json import program_to_json
 from llmc.targets import GpuTarget
 
-# What lowering for a GPU left alone, and why.
+# The file with the nodes that lowering for a GPU did not fuse, and why.
 LOWERING_NAME = "report/lowering.json"
 
 _TOKENS = TokenDefault(group=None)

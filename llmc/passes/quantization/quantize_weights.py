@@ -50,9 +50,9 @@ from llmc.passes.quantization.stream import Stream
 from llmc.passes.rewrite import Numerics, WeightPass
 from llmc.passes.rewrite_log import RewriteLog
 
-# Tokens that errors are measured on.
+# Number of tokens on which errors are measured.
 _MEASURED_ROWS = 256
-# Sequences that a plan is carried out on where only the scale of what it loses is asked.
+# Number of sequences on which a plan is carried out if only the scale of its loss is needed.
 _ROUGH = 8
 
 
