@@ -28,7 +28,7 @@ _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 def read_bandwidth(
     target: CpuTarget, threads: int, *, megabytes: int | None = None, cache_dir: Path | None = None
 ) -> float:
-    """Bytes per second that `threads` threads read from memory: the best of five passes, about 0.2 s in all.
+    """Bytes per second that `threads` threads read from memory: the best of five passes, about 0.2 s in total.
 
     target: one that this machine can run. megabytes: read in a pass; by default twice what the processor's largest
     cache holds, and 256 at least. Raises ToolchainError without a compiler, LlmcError when the threads cannot be

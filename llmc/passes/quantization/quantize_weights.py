@@ -254,7 +254,7 @@ def _output_squares(
 
 
 def errors_measured_on(sequences: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """As many of them as have the tokens that errors are measured on."""
+    """The first sequences, enough for the tokens on which errors are measured."""
     ends = accumulate(map(len, sequences), initial=0)
     return tuple(each for each, begun in zip(sequences, ends, strict=False) if begun < _MEASURED_ROWS)
 

@@ -48,8 +48,8 @@ _MOST_NOTES = 20
 
 @dataclass(frozen=True)
 class CompiledGrammar:
-    """Makes masks at a grammar's beginning, one for each choice of a request. notes: what the grammar asks for that
-    outputs are not held to."""
+    """Makes masks at a grammar's beginning, one for each choice of a request. notes: constraints of the grammar that
+    are not enforced."""
 
     matcher: LLMatcher
     vocab_size: int

@@ -2,7 +2,7 @@
 do not know.
 
 Schemas are made by pydantic, zod and OpenAI's clients, which also write formats that are only annotations, patterns
-with look-ahead, and bounds of 64 bits. Answers can be held to the rest, and the client validates them anyway.
+with look-ahead, and bounds of 64 bits. A grammar can enforce the rest, and the client validates answers anyway.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ class HiddenDrafter(CachingDrafter):
             wanting = [each for each in asked if each.wants(layer)]
             readings = [read[each] for each in asked]
             step = hidden_step(readings, self._limits.block_size, max(1, len(wanting)), (HIDDEN,))
-            # So far each tree is a chain, of as many nodes as layers have read.
+            # Until now each tree is a chain, with one node per layer that has read.
             states = self._grow(layer, step, [(each, layer - 1 if layer else None) for each in wanting])
             for each, part in zip(asked, _of_readings(states, readings), strict=True):
                 each.rows = each.rows._replace(hidden=part)

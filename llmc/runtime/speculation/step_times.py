@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 # Weights of the last value in an average, if it is larger and if it is smaller: disturbances only make steps longer.
 _LONGER, _SHORTER = 0.2, 0.4
-# Steps after which times are measured anew: of a size that seemed slow once, perhaps by chance, there are no others.
+# Steps after which times are measured again: a size that was slow once, perhaps by chance, is not used otherwise.
 _REMEMBERED_STEPS = 1024
 # Maximum ratio of two sizes that count as similar.
 _ALIKE = 1.25

@@ -34,7 +34,7 @@ def test_what_is_given_out_diverges_no_more_than_the_same_for_all(text: str, tmp
     assert len({each.scheme for each in found.graph.sparse}) > 1
     (record,) = (each for each in found.records if each.name == "sparsify")
     assert len(record.rewrites) == 14
-    assert all(f"KL {divergences[0]:.2e} on text held apart" in each.description for each in record.rewrites)
+    assert all(f"KL {divergences[0]:.2e} on held-out text" in each.description for each in record.rewrites)
     assert ["lm_head decides on every token" in r.reason for r in record.refusals] == [True]
 
 
