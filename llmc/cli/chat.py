@@ -22,7 +22,7 @@ from llmc.plural import counted
 COMMANDS = {
     "/help": "this list",
     "/clear": "forget the conversation",
-    "/system TEXT": "set the system message (alone: remove it)",
+    "/system TEXT": "set the system message; without a text, remove it",
     "/retry": "answer the last message again",
     "/undo": "take back the last message and its answer",
     "/history": "show the conversation",

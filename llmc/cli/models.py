@@ -53,7 +53,7 @@ def models(
             raise CaptureError(
                 f"transformers {transformers.__version__} has no causal architecture {name!r}",
                 at=f"model type {name!r}",
-                fix="look at all that it has: llmc models",
+                fix="list all of them: llmc models",
             )
     transformers.logging.set_verbosity_error()
     outcomes = []

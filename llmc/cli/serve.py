@@ -133,6 +133,6 @@ def banner(console: Console, options: ServeOptions) -> Any:
         if forms.template is not None:
             console.print(Text(f"  {forms.described()}", "dim"))
         if not options.api_keys and options.uds is None and not is_loopback(options.host):
-            console.print("  [yellow]no API key: everybody who reaches this address may use it[/]")
+            console.print("  [yellow]no API key: anyone who can reach this address may use the server[/]")
 
     return show

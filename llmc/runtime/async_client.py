@@ -162,7 +162,7 @@ def deliver(news: list[tuple[OutputStream, News]]) -> None:
 
 def unavailable() -> UnavailableError:
     """The error of a request that arrives after the engine has closed."""
-    return UnavailableError("the engine takes no more requests", fix="send it to another replica, or try again later")
+    return UnavailableError("the engine accepts no more requests", fix="send it to another replica, or try again later")
 
 
 def engine_died(failure: EngineFailureError) -> UnavailableError:

@@ -155,7 +155,7 @@ class AsyncEngine:
         if params is not None or sampling:
             raise RequestError(
                 "sampling parameters came with a GenerationRequest, which has its own",
-                fix="put them into the request, or give the prompt alone",
+                fix="put them into the request, or pass only the prompt",
             )
         return prompt
 

@@ -75,7 +75,7 @@ def open_probes(
         scratch = max(scratch, library.llmc_paged_attention_scratch(*shape))
     pool = library.llmc_pool_create(threads, scratch)
     if not pool:
-        raise LlmcError(f"{threads} threads cannot be started", fix="ask for fewer threads")
+        raise LlmcError(f"{threads} threads cannot be started", fix="use fewer threads")
     try:
         yield Probes(library, pool)
     finally:

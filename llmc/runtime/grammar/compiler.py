@@ -198,7 +198,7 @@ class GrammarCompiler:
         except WorkerError as error:
             raise _failure(str(error)) from None
         if answer is None:
-            raise UnavailableError("what compiles grammars is still starting", at="grammar", fix="try again later")
+            raise UnavailableError("the grammar compiler is still starting", at="grammar", fix="try again later")
         if "late" in answer:
             raise self._too_slow()
         if "lost" in answer:

@@ -147,7 +147,7 @@ def _of_method(method: object, values: Mapping[str, Any]) -> SpeculativeConfig:
         raise _unknown_method(method)
     if method in ("eagle3", "medusa", "mtp") and "model" in values:
         raise OptionError(
-            f"what the method {method!r} drafts with is in the engine, and model names something else",
+            f"the drafter of the method {method!r} is in the engine, but model names another",
             at=OPTION,
             fix=f"build it in, and leave model out: llmc build MODEL --speculative {values['model']!s:.200}",
         )

@@ -103,7 +103,7 @@ def plan_speculation(
     _check_states(first.program, first.path)
     if isinstance(config, DraftModelConfig):
         second = start_second(Path(config.model), first, check_weights=check_weights)
-        _check_ranks(second.programs[0], "build what drafts for one rank: --tensor-parallel-size 1")
+        _check_ranks(second.programs[0], "build the draft model for one rank: --tensor-parallel-size 1")
         _check_states(second.programs[0], Path(config.model))
         return SpeculationPlan(config, first, second)
     if isinstance(config, HiddenConfig):

@@ -62,5 +62,7 @@ def test_what_is_no_budget_is_an_error_with_a_fix(text: str, problem: str) -> No
 
 
 def test_a_budget_takes_text() -> None:
-    with pytest.raises(OptionError, match=r"sparsity=magnitude:auto:0\.5 looks at activations, and no text is given"):
+    with pytest.raises(
+        OptionError, match=r"sparsity=magnitude:auto:0\.5 needs activations, but no calibration text is given"
+    ):
         sparse_canonical("magnitude:auto:0.5")
