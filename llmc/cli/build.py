@@ -78,13 +78,14 @@ def build(
         from llmc.passes.named_inputs import check_build_inputs
 
         check_build_inputs(chosen.passes(), parsed)
-        if open_model(model).front_end is CONFIG_ALONE:  # As any path is that holds no model.
+        opened = open_model(model)
+        if opened.front_end is CONFIG_ALONE:  # As any path is that holds no model.
             check_directory(model)
         if output is None:
             Console(stderr=True, highlight=False, soft_wrap=True).print(f"writes {path}", markup=False)
         from llmc.compiler import build as build_engine
 
-        options |= plan.divide(model, resolved, options, chosen.passes())
+        options |= plan.divide(opened, resolved, options, chosen.passes())
         added = chosen.added_passes()
         with StageBars() as shown, warnings.catch_warnings():
             warnings.simplefilter("ignore", BuildWarning)  # They are shown below the tables.

@@ -16,6 +16,7 @@ from llmc.simulation.choose_division import REQUESTS, DivisionWish, consider_div
 from llmc.targets import Target
 
 if TYPE_CHECKING:
+    from llmc.frontends.front_end import OpenedModel
     from llmc.passes.rewrite import Pass
 
 
@@ -34,7 +35,9 @@ class ParallelOptions(DivisionWish):
         Path | None, Option(help=f"the load, as simulate takes it; default: {REQUESTS} requests at once")
     ] = None
 
-    def divide(self, model: Path, target: Target, options: Mapping[str, Any], passes: Sequence[Pass]) -> dict[str, int]:
+    def divide(
+        self, model: OpenedModel[Any], target: Target, options: Mapping[str, Any], passes: Sequence[Pass]
+    ) -> dict[str, int]:
         """The sizes of the best division, which is printed in a table of all; empty without --parallel.
 
         Raises OptionError if no division can serve the load; the error names one that could.

@@ -84,12 +84,12 @@ SAMPLING_NUMBERS: Mapping[str, SamplingNumber] = {
         None, 0, None, "DRY: number of last tokens to search; default: all", served=(-1, _LONGEST)
     ),
     "seed": SamplingNumber(None, 0, None, "seed of the sampling; default: random", served=(0, 2**63 - 1)),
-    "n": SamplingNumber(1, 1, None, served=(1, 128)),
-    "best_of": SamplingNumber(None, 1, None, served=(1, 128)),
-    "beam_width": SamplingNumber(None, 1, None),
+    "n": SamplingNumber(1, 1, 256, served=(1, 128)),
+    "best_of": SamplingNumber(None, 1, 256, served=(1, 128)),
+    "beam_width": SamplingNumber(None, 1, 256),
     "length_penalty": SamplingNumber(1.0, -1e3, 1e3, served=(-100.0, 100.0)),
-    "logprobs": SamplingNumber(None, 0, None, served=(0, 20)),
-    "prompt_logprobs": SamplingNumber(None, 0, None, served=(0, 20)),
+    "logprobs": SamplingNumber(None, 0, 128, served=(0, 20)),
+    "prompt_logprobs": SamplingNumber(None, 0, 128, served=(0, 20)),
 }
 
 
