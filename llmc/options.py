@@ -57,6 +57,8 @@ class BuildOptions(BaseModel):
     dtype: of weights and activations; auto keeps the checkpoint's. float16 is for GPUs: for a CPU, a float16 checkpoint
     is built as bfloat16. bf16, fp16, half, fp32, float and torch's own dtypes are taken too.
     kv_dtype: of the KV cache; auto is dtype. kv_cache: int8, int4 or fp8 codes instead (llmc/formats/cache_format.py).
+    kv_compression: what the KV cache keeps of long sequences, as NAME:OPTION=NUMBER,… (docs/kv-compression.md); none is
+    everything, and requests may ask for less compression.
     quantize: schemes of weights and activations (formats/schemes.py); one for all, then PATTERN=SCHEME for some;
     a text is split at commas. sparsity: which elements of weights become zero (formats/sparsity.py), in the same form.
     prune: how much of its inner channels, heads and layers a model loses (formats/pruning.py), a share or a number of
@@ -90,6 +92,7 @@ class BuildOptions(BaseModel):
     dtype: Dtype = "auto"
     kv_dtype: Dtype = "auto"
     kv_cache: str = "auto"
+    kv_compression: str = "none"
     quantize: tuple[str, ...] = ()
     sparsity: tuple[str, ...] = ()
     prune: tuple[str, ...] = ()
@@ -194,6 +197,7 @@ class BuildKeywords(TypedDict, total=False):
     dtype: DtypeSpelling
     kv_dtype: DtypeSpelling
     kv_cache: str
+    kv_compression: str
     quantize: str | Sequence[str]
     sparsity: str | Sequence[str]
     prune: str | Sequence[str]

@@ -16,6 +16,7 @@ from llmc.graph.ranks import OnRanks, weight_value
 from llmc.graph.step_inputs import group_inputs, step_input
 from llmc.graph.weights import WeightSource
 from llmc.program import ADAPTERS, HIDDEN, ROW_ADAPTERS, STATE_SLOTS, CachePolicy, group_input
+from llmc.program.slot_views import cache_views, move_slots
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,12 @@ def sequence_inputs(
     if step_input(graph, "slot_mapping") is None:
         return [_whole_inputs(graph, tokens)]
     steps = _steps(tokens, chunk_sizes)
+    for policy in graph.policies:
+        if any(policy.cut(len(tokens), 0).moves for end in policy.cuts(len(tokens))):
+            raise RequestError(
+                f"{policy} moves rows of the cache between steps, which a graph alone does not do",
+                fix=f"look at no more than {next(policy.cuts(len(tokens)))} tokens",
+            )
     caches = _Caches(graph, steps, block_size)
     return [caches.tensors | _step_inputs(graph, caches, step) for step in steps]
 
@@ -129,7 +136,7 @@ class _Caches:
     def __init__(self, graph: ModelGraph, steps: Sequence[Sequence[Chunk]], block_size: int) -> None:
         chunks = [chunk for step in steps for chunk in step]
         longest = max(chunk.start + len(chunk.tokens) for chunk in chunks)
-        self.block_size = block_size
+        self.block_size, self.longest = block_size, longest
         self.blocks = -(-longest // block_size)
         sequences = max(chunk.sequence for chunk in chunks) + 1
         self.tensors: dict[str, Any] = {}
@@ -151,22 +158,63 @@ class _Caches:
         blocks = list(range(first, first + self.blocks))
         return blocks[::-1] if sequence % 2 else blocks
 
+    def cut_table(self, policy: CachePolicy, sequence: int, tokens: int) -> list[int]:
+        """The blocks of a sequence that a policy leaves behind so many tokens; those after them are not in use."""
+        blocks, dropped = self.table(sequence), 0
+        for _ in policy.cuts(tokens + 1, self.longest):
+            cut = policy.cut(self.longest, dropped)
+            for rows in reversed(cut.leaving):
+                del blocks[rows.start // self.block_size : rows.stop // self.block_size]
+            dropped += cut.dropped
+        return blocks
+
+    def slot(self, blocks: Sequence[int], row: int) -> int:
+        """Where a row lies."""
+        return blocks[row // self.block_size] * self.block_size + row % self.block_size
+
 
 def _run_step(graph: ModelGraph, tensors: dict[str, Any], caches: _Caches, step: Sequence[Chunk]) -> list[Tensor]:
+    for group, policy in enumerate(graph.policies, 1):
+        for chunk in step:
+            _move_rows(graph, group, policy, caches, chunk)
     logits = interpret(graph, tensors | _step_inputs(graph, caches, step))
     return list(logits.float().split([len(chunk.tokens) for chunk in step]))
 
 
 def _cut_tables(policy: CachePolicy, caches: _Caches, step: Sequence[Chunk]) -> dict[str, Tensor]:
     """What the tables of a policy that drops rows differ in from those of group 0: blocks have left, rows moved up."""
-    if policy.fills_at is None:
+    if not policy.drops_rows:
         return {}
-    held = [[*policy.held(chunk.start), *range(chunk.start, chunk.start + len(chunk.tokens))] for chunk in step]
-    tables = torch.zeros(len(step), caches.blocks, dtype=torch.int32)
-    for row, chunk, positions in zip(tables, step, held, strict=True):
-        blocks = [caches.table(chunk.sequence)[first // caches.block_size] for first in positions[:: caches.block_size]]
+    tables, lengths = torch.zeros(len(step), caches.blocks, dtype=torch.int32), list[int]()
+    slots = torch.zeros(sum(len(chunk.tokens) for chunk in step), dtype=torch.int32)
+    begin = 0
+    for row, chunk in zip(tables, step, strict=True):
+        blocks = caches.cut_table(policy, chunk.sequence, chunk.start)
         row[: len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
-    return {"context_lens": torch.tensor([len(each) for each in held], dtype=torch.int32), "block_tables": tables}
+        dropped = (caches.blocks - len(blocks)) * caches.block_size
+        for position in range(chunk.start, chunk.start + len(chunk.tokens)):
+            slots[begin] = caches.slot(blocks, position - dropped)
+            begin += 1
+        lengths.append(chunk.start + len(chunk.tokens) - dropped)
+    lens = torch.tensor(lengths, dtype=torch.int32)
+    return {"context_lens": lens, "block_tables": tables, "slot_mapping": slots}
+
+
+def _move_rows(graph: ModelGraph, group: int, policy: CachePolicy, caches: _Caches, chunk: Chunk) -> None:
+    """What a cut behind the tokens before the chunk moves, in each cache of the group."""
+    if not chunk.start or chunk.start not in policy.cuts(chunk.start + 1, caches.longest):
+        return
+    before = caches.cut_table(policy, chunk.sequence, chunk.start - 1)
+    dropped = (caches.blocks - len(before)) * caches.block_size
+    moves = policy.cut(caches.longest, dropped).moves
+    sources = torch.tensor([caches.slot(before, row) for row, _ in moves])
+    destinations = torch.tensor([caches.slot(before, row) for _, row in moves])
+    for index, spec in enumerate(graph.caches):
+        for part in "kv" if spec.group == group and moves else "":
+            value = caches.tensors[f"kv_cache_{index}_{part}"]
+            for tensor in value.values if isinstance(value, OnRanks) else (value,):
+                views = cache_views(spec.slot(), part, tensor.view(torch.uint8), caches.block_size)
+                move_slots(views, sources, destinations)
 
 
 def _step_inputs(graph: ModelGraph, caches: _Caches, step: Sequence[Chunk]) -> dict[str, Any]:

@@ -1,13 +1,15 @@
 """The lowered step as data: what code generation writes into an engine and what the runtime runs."""
 
 from llmc.program.adapter_pools import AdapterPools
-from llmc.program.cache_policy import EVERYTHING, TREE_REACH, CachePolicy, Nearest, Visible
+from llmc.program.cache_policy import EVERYTHING, TREE_REACH, CachePolicy, Cut, Nearest, Visible
+from llmc.program.compression import Compression, Stride, compression_problem, parse_compression
 from llmc.program.device_kernel import LIBRARY, DeviceBinary, DeviceKernel, DeviceParameter
 from llmc.program.head import Activation, Head, Pooling, Task
 from llmc.program.limits import Limits
 from llmc.program.program import (
     ITEMSIZES,
     LOOP,
+    MAX_SLOTS,
     Affine,
     Alternative,
     Buffer,
@@ -52,6 +54,7 @@ __all__ = [
     "LIBRARY",
     "LOGITS",
     "LOOP",
+    "MAX_SLOTS",
     "ROW_ADAPTERS",
     "STATE_SLOTS",
     "STEP_INPUTS",
@@ -64,6 +67,8 @@ __all__ = [
     "Buffer",
     "CachePolicy",
     "CacheSlot",
+    "Compression",
+    "Cut",
     "DeviceBinary",
     "DeviceKernel",
     "DeviceParameter",
@@ -82,13 +87,16 @@ __all__ = [
     "Similarity",
     "StateSlot",
     "StepOutput",
+    "Stride",
     "Task",
     "TextPreparation",
     "TextPrompt",
     "Visible",
     "WeightSlot",
     "code_rows_layout",
+    "compression_problem",
     "group_input",
     "is_for",
+    "parse_compression",
     "state_bytes",
 ]

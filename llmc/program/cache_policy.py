@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import count, islice, pairwise
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from llmc.program.limits import Limits
 from llmc.program.step_outputs import GROUP_INPUTS
 
+Row = TypeVar("Row")
 # Rows before a token's own that a tree may hide from it: it counts them in its window, and kernels read that far back.
 TREE_REACH = 63
 # A pool has at least one block for this many blocks of group 0, because most sequences are shorter than the longest.
@@ -44,10 +45,38 @@ class Visible:
 
 
 @dataclass(frozen=True)
+class Cut:
+    """What happens to a table that is full.
+
+    Args:
+        leaving: rows that leave it, in order; the others move up. Whole blocks.
+        moves: rows that are copied before, from and to; every source is read first.
+    """
+
+    leaving: tuple[range, ...]
+    moves: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def dropped(self) -> int:
+        """Number of rows that leave."""
+        return sum(map(len, self.leaving))
+
+    def left(self, rows: Sequence[Row]) -> list[Row]:
+        """What a table holds afterwards. rows: what it held in each of its rows."""
+        found = list(rows)
+        for source, destination in self.moves:
+            found[destination] = rows[source]
+        for gone in reversed(self.leaving):
+            del found[gone.start : gone.stop]
+        return found
+
+
+@dataclass(frozen=True)
 class CachePolicy:
     """Keeps every row. A policy that keeps less derives from this class.
 
-    Its fields are its options: whole numbers, or None for options that are not given. NAME: how text names the policy.
+    Its fields are its options: whole numbers, or None for options that are not given. NAME: how text names the policy;
+    empty for a class of them.
     """
 
     NAME: ClassVar[str] = "everything"
@@ -59,12 +88,37 @@ class CachePolicy:
 
     @property
     def fills_at(self) -> int | None:
-        """Number of rows at which a request's table is cut; None if it never is. A multiple of the block size."""
+        """Number of rows at which a request's table is cut; None if it never is, or if `next_cut` says more.
+
+        A multiple of the block size.
+        """
         return None
 
     def leaving(self) -> Sequence[range]:
         """The rows that leave a table of `fills_at` rows, in order; the others move up. Whole blocks."""
         return ()
+
+    @property
+    def drops_rows(self) -> bool:
+        """Whether tables are cut, so that rows are not positions."""
+        return self.fills_at is not None
+
+    def next_cut(self, prompt: int, dropped: int) -> int | None:
+        """Number of tokens behind which a table is cut that has lost so many rows; None for never.
+
+        Args:
+            prompt: tokens of the request's prompt.
+            dropped: rows that have left the table.
+        """
+        return None if self.fills_at is None else self.fills_at + dropped
+
+    def cut(self, prompt: int, dropped: int) -> Cut:
+        """What happens to the table then. Arguments as in `next_cut`."""
+        return Cut(tuple(self.leaving()))
+
+    def most_rows(self, tokens: int) -> int:
+        """The most rows that a table holds of a sequence of at most so many tokens."""
+        return tokens if self.fills_at is None else min(tokens, self.fills_at)
 
     def cut_problem(self, block_size: int) -> str | None:
         """Why tables with blocks of this size cannot be cut as the policy says; None if they can, or never are."""
@@ -83,33 +137,37 @@ class CachePolicy:
     @property
     def inputs(self) -> tuple[str, ...]:
         """The step inputs that a group of this policy has for itself."""
-        rows_are_positions = self.fills_at is None
-        return tuple(name for name in GROUP_INPUTS if not (rows_are_positions and name == "context_lens"))
+        return tuple(name for name in GROUP_INPUTS if self.drops_rows or name != "context_lens")
 
-    def cuts(self, tokens: int) -> range:
-        """The numbers of tokens, all below `tokens`, behind which a table is cut."""
-        return range(0) if self.fills_at is None else range(self.fills_at, tokens, sum(map(len, self.leaving())))
+    def cuts(self, tokens: int, prompt: int | None = None) -> Iterator[int]:
+        """The numbers of tokens, all below `tokens`, behind which a table is cut. prompt: tokens of it; None for all
+        tokens."""
+        prompt, dropped = tokens if prompt is None else prompt, 0
+        while (end := self.next_cut(prompt, dropped)) is not None and end < tokens:
+            yield end
+            dropped += self.cut(prompt, dropped).dropped
 
-    def held(self, tokens: int) -> list[int]:
+    def held(self, tokens: int, prompt: int | None = None) -> list[int]:
         """The positions whose rows a table holds behind so many tokens, in order."""
-        return list(next(islice(self._tables(), tokens, None)))
+        return list(next(islice(self._tables(tokens if prompt is None else prompt), tokens, None)))
 
-    def seen(self, tokens: int) -> Iterator[list[int]]:
+    def seen(self, tokens: int, prompt: int | None = None) -> Iterator[list[int]]:
         """For each token of a sequence, the positions whose keys it sees, in order."""
         visible = self.visible
-        for position, before in enumerate(islice(self._tables(), tokens)):
+        for position, before in enumerate(islice(self._tables(tokens if prompt is None else prompt), tokens)):
             first, rows = visible.first(len(before)), [*before, position]
             yield [*rows[: min(visible.pinned, first)], *rows[first:]]
 
-    def _tables(self) -> Iterator[list[int]]:
+    def _tables(self, prompt: int) -> Iterator[list[int]]:
         """The positions whose rows a table holds behind 0, 1, 2, … tokens; always the same list."""
-        kept = list[int]()
+        kept, dropped = list[int](), 0
         for position in count():
             yield kept
             kept.append(position)
-            if len(kept) == self.fills_at:
-                for rows in reversed(self.leaving()):
-                    del kept[rows.start : rows.stop]
+            if position + 1 == self.next_cut(prompt, dropped):
+                cut = self.cut(prompt, dropped)
+                kept[:] = cut.left(kept)
+                dropped += cut.dropped
 
     def sequence_blocks(self, limits: Limits, tokens: int) -> int:
         """The most blocks that one sequence holds while a step adds `tokens` tokens to it."""
@@ -117,7 +175,12 @@ class CachePolicy:
         rows = min(visible.near or limits.max_model_len, limits.max_model_len) - 1 + tokens
         # They may begin with the last row of a block.
         blocks = limits.blocks_for(visible.pinned) + limits.blocks_for(rows + size - 1)
-        return min(blocks, limits.blocks_for(min(self.fills_at or limits.max_model_len, limits.max_model_len)))
+        return min(blocks, limits.blocks_for(self.most_rows(limits.max_model_len)))
+
+    @property
+    def per_request(self) -> bool:
+        """Whether requests may choose another policy for the group, among them one that keeps everything."""
+        return False
 
     def pool_blocks(self, limits: Limits, blocks: int) -> int:
         """Blocks of the group's pool where group 0 has `blocks`.
@@ -141,7 +204,7 @@ class CachePolicy:
     def from_text(text: str) -> "CachePolicy":
         """The policy of such a text. Raises ValueError that says what is wrong."""
         name, _, given = text.partition(":")
-        kinds = {kind.NAME: kind for kind in _kinds(CachePolicy)}
+        kinds = {kind.NAME: kind for kind in _kinds(CachePolicy) if kind.NAME}
         if name not in kinds:
             known = ", ".join(sorted(kinds))
             raise ValueError(f"{text!r:.200} names no cache policy that is imported: there are {known}")

@@ -38,6 +38,10 @@ ITEMSIZES = {
 }
 
 
+# Slots are numbered in int32.
+MAX_SLOTS = 2**31 - 1
+
+
 class RowCount(Enum):
     """How many rows a buffer has in a step: one a token, one a requested logit row, or a fixed single one."""
 
@@ -329,8 +333,16 @@ class Program:
         return self.layout.tensor
 
     def group_blocks(self, blocks: int) -> tuple[int, ...]:
-        """How many blocks each group of caches has where the first has `blocks`."""
-        return blocks, *(policy.pool_blocks(self.limits, blocks) for policy in self.policies)
+        """How many blocks each group of caches has, given those of the first one that holds whole sequences.
+
+        That is the first one, unless it has no caches and another one holds whole sequences too: then its blocks are
+        only numbers, and there are as many as sequences may ask for.
+        """
+        first, limits = blocks, self.limits
+        if any(policy.per_request for policy in self.policies) and all(cache.group for cache in self.caches):
+            most = limits.max_sequences * limits.blocks_for(limits.max_model_len)
+            first = max(blocks, min(most, MAX_SLOTS // limits.block_size - 1))
+        return first, *(policy.pool_blocks(limits, blocks) for policy in self.policies)
 
     def token_bytes(self) -> tuple[int, ...]:
         """Keys and values of a token in the layers of each group of caches."""

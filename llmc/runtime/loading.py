@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llmc.engine_format.path_argument import path_argument
 from llmc.engine_format.reader import engine_to_run
@@ -32,6 +32,7 @@ def load(
     prefix_cache: bool = True,
     state_cache_bytes: int | None = None,
     output_cache_bytes: int = 0,
+    kv_compression: str | None = None,
     speculation: str | Mapping[str, object] | None = None,
     check_weights: bool = True,
     executor: ExecutorName | None = None,
@@ -47,10 +48,12 @@ def load(
     GPU's on a GPU). max_step_tokens, max_sequences: lower limits of a step than the engine was built for. prefix_cache:
     keep the blocks of finished requests for those that begin alike. state_cache_bytes: of a recurrent model's states
     where those end; default as in snapshot_count. output_cache_bytes: keep the answers to requests without chance
-    (greedy, seeded, beam search). speculation: what drafts tokens that may come next, in a dict or JSON, as vLLM's
-    --speculative-config. check_weights: compare the weights' hashes, beside the start: if they are corrupt,
-    EngineFormatError comes before the first token or logit. owned: a directory to delete with the engine. A process
-    that torchrun started as another rank than the first ends here. Raises the errors named, OptionError and RankError.
+    (greedy, seeded, beam search). kv_compression: what the KV cache keeps of requests that do not say, within what the
+    engine was built for; default as it was built. speculation: what drafts tokens that may come next, in a dict or
+    JSON, as vLLM's --speculative-config. check_weights: compare the weights' hashes, beside the start: if they are
+    corrupt, EngineFormatError comes before the first token or logit. owned: a directory to delete with the engine. A
+    process that torchrun started as another rank than the first ends here. Raises the errors named, OptionError and
+    RankError.
     """
     drafts = None if speculation is None else _speculative_config(speculation, output_cache_bytes)
     place = path_argument("path", path)
@@ -58,29 +61,22 @@ def load(
     directory, check = engine_to_run(place, check_weights=check_weights)
     # Not before, because importing the runtime takes as long as comparing the weights does meanwhile.
     from llmc.runtime.engine import Engine
-    from llmc.runtime.executors.absent import AbsentExecutor
-    from llmc.runtime.executors.opening import open_or_explain
     from llmc.runtime.executors.opening_request import CacheRoom
-    from llmc.runtime.loop.step_loop import StepLoop
+    from llmc.runtime.loop.opening import LoopOpening
+    from llmc.runtime.requests.request_policies import RequestPolicies
     from llmc.runtime.speculation.opening import plan_speculation
     from llmc.runtime.threads import thread_count
 
+    policies = RequestPolicies(directory.program, kv_compression)
     limits = _checked_limits(directory.program.limits, max_step_tokens, max_sequences)
     whole = _reads_whole_texts(directory.manifest.model.head, limits, max_step_tokens, speculation)
     wish = directory, limits, max_step_tokens
     asked = None if drafts is None else plan_speculation(drafts, *wish, check_weights=check_weights)
-    beside, count = () if asked is None else asked.programs, thread_count(threads)
+    policies.check_drafts(() if asked is None else asked.programs)
     room = CacheRoom(kv_cache_bytes, kv_memory, state_cache_bytes if prefix_cache and not whole else 0)
-
-    def open_loop() -> StepLoop:
-        opened, blocks = open_or_explain(directory, executor, room, count, owned is not None, check, beside)
-        started = asked.start(blocks, count, executor) if asked and not isinstance(opened, AbsentExecutor) else None
-        bounds = limits, blocks, max_step_tokens
-        return StepLoop(opened, *bounds, program=directory.program, speculation=started, whole_texts=whole)
-
-    return Engine(
-        directory, open_loop, owned, prefix_cache=prefix_cache, output_cache_bytes=output_cache_bytes, check=check
-    )
+    opening = LoopOpening(*wish, asked, executor, room, thread_count(threads), check, owned is not None, whole)
+    caches: dict[str, Any] = {"prefix_cache": prefix_cache, "output_cache_bytes": output_cache_bytes}
+    return Engine(directory, opening.open, policies, owned, check=check, **caches)
 
 
 def _checked_limits(limits: Limits, max_step_tokens: int | None, max_sequences: int | None) -> Limits:

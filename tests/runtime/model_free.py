@@ -224,6 +224,9 @@ class Run:
         chunks = (*(Chunk(request, request.computed, 1, 1) for request in plan.decodes), *plan.chunks)
         self._check_plan(plan, chunks)
         self.check_accounts()
+        for group, moves in plan.moves.items():
+            sources, destinations = np.array(moves, np.int32).T.copy()
+            self._move_slots(sources, destinations, group)
         if plan.copies:
             self.cells[list(plan.copies)] = self.cells[list(plan.copies.values())]
         for group, copies in plan.group_copies.items():
@@ -302,7 +305,7 @@ class Run:
                 most = policy.sequence_blocks(self.limits, (chunk.tokens if chunk.tokens > 1 else size) + self.slack)
                 assert len(group.held(standing.groups[number])) <= most
                 held = _held(policy, chunk)
-                assert step.group_lens[number, index] == len(held) <= (policy.fills_at or len(held))
+                assert step.group_lens[number, index] == len(held) <= policy.most_rows(self.limits.max_model_len)
                 for at in range(chunk.tokens):
                     own, mask = chunk.start + at, int(step.tree_masks[step.query_starts[index] + at])
                     hidden = {own - back for back in range(64) if mask >> back & 1}
@@ -405,7 +408,7 @@ class Run:
 
 def _held(policy: CachePolicy, chunk: Chunk) -> list[int]:
     """Which token of the request each row of its table holds, those of the chunk included."""
-    if policy.fills_at is None:
+    if not policy.drops_rows:
         return list(range(chunk.start + chunk.tokens))
-    *_, held = policy.seen(chunk.start + 1)
-    return [*held, *range(chunk.start + 1, chunk.start + chunk.tokens)]
+    before = policy.held(chunk.start, chunk.request.prompt_length)
+    return [*before, *range(chunk.start, chunk.start + chunk.tokens)]

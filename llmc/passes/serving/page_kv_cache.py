@@ -92,7 +92,7 @@ def _refusal(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> Refusal
 
 def _refuse_cuts(node: fx.Node, policy: CachePolicy, block_size: int) -> Refusal | None:
     """Kernels take no distance from rows where some were dropped, and only whole blocks leave a table."""
-    if policy.fills_at is None:
+    if not policy.drops_rows:
         return None
     for name in ("slopes", "bias"):
         if call_arguments(node)[name] is not None:

@@ -15,12 +15,12 @@ from llmc.errors import EngineFormatError
 from llmc.program import CHOICE_INPUTS, SideOutput, StepOutput
 from llmc.program.engine_structs import LlmcBindings, LlmcChooseRows, LlmcRanks, LlmcStep
 from llmc.program.program_interface import check_interface, interface_text
+from llmc.program.slot_views import move_slots, slot_views
 from llmc.runtime.adapters.adapter_memory import AdapterMemory
 from llmc.runtime.adapters.placed_adapter import PlacedAdapter
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits, SideArray
 from llmc.runtime.executors.opening_request import OpeningRequest
 from llmc.runtime.executors.side_outputs import SideOutputs
-from llmc.runtime.executors.slot_views import move_slots, slot_views
 from llmc.runtime.loop.step import Ints, Step
 from llmc.runtime.memory import Bytes, zeros
 from llmc.runtime.sampling.row_choice import RowChoices

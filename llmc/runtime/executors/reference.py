@@ -23,10 +23,10 @@ from llmc.graph.ranks import on_ranks
 from llmc.graph.serialize import deserialize_graph, read_memory_text, read_weight_table
 from llmc.program import Program
 from llmc.program.program_interface import check_interface, memory_text
+from llmc.program.slot_views import move_slots, slot_views
 from llmc.runtime.executors.executor import Logits, SideArray
 from llmc.runtime.executors.opening_request import OpeningRequest
 from llmc.runtime.executors.reference_tiles import Tile, run_tiles, texts_of, tiles_of
-from llmc.runtime.executors.slot_views import move_slots, slot_views
 from llmc.runtime.executors.stored_weights import graph_weights
 from llmc.runtime.loop.step import Ints, Step, input_names
 

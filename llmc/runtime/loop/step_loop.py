@@ -2,6 +2,8 @@
 
 import time
 
+import numpy as np
+
 from llmc.errors import EngineFailureError, words_of
 from llmc.program import TREE_REACH, Limits, Program
 from llmc.runtime.executors.executor import AdaptedExecutor, ChoosingExecutor, Executor, SnapshotExecutor, StateExecutor
@@ -64,10 +66,11 @@ class StepLoop:
         slots = None if pools is None or self._adapted is None else AdapterSlots(pools.slots)
         self._slots = slots
         slack = 0 if speculation is None else TREE_REACH
+        self._blocks = blocks
         self.groups = () if program is None else group_pools(program, blocks, slack)
         inputs = StatefulStepInputs if has_states else StepInputs
         self._inputs = inputs(limits, slots, 1 + len(self.groups))
-        self.pool = BlockPool(blocks)
+        self.pool = BlockPool(blocks if program is None else program.group_blocks(blocks)[0])
         if speculation is not None:
             speculation.watch(self.pool)
         self._whole_texts = whole_texts
@@ -132,6 +135,9 @@ class StepLoop:
         self._is_computing = True
         if self._slots is not None and self._adapted is not None:
             self._put_adapters(plan, self._slots, self._adapted)
+        for group, moves in plan.moves.items():
+            sources, destinations = np.array(moves, np.int32).T.copy()
+            self.executor.move_slots(sources, destinations, group)
         if plan.copies:
             self.executor.copy_blocks(plan.copies)
         for group, copies in plan.group_copies.items():
@@ -177,7 +183,7 @@ class StepLoop:
         return StepLoop(
             self.executor,
             self._limits,
-            self.pool.count,
+            self._blocks,
             self._max_step_tokens,
             speculation=speculation,
             program=self._program,

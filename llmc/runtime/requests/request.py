@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.errors import RequestError
+from llmc.program import CachePolicy
 from llmc.runtime.adapters.placed_adapter import PlacedAdapter
 from llmc.runtime.requests.generation_request import Priority
 from llmc.runtime.requests.request_state import Decoding, KnownPrefix, KnownStates, Standing
@@ -39,6 +40,7 @@ class Origin:
 
     salt: only requests with the same one share cached prefixes; None shares with nobody. arrived: time.monotonic(),
     None for now. deadline: the same clock, None for no limit. adapter: that all its tokens are computed with.
+    policy: of the caches of layers whose requests choose one; None for the engine's.
     """
 
     priority: Priority = Priority.FREE
@@ -46,6 +48,7 @@ class Origin:
     arrived: float | None = None
     deadline: float | None = None
     adapter: PlacedAdapter | None = None
+    policy: CachePolicy | None = None
 
 
 class Request(ABC):
@@ -54,14 +57,18 @@ class Request(ABC):
     A client's request with several choices has one of these for each. The loop calls what subclasses define across the
     boundary (boundary.py): it may raise.
 
-    tokens: the prompt and what was generated so far. finished: no step may follow. scored, scored_end: logits are
+    tokens: the prompt and what was generated so far. prompt_length: tokens of the prompt, which `tokens` begins with
+    (None: all that are given). finished: no step may follow. scored, scored_end: logits are
     wanted after each token from position `scored` to before `scored_end`, and always after the last one. error: why it
     cannot go on. origin: of the client's request; priority, salt, arrived, deadline, adapter: as it says, but a request
     that has failed has no salt. standing, decoding, prefix, states: what others note; see request_state.py.
     """
 
-    def __init__(self, prompt: Sequence[int], *, every_logit: bool, origin: Origin) -> None:
+    def __init__(
+        self, prompt: Sequence[int], *, every_logit: bool, origin: Origin, prompt_length: int | None = None
+    ) -> None:
         self.tokens = list(prompt)
+        self.prompt_length = len(self.tokens) if prompt_length is None else prompt_length
         self.scored = 0
         self.scored_end = len(self.tokens) if every_logit else 0
         self.finished = False

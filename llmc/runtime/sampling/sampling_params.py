@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from llmc.api.keywords import shows_fields
-from llmc.errors import RequestError, did_you_mean
+from llmc.errors import OptionError, RequestError, did_you_mean
+from llmc.program import parse_compression
 from llmc.runtime.grammar.grammar import Grammar
 from llmc.runtime.sampling.logits_processor import LogitsProcessor, argument_count
 from llmc.runtime.sampling.sampling_table import SAMPLING_NUMBERS, sampling_default
@@ -57,6 +58,8 @@ class SamplingParams:
     sum of log-probabilities, after penalties and bias, over length**length_penalty. early_stopping: stop as soon as
     beam_width beams are complete.
     grammar: the output has to be a sentence of it.
+    kv_compression: what the KV cache keeps of the request, as NAME:OPTION=NUMBER,…, within what the engine was built
+    for; None is as the engine was loaded.
     """
 
     max_tokens: int = sampling_default("max_tokens")
@@ -92,6 +95,7 @@ class SamplingParams:
     length_penalty: float = sampling_default("length_penalty")
     early_stopping: bool = False
     grammar: Grammar | None = None
+    kv_compression: str | None = None
 
     def __new__(cls, **values: Any) -> SamplingParams:
         """Refuse unknown names before the generated __init__ would raise a bare TypeError."""
@@ -113,6 +117,11 @@ class SamplingParams:
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "early_stopping"):
             if type(getattr(self, name)) is not bool:
                 self._refuse(name, "True or False")
+        if self.kv_compression is not None:
+            try:
+                parse_compression(self.kv_compression)
+            except OptionError as error:
+                raise RequestError(error.problem, at=error.at, fix=error.fix) from None
         self._check_choices()
         self._check_stop()
         self._check_bias()

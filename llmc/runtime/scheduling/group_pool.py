@@ -1,8 +1,8 @@
 """The blocks of a group of layers that do not keep everything, and which of them other requests may begin behind."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from llmc.program import CachePolicy, Limits, Program
+from llmc.program import CachePolicy, Cut, Limits, Program
 from llmc.runtime.engine_stats import GroupStats
 from llmc.runtime.requests.request import Request
 from llmc.runtime.requests.request_state import GroupTable
@@ -24,9 +24,9 @@ class GroupPool:
     def __init__(self, policy: CachePolicy, count: int, limits: Limits, slack: int = 0) -> None:
         self.pool = BlockPool(count)
         self.pool.tell_losses(self._lose)
-        self._policy, self._visible, self._fills_at = policy, policy.visible, policy.fills_at
-        self._slack, self._size, self._longest = slack, limits.block_size, limits.max_model_len
-        self.most = policy.sequence_blocks(limits, limits.max_batch_tokens + slack)
+        self._policy, self._visible = policy, policy.visible
+        self._slack, self._size, self._limits = slack, limits.block_size, limits
+        self.dropped = self.kept = 0
         self._pinned = limits.blocks_for(self._visible.pinned)
         # By block of group 0.
         self._kept: dict[int, int] = {}
@@ -34,23 +34,36 @@ class GroupPool:
     @property
     def stats(self) -> GroupStats:
         """Its blocks at this moment."""
-        return GroupStats(str(self._policy), self.pool.count, self.pool.used, self.pool.cached)
+        pool = self.pool
+        return GroupStats(str(self._policy), pool.count, pool.used, pool.cached, self.kept, self.dropped)
+
+    def policy(self, request: Request) -> CachePolicy:
+        """What the group's caches keep of a request."""
+        own = request.origin.policy
+        return own if own is not None and self._policy.per_request else self._policy
+
+    def most(self, request: Request) -> int:
+        """The most blocks that the request holds until it has computed the tokens that it has."""
+        policy, limits = self.policy(request), self._limits
+        of_tokens = limits.blocks_for(policy.most_rows(len(request.tokens)))
+        return min(of_tokens, policy.sequence_blocks(limits, limits.max_batch_tokens + self._slack))
 
     def held(self, table: GroupTable) -> list[int]:
         """The blocks of a table that were not given back."""
         return [*table.blocks[: self._pinned], *table.blocks[table.first :]]
 
-    def until_cut(self, computed: int, dropped: int) -> int:
+    def until_cut(self, request: Request, computed: int, dropped: int) -> int:
         """Number of tokens that may follow `computed` tokens, `dropped` of which have no row, before the next cut."""
-        return self._longest if self._fills_at is None else self._fills_at + dropped - computed
+        end = self.policy(request).next_cut(request.prompt_length, dropped)
+        return self._limits.max_model_len if end is None else end - computed
 
-    def lacking(self, found: Sequence[int], end: int) -> int | None:
+    def lacking(self, request: Request, found: Sequence[int], end: int) -> int | None:
         """The last place in found[:end] whose block the next token sees and this pool lacks; None if it has all.
 
         A table that was cut is not offered to others, so places from the last one before the first cut on count as
         lacking.
         """
-        until_cut = self.until_cut(end * self._size, 0)
+        until_cut = self.until_cut(request, end * self._size, 0)
         if until_cut <= 0:
             return end - 1 + until_cut // self._size
         return next((place for place in reversed(self._places(end)) if found[place] not in self._kept), None)
@@ -80,17 +93,42 @@ class GroupPool:
             self.pool.release(table.blocks[end:first], least=True)
             table.first = first
 
-    def cut(self, request: Request, table: GroupTable) -> bool:
-        """Drop what leaves a full table. Returns whether it was full."""
-        if self.until_cut(request.computed, table.dropped) > 0:
-            return False
+    def is_full(self, request: Request, table: GroupTable) -> bool:
+        """Whether the table is to be cut."""
+        return self.until_cut(request, request.computed, table.dropped) <= 0
+
+    def missing(self, request: Request, table: GroupTable) -> int:
+        """Number of blocks that a full table needs to be cut: no other request holds those that rows move to."""
+        written = self._written(self._cut(request, table))
+        return sum(self.pool.holders(table.blocks[place]) > 1 for place in written)
+
+    def cut(self, request: Request, table: GroupTable) -> list[tuple[int, int]]:
+        """Drop what leaves a full table. Returns the slots of rows that move first, from and to.
+
+        Rows move to blocks that no one else reads: where others may find a block, another one takes its place if there
+        is room, or else it is forgotten. The pool must have the blocks that are missing.
+        """
         self.keep(request, table, request.prefix.registered, request.computed // self._size)
-        for rows in reversed(self._policy.leaving()):
+        cut, before = self._cut(request, table), table.blocks.copy()
+        room = self.pool.available - self.missing(request, table)
+        for place in self._written(cut):
+            block = before[place]
+            is_found = self.pool.content(block) is not None
+            if self.pool.holders(block) > 1 or (is_found and room > 0):
+                room -= self.pool.holders(block) == 1
+                (table.blocks[place],) = self.pool.allocate(1)
+                self.pool.release((block,), least=True)
+            elif is_found:
+                self._forget(block)
+        moves = [(self._slot(before, row), self._slot(table.blocks, to)) for row, to in self._moves(cut)]
+        for rows in reversed(cut.leaving):
             places = slice(rows.start // self._size, rows.stop // self._size)
             self.pool.release(table.blocks[places], least=True)
             del table.blocks[places]
-            table.dropped += len(rows)
-        return True
+        table.dropped += cut.dropped
+        self.dropped += cut.dropped
+        self.kept += len(table.blocks) * self._size
+        return moves
 
     def keep(self, request: Request, table: GroupTable, begin: int, end: int) -> None:
         """Let others find the request's full blocks from `begin` to before `end`, by those of group 0."""
@@ -120,6 +158,30 @@ class GroupPool:
             if own is not None:
                 self.pool.forget(own)
 
+    def _cut(self, request: Request, table: GroupTable) -> Cut:
+        return self.policy(request).cut(request.prompt_length, table.dropped)
+
+    def _written(self, cut: Cut) -> list[int]:
+        """The places of the blocks that rows move to."""
+        return sorted({to // self._size for _, to in cut.moves})
+
+    def _moves(self, cut: Cut) -> Iterator[tuple[int, int]]:
+        """The moves of a cut, with all rows of the blocks that are written and that stay as they are."""
+        moved = {to: row for row, to in cut.moves}
+        for place in self._written(cut):
+            for to in range(place * self._size, (place + 1) * self._size):
+                yield moved.get(to, to), to
+
+    def _forget(self, block: int) -> None:
+        """Nobody finds the block any more."""
+        content = self.pool.content(block)
+        assert isinstance(content, int)
+        del self._kept[content]
+        self.pool.forget(block)
+
+    def _slot(self, blocks: Sequence[int], row: int) -> int:
+        return blocks[row // self._size] * self._size + row % self._size
+
     def _first(self, row: int) -> int:
         """The first block behind the pinned ones that a token in this row, or in a later one, sees."""
         return max(self._pinned, self._visible.first(max(0, row - self._slack)) // self._size)
@@ -142,11 +204,11 @@ def group_pools(program: Program, blocks: int, slack: int = 0) -> tuple[GroupPoo
     )
 
 
-def usable(groups: Sequence[GroupPool], found: Sequence[int]) -> int:
+def usable(groups: Sequence[GroupPool], request: Request, found: Sequence[int]) -> int:
     """The number of found blocks that a request can begin behind."""
     end = len(found)
     while end:
-        lacking = [place for group in groups if (place := group.lacking(found, end)) is not None]
+        lacking = [place for group in groups if (place := group.lacking(request, found, end)) is not None]
         if not lacking:
             break
         end = min(lacking)

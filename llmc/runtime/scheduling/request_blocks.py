@@ -45,13 +45,27 @@ class RequestBlocks:
             for group, table in self._tables(request):
                 group.pool.release((table.blocks.pop(),))
 
-    def retire(self, request: Request) -> bool:
-        """Give back what no later token of the request looks at. Returns whether rows have got other numbers."""
-        was_cut = False
+    def retire(self, request: Request) -> None:
+        """Give back what no later token of the request looks at."""
         for group, table in self._tables(request):
             group.retire(request, table)
-            was_cut |= group.cut(request, table)
-        return was_cut
+
+    def is_full(self, request: Request) -> bool:
+        """Whether a table of the request is to be cut."""
+        return any(group.is_full(request, table) for group, table in self._tables(request))
+
+    def can_cut(self, request: Request) -> bool:
+        """Whether there is room for the rows that move where the request's full tables are cut."""
+        full = ((group, table) for group, table in self._tables(request) if group.is_full(request, table))
+        return all(group.missing(request, table) <= group.pool.available for group, table in full)
+
+    def cut(self, request: Request, moved: dict[int, list[tuple[int, int]]]) -> None:
+        """Cut the request's full tables; there must be room. moved: gets the slots of rows that move, by group."""
+        for number, (group, table) in enumerate(self._tables(request), 1):
+            if group.is_full(request, table):
+                moves = group.cut(request, table)
+                if moves:
+                    moved.setdefault(number, []).extend(moves)
 
     def fitting(self, request: Request, tokens: int, rows: int) -> int:
         """How many of its pending tokens the request can compute in a step with room for so many tokens and rows of
@@ -62,21 +76,23 @@ class RequestBlocks:
         """How many tokens may follow those that the request has computed until one of its tables is cut."""
         found, tables = self._limits.max_model_len, request.standing.groups
         for index, group in enumerate(self.groups):
-            found = min(found, group.until_cut(request.computed, tables[index].dropped if tables else 0))
+            found = min(found, group.until_cut(request, request.computed, tables[index].dropped if tables else 0))
         return found
 
-    def can_start(self, found: Sequence[int], tokens: int, others: Sequence[Request]) -> bool:
-        """Whether there is room for a request of so many tokens behind the blocks that were found, and for what the
-        others, which run, still need for the tokens that they have."""
-        missing, pool = self._limits.blocks_for(tokens) - len(found), self._pool
+    def can_start(self, request: Request, found: Sequence[int], others: Sequence[Request]) -> bool:
+        """Whether there is room for a request behind the blocks that were found, and for what the others, which run,
+        still need for the tokens that they have."""
+        missing, pool = self._limits.blocks_for(len(request.tokens)) - len(found), self._pool
         revived = sum(not pool.holders(block) for block in found) if found else 0
         lacks = [max(0, self._limits.blocks_for(len(r.tokens)) - len(r.standing.blocks)) for r in others]
         if missing + revived + sum(lacks) > pool.available:
             return False
         for index, group in enumerate(self.groups):
-            held = [len(group.held(request.standing.groups[index])) for request in others]
-            promised = sum(min(lack, max(0, group.most - own)) for lack, own in zip(lacks, held, strict=True))
-            if min(missing + group.revived(found), group.most) + promised > group.pool.available:
+            held = [len(group.held(other.standing.groups[index])) for other in others]
+            promised = sum(
+                min(lack, max(0, group.most(other) - own)) for other, lack, own in zip(others, lacks, held, strict=True)
+            )
+            if min(missing + group.revived(found), group.most(request)) + promised > group.pool.available:
                 return False
         return True
 

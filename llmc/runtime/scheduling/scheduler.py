@@ -22,6 +22,7 @@ from llmc.runtime.scheduling.block_pool import BlockPool
 from llmc.runtime.scheduling.deadlines import Deadlines
 from llmc.runtime.scheduling.decode_set import DecodeSet
 from llmc.runtime.scheduling.families import Families
+from llmc.runtime.scheduling.full_tables import FullTables
 from llmc.runtime.scheduling.group_pool import GroupPool
 from llmc.runtime.scheduling.request_blocks import RequestBlocks
 from llmc.runtime.scheduling.step_plan import Chunk, StepOutline, StepPlan
@@ -66,14 +67,12 @@ class Scheduler:
         self._rows = limits.max_logit_rows
         self._clock = clock
         self._waiting = WaitingRequests()
-        # Dicts for their order and their quick removal.
-        self._prefilling: dict[Request, None] = {}
+        self._prefilling: dict[Request, None] = {}  # Dicts for their order and their quick removal.
         self._parked: dict[Request, None] = {}
         self._decoding = DecodeSet(limits.block_size)
-        # Steady requests that get drafts, by themselves: all of them, or none.
-        self._drafting: dict[Request, SampledRequest] = {}
-        # Decoding requests that may share the block they write next.
-        self._forked: list[Request] = []
+        self._drafting: dict[Request, SampledRequest] = {}  # Steady requests that get drafts: all of them, or none.
+        self._forked: list[Request] = []  # Decoding requests that may share the block they write next.
+        self._full = FullTables(self._blocks, self._preempt)
         # Not more than a step has room for, so every decoding request is in every step.
         self._free_seats = list(range(min(limits.max_sequences, self._budget, self._rows) - 1, -1, -1))
         self._deadlines = Deadlines()
@@ -122,6 +121,7 @@ class Scheduler:
         own.computed = parent.computed
         self.prefix_cache.fork(parent, child)
         self._blocks.fork(parent, child)
+        self._full.reach(child)
         self._forked += (parent, child)
         self._place(child)
 
@@ -172,7 +172,7 @@ class Scheduler:
     def advance(self, chunk: Chunk, tokens: int) -> None:
         """So many of the chunk's tokens have been computed: all, but of those with drafts what came true."""
         chunk.request.standing.computed += tokens
-        self._blocks.retire(chunk.request)
+        self._full.reach(chunk.request)
         if self._snapshots is not None:
             self._snapshots.reach(chunk.request)
 
@@ -211,6 +211,7 @@ class Scheduler:
         if self._speculation is not None and not self._speculation.rests(len(self._decoding)):
             self._choose_who_drafts(self._speculation)
         outline = StepOutline(self._budget - len(self._decoding), self._rows - len(self._decoding))
+        self._full.cut()
         self._grow_decodes(outline)
         if self._speculation is not None and self._drafting:
             self._extend_with_drafts(self._speculation, outline)
@@ -232,8 +233,8 @@ class Scheduler:
             is_stuck = self._parked and self.waiting and self._preempt_parked()
             if is_stuck or preemptions != self.preemptions:
                 return self.schedule()
-        entered = self._decoding.take_entered()
-        return StepPlan(decodes, chunks, outline.copies, outline.grown, entered, outline.group_copies)
+        entered, moves = self._decoding.take_entered(), self._full.take_moves()
+        return StepPlan(decodes, chunks, outline.copies, outline.grown, entered, outline.group_copies, moves)
 
     def _by_urgency(self) -> list[Request]:
         """The prefilling requests: those with a single token first, then the urgent ones, each in order of arrival."""
@@ -247,9 +248,8 @@ class Scheduler:
         cohort = self._decoding.cohort(self._number)
         if self._snapshots is not None:
             self._snapshots.pass_ends(cohort)
-        for request in cohort if self._blocks.groups else ():
-            if self._blocks.retire(request):
-                self._decoding.note_exchange(request)
+        for request in self._full.pass_ends(cohort):
+            self._decoding.note_exchange(request)
         if self._blocks.fit(len(cohort)):
             if cohort:
                 self._blocks.append(cohort, len(cohort))
@@ -269,6 +269,7 @@ class Scheduler:
         if speculation.pays(len(self._decoding) + len(self._drafting), min(self._budget, self._rows)):
             for request in self._decoding.requests() if self._decoding else ():
                 self._stop_decoding(request)
+                self._full.reach(request)
                 self._drafting[request] = request
         else:
             for request in self._drafting.values():
@@ -307,7 +308,7 @@ class Scheduler:
         own, found = request.standing, self.prefix_cache.match(request)
         known = len(found)
         # With rows and tokens left, the running ones have got all that they want.
-        if not self._blocks.can_start(found, len(request.tokens), () if outline.rows else list(self._prefilling)):
+        if not self._blocks.can_start(request, found, () if outline.rows else list(self._prefilling)):
             return False
         own.computed = known * self.block_size
         count = self._blocks.fitting(request, outline.tokens, outline.rows)

@@ -1,0 +1,126 @@
+"""The cache policies that `kv_compression` names (docs/kv-compression.md), and which of them an engine can run.
+
+A policy is cut by a request's own length alone, always where a block begins.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from llmc.errors import OptionError
+from llmc.program.cache_policy import EVERYTHING, CachePolicy, Cut, Visible
+from llmc.program.limits import Limits
+
+# What kv_compression calls a cache that keeps everything.
+NONE = "none"
+# Every block size divides it.
+LARGEST_BLOCK = 128
+
+
+@dataclass(frozen=True)
+class Compression(CachePolicy):
+    """A policy that `kv_compression` can ask for. Requests choose their own, so kernels show all rows of a table."""
+
+    NAME: ClassVar[str] = ""
+
+    @property
+    def visible(self) -> Visible:
+        return Visible()
+
+    @property
+    def drops_rows(self) -> bool:
+        return True
+
+    def cut_problem(self, block_size: int) -> str | None:
+        """Why it does not fit blocks of this size, or None."""
+        for name in self.in_blocks():
+            size = getattr(self, name)
+            if size % block_size:
+                return f"{name}={size} is not a multiple of block_size={block_size}"
+        return None
+
+    def in_blocks(self) -> tuple[str, ...]:
+        """The options that count rows in whole blocks."""
+        return ()
+
+    @property
+    def per_request(self) -> bool:
+        return True
+
+    def pool_blocks(self, limits: Limits, blocks: int) -> int:
+        return blocks
+
+    def runs(self, other: "CachePolicy") -> bool:
+        """Whether an engine that was built for this policy can serve a request with another one."""
+        return other == EVERYTHING or isinstance(other, Stride | type(self))
+
+
+@dataclass(frozen=True)
+class Stride(Compression):
+    """Keeps every `step`-th old position, the first `sinks` and the last `recent`.
+
+    Args:
+        step: of this many old positions one is kept.
+        recent: number of positions before a cut that stay exact.
+        sinks: number of positions at the beginning that stay exact.
+        rows: number of rows that a cut leaves of step·rows old positions.
+    """
+
+    NAME: ClassVar[str] = "stride"
+    step: int
+    recent: int
+    sinks: int = 0
+    rows: int = LARGEST_BLOCK
+
+    def __post_init__(self) -> None:
+        if self.step < 2:
+            raise ValueError(f"step={self.step} drops nothing: give 2 or more, or kv_compression=everything")
+        if not self.recent or not self.rows:
+            raise ValueError(f"recent={self.recent} and rows={self.rows} must be 1 or more")
+
+    def in_blocks(self) -> tuple[str, ...]:
+        return ("recent", "sinks", "rows")
+
+    def next_cut(self, prompt: int, dropped: int) -> int:
+        return self.sinks + self.recent + self.step * self.rows * (1 + self._cuts(dropped))
+
+    def cut(self, prompt: int, dropped: int) -> Cut:
+        first = self.sinks + self.rows * self._cuts(dropped)
+        moves = tuple((first + self.step * row, first + row) for row in range(1, self.rows))
+        return Cut((range(first + self.rows, first + self.step * self.rows),), moves)
+
+    def most_rows(self, tokens: int) -> int:
+        exact = self.sinks + self.recent + self.step * self.rows
+        return min(tokens, exact + self.rows * max(0, -(-(tokens - exact) // (self.step * self.rows))))
+
+    def _cuts(self, dropped: int) -> int:
+        return dropped // ((self.step - 1) * self.rows)
+
+
+def parse_compression(text: str) -> CachePolicy:
+    """The policy that `kv_compression` names; NONE keeps everything. Raises OptionError."""
+    if not isinstance(text, str):
+        raise _unknown(text, f"it is {type(text).__name__}, and not a text")
+    if text == NONE:
+        return EVERYTHING
+    try:
+        policy = CachePolicy.from_text(text)
+    except ValueError as error:
+        raise _unknown(text, str(error)) from None
+    if policy != EVERYTHING and not isinstance(policy, Compression):
+        raise _unknown(text, f"{policy} comes from a model's own layers")
+    return policy
+
+
+def _unknown(text: object, problem: str) -> OptionError:
+    return OptionError(
+        f"kv_compression cannot be {text!r:.200}: {problem}",
+        at=f"kv_compression={text!r:.200}",
+        fix=f"give {NONE} or NAME:OPTION=NUMBER,…, such as stride:step=4,recent=512 (docs/kv-compression.md)",
+    )
+
+
+def compression_problem(built: CachePolicy, asked: CachePolicy) -> str | None:
+    """Why an engine that was built for a policy cannot serve a request with another one, or None."""
+    if isinstance(built, Compression) and built.runs(asked):
+        return None
+    return f"the engine was built for {built}, which cannot run {asked}"
