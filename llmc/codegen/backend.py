@@ -97,8 +97,12 @@ _OF_CHOICES = {
     _llmc.paged_choose_keys.default: "keys are chosen on CPUs so far; sequences as long as what is chosen "
     "(--max-model-len) need no choice"
 }
+_OF_ROWS = dict.fromkeys(
+    (_llmc.score_keys.default, _llmc.compact_kv.default),
+    "rows are scored on CPUs so far; GPUs have kv_compression=stride:step=4,recent=512",
+)
 WITHOUT_KERNEL: Mapping[str, Mapping[OpOverload, str]] = MappingProxyType(
-    {"cpp": _OF_STAGES, "triton": _OF_STAGES | _OF_CHOICES}
+    {"cpp": _OF_STAGES, "triton": _OF_STAGES | _OF_CHOICES | _OF_ROWS}
 )
 _WITHIN_A_PRODUCT = "it is computed within the product that it stands before, and multiply_unrounded has left it alone"
 

@@ -228,4 +228,4 @@ class _Sequence(Request):
 
 
 def _plan(*chunks: Chunk) -> StepPlan:
-    return StepPlan([], list(chunks), {}, [], [], {}, {})
+    return StepPlan([], list(chunks), {}, [], [], {}, {}, [])

@@ -15,7 +15,7 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.graph.ranks import OnRanks, weight_value
 from llmc.graph.step_inputs import group_inputs, step_input
 from llmc.graph.weights import WeightSource
-from llmc.program import ADAPTERS, HIDDEN, ROW_ADAPTERS, STATE_SLOTS, CachePolicy, group_input
+from llmc.program import ADAPTERS, COMPACTION, HIDDEN, ROW_ADAPTERS, STATE_SLOTS, CachePolicy, group_input
 from llmc.program.slot_views import cache_views, move_slots
 
 
@@ -237,6 +237,7 @@ def _step_inputs(graph: ModelGraph, caches: _Caches, step: Sequence[Chunk]) -> d
     inputs |= {name: inputs[of_first] for name, of_first in group_inputs(graph).items()}
     for group, policy in enumerate(graph.policies, 1):
         inputs |= {group_input(name, group): value for name, value in _cut_tables(policy, caches, step).items()}
+    inputs[COMPACTION] = torch.zeros(0, dtype=torch.int32)
     inputs["tree_masks"] = torch.zeros(len(positions), dtype=torch.int64)
     hidden = _hidden(graph, torch.tensor(positions))
     return hidden | {n.name: inputs[n.name] for n in graph.inputs() if n.name in inputs}

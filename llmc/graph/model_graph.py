@@ -46,7 +46,8 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """The paged KV cache of one attention layer. format: of codes, in a cache of dtype uint8. group: see CacheSlot."""
+    """The paged KV cache of one attention layer. format: of codes, in a cache of dtype uint8. group: see CacheSlot.
+    is_exact: it keeps its dtype, whatever the options say of caches."""
 
     layer: int
     kv_heads: int
@@ -55,6 +56,7 @@ class CacheSpec:
     dtype: torch.dtype
     format: CacheFormat | None = None
     group: int = 0
+    is_exact: bool = False
 
     def width(self, part: str) -> int:
         """Elements of one head at one position. part: "k" or "v"."""

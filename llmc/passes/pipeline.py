@@ -67,6 +67,7 @@ from llmc.passes.serving.cast_kv_cache import cast_kv_cache
 from llmc.passes.serving.keep_states import keep_states
 from llmc.passes.serving.leave_out_choices import leave_out_choices
 from llmc.passes.serving.page_kv_cache import page_kv_cache
+from llmc.passes.serving.place_compaction import place_compaction
 from llmc.passes.serving.select_logit_rows import select_logit_rows
 from llmc.passes.sparsity.read_sparse import read_sparse
 from llmc.passes.sparsity.sparsify import sparsify
@@ -165,6 +166,7 @@ def serving() -> tuple[Pass, ...]:
         compress_kv_cache,
         leave_out_choices,
         page_kv_cache,
+        place_compaction,
         keep_states,
         cast_kv_cache,
         quantize_kv_cache,

@@ -25,11 +25,13 @@ from llmc.program.program import (
     code_rows_layout,
 )
 from llmc.program.rank_layout import RankLayout
+from llmc.program.scored_compression import Scored, SnapKV
 from llmc.program.state_slot import StateSlot, state_bytes
 from llmc.program.step_outputs import (
     ADAPTERS,
     CHOICE_INPUTS,
     CHOICE_OUTPUTS,
+    COMPACTION,
     GROUP_INPUTS,
     HIDDEN,
     LOGITS,
@@ -47,6 +49,7 @@ __all__ = [
     "ADAPTERS",
     "CHOICE_INPUTS",
     "CHOICE_OUTPUTS",
+    "COMPACTION",
     "EVERYTHING",
     "GROUP_INPUTS",
     "HIDDEN",
@@ -83,8 +86,10 @@ __all__ = [
     "RankLayout",
     "RowCount",
     "RowRange",
+    "Scored",
     "SideOutput",
     "Similarity",
+    "SnapKV",
     "StateSlot",
     "StepOutput",
     "Stride",

@@ -51,10 +51,12 @@ class Cut:
     Args:
         leaving: rows that leave it, in order; the others move up. Whole blocks.
         moves: rows that are copied before, from and to; every source is read first.
+        chosen: number of first rows that those with the highest scores move to before, in each layer and head others.
     """
 
     leaving: tuple[range, ...]
     moves: tuple[tuple[int, int], ...] = ()
+    chosen: int = 0
 
     @property
     def dropped(self) -> int:
@@ -176,6 +178,15 @@ class CachePolicy:
         # They may begin with the last row of a block.
         blocks = limits.blocks_for(visible.pinned) + limits.blocks_for(rows + size - 1)
         return min(blocks, limits.blocks_for(self.most_rows(limits.max_model_len)))
+
+    def fitted(self, block_size: int) -> "CachePolicy":
+        """The policy for blocks of this size."""
+        return self
+
+    @property
+    def queries(self) -> "CachePolicy | None":
+        """What is kept of queries, in a group of their own, for scores of keys; None for nothing."""
+        return None
 
     @property
     def per_request(self) -> bool:

@@ -39,6 +39,9 @@ STEP_INPUTS = {
 }
 # The step inputs that a group of caches (CacheSlot.group) may have for itself; see CachePolicy.inputs.
 GROUP_INPUTS = ("slot_mapping", "block_tables", "context_lens")
+# A request's rows that are to be chosen, in I32, of engines with a policy that scores them: llmc/ops/compact_kv.py says
+# how. A step that has it does that and nothing else.
+COMPACTION = "compaction"
 # Where each request's states are, [R] in I32: a step input of models that have states.
 STATE_SLOTS = "state_slots"
 # What choosing reads for each logit row beside the step's inputs, and what a step can leave for it: dtypes by name.

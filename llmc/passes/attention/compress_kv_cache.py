@@ -56,7 +56,7 @@ compress_kv_cache = GraphPass("compress_kv_cache", run, Numerics.LOSSY, Stage.CA
 
 def asked_policy(options: BuildOptions) -> CachePolicy:
     """What `kv_compression` says. Raises OptionError for what no policy is, or does not fit the blocks."""
-    policy = parse_compression(options.kv_compression)
+    policy = parse_compression(options.kv_compression).fitted(options.block_size)
     problem = policy.cut_problem(options.block_size)
     if problem is not None:
         fix = f"give multiples of {options.block_size}, or build with a smaller block_size"

@@ -30,7 +30,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     format = parse_cache_format(options.kv_cache)
     inputs = {node.name: node for node in graph.inputs()}
     for spec in graph.caches:
-        if spec.format is not None:
+        if spec.format is not None or spec.is_exact:
             continue
         check_heads(spec.layer, spec.head_dim, spec.value_dim, format)
         pair = [inputs[f"kv_cache_{spec.layer}_{part}"] for part in "kv"]

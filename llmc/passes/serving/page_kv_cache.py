@@ -51,7 +51,9 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
         log.step("declare the inputs of a serving step", *graph.inputs())
         attentions = graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.attention.default)
         found = (_policy(graph, node, options) for node in attentions)
-        graph.policies = tuple(dict.fromkeys(policy for policy in found if policy != EVERYTHING))
+        kept = [policy for policy in found if policy != EVERYTHING]
+        kept += [policy.queries for policy in kept if policy.queries is not None]
+        graph.policies = tuple(dict.fromkeys(kept))
         _declare_step_inputs(graph)
     for node in graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.choose_keys.default):
         log.step(f"page the keys of {node.name}", node)

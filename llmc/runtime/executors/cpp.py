@@ -129,6 +129,7 @@ class CppExecutor:
             None if step.adapter_of_token is None else step.adapter_of_token.ctypes.data,
             None if step.adapter_of_logit_row is None else step.adapter_of_logit_row.ctypes.data,
             None if step.state_slots is None else step.state_slots.ctypes.data,
+            None,
         )
         if choices is None:
             self._library.llmc_engine_step(self._engine, ctypes.byref(arguments))
@@ -179,6 +180,10 @@ class CppExecutor:
     def move_slots(self, sources: Ints, destinations: Ints, group: int = 0) -> None:
         memories = (self._caches[name] for name in self._program.caches_of(group))
         move_slots(slot_views(self._program, memories, group), sources, destinations)
+
+    def compact(self, compaction: Ints) -> None:
+        step = LlmcStep(compaction=compaction.ctypes.data)
+        self._library.llmc_engine_step(self._engine, ctypes.byref(step))
 
     def copy_states(self, source: int, destination: int) -> None:
         for states in self._states:

@@ -6,7 +6,14 @@ import numpy as np
 
 from llmc.errors import EngineFailureError, words_of
 from llmc.program import TREE_REACH, Limits, Program
-from llmc.runtime.executors.executor import AdaptedExecutor, ChoosingExecutor, Executor, SnapshotExecutor, StateExecutor
+from llmc.runtime.executors.executor import (
+    AdaptedExecutor,
+    ChoosingExecutor,
+    CompactingExecutor,
+    Executor,
+    SnapshotExecutor,
+    StateExecutor,
+)
 from llmc.runtime.loop.publish import compute, compute_choosing, publish
 from llmc.runtime.loop.step_inputs import StatefulStepInputs, StepInputs
 from llmc.runtime.prefix_cache.state_snapshots import StateSnapshots
@@ -135,6 +142,9 @@ class StepLoop:
         self._is_computing = True
         if self._slots is not None and self._adapted is not None:
             self._put_adapters(plan, self._slots, self._adapted)
+        for compaction in plan.compactions:
+            assert isinstance(self.executor, CompactingExecutor), "the engine was built for another executor"
+            self.executor.compact(np.array(compaction, np.int32))
         for group, moves in plan.moves.items():
             sources, destinations = np.array(moves, np.int32).T.copy()
             self.executor.move_slots(sources, destinations, group)

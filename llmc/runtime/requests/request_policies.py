@@ -46,7 +46,7 @@ class RequestPolicies:
             )
 
     def _checked(self, text: str) -> CachePolicy:
-        policy = parse_compression(text)
+        policy = parse_compression(text).fitted(self._block_size)
         if self._built is None:
             if policy.drops_rows:
                 raise OptionError(

@@ -3,10 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 
 from llmc.runtime.requests.request import Request
-from llmc.runtime.scheduling.request_blocks import RequestBlocks
-
-# Slots of rows, from and to.
-Moves = list[tuple[int, int]]
+from llmc.runtime.scheduling.request_blocks import Cuts, Moves, RequestBlocks
 
 
 class FullTables:
@@ -20,7 +17,7 @@ class FullTables:
     def __init__(self, blocks: RequestBlocks, give_way: Callable[[Request], None]) -> None:
         self._blocks, self._give_way = blocks, give_way
         self._noted: list[Request] = []
-        self._moves: dict[int, Moves] = {}
+        self._cuts = Cuts()
 
     def reach(self, request: Request) -> None:
         """The request has computed more tokens: give back what no later one looks at, and note a full table."""
@@ -29,24 +26,28 @@ class FullTables:
             if self._blocks.is_full(request):
                 self._noted.append(request)
 
-    def pass_ends(self, requests: Mapping[Request, None]) -> list[Request]:
-        """The requests, which decode, begin a block: the same for each. Returns those whose rows have got other
-        numbers."""
+    def cut(self, beginning: Mapping[Request, None]) -> list[Request]:
+        """Cut the full tables of those that were noted and have something to compute.
+
+        Args:
+            beginning: requests that decode and begin a block, which are looked at first.
+
+        Returns:
+            Requests that decode and whose rows have got other numbers.
+        """
         if not self._blocks.groups:
             return []
-        for request in requests:
-            self._blocks.retire(request)
-        return self._cut(list(requests))
-
-    def cut(self) -> None:
-        """Cut the tables of those that were noted and have something to compute."""
+        for request in beginning:
+            self.reach(request)
         noted, self._noted = self._noted, []
-        self._cut(request for request in noted if request.standing.is_seated)
+        cut = self._cut(request for request in noted if request.standing.is_seated)
+        self._blocks.give_back(self._cuts)
+        return [request for request in cut if request.decoding.place is not None]
 
-    def take_moves(self) -> dict[int, Moves]:
-        """The rows that move before the next step, by group of caches; all sources are read first."""
-        moves, self._moves = self._moves, {}
-        return moves
+    def take(self) -> tuple[dict[int, Moves], list[list[int]]]:
+        """The rows that move before the next step, by group of caches, and those that are chosen."""
+        cuts, self._cuts = self._cuts, Cuts()
+        return cuts.moves, cuts.compactions
 
     def _cut(self, requests: Iterable[Request]) -> list[Request]:
         found = list[Request]()
@@ -56,7 +57,7 @@ class FullTables:
             if not request.pending:
                 self._noted.append(request)
             elif self._blocks.can_cut(request):
-                self._blocks.cut(request, self._moves)
+                self._blocks.cut(request, self._cuts)
                 found.append(request)
             else:
                 self._give_way(request)

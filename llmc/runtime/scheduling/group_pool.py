@@ -1,12 +1,29 @@
 """The blocks of a group of layers that do not keep everything, and which of them other requests may begin behind."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from llmc.program import CachePolicy, Cut, Limits, Program
 from llmc.runtime.engine_stats import GroupStats
 from llmc.runtime.requests.request import Request
 from llmc.runtime.requests.request_state import GroupTable
 from llmc.runtime.scheduling.block_pool import BlockPool
+
+
+@dataclass(frozen=True)
+class DoneCut:
+    """What follows from a table that was cut.
+
+    moves: slots of rows that move, from and to. leaving: blocks that are to go back to the pool. rows: how many the
+    table had; blocks: that hold them. chosen: how many of them are kept by score; places: blocks that those move to.
+    """
+
+    moves: list[tuple[int, int]]
+    leaving: list[int]
+    rows: int
+    chosen: int
+    blocks: list[int]
+    places: list[int]
 
 
 class GroupPool:
@@ -41,6 +58,15 @@ class GroupPool:
         """What the group's caches keep of a request."""
         own = request.origin.policy
         return own if own is not None and self._policy.per_request else self._policy
+
+    def holds(self, policy: CachePolicy) -> bool:
+        """Whether it is the pool of that policy."""
+        return self._policy == policy
+
+    @property
+    def window(self) -> int:
+        """Number of rows that a token sees of those that are not pinned."""
+        return self._visible.near or self._limits.max_model_len
 
     def most(self, request: Request) -> int:
         """The most blocks that the request holds until it has computed the tokens that it has."""
@@ -102,14 +128,15 @@ class GroupPool:
         written = self._written(self._cut(request, table))
         return sum(self.pool.holders(table.blocks[place]) > 1 for place in written)
 
-    def cut(self, request: Request, table: GroupTable) -> list[tuple[int, int]]:
-        """Drop what leaves a full table. Returns the slots of rows that move first, from and to.
+    def cut(self, request: Request, table: GroupTable) -> DoneCut:
+        """Drop what leaves a full table. Returns what is to be done before the next step.
 
+        The caller gives the blocks that leave back to the pool.
         Rows move to blocks that no one else reads: where others may find a block, another one takes its place if there
         is room, or else it is forgotten. The pool must have the blocks that are missing.
         """
         self.keep(request, table, request.prefix.registered, request.computed // self._size)
-        cut, before = self._cut(request, table), table.blocks.copy()
+        cut, before, leaving = self._cut(request, table), table.blocks.copy(), list[int]()
         room = self.pool.available - self.missing(request, table)
         for place in self._written(cut):
             block = before[place]
@@ -117,18 +144,20 @@ class GroupPool:
             if self.pool.holders(block) > 1 or (is_found and room > 0):
                 room -= self.pool.holders(block) == 1
                 (table.blocks[place],) = self.pool.allocate(1)
-                self.pool.release((block,), least=True)
+                leaving.append(block)
             elif is_found:
                 self._forget(block)
         moves = [(self._slot(before, row), self._slot(table.blocks, to)) for row, to in self._moves(cut)]
-        for rows in reversed(cut.leaving):
-            places = slice(rows.start // self._size, rows.stop // self._size)
-            self.pool.release(table.blocks[places], least=True)
-            del table.blocks[places]
+        for gone in reversed(cut.leaving):
+            blocks = slice(gone.start // self._size, gone.stop // self._size)
+            leaving += table.blocks[blocks]
+            del table.blocks[blocks]
         table.dropped += cut.dropped
         self.dropped += cut.dropped
         self.kept += len(table.blocks) * self._size
-        return moves
+        rows = request.computed - table.dropped + cut.dropped
+        places = table.blocks[: self._limits.blocks_for(cut.chosen)]
+        return DoneCut(moves, leaving, rows, cut.chosen, before[: self._limits.blocks_for(rows)], places)
 
     def keep(self, request: Request, table: GroupTable, begin: int, end: int) -> None:
         """Let others find the request's full blocks from `begin` to before `end`, by those of group 0."""
@@ -163,12 +192,12 @@ class GroupPool:
 
     def _written(self, cut: Cut) -> list[int]:
         """The places of the blocks that rows move to."""
-        return sorted({to // self._size for _, to in cut.moves})
+        return [*range(self._limits.blocks_for(cut.chosen)), *sorted({to // self._size for _, to in cut.moves})]
 
     def _moves(self, cut: Cut) -> Iterator[tuple[int, int]]:
         """The moves of a cut, with all rows of the blocks that are written and that stay as they are."""
         moved = {to: row for row, to in cut.moves}
-        for place in self._written(cut):
+        for place in sorted({to // self._size for to in moved}):
             for to in range(place * self._size, (place + 1) * self._size):
                 yield moved.get(to, to), to
 

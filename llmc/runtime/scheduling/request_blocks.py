@@ -1,14 +1,26 @@
 """Which blocks requests have, in every group of caches: all tables of a request grow, part and end together."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from llmc.program import Limits
 from llmc.runtime.requests.request import Request
 from llmc.runtime.requests.request_state import GroupTable
 from llmc.runtime.scheduling.block_pool import BlockPool
-from llmc.runtime.scheduling.group_pool import GroupPool
+from llmc.runtime.scheduling.group_pool import DoneCut, GroupPool
 from llmc.runtime.scheduling.step_plan import StepOutline
+
+# Slots of rows, from and to.
+Moves = list[tuple[int, int]]
+
+
+@dataclass
+class Cuts:
+    """What follows from the tables that are cut before a step: see StepPlan. leaving: blocks that are to go back."""
+
+    moves: dict[int, Moves] = field(default_factory=dict)
+    compactions: list[list[int]] = field(default_factory=list)
+    leaving: list[tuple[GroupPool, list[int]]] = field(default_factory=list)
 
 
 class RequestBlocks:
@@ -59,13 +71,22 @@ class RequestBlocks:
         full = ((group, table) for group, table in self._tables(request) if group.is_full(request, table))
         return all(group.missing(request, table) <= group.pool.available for group, table in full)
 
-    def cut(self, request: Request, moved: dict[int, list[tuple[int, int]]]) -> None:
-        """Cut the request's full tables; there must be room. moved: gets the slots of rows that move, by group."""
+    def cut(self, request: Request, cuts: Cuts) -> None:
+        """Cut the request's full tables; there must be room. cuts: gets what follows from that."""
         for number, (group, table) in enumerate(self._tables(request), 1):
             if group.is_full(request, table):
-                moves = group.cut(request, table)
-                if moves:
-                    moved.setdefault(number, []).extend(moves)
+                done = group.cut(request, table)
+                cuts.leaving.append((group, done.leaving))
+                if done.moves:
+                    cuts.moves.setdefault(number, []).extend(done.moves)
+                if done.chosen:
+                    cuts.compactions.append(self._compaction(request, group, done))
+
+    def give_back(self, cuts: Cuts) -> None:
+        """What tables have lost, when all of a step are cut: what rows move to is none of it."""
+        for group, blocks in cuts.leaving:
+            group.pool.release(blocks, least=True)
+        cuts.leaving.clear()
 
     def fitting(self, request: Request, tokens: int, rows: int) -> int:
         """How many of its pending tokens the request can compute in a step with room for so many tokens and rows of
@@ -145,6 +166,17 @@ class RequestBlocks:
     def _tables(self, request: Request) -> Iterable[tuple[GroupPool, GroupTable]]:
         """None of a request that holds nothing."""
         return zip(self.groups, request.standing.groups, strict=False)
+
+    def _compaction(self, request: Request, group: GroupPool, done: DoneCut) -> list[int]:
+        """As llmc/ops/compact_kv.py says it."""
+        wanted = group.policy(request).queries
+        own, slots = request.standing, list[int]()
+        for number, other in enumerate(self.groups, 1):
+            if wanted is not None and other.holds(wanted):
+                begin = max(0, request.computed - other.window + 1)
+                positions = range(begin, request.computed)
+                slots = [own.slot(number, position, self._limits.block_size) for position in positions]
+        return [done.rows, done.chosen, len(slots), *done.blocks, *done.places, *slots]
 
     def _gone(self, table: GroupTable) -> int:
         """Blocks that have left a table."""

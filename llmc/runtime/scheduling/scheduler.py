@@ -211,7 +211,6 @@ class Scheduler:
         if self._speculation is not None and not self._speculation.rests(len(self._decoding)):
             self._choose_who_drafts(self._speculation)
         outline = StepOutline(self._budget - len(self._decoding), self._rows - len(self._decoding))
-        self._full.cut()
         self._grow_decodes(outline)
         if self._speculation is not None and self._drafting:
             self._extend_with_drafts(self._speculation, outline)
@@ -233,8 +232,8 @@ class Scheduler:
             is_stuck = self._parked and self.waiting and self._preempt_parked()
             if is_stuck or preemptions != self.preemptions:
                 return self.schedule()
-        entered, moves = self._decoding.take_entered(), self._full.take_moves()
-        return StepPlan(decodes, chunks, outline.copies, outline.grown, entered, outline.group_copies, moves)
+        entered, own, others = self._decoding.take_entered(), outline.copies, outline.group_copies
+        return StepPlan(decodes, chunks, own, outline.grown, entered, others, *self._full.take())
 
     def _by_urgency(self) -> list[Request]:
         """The prefilling requests: those with a single token first, then the urgent ones, each in order of arrival."""
@@ -248,7 +247,7 @@ class Scheduler:
         cohort = self._decoding.cohort(self._number)
         if self._snapshots is not None:
             self._snapshots.pass_ends(cohort)
-        for request in self._full.pass_ends(cohort):
+        for request in self._full.cut(cohort):
             self._decoding.note_exchange(request)
         if self._blocks.fit(len(cohort)):
             if cohort:

@@ -32,6 +32,7 @@ class StepPlan(NamedTuple):
     copies: blocks to be filled from others before the step, {destination: source}; all sources are read first.
     group_copies: the same of the groups of caches behind the first, by group.
     moves: rows that move before that, by group: slots from and to; all sources are read first.
+    compactions: of requests whose rows are chosen before all that (llmc/ops/compact_kv.py).
     grown: decodes that have got one more block. entered: those that have come to their place, or whose blocks are
     others, since the last step. In both, requests without a place are to be ignored.
     """
@@ -43,6 +44,7 @@ class StepPlan(NamedTuple):
     entered: list[Request]
     group_copies: dict[int, dict[int, int]]
     moves: dict[int, list[tuple[int, int]]]
+    compactions: list[list[int]]
 
     def __bool__(self) -> bool:
         return bool(self.decodes or self.chunks)

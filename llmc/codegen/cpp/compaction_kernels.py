@@ -1,0 +1,77 @@
+"""Kernels that score and move rows of the KV cache between two steps."""
+
+import torch
+from torch import fx
+
+from llmc.codegen.call import Call, arguments_of
+from llmc.codegen.cpp.cache_kernels import CODED_HEAD
+from llmc.codegen.cpp.kernel import DTYPES, Arguments, Kernel, named_arguments
+from llmc.codegen.cpp.kernel_library import function_name
+from llmc.formats.cache_format import parse_cache_format
+from llmc.graph.axes import tensor_axes
+from llmc.graph.refusal import Refusal
+from llmc.targets import CpuTarget
+
+MOST_PAIRS = 4096  # kMostPairs of kernels/score_keys.cpp
+_SCORED = tensor_axes("q_first[_ | heads _ half] k_cache[_ | kv_heads block_size _]")
+_MOVED = tensor_axes("k_cache[_ | kv_heads block_size _]")
+
+
+def scored(most_queries: int) -> Kernel:
+    """The kernel of llmc::score_keys. most_queries: of a window."""
+
+    def element_types(call: Call) -> tuple[str, ...]:
+        return DTYPES[call.dtype("q_first")], _codes(call)
+
+    def arguments(call: Call) -> Arguments:
+        format = call.plain("cache_format")
+        more: Arguments = {name: call.cache(name) for name in ("q_first", "q_second", "k_cache")}
+        columns = call.shape("k_cache")[0] * call.plain("longest")
+        more |= {
+            "sums": call.workspace("sums", 1, columns, torch.float32).pointer,
+            "cache_group": None if format is None else parse_cache_format(format).group,
+            "cache_format": None,
+        }
+        return named_arguments(call, function_name("score_keys", element_types(call)), _SCORED, ("scores",), more)
+
+    def refusal(node: fx.Node, target: CpuTarget) -> Refusal | None:
+        given = arguments_of(node)
+        heads, half = (given["q_first"].meta["val"].shape[axis] for axis in (1, 3))
+        group = heads // given["k_cache"].meta["val"].shape[1]
+        if 2 * half > CODED_HEAD:
+            return Refusal(f"heads have {2 * half} channels; the kernel takes {CODED_HEAD} at most", node)
+        if group * most_queries > MOST_PAIRS:
+            return Refusal(f"{group} heads read each KV head; the kernel takes {MOST_PAIRS // most_queries}", node)
+        return None
+
+    return Kernel("score_keys", element_types, arguments, refusal)
+
+
+def moved() -> Kernel:
+    """The kernel of llmc::compact_kv, which copies bytes."""
+
+    def arguments(call: Call) -> Arguments:
+        more: Arguments = {name: call.cache(name) for name in ("k_cache", "v_cache")}
+        heads, _, _ = call.shape("k_cache")
+        for part, name in (("key", "head_dim"), ("value", "value_dim")):
+            codes, scales = _row(call, call.plain(name))
+            more |= {f"{part}_bytes": codes, f"{part}_scales": scales, name: None}
+        more |= {"longest": call.shape("scores")[-1] // heads, "cache_format": None}
+        return named_arguments(call, function_name("compact_kv", ()), _MOVED, (), more)
+
+    return Kernel("compact_kv", lambda call: (), arguments, lambda node, target: None)
+
+
+def _codes(call: Call) -> str:
+    format = call.plain("cache_format")
+    return DTYPES[call.dtype("k_cache")] if format is None else parse_cache_format(format).codes
+
+
+def _row(call: Call, channels: int) -> tuple[int, int]:
+    """Bytes of a row of one head, and how many scales and minima it has beside them."""
+    format = call.plain("cache_format")
+    if format is None:
+        return channels * call.dtype("k_cache").itemsize, 0
+    parsed = parse_cache_format(format)
+    codes = parsed.code_bytes(channels)
+    return codes, (parsed.position_bytes(channels) - codes) // 2

@@ -1,0 +1,121 @@
+"""Cache policies that keep the rows with the highest scores, in each layer and KV head for itself.
+
+A table is cut for the first time where the first block begins at or behind the end of the prompt, which the model has
+read whole by then. Later it is cut after every `every` tokens. Each cut leaves as many rows in all heads.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from llmc.program.cache_policy import CachePolicy, Cut, Nearest
+from llmc.program.compression import LARGEST_BLOCK, Compression
+
+
+@dataclass(frozen=True)
+class Scored(Compression):
+    """Keeps `budget` rows, or `share` percent of the prompt's.
+
+    Args:
+        budget: number of rows behind a cut.
+        share: percent of the prompt, in the place of a budget.
+        every: number of tokens from one cut to the next.
+        sinks: number of first rows that are kept whatever their scores.
+        block: rows of a block of the cache; the engine says it.
+    """
+
+    NAME: ClassVar[str] = ""
+    # Options that are parts of the graph: requests cannot change them.
+    BUILT: ClassVar[tuple[str, ...]] = ()
+    budget: int | None = None
+    share: int | None = None
+    every: int = LARGEST_BLOCK
+    sinks: int = 0
+    block: int = 16
+
+    def __post_init__(self) -> None:
+        if (self.budget is None) == (self.share is None):
+            raise ValueError(f"budget={self.budget} and share={self.share}: give one of them")
+        if self.share is not None and not 0 < self.share <= 100:
+            raise ValueError(f"share={self.share} is not a percentage from 1 to 100")
+        if self.every < 1:
+            raise ValueError(f"every={self.every} must be 1 or more")
+        if self.budget is not None and self.budget <= self.protected:
+            raise ValueError(
+                f"budget={self.budget} leaves no room beside the {self.protected} rows that are protected "
+                f"({self.sinks} first ones, {self.protected - self.sinks} last ones)"
+            )
+
+    @property
+    def recent(self) -> int:
+        """Number of last rows that are kept whatever their scores."""
+        return 0
+
+    @property
+    def protected(self) -> int:
+        """Number of rows that are kept whatever their scores."""
+        return self.sinks + self.recent
+
+    @property
+    def queries(self) -> CachePolicy | None:
+        """What is kept of the queries that scores are made of; None if they need none."""
+        return None
+
+    def in_blocks(self) -> tuple[str, ...]:
+        return ("every", *(("budget",) if self.budget is not None else ()))
+
+    def fitted(self, block_size: int) -> "Scored":
+        return replace(self, block=block_size)
+
+    def runs(self, other: CachePolicy) -> bool:
+        if not isinstance(other, type(self)):
+            return super().runs(other)
+        return all(getattr(self, name) == getattr(other, name) for name in self.BUILT)
+
+    def kept(self, prompt: int) -> int:
+        """Number of rows that a cut leaves of a request with such a prompt."""
+        if self.budget is not None:
+            return self.budget
+        assert self.share is not None
+        return self._whole(max(-(-prompt * self.share // 100), self.protected + 1))
+
+    def next_cut(self, prompt: int, dropped: int) -> int:
+        kept, read = self.kept(prompt), self._whole(prompt)
+        if not dropped and read > kept:
+            return read
+        return kept + self.every + dropped
+
+    def cut(self, prompt: int, dropped: int) -> Cut:
+        kept = self.kept(prompt)
+        return Cut((range(kept, self.next_cut(prompt, dropped) - dropped),), chosen=kept)
+
+    def _whole(self, rows: int) -> int:
+        """The rows of the blocks that hold so many."""
+        return -(-rows // self.block) * self.block
+
+
+@dataclass(frozen=True)
+class SnapKV(Scored):
+    """A row's score is the attention that the last `window` queries pay to it, averaged over `pool` neighbours.
+
+    Source: Li et al. 2024, "SnapKV: LLM knows what you are looking for before generation".
+    """
+
+    NAME: ClassVar[str] = "snapkv"
+    BUILT: ClassVar[tuple[str, ...]] = ("window", "pool", "sinks")
+    window: int = 64
+    pool: int = 5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.window <= 128:
+            raise ValueError(f"window={self.window} is not a number of queries from 1 to 128")
+        if self.pool % 2 == 0 or self.pool > 63:
+            raise ValueError(f"pool={self.pool} is not an odd number of rows up to 63")
+
+    @property
+    def recent(self) -> int:
+        return self.window
+
+    @property
+    def queries(self) -> CachePolicy:
+        return Nearest(window=self.window + 1)
