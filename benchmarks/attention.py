@@ -1,11 +1,11 @@
 """Paged attention beside torch's SDPA: decode in GB/s of keys and values read, prefill in GFLOP/s.
 
-Run: python -m benchmarks.attention [--threads 2] [--dtype bf16] [--kv-cache int8] [--json]. The shape is
-Llama-3.2-1B's: 32 query heads on 8 KV heads of 64 channels, in blocks of 16 positions. Caches of many layers are read
-in turn, 256 MB of bf16 in all, so that none is still in the processor's cache; blocks lie in order, as a fresh server
-hands them out, or shuffled, as an old one does. SDPA gets the form that suits it best: contiguous keys and values, of
-the activations' type; in decode the queries of a KV head as its tokens, in prefill a copy of the keys and values for
-each query head.
+Run: python -m benchmarks.attention [--threads 2] [--dtype bf16] [--kv-cache auto int8 int4] [--json]. The shape is
+Llama-3.2-1B's: 32 query heads on 8 KV heads of 64 channels, in blocks of 16 positions. Several cache formats are
+measured in turn, and each is compared with the first. Caches of many layers are read in turn, 256 MB of bf16 in all,
+so that none is still in the processor's cache. Blocks lie in order, as a fresh server hands them out, or shuffled, as
+an old one does. SDPA gets the form that suits it best: contiguous keys and values of the activations' type; in decode
+the queries of a KV head as its tokens, in prefill a copy of the keys and values for each query head.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import ctypes
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import chain
+from functools import partial
 from time import perf_counter
 
 import torch
@@ -35,53 +35,81 @@ DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
+class Form:
+    """A cache format's layers. work: bytes of keys and values of a decode, floating-point operations of a prefill."""
+
+    work: float
+    layers: tuple[PagedBatch, ...]
+
+
+@dataclass(frozen=True)
 class Case:
-    """One row of the table. work: bytes of keys and values of a decode, floating-point operations of a prefill."""
+    """One row of the table. forms: by cache format, the first being what the others are compared with."""
 
     name: str
-    work: float
     unit: str
-    layers: tuple[PagedBatch, ...]
+    forms: dict[str, Form]
+
+    @property
+    def layers(self) -> tuple[PagedBatch, ...]:
+        """Of the first form."""
+        return next(iter(self.forms.values())).layers
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
-    parser.add_argument("--kv-cache", type=parse_cache_format, help="codes in place of numbers: int8, int4, fp8")
+    parser.add_argument("--kv-cache", nargs="+", default=["auto"], help="numbers (auto) or codes: int8, int4, fp8")
+    parser.add_argument("--cases", default="", help="only those whose name has this in it")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     dtype = DTYPES[options.dtype]
     results: list[dict[str, float | str]] = []
-    format = options.kv_cache
-    decodes = (decode(batch, context, order, dtype, format) for order in ORDERS for batch, context in DECODES)
-    for case in chain(decodes, (prefill(n, dtype, format) for n in PREFILLS)):
-        results.append(measure(case, options.threads))
+    formats = {text: None if text == "auto" else parse_cache_format(text) for text in options.kv_cache}
+    makers = {
+        **{
+            f"decode {n}×{context}, blocks {order}": partial(decode, n, context, ORDERS[order], dtype, formats)
+            for order in ORDERS
+            for n, context in DECODES
+        },
+        **{f"prefill {n}": partial(prefill, n, dtype, formats) for n in PREFILLS},
+    }
+    for name, make in makers.items():
+        if options.cases not in name:
+            continue
+        results += measure(Case(name, "GB/s" if name.startswith("decode") else "GFLOP/s", make()), options.threads)
         if not options.json:
-            print(
-                "  ".join(
-                    f"{key} {value:.1f}" if isinstance(value, float) else value for key, value in results[-1].items()
-                ),
-                flush=True,
-            )
+            for result in results[-len(formats) :]:
+                print("  ".join(f"{k} {v:.2f}" if isinstance(v, float) else v for k, v in result.items()), flush=True)
     if options.json:
         print(json.dumps({"target": host_target().name, "threads": options.threads, "cases": results}))
 
 
-def decode(batch: int, context: int, order: str, dtype: torch.dtype, format: CacheFormat | None) -> Case:
+def decode(
+    batch: int, context: int, shuffled: bool, dtype: torch.dtype, formats: dict[str, CacheFormat | None]
+) -> dict[str, Form]:
     """One token of each request in every layer."""
-    shared = paged_batch(
+    numbers = paged_batch(
         [(context, 1)] * batch * _layers(batch * context),
         heads=HEADS,
         kv_heads=KV_HEADS,
         head_dim=HEAD_DIM,
         dtype=dtype,
-        shuffled=ORDERS[order],
+        shuffled=shuffled,
     )
-    shared = shared if format is None else shared.coded(format)
+    forms = {}
+    for name, format in formats.items():
+        layers = _layers_of(numbers if format is None else numbers.coded(format), batch)
+        row_bytes = HEAD_DIM * dtype.itemsize if format is None else format.position_bytes(HEAD_DIM)
+        forms[name] = Form(2.0 * batch * context * KV_HEADS * row_bytes * len(layers), layers)
+    return forms
+
+
+def _layers_of(shared: PagedBatch, batch: int) -> tuple[PagedBatch, ...]:
     starts = torch.arange(batch + 1, dtype=torch.int32)
-    layers = tuple(
+    return tuple(
         replace(
             shared,
             q=shared.q[i : i + batch],
@@ -91,46 +119,49 @@ def decode(batch: int, context: int, order: str, dtype: torch.dtype, format: Cac
         )
         for i in range(0, len(shared.context_lens), batch)
     )
-    row_bytes = HEAD_DIM * dtype.itemsize if format is None else format.position_bytes(HEAD_DIM)
-    work = 2.0 * batch * context * KV_HEADS * row_bytes * len(layers)
-    return Case(f"decode {batch}×{context}, blocks {order}", work, "GB/s", layers)
 
 
-def prefill(tokens: int, dtype: torch.dtype, format: CacheFormat | None) -> Case:
+def prefill(tokens: int, dtype: torch.dtype, formats: dict[str, CacheFormat | None]) -> dict[str, Form]:
     """One prompt, whole, in every layer. Half of the score matrix counts as work."""
     layer = paged_batch([(tokens, tokens)], heads=HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=dtype)
-    layer = layer if format is None else layer.coded(format)
-    return Case(f"prefill {tokens}", 2.0 * tokens * tokens * HEADS * HEAD_DIM * LAYERS, "GFLOP/s", (layer,) * LAYERS)
+    work = 2.0 * tokens * tokens * HEADS * HEAD_DIM * LAYERS
+    return {
+        name: Form(work, (layer if format is None else layer.coded(format),) * LAYERS)
+        for name, format in formats.items()
+    }
 
 
-def measure(case: Case, threads: int) -> dict[str, float | str]:
-    """Ours and SDPA in turn, with the read bandwidth in the same rounds."""
+def measure(case: Case, threads: int) -> list[dict[str, float | str]]:
+    """Every form and SDPA in turn, with the read bandwidth in the same rounds."""
     target = host_target()
     with open_pool(target, threads, case.layers[0].scratch(target)) as pool:
-        samples = alternate({"llmc": _ours(case, target, pool), "sdpa": _sdpa(case), "probe": _probe(target, pool)})
-    ours, peer, probe = (samples[name].median for name in ("llmc", "sdpa", "probe"))
-    result: dict[str, float | str] = {
-        "case": case.name,
-        "ms": 1e3 * ours,
-        f"llmc {case.unit}": case.work / ours / 1e9,
-        "spread %": 100 * samples["llmc"].spread,
-        f"sdpa {case.unit}": case.work / peer / 1e9,
-        "ratio": peer / ours,
-    }
-    if case.unit == "GB/s":
-        result |= {
-            "probe GB/s": _PROBE_BYTES / probe / 1e9,
-            "% of probe": 100 * (case.work / ours) / (_PROBE_BYTES / probe),
+        runs = {name: _ours(form.layers, target, pool) for name, form in case.forms.items()}
+        samples = alternate({**runs, "sdpa": _sdpa(case), "probe": _probe(target, pool)})
+    first, peer, probe = samples[next(iter(runs))], samples["sdpa"].median, samples["probe"].median
+    results = []
+    for name, form in case.forms.items():
+        ours = samples[name].median
+        result: dict[str, float | str] = {
+            "case": case.name,
+            "cache": name,
+            "ms": 1e3 * ours,
+            f"llmc {case.unit}": form.work / ours / 1e9,
+            "spread %": 100 * samples[name].spread,
+            "× sdpa": peer / ours,
+            f"× {next(iter(runs))}": first.paired_ratio(samples[name]),
         }
-    return result
+        if case.unit == "GB/s":
+            result["% of probe"] = 100 * (form.work / ours) / (_PROBE_BYTES / probe)
+        results.append(result)
+    return results
 
 
 _PROBE_BYTES = 1 << 28
 
 
-def _ours(case: Case, target: CpuTarget, pool: ctypes.c_void_p) -> Callable[[], float]:
-    outputs = [torch.empty(layer.q.shape[0], HEADS * HEAD_DIM, dtype=layer.q.dtype) for layer in case.layers]
-    pairs = zip(case.layers, outputs, strict=True)
+def _ours(layers: tuple[PagedBatch, ...], target: CpuTarget, pool: ctypes.c_void_p) -> Callable[[], float]:
+    outputs = [torch.empty(layer.q.shape[0], HEADS * HEAD_DIM, dtype=layer.q.dtype) for layer in layers]
+    pairs = zip(layers, outputs, strict=True)
     calls = [kernel_call(target, "paged_attention", layer.dtypes, layer.values(y)) for layer, y in pairs]
 
     def run() -> float:

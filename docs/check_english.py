@@ -126,13 +126,13 @@ def _strings(text: str) -> Iterator[Paragraph]:
         if isinstance(node, ast.JoinedStr):
             message = "".join(part.value if _is_text(part) else "`x`" for part in node.values)  # type: ignore[attr-defined]
             if "\n" not in message and message.count(" ") > 1:
-                yield Paragraph(node.lineno, message)
+                yield Paragraph(node.lineno, _without_code(message))
         elif _is_text(node) and id(node) not in inside_formatted:
             value: str = node.value  # type: ignore[attr-defined]
             if id(node) in documents:
                 yield from _split(node.lineno, value)  # type: ignore[attr-defined]
             elif "\n" not in value and value.count(" ") > 1:
-                yield Paragraph(node.lineno, value)  # type: ignore[attr-defined]
+                yield Paragraph(node.lineno, _without_code(value))  # type: ignore[attr-defined]
 
 
 def _is_text(node: ast.AST) -> bool:
@@ -147,8 +147,7 @@ def _page(text: str) -> Iterator[Paragraph]:
         in_code ^= fence
         indented = line.startswith("    ") and not re.match(r"\s*(?:[*+-]|\d+\.)\s", line)
         prose.append("" if fence or in_code or indented else line)
-    for paragraph in _split(1, "\n".join(prose)):
-        yield Paragraph(paragraph.line, re.sub(r"`[^`]*`", "`x`", paragraph.text))
+    yield from _split(1, "\n".join(prose))
 
 
 def _split(begin: int, text: str) -> Iterator[Paragraph]:
@@ -157,14 +156,18 @@ def _split(begin: int, text: str) -> Iterator[Paragraph]:
     for number, line in enumerate(text.split("\n"), begin):
         item = re.match(r"\s*(?:[*+-] |\d+\. |\||#+ )", line)
         if texts and (item or not line.strip()):
-            yield Paragraph(first, " ".join(texts))
+            yield Paragraph(first, _without_code(" ".join(texts)))
             texts = []
         if line.strip():
             if not texts:
                 first = number
             texts.append(re.sub(r"^(?:[*+-] |\d+\. |#+ )", "", line.strip()))
     if texts:
-        yield Paragraph(first, " ".join(texts))
+        yield Paragraph(first, _without_code(" ".join(texts)))
+
+
+def _without_code(text: str) -> str:
+    return re.sub(r"`[^`]*`", "`x`", text)
 
 
 if __name__ == "__main__":

@@ -6,13 +6,17 @@ import re
 from dataclasses import dataclass
 
 _RATED = (
-    r"(?:tokens?|bytes?|steps?|bits?|blocks?|rows?|launch(?:es)?|requests?|texts?|[kMGT]i?B|seconds?|ms|µs|times?|values?|"
-    r"instructions?|operations?|scales?|codes?|one|once|twice|pages?|heads?|copies|sums?|flops|weights?|kernels?)"
+    r"(?:tokens?|bytes?|steps?|bits?|blocks?|(?<!whose )(?<!a )rows?|launch(?:es)?|requests?|texts?|[kMGT]i?B|"
+    r"seconds?|ms|µs|times?|values?|instructions?|operations?|scales?|codes?|one|once|twice|pages?|heads?|sums?|flops|weights?|kernels?)"
 )
 _RATE = (
     r"(?:second|minute|day|token|layer|step|request|row|block|rank|engine|code|weight|kernel|SM|group|head|sequence|launch|"
     r"byte|core|thread|model|file|call|channel|column|site|replica|GPU|device|processor|matrix|tile|line|draft|position|"
     r"batch|bucket|chunk|expert|stage|worker|process)"
+)
+
+_NOT_A_SHARE = "(?<!`x` )" + "".join(
+    f"(?<!{share} )" for share in ("each", "one", "two", "both", "all", "some", "most", "none", "half")
 )
 
 
@@ -51,7 +55,12 @@ PATTERNS = (
         "the sum of what is left",
         "name the thing: the sum of the remaining bytes",
     ),
-    _pattern("of which", r"\bof (?:which|whom)\b", "a matrix of which the rows are codes", "whose, or two sentences"),
+    _pattern(
+        "of which",
+        rf"{_NOT_A_SHARE}\bof (?:which|whom)\b",
+        "a matrix of which the rows are codes",
+        "whose, or two sentences",
+    ),
     _pattern("so far", r"\bso far\b(?! (?:apart|from|away|as)\b)", "is not supported so far", "yet, until now"),
     _pattern(
         "is no",
@@ -69,11 +78,13 @@ PATTERNS = (
         "name the number: one block per row, at most `count` blocks",
     ),
     _pattern("so many", r"\b(?:in )?so many\b", "so many bytes at an address", "`count` bytes, this many bytes"),
-    _pattern("beside", r"\bbeside\b", "llmc beside its peers", "alongside, next to, compared with, in addition to"),
+    _pattern(
+        "beside", r"\bbeside\b(?!:)", "llmc beside its peers", "alongside, next to, compared with, in addition to"
+    ),
     _pattern("in turn", r"\bin turn\b", "measured in turn", "alternately, interleaved, one at a time"),
     _pattern("by hand", r"\bby hand\b", "measured by hand", "manually"),
     _pattern("one after the other", r"\bone after the other\b", "one after the other", "consecutively, sequentially"),
-    _pattern("rate", rf"\b{_RATED} an? {_RATE}\b", "40 tokens a second", "per: 40 tokens per second"),
+    _pattern("rate", rf"(?!once a rank)\b{_RATED} an? {_RATE}\b", "40 tokens a second", "per: 40 tokens per second"),
     _pattern(
         "code as a person",
         r"\b(?:[Nn]obody|[Ss]omebody|[Ww]hoever|[Aa]nybody|[Ww]ho (?:asks|waits|wants|needs|reads))\b",
@@ -96,7 +107,7 @@ PATTERNS = (
     ),
     _pattern(
         "superlative clause",
-        r"\bat its (?:least|most)\b|\bthe (?:most|least|first|fewest) that\b",
+        r"\bat its (?:least|most)\b|\bthe (?:most|least|fewest) that\b",
         "8,192 tokens, the most that are taken",
         "maximum, minimum, limit",
     ),
@@ -109,8 +120,8 @@ PATTERNS = (
     _pattern("thousand million", r"\bthousand millions?\b", "1.3 thousand million weights", "billion"),
     _pattern(
         "plural of one",
-        r"(?<![\d.,])\b1 (?!is\b|has\b|was\b|does\b|plus\b|minus\b|times\b|less\b|this\b|as\b|else\b)"
-        r"[a-z]{2,}[^s\W]s\b",
+        r"(?<![\d.,])(?<!of )\b1 (?:tokens|launches|rows|bytes|blocks|requests|weights|layers|near-misses|ranks|steps|"
+        r"passes|files|processes|sequences|texts|columns|rewrites|nodes|kernels|engines|replicas)\b",
         "the prompt has 1 tokens",
         "1 token",
     ),

@@ -85,7 +85,7 @@ def compile(
     target: a name from `llmc targets`. output: where the engine directory goes; without it, a temporary one that lives
     as long as the engine (Engine.save keeps it). passes: replaces llmc.passes.default(). tokenizer: for a model object,
     or in the place of a directory's own: a fast tokenizer of transformers, a tokenizers.Tokenizer, or a directory.
-    executor: as in llmc.load. parallel: "auto" divides `ranks`, each with so many GB of memory (by default the
+    executor: as in llmc.load. parallel: "auto" divides `ranks`, each with this many GB of memory (by default the
     target's), as the
     simulator finds best under the load of a trace (by default 200 requests at once; docs/parallel.md). options: the
     fields of llmc.options.BuildOptions. Raises LlmcError.
@@ -149,8 +149,8 @@ def _write_engine(
     notes: tuple[str, ...],
     outer: Sequence[StageBuild] = (),
 ) -> BuildReport:
-    """An engine, and in it that of what drafts for it. captured_now: while kernels begin to be compiled. outer: of the
-    engine that it lies in, whose weights it need not store again."""
+    """Build an engine, including that of its drafter. captured_now: called when capture ends, while kernels begin to
+    compile. outer: weights of the enclosing engine, which are not stored again."""
     finite = FiniteWeights()
     with EngineWriter(output) as writer, kind.builder(options) as builder:
         with stages("capture"):
@@ -196,7 +196,7 @@ def _write_weights(
     writer: EngineWriter,
     stages: Stages,
 ) -> None:
-    """Of all ranks of a stage, but for those that are shared."""
+    """The weights of all ranks of a stage, except shared ones."""
     program = build.program
     for rank in range(program.ranks):
         makers = [
@@ -216,7 +216,7 @@ def _write_draft(
     options: BuildOptions,
     pipeline: tuple[Pass, ...],
 ) -> tuple[str, ...]:
-    """The engine of what drafts, at DRAFT of the engine that it drafts for; what the build should say of it."""
+    """Build the drafter's engine in the folder DRAFT of its target's engine, and return notes for the build."""
     own, notes = draft_options(options, outer[0].program.limits)
     place = Captured(with_shared_tables(draft.graph, captured.graph, captured.source), captured.source)
     report = _write_engine(
@@ -264,7 +264,13 @@ def run_passes(
     if options.check_passes:
         watchers.append(PassChecker(captured.graph, captured.source))
     observe = dumped(captured.graph, *watchers)
-    data = ModelData(captured.source, captured.tokenizer, stages.count, kind.takes_blocked_codes, kind.rounds_tokens)
+    data = ModelData(
+        captured.source,
+        captured.tokenizer,
+        stages.count,
+        rounds_tokens=kind.rounds_tokens,
+        token_group=kind.token_group,
+    )
     result = run_pipeline(captured.graph, passes, options, observe, data, essential=essential())
     if result.graph.stage not in (Stage.SERVING, Stage.OPTIMIZED):
         raise OptionError(

@@ -28,15 +28,15 @@ class LlmcError(Exception):
 
 
 class BuildWarning(UserWarning):
-    """What a build did that its user may not expect, or found in the model; the engine is built all the same."""
+    """A warning about an unexpected decision of a build, or about the model. The engine is still built."""
 
 
 class LoadWarning(UserWarning):
-    """What an engine can do only in part as its user asks; it is loaded all the same."""
+    """A warning that an engine satisfies a requested option only in part. It is still loaded."""
 
 
 class RequestWarning(UserWarning):
-    """What a request asks for that its answer is not held to."""
+    """A warning that an answer is not guaranteed to satisfy a part of its request."""
 
 
 class OptionError(LlmcError):
@@ -104,7 +104,7 @@ class UnavailableError(RequestError):
 
 
 class RequestFaultError(RequestError):
-    """An exception that nobody foresaw, raised by what was done for this request alone; it is the cause."""
+    """An unexpected exception during the work for this request alone; the exception is the cause."""
 
 
 class ModelFailureError(RequestError):
@@ -112,7 +112,7 @@ class ModelFailureError(RequestError):
 
 
 def words_of(error: BaseException, most: int = 200) -> str:
-    """What an exception says, in one line of at most that many characters; empty if it cannot say it."""
+    """The message of an exception, on one line of at most `most` characters; empty if formatting it fails."""
     try:
         said = error.problem if isinstance(error, LlmcError) else str(error)
         # Half of a surrogate pair could not be printed.

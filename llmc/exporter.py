@@ -1,4 +1,4 @@
-"""Export: capture → passes up to a stage → an ONNX model with its weights, tokenizer and config beside it."""
+"""Export: capture → passes up to a stage → an ONNX model with its weights, tokenizer and config."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from llmc.passes.rewrite import Pass
 from llmc.passes.runner import run_pipeline
 
 STAGES = (Stage.CAPTURED, Stage.CANONICAL, Stage.SERVING, Stage.OPTIMIZED)
-# Of standard ops alone; or as onnxruntime-genai runs it.
+# Standard ops only, or the form that onnxruntime-genai runs.
 Flavour = Literal["standard", "genai"]
 FLAVOURS: tuple[Flavour, ...] = get_args(Flavour)
 _CONFIG = "config.json"
@@ -39,7 +39,7 @@ _CONFIG = "config.json"
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What was written. nodes: calls in the graph, which are of `functions` ops; seconds: by part."""
+    """The outcome of an export. nodes: calls in the graph, of `functions` ops; seconds: by part."""
 
     path: Path
     stage: str
@@ -144,14 +144,14 @@ def in_single_precision(options: BuildOptions) -> BuildOptions:
 def _stage(name: str | None, flavour: str) -> Stage:
     if flavour not in FLAVOURS:
         raise OptionError(
-            f"{flavour!r} is no flavour", at=f"flavour={flavour!r}", fix=f"flavours: {', '.join(FLAVOURS)}"
+            f"{flavour!r} is not a flavour", at=f"flavour={flavour!r}", fix=f"flavours: {', '.join(FLAVOURS)}"
         )
     if name is None:
         return Stage.CANONICAL if flavour == "genai" else Stage.OPTIMIZED
     found = next((stage for stage in STAGES if stage.value == name), None)
     if found is None:
         known = ", ".join(stage.value for stage in STAGES)
-        raise OptionError(f"{name!r} is no stage that can be exported", at=f"stage={name!r}", fix=f"stages: {known}")
+        raise OptionError(f"{name!r} is not a stage that can be exported", at=f"stage={name!r}", fix=f"stages: {known}")
     return found
 
 
@@ -161,7 +161,7 @@ def _engine_of(model: object) -> Path | None:
 
 
 def _options_of(engine: Path, given: BuildOptions) -> BuildOptions:
-    """What an engine was built with, in fp32. Raises OptionError where others are asked for beside them."""
+    """The build options of an engine, in fp32. Raises OptionError if other options are given as well."""
     for name, value in given.model_dump(exclude_defaults=True).items():
         if name != "dtype":
             raise OptionError(
@@ -176,7 +176,8 @@ def _options_of(engine: Path, given: BuildOptions) -> BuildOptions:
 def _export_engine(
     engine: Path, place: Path, stage: str | None, flavour: Flavour, given: BuildOptions, stages: Stages
 ) -> ExportReport:
-    """The graph that an engine for onnxruntime runs. Raises OptionError for others, and for what its graph is not."""
+    """The graph that an engine for onnxruntime runs. Raises OptionError for other engines, and for options that its
+    graph does not satisfy."""
     if not (engine / MODEL_NAME).is_file():
         raise OptionError(
             "an engine's graphs are text, and its weights in the layouts of its kernels",

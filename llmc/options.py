@@ -17,16 +17,16 @@ from llmc.formats.schemes import Quantization, parse_quantization
 from llmc.formats.sparsity import Sparsity, parse_sparsity
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-# What else a dtype may be called, here and on the command line.
+# Aliases of dtypes, here and on the command line.
 DtypeSpelling = Literal["auto", "float32", "bfloat16", "float16", "fp32", "bf16", "fp16", "float", "half", "f32", "f16"]
-# Of `speculative`, in the place of a directory: layers in the model's own one.
+# A value of `speculative` in place of a directory: MTP layers in the model's own directory.
 OWN_LAYERS = "mtp"
 _EXAMPLES = {
     "quantize": "int8",
     "sparsity": "magnitude:0.5",
     "prune": "channels=0.125",
 }
-# What refuses a value that cannot be read.
+# Exceptions that reject a value.
 _PARSERS: Mapping[str, Callable[[Any], object]] = {
     "quantize": parse_quantization,
     "sparsity": parse_sparsity,
@@ -42,17 +42,17 @@ _SPELLINGS = {
     "f16": "float16",
     "half": "float16",
 }
-# What an engine gives: tokens, or a row for a whole text (docs/embeddings.md). auto: as the model's config says.
+# The result of an engine: tokens, or one row per text (docs/embeddings.md). auto follows the model's config.
 TaskChoice = Literal["auto", "generate", "embed", "score", "classify"]
 PoolingChoice = Literal["auto", "last", "cls", "mean"]
-# What the pipeline promises and a user may give up by name; attention, norms and the layout are not among them.
+# Contracts of the pipeline that a user may waive by name. Attention, norms and the layout are not among them.
 Contract = Literal["rope", "linear", "pointwise", "paged_attention", "states", "logit_rows", "quantized"]
 
 
 class BuildOptions(BaseModel):
     """How to build an engine.
 
-    task: generate, or for a row of each text embed, score or classify (docs/embeddings.md); auto follows config.json.
+    task: generate, or a row per text: embed, score or classify (docs/embeddings.md); auto follows config.json.
     pooling: of an embedding, last, cls or mean; auto is as modules.json says, else last for a causal model and mean.
     dtype: of weights and activations; auto keeps the checkpoint's. float16 is for GPUs: for a CPU, a float16 checkpoint
     is built as bfloat16. bf16, fp16, half, fp32, float and torch's own dtypes are taken too.
@@ -61,28 +61,28 @@ class BuildOptions(BaseModel):
     everything, and requests may ask for less compression.
     quantize: schemes of weights and activations (formats/schemes.py); one for all, then PATTERN=SCHEME for some;
     a text is split at commas. sparsity: which elements of weights become zero (formats/sparsity.py), in the same form.
-    prune: how much of its inner channels, heads and layers a model loses (formats/pruning.py), a share or a number of
-    each kind, then PATTERN=SHARE or =none for some.
+    prune: the share or number of inner channels, heads and layers to remove (formats/pruning.py), then PATTERN=SHARE or
+    =none for some.
     calibration: the path of a UTF-8 text, or of token ids in a .json or .npy file, for
     methods that look at data; calibration_sequences of calibration_length tokens are taken from its beginning.
     max_model_len: longest sequence in tokens, prompt and output together; None is the model's own limit.
-    max_batch_tokens, max_sequences, max_logit_rows: limits of one step. None logit rows are one for each sequence, but
-    at least 64, and with `speculative` or on a CPU nine, for eight drafts of each; in no case more than tokens.
+    max_batch_tokens, max_sequences, max_logit_rows: limits of one step. If max_logit_rows is None, it is one per
+    sequence, or nine with `speculative` or on a CPU (for eight drafts), but at least 64 and at most max_batch_tokens.
     block_size: positions in a KV block.
-    speculative: what drafts tokens for the model, built into its engine: a .safetensors file of Medusa heads or its
+    speculative: the drafter to build into the engine: a .safetensors file of Medusa heads or its
     directory, the directory of an EAGLE-3 or MTP checkpoint, or "mtp" for MTP layers in the model's own directory.
-    lora: PEFT directories of adapters that are merged into the weights, as NAME=DIRECTORY, or by their names
+    lora: PEFT directories of adapters to merge into the weights, as NAME=DIRECTORY, or by their names
     (docs/adapters.md).
-    enable_lora: adapters can be loaded while the engine runs: max_loras are in use at once, of max_lora_rank at most.
-    lora_targets: of which modules, by the last words of their names; all linear ones if there are none.
-    tensor_parallel_size: how many ranks share the weights (docs/parallel.md).
-    enable_expert_parallel: each of those ranks has some of the experts, not some channels of each (docs/experts.md).
-    pipeline_parallel_size: into how many stages the layers are cut, each on as many ranks of its own.
-    disable_passes: names from `llmc passes`. stop_after: cut the pipeline after this rewrite number. finish_cut: run
-    the passes that an engine cannot do without all the same, whole.
-    allow_fallback: contracts that may be missed instead of failing the build; such a graph runs, slower.
+    enable_lora: adapters can be loaded while the engine runs: at most max_loras at once, of rank at most max_lora_rank.
+    lora_targets: the modules they may change, by the last word of their names; all linear ones if empty.
+    tensor_parallel_size: number of ranks that share the weights (docs/parallel.md). enable_expert_parallel: each of
+    these ranks holds some of the experts, instead of some channels of each (docs/experts.md). pipeline_parallel_size:
+    number of stages that the layers are split into, each on tensor_parallel_size ranks of its own.
+    disable_passes: names from `llmc passes`. stop_after: cut the pipeline after this rewrite number. finish_cut: still
+    run the passes that every engine needs. allow_fallback: contracts to waive instead of failing the build; such an
+    engine runs, but slower.
     check_passes: run the graph before and after each pass on real inputs, against the pass's numerics class.
-    strict: fail where `llmc explain` would report that something is not covered.
+    strict: fail if `llmc explain` would report missing coverage.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
@@ -123,7 +123,7 @@ class BuildOptions(BaseModel):
     @field_validator("dtype", "kv_dtype", mode="before")
     @classmethod
     def _spelled_out(cls, value: Any) -> Any:
-        """torch.float16 is told by how it prints: this file knows no torch."""
+        """torch.float16 is recognised by its text, because this file does not import torch."""
         name = str(value).removeprefix("torch.").lower()
         return _SPELLINGS.get(name, name)
 
@@ -169,23 +169,23 @@ class BuildOptions(BaseModel):
 
     @property
     def adapters(self) -> dict[str, Path]:
-        """What `lora` says."""
+        """The parsed value of `lora`."""
         named = (each.partition("=") for each in self.lora)
         return {name: Path(directory) for name, _, directory in named}
 
     @property
     def quantization(self) -> Quantization:
-        """What `quantize` says."""
+        """The parsed value of `quantize`."""
         return parse_quantization(self.quantize)
 
     @property
     def zeros(self) -> Sparsity:
-        """What `sparsity` says."""
+        """The parsed value of `sparsity`."""
         return parse_sparsity(self.sparsity)
 
     @property
     def pruning(self) -> Pruning:
-        """What `prune` says."""
+        """The parsed value of `prune`."""
         return parse_pruning(self.prune)
 
 
@@ -251,5 +251,5 @@ def parse_options(values: Mapping[str, object]) -> BuildOptions:
         raise OptionError(
             f"build option {name!r} cannot be {first['input']!r}: {first['msg']}",
             at=f"{name}={first['input']!r}",
-            fix="see `llmc build --help` for what each option takes",
+            fix="see `llmc build --help` for the values of each option",
         ) from None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from llmc.errors import OptionError
 
-# What `llmc bisect` tells the command that it runs, which may well be an llmc command.
+# Variables that `llmc bisect` sets for the command that it runs, which may be an llmc command.
 BISECT_PREFIX = "LLMC_BISECT_"
 
 
@@ -26,7 +26,7 @@ class CaptureCache(Enum):
 
 @dataclass(frozen=True)
 class Settings:
-    """What the environment says.
+    """Settings from the environment.
 
     cache_dir (LLMC_CACHE_DIR): engines of model directories, compiled kernels and captured graphs. cache_bytes
     (LLMC_CACHE_SIZE, such as 20GB): how much of them is kept; None is the default of llmc/cache/contents.py. debug
@@ -35,7 +35,7 @@ class Settings:
     (LLMC_API_KEY): of `llmc serve` and of the clients that llmc has for it. capture_cache (LLMC_CAPTURE_CACHE).
     rank_start_seconds (LLMC_RANK_START_SECONDS): until every rank of an engine has come up. rank_stall_seconds
     (LLMC_RANK_STALL_SECONDS): that one may keep the others waiting within a step. ptx_instructions
-    (LLMC_PTX_INSTRUCTIONS): of a thread, after which executor="ptx" calls a kernel endless.
+    (LLMC_PTX_INSTRUCTIONS): of a block, after which executor="ptx" calls a kernel endless.
     """
 
     cache_dir: Path
@@ -132,9 +132,17 @@ def _cache_bytes(size: str) -> int | None:
     """A size such as 20GB, 500 MiB or 1000000 in bytes; None for an empty one."""
     if not size:
         return None
-    found = re.fullmatch(r"([0-9]{1,15}) ?([KMGT]i?B?|B)?", size, re.IGNORECASE | re.ASCII)
+    found = size_in_bytes(size)
     if found is None:
         raise _cannot_be("LLMC_CACHE_SIZE", size, "give a size such as 20GB or 500MB, or unset it")
+    return found
+
+
+def size_in_bytes(text: str) -> int | None:
+    """Bytes of a size such as 20GB, 500 MiB or 1000000; None for another text."""
+    found = re.fullmatch(r"([0-9]{1,15}) ?([KMGT]i?B?|B)?", text, re.IGNORECASE | re.ASCII)
+    if found is None:
+        return None
     unit = (found[2] or "B").upper()
     thousand: int = 1024 if "I" in unit else 1000
     return int(found[1]) * int(thousand ** "BKMGT".index(unit[0]))

@@ -29,6 +29,7 @@ DRAFT = Path(__file__).parent.parent / "examples" / "models" / "bard-draft"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite the expected texts in tests/golden")
+    parser.addoption("--execution-table", help="write there how PTX as executed differs from Triton's interpreter")
 
 
 def pytest_configure(config: pytest.Config) -> None:

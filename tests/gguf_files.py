@@ -221,13 +221,13 @@ def in_blocks(values: Array, kind: str) -> tuple[Array, Array]:
     """The bytes of a GGML type, and what they stand for. What the gguf package cannot quantize to is random: scales as
     large as the values, all other bits by chance."""
     number = gguf.GGMLQuantizationType[kind]
-    data = _random_blocks(values, kind) if kind in _SCALES_AT else quantize(values.astype(np.float32), number)
+    data = _random_blocks(values, kind) if kind in SCALES_AT else quantize(values.astype(np.float32), number)
     shown = data if kind == "F16" else dequantize(data, number)
     return data, shown.astype(np.float32).reshape(values.shape)
 
 
-# Where each type has its fp16 scales.
-_SCALES_AT = {
+# Where each type has its fp16 scales; IQ1_M has them bit by bit among others.
+SCALES_AT = {
     "Q2_K": (80, 82),
     "Q3_K": (108,),
     "Q4_K": (0, 2),
@@ -235,8 +235,21 @@ _SCALES_AT = {
     "Q6_K": (208,),
     "IQ4_NL": (0,),
     "IQ4_XS": (0,),
-    "IQ3_S": (0,),
+    **dict.fromkeys(("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), (0,)),
+    "IQ1_M": (),
 }
+
+
+def set_scale(blocks: Array, kind: str, scale: float, at: int | None = None) -> None:
+    """Write the fp16 scale of blocks [..., bytes], and of those that have one the scale of minima; only the one that
+    begins `at` a byte where that is given."""
+    half = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
+    for place in SCALES_AT[kind] if at is None else (at,):
+        blocks[..., place : place + 2] = half
+    if kind == "IQ1_M":  # The high four bits of each of the last four numbers of 16 bits.
+        for index, place in enumerate((49, 51, 53, 55)):
+            nibble = half[index // 2] >> 4 * (index % 2) & 15
+            blocks[..., place] = blocks[..., place] & 15 | nibble << 4
 
 
 def _random_blocks(values: Array, kind: str) -> Array:
@@ -244,27 +257,29 @@ def _random_blocks(values: Array, kind: str) -> Array:
     elements, nbytes = gguf.GGML_QUANT_SIZES[number]
     generator = np.random.default_rng(int(np.abs(values).sum()))
     blocks = generator.integers(0, 256, (values.size // elements, nbytes), dtype=np.uint8)
-    for at in _SCALES_AT[kind]:
-        blocks[:, at : at + 2] = np.frombuffer(np.float16(1.0).tobytes(), np.uint8)
+    set_scale(blocks, kind, 1.0)
     spread = float(dequantize(blocks.reshape(1, -1), number).std())
-    scale = np.float16(float(values.std()) / spread)
-    for at in _SCALES_AT[kind]:
-        blocks[:, at : at + 2] = np.frombuffer(scale.tobytes(), np.uint8)
+    set_scale(blocks, kind, float(values.std()) / spread)
     return blocks.reshape(*values.shape[:-1], -1)
 
 
-def _converted(converter: Converter, name: str, tensor: Tensor, config: Any) -> list[tuple[str, Array]]:
-    """The tensors of the file that one of the model's becomes."""
+def names_in_file(converter: Converter, name: str) -> list[str]:
+    """The names of the tensors that one tensor of the model becomes."""
     place, groups = next(
         (there, found.groups())
         for pattern, there in converter.names
         if (found := re.fullmatch(pattern, name)) is not None
     )
+    return [each.format(*groups) for each in place.split()]
+
+
+def _converted(converter: Converter, name: str, tensor: Tensor, config: Any) -> list[tuple[str, Array]]:
+    """The tensors of the file that one of the model's becomes."""
     values = tensor.detach().float()
     heads = _heads(name, config) if converter.pairs else None
     if heads is not None:
         values = values.reshape(heads, 2, -1, *values.shape[1:]).transpose(1, 2).reshape(values.shape)
-    names = [each.format(*groups) for each in place.split()]
+    names = names_in_file(converter, name)
     if converter.in_turn and ".experts." in name:
         rows = values.transpose(1, 2) if values.dim() == 3 else values
         return [(each, rows[:, i :: len(names)].contiguous().numpy()) for i, each in enumerate(names)]

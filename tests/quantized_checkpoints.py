@@ -18,6 +18,7 @@ from torch import Tensor
 
 GROUP = 32
 _LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+_LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")  # DeepSeek's attention
 
 # A weight [out, in] → its tensors by suffix, and what they stand for.
 Writer = Callable[[str, Tensor], tuple[dict[str, Tensor], Tensor]]
@@ -54,7 +55,7 @@ def write_quantized(
     dequantized: dict[str, Tensor] = {}
     for name, tensor in load_file(file).items():
         module = name.removesuffix(".weight")
-        if module.rpartition(".")[2] not in _LINEARS:
+        if module.rpartition(".")[2] not in (*_LINEARS, *_LATENT):
             tensors[name] = tensor
             continue
         parts, dequantized[name] = writer(module, tensor.float())

@@ -13,12 +13,13 @@ from benchmarks.contestants.protocol import serve
 
 
 class LlamaCpp:
-    def __init__(self, path: str, threads: int) -> None:
+    def __init__(self, path: str, threads: int, flash_attention: bool = False) -> None:
         llama_cpp.llama_backend_init()
         parameters = llama_cpp.llama_model_default_params()
         self._model = llama_cpp.llama_model_load_from_file(path.encode(), parameters)
         self._vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
         self._threads = threads
+        self._flash_attention = flash_attention
         self._random = random.Random(0)
 
     def prefill(self, tokens: int) -> float:
@@ -42,6 +43,18 @@ class LlamaCpp:
         seconds = time.perf_counter() - start
         llama_cpp.llama_free(state)
         return seconds / steps
+
+    def prefill_and_decode(self, context: int, steps: int) -> list[float]:
+        state, seconds = self._context(1, context + steps + 8), list[float]()
+        ids = self._tokens(context)
+        batches = [[(position, 0, token) for position, token in enumerate(ids)]]
+        batches += [[(context + step, 0, token)] for step, token in enumerate(self._tokens(steps))]
+        for batch in batches:
+            start = time.perf_counter()
+            self._decode(state, batch, last_only=True)
+            seconds.append(time.perf_counter() - start)
+        llama_cpp.llama_free(state)
+        return seconds
 
     def speculate(self, context: int, steps: int, drafts: int, acceptance: float) -> float:
         state = self._context(1, context + steps + 2 * drafts + 8)
@@ -68,6 +81,8 @@ class LlamaCpp:
         parameters.n_seq_max = sequences
         parameters.n_threads = self._threads
         parameters.n_threads_batch = self._threads
+        if self._flash_attention:
+            parameters.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
         context: ctypes.c_void_p = llama_cpp.llama_init_from_model(self._model, parameters)
         return context
 
@@ -95,8 +110,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("gguf")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--flash-attention", action="store_true", help="instead of leaving it to llama.cpp")
     arguments = parser.parse_args()
-    serve(LlamaCpp(arguments.gguf, arguments.threads))
+    serve(LlamaCpp(arguments.gguf, arguments.threads, arguments.flash_attention))
 
 
 if __name__ == "__main__":

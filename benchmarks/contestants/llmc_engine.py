@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,17 @@ class LlmcEngine:
         for request in requests:
             self._loop.remove(request)
         return seconds / steps
+
+    def prefill_and_decode(self, context: int, steps: int) -> list[float]:
+        request = self._request(context)
+        times = [time.perf_counter()]
+        self._step_until_first_token([request])
+        times.append(time.perf_counter())
+        for _ in range(steps):
+            self._loop.step()
+            times.append(time.perf_counter())
+        self._loop.remove(request)
+        return [end - start for start, end in pairwise(times)]
 
     def decode_and_read(self, context: int, steps: int, nbytes: int) -> list[list[float]]:
         request = self._request(context)

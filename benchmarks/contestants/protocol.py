@@ -51,6 +51,15 @@ class Reader(Protocol):
         ...
 
 
+@runtime_checkable
+class LongReader(Protocol):
+    """What measures a long prompt once, not once for its prefill and once more for what follows. Times in seconds."""
+
+    def prefill_and_decode(self, context: int, steps: int) -> list[float]:
+        """Time of the prefill, batch 1 and nothing cached, and then of each decode step."""
+        ...
+
+
 class BatchGenerator(Protocol):
     """What generates whole batches: a request is (prompt's token ids, tokens to generate). Times in seconds."""
 
@@ -71,7 +80,7 @@ def serve(contestant: Contestant) -> None:
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         request = json.loads(line)
-        seconds: float | list[list[float]]
+        seconds: float | list[float] | list[list[float]]
         if request["measure"] == "prefill":
             seconds = contestant.prefill(request["tokens"])
         elif request["measure"] == "speculate":
@@ -80,6 +89,9 @@ def serve(contestant: Contestant) -> None:
         elif request["measure"] == "decode and read":
             assert isinstance(contestant, Reader)
             seconds = contestant.decode_and_read(*(request[n] for n in ("context", "steps", "nbytes")))
+        elif request["measure"] == "prefill and decode":
+            assert isinstance(contestant, LongReader)
+            seconds = contestant.prefill_and_decode(request["context"], request["steps"])
         else:
             seconds = contestant.decode(request["batch"], request["context"], request["steps"])
         print(json.dumps({"seconds": seconds}), flush=True)
@@ -130,6 +142,11 @@ class ContestantProcess:
             {"measure": "decode and read", "context": context, "steps": steps, "nbytes": nbytes}
         )
         return stepped, read
+
+    def prefill_and_decode(self, context: int, steps: int) -> tuple[float, list[float]]:
+        """Time of the prefill, and of each decode step."""
+        prefill, *decode = self._ask_for_any({"measure": "prefill and decode", "context": context, "steps": steps})
+        return prefill, decode
 
     def generate(self, batches: Sequence[Sequence[tuple[Sequence[int], int]]]) -> float:
         return self._ask({"batches": batches})

@@ -18,7 +18,7 @@ WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _LORA = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<part>[AB])(\.default)?(\.weight)?")
 _WHOLE = re.compile(r"(?P<module>.+?)(\.(?P<kind>base_layer|modules_to_save|original_module)(\.default)?)?\.weight")
-# What the adapter's weight took the place of, which the model has itself.
+# Names of the weight that the adapter replaces, which the model has itself.
 _UNTRAINED = "original_module"
 
 
@@ -39,8 +39,8 @@ class LoraModule:
 
 @dataclass(frozen=True)
 class Adapter:
-    """modules: by the tails of their names. whole: weights that the adapter has in the place of the model's, by the
-    same. digest: of what it computes, whatever it is called: equal for the same files."""
+    """modules: LoRA factors by the tail of the module's name. whole: weights that replace the model's, by the same
+    tails. digest: a digest of the contents, independent of the adapter's name."""
 
     directory: Path
     file: SafetensorsFile
@@ -61,7 +61,7 @@ def read_adapter(directory: str | PathLike[str]) -> Adapter:
     """
     place = Path(directory)
     if not place.is_dir():
-        raise AdapterError("this is no directory", at=place, fix="name one that PEFT's save_pretrained has written")
+        raise AdapterError("this is not a directory", at=place, fix="name one that PEFT's save_pretrained has written")
     config = read_config(place)
     file = SafetensorsFile(_weights(place))
     shapes = file.shapes()
@@ -77,7 +77,7 @@ def read_adapter(directory: str | PathLike[str]) -> Adapter:
             if full["kind"] != _UNTRAINED:
                 whole.setdefault(full["module"], []).append(name)
         else:
-            raise AdapterError(f"tensor {name!r:.120} is no part of a LoRA adapter", at=file.path)
+            raise AdapterError(f"tensor {name!r:.120} is not part of a LoRA adapter", at=file.path)
     modules: dict[str, LoraModule] = {}
     for module, names in parts.items():
         modules[_new(tail(module), modules, file)] = _module(module, names, shapes, config, file)
@@ -115,7 +115,7 @@ def _one_of(copies: Sequence[str], file: SafetensorsFile) -> str:
 
 def _new(module: str, known: Mapping[str, object], file: SafetensorsFile) -> str:
     if module in known:
-        raise AdapterError(f"two modules end in {module}: it cannot be told which is meant", at=file.path)
+        raise AdapterError(f"two modules end in {module}, so the name is ambiguous", at=file.path)
     return module
 
 

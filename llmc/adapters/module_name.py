@@ -1,7 +1,7 @@
-"""What a module is called, whoever says it: PEFT, a checkpoint, or transformers of another year.
+"""Canonical names of modules in PEFT, in checkpoints and in all versions of transformers.
 
-Names differ in what leads to the layers (model., transformer., model.language_model., base_model.model.), and agree
-from the list of layers on. What is in no layer is known by its last word.
+Names differ in the prefix of the layers (model., transformer., model.language_model., base_model.model.) and agree from
+the list of layers on. A module outside of layers is identified by its last word.
 """
 
 

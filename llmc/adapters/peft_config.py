@@ -1,4 +1,4 @@
-"""What adapter_config.json says of an adapter: its scales, and whether it is of a kind that llmc computes."""
+"""The settings of an adapter in adapter_config.json: its scales, and whether llmc supports its kind."""
 
 import json
 import re
@@ -45,14 +45,14 @@ class PeftConfig:
     rank_stabilized: bool
 
     def scale(self, module: str, rank: int) -> float:
-        """What a module's B·A is multiplied by: α/r, or α/√r where ranks are stabilized (Kalajdzievski 2023)."""
+        """The factor of a module's B·A: α/r, or α/√r with rank stabilization (Kalajdzievski 2023)."""
         named = (alpha for pattern, alpha in self.alpha_patterns if pattern.fullmatch(module))
         alpha = next(named, self.alpha)
         return alpha / (rank**0.5 if self.rank_stabilized else rank)
 
 
 def read_config(directory: Path) -> PeftConfig:
-    """Raises AdapterError for what is no LoRA adapter that llmc computes, with the reason."""
+    """Raises AdapterError with the reason if it is not a LoRA adapter, or of a kind that llmc does not support."""
     file = directory / CONFIG
     values = _object(file)
     kind = values.get("peft_type")
@@ -84,7 +84,9 @@ _MERGE_IT = "merge it with peft (merge_and_unload) and build the merged model"
 def _object(file: Path) -> dict[str, Any]:
     try:
         if file.stat().st_size > _MOST_CONFIG_BYTES:
-            raise AdapterError(f"the file has {file.stat().st_size} bytes", at=file, fix="this is no adapter's config")
+            raise AdapterError(
+                f"the file has {file.stat().st_size} bytes", at=file, fix="this is not an adapter's config"
+            )
         values = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise AdapterError(

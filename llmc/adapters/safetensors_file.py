@@ -43,7 +43,7 @@ class SafetensorsFile:
         self._entries = self._checked()
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of every tensor, by name, in order."""
+        """The shape of every tensor by name, in order."""
         return {name: self._entries[name].shape for name in sorted(self._entries)}
 
     def load(self, name: str) -> Floats:

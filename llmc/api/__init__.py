@@ -1,1 +1,1 @@
-"""What the functions of the Python API have in common: their signatures, their progress, the version."""
+"""Shared parts of the Python API's functions: signatures, progress, the version."""

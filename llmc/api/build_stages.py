@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Who is told how a build goes on."""
+    """The receiver of a build's progress."""
 
     def stage(self, name: str, total: int | None) -> None:
         """A stage begins (and the one before has ended); `total` units of work, None if unknown."""

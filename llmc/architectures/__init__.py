@@ -1,1 +1,1 @@
-"""What of transformers compiles: a tiny random model of every causal architecture, built and compared."""
+"""Coverage of transformers: a tiny random model of every causal architecture is built and compared."""

@@ -21,7 +21,7 @@ LENGTH = 33
 
 
 class Verdict(Enum):
-    """What came of an architecture."""
+    """The outcome for an architecture."""
 
     MATCHES = "matches"
     DIFFERS = "differs"
@@ -51,7 +51,7 @@ class Outcome:
 def survey(model_type: str, class_name: str, target: str) -> Outcome:
     """Build a tiny fp32 model for `target` and compare its logits at 33 tokens with transformers'.
 
-    Of a multimodal model the text half is built, and compared with what the whole model says of tokens alone.
+    For a multimodal model, the text half is built and compared with the whole model on token inputs.
     """
 
     def outcome(verdict: Verdict, reason: str) -> Outcome:
@@ -71,7 +71,7 @@ def survey(model_type: str, class_name: str, target: str) -> Outcome:
     try:
         with torch.inference_mode():
             expected = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].float().numpy()
-    except Exception as error:  # As above: its forward is its own code, too.
+    except Exception as error:  # As above: its forward is also its own code.
         return outcome(Verdict.NO_MODEL, _one_line(error))
     difference = float(np.abs(logits - expected).max() / expected.std())
     return Outcome(

@@ -10,7 +10,8 @@ from llmc.architectures.variants import VARIANTS
 from llmc.errors import CaptureError
 from llmc.frontends.transformers.config import import_transformers
 
-# What a model may have at most: a configuration whose sizes have names that are not listed here would fill the memory.
+# The maximum number of parameters of a tiny model. A configuration with size names that are not listed here would fill
+# the memory.
 _PARAMETERS = 20_000_000
 
 # Setting → small value. Architectures name the same thing differently; a setting that one lacks is left out.
@@ -44,7 +45,7 @@ _SIZES: Mapping[str, Any] = MappingProxyType(
         "qk_rope_head_dim": 8,
         "qk_nope_head_dim": 16,
         "hidden_size_per_layer_input": 16,
-        # Of the towers of multimodal ones, which are left out of what is built.
+        # Settings of the towers of multimodal models, which are not built.
         "image_size": 32,
         "patch_size": 8,
         "text_hidden_size": 64,
@@ -75,7 +76,8 @@ _DOTS3 = {
 _DORY = {
     **{"num_hidden_layers": 6, "n_input_layers": 2, "n_recurrent_layers": 2, "n_output_layers": 2},
     "layer_types": ["sliding_attention", "full_attention"] * 3,
-    # Its learned scales are stored as multiples of the first, beside whose default the noise of tiny models is large.
+    # Its learned scales are stored as multiples of the first one, whose default is small compared with the noise of
+    # tiny models.
     **{"initializer_range": 1.0, "ngpt_alpha_init": 0.5},
 }
 _LLAMA4 = {"num_hidden_layers": 4, "layer_types": [*["chunked_attention"] * 3, "full_attention"]}
@@ -175,7 +177,7 @@ def tiny_config(name: str) -> Any:
 
 
 def tiny_settings(model_type: str, config_class: Any, variant: Mapping[str, Any]) -> dict[str, Any]:
-    """What a configuration is made of, the parts of a multimodal one too. variant: what is different in it."""
+    """The settings of a configuration, including the parts of a multimodal one. variant: the settings that differ."""
     from transformers import CONFIG_MAPPING
 
     known = config_class().to_dict()
@@ -220,13 +222,13 @@ def tiny_architecture(name: str) -> Any:
         )
     # As `llmc verify` does: sdpa, the choice of some versions of transformers for Gemma 2, leaves its soft cap out.
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(20240613)  # Of vectors that begin as noise: sinks, time steps of states.
+        torch.manual_seed(20240613)  # Vectors that are initialised with noise: sinks, time steps of states.
         model = model_class._from_config(config, dtype=torch.float32, attn_implementation="eager")
     generator = torch.Generator().manual_seed(20240613)
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            # Matrices keep the size of what goes through them; norm weights and biases move away from 1 and 0.
+            # Matrices preserve the magnitude of activations; norm weights and biases differ from 1 and 0.
             scale = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.1
             parameter.copy_(scale * noise + (0 if parameter.dim() > 1 else parameter))
         for name, buffer in model.named_buffers():

@@ -1,4 +1,4 @@
-"""Forms of an architecture that its settings choose between and that run other code: each is looked at, too."""
+"""Variants of an architecture, selected by its settings, that run different code and are therefore also surveyed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LONG = {
     **{"short_factor": [1.0 + i / 8 for i in range(8)], "long_factor": [2.0 + i for i in range(8)]},
 }
 
-# Model type, +, and what is different → the settings that make it so, beside those of the tiny configuration.
+# Model type, +, and the variant → its settings in addition to those of the tiny configuration.
 VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "bamba+full": {"attn_layer_indices": [0, 1]},

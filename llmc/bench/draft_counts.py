@@ -1,4 +1,4 @@
-"""What came of a server's drafts, from its /metrics: under vLLM's names, whoever serves."""
+"""Counts of a server's drafts, read from its /metrics under vLLM's names."""
 
 import re
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class DraftCounts:
         return 1 + self.accepted_tokens / self.drafts if self.drafts else 1.0
 
     def since(self, before: "DraftCounts") -> "DraftCounts":
-        """What has come after another count."""
+        """The difference to an earlier count."""
         return DraftCounts(
             self.drafts - before.drafts,
             self.draft_tokens - before.draft_tokens,
@@ -36,7 +36,7 @@ class DraftCounts:
 
 
 def read_counts(metrics: str) -> DraftCounts | None:
-    """Of the text of /metrics, all models together; None of a server that does not draft."""
+    """Parse the counts from the text of /metrics, summed over models; None if the server does not draft."""
     found: dict[str, int] = {}
     for name, value in _LINE.findall(metrics):
         found[name] = found.get(name, 0) + int(float(value))

@@ -16,7 +16,7 @@ from llmc.errors import OptionError
 
 @dataclass(frozen=True, kw_only=True)
 class Arrival:
-    """When requests are sent: `concurrency` users at a time, or `rate` requests a second on average, or both.
+    """When requests are sent: `concurrency` users at a time, or `rate` requests per second on average, or both.
 
     burstiness: 1 is a Poisson process; smaller is burstier, larger is more even (a gamma distribution, as in vLLM's
     benchmark). seed: of the arrival times.

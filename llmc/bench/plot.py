@@ -1,4 +1,4 @@
-"""A run as a picture: tokens a second over time, and how the latencies are distributed."""
+"""Plots of a run: tokens per second over time, and the distribution of latencies."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -33,7 +33,7 @@ def plot_run(records: Sequence[RequestRecord], path: Path, title: str) -> None:
     width = pieces[-1] / bins if pieces else 1.0
     scale = sum(r.output_tokens for r in done) / len(pieces) / width if pieces and width else 0.0
     left.hist(pieces, bins=bins, weights=[scale] * len(pieces), color=_OUT, alpha=0.85)
-    left.set(xlabel="seconds", ylabel="output tokens a second", title="throughput")
+    left.set(xlabel="seconds", ylabel="output tokens per second", title="throughput")
     for name, color in (("ttft", _IN), ("tpot", _OUT), ("e2el", "#d97706")):
         ordered = sorted(1e3 * seconds for r in done for seconds in r.seconds(name))
         shares = [(i + 1) / len(ordered) for i in range(len(ordered))]

@@ -1,4 +1,4 @@
-"""What one request of a load saw."""
+"""The record of one request of a load."""
 
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -6,7 +6,8 @@ from itertools import pairwise
 
 @dataclass
 class RequestRecord:
-    """What one request saw. Times in seconds of time.perf_counter(). pieces: when each piece of output came.
+    """The record of one request. Times are in seconds of time.perf_counter(). pieces: arrival time of each piece of
+    output.
 
     error: why it failed, None if it did not. cached_tokens: of the prompt, None where the server does not say.
     """
@@ -35,7 +36,8 @@ class RequestRecord:
         return self.ended - self.sent
 
     def seconds(self, latency: str) -> list[float]:
-        """Of a latency by its name in summary.py: of itl one for each gap, of others one, or none of too few tokens."""
+        """The values of a latency named as in summary.py: one per gap for itl, otherwise one, or none if there are too
+        few tokens."""
         if latency == "itl":
             return [b - a for a, b in pairwise(self.pieces)]
         value = {"ttft": self.first_token, "tpot": self.per_token, "e2el": self.total}[latency]

@@ -27,7 +27,7 @@ def first_token_seconds(engine: Path) -> float:
         [sys.executable, "-P", "-c", program, str(engine)], capture_output=True, text=True, env=worker_environment()
     )
     if done.returncode:
-        # Of a traceback the last line that is not indented names the error.
+        # The last line of a traceback that is not indented names the error.
         said = next((line for line in reversed(done.stderr.splitlines()) if line.strip() and line[0] != " "), "")
         raise LlmcError(f"the engine does not run: {said}", at=engine, fix=f"see all that it says: llmc run {engine}")
     return time.perf_counter() - start

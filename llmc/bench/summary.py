@@ -1,4 +1,4 @@
-"""What a run says: throughput, latencies as mean, median and p99, goodput, prefix hits; also as JSON."""
+"""The summary of a run: throughput, latencies as mean, median and p99, goodput, prefix hits; also as JSON."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ class Latency:
 
 @dataclass(frozen=True)
 class Summary:
-    """duration: seconds. throughputs: a second. goodput: requests a second that met every goal, None without goals.
+    """duration: seconds. throughputs: per second. goodput: requests per second that met every goal; None without goals.
 
     prefix_hit_rate: share of prompt tokens found in the server's prefix cache, None where it does not say.
     """

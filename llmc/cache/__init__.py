@@ -1,4 +1,4 @@
-"""What llmc keeps under LLMC_CACHE_DIR: a folder for each kind of thing, private, bounded, and swept of leftovers."""
+"""The cache under LLMC_CACHE_DIR: a folder per kind of entry, private, bounded, and cleared of leftovers."""
 
 from llmc.cache.contents import CacheEntry, CacheKind, cache_entries, cache_limit
 from llmc.cache.directory import open_cache

@@ -1,4 +1,4 @@
-"""What is in the cache, how it is kept within its bound, and how what killed processes have left is removed."""
+"""The contents of the cache: their listing, the size limit, and the removal of leftovers of killed processes."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ from llmc.files.locked_directory import TEMPORARY_SUFFIX
 
 DEFAULT_BYTES = 50 * 10**9
 LOCK_SUFFIX = ".lock"
-# Whoever has found an entry may not have opened it yet.
+# A process that has found an entry may not have opened it yet.
 _JUST_USED_SECONDS = 60.0
 
 
@@ -34,7 +34,7 @@ class CacheKind(Enum):
 
     @property
     def holds(self) -> str:
-        """What is in it, for people."""
+        """A readable description of the contents."""
         return _HOLDS[self]
 
     @property
@@ -93,7 +93,7 @@ def cache_limit(root: Path, total: int, chosen: int | None) -> int:
 def trim_cache(root: Path, chosen: int | None) -> None:
     """Remove the entries used longest ago until all together are within the limit.
 
-    What is in use stays, and so does what was used within the last minute.
+    Entries that are in use, or were used within the last minute, are kept.
     """
     entries = sorted(cache_entries(root), key=lambda entry: entry.used)
     total = sum(entry.nbytes for entry in entries)

@@ -1,7 +1,8 @@
-"""A folder of the cache: entries appear whole, are made once, and are used only if nobody else could write them.
+"""A folder of the cache: entries are created atomically and once, and are used only if no other user can write them.
 
-Each entry has a name made from all that it was made from. What is being made has a hidden name and is locked by its
-process: what is hidden and not locked was left by one that was killed, and is removed by the next that makes something.
+The name of an entry is a digest of everything it depends on. An entry under construction has a hidden name and is
+locked by its process. A hidden entry without a lock was left by a killed process; the next process that creates an
+entry removes it.
 """
 
 import os
@@ -58,8 +59,8 @@ class CacheDirectory:
     ) -> Path:
         """The entry of that name, marked as used; `make(path)` puts it there, whole, if it is not there or not whole.
 
-        Those who make an entry of one name wait for each other, as do all with the same `turn`. Raises OptionError for
-        an entry that others own or may write, and what `make` raises.
+        Processes that create the same entry wait for each other, as do all with the same `turn`. Raises OptionError for
+        an entry that another user owns or may write, and any exception of `make`.
         """
         path = self.path / name
         if distrust(path) is None and is_whole(path):
@@ -129,20 +130,20 @@ class CacheDirectory:
         return removed, left
 
     def tidy(self) -> None:
-        """Remove what killed processes have left, and of what all kinds hold beyond the bound what was used longest
-        ago."""
+        """Remove leftovers of killed processes, and the least recently used entries beyond the size limit over all
+        kinds."""
         sweep(self.path)
         self._trimmed.touch(mode=0o600)
         trim_cache(self._root, settings().cache_bytes)
 
     def _tidy_if_due(self) -> None:
-        """After a small entry once a minute: looking at every file takes 0.5 s when there are 18,000."""
+        """Tidy at most once per minute after small entries: listing 18,000 files takes 0.5 s."""
         if self._kind.is_large or not was_just_used(self._trimmed):
             self.tidy()
 
     @contextmanager
     def turn(self, name: str) -> Iterator[None]:
-        """Wait until nobody else, in this process or another, has the turn of that name.
+        """Wait until no other thread or process holds the turn of that name.
 
         Nothing depends on it: where the file system knows no locks, both make the same.
         """
@@ -157,7 +158,7 @@ class CacheDirectory:
             wait_for_lock(descriptor)
             if is_at(descriptor, path):
                 break
-            os.close(descriptor)  # Who had the turn before has removed the file.
+            os.close(descriptor)  # The previous holder of the turn has removed the file.
         try:
             yield
         finally:

@@ -1,4 +1,4 @@
-"""The version of an installed package, for caches of what it makes."""
+"""The version of an installed package, for keys of caches that depend on it."""
 
 from importlib import metadata
 

@@ -1,4 +1,4 @@
-"""A digest of llmc's own sources, for caches of what they make."""
+"""A digest of llmc's own sources, for keys of caches that depend on them."""
 
 from functools import cache
 from hashlib import sha256

@@ -1,4 +1,4 @@
-"""What is taken from the cache, which holds code: nothing that another user owns, or that others may write."""
+"""Trust in cache entries, which hold code: entries that another user owns or may write are refused."""
 
 import os
 import stat
@@ -23,7 +23,7 @@ def make_private(folder: Path) -> None:
         raise OptionError(
             f"the cache {reason}, so what is in it cannot be trusted",
             at=folder,
-            fix=f"{ELSEWHERE}; or remove it; or, if nobody else has written to it: chmod -R go-w {folder}",
+            fix=f"{ELSEWHERE}; or remove it; or, if no other user has written to it: chmod -R go-w {folder}",
         )
 
 
@@ -45,7 +45,8 @@ def close_to_others(path: Path) -> None:
 
 
 def _distrust(status: os.stat_result) -> str | None:
-    """Why what has that owner and mode is not to be used. Who is root can write everything anyway."""
+    """The reason not to use a file with that owner and mode. Root is trusted, because it can write everything
+    anyway."""
     if status.st_uid not in (os.geteuid(), 0):
         return f"belongs to another user (uid {status.st_uid})"
     if status.st_mode & _OTHERS_MAY_WRITE and not stat.S_ISLNK(status.st_mode):

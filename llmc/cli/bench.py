@@ -47,7 +47,7 @@ def bench_serve(
     model: Annotated[str | None, typer.Option(help="default: the server's first")] = None,
     num_prompts: Annotated[int, typer.Option(help="requests in all", min=1)] = 100,
     request_rate: Annotated[
-        float | None, typer.Option(help="requests a second on average; default: all at once")
+        float | None, typer.Option(help="average requests per second; default: all at once")
     ] = None,
     burstiness: Annotated[float, typer.Option(help="1 is a Poisson process, less is burstier")] = 1.0,
     max_concurrency: Annotated[int | None, typer.Option(help="users who each wait for their answer")] = None,
@@ -87,7 +87,7 @@ def bench_serve(
     standard_output().print(summary_table(summary, title, drafts))
     given = {"arrival": vars(arrival), "shape": vars(shape), "num_prompts": num_prompts, "seed": seed}
     first = min(record.sent for record in records)
-    # `llmc simulate --trace` reads them, too.
+    # `llmc simulate --trace` also reads them.
     requests_json = {"requests": [{"arrival": r.sent - first, **_record_json(r)} for r in records]}
     write_figures(json_file, summary.to_json() | given | draft_figures(drafts) | requests_json)
     if plot is not None:
@@ -110,7 +110,7 @@ def bench_throughput(
     seed: Seed = 0,
     json_file: Json = None,
 ) -> None:
-    """Generate for all prompts at once, without a server: the most that the engine gives."""
+    """Generate for all prompts at once, without a server: the maximum throughput of the engine."""
     from llmc.bench.prompts import make_requests
     from llmc.runtime.loading import load
     from llmc.runtime.sampling.sampling_params import SamplingParams
@@ -158,7 +158,7 @@ def bench_latency(
     seed: Seed = 0,
     json_file: Json = None,
 ) -> None:
-    """Time whole batches, one after the other, without a server."""
+    """Time whole batches, one at a time, without a server."""
     import numpy as np
 
     from llmc.bench.prompts import PromptShape, make_requests

@@ -129,7 +129,7 @@ def _show_probe(console: Console, whole: Outline, probe: Probe) -> None:
 
 
 def _report(console: Console, culprit: Culprit, found: Reproduction) -> None:
-    """What was found, and where it can be seen."""
+    """Print the culprit and the location of its reproduction."""
     from llmc.debug.reproduction import title
 
     def line(text: str, style: str = "") -> None:

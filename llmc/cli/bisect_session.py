@@ -1,4 +1,4 @@
-"""What `llmc bisect` works with: the captured model, its pipeline, and the check that the user asked for."""
+"""The session of `llmc bisect`: the captured model, its pipeline, and the check that the user chose."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Asked:
             if value is not None and not 0 <= value < float("inf"):
                 raise OptionError(f"{name} cannot be {value}", at=name, fix="give a number from 0 on")
         if self.oracle not in (None, ORACLE):
-            raise OptionError(f"{self.oracle!r} is no oracle", at=f"--oracle {self.oracle}", fix=f"name {ORACLE}")
+            raise OptionError(f"{self.oracle!r} is not an oracle", at=f"--oracle {self.oracle}", fix=f"name {ORACLE}")
         if self.check is not None and not self.check.strip():
             raise OptionError("the command is empty", at="--check", fix="give a shell command")
 
@@ -174,7 +174,8 @@ def _reference(against: Path, tokens: Sequence[int], longest: int | None) -> Ten
 
 
 def _own(against: Path, tokens: Sequence[int], reference: Tensor, dtype: torch.dtype, longest: int | None) -> float:
-    """What a graph in the dtype may differ from a reference in fp32: of Hugging Face's, by how far it is itself."""
+    """The tolerated difference of a graph in the dtype from an fp32 reference; for Hugging Face's model, the model's
+    own difference."""
     import torch
 
     from llmc.debug.allowed_difference import TIMES_OWN, TOLERANCE

@@ -93,12 +93,14 @@ class LimitOptions:
 
     max_model_len: Annotated[int | None, typer.Option(help="longest sequence, prompt and output together")] = None
     max_batch_tokens: Annotated[
-        int, typer.Option("--max-batch-tokens", "--max-num-batched-tokens", help="tokens a step")
+        int, typer.Option("--max-batch-tokens", "--max-num-batched-tokens", help="maximum tokens per step")
     ] = _DEFAULTS.max_batch_tokens
     max_sequences: Annotated[
         int | None,
         typer.Option(
-            "--max-sequences", "--max-num-seqs", help=f"requests a step, {_DEFAULTS.max_sequences} unless given"
+            "--max-sequences",
+            "--max-num-seqs",
+            help=f"maximum requests per step, {_DEFAULTS.max_sequences} unless given",
         ),
     ] = None
     max_logit_rows: Annotated[
@@ -136,19 +138,21 @@ def _print_report(report: BuildReport, unnamed: Path | None, everything: bool) -
 
 
 def default_output(model: Path, target: str) -> Path:
-    """In the current directory, after the model and the name of what it is built for."""
+    """A path in the current directory, named after the model and the target."""
     return Path(f"{model_name(model)}-{target.replace(',', '-')}.llmc")
 
 
 def ask_before_replacing(path: Path, force: bool) -> None:
-    """Raise OptionError if an engine stands there that nobody said may be replaced."""
+    """Raise OptionError if an engine exists there and the user does not agree to replace it."""
     from llmc.engine_format.manifest import is_engine
 
     if force or not is_engine(path):
         return
     if sys.stdin.isatty() and sys.stderr.isatty() and typer.confirm(f"{path} is an engine: replace it?", err=True):
         return
-    raise OptionError("an engine stands there already", at=path, fix="replace it with --force, or name another: -o")
+    raise OptionError(
+        "an engine already exists at this path", at=path, fix="replace it with --force, or name another: -o"
+    )
 
 
 @contextmanager
@@ -177,7 +181,7 @@ def passes_table(report: BuildReport) -> FittingTable:
 
 
 def kernels_table(report: BuildReport) -> FittingTable:
-    """Which kernels a step launches, and how often."""
+    """The kernels of a decode step and the number of launches of each."""
     title = f"kernels: {counted(report.kernels.total(), 'launch')} a decode step"
     columns = (Column("kernel"), *numeric("launches"))
     if not report.binaries:
@@ -220,8 +224,8 @@ def summary_table(report: BuildReport) -> FittingTable:
 
 
 def predicted_decode(report: BuildReport) -> str:
-    """What a decode step of one request should take, as `llmc inspect` says it for GPUs: by the data sheet, with what
-    launches add; on a CPU by probes where the target runs here."""
+    """The predicted time of a decode step of one request: for a GPU by its data sheet, including launch overhead, as in
+    `llmc inspect`; for a CPU by probes, if the target runs here."""
     from llmc.debug.target_rates import target_rates
     from llmc.prediction.device_step import predict_decode, usual_context
     from llmc.prediction.launch_time import predict_step

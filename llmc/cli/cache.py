@@ -51,7 +51,7 @@ def clear(
     kind: Annotated[CacheKind | None, typer.Argument(metavar="kind", help=_KINDS)] = None,
     as_json: Json = False,
 ) -> None:
-    """Remove what is kept, but for what is in use; it is made again when it is needed."""
+    """Remove cached files that are not in use. They are created again when needed."""
     removed: list[CacheEntry] = []
     left: list[CacheEntry] = []
     for each in CacheKind if kind is None else (kind,):

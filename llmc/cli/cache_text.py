@@ -1,4 +1,4 @@
-"""What the KV cache takes, in words."""
+"""The size of the KV cache, in words."""
 
 from llmc.cli.units import in_bytes
 from llmc.program import Program

@@ -1,4 +1,4 @@
-"""What the shell offers as values of options: names that are known without reading a model."""
+"""Shell completion of option values: names that are known without reading a model."""
 
 
 def complete_targets(incomplete: str) -> list[tuple[str, str]]:
@@ -12,7 +12,7 @@ def complete_targets(incomplete: str) -> list[tuple[str, str]]:
 
 
 def complete_executors(incomplete: str) -> list[str]:
-    """What can run an engine's steps."""
+    """The executors that can run an engine's steps."""
     from llmc.engine_format.engine_kinds import EXECUTOR_NAMES
 
     return [name for name in EXECUTOR_NAMES if name.startswith(incomplete)]

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 Message = dict[str, str]
 
-_SUMMARIZE = {"role": "user", "content": "Summarize our conversation so far in a few sentences."}
-_SUMMARY = "A summary of what was said before:"
+_SUMMARIZE = {"role": "user", "content": "Summarize our conversation up to now in a few sentences."}
+_SUMMARY = "A summary of the earlier conversation:"
 # Shares of the context: what an answer needs at most, a summary, and the turns that are kept when some are left out.
 # Turns are left out rarely, since the cached keys and values of those behind them are lost.
 _ANSWER, _OF_SUMMARY, _KEPT = 1 / 4, 1 / 8, 3 / 4
@@ -106,8 +106,8 @@ class Conversation:
         return [{"role": "system", "content": "\n\n".join(parts)}] if parts else []
 
     def _leave_out(self, most: int) -> None:
-        """Begin with a later message of the user's, so that at most so many tokens are shown, and room is left for the
-        next turns."""
+        """Start the context at a later user message, so that it has at most `most` tokens and leaves room for the next
+        turns."""
         starts = [i for i, turn in enumerate(self.turns) if turn["role"] == "user" and i > self.first]
         room = min(most, int(self.limit * _KEPT))
         if self.when_full is WhenFull.SUMMARIZE:

@@ -15,8 +15,8 @@ TEMPLATE_HELP = "a Jinja file, `plain` or `chatml`; default: the model's, else p
 
 @dataclass(frozen=True)
 class ConversationPrompt:
-    """Of an open engine. template: as Engine.chat takes it. is_plain: whether conversations are shown as plain
-    transcripts, since nothing says what the model was taught."""
+    """Renders conversations for an open engine. template: as for Engine.chat. is_plain: whether conversations are
+    rendered as plain transcripts, because the model has no chat template."""
 
     engine: Engine
     template: str | None

@@ -1,4 +1,4 @@
-"""What `llmc inspect` shows of a GPU engine: every kernel's resources, and what a step should take on each target."""
+"""The output of `llmc inspect` for a GPU engine: each kernel's resources, and the predicted step time per target."""
 
 from collections import defaultdict
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from llmc.debug.pass_diff import ModelDifference, PassDifference, RewriteDifference
 
 OVER_BUDGET = 1
-# Rows of a section of what sets two engines apart: there are up to eleven of them on a screen.
+# Rows of a section in the comparison of two engines: up to eleven sections fit on a screen.
 _SECTION = 2
 
 
@@ -83,7 +83,7 @@ def _diff_model(model: Path, options: ModelOptions, passes: str | None, nodes: b
 
         pipeline = options.passes()
         first, last = parse_range(passes)
-        pass_range(pipeline, first, last)  # A mistake in it is told before the model is read.
+        pass_range(pipeline, first, last)  # A mistake in it is reported before the model is read.
         captured = capture(model, parsed)
         info = captured.graph.info
         ids = sample_tokens(model / "tokenizer.json", info.vocab_size, sample, info.max_positions)
@@ -225,7 +225,7 @@ def _diff_engines(first: Path, second: Path, sample: Sample, json: bool, everyth
 def print_engines(
     console: Console, first: Path, second: Path, found: EngineDifference, *, everything: bool = False
 ) -> None:
-    """What differs, in one table, and the logits."""
+    """Print the differences in one table, and those of the logits."""
     columns = (Column("differ"), Column(""), Column(str(first), wraps=True), Column(str(second), wraps=True))
     table, left = FittingTable("", columns), 0
     for section, group in groupby(found.changes, key=lambda c: c.section):

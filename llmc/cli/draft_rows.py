@@ -1,4 +1,4 @@
-"""What came of drafts, at the end of what `llmc bench` and `llmc run` print and write."""
+"""Acceptance of drafts, at the end of the output of `llmc bench` and `llmc run`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def draft_rows(counts: DraftCounts | None) -> list[tuple[str, str]]:
     if counts is None:
         return []
     accepted = f"{counts.acceptance:.0%} of {counts.draft_tokens}" if counts.draft_tokens else "none were made"
-    return [("drafts accepted", accepted), ("tokens a step with drafts", f"{counts.tokens_a_step:.2f}")]
+    return [("drafts accepted", accepted), ("tokens per step with drafts", f"{counts.tokens_a_step:.2f}")]
 
 
 def draft_figures(counts: DraftCounts | None) -> dict[str, Any]:

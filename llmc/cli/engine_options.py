@@ -1,4 +1,4 @@
-"""What verbs that run an engine take of a model directory: its engine is built once and found again."""
+"""Options of verbs that run an engine, for a model directory: its engine is built once and cached."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -65,7 +65,7 @@ def _explanation(model: Path, options: ModelOptions) -> Explanation:
         options.refuse_for_engine()
         return explain_engine(model)
     with warnings.catch_warnings(), status_line("capturing and rewriting") as tell:
-        # What torch says of its own graphs: nothing that a user can change.
+        # Torch's warnings about its own graphs, which a user cannot act on.
         warnings.filterwarnings("ignore", "Raw SymInt value")
         from llmc.debug.explain_model import explain_model
         from llmc.frontends.capture import capture

@@ -46,7 +46,7 @@ def export(
 
     path = output or Path(f"{model_name(model)}-{stage or flavour}.onnx")
     if path.is_dir() and any(path.iterdir()) and not force:
-        raise OptionError("something stands there already", at=path, fix="replace it with --force, or name another: -o")
+        raise OptionError("the output path already exists", at=path, fix="replace it with --force, or name another: -o")
     with StageBars() as shown, warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=UserWarning, module="onnx")
         report = export_model(
@@ -63,7 +63,7 @@ def export(
 
 
 def summary_table(report: ExportReport) -> FittingTable:
-    """What was written, and how long it took."""
+    """The written files and the time taken."""
     table = facts(f"{report.path}, stage {report.stage}", right=True)
     table.add_row("model.onnx", in_bytes(report.model_bytes))
     table.add_row("weights", in_bytes(report.weight_bytes))

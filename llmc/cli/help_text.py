@@ -12,7 +12,7 @@ WIDTH = 100
 
 
 class VerbHelp(TyperCommand):
-    """A verb, whose options stand under their panels."""
+    """A verb whose options are grouped in panels."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         write_options(self, ctx, formatter)
@@ -49,7 +49,7 @@ def _write(formatter: Any, rows: dict[str, list[tuple[str, str]]]) -> None:
 
 
 def _without_list(names: str) -> str:
-    """`--stop <list[str]>` takes one text at a time, and a line of choices belongs into the text beside it."""
+    """`--stop <list[str]>` completes one text at a time, so a line of choices is merged into the adjacent text."""
     return re.sub(r" <[^>]{60,}>", "", re.sub(r"<list\[(\w+)\]>", r"<\1>", names))
 
 

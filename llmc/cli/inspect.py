@@ -32,7 +32,7 @@ def inspect(
     sparsity: Annotated[bool, typer.Option("--sparsity", help="zeros, bits and error of each sparse weight")] = False,
     pruning: Annotated[bool, typer.Option("--pruning", help="what was taken out of each part, and its error")] = False,
     sass: Annotated[
-        bool, typer.Option("--sass", help="figures of each GPU kernel's machine code, beside their budgets")
+        bool, typer.Option("--sass", help="show figures of each GPU kernel's machine code with their budgets")
     ] = False,
     everything: Annotated[
         bool,
@@ -43,7 +43,9 @@ def inspect(
         typer.Option(help="cached positions of the decode step that costs are for; default: up to 1024", min=1),
     ] = None,
     requests: Annotated[int, typer.Option(help="requests of that step; on GPUs", min=1)] = 1,
-    prefill: Annotated[int | None, typer.Option(help="instead, a prompt of so many tokens; on GPUs", min=1)] = None,
+    prefill: Annotated[
+        int | None, typer.Option(help="predict a prompt of this many tokens instead; GPUs only", min=1)
+    ] = None,
 ) -> None:
     """Show an engine's model, limits, kernels, memory and costs. Checks the whole engine first."""
     from llmc.engine_format import read_engine

@@ -1,4 +1,4 @@
-"""What `llmc inspect --sass` shows: figures of GPU kernels' machine code beside their budgets."""
+"""The output of `llmc inspect --sass`: figures of GPU kernels' machine code with their budgets."""
 
 from pathlib import Path
 

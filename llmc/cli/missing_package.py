@@ -1,4 +1,4 @@
-"""What to install when a verb needs a package that this installation was made without."""
+"""The package to install when a verb's optional dependency is missing."""
 
 import sys
 from importlib.util import find_spec
@@ -42,7 +42,7 @@ def require_extra(extra: str, at: str) -> None:
 
 
 def missing_package(error: ModuleNotFoundError) -> ToolchainError | None:
-    """What to tell the user; None for a module that no package of llmc's brings, whose absence is a mistake in llmc."""
+    """The error to show; None for a module that no extra of llmc installs, whose absence is a bug in llmc."""
     module = (error.name or "").partition(".")[0]
     if module not in EXTRAS:
         return None

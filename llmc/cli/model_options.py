@@ -1,4 +1,4 @@
-"""What the verbs that run the pipeline take of a model and its passes."""
+"""Options about the model and its passes, for verbs that run the pipeline."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ModelOptions:
         Option(help="a LoRA adapter to merge into the weights (repeatable)", metavar="NAME=DIR"),
     ] = None
     enable_lora: Annotated[
-        bool, Option("--enable-lora", help="take LoRA adapters while the engine runs, beside the weights")
+        bool, Option("--enable-lora", help="accept LoRA adapters at run time, without merging them into the weights")
     ] = False
     max_loras: Annotated[int, Option(help="with --enable-lora: adapters in use at once")] = _DEFAULTS.max_loras
     max_lora_rank: Annotated[int, Option(help="with --enable-lora: the largest rank")] = _DEFAULTS.max_lora_rank
@@ -113,7 +113,7 @@ class ModelOptions:
 
     @property
     def chosen(self) -> tuple[str, ...]:
-        """What is not as it is by default, as it is spelled on the command line."""
+        """The options that differ from their defaults, as spelled on the command line."""
         return changed_options(self)
 
     def added_passes(self) -> tuple[Pass, ...] | None:

@@ -28,7 +28,7 @@ def models(
     ] = None,
     *,
     target: Annotated[
-        str, typer.Option(help="what the tiny engines are built for: cpu compiles each, too")
+        str, typer.Option(help="target of the tiny engines; cpu also compiles each of them")
     ] = "reference",
     markdown: Annotated[bool, typer.Option("--markdown", help="docs/models.md")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,

@@ -17,9 +17,22 @@ SpeculativeConfig = Annotated[
     str | None,
     Option(
         metavar="JSON",
-        help='what drafts tokens ahead, such as {"method": "ngram", "num_speculative_tokens": 4}; answers stay the '
-        "same, but for the lossy rejection_sample_method typical and for rejection, which keeps their distribution",
+        help='drafter and its settings, such as {"method": "ngram", "num_speculative_tokens": 4}; answers stay the '
+        "same, except with the rejection_sample_method typical (lossy) and rejection (keeps their distribution)",
     ),
+]
+
+
+KvOffloadingSize = Annotated[
+    str | None,
+    Option(
+        metavar="SIZE",
+        help="keep KV blocks that the cache has no room for, at most so much, such as 20GB: a GPU engine's in memory, "
+        "others' in files",
+    ),
+]
+KvOffloadingDir = Annotated[
+    Path | None, Option(help="keep these blocks in files there, where the next process finds prefixes again")
 ]
 
 
@@ -31,19 +44,23 @@ class OpeningOptions:
     executor: Annotated[
         str | None,
         Option(
-            help="what runs the steps: reference runs a GPU's engine here, slowly, in torch; "
-            "default: what the engine was built for",
+            help="what runs the steps: reference runs a GPU's engine here, slowly, in torch, ptx executes and checks "
+            "its compiled kernels; default: what the engine was built for",
             autocompletion=complete_executors,
         ),
     ] = None
     speculative_config: SpeculativeConfig = None
+    kv_offloading_size: KvOffloadingSize = None
+    kv_offloading_dir: KvOffloadingDir = None
 
     def check(self) -> None:
         """Before anything is built. Raises OptionError."""
         from llmc.runtime.executors.opening import check_executor_name
+        from llmc.runtime.kv_tier.wish import offloading_wish
         from llmc.runtime.speculation.config import parse_speculative_config
         from llmc.runtime.threads import thread_count
 
+        offloading_wish(self.kv_offloading_size, self.kv_offloading_dir)
         if self.speculative_config is not None:
             parse_speculative_config(self.speculative_config)
         thread_count(self.threads)
@@ -56,4 +73,11 @@ class OpeningOptions:
         from llmc.runtime.loading import load
 
         name = None if self.executor is None else check_executor_name(self.executor)
-        return load(engine, threads=self.threads, executor=name, speculation=self.speculative_config)
+        return load(
+            engine,
+            threads=self.threads,
+            executor=name,
+            speculation=self.speculative_config,
+            kv_offloading_size=self.kv_offloading_size,
+            kv_offloading_dir=self.kv_offloading_dir,
+        )

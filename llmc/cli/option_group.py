@@ -37,7 +37,7 @@ def expand_groups(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 def changed_options(group: Any) -> tuple[str, ...]:
-    """What is not as it is by default in a group, as it is spelled on the command line."""
+    """The options of a group that differ from their defaults, as spelled on the command line."""
     changed = (each.name for each in fields(group) if (getattr(group, each.name) or None) != (each.default or None))
     return tuple(f"--{name.replace('_', '-')}" for name in changed)
 

@@ -2,7 +2,7 @@
 
 from llmc.errors import OptionError
 
-# Those of Ollama, vLLM, llama.cpp, docker and huggingface-cli.
+# The verbs of Ollama, vLLM, llama.cpp, docker and huggingface-cli.
 _INSTEAD = {
     "list": "`llmc cache --entries` lists the engines that are kept; an engine that you built is a directory",
     "ls": "`llmc cache --entries` lists the engines that are kept; an engine that you built is a directory",

@@ -11,7 +11,7 @@ from llmc.errors import OptionError
 
 
 def check_output(*paths: Path | None) -> None:
-    """Raise OptionError if a file cannot be written there, without writing it. None is no file."""
+    """Raise OptionError if a file is not writable, without writing it. None stands for no file."""
     for path in filter(None, paths):
         if path.is_dir():
             raise _cannot(path, errno.EISDIR)
@@ -23,7 +23,7 @@ def check_output(*paths: Path | None) -> None:
 
 
 def write_figures(path: Path | None, figures: Mapping[str, Any]) -> None:
-    """Write them as JSON. None is no file. Raises OptionError where it cannot be."""
+    """Write figures as JSON; None writes nothing. Raises OptionError if the file is not writable."""
     if path is not None:
         write_output(path, json.dumps(figures, indent=1) + "\n")
 

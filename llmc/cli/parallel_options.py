@@ -33,9 +33,9 @@ class ParallelOptions(DivisionWish):
     ] = None
 
     def divide(self, model: Path, target: Target, options: Mapping[str, Any], passes: Sequence[Pass]) -> dict[str, int]:
-        """The sizes of the best division, which is shown beside the others; nothing without --parallel.
+        """The sizes of the best division, which is printed in a table of all; empty without --parallel.
 
-        Raises OptionError where none can serve the load, with what would.
+        Raises OptionError if no division can serve the load; the error names one that could.
         """
         if self.parallel is None:
             return {}

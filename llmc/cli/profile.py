@@ -1,4 +1,4 @@
-"""`llmc profile`: the time of every kernel in real steps, beside what the cost model predicts."""
+"""`llmc profile`: the time of every kernel in real steps, and the prediction of the cost model."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def step_table(step: StepProfile, launches: tuple[Launch, ...]) -> FittingTable:
 
 
 def machine_line(step: StepProfile) -> str:
-    """What the prediction assumes."""
+    """The assumptions of the prediction."""
     rates = step.rates
     kinds = "; ".join(_kind_line(name, kind) for name, kind in rates.kinds.items())
     source = "measured just before" if rates.measured else "data sheet"

@@ -68,7 +68,7 @@ def _chosen(names: list[str], references: list[str]) -> list[Pass]:
 
 
 def _record(verdict: Verdict) -> dict[str, object]:
-    """Of JSON's values: what is no real number is text."""
+    """Convert a value for JSON: numbers that are not real become text."""
     record = {**asdict(verdict), "outcome": verdict.outcome.value}
     if verdict.counterexample is not None:
         values = {"before": verdict.counterexample.before, "after": verdict.counterexample.after}

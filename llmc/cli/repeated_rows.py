@@ -9,7 +9,7 @@ from llmc.plural import counted
 
 # The number of a layer or an expert: a whole part of a dotted or underlined name.
 _INDEX = re.compile(r"(?<=[._])\d+(?=[._]|$)")
-# What is measured, which differs between layers that are of one kind: a fraction, a percentage.
+# Measured values, which differ between layers of the same kind: a fraction, a percentage.
 _MEASURED = re.compile(r"\d+\.\d+|\d+(?=%)")
 # Rows that stay on a screen with the tables around them.
 SCREEN = 20
@@ -40,7 +40,7 @@ def add_rows(
     if left:
         table.caption = f"{counted(left, 'more row')}, and each of {counted(len(rows), 'row')}: {flag}"
     elif len(found) < len(rows):
-        table.caption = f"{counted(len(rows), 'row')} of which those that repeat are folded; each: {flag}"
+        table.caption = f"{counted(len(rows), 'row')} with repeated ones folded; each: {flag}"
 
 
 def fold(rows: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:

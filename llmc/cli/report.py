@@ -24,12 +24,12 @@ def report(
     engine: Annotated[Path, typer.Argument(help="engine directory")],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="the page; default: ENGINE-report.html")] = None,
     profile: Annotated[
-        Path | None, typer.Option(help="what llmc profile --json wrote: measured beside predicted")
+        Path | None, typer.Option(help="output of llmc profile --json: adds measured times to the predictions")
     ] = None,
     perplexity: Annotated[
-        Path | None, typer.Option(help="what llmc verify --perplexity TEXT --json wrote: quality beside size")
+        Path | None, typer.Option(help="output of llmc verify --perplexity TEXT --json: adds quality to the sizes")
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="that the predicted steps have; default: one a core")] = None,
+    threads: Annotated[int | None, typer.Option(help="threads of the predicted steps; default: one per core")] = None,
 ) -> None:
     """Write one HTML file that shows passes, graphs, kernels, rooflines, memory and quantization of an engine."""
     from llmc.engine_format import read_engine

@@ -41,9 +41,7 @@ def run(
     max_model_len: Annotated[
         int | None, typer.Option(help="of a model directory's engine: longest prompt and output, in tokens")
     ] = None,
-    lora: Annotated[
-        str | None, typer.Option(help="a LoRA adapter to run with, beside the weights", metavar="NAME=DIR")
-    ] = None,
+    lora: Annotated[str | None, typer.Option(help="LoRA adapter to apply at run time", metavar="NAME=DIR")] = None,
     *,
     sampling: SamplingOptions,
     opening: OpeningOptions,
@@ -76,14 +74,14 @@ def run(
 
 
 def acceptance(engine: Engine) -> str:
-    """What came of speculation, to be put behind other figures; nothing without it."""
+    """The acceptance of drafts, as a suffix to other figures; empty without speculation."""
     made = drafts_of(engine)
     if made is None:
         return ""
     if not made.drafts:
         return "; nothing was drafted"
     accepted = f"{made.acceptance:.0%} of {made.draft_tokens} drafts accepted"
-    return f"; {accepted}, {made.tokens_a_step:.2f} tokens a step with drafts"
+    return f"; {accepted}, {made.tokens_a_step:.2f} tokens per step with drafts"
 
 
 def read_prompts(prompts: list[str] | None, file: Path | None) -> list[str]:
@@ -139,7 +137,7 @@ def stream_one(
             sys.stdout.flush()
             shown, tokens = "", piece.tokens
     except (LlmcError, KeyboardInterrupt):
-        if tokens:  # What is said of it begins a line.
+        if tokens:  # Messages about it start on a new line.
             sys.stdout.write("\n")
             sys.stdout.flush()
         raise
@@ -148,7 +146,8 @@ def stream_one(
 
 
 def print_all(completions: Sequence[Completion], prompts: list[str], shown: list[str], json: bool) -> int:
-    """Print each completion, as text after what is shown of its prompt or as JSON; returns the tokens generated."""
+    """Print each completion, as text after the shown part of its prompt or as JSON. Returns the number of generated
+    tokens."""
     for prompt, head, completion in zip(prompts, shown, completions, strict=True):
         if json:
             sys.stdout.write(json_text.dumps(completion_json(prompt, completion), ensure_ascii=False) + "\n")
@@ -158,7 +157,7 @@ def print_all(completions: Sequence[Completion], prompts: list[str], shown: list
 
 
 def completion_json(prompt: str, completion: Completion) -> dict[str, Any]:
-    """What a program wants to know of a completion."""
+    """A completion as JSON for other programs."""
     return {
         "prompt": prompt,
         "text": completion.text,
@@ -171,7 +170,7 @@ def completion_json(prompt: str, completion: Completion) -> dict[str, Any]:
 
 
 def built_for(lora: str | None) -> dict[str, Any]:
-    """What a model directory's engine is built with, to take this adapter. Raises AdapterError."""
+    """Build options for a model directory's engine to accept this adapter. Raises AdapterError."""
     if lora is None:
         return {}
     from llmc.adapters.adapter import read_adapter

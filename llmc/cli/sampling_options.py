@@ -48,7 +48,7 @@ class TokenOptions:
     allowed_token_ids: Annotated[str | None, Option(help="generate no other tokens: 1,2,3")] = None
 
     def values(self) -> dict[str, Any]:
-        """What was given, by name. Raises OptionError for what cannot be read."""
+        """The given parameters by name. Raises OptionError for a value that cannot be parsed."""
         given = ((field, getattr(self, field.name)) for field in fields(self))
         found = {field.name: value for field, value in given if value != field.default and value != []}
         ids = found.get("allowed_token_ids")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from typer import Option
 
-from llmc.cli.opening_options import SpeculativeConfig
+from llmc.cli.opening_options import KvOffloadingDir, KvOffloadingSize, SpeculativeConfig
 from llmc.settings import settings
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class ListeningOptions:
     allowed_origins: Annotated[list[str] | None, Option(help="web origins that may use the API (repeatable)")] = None
     allowed_hosts: Annotated[
         list[str] | None,
-        Option("--allowed-host", help="a name that the server answers to, beside this machine's own (repeatable)"),
+        Option("--allowed-host", help="further host name that the server accepts (repeatable)"),
     ] = None
     proxy_headers: Annotated[
         bool, Option("--proxy-headers", help="believe a proxy's X-Forwarded-For and X-Forwarded-Proto")
@@ -47,7 +47,7 @@ class ListeningOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerOptions:
-    """What requests find."""
+    """Options that affect answers."""
 
     panel: ClassVar[str] = "Answers"
 
@@ -76,9 +76,11 @@ class CapacityOptions:
     panel: ClassVar[str] = "Capacity"
 
     max_model_len: Annotated[int | None, Option(help="longest prompt and output together, in tokens")] = None
-    max_num_seqs: Annotated[int | None, Option("--max-sequences", "--max-num-seqs", help="requests a step")] = None
+    max_num_seqs: Annotated[
+        int | None, Option("--max-sequences", "--max-num-seqs", help="maximum requests per step")
+    ] = None
     max_num_batched_tokens: Annotated[
-        int | None, Option("--max-batch-tokens", "--max-num-batched-tokens", help="tokens a step")
+        int | None, Option("--max-batch-tokens", "--max-num-batched-tokens", help="maximum tokens per step")
     ] = None
     gpu_memory_utilization: Annotated[
         float | None, Option(help="the KV cache's share of the free memory, on a CPU of this machine's")
@@ -90,10 +92,12 @@ class CapacityOptions:
     state_cache_bytes: Annotated[
         int | None, Option(help="of snapshots of a recurrent model's states, for common beginnings; 0 keeps none")
     ] = None
+    kv_offloading_size: KvOffloadingSize = None
+    kv_offloading_dir: KvOffloadingDir = None
     speculative_config: SpeculativeConfig = None
     output_cache_bytes: Annotated[int, Option(help="keep finished deterministic outputs; 0 keeps none")] = 0
     response_store_bytes: Annotated[
-        int, Option(help="of what /v1/responses keeps for previous_response_id; 0 keeps none")
+        int, Option(help="memory for responses that /v1/responses keeps for previous_response_id; 0 keeps none")
     ] = 64 << 20
     response_store_seconds: Annotated[float, Option(help="how long it is kept")] = 86_400.0
     threads: Annotated[int | None, Option(help="of a step; default: every core, shared by the replicas")] = None
@@ -105,7 +109,7 @@ class CapacityOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterOptions:
-    """LoRA adapters beside the model."""
+    """LoRA adapters to serve with the model."""
 
     panel: ClassVar[str] = "Adapters"
 

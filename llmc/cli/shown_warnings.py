@@ -1,4 +1,4 @@
-"""What builds and loads warn of, as the command line shows it: one line on standard error."""
+"""Warnings of builds and loads on the command line: one line on standard error."""
 
 import warnings
 from typing import Any
@@ -16,8 +16,8 @@ def show_warning(problem: str) -> None:
 
 
 def show_warnings_plainly() -> None:
-    """Have Python show them so, too, where a verb builds a model or loads an engine on its way; other warnings stay as
-    they are."""
+    """Make Python print llmc's warnings in this form as well, for verbs that build a model or load an engine. Other
+    warnings are unchanged."""
     usual = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:

@@ -34,9 +34,7 @@ _DEFAULTS = BuildOptions()
 
 
 def simulate(
-    model: Annotated[
-        Path, model_argument("model directory, of which config.json is enough, or an engine", weights=False)
-    ],
+    model: Annotated[Path, model_argument("model directory (config.json is enough) or engine", weights=False)],
     *,
     machine: MachineOptions,
     trace: Annotated[
@@ -51,10 +49,10 @@ def simulate(
     chosen: ModelOptions,
     max_model_len: Annotated[int | None, typer.Option(help="longest sequence; default: that of the load")] = None,
     max_batch_tokens: Annotated[
-        int, typer.Option("--max-batch-tokens", "--max-num-batched-tokens", help="tokens a step")
+        int, typer.Option("--max-batch-tokens", "--max-num-batched-tokens", help="maximum tokens per step")
     ] = _DEFAULTS.max_batch_tokens,
     max_sequences: Annotated[
-        int, typer.Option("--max-sequences", "--max-num-seqs", help="requests a step")
+        int, typer.Option("--max-sequences", "--max-num-seqs", help="maximum requests per step")
     ] = _DEFAULTS.max_sequences,
     json_file: Annotated[Path | None, typer.Option("--json", help="write the figures here")] = None,
     plot: Annotated[Path | None, typer.Option(help="write a picture here (.png, .svg)")] = None,
@@ -136,7 +134,7 @@ def _rents(
     load: tuple[Arrival, ...],
     goals: dict[str, float],
 ) -> dict[str, Rent]:
-    """What numbers of ranks do, by target; of a model that is captured once."""
+    """Compare numbers of ranks per target, for a model that is captured once."""
     from llmc.engine_format.manifest import MANIFEST_NAME
     from llmc.simulation.rent import rent_for_engine, rent_for_model
 
@@ -156,16 +154,16 @@ def _rents(
 
 @dataclass(frozen=True)
 class MachineOptions:
-    """A number of ranks of a target, or of several, one after the other, and what joins them."""
+    """A number of ranks of one or several targets, and the link between them."""
 
     target: Annotated[
         str,
         Option(
-            help="what each rank is: see `llmc targets`; several with commas are put beside each other",
+            help="target of each rank (see `llmc targets`); several, separated by commas, are compared",
             autocompletion=complete_targets,
         ),
     ] = "h100"
-    ranks: Annotated[int, Option(help="how many of them; of several targets the most that are tried")] = 8
+    ranks: Annotated[int, Option(help="number of ranks; with several targets, the maximum to try")] = 8
     price: Annotated[
         list[str] | None, Option(help="of one rank for an hour, such as h100=2.5 (repeatable)", metavar="TARGET=PRICE")
     ] = None

@@ -1,4 +1,4 @@
-"""What a simulation says, as tables and as JSON."""
+"""Results of a simulation, as tables and as JSON."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -28,11 +28,11 @@ def comparison_table(comparison: Comparison, title: str) -> FittingTable:
     columns = (
         *numeric("TP", "PP", "replicas", "tokens/s", ("good requests/s" if comparison.goals else "requests/s", 2)),
         *numeric("TTFT p50", ("p99", 1), "TPOT p50", ("p99", 1)),
-        *numeric(("weights a rank", 3), ("KV room", 2), ("used", 4), ("preempted", 4)),
+        *numeric(("weights per rank", 3), ("KV room", 2), ("used", 4), ("preempted", 4)),
     )
-    caption = "times in ms; KV room: tokens a replica, of as many sequences as a step may have"
+    caption = "times in ms; KV room: tokens per replica at the maximum batch size"
     if not comparison.has_stages and any(each.division.layout.pipeline > 1 for each in comparison.served):
-        caption += "; in italics: predicted, as engines for this target have one stage so far"
+        caption += "; italic rows are hypothetical: engines for this target do not support pipeline stages yet"
     table = FittingTable(title, columns, caption=caption)
     built = max(each.division.layout.pipeline for each in comparison.outcomes) if comparison.has_stages else 1
     for each in comparison.served:
@@ -68,7 +68,7 @@ def print_fleets(console: Console, fleets: Sequence[Fleet | NoFleet], title: str
 
 
 def fleet_table(fleets: Sequence[Fleet], title: str, goals: Mapping[str, float]) -> FittingTable:
-    """Of fleets in the order of their size."""
+    """The table of fleets, in order of size."""
     has_prices = any(each.price is not None for each in fleets)
     priced = numeric("price an hour", "a million tokens") if has_prices else ()
     columns = (

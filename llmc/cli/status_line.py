@@ -1,4 +1,4 @@
-"""What a verb is doing and for how long, in a line on standard error that is gone when it is done.
+"""A transient line on standard error: the current activity of a verb and its duration.
 
 Without a terminal there is a line every ten seconds instead.
 """

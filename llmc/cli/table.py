@@ -15,7 +15,7 @@ Cell = str | Text
 _BETWEEN, _OUTSIDE = 3, 4
 # Text that takes several lines is not made narrower than this while another column can be left out.
 _LEAST_TEXT = 24
-# Of a file or a pipe, which is as wide as it has to be.
+# The width of a file or a pipe, which is unlimited.
 _UNBOUNDED = 10_000
 
 
@@ -50,7 +50,7 @@ class FittingTable:
         self._rows.append(([cell if isinstance(cell, Text) else Text(cell) for cell in cells], style))
 
     def add_section(self) -> None:
-        """A line under the rows so far."""
+        """Draw a line under the rows added until now."""
         self._sections.add(len(self._rows) - 1)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -70,7 +70,7 @@ class FittingTable:
         while _total(self._narrowest(i) for i in kept) > width:
             last = max(kept, key=lambda i: (self.columns[i].rank, i))
             if self.columns[last].rank == 0:
-                break  # What stays is folded: there is nothing else to give up.
+                break  # The remaining columns are folded, because no further column may be dropped.
             kept.remove(last)
         return kept
 

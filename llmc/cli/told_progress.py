@@ -1,4 +1,4 @@
-"""Progress on standard error: bars on a terminal, and without one a line every ten seconds that says where work is."""
+"""Progress on standard error: bars on a terminal, otherwise a line with the current state every ten seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EVERY = 10.0
 
 @contextmanager
 def told(bars: Progress, every: float = EVERY) -> Iterator[None]:
-    """Show the bars; where nobody sees them move, print the unfinished task every `every` seconds."""
+    """Show the bars; without a terminal, print the unfinished task every `every` seconds."""
     if bars.console.is_terminal:
         with bars:
             yield

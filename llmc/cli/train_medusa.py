@@ -1,4 +1,4 @@
-"""`llmc train-medusa`: draft heads for an engine, from what its own model writes."""
+"""`llmc train-medusa`: draft heads for an engine, trained on text that its own model generates."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ def train_medusa(
     layers: Annotated[int, typer.Option(help="of each head")] = 1,
     tokens: Annotated[int, typer.Option(help="that the engine writes to train on")] = 50_000,
     temperature: Annotated[float, typer.Option(help="at which it writes them")] = 0.0,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="prompts are a user's messages; heads learn the answers of a chat model")
+    ] = False,
     epochs: Annotated[int, typer.Option(help="at the most")] = 5,
     seed: Annotated[int, typer.Option(help="the same one gives the same heads")] = 0,
     threads: Annotated[int | None, typer.Option(help="default: physical cores")] = None,
@@ -41,6 +44,7 @@ def train_medusa(
             layers=layers,
             tokens=tokens,
             temperature=temperature,
+            chat=chat,
             epochs=epochs,
             seed=seed,
             threads=threads,
@@ -64,7 +68,7 @@ def _summary(trained: TrainedHeads) -> FittingTable:
     table = facts(f"{trained.path}", right=True)
     table.add_row("tokens", f"{trained.tokens:,}")
     table.add_row("epochs", str(trained.epochs))
-    table.add_row("loss, before and at its least", f"{trained.losses[0]:.3f}, {min(trained.losses):.3f}")
+    table.add_row("loss, initial and best", f"{trained.losses[0]:.3f}, {min(trained.losses):.3f}")
     for name, seconds in trained.seconds.items():
         table.add_row(name, in_seconds(seconds))
     return table

@@ -30,9 +30,9 @@ def tune(
 
 
 def tuned_table(results: tuple[Tuned, ...]) -> FittingTable:
-    """Time before and after, a kernel a row."""
+    """Time before and after, one kernel per row."""
     figures = numeric(("before", 3), ("after", 2), ("gain", 1), ("warps", 4), ("stages", 5))
-    table = FittingTable("kernels, seconds a launch", (Column("kernel"), Column("chosen", rank=2), *figures))
+    table = FittingTable("kernels, seconds per launch", (Column("kernel"), Column("chosen", rank=2), *figures))
     for r in results:
         gain = f"{r.before / r.after:.2f}x" if r.after < r.before else ""
         chosen = "" if r.what == r.kernel else r.what

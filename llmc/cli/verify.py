@@ -42,7 +42,7 @@ def verify(
         Path | None, typer.Option(help="write the perplexities to a file, for `llmc report --perplexity`")
     ] = None,
     text: Annotated[Path | None, typer.Option(help="text file to run over; default: prose that llmc brings")] = None,
-    length: Annotated[int, typer.Option(help="tokens a sequence", min=2)] = 256,
+    length: Annotated[int, typer.Option(help="tokens per sequence", min=2)] = 256,
     sequences: Annotated[int, typer.Option(help="how many sequences", min=1)] = 4,
     tolerance: Annotated[
         float | None,
@@ -70,7 +70,7 @@ def verify(
     opening.check()
     check_output(json)
     if oracle not in ORACLES:
-        raise OptionError(f"{oracle!r} is no oracle", at=f"--oracle {oracle}", fix=f"oracles: {', '.join(ORACLES)}")
+        raise OptionError(f"{oracle!r} is not an oracle", at=f"--oracle {oracle}", fix=f"oracles: {', '.join(ORACLES)}")
     if perplexity is not None:
         compare_perplexities(engine, opening, against, perplexity, length, max_ratio, json)
         return
@@ -187,13 +187,13 @@ def token_sequences(engine: Engine, text: Path | None, length: int, count: int |
 
 
 def has_experts(engine: Engine) -> bool:
-    """Whether a router sends tokens to experts, of which near ties may go to others where numbers are rounded."""
+    """Whether a router assigns tokens to experts. Rounding may change the expert of near ties."""
     import llmc.ops  # noqa: F401  (registers the ops)
     from llmc.engine_format.reader import GRAPHS
     from llmc.graph.op_record import RECORDS
     from llmc.graph.render import op_name
 
-    # As the last pass left it; not the program's launches, of which the target `reference` has none.
+    # The graph after the last pass, not the program's launches, because the target `reference` has no launches.
     graphs = engine.files.below(GRAPHS)
     products = [f"{op_name(record.overload)}(" for record in RECORDS.values() if record.is_of_experts]
     return bool(graphs) and any(product in engine.files.text(graphs[-1]) for product in products)

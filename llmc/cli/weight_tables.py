@@ -1,4 +1,4 @@
-"""The tables of what a build did to an engine's weights: codes, zeros, and what was taken out."""
+"""Tables of a build's changes to the weights: codes, zeros, and pruned parts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def sparsity_table(weights: Sequence[SparseWeight], *, everything: bool = False)
 
 
 def pruning_table(parts: Sequence[PrunedPart], *, everything: bool = False) -> FittingTable:
-    """Of each part what went, what its output lost, and the parameters left."""
+    """Table of pruned parts: removed units, loss of the output, and remaining parameters."""
     before, left = (sum(each) for each in zip(*((p.parameters, p.parameters_left) for p in parts), strict=True))
     columns = (Column("pruned"), *numeric("taken out", ("output error", 1), ("parameters", 2), "left"))
     table = FittingTable(f"pruned parts: {left / before:.1%} of {before / 1e6:.2f} M parameters left", columns)

@@ -1,4 +1,4 @@
-"""What lowering asks of a kind of target: which kernels it has, and how a launch of one is written down."""
+"""The backend interface for lowering: the kernels of a kind of target, and the form of their launches."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class Backend(Protocol):
 
     @property
     def float_dtypes(self) -> frozenset[torch.dtype]:
-        """Of activations, weights and caches."""
+        """Floating-point dtypes of activations, weights and caches."""
 
     @property
     def has_panels(self) -> bool:
@@ -61,40 +61,40 @@ class Backend(Protocol):
         """Why no kernel can compute the node, or None."""
 
     def taken_in(self, node: fx.Node) -> fx.Node | Refusal | None:
-        """What comes before a node and its kernels can compute on the way, beside parts of products: a norm, a sum over
-        ranks. Or why they leave it to a launch of its own; None where there is no such thing."""
+        """The node before this one that its kernels can also compute, other than parts of products: a norm, or a sum
+        over ranks. Returns a Refusal with the reason if they cannot, and None if the graph has no such node."""
 
     def in_place(self, node: fx.Node) -> tuple[tuple[str, int], ...]:
         """Arguments of the node's kernel that may lie where a result goes, and which result."""
 
     def calls(self, node: fx.Node, call: Call) -> tuple[tuple[KernelCall, ...], ...]:
-        """The launches that compute the node: groups in order, of which each starts with the one that does the work.
+        """The launches that compute the node: groups in order, each starting with the launch that does the work.
 
         Groups with different `only` or `wanted` are alternatives to each other.
         """
 
     def nbytes(self, shape: tuple[int, ...], layout: Layout, dtype: torch.dtype) -> int:
-        """Of a weight in a layout, padding included."""
+        """Bytes of a weight in a layout, including padding."""
 
     def panels_nbytes(
         self, shape: tuple[int, ...], scales: torch.Tensor, has_zeros: bool, format: str, layout: Layout
     ) -> int:
-        """Of a quantized weight [out, in] in code panels, with its scales and zeros."""
+        """Bytes of a quantized weight [out, in] in code panels, with its scales and zeros."""
 
     def sparse_nbytes(
         self, shape: tuple[int, ...], layout: Layout, dtype: torch.dtype, count: int, scales: torch.Tensor | None
     ) -> int:
-        """Of a weight [out, in] in sparse panels, of which so many elements are not zero, with codes' scales."""
+        """Bytes of a weight [out, in] in sparse panels with `count` nonzero elements, including scales of codes."""
 
     def loop_call(self, name: str, loop: Loop, pointers: Sequence[Operand]) -> KernelCall:
         """The launch of a generated loop. pointers: operands of its parameters."""
 
 
 # Ops of lowered graphs that a kind of target has no kernel for, and why. Every other op has one in each (tests/ops),
-# but for the parts of products, which products' kernels compute.
-_OF_STAGES = {_llmc.hand_over.default: "it stands between two stages of a model, of which each is compiled by itself"}
+# except the parts of products, which products' kernels compute.
+_OF_STAGES = {_llmc.hand_over.default: "it separates two stages of a model, which are compiled separately"}
 _OF_CHOICES = {
-    _llmc.paged_choose_keys.default: "keys are chosen on CPUs so far; sequences as long as what is chosen "
+    _llmc.paged_choose_keys.default: "keys are chosen on CPUs only; sequences up to the number of chosen keys "
     "(--max-model-len) need no choice"
 }
 _OF_ROWS = dict.fromkeys(
@@ -104,11 +104,11 @@ _OF_ROWS = dict.fromkeys(
 WITHOUT_KERNEL: Mapping[str, Mapping[OpOverload, str]] = MappingProxyType(
     {"cpp": _OF_STAGES, "triton": _OF_STAGES | _OF_CHOICES | _OF_ROWS}
 )
-_WITHIN_A_PRODUCT = "it is computed within the product that it stands before, and multiply_unrounded has left it alone"
+_WITHIN_A_PRODUCT = "it is computed within the product that reads it, and multiply_unrounded has left it unchanged"
 
 
 def no_kernel(node: fx.Node, target: str, kind: str) -> Refusal:
-    """That a target has no kernel for what a node calls, with the reason where there is a known one. kind: a key of
+    """The refusal that a target has no kernel for a node's op, with the reason if known. kind: a key of
     WITHOUT_KERNEL."""
     reason = WITHOUT_KERNEL[kind].get(node.target) if isinstance(node.target, OpOverload) else None
     if part_of(node) is not None:

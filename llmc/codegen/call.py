@@ -10,10 +10,13 @@ from llmc.graph.call_arguments import call_arguments
 from llmc.program import Layout, Limits
 from llmc.program.launch_arguments import Count, Operand, Rows
 
+# What Call.code_rows gives: a quantized weight's arguments, with one part for the steps of scales and minima.
+CODE_ROW_PARTS = ("codes", "scales", "zeros", "minima", "steps")
+
 
 class RowsCall(Protocol):
-    """What is called on numbers in memory: how its arguments become a launch's. `name` is the argument's in the op's
-    schema."""
+    """A call on numbers in memory: converts its arguments to those of a launch. `name` is the argument's name in the
+    op's schema."""
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Sizes of a tensor argument, without its row axis."""
@@ -22,7 +25,7 @@ class RowsCall(Protocol):
         """How many rows a tensor argument has."""
 
     def plain(self, name: str) -> Any:
-        """An argument that is no tensor."""
+        """An argument that is not a tensor."""
 
     def rows(self, name: str) -> Operand | None:
         """A tensor argument as rows (pointer and row stride); None if the op is called without it."""
@@ -34,30 +37,30 @@ class RowsCall(Protocol):
         """A weight as an fp32 vector, or a computed fp32 or int32 tensor as a contiguous one."""
 
     def dtype(self, name: str) -> torch.dtype:
-        """Of a tensor argument."""
+        """The dtype of a tensor argument."""
 
     def workspace(self, name: str, rows: Count | Rows | int, columns: int, dtype: torch.dtype) -> Operand:
-        """Memory for what passes between the node's own launches, as rows. rows: a count, or 1."""
+        """Memory for values passed between the node's own launches, as rows. rows: a count, or 1."""
 
     def limits(self) -> Limits:
-        """What a step may hold at most, for memory whose size no row count says."""
+        """The limits of a step, for memory whose size does not follow from a row count."""
 
 
 class Call(RowsCall, Protocol):
-    """A node to be called: with weights, caches, and the nodes around it, too."""
+    """The call of a node, with access to weights, caches and neighbouring nodes."""
 
     @property
     def op(self) -> Any:
-        """What is called."""
+        """The op that is called."""
 
     def within(self, name: str) -> "Call | None":
         """The call that yields an argument, where the kernel computes that on the way: of a part of a product."""
 
     def names(self) -> tuple[str, ...]:
-        """Of the arguments."""
+        """The names of the arguments."""
 
     def producer(self, name: str, index: int) -> "Call | None":
-        """The call whose result of that index an argument is; None for what is no such result. Calls of one node are
+        """The call whose result of that index is the argument; None if there is none. Calls of the same node are
         equal."""
 
     def readers(self, index: int) -> "tuple[Call, ...]":
@@ -77,8 +80,9 @@ class Call(RowsCall, Protocol):
         """The same weight's elements, as of dtype, masks as bytes and where each row's elements begin, each by
         itself."""
 
-    def code_rows(self) -> tuple[Operand, Operand, Operand | None]:
-        """The same arguments, with row-major codes (code_rows_layout), scales and zeros each by itself."""
+    def code_rows(self) -> dict[str, Operand | None]:
+        """The same arguments, each by itself, by the names in CODE_ROW_PARTS: codes row-major (code_rows_layout), steps
+        of scales and minima in one. None for what the weight does not have."""
 
     def table(self, name: str) -> Layout:
         """The layout in which an embedding's weight is stored: PANELS if a product reads the same weight."""
@@ -101,5 +105,5 @@ def stored_weight(call: Call) -> Call:
 
 
 def arguments_of(node: fx.Node) -> dict[str, Any]:
-    """The node's arguments by schema name, defaults filled in; none of what has no schema."""
+    """The node's arguments by schema name, with defaults filled in; empty for a call without a schema."""
     return call_arguments(node) if isinstance(node.target, OpOverload) else {}

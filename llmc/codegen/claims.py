@@ -1,9 +1,9 @@
 """Which nodes a kernel computes on the way: of a product how its weight is stored, how x arrives.
 
-Such a node is claimed: no launch computes it, and whoever reads it reads what it reads. A part (graph/product_parts.py)
-is claimed if its values are not rounded and all its readers are products; whether there is a kernel for the product
-with its parts is the backend's to say. More may be claimed besides, where the backend's kernels take it in: a norm by
-the product after it, a sum over ranks by the norm after it.
+Such a node is claimed: no launch computes it, and its readers read its inputs instead. A part (graph/product_parts.py)
+is claimed if its values are not rounded and all its readers are products; the backend decides whether there is a kernel
+for the product with its parts. Further nodes are claimed if the backend's kernels compute them: a norm in the product
+after it, a sum over ranks in the norm after it.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ class Claims:
         return frozenset(node for claimed in self.before.values() for node in claimed)
 
     def unit(self, node: fx.Node) -> tuple[fx.Node, ...]:
-        """A node with what it claims, in graph order."""
+        """A node and the nodes that it claims, in graph order."""
         return (*self.before.get(node, ()), node)
 
 

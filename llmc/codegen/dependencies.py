@@ -1,4 +1,4 @@
-"""Which nodes compute something, what they read, and what must come before what."""
+"""The computing nodes, their inputs, and the order constraints between them."""
 
 from itertools import pairwise
 
@@ -11,7 +11,7 @@ from llmc.graph.pointwise import ELEMENTARY
 
 
 def is_loop_node(node: fx.Node, copies: frozenset[fx.Node], views: Views) -> bool:
-    """Whether the node is computed by a loop: pointwise work that is no mere view, or a reshape that must copy."""
+    """Whether the node is computed by a loop: pointwise work other than a view, or a reshape that must copy."""
     view = views.get(node)
     return node in copies or (node.target in ELEMENTARY and isinstance(view, View) and view.value.node is node)
 

@@ -33,7 +33,7 @@ def expand_sparse(graph: ModelGraph, reason: Callable[[fx.Node], str | None]) ->
 
 
 def dense_recipe(values: Recipe, masks: Recipe, columns: int, dtype: torch.dtype) -> Recipe:
-    """What values of that dtype stand for, zeros and all."""
+    """The dense weight of sparse values, including zeros."""
     if isinstance(values, Derived) and values.target is _llmc.sparse_values.default:
         dense: Recipe = values.args[0]
         return dense

@@ -43,7 +43,7 @@ def fuse_groups(graph: ModelGraph, views: Views, copies: frozenset[fx.Node]) -> 
 
 
 class _Fusion:
-    """Which nodes are in one group so far, as a graph whose nodes are groups."""
+    """The current groups of nodes, as a graph whose nodes are groups."""
 
     def __init__(self, edges: nx.DiGraph, views: Views, copies: frozenset[fx.Node]) -> None:
         self._views, self._copies = views, copies

@@ -5,8 +5,9 @@
         for column in dims[-1]:         # vectorized; once for each phase
           load → fp32 (or int, bool) arithmetic → row reductions → store with rounding
 
-A statement's operands are indices of earlier statements. What depends on a reduction over the columns runs in a later
-sweep over them (a phase), which loads again what it needs; all stores run in the last one, so a store may be in place.
+A statement's operands are indices of earlier statements. Statements that depend on a reduction over the columns run in
+a later sweep over them (a phase), which loads its inputs again. All stores run in the last phase, so a store may be in
+place.
 """
 
 from collections.abc import Sequence

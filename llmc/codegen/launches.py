@@ -1,4 +1,4 @@
-"""Launches, one after the other: loops, kernel calls and copies, with the buffers that they keep alive."""
+"""The sequence of launches: loops, kernel calls and copies, with the buffers that they keep alive."""
 
 import itertools
 from collections.abc import Hashable, Mapping, Sequence
@@ -42,7 +42,7 @@ CONCATENATIONS = frozenset({torch.ops.aten.cat.default, torch.ops.aten.stack.def
 
 # Copies that a launch needs, and its own memory, are numbered from here on as results of its node, past any real ones.
 _FIRST_OWN = 100
-# Of a node's own workspace, which no loop computes.
+# Buffers of a node's own workspace, which no loop computes.
 _CODES = {torch.int8: "I8", torch.uint8: "U8"}
 
 
@@ -115,7 +115,7 @@ class LaunchBuilder:
                     self.alternatives.append(Alternative(start, len(self.launches) - 1, launches, ()))
 
     def _copy_first_rows(self, stand_in: fx.Node, product: fx.Node, sides: tuple[str, ...]) -> None:
-        """What a product gives, from the one that stands in for it."""
+        """Copy a product's result from the product that replaces it."""
         wide, narrow = view_of(stand_in, self.views), view_of(product, self.views)
         first = View(wide.value, wide.offset, narrow.shape, (wide.strides[0], *wide.strides[2:]))
         loop, pointers = build_copy(first, self.locate(narrow), strides_over(narrow, narrow.shape), self.locate)
@@ -194,8 +194,7 @@ class LaunchBuilder:
     ) -> View:
         """The view itself, or that of a copy in which rows are contiguous and elements of the dtype.
 
-        copies: where the launch that copies goes, to stand before the node's. packed: the rows, too, must lie one after
-        the other.
+        copies: receives the launch that copies, which runs before the node's. packed: the rows must also be contiguous.
         """
         columns = view.columns
         fits = row_stride_only(view) and _dtype_of(view.value) == dtype_name(dtype)

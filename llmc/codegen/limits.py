@@ -9,12 +9,12 @@ from llmc.program import Limits
 DEFAULT_MODEL_LEN = 4096
 # Rows of logits that a step has room for unless the options say so: one for each sequence, also of few.
 _LEAST_ROWS = 64
-# And for so many drafts of each, where drafts are to be expected or room for them costs nothing.
+# And for this number of drafts of each, if drafts are expected or room for them is free.
 _DRAFTS = 8
 
 
 def engine_limits(info: ModelInfo, options: BuildOptions, *, rows_are_free: bool) -> Limits:
-    """What the static buffers are made for. rows_are_free: whether rows of logits that no step asks for take no memory.
+    """The limits that static buffers are sized for. rows_are_free: whether unused rows of logits take no memory.
 
     Raises OptionError as longest_sequence.
     """

@@ -1,4 +1,4 @@
-"""What an engine has room for at its output: the logits of the rows asked for, not of every token."""
+"""Limit an engine's output buffer to the requested logit rows instead of all tokens."""
 
 from llmc.errors import LoweringError
 from llmc.graph.model_graph import ModelGraph

@@ -1,4 +1,4 @@
-"""Turn a group of nodes into a loop: loads of what it reads, the nodes' arithmetic, stores of what others need."""
+"""Turn a group of nodes into a loop: loads of its inputs, the nodes' arithmetic, stores of values that others need."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -154,6 +154,6 @@ def _in_memory(strides: tuple[int, ...], place: Place) -> tuple[int, ...]:
 
 
 def contiguous_strides(space: Space, row_stride: int) -> tuple[int, ...]:
-    """Strides over a space of elements that lie one after the other within a row."""
+    """Strides over a space whose elements are contiguous within a row."""
     dims = dims_of(space)
     return (row_stride, *(math.prod(dims[axis + 1 :]) for axis in range(len(dims))))

@@ -1,7 +1,7 @@
 """The space that a loop runs over, and how a view is walked in it.
 
-A space is a shape such as (T, heads, head_dim): the row axis and the axes that become the loop's dims. What is
-computed in a space has its shape, or 1 in place of the last axis: the results of reductions and what follows them.
+A space is a shape such as (T, heads, head_dim): the row axis and the axes that become the loop's dims. A value computed
+in a space has its shape, or 1 in place of the last axis: the results of reductions and values derived from them.
 """
 
 from torch import fx

@@ -104,7 +104,7 @@ def _check(node: fx.Node, copies: frozenset[fx.Node], views: Views, backend: Bac
 
 
 def _units(edges: nx.DiGraph, groups: Sequence[Group]) -> tuple[Unit, ...]:
-    """What is launched, in an order that keeps close to the graph's: a group runs where its last node stood."""
+    """The launched units in an order close to the graph's: a group runs at the place of its last node."""
     index = {node: i for i, node in enumerate(edges)}
     home: dict[fx.Node, Unit] = {node: node for node in edges}
     for group in groups:

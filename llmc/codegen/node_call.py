@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, fx
 
-from llmc.codegen.call import arguments_of
+from llmc.codegen.call import CODE_ROW_PARTS, arguments_of
 from llmc.codegen.claims import Claims
 from llmc.codegen.origin import unsupported
 from llmc.codegen.placement import row_stride_only
@@ -20,11 +20,11 @@ from llmc.program import Launch, Layout, Limits, RowCount
 from llmc.program.launch_arguments import Count, Operand, Rows
 
 _TOP_TOKENS = torch.ops.llmc.top_tokens.default
-_FOLD = "compute it from weights alone, outside of what depends on the tokens, so that it can be folded at build time"
+_FOLD = "compute it from weights alone, independent of the tokens, so that it can be folded at build time"
 
 
 class StepMemory(Protocol):
-    """What a call asks of the step that it becomes a launch of; launches.py has it."""
+    """The interface of the step for calls that become its launches; implemented in launches.py."""
 
     graph: ModelGraph
     claims: Claims
@@ -45,7 +45,7 @@ class StepMemory(Protocol):
 
 
 class NodeCall:
-    """What call.Call describes; asked twice, it answers alike.
+    """Implements call.Call; repeated queries give the same answers.
 
     node: that is launched, or one that it claims; owner: which claims it. copies: launches that have to come before the
     node's own, since they copy rows or vectors that were asked for and do not lie as kernels read them.
@@ -156,8 +156,7 @@ class NodeCall:
         return Operand("weight", self._builder.weights.request(node, layout, dtype).name)
 
     def code_panels(self, layout: Layout) -> Operand:
-        parts = {name: self._weight_node(name) for name in CODE_PARTS if self._arguments[name] is not None}
-        slot = self._builder.weights.request_codes(parts, self._arguments["format"], layout)
+        slot = self._builder.weights.request_codes(self._code_parts(), self._arguments["format"], layout)
         return Operand("weight", slot.name)
 
     def sparse_panels(self, layout: Layout, dtype: torch.dtype) -> Operand:
@@ -170,13 +169,13 @@ class NodeCall:
         elements, places, starts = self._builder.weights.request_sparse_rows(values, masks, dtype)
         return Operand("weight", elements.name), Operand("weight", places.name), Operand("weight", starts.name)
 
-    def code_rows(self) -> tuple[Operand, Operand, Operand | None]:
-        codes, scales = (self._weight_node(name) for name in ("codes", "scales"))
-        zeros = None if self._arguments["zeros"] is None else self._weight_node("zeros")
-        slots = self._builder.weights.request_code_rows(codes, scales, zeros, self._arguments["format"])
-        first, second, third = (None if slot is None else Operand("weight", slot.name) for slot in slots)
-        assert first is not None and second is not None
-        return first, second, third
+    def code_rows(self) -> dict[str, Operand | None]:
+        slots = self._builder.weights.request_code_rows(self._code_parts(), self._arguments["format"])
+        found = {name: Operand("weight", slot.name) for name, slot in slots.items()}
+        return {name: found.get(name) for name in CODE_ROW_PARTS}
+
+    def _code_parts(self) -> dict[str, fx.Node]:
+        return {name: self._weight_node(name) for name in CODE_PARTS if self._arguments[name] is not None}
 
     def table(self, name: str) -> Layout:
         weight = self._view(name).value.node
@@ -209,8 +208,8 @@ class NodeCall:
         return self._builder.limits
 
     def _flat_rows(self, fake: Tensor) -> int:
-        """How many of the kernel's rows a row of a tensor is: of one [rows, several, channels], several, where kernels
-        know rows only. Those of experts know each token's."""
+        """Number of kernel rows per row of a tensor: for [rows, several, channels] it is `several`, if the kernel only
+        supports rows. Kernels of experts support several rows per token."""
         knows_rows = is_product(self._owner) and not is_of_experts(self._owner)
         if fake.dim() != 3 or not (knows_rows or self._owner.target is _TOP_TOKENS):
             return 1

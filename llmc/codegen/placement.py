@@ -1,7 +1,7 @@
-"""Decide which values share memory: results written in place of what they replace, and logits into the caller's buffer.
+"""Decide which values share memory: results that overwrite an input, and logits in the caller's buffer.
 
-A launch may write where it reads if nobody reads the old contents afterwards, and if it reads each element only at
-the place where it writes.
+A launch may write where it reads if the old contents are not read afterwards, and if it reads each element only at the
+place where it writes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -41,7 +41,7 @@ def unit_nodes(unit: Unit) -> tuple[fx.Node, ...]:
 
 
 def unit_reads(unit: Unit, views: Views) -> tuple[View, ...]:
-    """What a unit reads from memory, each once."""
+    """The values that a unit reads from memory, without duplicates."""
     inside = set(unit_nodes(unit))
     reads = dict.fromkeys(v for node in unit_nodes(unit) for v in operand_views(node, views))
     return tuple(v for v in reads if v.value.node not in inside)
@@ -61,7 +61,8 @@ def row_stride_only(view: View) -> bool:
 class Placer:
     """Finds a placement for each value that the units write.
 
-    written: the values that each unit must leave in memory. kept: what beside the output is read after the last one.
+    written: the values that each unit must leave in memory. kept: values other than the output that are read after the
+    last unit.
     """
 
     def __init__(
@@ -128,7 +129,8 @@ class Placer:
         return None
 
     def _replaceable(self, unit: int, value: Value) -> Iterator[View]:
-        """What the unit reads and may be written over, as both are walked alike and other reads do not interfere."""
+        """Inputs of the unit that its result may overwrite: both are traversed alike, and other reads do not
+        interfere."""
         for view in self._walked_alike(unit, value):
             computed = view.value.node.op != "placeholder"
             others = (v for v in self._unit_reads[unit] if v != view)

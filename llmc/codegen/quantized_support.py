@@ -1,5 +1,6 @@
-"""Whether a backend has kernels for what quantization will ask of it, found out before any weight is read."""
+"""Check that a backend has kernels for the requested quantization, before any weight is read."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,8 @@ import llmc.ops  # noqa: F401  (registers the ops that are asked for)
 from llmc.codegen.backend import Backend
 from llmc.errors import OptionError
 from llmc.formats.cache_format import CacheFormat, parse_cache_format
-from llmc.formats.schemes import SCHEMES, Scheme
+from llmc.formats.code_format import TOKEN_GROUP
+from llmc.formats.schemes import SCHEMES, WHOLE_TOKENS, Scheme, on_target
 from llmc.graph.code_numbers import code_dtype
 from llmc.options import BuildOptions
 
@@ -20,18 +22,19 @@ _llmc = torch.ops.llmc
 _ROWS, _COLUMNS, _TOKENS = 256, 256, 4
 
 
-def check_kernels(options: BuildOptions, backend: Backend, target: str) -> None:
-    """Raise OptionError for a scheme or a KV cache format that the target has no kernel for."""
+def check_kernels(options: BuildOptions, backend: Backend, target: str, *, rounds_tokens: bool = False) -> None:
+    """Raise OptionError for a scheme or a KV cache format that the target has no kernel for. rounds_tokens: as of the
+    target's kind."""
     dtype = {"float32": torch.float32, "float16": torch.float16}.get(options.dtype, torch.bfloat16)
-    quantization = options.quantization
+    token_group = TOKEN_GROUP if rounds_tokens else None
+    quantization = on_target(options.quantization, token_group, rounds_plain=options.dtype != "float32")
     for scheme in quantization.schemes + (() if quantization.budget is None else quantization.budget.schemes):
         reason = _scheme_refusal(scheme, backend, dtype)
         if reason is not None:
-            known = [s.name for s in SCHEMES.values() if _scheme_refusal(s, backend, dtype) is None]
             raise OptionError(
                 f"{target} cannot run the scheme {scheme.name}: {reason}",
                 at=f"quantize={scheme.name}",
-                fix=f"it runs {', '.join(known)}" if known else "build without quantize, or with target reference",
+                fix=_instead(scheme, backend, dtype),
             )
     if options.kv_cache != "auto":
         reason = _cache_refusal(parse_cache_format(options.kv_cache), backend, dtype)
@@ -43,21 +46,34 @@ def check_kernels(options: BuildOptions, backend: Backend, target: str) -> None:
             )
 
 
+def _instead(scheme: Scheme, backend: Backend, dtype: torch.dtype) -> str:
+    """What the target runs in the place of a scheme."""
+    if scheme.token_group is not None and _scheme_refusal(replace(scheme, token_group=None), backend, dtype) is None:
+        whole = scheme.name.replace(f":x{scheme.token_group}", f":{WHOLE_TOKENS}")
+        return f"give each token one scale: quantize={whole}"
+    known = [s.name for s in SCHEMES.values() if _scheme_refusal(s, backend, dtype) is None]
+    return f"it runs {', '.join(known)}" if known else "build without quantize, or with target reference"
+
+
 def _scheme_refusal(scheme: Scheme, backend: Backend, dtype: torch.dtype) -> str | None:
     with FakeTensorMode():
         x = torch.empty(_TOKENS, _COLUMNS, dtype=dtype)
         codes = torch.empty(_ROWS, _COLUMNS, dtype=code_dtype(scheme.format))
         groups = _COLUMNS // (scheme.columns or _COLUMNS)
-        scales = torch.empty(_ROWS, groups, dtype=torch.float32 if scheme.columns is None else torch.bfloat16)
+        runs = _COLUMNS // (scheme.codes.run or scheme.columns or _COLUMNS)
+        scales = torch.empty(_ROWS, runs, dtype=torch.float32 if scheme.columns is None else torch.bfloat16)
         zeros = None if scheme.symmetric else torch.empty(_ROWS, groups, dtype=torch.int8)
+        steps = None if scheme.codes.steps is None else torch.empty(_ROWS, groups, dtype=torch.int8)
+        minima = torch.empty_like(scales) if scheme.codes.has_minimum else None
+        blocked = (steps, minima, None if minima is None else steps) if scheme.codes.is_blocked else ()
         x_scale = torch.empty(1) if scheme.is_static else None
         result = torch.empty(_TOKENS, _ROWS, dtype=dtype)
     graph = fx.Graph()
     arrived: Any = x
     if scheme.activation != "none":
-        rounding = (x, x_scale, scheme.activation, torch.float32)
+        rounding = (x, x_scale, scheme.activation, torch.float32, scheme.token_group)
         arrived = _call(graph, _llmc.round_tokens.default, rounding, x.float())
-    stored = (codes, scales, zeros, scheme.format, torch.float32)
+    stored = (codes, scales, zeros, scheme.format, torch.float32, *blocked)
     weight = _call(graph, _llmc.dequantize.default, stored, codes.float())
     arguments = (arrived, weight, None, None, "identity", 1.0, dtype)
     return _reason(backend, _call(graph, _llmc.fused_linear.default, arguments, result))

@@ -1,18 +1,18 @@
-"""What the reference executor runs: the graph itself as text, and weights as the checkpoint has them.
+"""The engine of the reference executor: the graph itself as text, and weights as in the checkpoint.
 
 An engine for the reference target holds nothing else. One for GPUs carries its graph too, so that it can be run where
 there is none: its weights are in the layouts of GPU kernels, from which they can be had back.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 
 from torch import Tensor, fx
 
 from llmc.codegen.limits import engine_limits
 from llmc.codegen.logit_rows import check_logit_rows
 from llmc.codegen.origin import unsupported
-from llmc.codegen.weight_slots import SlotRecipe, recipe_key
+from llmc.codegen.weight_slots import CodesRecipe, SlotRecipe, recipe_key
 from llmc.errors import LoweringError
 from llmc.graph.dtype_names import DTYPE_NAMES
 from llmc.graph.model_graph import ModelGraph
@@ -78,17 +78,19 @@ def carried_graph(graph: ModelGraph, program: Program, recipes: Sequence[SlotRec
 
     None if the text cannot hold the graph, or a weight that it reads is not stored: it runs on its GPU only.
     """
-    stored = {
-        recipe_key(recipe): slot.name
-        for slot, recipe in zip(program.weights, recipes, strict=True)
-        if slot.layout is not Layout.MASK_STARTS  # Made of the same masks as what the graph reads.
-    }
+    stored: dict[Hashable, WeightOf] = {}
+    for slot, recipe in zip(program.weights, recipes, strict=True):
+        if isinstance(recipe, CodesRecipe):
+            for part, made_of in recipe.parts.items():
+                stored[recipe_key(made_of)] = WeightOf(slot.name, slot.dtype, recipe.format, part)
+        elif slot.layout is not Layout.MASK_STARTS:  # Made of the same masks as what the graph reads.
+            stored[recipe_key(recipe)] = WeightOf(slot.name, slot.dtype)
     weights: dict[str, WeightOf] = {}
     for node in graph.weight_nodes():
-        slot, dtype = stored.get(recipe_key(graph.weights[node.name])), DTYPE_NAMES.get(node.meta["val"].dtype)
-        if slot is None or dtype is None:
+        found, dtype = stored.get(recipe_key(graph.weights[node.name])), DTYPE_NAMES.get(node.meta["val"].dtype)
+        if found is None or dtype is None:
             return None
-        weights[node.name] = WeightOf(slot, dtype)
+        weights[node.name] = replace(found, dtype=dtype)
     try:
         return serialize_graph(graph, weights, memory_text(program))
     except LoweringError:

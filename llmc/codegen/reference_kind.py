@@ -14,6 +14,7 @@ from llmc.codegen.target_kind import refuse_adapters, refuse_stages
 from llmc.engine_format.engine_kinds import GRAPH_NAME
 from llmc.engine_format.writer import EngineWriter
 from llmc.errors import LoweringError
+from llmc.formats.code_format import TOKEN_GROUP
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
 from llmc.program import Layout, Program, WeightSlot
@@ -25,8 +26,8 @@ class ReferenceKind:
     target: ReferenceTarget
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
     has_stages: bool = False
-    takes_blocked_codes: bool = True
     rounds_tokens: bool = False
+    token_group: int | None = TOKEN_GROUP
 
     def check(self, options: BuildOptions) -> None:
         """The eager ops take every dtype and scheme. Raises OptionError for several stages."""
@@ -50,7 +51,7 @@ class ReferenceKind:
         """The eager ops read masks."""
 
     def fitting_sequences(self, program: Program) -> int | None:
-        """Of a machine that is not known."""
+        """None, because the machine is not known."""
         return None
 
 

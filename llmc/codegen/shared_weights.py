@@ -1,4 +1,4 @@
-"""What a draft's engine need not store, because the engine that it lies in holds the same."""
+"""Weights that a drafter's engine does not store, because its enclosing engine has the same ones."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
@@ -31,12 +31,12 @@ def shared_slots(outer: Sequence[StageBuild], inner: Sequence[StageBuild]) -> di
 
 
 def _about(slot: WeightSlot, recipe: SlotRecipe) -> Hashable:
-    """What stored weights that are the same have in common."""
+    """The key that equal stored weights share."""
     return replace(slot, name=""), _tensors(recipe)
 
 
 def _tensors(recipe: SlotRecipe) -> tuple[str, ...]:
-    """Of the checkpoint, that it is made of."""
+    """The tensors of the checkpoint that it is made of."""
     return stored_names(recipe.parts["codes"] if isinstance(recipe, CodesRecipe) else recipe)
 
 

@@ -36,7 +36,7 @@ class SideViews:
         return SideViews(found, needed_by)
 
     def of_nodes(self, nodes: Iterable[fx.Node]) -> tuple[str, ...]:
-        """The side outputs without which nobody needs these nodes; none if somebody does anyway."""
+        """The side outputs that alone require these nodes; none if they are needed anyway."""
         needs = [self.needed_by.get(node) for node in nodes]
         if None in needs:
             return ()
@@ -46,7 +46,7 @@ class SideViews:
 def _view(name: str, node: fx.Node, views: Views) -> View:
     view = views[node]
     if not isinstance(view, View) or view.value.node.op == "placeholder":
-        raise unsupported(node, f"the side output {name} is no tensor that the step computes", "return another one")
+        raise unsupported(node, f"the side output {name} is not a tensor that the step computes", "return another one")
     return view
 
 

@@ -96,14 +96,13 @@ class SketchBackend:
         return found
 
     def _part(self, name: str, node: fx.Node, call: Call) -> dict[str, Argument]:
-        """What a product's kernel reads in the place of a claimed argument: codes, or x as it was."""
+        """The arguments of a product's kernel in place of a claimed one: codes, or the original x."""
         if node.target in SPARSE:
             dtype = call.dtype("values")
             layout = Layout.SPARSE_PANELS if dtype.is_floating_point else Layout.SPARSE_CODE_PANELS
             return {name: call.sparse_panels(layout, dtype)}
         if "codes" in arguments_of(node):
-            parts = zip(("codes", "scales", "zeros"), call.code_rows(), strict=True)
-            return {f"{name}_{part}": operand for part, operand in parts if operand is not None}
+            return {f"{name}_{part}": operand for part, operand in call.code_rows().items() if operand is not None}
         return {f"{name}_{own}": operand for own, operand in self._operands(node, call).items()}
 
 

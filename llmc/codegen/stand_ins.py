@@ -44,7 +44,7 @@ def _first_of_stack(x: fx.Node) -> fx.Node | None:
 
 
 def _but_x(product: fx.Node) -> dict[str, Any]:
-    """What a product is computed from beside x, with how that arrives."""
+    """The inputs of a product except x, with the form in which x arrives."""
     given = {name: value for name, value in arguments_of(product).items() if name != "x"}
     arrival = unrounded_parts(product).get("x")
     if arrival is None:

@@ -1,4 +1,4 @@
-"""What a build asks of a kind of target, from the options to the engine's files: one object a kind.
+"""The interface of a kind of target for builds, from the options to the engine's files; one object per kind.
 
 `kind_of` finds it; a new kind is a room of its own with such an object, and a line there.
 """
@@ -23,11 +23,11 @@ from llmc.targets import CpuTarget, GpuTarget, OnnxTarget, ReferenceTarget, Targ
 
 
 class LoweredEngine(Protocol):
-    """What lowering gives. recipes: how to make each of program.weights, before packing."""
+    """The result of lowering. recipes: how to make each of program.weights, before packing."""
 
     @property
     def program(self) -> Program:
-        """Of the target, or of the first of several."""
+        """The program of the target, or of the first of several."""
 
     @property
     def recipes(self) -> Sequence[SlotRecipe]:
@@ -38,7 +38,8 @@ class Builder(Protocol):
     """One build for one target, with the workers that it has under way."""
 
     def lower(self, graph: ModelGraph) -> LoweredEngine:
-        """Choose kernels and plan memory. Raises LoweringError, and OptionError for what does not fit the target."""
+        """Choose kernels and plan memory. Raises LoweringError, and OptionError for options that do not fit the
+        target."""
 
     def compile(self, writer: EngineWriter, stages: Stages) -> Program:
         """Write what is known of the engine's code, and begin or do its compiling; the program to be written."""
@@ -52,7 +53,7 @@ class TargetKind(Protocol):
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
-        """What engines compute in. The last stands in for those that are missing, unless it is asked for by name."""
+        """Dtypes of engines. The last one replaces missing ones, unless a dtype is requested by name."""
 
     @property
     def has_stages(self) -> bool:
@@ -71,18 +72,19 @@ class TargetKind(Protocol):
         """Codes with their scales and zeros in one slot, where the kind stores them so."""
 
     @property
-    def takes_blocked_codes(self) -> bool:
-        """Whether there are kernels for codes whose scales have steps or minima (CodeFormat.is_blocked)."""
-
-    @property
     def rounds_tokens(self) -> bool:
         """Whether products with a GGUF file's codes are faster with tokens in int8 by groups, as llama.cpp has them."""
+
+    @property
+    def token_group(self) -> int | None:
+        """Number of channels of a token that share a scale in int8 schemes that do not say; None for all channels."""
 
     def dense_reason(self, storage: fx.Node) -> str | None:
         """Why a sparse weight is stored with its zeros all the same; None where what is left is read faster."""
 
     def fitting_sequences(self, program: Program) -> int | None:
-        """How many sequences of full length the target holds beside the engine; None where its memory is not known."""
+        """Number of sequences of full length that the target holds in addition to the engine; None if its memory is
+        unknown."""
 
 
 KINDS: Mapping[type[Any], tuple[str, str]] = MappingProxyType(
@@ -103,12 +105,12 @@ def kind_of(target: Target) -> TargetKind:
 
 
 def check_adapters(options: BuildOptions) -> None:
-    """Of a kind whose engines take adapters. Raises OptionError for what they cannot be beside."""
+    """For a kind whose engines accept adapters. Raises OptionError for options that exclude them."""
     if not options.enable_lora:
         return
     if options.tensor_parallel_size * options.pipeline_parallel_size > 1:
         raise OptionError(
-            "engines of several ranks take no adapters beside their weights so far",
+            "engines of several ranks do not support adapters at run time yet",
             at=f"enable_lora, tensor_parallel_size={options.tensor_parallel_size}",
             fix="build for one rank, or merge one adapter into the weights: lora=NAME=DIRECTORY",
         )
@@ -125,21 +127,21 @@ def check_adapters(options: BuildOptions) -> None:
 
 
 def refuse_adapters(options: BuildOptions, target: str) -> None:
-    """Of a kind whose engines take no adapters. Raises OptionError for enable_lora."""
+    """For a kind whose engines do not support adapters. Raises OptionError for enable_lora."""
     if options.enable_lora:
         raise OptionError(
-            f"engines for {target} take no adapters beside their weights so far",
+            f"engines for {target} do not support adapters at run time yet",
             at="enable_lora",
             fix="build for a CPU, or merge one adapter into the weights: lora=NAME=DIRECTORY",
         )
 
 
 def refuse_stages(options: BuildOptions, target: str) -> None:
-    """Of a kind whose engines have one stage. Raises OptionError for more."""
+    """For a kind whose engines have one stage. Raises OptionError for more."""
     stages = options.pipeline_parallel_size
     if stages > 1:
         raise OptionError(
-            f"engines for {target} have one stage so far, not {stages}",
+            f"engines for {target} do not support pipeline stages yet, so not {stages}",
             at=f"pipeline_parallel_size={stages}",
             fix=f"build for a CPU, or with tensor_parallel_size={stages * options.tensor_parallel_size}",
         )

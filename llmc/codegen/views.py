@@ -46,7 +46,7 @@ class Value:
 
     @property
     def rows(self) -> RowCount:
-        """What its row axis counts."""
+        """The unit that its row axis counts."""
         return row_count(self.shape)
 
     @property
@@ -73,7 +73,7 @@ class View:
 
     @property
     def rows(self) -> RowCount:
-        """What its row axis counts."""
+        """The unit that its row axis counts."""
         return row_count(self.shape)
 
     @property
@@ -98,12 +98,12 @@ Views = dict[fx.Node, View | tuple[View, ...]]
 
 
 def row_count(shape: tuple[Dim, ...]) -> RowCount:
-    """What the row axis of a shape counts; ONE if it has none."""
+    """The unit that the row axis of a shape counts; ONE if it has none."""
     return next((d for d in shape if isinstance(d, RowCount)), RowCount.ONE)
 
 
 def views_of(node: fx.Node, views: Views) -> tuple[View, ...]:
-    """Of each of a node's results, or of what a claimed node reads; none of what has no value."""
+    """The views of a node's results, or of a claimed node's inputs; empty for a node without a value."""
     found = views.get(node, ())
     return (found,) if isinstance(found, View) else found
 
@@ -116,7 +116,7 @@ def view_of(node: fx.Node, views: Views) -> View:
 
 
 def operand_views(node: fx.Node, views: Views) -> tuple[View, ...]:
-    """What a node reads, a view for each tensor among its arguments."""
+    """The views that a node reads, one per tensor argument."""
     return tuple(view for source in node.all_input_nodes for view in views_of(source, views))
 
 
@@ -129,7 +129,7 @@ def find_views(graph: ModelGraph, claimed: Collection[fx.Node] = ()) -> tuple[Vi
     """Every tensor node's view of a value, and the reshape nodes that need a copy of their input first.
 
     Such a reshape is a computing node: its value is the copy, in the shape of its input. A node with several outputs
-    has a tuple of views. claimed: nodes that have no value; theirs are the views of what they read, all in a tuple.
+    has a tuple of views. claimed: nodes without a value; their views are those of their inputs, in a tuple.
     Caches and tables are values too. Raises LoweringError for a shape that mixes tokens with another axis.
     """
     finder = _Finder(graph)

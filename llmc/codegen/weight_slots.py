@@ -1,6 +1,6 @@
 """Which weights the engine stores, and in which layout: one slot for each weight and layout that a launch reads."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,27 +12,28 @@ from llmc.codegen.call import arguments_of
 from llmc.codegen.expand_sparse import dense_recipe
 from llmc.codegen.origin import unsupported
 from llmc.codegen.views import View, Views
+from llmc.formats.code_format import CODE_FORMATS, STEP_PARTS
 from llmc.graph.dtype_names import DTYPE_NAMES
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.product_parts import is_product
 from llmc.graph.weights import Derived, PerRank, Recipe, Stored
-from llmc.program import Layout, WeightSlot, code_rows_layout
+from llmc.program import Layout, WeightSlot, code_rows_layout, step_row_bytes
 
 
 @dataclass(frozen=True)
 class CodesRecipe:
-    """What code panels are made of, by the names of llmc::dequantize's arguments."""
+    """What code panels, or codes or steps in rows, are made of, by the names of llmc::dequantize's arguments."""
 
     parts: Mapping[str, Recipe]
     format: str
 
 
-# What a slot's tensor is made of, before packing.
+# The recipe of a slot's tensor, before packing.
 SlotRecipe = Recipe | CodesRecipe
 
 
 class WeightSlots:
-    """The slots asked for so far, in the order in which the step first reads them.
+    """The requested slots, in the order in which the step first reads them.
 
     Placeholders with equal recipes (tied weights) share their slots.
     """
@@ -53,7 +54,7 @@ class WeightSlots:
         return tuple(slot for slot, _ in self._slots.values())
 
     def recipes(self) -> tuple[SlotRecipe, ...]:
-        """What each slot's tensor is made of, before packing."""
+        """The recipe of each slot's tensor, before packing."""
         return tuple(recipe for _, recipe in self._slots.values())
 
     def is_in_panels(self, weight: fx.Node, dtype: torch.dtype) -> bool:
@@ -113,18 +114,39 @@ class WeightSlots:
             self._slot(masks, Layout.MASK_STARTS, torch.int64),
         )
 
-    def request_code_rows(
-        self, codes: fx.Node, scales: fx.Node, zeros: fx.Node | None, format: str
-    ) -> tuple[WeightSlot, WeightSlot, WeightSlot | None]:
-        """The slots of a quantized weight's placeholders, each by itself: codes in rows, scales and zeros as given."""
-        layout = code_rows_layout(format)
-        given = codes.meta["val"]
-        dtype = given.dtype if layout is Layout.CODE_ROWS else torch.uint8
-        return (
-            self._slot(codes, layout, dtype),
-            self._slot(scales, Layout.ROWS, scales.meta["val"].dtype),
-            None if zeros is None else self._slot(zeros, Layout.ROWS, torch.int8),
-        )
+    def request_code_rows(self, parts: Mapping[str, fx.Node], format: str) -> dict[str, WeightSlot]:
+        """The slots of a quantized weight's placeholders by themselves: codes in rows, steps in one slot if there are
+        some, all others as given."""
+        steps = {name: part for name, part in parts.items() if name in STEP_PARTS}
+        slots: dict[str, WeightSlot] = {}
+        for name, part in parts.items():
+            if name == "codes":
+                slots[name] = self._code_rows(part, format)
+            elif name not in steps:
+                slots[name] = self._slot(part, Layout.ROWS, part.meta["val"].dtype)
+        if steps:
+            out, groups = map(int, steps["scale_steps"].meta["val"].shape)
+            shape = (out, step_row_bytes(groups, format))
+            slots["steps"] = self._blocked_slot(steps, Layout.STEP_ROWS, format, shape)
+        return slots
+
+    def _code_rows(self, codes: fx.Node, format: str) -> WeightSlot:
+        given, layout = codes.meta["val"], code_rows_layout(format)
+        if CODE_FORMATS[format].is_blocked:
+            return self._blocked_slot({"codes": codes}, layout, format, given.shape)
+        return self._slot(codes, layout, given.dtype if layout is Layout.CODE_ROWS else torch.uint8)
+
+    def _blocked_slot(
+        self, parts: Mapping[str, fx.Node], layout: Layout, format: str, shape: Sequence[int]
+    ) -> WeightSlot:
+        """The slot of some placeholders of a blocked format, whose record says what is stored for each number."""
+        key = (tuple((name, self._key(part)) for name, part in parts.items()), layout, format)
+        if key not in self._slots:
+            name = self._name(next(iter(parts.values())), layout)
+            nbytes = self._backend.nbytes(tuple(shape), layout, torch.uint8)
+            slot = WeightSlot(name, "U8", tuple(map(int, shape)), layout, nbytes)
+            self._slots[key] = slot, CodesRecipe({n: self._graph.weights[p.name] for n, p in parts.items()}, format)
+        return self._slots[key][0]
 
     def _slot(self, weight: fx.Node, layout: Layout, dtype: torch.dtype) -> WeightSlot:
         """The slot of that placeholder, layout and dtype."""
@@ -145,7 +167,7 @@ class WeightSlots:
 
 
 def recipe_key(recipe: Any) -> Hashable:
-    """What stands for a recipe: equal for recipes that make the same tensor; a constant is equal to itself only."""
+    """A key of a recipe: equal for recipes that make the same tensor; a constant is equal to itself only."""
     if isinstance(recipe, Stored):
         return recipe
     if isinstance(recipe, Derived):

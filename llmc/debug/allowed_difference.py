@@ -1,4 +1,5 @@
-"""How far a right engine's logits may lie from the model's in fp32: by its dtype, and by what it rounds on purpose."""
+"""The tolerated difference between the logits of a correct engine and those of the fp32 model, by dtype and
+quantization."""
 
 from dataclasses import dataclass
 

@@ -24,7 +24,7 @@ from llmc.plural import counted
 
 @dataclass(frozen=True)
 class Pipeline:
-    """What is cut: a captured model, with the passes and options that it goes through.
+    """The pipeline to cut: a captured model, and the passes and options applied to it.
 
     progress: told what passes that take long are doing.
     """
@@ -36,7 +36,7 @@ class Pipeline:
 
     @property
     def data(self) -> ModelData:
-        """What passes may read of the model."""
+        """The model data that passes may read."""
         return ModelData(
             self.captured.source, self.captured.tokenizer, lambda what, done, of: self.progress(f"{what} {done}/{of}")
         )
@@ -44,7 +44,7 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a check says of a cut. detail: one line with figures."""
+    """The result of checking a cut. detail: one line with figures."""
 
     is_good: bool
     detail: str
@@ -84,7 +84,7 @@ class Outline:
         return tuple((name, first, last) for name, (first, last) in found.items())
 
     def lossy(self, dtype: torch.dtype) -> tuple[tuple[int, float], ...]:
-        """The first rewrite of each lossy pass, with what it may change."""
+        """The first rewrite of each lossy pass, with its error budget."""
         usual = BUDGETS[Numerics.LOSSY, dtype]
         return tuple(
             (first, self.budgets.get(name, usual))
@@ -209,7 +209,7 @@ def with_made_nodes(culprit: Culprit, graph: ModelGraph) -> Culprit:
 
 
 def _search(cuts: list[int], holds: Callable[[int], bool]) -> tuple[int, int]:
-    """Two neighbours of which the first is good and the second bad; the ends are known to be so."""
+    """Binary search for two adjacent cuts, the first good and the second bad, given a good first and a bad last cut."""
     low, high = 0, len(cuts) - 1
     while high - low > 1:
         middle = (low + high) // 2

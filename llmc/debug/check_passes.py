@@ -17,7 +17,8 @@ _LENGTH = 24
 class PassChecker:
     """An observer of run_pipeline that keeps the logits after the pass before, to compare with.
 
-    tokens: what the graph is run on; by default 24 ids spread over the vocabulary, or as many as the model can take.
+    tokens: token ids to run the graph on; by default 24 ids spread over the vocabulary, or fewer if the model's limit
+    is lower.
     """
 
     def __init__(self, graph: ModelGraph, source: WeightSource, tokens: Sequence[int] | None = None) -> None:

@@ -59,7 +59,7 @@ def compare_each(
 
 
 class _Differences:
-    """Of one model against the reference, sequence by sequence."""
+    """The differences of one model from the reference, accumulated sequence by sequence."""
 
     def __init__(self) -> None:
         self._count = self._positions = self._same = 0
@@ -108,7 +108,7 @@ class Perplexity:
 
     @property
     def value(self) -> float:
-        """Of what was added so far."""
+        """The difference over everything added until now."""
         return float(np.exp(self._total / self.tokens))
 
 

@@ -1,4 +1,4 @@
-"""What a bisection may ask of a cut pipeline: its logits, a command of the user's, or how long a decode step takes."""
+"""Checks of a cut pipeline for a bisection: its logits, a command of the user, or the time of a decode step."""
 
 import contextlib
 import os
@@ -22,10 +22,10 @@ from llmc.runtime.loading import load
 from llmc.runtime.sampling.sampling_params import SamplingParams
 from llmc.settings import BISECT_PREFIX
 
-# Builds the engine of the pipeline cut after that many rewrites, with what an engine cannot do without after it.
+# Builds the engine of the pipeline cut after that many rewrites, followed by the passes that every engine needs.
 BuildCut = Callable[[int, Path], None]
 _TAIL = 300
-# Decode steps a measurement, and measurements of each engine, in turn.
+# Decode steps per measurement, and measurements per engine, which alternate between the engines.
 _STEPS = 24
 _ROUNDS = 5
 
@@ -118,7 +118,7 @@ class CommandCheck:
 
 @dataclass
 class SpeedCheck:
-    """A decode step takes at most `ratio` times what it takes with `baseline` rewrites, measured in turn."""
+    """A decode step takes at most `ratio` times what it takes with `baseline` rewrites, measured alternately."""
 
     build: BuildCut
     tokens: Sequence[int]
@@ -128,7 +128,7 @@ class SpeedCheck:
     _engines: dict[int, Path] = field(default_factory=dict)
 
     def __call__(self, number: int) -> Outcome:
-        """Build the cut engine and measure it beside the baseline."""
+        """Build the cut engine and measure it and the baseline alternately."""
         if number == self.baseline:
             return Outcome(True, "the baseline")
         try:
@@ -149,7 +149,7 @@ class SpeedCheck:
 
 
 def decode_seconds(engines: Sequence[Path], tokens: Sequence[int]) -> list[float]:
-    """Seconds of a decode step of each engine: the median of rounds that measure all of them in turn."""
+    """Seconds of a decode step of each engine: the median over rounds, each of which measures every engine once."""
     params = SamplingParams(max_tokens=_STEPS + 1, temperature=0.0, ignore_eos=True)
     rounds: list[list[float]] = [[] for _ in engines]
     with contextlib.ExitStack() as stack:

@@ -26,7 +26,7 @@ BUDGETS: dict[tuple[Numerics, torch.dtype], float] = {
 @dataclass(frozen=True)
 class Difference:
     """max, mean: of |Δlogit|. spread: standard deviation of the reference's logits. top1: share of rows with the same
-    argmax. NaN where one of them is no number."""
+    argmax. NaN if one of the logits is NaN."""
 
     max: float
     mean: float
@@ -58,5 +58,5 @@ def difference(logits: Tensor, reference: Tensor) -> Difference:
 
 
 def budget(record: PassRecord, dtype: torch.dtype) -> float:
-    """What a pass may change, as a relative difference: what it declares itself, or what its numerics class allows."""
+    """The relative difference that a pass may cause: its own declared budget, or that of its numerics class."""
     return record.budget or BUDGETS[Numerics(record.numerics), dtype]

@@ -19,7 +19,7 @@ _OURS = "[0-9][0-9]-*.txt"
 class GraphDump:
     """An observer of run_pipeline that writes NN-pass.txt after each pass; 00-captured.txt is what they started from.
 
-    Those of an earlier run are removed first. Raises LlmcError if the directory cannot be written.
+    Files of an earlier run are removed first. Raises LlmcError if the directory is not writable.
     """
 
     def __init__(self, directory: Path, captured: ModelGraph) -> None:

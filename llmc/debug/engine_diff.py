@@ -1,4 +1,4 @@
-"""What sets two engines apart: options, passes, graphs, kernels, weights, sizes, and the logits that they give."""
+"""Differences between two engines: options, passes, graphs, kernels, weights, sizes and logits."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -40,8 +40,8 @@ class EngineDifference:
 def diff_engines(first: Path, second: Path, sample: Sample | None = None) -> EngineDifference:
     """Compare two engine directories, and run both on the same tokens if this machine can.
 
-    sample: for the first engine's tokenizer; None takes the default one. Raises EngineFormatError for what is no whole
-    engine, OptionError for tokens that do not fit.
+    sample: tokens for both engines, made with the first one's tokenizer; None takes the default sample. Raises
+    EngineFormatError if a directory is not a complete engine, OptionError if the tokens do not fit.
     """
     one, two = (read_engine(path, check_machine=False) for path in (first, second))
     changes = tuple(_changes(one, two))

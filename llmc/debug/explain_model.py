@@ -1,4 +1,4 @@
-"""What the passes do to a model, from a run of the pipeline."""
+"""Explain a model by running the pipeline on it."""
 
 from collections.abc import Callable, Sequence
 

@@ -35,7 +35,7 @@ def function_source(name: str, region: Region, inputs: Mapping[str, Any]) -> str
 
 
 def rank_name(key: str, rank: int) -> str:
-    """What an input of a rank is called where it is saved."""
+    """The name under which an input of a rank is saved."""
     return f"{key}.rank{rank}"
 
 

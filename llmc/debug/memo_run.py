@@ -1,8 +1,8 @@
 """Run many versions of one graph on the same tokens, and compute only what differs from the version before.
 
-A call whose op and argument values were seen in the last run is not made again. Values are told apart by content, so a
-rewrite that gives the same bits costs its own nodes and nothing after them. Weights, and what is made of weights alone,
-are read when a call needs them and dropped after it: memory holds one at a time, and the activations of one run.
+A call with the same op and argument values as in the last run is not repeated. Values are compared by content, so a
+rewrite that preserves the bits costs only its own nodes. Weights, and values computed from weights alone, are loaded
+for each call and dropped after it: memory holds one of them, and the activations of one run.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Value:
-    """What a node stands for. key: equal for equal contents. get: the tensor, number or tuple itself."""
+    """The value of a node. key: equal for equal contents. get: returns the tensor, number or tuple."""
 
     key: str
     get: Callable[[], Any]
@@ -47,7 +47,7 @@ class StepValues:
 
 @dataclass(frozen=True)
 class _Call:
-    """What a call gave: its result, and the new contents of the arguments that it writes, by their index."""
+    """The outcome of a call: its result, and the new contents of the arguments that it writes, by index."""
 
     result: Value
     written: dict[int, Value]
@@ -93,7 +93,7 @@ class MemoRun:
         return (len(self.tokens),) if is_whole else uncut_sizes(graph, self._chunk_sizes)
 
     def steps(self, graph: ModelGraph) -> list[StepValues]:
-        """What each node stands for in each step. Raises PassError where one does not run."""
+        """The values of all nodes in each step. Raises PassError if a node fails to run."""
         steps = sequence_inputs(graph, self.tokens, chunk_sizes=self.chunks(graph), block_size=self.block_size)
         kept: dict[str, _Call] = {}
         found: list[StepValues] = []
@@ -107,7 +107,7 @@ class MemoRun:
                 found.append(StepValues(before, after))
         finally:
             self._memo = kept
-            # Those of an older graph may hold tensors that nobody else wants any more.
+            # Entries of an older graph may hold tensors that are no longer needed.
             self._known_recipes, self._recipe_keys = self._recipe_keys, {}
         return found
 

@@ -1,4 +1,4 @@
-"""The second opinion: a graph of any stage, exported and run by onnxruntime, whose kernels nobody here has written."""
+"""The second opinion: a graph of any stage, exported and run by onnxruntime with its independent kernels."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,11 +17,12 @@ from llmc.program import LOGITS, WRITTEN
 
 
 def nothing(amount: int) -> None:
-    """Who is told of progress where nobody asks."""
+    """A progress callback that does nothing."""
 
 
 class OnnxOracle:
-    """A graph in a session of onnxruntime on the CPU. Raises LoweringError for what standard ops cannot say."""
+    """A graph in an onnxruntime session on the CPU. Raises LoweringError for ops that standard ONNX ops cannot
+    express."""
 
     def __init__(self, graph: ModelGraph, source: WeightSource) -> None:
         require_onnx("oracle=onnxruntime", "onnxruntime")
@@ -31,7 +32,7 @@ class OnnxOracle:
 
         self._graph = graph
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3  # Of errors alone.
+        options.log_severity_level = 3  # Log errors only.
         with ScratchDirectory() as directory:
             write_model_files(graph, source, directory, nothing)
             self._session = onnxruntime.InferenceSession(

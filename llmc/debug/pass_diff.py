@@ -1,4 +1,5 @@
-"""What each pass, and each single rewrite, does to the logits: the graph run before and after on the same tokens."""
+"""The effect of each pass, and of each rewrite, on the logits: the graph runs before and after it on the same
+tokens."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from llmc.passes.runner import run_pipeline
 
 @dataclass(frozen=True)
 class RewriteDifference:
-    """What one rewrite changed. difference: None where the graph did not run after it, and error says why."""
+    """The change caused by one rewrite. difference: None if the graph failed to run after it; error has the reason."""
 
     rewrite: RewriteRecord
     difference: Difference | None
@@ -31,7 +32,7 @@ class RewriteDifference:
 
 @dataclass(frozen=True)
 class PassDifference:
-    """What one pass changed, from the graph before it to the graph after it.
+    """The change caused by one pass, from the graph before it to the graph after it.
 
     budget: the relative difference that its numerics class allows. is_over: whether it changed more, or broke the
     graph. since_capture: against the logits of the captured graph. rewrites: one by one, where that was asked for.
@@ -80,8 +81,8 @@ def diff_passes(
 ) -> ModelDifference:
     """Run the pipeline once, and the graph before and after each pass from `first` to `last` (both included).
 
-    by_rewrite: also around every single rewrite. progress: told the name of what is about to be run. One graph's
-    activations and one weight are in memory at a time. Raises OptionError for a range that names no pass.
+    by_rewrite: also compare around every rewrite. progress: called with the name of the next run. Memory holds one
+    graph's activations and one weight at a time. Raises OptionError if the range names an unknown pass.
     """
     chosen = pass_range(passes, first, last)
     runner = MemoRun(captured.source, tokens, chunk_sizes=default_chunks(len(tokens)), block_size=options.block_size)

@@ -34,7 +34,8 @@ from llmc.targets import resolve_target
 
 @dataclass(frozen=True)
 class Workload:
-    """What is measured: one prompt of `prefill` tokens, and a decode of `batch` requests with `context` positions."""
+    """The steps to measure: one prompt of `prefill` tokens, and a decode of `batch` requests with `context`
+    positions."""
 
     prefill: int = 512
     batch: int = 1
@@ -56,7 +57,7 @@ def profile_engine(
 ) -> Profile:
     """Run and time a prefill and decode steps.
 
-    Raises OptionError for what the engine's limits do not allow, EngineFormatError and TargetError for an engine whose
+    Raises OptionError if the workload exceeds the engine's limits, EngineFormatError or TargetError if the engine's
     kernels do not run here.
     """
     directory = read_engine(path, check_weights=False)
@@ -119,8 +120,8 @@ def check_workload(workload: Workload, limits: Limits) -> None:
 
 
 class Profiler:
-    """An open engine that is stepped by hand. Steps are prepared, each with KV blocks of its own, and then measured as
-    often as one likes. typical: what stands for several times of the same thing."""
+    """An open engine whose steps are run one by one. Steps are prepared, each with KV blocks of its own, and can then
+    be measured repeatedly. typical: reduces several times of the same step to one, such as the median."""
 
     def __init__(
         self,
@@ -161,7 +162,7 @@ class Profiler:
         return PreparedStep(name, plan, StepShape.decode(batch, context + 1))
 
     def measure(self, prepared: PreparedStep, repeats: int) -> StepProfile:
-        """Run it once to warm up and then so many times, all alike, after measuring the machine."""
+        """Measure the machine, run the step once to warm up, then measure `repeats` runs."""
         executor, shape = self._executor, prepared.shape
         assert isinstance(executor, TimedExecutor)
         rates = self.rates()
@@ -188,7 +189,7 @@ class Profiler:
         return StepProfile(prepared.name, shape, repeats, seconds, spread, predicted, rates, tuple(launches))
 
     def rates(self) -> Rates:
-        """What the machine delivers now."""
+        """The rates that the machine delivers now."""
         target = resolve_target(self._directory.manifest.target.name)
         rates = target_rates(target, self._directory.program, self._threads)
         assert rates is not None  # It has run a step.
@@ -216,7 +217,7 @@ class Profiler:
 
 
 class _Sequence(Request):
-    """Tokens with blocks and a seat, as the scheduler would give them; nobody reads the logits."""
+    """Tokens with blocks and a seat, as the scheduler would assign them; the logits are discarded."""
 
     def __init__(self, tokens: Sequence[int], blocks: range, seat: int) -> None:
         super().__init__(tokens, every_logit=False, origin=Origin())
@@ -224,8 +225,8 @@ class _Sequence(Request):
         self.standing = Standing(blocks=list(blocks), seat=seat)
 
     def receive(self, start: int, logits: Any) -> None:
-        """Do nothing: steps are run for their times, and what follows random tokens tells nobody anything."""
+        """Do nothing: steps are run for their times, and the logits after random tokens are meaningless."""
 
 
 def _plan(*chunks: Chunk) -> StepPlan:
-    return StepPlan([], list(chunks), {}, [], [], {}, {}, [])
+    return StepPlan([], list(chunks), {}, [], [], {})

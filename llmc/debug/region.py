@@ -17,7 +17,7 @@ from llmc.graph.weights import WeightSource
 
 @dataclass(frozen=True)
 class Region:
-    """nodes: the calls of the region, in order. outputs: (name, node) of what the rest of the graph reads of it.
+    """nodes: the calls of the region, in order. outputs: (name, node) of each value that the rest of the graph reads.
 
     renewed: names of inputs that hold something else after the rewrite than before: other weights, codes for numbers.
     """
@@ -27,11 +27,11 @@ class Region:
     renewed: frozenset[str] = frozenset()
 
     def key(self, node: fx.Node) -> str:
-        """What the value of an input is called."""
+        """The name of an input's value."""
         return f"{node.name}.after" if node.name in self.renewed else node.name
 
     def inputs(self) -> tuple[fx.Node, ...]:
-        """What the region reads and does not compute, in order of use."""
+        """The values that the region reads and does not compute, in order of use."""
         inside = set(self.nodes)
         return tuple(dict.fromkeys(n for node in self.nodes for n in node.all_input_nodes if n not in inside))
 
@@ -49,10 +49,10 @@ class ChangedRegion:
 
 
 def changed_region(before: ModelGraph, after: ModelGraph, runner: MemoRun, source: WeightSource) -> ChangedRegion:
-    """What differs between two graphs of one pipeline, and the values that go into it on the runner's tokens.
+    """The region that differs between two graphs of one pipeline, and its input values on the runner's tokens.
 
-    The readers of what changed belong to it, so that a rewrite that only writes memory has something to show. Values
-    are those of the graph before, in its last step.
+    Readers of changed values belong to the region, so that a rewrite that only writes memory has outputs to compare.
+    Values are those of the graph before, in its last step.
     """
     old, new = ({n.name: n for n in g.graph.nodes if n.op != "output"} for g in (before, after))
     both = [name for name in old if name in new]
@@ -74,8 +74,8 @@ def changed_region(before: ModelGraph, after: ModelGraph, runner: MemoRun, sourc
 
 
 def run_region(region: Region, inputs: dict[str, Any]) -> dict[str, Tensor]:
-    """The region's outputs, by name, but for those of which ranks have parts; inputs that it writes are copied first.
-    Raises PassError if it does not run."""
+    """Run the region and return its outputs by name, except outputs that are split over ranks. Inputs that it writes
+    are copied first. Raises PassError if it fails to run."""
     values: dict[fx.Node, Any] = {
         node: copied(value) if isinstance(value, Tensor | OnRanks) else value
         for node in region.inputs()
@@ -93,8 +93,8 @@ def run_region(region: Region, inputs: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def _signature(node: fx.Node, graph: ModelGraph, runner: MemoRun) -> tuple[Any, ...]:
-    """What makes a node the same. Weights count by their content: each run of the pipeline quantizes anew. Sizes
-    count: what is computed of a rank's part is no more the same call."""
+    """The key by which nodes are equal. Weights are compared by content, because each run of the pipeline quantizes
+    anew. Sizes are compared, because a call on a rank's part is a different call."""
     recipe = graph.weights.get(node.name)
     value = node.meta.get("val")
     kind = (value.dtype, str(value.shape)) if isinstance(value, Tensor) and node.op == "placeholder" else None
@@ -143,7 +143,7 @@ def _values(
 
 
 def _renewed(node: fx.Node, after: ModelGraph, runner: MemoRun, source: WeightSource) -> Any:
-    """What an input is after the rewrite: a weight, or a cache as it is before the last step."""
+    """The value of an input after the rewrite: a weight, or a cache before the last step."""
     if node.name in after.weights:
         return weight_value(after.weights[node.name], source, after.ranks)
     return runner.steps(after)[-1].inputs[node.name].get()
@@ -152,7 +152,7 @@ def _renewed(node: fx.Node, after: ModelGraph, runner: MemoRun, source: WeightSo
 def _value(
     node: fx.Node, after: ModelGraph, step: StepValues, is_written: bool, runner: MemoRun, source: WeightSource
 ) -> Any:
-    """What an input stands for; a cache that the region writes, as it is before."""
+    """The value of an input; for a cache that the region writes, the value before the region."""
     if is_written and node.name in step.inputs:
         return step.inputs[node.name].get()
     if node.name in step.nodes:

@@ -21,7 +21,7 @@ PROSE = (
 
 @dataclass(frozen=True)
 class Sample:
-    """What the user wants to run on: a text file, token ids "1,2,3", or, with neither, prose or random ids by seed."""
+    """The tokens to run on: a text file, token ids "1,2,3", or, with neither, prose or random ids by seed."""
 
     text: Path | None = None
     tokens: str | None = None
@@ -73,7 +73,7 @@ def _encode(tokenizer: Path, text: str) -> list[int]:
 
 
 def read_text(text: Path) -> str:
-    """Raises OptionError for what is no UTF-8 text file."""
+    """Raises OptionError if it is not a UTF-8 text file."""
     try:
         return text.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -84,7 +84,7 @@ def _parse(tokens: str) -> list[int]:
     parts = [part.strip() for part in tokens.split(",") if part.strip()]
     if not all(part.isascii() and part.isdigit() for part in parts):
         raise OptionError(
-            f"{tokens!r:.80} is no list of token ids",
+            f"{tokens!r:.80} is not a list of token ids",
             at="--tokens",
             fix="write whole numbers with commas: --tokens 1,2,3",
         )

@@ -1,4 +1,5 @@
-"""What onnxruntime says of each stage of a model's pipeline, or of each cut: the graph there against the graph here."""
+"""A second opinion by onnxruntime on each stage of a model's pipeline, or on each cut, compared with llmc's own
+logits."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from llmc.graph.stage import Stage
 from llmc.graph.weights import WeightSource
 from llmc.passes.runner import run_pipeline
 
-# Of fp32 against fp32, over the logits' spread.
+# The tolerance for fp32 against fp32, relative to the logits' spread.
 LARGEST_DIFFERENCE = 1e-4
 
 
@@ -29,8 +30,8 @@ class StageOpinion:
 
 
 def stage_opinions(pipeline: Pipeline, tokens: Sequence[int]) -> Iterator[StageOpinion]:
-    """Of each stage that the pipeline reaches, the graph after its last pass. Raises LoweringError for what standard
-    ops cannot say."""
+    """Yield an opinion on the graph after the last pass of each stage. Raises LoweringError for ops that standard ONNX
+    ops cannot express."""
     captured = pipeline.captured
     graphs = {Stage.CAPTURED: captured.graph}
 
@@ -45,7 +46,7 @@ def stage_opinions(pipeline: Pipeline, tokens: Sequence[int]) -> Iterator[StageO
 
 
 def opinion(graph: ModelGraph, source: WeightSource, tokens: Sequence[int], block_size: int) -> Difference:
-    """Of onnxruntime's logits from the graph's own, over the same steps."""
+    """The difference between onnxruntime's logits and the graph's own, over the same steps."""
     steps = default_chunks(len(tokens)) if graph.caches else (len(tokens),)
     here = run_tokens(graph, source, tokens, chunk_sizes=steps, block_size=block_size)
     return difference(OnnxOracle(graph, source).logits(tokens, chunk_sizes=steps, block_size=block_size), here)
@@ -53,14 +54,14 @@ def opinion(graph: ModelGraph, source: WeightSource, tokens: Sequence[int], bloc
 
 @dataclass(frozen=True)
 class OpinionCheck:
-    """Of a bisection: onnxruntime computes what the cut graph does, within `tolerance` of its spread."""
+    """A check for bisections: onnxruntime agrees with the cut graph to within `tolerance` of the logits' spread."""
 
     pipeline: Pipeline
     runner: MemoRun
     tolerance: float
 
     def __call__(self, number: int) -> Outcome:
-        """Run the graph after that many rewrites, here and there. What cannot be exported fails."""
+        """Run the graph after that many rewrites in llmc and in onnxruntime. A graph that cannot be exported fails."""
         source, block_size = self.pipeline.captured.source, self.pipeline.options.block_size
         try:
             found = opinion(cut_graph(self.pipeline, number), source, self.runner.tokens, block_size)

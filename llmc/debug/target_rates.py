@@ -1,4 +1,5 @@
-"""What a target delivers, for predictions. Apart from the kinds of target: `llmc profile` asks, and needs no torch."""
+"""The rates of a target, for predictions. Separate from the target kinds, because `llmc profile` does not need
+torch."""
 
 from llmc.codegen.cpp.measured_rates import measured_rates
 from llmc.prediction.rates import Rates, gpu_rates
@@ -7,8 +8,9 @@ from llmc.targets import Target, cpu_target_here
 
 
 def target_rates(target: Target, program: Program, threads: int) -> Rates | None:
-    """Of a CPU measured by the engine's own kernels, None where this machine lacks its instructions; of a GPU those of
-    its data sheet; None for torch. Of one rank, where there are several. Raises ToolchainError without what measures.
+    """The rates of one rank. For a CPU they are measured with the engine's own kernels; None if this machine lacks its
+    instructions. For a GPU they come from its data sheet. None for torch. Raises ToolchainError without a compiler to
+    measure with.
     """
     if target.compiled:
         return gpu_rates(target.compiled[0])

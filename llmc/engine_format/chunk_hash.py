@@ -1,8 +1,8 @@
 """Hashes of a file in chunks, so that a file is hashed while it is written and checked by several threads at once.
 
-Two kinds. SHA-256 is what names an engine's content: nobody can make another file with the same. XXH3 finds every
-damage that is no intent, at the speed of memory, and so in the time in which an engine starts: SHA-256 takes 0.7 s for
-a gigabyte on one core, XXH3 0.04 s (Zen 4).
+There are two kinds. SHA-256 identifies an engine's content, because collisions cannot be constructed. XXH3 finds
+accidental damage at the speed of memory, so it can run while an engine starts: SHA-256 takes 0.7 s for a gigabyte on
+one core, XXH3 0.04 s (Zen 4).
 """
 
 import hashlib
@@ -35,7 +35,7 @@ class ChunkDigest:
 
 
 class ChunkHasher:
-    """Digests of consecutive CHUNK_BYTES of what `update` is given. An empty file has no chunk."""
+    """Digests of consecutive chunks of CHUNK_BYTES of the bytes that `update` receives. An empty file has no chunk."""
 
     def __init__(self) -> None:
         self._bytes = 0
@@ -62,7 +62,7 @@ class ChunkHasher:
         return found
 
     def record(self) -> FileRecord:
-        """Size and digests of all bytes so far; nothing may follow."""
+        """Size and digests of all bytes; no more may be added afterwards."""
         digests = [chunk.hexdigests() for chunk in self._chunks]
         return FileRecord(self._bytes, tuple(s for s, _ in digests), tuple(x for _, x in digests))
 

@@ -18,7 +18,7 @@ from llmc.files.typed_json import REBUILD, from_json
 T = TypeVar("T")
 
 WEIGHTS = "weights/"
-# Of a file that is read as a whole; weights are mapped.
+# Maximum size of a file that is read as a whole; weights are mapped.
 _MOST_BYTES = 1 << 30
 _COPY_AGAIN = "copy the whole engine again, or rebuild it"
 _CHECK = "check the path, its permissions and the disk"
@@ -33,7 +33,7 @@ def is_weights(name: str) -> bool:
 class EngineFiles:
     """The files of an engine in the directory `path`, finished or about to be. records: of its manifest.
 
-    Anything else that lies in the directory does not exist for who reads an engine.
+    Readers of an engine ignore all other files in the directory.
     """
 
     path: Path
@@ -91,8 +91,8 @@ class EngineFiles:
         return self._mapped[name]
 
     def check(self, name: str) -> None:
-        """Raise EngineFormatError unless the file is there, regular, of its size, and has as many hashes as that
-        takes."""
+        """Raise EngineFormatError unless the file exists, is regular, and has the recorded size and number of
+        hashes."""
         record = self._record(name)
         chunks = -(-record.bytes // CHUNK_BYTES)
         if not len(record.sha256) == len(record.xxh3) == chunks:

@@ -1,7 +1,7 @@
-"""What engines of each kind of target are: one row a kind says which file is executed, and which executors run it.
+"""Kinds of engines by kind of target: one row per kind with the file that is executed and the executors that run it.
 
-The table stands below the runtime, since what reads an engine asks it too; executors are named, and imported where one
-is opened. What builds such engines is llmc/codegen/target_kind.py's.
+The table is independent of the runtime, because readers of engines use it as well. It names executors, which are
+imported when one is opened. llmc/codegen/target_kind.py builds such engines.
 """
 
 import re
@@ -55,7 +55,7 @@ def _opens_ranks(function: str) -> tuple[str, str]:
 
 
 _REFERENCE = Runner("reference", _opens("reference"), needs=GRAPH_NAME)
-# The first whose `is_for` holds. What is none of the others is a set of instructions of CPUs.
+# The first kind whose `is_for` holds. The last kind covers all CPU instruction sets.
 ENGINE_KINDS: tuple[EngineKind, ...] = (
     EngineKind(
         is_gpu_target,

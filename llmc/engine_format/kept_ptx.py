@@ -1,4 +1,4 @@
-"""The PTX that engines keep of their kernels: compressed files beside the binaries."""
+"""The PTX of an engine's kernels: compressed files next to the binaries."""
 
 import zlib
 from pathlib import Path
@@ -54,4 +54,4 @@ def read_ptx(files: EngineFiles, name: str) -> str:
 
 
 def _damaged(path: Path, why: str) -> EngineFormatError:
-    return EngineFormatError(f"the file is no compressed PTX: {why}", at=path, fix=REBUILD)
+    return EngineFormatError(f"the file is not compressed PTX: {why}", at=path, fix=REBUILD)

@@ -39,13 +39,13 @@ class ModelRecord:
 
     @property
     def row_width(self) -> int:
-        """Columns of what a step gives for a logit row."""
+        """Columns of a logit row."""
         return self.vocab_size if self.head is None else self.head.width
 
 
 @dataclass(frozen=True)
 class TargetRecord:
-    """What a machine must be to run the engine. machine: as platform.machine() says, None for any."""
+    """Requirements on the machine that runs the engine. machine: the value of platform.machine(); None for any."""
 
     name: str
     machine: str | None
@@ -67,7 +67,7 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class PassRecord:
-    """What one pass did: rewrites made, candidates refused."""
+    """The result of one pass: the number of rewrites and of refused candidates."""
 
     name: str
     rewrites: int
@@ -76,7 +76,7 @@ class PassRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything in manifest.json beside the format's name and version.
+    """Everything in manifest.json except the format's name and version.
 
     options: the build options by name. cost: predicted figures of a step by name, such as bytes and FLOPs of one
     decode. memory: bytes by purpose. files: by path relative to the engine, with forward slashes; EngineWriter
@@ -134,7 +134,7 @@ def read_manifest(engine: Path) -> Manifest:
 def is_engine(directory: Path) -> bool:
     """Whether the directory holds an engine of any format version, whole or not.
 
-    A damaged manifest is an engine's, unless a model is beside it: reading it says what is wrong.
+    A damaged manifest counts as an engine's unless a model is in the same directory; reading it reports the damage.
     """
     try:
         is_whole = _read_object(directory / MANIFEST_NAME).get("format") == FORMAT

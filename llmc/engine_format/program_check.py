@@ -1,7 +1,7 @@
-"""Check that a program's numbers make sense together, before anybody computes with them.
+"""Check that a program's numbers are consistent, before they are used.
 
-What a CPU engine's library takes for granted is compared with the library itself (program/program_interface.py); what a
-GPU's launches reach, where they are planned (runtime/device/launch_check.py).
+The assumptions of a CPU engine's library are compared with the library itself (program/program_interface.py). Memory
+accesses of a GPU's launches are checked where launches are planned (runtime/device/launch_check.py).
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from llmc.program import ITEMSIZES, AdapterPools, Affine, Buffer, CacheSlot, Pro
 
 _MOST_COUNT = 2**31 - 1
 _MOST_RANKS = 1 << 16
-# What a process can address.
+# The address space of a process.
 _MOST_BYTES = 1 << 47
 _ADAPTER_DTYPES = ("F32", "F16", "BF16")
 

@@ -22,33 +22,33 @@ from llmc.targets import CpuTarget, missing_features
 
 # The programs of an engine's further GPUs: PROGRAMS/TARGET.json.
 PROGRAMS = "programs"
-# What quantization did to each weight; absent from an engine without.
+# The quantization of each weight; absent if nothing is quantized.
 QUANTIZATION_NAME = "report/quantization.json"
 SPARSITY_NAME = "report/sparsity.json"
 PRUNING_NAME = "report/pruning.json"
 # The page of `llmc report`, and the text of `llmc explain`; an engine that a build did not write may have none.
 REPORT_NAME = "report/report.html"
 EXPLANATION_NAME = "report/explain.txt"
-# What the passes did, what they reached, the graphs that came out of them, and where each node comes from.
+# Records of the passes, coverage, the resulting graphs, and the provenance of nodes.
 PASSES_NAME = "report/passes.json"
 PLACEMENTS_NAME = "report/placements.json"
 COVERAGE_NAME = "report/coverage.json"
 GRAPHS = "report/graphs"
 NODES_NAME = "report/nodes.json"
-# The engine of what drafts for this one; and where its vocabulary is another, this one's ids of its tokens, in int32.
+# The engine of the drafter. If its vocabulary differs, a file maps its tokens to ids of this engine, in int32.
 DRAFT = "draft"
 DRAFT_IDS_NAME = "draft_ids.bin"
 # Which of such an engine's weights lie in the one around it: their names there, by their own.
 SHARED_NAME = "shared_weights.json"
-# What belongs to a pipeline stage behind the first, but for weights: STAGES/NUMBER/.
+# Files of pipeline stages after the first, except weights: STAGES/NUMBER/.
 STAGES = "stages"
 
 
 @dataclass(frozen=True)
 class EngineDirectory:
-    """A checked engine. executable: the library, graph or program that an executor opens. tensors: where each of
-    program.weights lies, in the same order. programs: of an engine for several GPUs, by the file and the target's name,
-    of which `program` is the first. stages: the program and the library of each pipeline stage, of which `program` and
+    """A checked engine. executable: the library, graph or program that an executor opens. tensors: the location of each
+    of program.weights, in the same order. programs: for an engine for several GPUs, its programs by file and target;
+    `program` is the first. stages: the program and the library of each pipeline stage; `program` and
     `executable` are the first's."""
 
     files: EngineFiles
@@ -61,16 +61,16 @@ class EngineDirectory:
 
     @property
     def whole_program(self) -> Program:
-        """Of all stages, to be looked at."""
+        """The program of all stages, for inspection."""
         return joined_program(self.stage_programs)
 
     @property
     def stage_programs(self) -> tuple[Program, ...]:
-        """Of each stage, in order."""
+        """The program of each stage, in order."""
         return tuple(stage.program for stage in self.stages) or (self.program,)
 
     def with_one_table(self) -> "EngineDirectory":
-        """To be opened with as many blocks for every group of caches, so that one table leads to all."""
+        """The engine with the same number of blocks for every cache group, so that one block table serves all."""
         return replace(
             self,
             program=self.program.with_one_table(),
@@ -91,7 +91,7 @@ class EngineDirectory:
 
 @dataclass(frozen=True)
 class TargetProgram:
-    """A GPU's program. file: where it stands in the engine."""
+    """A GPU's program. file: its path in the engine."""
 
     target: str
     file: str
@@ -192,18 +192,18 @@ def _further_stages(files: EngineFiles, manifest: Manifest, first: Program) -> l
 
 
 def read_quantization(files: EngineFiles) -> tuple[QuantizedWeight, ...]:
-    """What quantization did to each weight of an engine, finished or about to be; empty for one without. Raises
+    """The quantization of each weight of an engine, complete or being written; empty if nothing is quantized. Raises
     EngineFormatError."""
     return files.parsed(QUANTIZATION_NAME, tuple[QuantizedWeight, ...]) if QUANTIZATION_NAME in files else ()
 
 
 def read_sparsity(files: EngineFiles) -> tuple[SparseWeight, ...]:
-    """What became of each weight with zeros; nothing for an engine without. Raises EngineFormatError."""
+    """The record of each weight with zeros; empty if there are none. Raises EngineFormatError."""
     return files.parsed(SPARSITY_NAME, tuple[SparseWeight, ...]) if SPARSITY_NAME in files else ()
 
 
 def read_pruning(files: EngineFiles) -> tuple[PrunedPart, ...]:
-    """What each part of a model lost; nothing for an engine without. Raises EngineFormatError."""
+    """The record of each pruned part of a model; empty if nothing was pruned. Raises EngineFormatError."""
     return files.parsed(PRUNING_NAME, tuple[PrunedPart, ...]) if PRUNING_NAME in files else ()
 
 
@@ -227,7 +227,7 @@ def check_directory(path: Path) -> None:
 
 
 def _executable(files: EngineFiles, manifest: Manifest, folder: str = "") -> Path:
-    """What is executed of the first stage, or of the one in a folder. For a GPU engine that is its program."""
+    """The executable file of the first stage, or of the stage in a folder. For a GPU engine it is the program."""
     executed = kind_of_engine(manifest.target.name).executed
     own = [name.removeprefix(folder) for name in manifest.files if name.startswith(folder)]
     executables = [folder + name for name in own if executed.fullmatch(name)]
@@ -255,7 +255,7 @@ def read_programs(files: EngineFiles, manifest: Manifest) -> tuple[TargetProgram
 
 
 def _program(files: EngineFiles, manifest: Manifest, name: str) -> Program:
-    """Of a file; its numbers make sense, and the manifest speaks of the same engine."""
+    """Read the program of a file and check that it is consistent in itself and with the manifest."""
     program = program_from_json(files.text(name), files.path / name)
     if manifest.limits != program.limits or manifest.model.row_width != program.vocab_size:
         raise EngineFormatError(
@@ -293,7 +293,7 @@ def find_weights(files: EngineFiles, program: Program, rank: int = 0) -> tuple[S
 
 
 def _stored_tensors(files: EngineFiles, rank: int) -> dict[str, StoredTensor]:
-    """Those of a rank, by name, with those that the engine has from the one around it."""
+    """The stored tensors of a rank by name, including those shared with the enclosing engine."""
     stored: dict[str, StoredTensor] = {}
     for name in files.below("weights"):
         if name.startswith(f"{WEIGHTS}rank{rank}-"):

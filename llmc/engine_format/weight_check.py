@@ -1,4 +1,4 @@
-"""Compare an engine's files with their hashes: before it is used, or beside its start."""
+"""Compare an engine's files with their hashes, before the engine is used or while it starts."""
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,8 +16,8 @@ class WeightCheck:
     """Compares the weights' XXH3, and then the other files' SHA-256, in threads of its own, from now on. Weights of an
     engine that lies in it are left to who opens that.
 
-    Who runs the engine meanwhile keeps to himself what came out until `wait` has returned. What he reads of the other
-    files is compared when it is read.
+    A caller that runs the engine meanwhile must not release results before `wait` has returned. Other files are
+    compared when they are read.
     """
 
     def __init__(self, files: EngineFiles) -> None:
@@ -33,12 +33,12 @@ class WeightCheck:
         self._pool.shutdown(wait=False)
 
     def wait(self) -> None:
-        """Until all are compared. Raises EngineFormatError, each time, for the first that is corrupt."""
+        """Wait until all files are compared. Raises EngineFormatError, on every call, for the first corrupt file."""
         for part in self._parts:
             part.result()
 
     def cancel(self) -> None:
-        """Compare no more; nobody waits any longer."""
+        """Stop comparing, and release all waiting callers."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 

@@ -44,7 +44,7 @@ def plan_shards(slots: Sequence[WeightSlot], shard_bytes: int = SHARD_BYTES) -> 
 
 
 def header(slots: Sequence[WeightSlot]) -> tuple[bytes, tuple[int, ...]]:
-    """The file's bytes up to its data, and for each slot how many zero bytes stand before its tensor."""
+    """The file's bytes up to its data, and the number of padding bytes in front of each slot's tensor."""
     entries: dict[str, object] = {}
     gaps: list[int] = []
     offset = 0

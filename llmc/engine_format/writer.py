@@ -43,18 +43,18 @@ if TYPE_CHECKING:
     PackedWeight = bytes | memoryview | npt.NDArray[np.generic] | Tensor
 
 _COPY_BYTES = 4 << 20
-# Of threads that hash; and bytes below which it is not worth asking them.
+# Number of hashing threads, and the size in bytes below which they are not used.
 _MOST_THREADS = 4
 _LEAST_SHARED_BYTES = 1 << 20
-# The files beside the weights are small; a build that leaves less than this free would fail at the next of them.
+# Files other than weights are small. A build that leaves less than this free would fail at the next file.
 _HEADROOM_BYTES = 1 << 20
 
 
 class EngineWriter:
     """Context manager; `finish` makes the engine appear at `destination`, leaving without it leaves nothing.
 
-    An engine that stood there is replaced at that moment; any other directory with content is an EngineFormatError,
-    and so is a disk that fills up.
+    An existing engine at the destination is replaced at that moment. Any other non-empty directory is an
+    EngineFormatError, and so is a full disk.
     """
 
     def __init__(self, destination: Path) -> None:
@@ -76,7 +76,7 @@ class EngineWriter:
 
     @property
     def files(self) -> EngineFiles:
-        """What has been written of the engine so far."""
+        """The files of the engine written until now."""
         return EngineFiles(self._directory.path, dict(self._files))
 
     def __enter__(self) -> EngineWriter:

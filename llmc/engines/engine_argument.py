@@ -39,7 +39,7 @@ def engine_of(
 def check_follows(engine: Path, target: str | None, options: Mapping[str, object]) -> None:
     """Raise OptionError for a target or an option of llmc.build that the engine was not built with.
 
-    What is None, auto or empty is no wish.
+    None, auto and empty values express no requirement.
     """
     wishes = {name: value for name, value in options.items() if value not in (None, "auto", "", (), [], False)}
     if target in (None, "auto") and not options:
@@ -78,7 +78,7 @@ def _built_with(manifest: Manifest, name: str) -> Any:
 
 
 def _schemes(engine: Path, manifest: Manifest) -> list[str]:
-    """Those that the engine was asked to have, or that its weights came with, most weights first."""
+    """The schemes that were requested or came with the checkpoint, by descending number of weights."""
     asked = [scheme for scheme in manifest.options.get("quantize") or () if scheme != "none"]
     if asked:
         return asked

@@ -1,8 +1,8 @@
-"""Engines of model directories, built once and found again by what they were built from.
+"""A cache of engines of model directories, keyed by everything they were built from.
 
 The key covers everything that could change the engine's bytes: the model's files, the target as resolved on this
-machine, the options, llmc's own code and the packages that trace and compile. What is found is never stale; what is
-not needed any more may be deleted.
+machine, the options, llmc's own code and the packages that trace and compile. A cached engine is never stale, and may
+be deleted at any time.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ def _is_onnx(model: Path) -> bool:
 
 
 def _model_files(model: Path) -> dict[str, Path]:
-    """All files that a model may be read from: those of its directory. Those of an ONNX file may also stand in the
-    folder around it."""
+    """All files that a model may be read from: those of its directory, or for an ONNX file also in the folder
+    above it."""
     if not _is_onnx(model):
         files = [*sorted(model.iterdir()), *sorted((model / TEMPLATE_FOLDER).glob("*.jinja"))]
         return {name_of(p): p for p in files if p.is_file()}
@@ -113,13 +113,14 @@ def _model_files(model: Path) -> dict[str, Path]:
 
 
 def _digests(path: Path) -> dict[str, str]:
-    """Of a file, or of the files of a directory. One that is not there is for the build to refuse."""
+    """The digests of a file, or of the files of a directory. The build reports a missing one."""
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     return {file.name: _remembered_digest(file) for file in files if file.is_file()}
 
 
 def _remembered_digest(file: Path) -> str:
-    """A file's digest. Reading gigabytes takes seconds, so it is kept beside the engines until the file changes."""
+    """A file's digest. Reading gigabytes takes seconds, so the digest is cached with the engines until the file
+    changes."""
     status = file.stat()
     identity = f"{file.resolve()}\n{status.st_size}\n{status.st_mtime_ns}\n{status.st_ino}\n{status.st_dev}"
     name = sha256(identity.encode()).hexdigest()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class _Signature:
-    """With the build options in place of `**`, made when somebody looks: their defaults take a while to import."""
+    """With the build options in place of `**`, made on first access: their defaults take a while to import."""
 
     def __get__(self, instance: object, owner: Any) -> Signature:
         from llmc.options import BuildKeywords, build_defaults
@@ -36,8 +36,9 @@ class LLM(TextGenerator):
     model: an engine directory, an Engine, or a Hugging Face directory or hub name, which is compiled when it is first
     used and found in the engine cache from then on. target and build_options: for that, as in llmc.compile; an engine
     that was not built so is refused. threads, kv_cache_bytes, kv_memory, prefix_cache, state_cache_bytes,
-    output_cache_bytes, speculation: as in llmc.load, so not for an Engine, which is loaded. chat_template: a template's
-    text, a Jinja file, or the name of a built-in template; default is the model's own. Raises LlmcError.
+    output_cache_bytes, kv_offloading_size, kv_offloading_dir, speculation: as in llmc.load, so not for an Engine, which
+    is loaded. chat_template: a template's text, a Jinja file, or the name of a built-in template; default is the
+    model's own. Raises LlmcError.
     """
 
     __signature__ = _Signature()
@@ -53,6 +54,8 @@ class LLM(TextGenerator):
         prefix_cache: bool = True,
         state_cache_bytes: int | None = None,
         output_cache_bytes: int = 0,
+        kv_offloading_size: int | str | None = None,
+        kv_offloading_dir: str | Path | None = None,
         speculation: str | Mapping[str, object] | None = None,
         chat_template: str | None = None,
         **build_options: Unpack[BuildKeywords],
@@ -64,6 +67,8 @@ class LLM(TextGenerator):
             "prefix_cache": prefix_cache,
             "state_cache_bytes": state_cache_bytes,
             "output_cache_bytes": output_cache_bytes,
+            "kv_offloading_size": kv_offloading_size,
+            "kv_offloading_dir": kv_offloading_dir,
             "speculation": speculation,
         }
         if isinstance(model, Engine):
@@ -79,7 +84,7 @@ class LLM(TextGenerator):
 
     @property
     def engine(self) -> Engine:
-        """What does the work: its limits, its tokenizer, logits."""
+        """The underlying engine: its limits, its tokenizer, logits."""
         return self._engine
 
     def close(self) -> None:
@@ -95,7 +100,7 @@ def _refuse_opening(options: Mapping[str, object]) -> None:
     for name, value in options.items():
         if value != defaults[name].default:
             raise OptionError(
-                f"{name} came beside an engine that is loaded already",
+                f"{name} came with an engine that is loaded already",
                 at=name,
                 fix=f"give it to llmc.load, or give the engine's directory: LLM(engine.path, {name}=…)",
             )

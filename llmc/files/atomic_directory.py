@@ -1,7 +1,7 @@
-"""A directory that appears whole or not at all: filled under a temporary name beside its destination, then renamed.
+"""Atomic creation of a directory: it is filled under a temporary name next to its destination, then renamed.
 
-What a killed process has left under a temporary name is removed by the next one with the same destination. Nothing with
-the suffix TEMPORARY_SUFFIX is ever loaded.
+Leftovers of a killed process are removed by the next one with the same destination. A name with the suffix
+TEMPORARY_SUFFIX is never loaded.
 """
 
 import ctypes
@@ -65,9 +65,9 @@ class AtomicDirectory:
             self._lock = None
 
     def commit(self) -> None:
-        """Put everything on disk, then rename; a directory that stood there before is replaced in the same instant.
+        """Flush everything to disk, then rename; an existing directory is replaced atomically.
 
-        Of several that commit to one destination the last one wins, whole.
+        If several processes commit to one destination, the last one wins.
         """
         try:
             tree = [(Path(folder), names) for folder, _, names in os.walk(self.path)]
@@ -75,7 +75,7 @@ class AtomicDirectory:
             _sync_all([folder for folder, _ in tree])
             self._check_destination()
             while not _put(self.path, self.destination):
-                self._check_destination()  # Somebody else's has appeared there, or is gone.
+                self._check_destination()  # Another process has created or removed the directory.
             _sync(self.destination.parent)
         except OSError as error:
             raise self._storage_error(error) from None
@@ -152,6 +152,6 @@ def exchange_by_renaming(new: Path, old: Path) -> None:
     except OSError:
         with suppress(OSError):
             aside.rename(old)
-        shutil.rmtree(aside, ignore_errors=True)  # It is still there if somebody else has taken its place.
+        shutil.rmtree(aside, ignore_errors=True)  # It still exists if another process has taken its place.
         raise
     aside.rename(new)

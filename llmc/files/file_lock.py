@@ -33,7 +33,7 @@ def share_lock(descriptor: int) -> None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether somebody holds the path's lock; True, too, where that cannot be told."""
+    """Whether a process holds the path's lock; also True if that is unknown."""
     descriptor = try_lock(path)
     if descriptor is None:
         return True

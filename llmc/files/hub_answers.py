@@ -1,8 +1,8 @@
-"""What a hub answers about a model, checked before anything is made of it.
+"""A hub's answers about a model, checked before they are used.
 
-A hub is whatever answers at HF_ENDPOINT: a mirror, a proxy. Its client, huggingface_hub, builds paths of the commit
-hashes, ETags and file names that it is told, and checks none of the first two. Here each has its form, sizes are sizes
-that this disk can hold, and answers end.
+Any server may answer at HF_ENDPOINT, such as a mirror or a proxy. The client huggingface_hub builds paths from the
+commit hashes, ETags and file names that it receives, and does not check the first two. This module checks the form of
+each, that sizes fit on this disk, and that answers are finite.
 """
 
 import json
@@ -27,7 +27,7 @@ _LONGEST_NAME = 255
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-# Digests of other kinds of hubs, too: MD5 and a number of parts.
+# Also the digests of other hubs: MD5 and a number of parts.
 _ETAG = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,127}")
 _SIZE = re.compile(r"\d{1,16}")
 _RANGE = re.compile(r"bytes \d{1,16}-\d{1,16}/\d{1,16}")

@@ -1,7 +1,7 @@
 """Models by their names on the Hugging Face hub: `org/name`, `org/name@revision`, and `org/name:Q4_0` of GGUF files.
 
-huggingface_hub fetches them into its own cache and shows how far it is; its settings are those of the hub's other users
-(HF_HOME, HF_TOKEN, HF_HUB_OFFLINE, HF_ENDPOINT). What is fetched is data, never code.
+huggingface_hub downloads them into its own cache and shows progress. Its usual settings apply (HF_HOME, HF_TOKEN,
+HF_HUB_OFFLINE, HF_ENDPOINT). Only data is downloaded, never code.
 """
 
 import re
@@ -38,7 +38,7 @@ class HubName:
 
     @property
     def command(self) -> str:
-        """What fetches it by hand."""
+        """The command that downloads it manually."""
         revision = f" --revision {self.revision}" if self.revision else ""
         return f"hf download {self.repository}{revision}" + (f" --include '*{self.type}*.gguf'" if self.type else "")
 
@@ -46,7 +46,7 @@ class HubName:
 def fetched_model(model: str | PathLike[str], weights: Sequence[HubFiles]) -> Path:
     """A path as it is, and a hub name's snapshot, or its GGUF file, which is fetched first.
 
-    A string is a hub name if it looks like one and nothing stands at that path.
+    A string is a hub name if it has the form of one and no file exists at that path.
 
     Args:
         weights: The kinds of files with weights. The first kind that a repository has is fetched; with the first, also
@@ -72,7 +72,7 @@ def fetched_model(model: str | PathLike[str], weights: Sequence[HubFiles]) -> Pa
 
 
 def hub_name(text: str) -> HubName | None:
-    """None for what cannot be one, such as a path with more or less than one slash."""
+    """None if the text is not a hub name, such as a path without exactly one slash."""
     found = _NAME.fullmatch(text)
     return None if found is None else HubName(found["repository"], found["revision"], found["type"])
 
@@ -85,7 +85,7 @@ def repository_of(directory: Path) -> str | None:
 
 
 def model_name(directory: Path) -> str:
-    """What a model is called: as its directory, or as its repository without the owner."""
+    """The name of a model: that of its directory, or of its repository without the owner."""
     repository = repository_of(directory)
     return directory.resolve().name if repository is None else repository.rpartition("/")[2]
 
@@ -96,7 +96,7 @@ _NAME = re.compile(
 _SNAPSHOTS = re.compile(r"models--(?P<repository>.+)/snapshots")
 
 
-# What huggingface_hub meets in an answer of another shape.
+# Exceptions of huggingface_hub for a malformed answer.
 _OF_READING = (AssertionError, AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError)
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 
@@ -168,14 +168,14 @@ def _reason(error: Exception, name: HubName) -> tuple[str, str]:
         return "asks those who use it for their consent", f"agree at {page}, then `hf auth login` or set HF_TOKEN"
     if isinstance(error, hub.RepositoryNotFoundError):
         fix = "correct the path or the name; for a private model: `hf auth login`, or set HF_TOKEN"
-        return "is no directory here and no model on the hub", fix
+        return "is neither a directory here nor a model on the hub", fix
     if isinstance(error, hub.RevisionNotFoundError):
         return f"has no revision {name.revision!r}", "name a branch, a tag or a commit that it has"
     if isinstance(cause, hub.FileMetadataError):
         return "cannot be fetched: what answers is not a Hugging Face hub", "set HF_ENDPOINT to one, or leave it out"
     if isinstance(error, hub.LocalEntryNotFoundError):
         fix = f"where there is a network: {name.command}; HF_HOME says where the cache is"
-        return f"is no directory here, and the hub cannot be asked for it: {text:.200}", fix
+        return f"is not a directory here, and the hub cannot be reached for it: {text:.200}", fix
     if type(error).__name__ == "TooManyRedirects":
         return "cannot be fetched: the hub leads from address to address without end", try_it
     if isinstance(error, _OF_READING) and not isinstance(error, hub.HFValidationError | OSError):
@@ -184,5 +184,5 @@ def _reason(error: Exception, name: HubName) -> tuple[str, str]:
 
 
 def _printable(text: str) -> str:
-    """In one line, and without what a terminal would take for commands."""
+    """The text on one line, without control characters that a terminal would execute."""
     return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))

@@ -1,4 +1,4 @@
-"""Open files that somebody else may have put there: regular ones only, so that no pipe or device can hang the reader.
+"""Open files of untrusted origin: only regular ones, so that a pipe or a device cannot block the reader.
 
 A link is followed; it is what it leads to that must be a regular file.
 """
@@ -20,9 +20,8 @@ _KINDS = (
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """The file, to be read. Raises EngineFormatError for what is no regular file, OSError for what cannot be
-    opened."""
-    # Opening a pipe would wait for who writes to it, but for O_NONBLOCK, which means nothing to a regular file.
+    """Open a file for reading. Raises EngineFormatError if it is not a regular file, OSError if it cannot be opened."""
+    # Opening a pipe would wait for a writer without O_NONBLOCK, which has no effect on a regular file.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):

@@ -1,4 +1,4 @@
-"""A directory for files that nobody needs afterwards."""
+"""A directory for temporary files."""
 
 import os
 import shutil

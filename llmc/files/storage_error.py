@@ -1,4 +1,4 @@
-"""What to tell the user where a file cannot be written, or a disk is full."""
+"""Errors for files that cannot be written and for full disks."""
 
 import errno
 import math
@@ -11,7 +11,7 @@ from pathlib import Path
 from llmc.errors import EngineFormatError
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# How to name another place for what is in the cache.
+# The advice to choose another directory for the cache.
 ELSEWHERE_CACHED = "set LLMC_CACHE_DIR to a directory"
 
 

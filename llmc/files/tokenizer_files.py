@@ -5,7 +5,7 @@ from pathlib import Path
 
 TOKENIZER, SETTINGS, SPECIAL_TOKENS = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 GENERATION = "generation_config.json"
-# Each template beside the default in a file that is called after it.
+# One file per template other than the default, named after it.
 TEMPLATE_FOLDER = "additional_chat_templates"
 _FILES = (TOKENIZER, SETTINGS, "chat_template.jinja", "chat_template.json", GENERATION, SPECIAL_TOKENS)
 

@@ -41,9 +41,9 @@ def from_json(kind: type[T], value: Any, at: str) -> T:
     """A `kind` made of a parsed JSON value. at: where the value stands, for the error.
 
     Understands dataclasses, enums, tuple[X, ...], dict[str, X], X | None, bool, int, float, str, unions of these
-    four and None, and Any. A class with `from_text` is a text; in a union it and an enum are texts: the first that a
-    text belongs to stands for it. from_text(text): the value, None for a text that is no such value's, or a ValueError
-    that says what is wrong.
+    four and None, and Any. A class with `from_text` is read from a string. In a union of such classes and enums, the
+    first that accepts the string is used. from_text(text): the value, None if the text does not belong to this class,
+    or a ValueError with the reason.
     """
     wanted: Any = kind
     try:
@@ -67,7 +67,7 @@ _Decoder = Callable[[Any], Any]
 
 @functools.cache
 def _decoder(kind: Any) -> _Decoder:
-    """What makes a `kind`, made once: an engine's program has thousands of values, and is parsed at each start."""
+    """The decoder of a `kind`, cached: an engine's program has thousands of values and is parsed at each start."""
     if kind is Any:
         return _as_it_is
     if dataclasses.is_dataclass(kind) and isinstance(kind, type) and not hasattr(kind, "from_text"):

@@ -8,9 +8,12 @@ from typing import Literal
 Activation = Literal["none", "int8", "fp8"]
 Granularity = Literal["tensor", "channel", "group", "block"]
 
-# What a weight of codes is stored as: the tensors of llmc::dequantize, in the order of its arguments.
+# The tensors of a weight in codes, in the order of llmc::dequantize's arguments.
 CODE_PARTS = ("codes", "scales", "zeros", "scale_steps", "minima", "minimum_steps")
+STEP_PARTS = ("scale_steps", "minimum_steps")
 
+# A run of columns that share a float is a multiple of this, in blocked formats.
+RUN_UNIT = 32
 # Channels of a token that share a scale, where tokens are rounded by groups.
 TOKEN_GROUP = 32
 
@@ -43,7 +46,7 @@ _IQ4 = (-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.
 
 @dataclass(frozen=True)
 class Steps:
-    """Small integers, one a group, by which a float that several groups share is multiplied.
+    """Small integers, one per group, that multiply a float shared by several groups.
 
     bits: of one as stored. least: the smallest, which is stored as 0. groups: how many share a float.
     """
@@ -57,13 +60,13 @@ class Steps:
 class CodeFormat:
     """Codes of `bits` bits; what they stand for is in ops/weight_codes.py.
 
-    largest: what a symmetric scale makes of the largest magnitude. activations: what tokens may be rounded to in
-    products with such weights. granularities: that schemes may choose. integers: the smallest and the largest code,
-    with `balanced` where a symmetric scale uses as many below zero as above; None where codes are the bits of
-    something else: of the number's place in a table, else of e4m3fn. power_of_two: whether scales are.
-    group: how many columns share a scale, where the format says so. steps: of its scales, where a scale is a float
-    times a small integer; minima then are, too, with steps of as many bits from 0 on. has_minimum: whether each group
-    has a number that is taken off.
+    largest: the code that a symmetric scale maps the largest magnitude to. activations: formats of rounded tokens in
+    products with such weights. granularities: those that schemes may choose. integers: the smallest and the largest
+    code, with `balanced` if a symmetric scale uses equal numbers of codes below and above zero; None if codes are
+    indices into a table, or bits of e4m3fn. power_of_two: whether scales are powers of two. group: number of columns
+    that share a scale, if the format fixes it. steps: those of its scales, if a scale is a float times a small integer;
+    minima then also have steps with this number of bits, from 0 on. has_minimum: whether each group has a number that
+    is subtracted.
     """
 
     bits: int
@@ -81,7 +84,7 @@ class CodeFormat:
     @property
     def symmetric(self) -> tuple[int, int]:
         """The smallest and the largest integer code of a weight without zeros."""
-        assert self.integers is not None, "the codes are no integers"
+        assert self.integers is not None, "the codes are not integers"
         low, high = self.integers
         return (-high if self.balanced else low), high
 
@@ -97,18 +100,41 @@ class CodeFormat:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether scales are more than a float a group: they have steps, or minima beside them, or integers of a table
-        after them. The columns that share a scale are then the format's, not a choice."""
+        """Whether scales are more than a float per group: they have steps or minima, or multiply integers of a table.
+        The format then fixes the number of columns that share a scale."""
         return self.group is not None
 
     @property
     def run(self) -> int | None:
-        """How many columns share a float, where the format says so."""
+        """The number of columns that share a float in a GGUF file; None if the format leaves it open."""
         return None if self.group is None else self.group * (1 if self.steps is None else self.steps.groups)
+
+    def run_of(self, columns: int) -> int | None:
+        """The number of columns that share a float in rows that are rounded to the format.
+
+        Returns:
+            `run` if it divides the row, else the smallest larger number that does, at most the whole row. None if the
+            row is not a multiple of 32 columns, or the format leaves the number open.
+        """
+        if self.run is None or columns % RUN_UNIT:
+            return None
+        least = min(self.run, columns)
+        return next(run for run in range(least, columns + 1, RUN_UNIT) if columns % run == 0)
+
+    def step_bits(self, run: int) -> int:
+        """Bits of the stored steps of a run of columns, a multiple of 16."""
+        if self.steps is None or self.group is None:
+            return 0
+        return -(-self.steps.bits * (run // self.group) * (1 + self.has_minimum) // 16) * 16
+
+    @property
+    def step_field_bits(self) -> int:
+        """Bits of the steps of one group, of its scale and of its minimum; 0 where there are none."""
+        return 0 if self.steps is None else self.steps.bits * (1 + self.has_minimum)
 
     @property
     def unsigned_shift(self) -> int:
-        """What is added to codes, and their zeros, so that none is negative."""
+        """The offset added to codes and zeros, so that none is negative."""
         return 0 if self.integers is None else -self.integers[0]
 
 

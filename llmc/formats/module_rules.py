@@ -9,7 +9,7 @@ from llmc.errors import OptionError
 
 
 class LooksAtData(Protocol):
-    """What a scheme tells of itself. needs_calibration: whether it takes text to run the model on."""
+    """A scheme that may need calibration. needs_calibration: whether it needs text to run the model on."""
 
     @property
     def needs_calibration(self) -> bool: ...
@@ -98,7 +98,7 @@ def split_items(
 
 
 def _parsed(item: str, text: str, option: str, parse: Callable[[str], S | None]) -> S | None:
-    """What a rule says; its errors name its pattern."""
+    """Parse the value of a rule; errors name its pattern."""
     try:
         return parse(text)
     except OptionError as error:
@@ -106,7 +106,7 @@ def _parsed(item: str, text: str, option: str, parse: Callable[[str], S | None])
 
 
 def number_of(text: str) -> float:
-    """What an option's text says; NaN, which is in no range, for what is no number."""
+    """The number in an option's text; NaN, which is in no range, if it is not a number."""
     try:
         return float(text)
     except ValueError:

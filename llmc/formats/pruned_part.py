@@ -1,4 +1,4 @@
-"""What was taken out of one part of a model: for the report of a build, and for `llmc inspect`."""
+"""The record of a pruned part of a model, for the report of a build and `llmc inspect`."""
 
 from dataclasses import dataclass
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 class PrunedPart:
     """The channels of an MLP, the KV heads of an attention, or a layer as a whole.
 
-    module: the product that sums over what is left, by its name in the checkpoint; of a layer, what its weights' names
-    begin with. kind: "channels", "heads" or "layer". removed: which, of `of` that there were, in order. error: root
-    mean square of what is missing from the sum on calibration text, over that of the sum; of a layer, of what it adds
-    over that of what comes out of it. parameters: of the part's weights, and of what is left of them. modules: the
-    weights that are gone.
+    module: the product that sums over the remaining units, by its name in the checkpoint; for a layer, the prefix of
+    its weights' names. kind: "channels", "heads" or "layer". removed: the removed units among `of`, in order. error:
+    root mean square of the missing part of the sum on calibration text, over that of the sum; for a layer, of its
+    contribution over that of its output. parameters: number in the part's weights, before and after. modules: the
+    removed weights.
     """
 
     module: str

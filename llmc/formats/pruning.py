@@ -16,9 +16,9 @@ _NOTHING = "none"
 
 @dataclass(frozen=True)
 class Pruning:
-    """channels: the share of each MLP's inner channels that goes. heads: of each attention's KV heads, with the query
-    heads that read them. layers: how many go. rules: other shares, or None, for what has weights of these names; the
-    last one that matches counts."""
+    """channels: the share of each MLP's inner channels to remove. heads: the share of each attention's KV heads, with
+    their query heads. layers: number of layers to remove. rules: other shares, or None, by module names; the last
+    matching rule counts."""
 
     channels: float = 0.0
     heads: float = 0.0
@@ -35,7 +35,7 @@ class Pruning:
         return self.ratio_of_all(kind) > 0 or any(rule.scheme for rule in self.rules)
 
     def ratio_of_all(self, kind: Kind) -> float:
-        """What no rule is for loses so much."""
+        """The share for modules without a rule."""
         return self.channels if kind == "channels" else self.heads
 
     def rule_for(self, modules: Collection[str]) -> Rule[float] | None:
@@ -95,7 +95,7 @@ def _ratio(item: str, text: str) -> float:
     ratio = number_of(text)
     if not 0.0 < ratio < 1.0:
         raise OptionError(
-            f"{text!r} is no share between 0 and 1, of which something stays",
+            f"{text!r} is not a share between 0 and 1 that leaves something",
             at=f"prune={item}",
             fix=f"such as {item.partition('=')[0]}=0.125",
         )
@@ -104,5 +104,5 @@ def _ratio(item: str, text: str) -> float:
 
 def _count(item: str, text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise OptionError(f"{text!r} is no number of layers", at=f"prune={item}", fix=f"such as {LAYERS}=2")
+        raise OptionError(f"{text!r} is not a number of layers", at=f"prune={item}", fix=f"such as {LAYERS}=2")
     return int(text)

@@ -1,11 +1,11 @@
-"""What quantization did to one weight: for the report of a build, and for `llmc inspect`."""
+"""The record of a quantized weight, for the report of a build and `llmc inspect`."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """What quantization did to one weight.
+    """The outcome of quantization for one weight.
 
     module: its name in the checkpoint. scheme: as spelled. bits: a weight, scales included. error: root mean square
     error over the root mean square, of the product's output on calibration text if is_output_error, else of the

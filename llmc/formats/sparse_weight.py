@@ -1,4 +1,4 @@
-"""What became of one weight with zeros: for the report of a build, and for `llmc inspect`."""
+"""The record of a weight with zeros, for the report of a build and `llmc inspect`."""
 
 from dataclasses import dataclass
 

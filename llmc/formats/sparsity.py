@@ -11,7 +11,7 @@ Method = Literal["magnitude", "wanda", "sparsegpt"]
 
 NOT_SPARSE, AUTO = "none", "auto"
 METHODS: tuple[Method, ...] = ("magnitude", "wanda", "sparsegpt")
-# Those that look at data.
+# Methods that need calibration data.
 CALIBRATED: frozenset[Method] = frozenset({"wanda", "sparsegpt"})
 PATTERNS = ((2, 4), (4, 8))
 
@@ -46,11 +46,12 @@ class SparseBudget:
     ratio: float
 
     def scheme(self, ratio: float) -> SparseScheme:
-        """Of one weight."""
+        """The scheme of one weight."""
         return SparseScheme(f"{self.method}:{ratio:g}", self.method, ratio)
 
 
-# What the option `sparsity` says. Default and budget are not the output projection's, which decides on every token.
+# The parsed value of the option `sparsity`. Default and budget exclude the output projection, which decides every
+# token.
 Sparsity = BudgetedSchemes[SparseScheme, SparseBudget]
 
 
@@ -103,7 +104,7 @@ def _pattern(text: str, words: list[str]) -> tuple[int, int]:
     found = next((pattern for pattern in PATTERNS if [str(n) for n in pattern] == words), None)
     if found is None:
         raise OptionError(
-            f"{':'.join(words)} is no pattern of zeros that llmc makes",
+            f"{':'.join(words)} is not a pattern of zeros that llmc supports",
             at=f"sparsity={text}",
             fix=f"patterns: {', '.join(f'{kept}:{of}' for kept, of in PATTERNS)}; or a ratio, such as 0.5",
         )

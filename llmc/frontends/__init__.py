@@ -1,1 +1,1 @@
-"""What a model can come from, and how each becomes one captured graph and a source of its weights."""
+"""Front ends: each turns a kind of model argument into a captured graph and a source of weights."""

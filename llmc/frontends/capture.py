@@ -21,10 +21,10 @@ def capture(model: Model | OpenedModel[Any], options: BuildOptions, *, may_lack_
     """Capture a model from whatever it comes: front_ends.py lists the kinds.
 
     The graph takes input_ids and positions, both [1, T] int64, and returns logits [1, T, vocab]; T is symbolic.
-    Weight data is not read. may_lack_weights: a directory may hold config.json alone; then nobody can read weights
-    later. With options.speculative the checkpoint of what drafts is opened, too; with options.lora adapters are merged
-    into the recipes. Raises CheckpointError for a broken directory, CaptureError for a model that cannot be traced or
-    is not a decoder language model.
+    Weight data is not read. may_lack_weights: a directory may hold only config.json; its weights then cannot be read
+    later. With options.speculative the drafter's checkpoint is also opened; with options.lora adapters are merged into
+    the recipes. Raises CheckpointError for a broken directory, CaptureError for a model that cannot be traced or is not
+    a decoder language model.
     """
     opened = open_model(model)
     # Before the model, which takes longer.

@@ -35,7 +35,7 @@ def with_end_token(captured: Captured) -> Captured:
 
 
 def _end_token(files: Sequence[Path]) -> str | None:
-    """What tokenizer_config.json calls the end of a text, or else special_tokens_map.json."""
+    """The end token in tokenizer_config.json, or else in special_tokens_map.json."""
     for name in (SETTINGS, SPECIAL_TOKENS):
         for file in files:
             end = read_json(file).get("eos_token") if file.name == name else None

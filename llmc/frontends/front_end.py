@@ -1,4 +1,4 @@
-"""What a front end says of itself in one record, and a model argument after it was looked at once. Imports no torch."""
+"""The record of a front end, and a model argument after it was resolved once. Does not import torch."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def as_it_is(path: Path) -> Path:
 class FrontEnd(Generic[S]):
     """One kind of thing that a model comes from.
 
-    The functions get what `recognises` has accepted. Those of single files import torch themselves: commands that do
-    without it ask for a file's `place`.
+    The functions receive an argument that `recognises` has accepted. Front ends of single files import torch
+    themselves: commands that do not need it use a file's `place`.
 
     Args:
         name: The kind, for messages.
         recognises: Whether a model argument is of this kind: a path on this machine, or an object in memory.
-        place: Where a path of this kind is read: the path itself, or a model directory that is made of it.
-        directory: Where config.json and the tokenizer of what is read stand; None if there are none.
-        dtype: The dtype in which most weights are stored; None if nothing says. Raises CheckpointError.
+        place: The path from which the model is read: the path itself, or a model directory made from it.
+        directory: The directory of config.json and the tokenizer; None if there are none.
+        dtype: The dtype in which most weights are stored; None if unknown. Raises CheckpointError.
         weights: Its tensors by the names that the model has for them. Reads headers only. Raises CheckpointError.
         capture: The graph at stage captured, the source of its weights, and notes for the build to print. The last
             argument says whether a model without weights will do. Raises CheckpointError, CaptureError.

@@ -1,4 +1,4 @@
-"""What a model can come from: one line a front end. Imports none of them."""
+"""The front ends, one line each. Imports none of them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ class Row:
     hub: HubFiles | None = None
 
 
-# Directories of other formats (onnx/, original/) and weights that stand there twice are left out.
+# Directories of other formats (onnx/, original/) and duplicate weights are left out.
 _SAFETENSORS = HubFiles(("*.safetensors",), left_out=("*/*", "consolidated*.safetensors"))
-# Of a repository without any, the file in full precision, with the data that may lie beside it.
+# If a repository has none of these, the file in full precision, with its external data.
 _DATA = ("", ".data", "_data", "_data_?")
 _ONNX = HubFiles(tuple(f"{folder}model.onnx{data}" for folder in ("", "onnx/") for data in _DATA))
 

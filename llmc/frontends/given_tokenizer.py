@@ -1,4 +1,4 @@
-"""A tokenizer that comes beside the model: an object of transformers or tokenizers, or a directory."""
+"""A tokenizer given with the model: an object of transformers or tokenizers, or a directory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,7 +33,8 @@ def given_tokenizer(tokenizer: object | None) -> Iterator[tuple[Path, ...] | Non
 
 
 def with_tokenizer(captured: Captured, files: tuple[Path, ...] | None) -> Captured:
-    """The capture with this tokenizer in place of its own, if there is one, and its end token beside the model's."""
+    """The capture with this tokenizer in place of its own, if there is one, and its end token in addition to the
+    model's."""
     if files is not None:
         own = tuple(file for file in captured.tokenizer_files if file.name == GENERATION)
         captured = replace(captured, tokenizer_files=(*files, *own))

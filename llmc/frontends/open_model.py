@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def open_model(model: Model | OpenedModel[Any]) -> OpenedModel[Any]:
     """The model and the front end that reads it; weights of a hub name are fetched first.
 
-    Returns one that is open already as it is. Raises CheckpointError for what the hub does not have and for a file that
-    is damaged, CaptureError for what no front end reads.
+    An open model is returned unchanged. Raises CheckpointError if the hub does not have the model or a file is damaged,
+    CaptureError if no front end reads it.
     """
     if isinstance(model, OpenedModel):
         return model
@@ -35,7 +35,7 @@ def local_model(model: str | PathLike[str], *, weights: bool = True) -> Path:
         weights: False fetches only what describes the model.
 
     Raises:
-        CheckpointError: For a file that is damaged, and for what the hub does not have or does not give.
+        CheckpointError: If a file is damaged, or if the hub lacks the model or denies access.
     """
     place = _fetched(model, weights=weights)
     # Directories are read where they are, so nothing is imported to recognise them.

@@ -4,13 +4,13 @@
     x[* c!] weight[c!] -> [* c!]                 a norm: it needs all of c
     x[* c~] weight[c] -> [* c]                   one whose sum of squares over c can be put together from parts
     q[t g*h d!] k[t g d!] v[t g e!] -> [t g*h e!]  attention: each of the g KV heads is read by h query heads, in order
-    x[i] weight[e:o i] -> [o]                    a product with those of many weights that lie one after the other
+    x[i] weight[e:o i] -> [o]                    a product with one of e weights stored consecutively
     x[tokens | groups? channels] cos[_ | half]   a kernel: rows of two axes or one, and what it calls their sizes
 
-A name is one axis, the same wherever it stands. `!`: the op needs the whole axis, and no part of it alone. `g*h`: an
-axis of g runs of h. `e:o`: an axis of e runs, each of which is o. `*` alone: any axes in front, the same of arguments
-and result. `|`: the axis before it counts rows, which a step decides. `?`: the axis may be missing. `c*`: all axes that
-are left, together. `_`: an axis of which nothing is said.
+The same name is the same axis everywhere in a rule. `!`: the op needs the whole axis and cannot work on a part. `g*h`:
+an axis of g runs of h. `e:o`: an axis of e runs, each with the axis o. `*` alone: any leading axes, equal in arguments
+and result. `|`: the axis in front of it counts rows, whose number depends on the step. `?`: the axis is optional. `c*`:
+all remaining axes together. `_`: an axis without a constraint.
 """
 
 import re
@@ -71,7 +71,7 @@ def ranks_of(axes: tuple[Axis, ...]) -> tuple[int, ...]:
 
 
 def fits(rank: int, axes: tuple[Axis, ...]) -> bool:
-    """Whether a tensor may have so many axes."""
+    """Whether a tensor of this rank matches."""
     return rank in ranks_of(axes) or (rank > len(axes) and axes[-1].rest)
 
 

@@ -13,14 +13,14 @@ def code_dtype(format: str) -> torch.dtype:
 
 def code_numbers(codes: Tensor, format: str) -> Tensor:
     """What codes stand for before zeros and scales, fp32."""
-    table = CODE_FORMATS[format].table
-    if table is not None:
-        return torch.tensor(table, dtype=torch.float32, device=codes.device)[codes.int()]
-    return codes.float() if codes.dtype is torch.int8 else codes.view(torch.float8_e4m3fn).float()
+    record = CODE_FORMATS[format]
+    if record.table is not None:
+        return torch.tensor(record.table, dtype=torch.float32, device=codes.device)[codes.int()]
+    return codes.view(torch.float8_e4m3fn).float() if record.integers is None else codes.float()
 
 
 def code_values(codes: Tensor, zeros: Tensor | None, format: str) -> Tensor:
-    """What codes stand for before they are scaled, fp32. zeros: [out, groups] or None."""
+    """The numbers that codes represent after zeros and before scales, in fp32. zeros: [out, groups] or None."""
     values = code_numbers(codes, format)
     return values if zeros is None else values - per_column(zeros, codes.shape[1])
 

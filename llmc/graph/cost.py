@@ -1,4 +1,4 @@
-"""What a node costs: bytes moved and floating-point operations, in the symbols of a step.
+"""The cost of a node: bytes moved and floating-point operations, in the symbols of a step.
 
 T: tokens. L: logit rows. R: requests. C: cached rows read, summed over requests. A: query-key pairs scored,
 summed over requests; one query a request (a decode step) makes A = C. A sliding window caps both at `window` a
@@ -102,13 +102,13 @@ def _results(working: list[fx.Node], members: Mapping[fx.Node, None]) -> list[fx
 
 
 def _is_read_here(node: fx.Node, members: Mapping[fx.Node, None]) -> bool:
-    """Whether it is a weight's value that a member makes of what is stored: another kernel makes its own."""
+    """Whether a member computes this weight from its stored form. Another kernel computes its own copy."""
     return part_of(node) is Part.STORAGE and any(u in members for u in node.users)
 
 
 def _moved(node: fx.Node, members: Mapping[fx.Node, None], symbols: Mapping[sympy.Symbol, sympy.Symbol]) -> sympy.Expr:
-    """Bytes of a tensor; of an embedding table, or of what rows are selected from, only those rows; of experts'
-    weights those of the experts that tokens go to."""
+    """Bytes that the members read of a tensor. Embedding tables and selections count the selected rows only; weights of
+    experts count the experts that tokens are routed to."""
     readers = [u for u in node.users if u in members]
     total = _nbytes(node.meta["val"], symbols)
     shares = _shares(node, members, symbols)
@@ -121,7 +121,8 @@ def _moved(node: fx.Node, members: Mapping[fx.Node, None], symbols: Mapping[symp
 def _shares(
     tensor: fx.Node, members: Mapping[fx.Node, None], symbols: Mapping[sympy.Symbol, sympy.Symbol]
 ) -> list[sympy.Expr]:
-    """What part each member reads that does not read all of a tensor, or of a weight that is stored in it."""
+    """The fraction that each member reads of a tensor, or of a weight stored in it. Members that read all are left
+    out."""
     found: list[sympy.Expr] = []
     for user in (u for u in tensor.users if u in members):
         record = record_of(user)
@@ -138,14 +139,14 @@ def _shares(
 
 
 def _code_bits(user: fx.Node, codes: fx.Node) -> int:
-    """Of each byte that the graph shows, those that are stored: a kernel's codes lie closer than a byte each."""
+    """Stored bits per byte of the graph's tensor: kernels pack codes more tightly than one per byte."""
     arguments = call_arguments(user)
     is_codes = arguments.get("codes") is codes and arguments.get("format") in CODE_FORMATS
     return CODE_FORMATS[arguments["format"]].bits if is_codes else 8
 
 
 def _cache_bytes(node: fx.Node, symbols: Mapping[sympy.Symbol, sympy.Symbol]) -> sympy.Expr:
-    """What a node reads from or writes to the KV cache, by slot or all that its requests have, or of their states."""
+    """Bytes that a node reads from or writes to the KV cache or to the states of its requests."""
     arguments = call_arguments(node)
     if STATE_SLOTS in arguments:
         state = arguments["state"].meta["val"]
@@ -202,5 +203,5 @@ def _dimension(size: int | torch.SymInt, symbols: Mapping[sympy.Symbol, sympy.Sy
 
 
 def _symbols(graph: fx.Graph) -> dict[sympy.Symbol, sympy.Symbol]:
-    """The fake tensors' own symbols, by what they stand for."""
+    """Map the symbols of the fake tensors to the symbols of a step."""
     return {own: _BY_NAME[name] for own, name in symbol_names(graph).items() if name in _BY_NAME}

@@ -1,4 +1,4 @@
-"""What passes know of checkpoints that draft for a model: what the target gives them, and Medusa heads."""
+"""Records of draft checkpoints for passes: the target's hidden states that they read, and Medusa heads."""
 
 from dataclasses import dataclass
 from pathlib import Path

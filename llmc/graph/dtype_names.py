@@ -1,4 +1,4 @@
-"""What safetensors, engines, options and messages call each dtype: one table for every part that has torch.
+"""The names of each dtype in safetensors, engines, options and messages.
 
 How many bytes an element takes is in llmc/program/program.py, for the parts that have no torch.
 """
@@ -25,7 +25,7 @@ DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 def torch_name(dtype: torch.dtype) -> str:
-    """What torch and build options call it, such as float32."""
+    """The name in torch and in build options, such as float32."""
     return str(dtype).removeprefix("torch.")
 
 

@@ -53,8 +53,8 @@ def run_steps(
 ) -> list[list[Tensor]]:
     """Logits [chunk's tokens, vocabulary] of each chunk of each step, fp32.
 
-    Stages before serving have no cache: there each chunk must be a whole sequence, and runs by itself. No chunk may go
-    on behind a cut of a table (uncut_sizes).
+    Stages before serving have no cache: there each chunk must be a whole sequence, and runs by itself. No chunk may
+    extend past a cut of a table (`uncut_sizes`).
     """
     weights = {n.name: weight_value(graph.weights[n.name], source, graph.ranks) for n in graph.weight_nodes()}
     if step_input(graph, "slot_mapping") is None:
@@ -66,7 +66,7 @@ def run_steps(
 def sequence_inputs(
     graph: ModelGraph, token_ids: Sequence[int], *, chunk_sizes: Sequence[int], block_size: int
 ) -> list[dict[str, Any]]:
-    """What every placeholder that is no weight stands for, by node name, in each step that the chunks make.
+    """The values of all step inputs by node name, one dictionary per step of the chunks.
 
     A graph before serving has one step with all tokens. The caches, all zero, are the same tensors in each step. No
     chunk may go on behind a cut of a table (uncut_sizes).
@@ -86,7 +86,7 @@ def sequence_inputs(
 
 
 def uncut_sizes(graph: ModelGraph, chunk_sizes: Sequence[int]) -> tuple[int, ...]:
-    """The sizes of the chunks, parted where a cache policy of the graph cuts tables."""
+    """The chunk sizes, split where a cache policy of the graph cuts tables."""
     cuts = (end for policy in graph.policies for end in policy.cuts(sum(chunk_sizes)))
     return tuple(end - start for start, end in pairwise(sorted({0, *accumulate(chunk_sizes), *cuts})))
 
@@ -119,7 +119,7 @@ def _whole_inputs(graph: ModelGraph, tokens: tuple[int, ...]) -> dict[str, Any]:
 
 
 def _hidden(graph: ModelGraph, positions: Tensor) -> dict[str, Tensor]:
-    """What stands for hidden states in a graph that reads them: by position alone, whatever the chunks."""
+    """Placeholder hidden states for a graph that reads them. They depend on positions only, not on chunks."""
     node = step_input(graph, HIDDEN)
     if node is None:
         return {}
@@ -182,7 +182,7 @@ def _run_step(graph: ModelGraph, tensors: dict[str, Any], caches: _Caches, step:
 
 
 def _cut_tables(policy: CachePolicy, caches: _Caches, step: Sequence[Chunk]) -> dict[str, Tensor]:
-    """What the tables of a policy that drops rows differ in from those of group 0: blocks have left, rows moved up."""
+    """The step inputs of a policy that drops rows: tables without the dropped blocks, and shorter contexts."""
     if not policy.drops_rows:
         return {}
     tables, lengths = torch.zeros(len(step), caches.blocks, dtype=torch.int32), list[int]()

@@ -33,7 +33,7 @@ class FakeValues:
         self._described: dict[int, tuple[Tensor, Hashable]] = {}
 
     def of(self, node: fx.Node) -> Any:
-        """What a call_function node returns; arguments and errors as `fake_value`."""
+        """The fake result of a call_function node; arguments and errors as `fake_value`."""
         target = node.target
         if self._mode is None:
             self._mode = fake_mode(node.graph)
@@ -68,7 +68,7 @@ def _size_key(value: Any) -> Hashable:
 
 
 def fake_value(node: fx.Node, mode: FakeTensorMode) -> Any:
-    """What a call_function node returns, as FakeTensor, tuple of them, SymInt or None.
+    """The result of a call_function node, as a FakeTensor, a tuple of them, a SymInt or None.
 
     Raises PassError, naming the node and what it is called with, where the op does not accept its inputs.
     """

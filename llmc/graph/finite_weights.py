@@ -18,24 +18,24 @@ _CHUNK_BYTES = 1 << 18
 
 
 class FiniteWeights:
-    """Looks at each weight once. Whoever makes weights in several threads may share one."""
+    """Finds weights that are not finite, or all zeros, while they are read. Threads may share an instance."""
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[int, int]] = {}
         self._zero: set[str] = set()
 
     def reading(self, source: WeightSource) -> WeightSource:
-        """The source, whose matrices are looked at one by one, before others are merged with them."""
+        """The source, with a check of each stored matrix before it is merged with others."""
         return _ZeroFinder(source, self._zero)
 
     def look(self, names: Sequence[str], value: Tensor) -> Tensor:
-        """The value itself. names: of the checkpoint's tensors that it is made of; none for what was computed."""
+        """Check a value and return it. names: the checkpoint tensors it is made of; empty for computed values."""
         if names and value.dtype in _INFINITY and not _all_finite(value):
             self._found[", ".join(names)] = int(value.isnan().sum()), int(value.isinf().sum())
         return value
 
     def notes(self) -> tuple[str, ...]:
-        """What a build should say: a line that names the weights that are not finite, one for those of zeros."""
+        """Notes for the build: one line for weights that are not finite, one for weights of zeros."""
         not_finite = [
             f"{name} ({' and '.join(f'{n} {what}' for n, what in ((nan, 'NaN'), (inf, 'Inf')) if n)})"
             for name, (nan, inf) in sorted(self._found.items())

@@ -37,7 +37,7 @@ class GraphText:
 
 
 def read_graph_text(text: str, at: Path) -> GraphText:
-    """The graph of a text; raises EngineFormatError for what `render` does not write."""
+    """Parse a text that `render` wrote. Raises EngineFormatError for any other text."""
     first, *lines = text.splitlines()
     if not first.startswith("stage "):
         raise EngineFormatError("the graph does not begin with its stage", at=at, fix=REBUILD)
@@ -49,7 +49,7 @@ def read_graph_text(text: str, at: Path) -> GraphText:
             continue
         node = read_node(line)
         if node is None or any(name not in nodes for name in node.inputs if node.op is not None):
-            raise EngineFormatError(f"line {number} is no node: {line[:80]!r}", at=at, fix=REBUILD)
+            raise EngineFormatError(f"line {number} is not a node:  {line[:80]!r}", at=at, fix=REBUILD)
         nodes[node.name] = node
     return GraphText(first.removeprefix("stage "), tuple(nodes.values()), returns)
 

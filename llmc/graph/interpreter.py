@@ -1,4 +1,4 @@
-"""Run a bare fx.Graph eagerly, with what its placeholders stand for given by name."""
+"""Run a bare fx.Graph eagerly, with the values of its placeholders given by name."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from llmc.graph.ranks import OnRanks, call, first_rank
 class GraphInterpreter:
     """Intermediates are dropped after their last use. llmc.ops must have been imported. The graph stays as it is.
 
-    As fx.Interpreter, but for what that does around each call: a small op takes less.
+    An fx.Interpreter without its bookkeeping per call, which costs more than a small op.
     """
 
     def __init__(self, graph: fx.Graph) -> None:
@@ -22,7 +22,7 @@ class GraphInterpreter:
         self._nodes = [(node, [each for each in node.all_input_nodes if last[each] is node]) for node in nodes]
 
     def outputs(self, inputs: Mapping[str, Tensor | OnRanks]) -> tuple[Tensor, ...]:
-        """What the graph returns on the first rank, the logits first; `inputs` has every placeholder by its name."""
+        """The graph's results on the first rank, logits first. `inputs` has every placeholder by its name."""
         with torch.inference_mode():
             result = self._run(inputs, any(isinstance(value, OnRanks) for value in inputs.values()))
         returned: Sequence[Any] = result if isinstance(result, Sequence) else (result,)

@@ -22,11 +22,11 @@ from llmc.program import AdapterPools, CachePolicy, CacheSlot, Head
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What the engine must know of the model beside its graph.
+    """Facts about the model that the engine needs and the graph does not hold.
 
     family: the HF model_type, or "module". max_positions: the longest context in tokens that the model was made for,
-    None if it has no limit of its own. dtype: of weights and activations. head: what it gives for a text, None for a
-    model that gives logits.
+    None if it has no limit of its own. dtype: of weights and activations. head: what the model returns for a text; None
+    if it returns logits.
     """
 
     name: str
@@ -40,14 +40,13 @@ class ModelInfo:
 
     @property
     def row_width(self) -> int:
-        """Columns of what the graph returns: one for each token of the vocabulary, or what the head gives."""
+        """Columns of the graph's result: the vocabulary size, or the width of the head."""
         return self.vocab_size if self.head is None else self.head.width
 
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """The paged KV cache of one attention layer. format: of codes, in a cache of dtype uint8. group: see CacheSlot.
-    is_exact: it keeps its dtype, whatever the options say of caches."""
+    """The paged KV cache of one attention layer. format: of codes, in a cache of dtype uint8. group: see CacheSlot."""
 
     layer: int
     kv_heads: int
@@ -56,7 +55,6 @@ class CacheSpec:
     dtype: torch.dtype
     format: CacheFormat | None = None
     group: int = 0
-    is_exact: bool = False
 
     def width(self, part: str) -> int:
         """Elements of one head at one position. part: "k" or "v"."""
@@ -71,7 +69,7 @@ class CacheSpec:
 
 @dataclass(frozen=True)
 class StateSpec:
-    """What one op carries from token to token of a sequence, in fp32. shape: of one sequence's."""
+    """State that an op carries from token to token, in fp32. shape: for one sequence."""
 
     index: int
     shape: tuple[int, ...]
@@ -99,11 +97,11 @@ class DraftCheckpoint(Protocol):
         """Its tensors, by the names that recipes have after PREFIX."""
 
     def taps(self, layers: int, width: int) -> tuple[int, ...] | None:
-        """The hidden states that it reads of a target of so many layers, each state so wide: those before these layers,
-        `layers` for after the last. None: what the output matrix reads. Raises CheckpointError for another model's."""
+        """The layers of the target whose inputs the drafter reads; `layers` is the output of the last. None: it reads
+        the input of the output matrix. Raises CheckpointError if the checkpoint belongs to another model."""
 
     def notes(self, layers: int) -> tuple[str, ...]:
-        """What a build should say."""
+        """Notes for the build."""
 
     def combination(self, target: Target) -> Combination | None:
         """How the tapped states become one; None where there is one. Raises CheckpointError."""
@@ -128,23 +126,23 @@ class Adaptable:
 class ModelGraph:
     """A graph at a stage. Passes change it in place; `copy` gives an independent one.
 
-    Placeholders come in two kinds, told apart by `weights`: one whose node name is a key there is a weight, made by
-    its recipe; every other one is a step input, in order. Input names at the stages captured and canonical:
-    input_ids, positions; at serving and later also slot_mapping, query_starts, context_lens, block_tables,
-    logit_rows, tree_masks, for each of `policies` its `inputs` (group_input), and for each entry i of `caches`
-    kv_cache_{i}_k and kv_cache_{i}_v; where there are `states` also state_slots and, for each entry i of them,
-    state_{i}; after insert_adapters also adapter_of_token and the pools of `adapters`.
-    ranks: how many processes run the graph at once, each with its own weights and caches, talking in collectives;
-    shapes are those of one of them.
-    pipeline_stages: how many run one after the other on ranks of their own, cut at llmc::hand_over. pipeline_stage:
-    which of them the graph is; None for all in one.
-    Every node's meta["val"] is a FakeTensor (or SymInt) with the symbolic token count T.
-    policies: of the groups of caches behind the first, whose layers keep everything.
+    A placeholder whose name is a key of `weights` is a weight, made by its recipe. All others are step inputs, in
+    order. Input names at the stages captured and canonical: input_ids, positions; at serving and later also
+    slot_mapping, query_starts, context_lens, block_tables, logit_rows, tree_masks, for each of `policies` its `inputs`
+    (group_input), and for each entry i of `caches` kv_cache_{i}_k and kv_cache_{i}_v; where there are `states` also
+    state_slots and, for each entry i of them, state_{i}; after insert_adapters also adapter_of_token and the pools of
+    `adapters`.
+    ranks: number of processes that run the graph together, each with its own weights and caches, connected by
+    collectives. Shapes are per rank.
+    pipeline_stages: number of consecutive stages on ranks of their own, split at llmc::hand_over. pipeline_stage: the
+    index of this graph's stage; None for all in one. Every node's meta["val"] is a FakeTensor (or SymInt) with the
+    symbolic token count T.
+    policies: those of cache groups 1 and up; the layers of group 0 keep everything.
     quantized, sparse: what became of each weight that has codes, or zeros. pruned: what each part lost.
-    side_outputs: the names of what the graph returns after its logits, in order. speculative: the checkpoint of what is
-    to draft for the model, if anything is; draft: what attach_draft made of it.
-    adaptable: the layers that adapters are to change at run time; adapters: what insert_adapters made for them.
-    fakes: makes fake values, and remembers them for all copies.
+    side_outputs: names of the results after the logits, in order. speculative: the checkpoint of the drafter, if any;
+    draft: its form after attach_draft.
+    adaptable: layers that adapters may change at run time; adapters: their pools after insert_adapters.
+    fakes: makes fake values, cached for all copies.
     """
 
     graph: fx.Graph
@@ -191,11 +189,11 @@ class ModelGraph:
         return self.pipeline_stage is not None and self.pipeline_stage < self.pipeline_stages - 1
 
     def logits(self) -> fx.Node:
-        """What the graph returns first."""
+        """The first result of the graph."""
         return self.returned()[0]
 
     def sides(self) -> dict[str, fx.Node]:
-        """What it returns after the logits, by name."""
+        """The results after the logits, by name."""
         return dict(zip(self.side_outputs, self.returned()[1:], strict=True))
 
     def add_side_output(self, name: str, node: fx.Node) -> None:

@@ -1,6 +1,6 @@
-"""What everybody needs to know of an llmc:: op, in one record: written in the op's file, read by name of argument.
+"""The record of an llmc:: op: written once in the op's file, and read by argument name.
 
-Stands below llmc.ops and knows no op: importing llmc.ops fills `RECORDS`.
+This module does not import llmc.ops. Importing llmc.ops fills `RECORDS`.
 """
 
 import math
@@ -19,7 +19,7 @@ from llmc.graph.call_arguments import call_arguments
 from llmc.graph.stage import Stage
 from llmc.program import CachePolicy, Visible
 
-# What costs are expressions of; see graph/cost.py.
+# The symbols of cost expressions; see graph/cost.py.
 T, L, R, C, A = sympy.symbols("T L R C A", integer=True, nonnegative=True)
 
 
@@ -27,7 +27,7 @@ T, L, R, C, A = sympy.symbols("T L R C A", integer=True, nonnegative=True)
 class OpCall:
     """One call of an op as checks and costs see it: arguments and result by name, tensors as their fake values.
 
-    symbols: what the fake tensors' own size symbols stand for in a cost; empty where no cost is asked for.
+    symbols: maps size symbols of the fake tensors to those of costs; empty where no cost is computed.
     """
 
     arguments: Mapping[str, Any]
@@ -35,7 +35,7 @@ class OpCall:
     symbols: Mapping[sympy.Symbol, sympy.Symbol]
 
     def shape(self, name: str) -> list[Any]:
-        """Of a tensor argument; empty for one that is not given."""
+        """The shape of a tensor argument; empty if the argument is not given."""
         value = self.arguments[name]
         return list(value.shape) if isinstance(value, Tensor) else []
 
@@ -48,18 +48,18 @@ class OpCall:
         return sympy.Integer(size) if isinstance(size, int) else size.node.expr.xreplace(self.symbols)
 
     def elements(self) -> sympy.Expr:
-        """Of the first result; 0 for an op that has none."""
+        """Number of elements of the first result; 0 if the op has no result."""
         first = self.result[0] if isinstance(self.result, tuple | list) else self.result
         return product(self.size(s) for s in first.shape) if isinstance(first, Tensor) else sympy.Integer(0)
 
 
 def product(sizes: Any) -> sympy.Expr:
-    """Of sizes as `OpCall.sizes` gives them."""
+    """The product of sizes that `OpCall.sizes` returned."""
     return math.prod(sizes, start=sympy.Integer(1))
 
 
 def visible_to(arguments: Mapping[str, Any]) -> Visible:
-    """The keys that a query of an attention sees, or of what reads a cache."""
+    """The keys that a query of an attention op sees."""
     keeps = arguments.get("keeps")
     if keeps is not None:
         return CachePolicy.from_text(keeps).visible
@@ -67,9 +67,9 @@ def visible_to(arguments: Mapping[str, Any]) -> Visible:
 
 
 class Part(Enum):
-    """What stands right before a product and is computed by the product's kernel, so that its value is never written.
+    """An operand of a product that the product's kernel computes itself, so that its value is never stored.
 
-    STORAGE yields a weight from how it is stored. ARRIVAL yields x from how it comes to the product.
+    STORAGE decodes a weight from its stored form. ARRIVAL prepares x, such as a norm or a rounding.
     """
 
     STORAGE = "storage"
@@ -80,15 +80,15 @@ class Part(Enum):
 class OpRecord:
     """One llmc:: op. `overload` is what graphs call; `reference` is the eager oracle of every kernel.
 
-    stages: where graphs may hold it; none for ops that only lowering or executors call. rows: arguments whose row i
-    alone makes row i of the result, beside operands that are the same for all rows; empty for an op that mixes rows or
-    makes them. table: the argument of which a call reads only as many rows as its result has. share: what part of its
-    weight a call reads; None for all of it. flops: of one call, an expression in the symbols of a step. check: what is
-    wrong with a call's shapes, or None. part: of a product that the op is; takes: of a product or lookup, the arguments
-    before which a part may stand, and which. axes: which axes belong together (graph/axes.py); None where each rank
-    needs all of them. across: of a collective, what every rank gets, given the first argument of each; the others are
-    the same for all. linear_in: the argument of which the result of a sum is the sum of the results. fallback: the
-    contract whose absence a build may allow, so that the op is legal in later stages too.
+    stages: stages whose graphs may contain the op; empty for ops that only lowering or executors call. rows: arguments
+    whose row i alone determines row i of the result, given the operands shared by all rows; empty for an op that mixes
+    or creates rows. table: the argument from which a call reads one row per row of the result. share: the fraction of
+    its weight that a call reads; None for all of it. flops: of one call, an expression in the symbols of a step. check:
+    returns the problem with a call's shapes, or None. part: the part of a product that the op computes. takes: for a
+    product or lookup, the kind of part that each argument may be. axes: the rule that names axes (graph/axes.py); None
+    if each rank needs all of them. across: for a collective, computes the results of all ranks from their first
+    arguments; the other arguments are equal on all ranks. linear_in: the argument in which the op is linear. fallback:
+    the contract that a build may waive, which makes the op legal in later stages.
     """
 
     name: str
@@ -120,17 +120,17 @@ class OpRecord:
 
     @property
     def is_product(self) -> bool:
-        """Whether it multiplies x with a weight, however both come to it."""
+        """Whether it multiplies x with a weight, in any stored form of either."""
         return "x" in self.takes
 
     @property
     def is_of_experts(self) -> bool:
-        """Whether it multiplies each token with a part of a weight alone: those of the experts that it was sent to."""
+        """Whether it multiplies each token with a part of the weight only: the experts that the token is routed to."""
         return self.is_product and self.share is not None
 
     @property
     def is_lookup(self) -> bool:
-        """Whether it looks up rows of a weight, however that is stored."""
+        """Whether it looks up rows of a weight, in any stored form."""
         return "weight" in self.takes and not self.is_product
 
 
@@ -139,7 +139,7 @@ RECORDS: dict[OpOverload, OpRecord] = {}
 
 
 def record_of(node: fx.Node) -> OpRecord | None:
-    """The record of what a node calls; None for aten's ops and for nodes that call nothing."""
+    """The record of the op that a node calls; None for aten ops and for nodes that call nothing."""
     return RECORDS.get(node.target) if isinstance(node.target, OpOverload) else None
 
 

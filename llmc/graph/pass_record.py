@@ -1,4 +1,4 @@
-"""What the pipeline did, as data: the records that passes.json holds and `llmc passes` prints."""
+"""Records of the pipeline's rewrites, which passes.json holds and `llmc passes` prints."""
 
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -1,7 +1,7 @@
 """The one pointwise vocabulary: aten's operations on elements and rows, each written in a few elementary functions.
 
-What stands here is legal in graphs (graph/verify.py), printed as loops (codegen/) and evaluated over symbols
-(debug/prove/); a printer or an evaluator knows the elementary functions alone.
+The ops listed here are legal in graphs (graph/verify.py), printed as loops (codegen/) and evaluated over symbols
+(debug/prove/). A printer or an evaluator implements the elementary functions only.
 """
 
 from collections.abc import Callable
@@ -86,7 +86,7 @@ def _math(function: str) -> Emit:
 
 
 def _arithmetic(function: str) -> Emit:
-    """Of all operands, in the kind of the result."""
+    """A function of all operands, computed in the kind of the result."""
 
     def build(to: Statements, node: fx.Node) -> int:
         kind = _result(node)
@@ -186,7 +186,7 @@ def _log1p(to: Statements, node: fx.Node) -> int:
 
 
 def _choice(condition: int, *values: int) -> Emit:
-    """Positions: of the condition, of what is taken where it holds, and elsewhere."""
+    """Positions of the condition, of the value where it holds, and of the value elsewhere."""
 
     def build(to: Statements, node: fx.Node) -> int:
         kind = _result(node)

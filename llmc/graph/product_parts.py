@@ -1,4 +1,4 @@
-"""What stands right before a product and is its kernel's to compute: how the weight is stored, how x arrives."""
+"""Operands that a product's kernel computes itself: the stored form of the weight, and the preparation of x."""
 
 import torch
 from torch import fx
@@ -8,25 +8,25 @@ from llmc.graph.op_record import Part, record_of
 
 
 def part_of(node: object) -> Part | None:
-    """What part of a product a node is, if any."""
+    """The part of a product that a node computes, if any."""
     record = record_of(node) if isinstance(node, fx.Node) else None
     return None if record is None else record.part
 
 
 def is_product(node: fx.Node) -> bool:
-    """Whether a node multiplies x with a weight, however both come to it."""
+    """Whether a node multiplies x with a weight, in any stored form of either."""
     record = record_of(node)
     return record is not None and record.is_product
 
 
 def is_of_experts(node: fx.Node) -> bool:
-    """Whether it multiplies each token with the weights of those experts alone that it was sent to."""
+    """Whether a node multiplies each token only with the weights of the experts it is routed to."""
     record = record_of(node)
     return record is not None and record.is_of_experts
 
 
 def is_lookup(node: fx.Node) -> bool:
-    """Whether a node looks up rows of a weight, however that is stored."""
+    """Whether a node looks up rows of a weight, in any stored form."""
     record = record_of(node)
     return record is not None and record.is_lookup
 
@@ -47,7 +47,7 @@ def parts_before(node: fx.Node) -> dict[str, fx.Node]:
 
 
 def unrounded_parts(node: fx.Node) -> dict[str, fx.Node]:
-    """Those that a kernel may compute: it rounds nothing between what a part stands for and the sums in fp32."""
+    """The parts that a kernel may compute itself: those in fp32, which it would not round before its fp32 sums."""
     return {name: part for name, part in parts_before(node).items() if part.meta["val"].dtype is torch.float32}
 
 
@@ -59,7 +59,7 @@ def stored_rows(storage: fx.Node) -> dict[str, fx.Node]:
 
 
 def x_of(product: fx.Node) -> fx.Node:
-    """What a product's kernel reads as x: what its arrival reads, if it has one."""
+    """The tensor that a product's kernel reads as x: the input of its arrival, if there is one."""
     source = unrounded_parts(product).get("x", product)
     x: fx.Node = call_arguments(source)["x"]
     return x

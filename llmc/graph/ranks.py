@@ -1,6 +1,7 @@
-"""All ranks of a partitioned graph at once, in one process: what differs between them is a value on each.
+"""Run all ranks of a partitioned graph in one process: a value that differs between ranks has one tensor per rank.
 
-An op runs on each rank's operands in turn; a collective sees those of all, and gives all of them the same.
+An op runs once per rank, on that rank's operands. A collective reads the operands of all ranks and returns the same
+value to all.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,25 +17,25 @@ from llmc.graph.weights import Recipe, WeightSource, evaluate, is_per_rank
 
 @dataclass(frozen=True, eq=False)
 class OnRanks:
-    """What an op's result or an input is on each rank."""
+    """The value of an op's result or of an input on each rank."""
 
     values: tuple[Any, ...]
 
     @staticmethod
     def each(ranks: int, make: Callable[[], Any]) -> Any:
-        """What `make` gives anew for each rank; of a single one as it is."""
+        """Call `make` once per rank; with a single rank, its result as it is."""
         return make() if ranks == 1 else OnRanks(tuple(make() for _ in range(ranks)))
 
 
 def weight_value(recipe: Recipe, source: WeightSource, ranks: int) -> Tensor | OnRanks:
-    """The tensor that a recipe stands for, on each rank where they differ."""
+    """The tensor that a recipe describes, per rank where ranks differ."""
     if not is_per_rank(recipe):
         return evaluate(recipe, source)
     return OnRanks(tuple(evaluate(recipe, source, rank) for rank in range(ranks)))
 
 
 def on_ranks(tensors: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor | OnRanks]:
-    """What names stand for on all ranks, given what they stand for on each."""
+    """Merge the tensors of each rank into one mapping of names to per-rank values."""
     first, *others = tensors
     if not others:
         return dict(first)

@@ -25,7 +25,7 @@ def render(graph: ModelGraph) -> str:
 
 
 def render_type(node: fx.Node) -> str:
-    """The dtype and shape of what a node returns, as float32[T, 64]."""
+    """The dtype and shape of a node's result, such as float32[T, 64]."""
     return _type(node.meta.get("val"), _Names(node.graph))
 
 
@@ -88,7 +88,7 @@ def _size(size: int | SymInt, names: "_Names") -> str:
 
 
 class _Names:
-    """What a graph's symbols are called. A graph has thousands of sizes but few different ones, and sympy is slow."""
+    """Names for a graph's symbols, cached: a graph has thousands of sizes but few distinct ones, and sympy is slow."""
 
     def __init__(self, graph: fx.Graph) -> None:
         names = symbol_names(graph)

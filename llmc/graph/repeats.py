@@ -1,8 +1,8 @@
 """Find layers: runs of nodes that are the same computation over and over, so that one can be shown for all.
 
 Two stretches are the same if their nodes have the same ops, types and arguments, and take their inputs from the same
-places: within the stretch, from the one before it, from weights of the same name but for numbers, or from the very
-same node outside.
+places: within the stretch, from the one before it, from weights whose names differ only in numbers, or from the same
+node outside.
 """
 
 import re
@@ -42,7 +42,7 @@ def find_repeats(nodes: Sequence[NodeText]) -> tuple[Repeat, ...]:
 
 
 def node_token(node: NodeText, computed: Container[str]) -> tuple[str, ...]:
-    """What is equal in every layer: op, type, and arguments without the names of nodes that are `computed`."""
+    """The key that is equal in all layers: op, type, and arguments without the names of `computed` nodes."""
 
     def masked(match: re.Match[str]) -> str:
         return "%" if match[0][1:] in computed else _NUMBER.sub("#", match[0])

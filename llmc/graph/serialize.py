@@ -8,7 +8,7 @@ import json
 import math
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from llmc.errors import EngineFormatError, LoweringError
-from llmc.files.typed_json import from_json, to_json
+from llmc.files.typed_json import LEFT_OUT, from_json, to_json
 from llmc.graph.dtype_names import NAMED_DTYPES
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.stage import Stage
@@ -28,10 +28,16 @@ GRAPH_VERSION = 1
 
 @dataclass(frozen=True)
 class WeightOf:
-    """Which stored weight a placeholder stands for, and in which dtype (a safetensors name) the graph reads it."""
+    """Which stored weight a placeholder stands for, and in which dtype (a safetensors name) the graph reads it.
+
+    format, part: of a slot that a record of llmc/formats/code_format.py says how to read: which one, and which of
+    llmc::dequantize's arguments the placeholder is; empty for others.
+    """
 
     slot: str
     dtype: str
+    format: str = field(default="", metadata=LEFT_OUT)
+    part: str = field(default="", metadata=LEFT_OUT)
 
 
 def serialize_graph(graph: ModelGraph, weights: Mapping[str, WeightOf] = MappingProxyType({}), memory: str = "") -> str:
@@ -75,7 +81,7 @@ def read_weight_table(text: str, at: Path) -> dict[str, WeightOf]:
 
 
 def read_memory_text(text: str) -> str:
-    """What a graph that `deserialize_graph` has read takes for granted."""
+    """The memory text of a graph that `deserialize_graph` can read."""
     return "".join(f"{line}\n" for line in json.loads(text).get("memory", ()))
 
 

@@ -2,9 +2,9 @@
 
     h = hand_over(f(tokens), 1); return g(h)   ->   return f(tokens)                    (stage 0)
                                                     return g(hidden)                    (stage 1)
-A stage reads the rows that come to it as the step input `hidden`, in fp32, and returns those that it hands over in the
-place of logits, one for each token: of several values, one after the other. What follows from step inputs and weights
-alone is computed in each stage that reads it.
+A stage reads its incoming rows as the step input `hidden`, in fp32. In place of logits it returns the rows that it
+hands over, one per token; several values are concatenated. Values that depend only on step inputs and weights are
+recomputed in each stage that reads them.
 """
 
 import math
@@ -26,7 +26,7 @@ _HAND_OVER = torch.ops.llmc.hand_over.default
 
 
 def stage_graphs(graph: ModelGraph) -> tuple[ModelGraph, ...]:
-    """One a stage, in order; a graph that is not cut is its only stage."""
+    """Split a graph into its pipeline stages, in order. A graph without a split is its only stage."""
     if graph.pipeline_stages == 1:
         return (graph,)
     return tuple(_Stage(graph, number).extracted() for number in range(graph.pipeline_stages))
@@ -42,7 +42,7 @@ class _Stage:
         self._mode = fake_mode(whole.graph)
 
     def extracted(self) -> ModelGraph:
-        """What the stage computes, with its inputs."""
+        """The graph of the stage, with its inputs."""
         whole, is_last = self._whole, self._number == self._whole.pipeline_stages - 1
         ends = whole.returned() if is_last else [node.all_input_nodes[0] for node in _handed(whole, self._number + 1)]
         needed = _needed([*ends, *_writers(whole, self._number)], _handed(whole, self._number))
@@ -116,7 +116,7 @@ class _Stage:
 
 
 def _handed(graph: ModelGraph, number: int) -> list[fx.Node]:
-    """What comes to a stage."""
+    """The nodes that hand rows over to a stage."""
     found: Iterable[fx.Node] = graph.graph.find_nodes(op="call_function", target=_HAND_OVER)
     return [node for node in found if node.args[1] == number]
 
@@ -133,7 +133,7 @@ def _writers(graph: ModelGraph, number: int) -> list[fx.Node]:
 
 
 def _needed(ends: Iterable[fx.Node], given: Iterable[fx.Node]) -> set[fx.Node]:
-    """What must be computed for some nodes, with their inputs, where others are given."""
+    """The nodes to compute for `ends`, including their inputs, when the nodes of `given` are known."""
     needed, waiting = set(given), list(ends)
     while waiting:
         node = waiting.pop()

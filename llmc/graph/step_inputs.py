@@ -11,8 +11,8 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.graph.propagate import symbolic_input
 from llmc.program import HIDDEN, group_input
 
-# One axis that shows each symbol. T: tokens. L: logit rows. R: requests. B: blocks a request. N: blocks of the pool. S:
-# slots of states.
+# One axis that shows each symbol. T: tokens. L: logit rows. R: requests. B: blocks per request. N: blocks of the pool.
+# S: slots of states.
 _SHOWN_BY = (
     ("input_ids", -1, "T"),
     ("logit_rows", 0, "L"),
@@ -41,7 +41,7 @@ def step_input(graph: ModelGraph, name: str) -> fx.Node | None:
 
 
 def group_inputs(graph: ModelGraph) -> dict[str, str]:
-    """What the inputs of the groups behind the first are called, and of the first, in order."""
+    """Map the input names of cache groups 1 and up to those of group 0, in order."""
     groups = enumerate(graph.policies, 1)
     return {group_input(name, group): name for group, policy in groups for name in policy.inputs}
 

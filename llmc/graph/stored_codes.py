@@ -73,7 +73,7 @@ class UnpackedCodes:
     minimum_steps: Tensor | None = None
 
     def parts(self) -> dict[str, Tensor]:
-        """What is stored, by the names of llmc::dequantize's arguments."""
+        """The stored tensors, by the names of llmc::dequantize's arguments."""
         return {name: part for name in CODE_PARTS if (part := getattr(self, name)) is not None}
 
     def values(self, format: str) -> Tensor:
@@ -104,7 +104,7 @@ class CodeSource(WeightSource, Protocol):
         """How the codes of a weight are stored; None for a weight without codes that can be taken as they are."""
 
     def rounded(self, name: str) -> RoundedAgain | None:
-        """What a weight in other blocks is rounded to; None for any other weight."""
+        """The codes to which a weight in unsupported blocks is rounded; None for any other weight."""
 
     def are_alike(self, names: Sequence[str]) -> bool:
         """Whether the weights' codes can be rows of one matrix: equally many columns, and codes of one kind."""

@@ -1,4 +1,4 @@
-"""What a graph may hold at each stage: aten's pointwise vocabulary and shape ops, llmc:: ops by their records, inputs.
+"""Legal nodes of a graph at each stage: aten's pointwise and shape ops, llmc:: ops by their records, and inputs.
 
 Canonical graphs use aten.reshape, never aten.view: after the copies are gone a view need not exist.
 """
@@ -42,7 +42,7 @@ SHAPE_OPS = frozenset(
 )
 _TOKENWISE = SHAPE_OPS | ELEMENTARY.keys()
 
-# Of aten's ops, what else is legal if the build allows a contract of this name to be missed.
+# Further aten ops that are legal if the build waives the contract of this name.
 _FALLBACKS: dict[str, frozenset[Any]] = {
     "linear": frozenset({aten.addmm.default, aten.bmm.default, aten.linear.default, aten.matmul.default}),
     "pointwise": frozenset({aten.cumsum.default, aten.erfc.default, aten.var.correction}),
@@ -60,18 +60,18 @@ STAGE_INPUTS: dict[Stage, dict[str, int]] = {
 
 
 def legal_ops(stage: Stage) -> frozenset[Any]:
-    """What a graph may call at a stage. Captured graphs may hold any functional aten op as well."""
+    """The ops that a graph may call at a stage. Captured graphs may also call any functional aten op."""
     return _TOKENWISE | ops_at(stage)
 
 
 def fallback_ops(contracts: Collection[str]) -> frozenset[Any]:
-    """What else is legal if the build allows these contracts to be missed."""
+    """Further ops that are legal if the build waives these contracts."""
     own = {overload for overload, record in RECORDS.items() if record.fallback in contracts}
     return frozenset().union(own, *(_FALLBACKS.get(name, ()) for name in contracts))
 
 
 def all_fallback_ops() -> frozenset[Any]:
-    """What is legal in some builds."""
+    """The ops that are legal in some builds."""
     return fallback_ops({*_FALLBACKS, *(r.fallback for r in RECORDS.values() if r.fallback is not None)})
 
 
@@ -146,7 +146,7 @@ def _check_inputs(graph: ModelGraph, stages: tuple[Stage, ...]) -> None:
 
 
 def _rank(graph: ModelGraph, name: str, stage: Stage) -> int:
-    """Of a step input."""
+    """The rank of a step input."""
     states = {f"state_{spec.index}": 1 + len(spec.shape) for spec in graph.states}
     own = {HIDDEN: 2, STATE_SLOTS: 1, COMPACTION: 1, **states}
     return own.get(name, STAGE_INPUTS[stage].get(group_inputs(graph).get(name, name), 4))
@@ -172,7 +172,7 @@ def _check_sides(graph: ModelGraph, *, has_batch: bool) -> None:
         value = node.meta["val"]
         first = 2 if has_batch and isinstance(value, torch.Tensor) and value.dim() == 3 else 1
         if not isinstance(value, torch.Tensor) or not all(isinstance(size, int) for size in value.shape[first:]):
-            raise _illegal(node, f"the side output {name} is {describe(value)}, expected a row a token or logit row")
+            raise _illegal(node, f"the side output {name} is {describe(value)}, expected a row per token or logit row")
 
 
 def _illegal(node: fx.Node, problem: str, fix: str | None = None) -> PassError:

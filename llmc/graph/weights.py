@@ -41,8 +41,8 @@ class Stored:
 
 @dataclass(frozen=True, eq=False)
 class Constant:
-    """A tensor computed at capture, by constant folding or by a pass. made_of: the checkpoint tensors that it stands
-    for, as far as anybody wants to know."""
+    """A tensor computed at capture, by constant folding or by a pass. made_of: the checkpoint tensors that it replaces,
+    if reports need them."""
 
     value: Tensor
     made_of: tuple[str, ...] = ()

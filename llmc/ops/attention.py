@@ -38,12 +38,13 @@ def attend(
 
     Query head h reads KV head h // (heads / kv_heads). window: a query sees the last `window` positions, itself
     included. softcap: scores become softcap·tanh(score / softcap). sinks: [heads] or [queries, heads], one extra logit
-    a head that takes probability and adds nothing. slopes: [heads], what each position farther back takes off a score,
-    after the cap. chunk: a query sees no key before the multiple of `chunk` at or before its own position. latent:
-    values are read as keys, too: a key is its row of k and then its row of v, and q has as many channels. bias:
-    [queries, heads, extent], what is added to the score of the key 0, 1, … extent - 1 positions back, after the cap.
-    chosen: [queries, count], int32, the places of all keys that a query may see, in order (llmc::choose_keys). pinned:
-    keys before this position are seen whatever window and chunk say. Returns [queries, heads, value_dim], fp32.
+    per head, which takes probability and adds nothing. slopes: [heads], subtracted from a score per position of
+    distance, after the cap. chunk: a query sees no key before the multiple of `chunk` at or before its own position.
+    latent: values are also read as keys: a key is its row of k followed by its row of v, and q has the sum of their
+    channels. bias: [queries, heads, extent], added to the score of the key 0, 1, … extent - 1 positions back, after the
+    cap. chosen: [queries, count], int32, the places of all keys that a query may see, in order (llmc::choose_keys).
+    pinned: keys before this position are visible regardless of window and chunk. Returns [queries, heads, value_dim],
+    fp32.
     """
     group = q.shape[1] // k.shape[1]
     keys = (torch.cat((k, v), dim=-1) if latent else k).float().repeat_interleave(group, dim=1)
@@ -115,7 +116,7 @@ def attended(a: Any) -> Any:
 
 
 def attention_flops(call: OpCall) -> sympy.Expr:
-    """Of scores and weighted sums, over all pairs of a query and a key that it sees."""
+    """FLOPs of scores and weighted sums, over all pairs of a query and a key that it sees."""
     tokens, heads, head_dim = call.sizes("q")
     seen, value_dim = visible_to(call.arguments).most, call.size(call.result.shape[2])
     return 2 * heads * (head_dim + value_dim) * (A if seen is None else sympy.Min(A, seen * tokens))

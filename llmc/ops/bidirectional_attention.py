@@ -32,7 +32,7 @@ def attend_both_ways(
 
 
 def _flops(call: OpCall) -> sympy.Expr:
-    """Of scores and weighted sums: of a text of n tokens n · n pairs, about twice as many as causal ones."""
+    """FLOPs of scores and weighted sums: n · n pairs for a text of n tokens, about twice the causal number."""
     tokens, heads, head_dim = call.sizes("q")
     value_dim, window = call.size(call.result.shape[2]), call.arguments["window"]
     pairs = 2 * A - tokens

@@ -1,12 +1,12 @@
 """Quantized KV caches: how keys and values of one block and head lie in its bytes.
 
-A cache is uint8 [blocks, kv_heads, block_size, bytes a position]; the bytes of one block and head are, in order,
+A cache is uint8 [blocks, kv_heads, block_size, bytes per position]; the bytes of one block and head are, in order,
 the codes [block_size, code bytes], the scales [groups, block_size] and, of int4, the minima [groups, block_size], both
 bf16. A group is a run of channels with a scale of its own at each position.
 
     format    codes of one position                                       value
-    int8      one byte a channel, -127 … 127                              code · scale
-    fp8       one byte a channel, bits of e4m3fn                          e4m3(code) · scale
+    int8      one byte per channel, -127 … 127                              code · scale
+    fp8       one byte per channel, bits of e4m3fn                          e4m3(code) · scale
     int4      byte j: channel j in the low half, j + channels/2 in the high one      minimum + code · scale
 
 The ops take a CacheFormat as text (llmc/formats/cache_format.py). In fp32 and from the scale as it was rounded to

@@ -34,7 +34,8 @@ def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor) -> 
 
 @op(fake=like("x"), stages=UNTIL_SERVING, flops=_flops, check=_check, fallback="states")
 def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Of one sequence. x: [tokens, channels]; weight: [width, channels]; bias: [channels]. In fp32, rounded once."""
+    """The convolution of one sequence. x: [tokens, channels]; weight: [width, channels]; bias: [channels]. In fp32,
+    rounded once."""
     state = x.new_zeros((weight.shape[0] - 1, x.shape[1]), dtype=torch.float32)
     return _convolve(x, weight, bias, state)[0].to(x.dtype)
 
@@ -49,7 +50,8 @@ def causal_conv_with_state(
     context_lens: Tensor,
     state_slots: Tensor,
 ) -> Tensor:
-    """Of a step. state: [slots, width - 1, channels]; the rest as in causal_conv and scan_step (ops/states.py)."""
+    """The convolution in a step. state: [slots, width - 1, channels]; the rest as in causal_conv and scan_step
+    (ops/states.py)."""
 
     def scan(tokens: slice, before: Tensor) -> tuple[Tensor, Tensor]:
         return _convolve(x[tokens], weight, bias, before)

@@ -1,4 +1,4 @@
-"""llmc::choose_across: a token of each row of logits of which each rank has a part; no rank needs all of them."""
+"""llmc::choose_across: choose a token from each row of logits that is split over ranks, without gathering the row."""
 
 from typing import Any
 

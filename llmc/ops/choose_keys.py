@@ -20,9 +20,9 @@ NO_PLACE = 2**31 - 1
 
 
 def choose(q: Tensor, k: Tensor, weights: Tensor, first_place: int, count: int) -> Tensor:
-    """Of queries in places first_place…, over keys from place 0: the places of the `count` keys up to its own that
-    score highest, in order; of equal ones the first. q: [queries, heads, channels]; k: [keys, channels]; weights:
-    [queries, heads]. Returns [queries, count], int32, NO_PLACE where there are fewer keys."""
+    """For queries in places first_place…: the places of the `count` visible keys with the highest scores, in order of
+    place; ties go to the first. q: [queries, heads, channels]; k: [keys, channels]; weights: [queries, heads]. Returns
+    [queries, count], int32, NO_PLACE where there are fewer keys."""
     by_head = torch.einsum("qhd,kd->qhk", q.float(), k.float()).relu()
     scores = torch.einsum("qh,qhk->qk", weights.float(), by_head)
     places = torch.arange(k.shape[0], device=q.device)
@@ -51,7 +51,7 @@ def _check(call: OpCall) -> str | None:
 
 @op(fake=_chosen, stages=WHOLE_SEQUENCE, flops=_flops, check=_check)
 def choose_keys(q: Tensor, k: Tensor, weights: Tensor, count: int) -> Tensor:
-    """Of one sequence: which keys each token sees, [tokens, count] as `choose` says. q: [tokens, heads, channels]; k:
+    """The keys that each token of one sequence sees: [tokens, count] as `choose` says. q: [tokens, heads, channels]; k:
     [tokens, channels]; weights: [tokens, heads]."""
     return choose(q, k, weights, 0, count)
 

@@ -1,4 +1,4 @@
-"""What the ranks of a partitioned model tell each other: llmc::all_reduce, llmc::all_gather and llmc::hand_over.
+"""Collectives between the ranks of a partitioned model: llmc::all_reduce, llmc::all_gather and llmc::hand_over.
 
 Each rank runs the same graph on its own part of the weights; `across` is what all of them get.
 """
@@ -32,7 +32,7 @@ def all_reduce(x: Tensor, ranks: int) -> Tensor:
 
 @op(fake=like("x"), stages=FROM_CAPTURED, flops=per_element(0))
 def hand_over(x: Tensor, stage: int) -> Tensor:
-    """x: from here on `stage` computes with it, which runs on other ranks than what made it. x: [tokens, ...].
+    """Pass x on to `stage`, which runs on other ranks. Returns x: [tokens, ...].
 
     Rows are not said to be each other's alone: the next stage gets those of all tokens.
     """
@@ -40,7 +40,7 @@ def hand_over(x: Tensor, stage: int) -> Tensor:
 
 
 def joined(xs: list[Tensor], ends: Tensor, channels: int) -> Tensor:
-    """What llmc::all_gather gives of all ranks' x."""
+    """The result of llmc::all_gather for the x of all ranks."""
     bounds = [0, *ends.tolist()]
     return torch.cat([x[..., : end - start] for x, start, end in zip(xs, bounds, bounds[1:], strict=False)], dim=-1)
 
@@ -53,7 +53,7 @@ def joined(xs: list[Tensor], ends: Tensor, channels: int) -> Tensor:
     across=joined,
 )
 def all_gather(x: Tensor, ends: Tensor, channels: int) -> Tensor:
-    """All ranks' channels one after the other, on every rank.
+    """Concatenate the channels of all ranks, on every rank.
 
     x: [..., width]; ends: [ranks], int32, where each rank's end in the result [..., channels]; what a rank has beyond
     its own is padding and left out.
@@ -67,8 +67,8 @@ def all_gather(x: Tensor, ends: Tensor, channels: int) -> Tensor:
     flops=per_element(0),
 )
 def rank_part(x: Tensor, axis: int, start: int, stop: int, length: int, runs: int = 1) -> Tensor:
-    """Elements start to stop of an axis, then zeros up to `length`: what a rank has of a weight; of each of so many
-    equal runs that the axis is made of."""
+    """A rank's part of a weight: elements start to stop of an axis, padded with zeros to `length`, in each of `runs`
+    equal runs of the axis."""
     if runs > 1:
         parts = x.unflatten(axis, (runs, -1))
         return rank_part(parts, axis + 1, start, stop, length).flatten(axis, axis + 1)

@@ -15,8 +15,8 @@ from llmc.ops.registry import FROM_CAPTURED, PRODUCT, op
 
 # Rows of a weight that kernels multiply with together: those of an expert begin with another such panel.
 PANEL_ROWS = 32
-# Of so few tokens the reference multiplies all rows by every expert, each at its place: a library's product sums up a
-# row in another order where other rows, or fewer, stand beside it, and who is sent where must change no bit.
+# Up to this number of tokens, the reference multiplies all rows by every expert, each at its place. A library's product
+# may sum rows in a different order if the other rows differ, and routing must not change any bit.
 FEW_TOKENS = 16
 
 
@@ -35,7 +35,7 @@ def _flops(call: OpCall) -> sympy.Expr:
 
 
 def _share(call: OpCall) -> sympy.Expr:
-    """Of the experts' weights those that tokens go to, were all to go to different ones."""
+    """The share of the experts' weights that tokens read if all are routed to different experts."""
     experts = sympy.Integer(call.arguments["experts"])
     return sympy.Min(experts, product(call.sizes("index"))) / experts
 
@@ -62,7 +62,7 @@ def expert_linear(
     """y[t, s] = x[t]·weight[index[t, s]]ᵀ + bias[index[t, s]], of sums in fp32, rounded once.
 
     x: [tokens, in], or [tokens, slots, in], where each slot has its own; weight: [experts · out, in]; bias:
-    [experts · out]; index: [tokens, slots], integer; returns [tokens, slots, out], zero where index is no expert.
+    [experts · out]; index: [tokens, slots], integer; returns [tokens, slots, out], zero where index is not an expert.
     """
     rows = x.unsqueeze(1) if x.dim() == 2 else x
     weights = weight.unflatten(0, (experts, -1))

@@ -16,7 +16,7 @@ from llmc.ops.registry import FROM_CAPTURED, PRODUCT, WHEN_OPTIMIZED, matrix_pro
 def _product(
     x: Tensor, weight: Tensor, bias: Tensor | None, delta: Tensor | None = None, adapters: Tensor | None = None
 ) -> Tensor:
-    """The sums, with what adapters add to the rows of tokens that have one."""
+    """The sums, including the contributions of adapters to the rows of their tokens."""
     y = x.float() @ weight.float().t()
     y = y if bias is None else y + bias.float()
     return y if delta is None or adapters is None else torch.where(adapters[:, None] != 0, y + delta, y)

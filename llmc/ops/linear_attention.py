@@ -5,7 +5,7 @@
 
 of each head by itself; beta makes it the delta rule. Mamba 2 is the first form: k is B, q is C, v is dt·x and decay is
 dt·A. The gated delta net is the second, with one decay a head; Kimi's delta attention has one for each channel of a
-key. Named after ONNX's LinearAttention, of which these are the update rules gated and gated_delta. Sources:
+key. Named after ONNX's LinearAttention; these are its update rules gated and gated_delta. Sources:
 Katharopoulos et al. 2020; Dao and Gu 2024, "Transformers are SSMs"; Yang et al. 2024, "Gated Delta Networks".
 """
 
@@ -54,9 +54,9 @@ def _attend(
 
 @op(fake=like("v"), stages=UNTIL_SERVING, flops=_flops, check=_check, fallback="states")
 def linear_attention(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None = None) -> Tensor:
-    """Of one sequence. q, k: [tokens, groups, key_dim]; v: [tokens, heads, value_dim], head h reading group
-    h // (heads / groups); decay: [tokens, heads] or [tokens, heads, key_dim], logarithms; beta: [tokens, heads]; all
-    fp32. Returns [tokens, heads, value_dim].
+    """The attention of one sequence. q, k: [tokens, groups, key_dim]; v: [tokens, heads, value_dim], head h reading
+    group h // (heads / groups); decay: [tokens, heads] or [tokens, heads, key_dim], logarithms; beta: [tokens, heads];
+    all fp32. Returns [tokens, heads, value_dim].
     """
     state = v.new_zeros((v.shape[1], k.shape[2], v.shape[2]))
     return _attend(q, k, v, decay, beta, state)[0]
@@ -74,7 +74,7 @@ def linear_attention_with_state(
     context_lens: Tensor,
     state_slots: Tensor,
 ) -> Tensor:
-    """Of a step. state: [slots, heads, key_dim, value_dim]; the rest as in linear_attention and scan_step
+    """The attention in a step. state: [slots, heads, key_dim, value_dim]; the rest as in linear_attention and scan_step
     (ops/states.py)."""
 
     def scan(tokens: slice, before: Tensor) -> tuple[Any, Any]:

@@ -2,10 +2,10 @@
 
     y[t, c] = S[c];  then S[c] ← decay[t, c]·S[c] + x[t, c]  or, tropical,  S[c] ← max(decay[t, c] + S[c], x[t, c])
 
-S begins as `initial`. The first rule is the RG-LRU's. The second is the same one in the semiring of max and +: the
-largest exponent so far, by which RWKV and the mLSTM keep their sums of exponentials in range. What a token adds is left
-to the arithmetic behind, since some models want it otherwise there. Sources: De et al. 2024, "Griffin"; Peng et al.
-2023, "RWKV"; Beck et al. 2024, "xLSTM".
+S begins as `initial`. The first rule is the RG-LRU's. The second is the same in the semiring of max and +: the running
+maximum of exponents, with which RWKV and the mLSTM keep their sums of exponentials in range. A token's own contribution
+is left to the ops behind it, because models differ there. Sources: De et al. 2024, "Griffin"; Peng et al. 2023, "RWKV";
+Beck et al. 2024, "xLSTM".
 """
 
 import torch
@@ -34,7 +34,7 @@ def _scan(x: Tensor, decay: Tensor, tropical: bool, state: Tensor) -> tuple[Tens
 
 @op(fake=like("x"), stages=UNTIL_SERVING, flops=per_element(2), check=_check, fallback="states")
 def linear_recurrence(x: Tensor, decay: Tensor, initial: float = 0.0, tropical: bool = False) -> Tensor:
-    """Of one sequence. x, decay: [tokens, channels], fp32. Returns [tokens, channels]."""
+    """The recurrence of one sequence. x, decay: [tokens, channels], fp32. Returns [tokens, channels]."""
     return _scan(x, decay, tropical, x.new_full((x.shape[1],), initial))[0]
 
 
@@ -49,7 +49,8 @@ def linear_recurrence_with_state(
     context_lens: Tensor,
     state_slots: Tensor,
 ) -> Tensor:
-    """Of a step. state: [slots, channels]; the rest as in linear_recurrence and scan_step (ops/states.py)."""
+    """The recurrence in a step. state: [slots, channels]; the rest as in linear_recurrence and scan_step
+    (ops/states.py)."""
 
     def scan(tokens: slice, before: Tensor) -> tuple[Tensor, Tensor]:
         return _scan(x[tokens], decay[tokens], tropical, before)

@@ -20,13 +20,13 @@ def _check(call: OpCall) -> str | None:
 @op(
     fake=lambda a: a.x.new_empty((a.x.shape[0], a.lora_b.shape[2]), dtype=torch.float32),
     stages=WHEN_OPTIMIZED,
-    # Of a step without adapters: with them it depends on their ranks, which no graph knows.
+    # The cost of a step without adapters. With adapters it depends on their ranks, which are unknown in a graph.
     flops=lambda call: 0 * call.elements(),
     rows=("x", "adapters"),
     check=_check,
 )
 def lora(x: Tensor, lora_a: Tensor, lora_b: Tensor, ranks: Tensor, adapters: Tensor, ends: list[int]) -> Tensor:
-    """In fp32, 0 for tokens without an adapter (kernels leave those rows as they are: nobody reads them).
+    """In fp32, 0 for tokens without an adapter (kernels leave those rows unchanged, because they are not read).
 
     x: [tokens, channels]; lora_a: [slots, parts, max_rank, channels]; lora_b: [slots, max_rank, columns], with the
     scale in it; ranks: [slots, parts], int32; adapters: [tokens], int32, 0 for none or 1 + the slot. Part p has the

@@ -37,13 +37,13 @@ def paged_attention(
 ) -> Tensor:
     """Causal attention of a ragged batch over the paged cache; prefill chunks and decodes mix freely.
 
-    q: [tokens, heads, head_dim], the requests' tokens one after the other; those of request r are
-    query_starts[r]:query_starts[r + 1], and stand in the last of its context_lens[r] cached rows; its row p lies in
+    q: [tokens, heads, head_dim], the tokens of all requests concatenated; those of request r are
+    query_starts[r]:query_starts[r + 1] and are the last of its context_lens[r] cached rows. Row p of request r is in
     block block_tables[r, p // block_size]. query_starts: [requests + 1], context_lens: [requests], block_tables:
-    [requests, max_blocks], all int32. Caches as in kv_write. Returns [tokens, heads, value_dim].
-    cache_format, value_dim: of caches that hold codes (cache_codes.py), which their shape does not show.
-    tree_masks: [tokens], int64; bit d says that the row d before a token's own is hidden from it. It then attends to
-    the rows that are left as if no others were there. None hides nothing.
+    [requests, max_blocks], all int32. Caches as in kv_write. Returns [tokens, heads, value_dim]. cache_format,
+    value_dim: for caches that hold codes (cache_codes.py), whose shape does not show them.
+    tree_masks: [tokens], int64; bit d hides the row d before the token's own. The token attends to the remaining rows
+    as if there were no others. None hides nothing.
     """
     out = q.new_empty((q.shape[0], q.shape[1], value_dim or v_cache.shape[3]))
     block_size, key_dim = k_cache.shape[2], q.shape[2] - (out.shape[2] if latent else 0)

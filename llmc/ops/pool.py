@@ -1,8 +1,8 @@
 """llmc::pool — the row of a whole text, made of its tokens' rows; llmc::pool_rows, the same for many texts of a step.
 
     pool(x, "mean")[t] = mean of x[0] … x[t];  pool(x, "cls")[t] = x[0]
-What the text up to its last token is pooled to is the row of the text; the other rows are nobody's, and a step computes
-none of them. Pooling by the last token is x itself.
+The row of a text is the pool of the text up to its last token. Other rows are unused, and a step does not compute them.
+Pooling by the last token returns x itself.
 """
 
 import torch
@@ -21,7 +21,7 @@ def _check(call: OpCall) -> str | None:
 
 @op(fake=like("x"), stages=UNTIL_SERVING, flops=per_element(1), check=_check)
 def pool(x: Tensor, pooling: str) -> Tensor:
-    """What the text up to each token is pooled to. x: [tokens, channels] of one text; means are taken in fp32."""
+    """The pool of the text up to each token. x: [tokens, channels] of one text; means are taken in fp32."""
     if pooling == "cls":
         return x[:1].expand_as(x).contiguous()
     counts = torch.arange(1, x.shape[0] + 1, device=x.device)[:, None]
@@ -35,9 +35,9 @@ def pool(x: Tensor, pooling: str) -> Tensor:
     check=_check,
 )
 def pool_rows(x: Tensor, query_starts: Tensor, rows: Tensor, pooling: str) -> Tensor:
-    """What each of these rows' texts is pooled to, up to the row.
+    """The pool of the text up to each of the given rows.
 
-    x: [tokens, channels], the texts' tokens one after the other; those of text r are
+    x: [tokens, channels], the tokens of all texts concatenated; those of text r are
     query_starts[r]:query_starts[r + 1]. rows: [selected], int32, indices of tokens. Returns [selected, channels].
     """
     out = x.new_empty((rows.shape[0], x.shape[1]))

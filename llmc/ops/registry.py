@@ -22,14 +22,14 @@ Flops = Callable[[OpCall], sympy.Expr]
 
 FROM_CAPTURED = frozenset({Stage.CAPTURED, Stage.CANONICAL, Stage.SERVING, Stage.OPTIMIZED})
 WHOLE_SEQUENCE = frozenset({Stage.CAPTURED, Stage.CANONICAL})
-# What the later passes of serving rewrite.
+# Stages whose ops the later serving passes rewrite.
 UNTIL_SERVING = WHOLE_SEQUENCE | {Stage.SERVING}
 FROM_SERVING = frozenset({Stage.SERVING, Stage.OPTIMIZED})
 WHEN_OPTIMIZED = frozenset({Stage.OPTIMIZED})
 # Made by lowering, called by executors, or evaluated while weights are written: in no graph.
 IN_NO_GRAPH: frozenset[Stage] = frozenset()
 
-# What may stand before a lookup in a table, and before a product.
+# Parts that may precede a lookup in a table, and a product.
 LOOKUP: Mapping[str, Part] = MappingProxyType({"weight": Part.STORAGE})
 PRODUCT: Mapping[str, Part] = MappingProxyType({"weight": Part.STORAGE, "x": Part.ARRIVAL})
 
@@ -86,8 +86,8 @@ def op(
 ) -> Callable[[F], F]:
     """Register the decorated eager reference as an llmc:: op of its name, with the schema of its signature.
 
-    writes: the arguments that it changes in place. axes: as graph/axes.py writes them. The rest is OpRecord's, but for
-    `fake`.
+    writes: the arguments that it changes in place. axes: as graph/axes.py writes them. The rest is as in OpRecord,
+    except `fake`.
     """
 
     def register(reference: F) -> F:

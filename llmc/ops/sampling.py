@@ -24,7 +24,7 @@ _ROUND_A, _ROUND_B = 0xD2511F53, 0xCD9E8D57
 _KEY_A, _KEY_B = 0x9E3779B9, 0xBB67AE85
 # The largest fp32 below 1 / 2³¹, so that the product with any 31-bit number stays below 1.
 _UNIT = 4.6566127342e-10
-# As top_k: no vocabulary has so many tokens, so that all are kept.
+# A value of top_k above any vocabulary size, which keeps all tokens.
 EVERY_TOKEN = 2**31 - 1
 # More than any token.
 _NO_TOKEN = 2**31 - 1
@@ -113,12 +113,12 @@ def sample_candidates(
 ) -> tuple[Tensor, Tensor]:
     """(tokens, covered) of rows with filters: a draw among what top-k, top-p and min-p keep; [rows] each, int32.
 
-    values, indices: [rows, candidates], which top_k_rows made; complete: they are the whole vocabulary. masses: of
-    row_masses; drawn: of draw_rows, taken where there is no filter or the temperature is 0. The others: [rows], fp32
-    (temperature, top_p, min_p) and int32. top-k keeps the first top_k, top-p those before which less than top_p of what
-    is left lies, min-p those at least min_p times as likely as the first. covered: 1 where the candidates hold all
-    that the filters keep; 0 where they may not, or where equals lie at top-k's edge, which keeps both: that row's token
-    must not be used.
+    values, indices: [rows, candidates], the result of top_k_rows; complete: they are the whole vocabulary. masses: the
+    result of row_masses; drawn: the result of draw_rows, used if there is no filter or the temperature is 0. The
+    others: [rows], fp32 (temperature, top_p, min_p) and int32. top-k keeps the first top_k; top-p keeps tokens whose
+    predecessors have less than top_p of the remaining mass; min-p keeps tokens at least min_p times as likely as the
+    first. covered: 1 if the candidates include all tokens that the filters keep; 0 if they may not, or if a tie at the
+    edge of top-k keeps further tokens. A row with 0 must be sampled again.
     """
     count = values.shape[1]
     is_random = temperature > 0

@@ -36,8 +36,8 @@ def _scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor)
 
 @op(fake=like("x"), stages=UNTIL_SERVING, flops=_flops, check=_check, fallback="states")
 def selective_scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
-    """Of one sequence. x, dt: [tokens, channels]; A: [channels, n]; B, C: [tokens, n]; all fp32. Returns [tokens,
-    channels]."""
+    """The scan of one sequence. x, dt: [tokens, channels]; A: [channels, n]; B, C: [tokens, n]; all fp32. Returns
+    [tokens, channels]."""
     return _scan(x, dt, A, B, C, torch.zeros_like(A))[0]
 
 
@@ -53,7 +53,7 @@ def selective_scan_with_state(
     context_lens: Tensor,
     state_slots: Tensor,
 ) -> Tensor:
-    """Of a step. state: [slots, channels, n]; the rest as in selective_scan and scan_step (ops/states.py)."""
+    """The scan in a step. state: [slots, channels, n]; the rest as in selective_scan and scan_step (ops/states.py)."""
 
     def scan(tokens: slice, before: Tensor) -> tuple[Tensor, Tensor]:
         return _scan(x[tokens], dt[tokens], A, B[tokens], C[tokens], before)

@@ -1,9 +1,9 @@
 """Sparse weights: the elements that are not zero, behind 64-bit masks that say where they are.
 
 A weight [out, in] is stored as masks [out, ⌈in / 64⌉], int64, bit i of word w for column 64·w + i, and values [count]:
-the elements whose bit is set, row after row. So rows stand one after the other, and what is stored takes
-`bits · (1 - zeros) + 1` bits a weight. There may be more values than bits, as where ranks have different counts: what
-is left over is read by nobody. Codes of int8, symmetric, are stored likewise, with their scales beside them.
+the elements whose bit is set, in row order. The stored size is
+`bits · (1 - zeros) + 1` bits per weight. There may be more values than bits, for example if ranks have different
+counts; the excess is not read. Symmetric int8 codes are stored in the same way, with separate scales.
 
 An element is zero if all its bits are: -0.0 is stored.
 """
@@ -24,7 +24,7 @@ def _fits(call: OpCall) -> str | None:
     masks, columns = call.shape("masks"), call.arguments["columns"]
     if len(masks) == 2 and masks[1] == -(-columns // MASK_BITS):
         return None
-    return f"masks {masks} are no words of {MASK_BITS} bits for {columns} columns"
+    return f"masks {masks} are not words of {MASK_BITS} bits for {columns} columns"
 
 
 @op(
@@ -70,7 +70,7 @@ def mask_bits(masks: Tensor, columns: int) -> Tensor:
 
 
 def mask_words(kept: Tensor) -> Tensor:
-    """Masks [out, ⌈in / 64⌉] of which elements [out, in] are kept."""
+    """Masks [out, ⌈in / 64⌉] of the kept elements [out, in]."""
     padded = torch.nn.functional.pad(kept.to(torch.uint8), (0, -kept.shape[1] % MASK_BITS))
     bits = padded.unflatten(1, (-1, 8)) << torch.arange(8, dtype=torch.uint8)
     words: Tensor = bits.sum(-1, dtype=torch.uint8).view(torch.int64)

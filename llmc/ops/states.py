@@ -1,8 +1,9 @@
-"""What the ops with states share. A state is what one layer keeps of all tokens of a sequence, in fp32, however many.
+"""Shared parts of ops with states. A state summarizes all tokens of a sequence in one layer, in fp32, with a fixed
+size.
 
-Each such op stands in two forms, as attention does: over one whole sequence, which begins from zero, and over a step of
-many requests, whose states lie in slots and are brought up to date in place. Both take the tokens of a sequence one by
-one, in order, so the bits of a result do not depend on how a sequence is cut into steps.
+Each such op has two forms, as attention does: over one whole sequence, which starts from zero, and over a step of many
+requests, whose states are in slots and are updated in place. Both take the tokens of a sequence one by one, in order,
+so the bits of a result do not depend on how a sequence is cut into steps.
 """
 
 from collections.abc import Callable

@@ -14,10 +14,10 @@ def token_codes(x: Tensor, scale: Tensor | None, format: str, group: int | None 
     """Codes of x's shape and scales [tokens, groups], fp32; a code stands for code · scale.
 
     format: int8 (-127 … 127) or fp8 (uint8, bits of e4m3fn). scale: [1], fp32, static, found by calibration; None:
-    scale = max |x[t]| / largest code, of `group` channels at a time where there is a group, the last one of what is
-    left. In fp32, code = nearest(x · (1 / scale)) with ties to even and saturation, where the dynamic 1 / scale is
-    computed as largest / max |x[t]|; zeros alone have scale 0 and codes 0. As codes cannot say that a value is a NaN,
-    the scale of its group is one, a static scale too.
+    scale = max |x[t]| / largest code, per `group` channels if there is a group, where the last group may be shorter. In
+    fp32, code = nearest(x · (1 / scale)) with ties to even and saturation, where the dynamic 1 / scale is computed as
+    largest / max |x[t]|; zeros alone have scale 0 and codes 0. Codes cannot express NaN, so a NaN in a group makes its
+    scale NaN, even if the scale is static.
     """
     if group is not None:
         return _codes_of_groups(x, format, group)
@@ -40,7 +40,7 @@ def _codes_of_groups(x: Tensor, format: str, group: int) -> tuple[Tensor, Tensor
 
 
 def token_values(codes: Tensor, scales: Tensor, format: str, group: int | None = None) -> Tensor:
-    """What codes stand for, fp32."""
+    """The numbers that codes represent, in fp32."""
     if group is not None:
         scales = scales.repeat_interleave(group, -1)[..., : codes.shape[-1]]
     return code_numbers(codes, format) * scales
@@ -55,5 +55,5 @@ def token_values(codes: Tensor, scales: Tensor, format: str, group: int | None =
     axes="x[* c] -> [* c]",
 )
 def round_tokens(x: Tensor, scale: Tensor | None, format: str, dtype: torch.dtype, group: int | None = None) -> Tensor:
-    """What the codes of x: [tokens, channels] stand for, as in `token_codes`, rounded to dtype."""
+    """The numbers that the codes of x: [tokens, channels] represent, as in `token_codes`, rounded to dtype."""
     return token_values(*token_codes(x, scale, format, group), format, group).to(dtype)

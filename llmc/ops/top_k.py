@@ -9,7 +9,7 @@ from torch import Tensor
 from llmc.graph.op_record import OpCall
 from llmc.ops.registry import FROM_CAPTURED, op, per_element
 
-# Kernels keep so many in order.
+# Maximum k of kernels, which keep their candidates in order.
 MOST_CHANNELS = 64
 
 
@@ -44,6 +44,7 @@ def take_channels(x: Tensor, index: Tensor) -> Tensor:
     rows=("index",),
 )
 def mark_channels(index: Tensor, channels: int) -> Tensor:
-    """Which of so many channels are among a token's. index: [tokens, marked], integer; returns [tokens, channels]."""
+    """Mark which of `channels` channels are in a token's index. index: [tokens, marked], integer; returns [tokens,
+    channels]."""
     marked = index.new_zeros((*index.shape[:-1], channels), dtype=torch.bool)
     return marked.scatter_(-1, index.long(), True)

@@ -8,7 +8,7 @@ from torch import Tensor
 from llmc.graph.op_record import OpCall
 from llmc.ops.registry import FROM_SERVING, op, per_element
 
-# Kernels keep so many in order.
+# Maximum count of kernels, which keep their candidates in order.
 MOST_TOKENS = 64
 
 

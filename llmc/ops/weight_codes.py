@@ -16,9 +16,10 @@ tensor, per block) is repeated in each, so that rows stand alone and weights of 
     q*_*     int8, as GGUF files         code · scale - minimum
              have them
 
-Where a format has steps, a float is shared by a run of groups: scales are [out, runs] and scale_steps, int8
-[out, groups], what they are multiplied by; so with minima, [out, runs], and minimum_steps. A format without steps may
-have minima, too: then runs are groups. formats/code_format.py says which has what, docs/quantization.md why.
+Where a format has steps, a float is shared by a run of groups: scales are [out, runs], multiplied by scale_steps, int8
+[out, groups]. Minima, [out, runs], are multiplied by minimum_steps in the same way. A format without steps may also
+have minima; then runs are groups. formats/code_format.py has the properties of each format, docs/quantization.md the
+reasons.
 """
 
 import math
@@ -27,7 +28,7 @@ import torch
 from torch import Tensor
 
 from llmc.formats.code_format import CODE_FORMATS, CODE_PARTS
-from llmc.graph.code_numbers import code_dtype, per_column, weight_values
+from llmc.graph.code_numbers import code_dtype, in_steps, per_column, weight_values
 from llmc.graph.op_record import Part
 from llmc.ops.registry import FROM_CAPTURED, IN_NO_GRAPH, op, per_element
 
@@ -98,10 +99,22 @@ def weight_zeros(weight: Tensor, scales: Tensor, format: str, rows: int) -> Tens
     stages=IN_NO_GRAPH,
     flops=per_element(1),
 )
-def weight_codes(weight: Tensor, scales: Tensor, zeros: Tensor | None, format: str) -> Tensor:
-    """The nearest codes [out, in] to a weight, given scales and zeros; beyond the range, the code at its end."""
-    scaled = weight.float() / per_column(scales, weight.shape[1])
-    return nearest_codes(scaled, None if zeros is None else per_column(zeros, weight.shape[1]), format)
+def weight_codes(
+    weight: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None,
+    format: str,
+    scale_steps: Tensor | None = None,
+    minima: Tensor | None = None,
+    minimum_steps: Tensor | None = None,
+) -> Tensor:
+    """The nearest codes [out, in] to a weight, given all other parts; beyond the range, the code at its end."""
+    columns = weight.shape[1]
+    shifted = weight.float()
+    if minima is not None:
+        shifted = shifted + per_column(in_steps(minima, minimum_steps), columns)
+    scaled = shifted / per_column(in_steps(scales, scale_steps), columns)
+    return nearest_codes(scaled, None if zeros is None else per_column(zeros, columns), format)
 
 
 def nearest_codes(scaled: Tensor, zeros: Tensor | None, format: str) -> Tensor:

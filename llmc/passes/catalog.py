@@ -1,4 +1,4 @@
-"""What each pass says of itself, as a page: docs/passes.md is made of this, and so of the passes' own docstrings."""
+"""The page docs/passes.md, generated from the passes' docstrings."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ the same over the reals. How to add one: [custom-passes.md](custom-passes.md).
 """
 _GROUPS = (
     ("Canonical", "From aten, as torch.export returns it, to llmc:: ops over tokens.", canonical),
-    ("Speculative", "What drafting tokens needs, as `--speculative` asks.", speculative),
+    ("Speculative", "Passes for drafting tokens, as `--speculative` asks.", speculative),
     (
         "Quantization",
         "Less of a model, zeros, codes: as `--prune`, `--sparsity`, `--quantize` ask.",
@@ -36,9 +36,9 @@ _GROUPS = (
         parallel,
     ),
     ("Serving", "From one whole sequence to a step of many requests.", serving),
-    ("Draft heads", "Heads that draft beside the logits, as `--speculative` asks.", draft_heads),
+    ("Draft heads", "Draft heads in addition to the logits, as `--speculative` asks.", draft_heads),
     ("Fusion", "Fewer trips to memory.", fusion),
-    ("Adapters", "Adapters beside the weights, as `--enable-lora` asks.", adapters),
+    ("Adapters", "Adapters loaded at run time, as `--enable-lora` asks.", adapters),
 )
 
 

@@ -18,8 +18,8 @@ ENTRY_POINT_GROUP = "llmc.passes"
 def place(passes: Iterable[Pass], added: Sequence[Pass]) -> tuple[Pass, ...]:
     """The passes with `added` put in: each behind the pass that its `after` names, or at the end.
 
-    Several behind the same pass keep their order. Raises OptionError for what is no pass, for a name that is taken,
-    and for an `after` that names no pass.
+    Several behind the same pass keep their order. Raises OptionError for an object that is not a pass, for a name that
+    is taken, and for an `after` that names no pass.
     """
     order = list(passes)
     placed: dict[str, str] = {}
@@ -100,7 +100,7 @@ def _module_of_file(path: Path, at: str) -> ModuleType:
     name = f"llmc_passes_of_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise OptionError(f"{path} is no Python file", at=at, fix="name a Python file that defines passes")
+        raise OptionError(f"{path} is not a Python file", at=at, fix="name a Python file that defines passes")
     module, loader = importlib.util.module_from_spec(spec), spec.loader
     sys.modules[name] = module  # Dataclasses and docstrings are looked up there by module name.
     _guarded(lambda: loader.exec_module(module), at, "the file must run by itself: python -c 'import …'")

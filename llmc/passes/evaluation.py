@@ -65,7 +65,7 @@ def _inputs_first(node: fx.Node) -> list[fx.Node]:
         current, is_ready = stack.pop()
         if current in order:
             continue
-        # A size is known without what it is the size of.
+        # A size is known without the value of its tensor.
         if is_ready or not current.all_input_nodes or isinstance(current.meta["val"], SymInt):
             order[current] = None
             continue
@@ -89,7 +89,7 @@ def _size(node: fx.Node, graph: ModelGraph, tokens: int) -> int:
 
 @dataclass(frozen=True)
 class _Unknown:
-    """What there is of a checkpoint before weights are read. node: the input or weight that is asked for."""
+    """A value that is unknown before weights are read. node: the requested input or weight."""
 
     node: fx.Node
 

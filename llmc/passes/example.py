@@ -19,7 +19,7 @@ from llmc.graph.weights import Stored
 from llmc.options import BuildOptions
 from llmc.passes.recorded_graph import RecordedGraph
 
-# What "T" in a shape is where a graph runs.
+# The value of "T" in a shape when a graph runs.
 TOKENS = 3
 Body = Callable[..., Any]
 
@@ -80,7 +80,7 @@ class ExampleFakes:
         return counted.shape[0]
 
     def input(self, value: Any) -> Tensor:
-        """Of a shape, or of a tensor whose first axis is the tokens if it is as long."""
+        """An input with a given shape, or like a tensor, whose first axis counts tokens if it has that length."""
         shape = (
             ["T" if i == 0 and d == TOKENS else d for i, d in enumerate(value.shape)]
             if isinstance(value, Tensor)

@@ -1,9 +1,9 @@
 """The matcher: does a pattern end at this node, what do its wildcards bind, and if it nearly does, what is in the way.
 
 Works backwards from the root, with backtracking over the two orders of commutative ops and over casts that may be
-absent. A near-miss is a failed candidate of which more than half of the pattern's ops, and at least two, did match:
-enough to say that the user's code meant this operation, not so little that every `add` reports. A candidate that
-matches but is refused (an extra user, the precondition) is always reported.
+absent. A near-miss is a failed candidate that matched more than half of the pattern's ops, and at least two: enough to
+assume that the model's code means this operation, and not so few that every `add` reports. A candidate that matches but
+is refused (an extra user, the precondition) is always reported.
 """
 
 import math
@@ -43,7 +43,7 @@ class Match:
 
     @property
     def place(self) -> fx.Node:
-        """The node that the replacement stands before: the root, or of several outputs the first."""
+        """The node before which the replacement is inserted: the root, or the first of several outputs."""
         return min(self.outputs)
 
     def tensor(self, name: str) -> torch.Tensor:
@@ -141,7 +141,7 @@ class _Attempt:
         for state in islice(self._solve(tuple(goals), _State()), _MAX_WAYS):
             outputs = tuple(state.chosen.get(each) or state.nodes[each] for each in self._pattern.outputs)
             match = Match(self._root, state.bound, tuple(dict.fromkeys(state.nodes.values())), outputs, self._graph)
-            # What a wildcard binds is read by the replacement, so it cannot be among what the replacement is for.
+            # The replacement reads the values of wildcards, so they cannot be among the replaced nodes.
             if match not in seen and not any(value in match.nodes for value in state.bound.values()):
                 seen.append(match)
                 yield match
@@ -197,7 +197,7 @@ class _Attempt:
             yield from self._solve(((alternative, value, call), *rest), chosen)
 
     def _output(self, pattern: fx.Node, rest: tuple[_Goal, ...], state: _State) -> _Found:
-        """One of several outputs: placed already, within what the root is made of, or found by what it reads."""
+        """One of several outputs: bound already, within the nodes of the root, or found by its inputs."""
         if pattern in state.nodes or pattern in state.chosen:
             yield from self._solve(rest, state)
             return

@@ -1,33 +1,35 @@
-"""What a pass may read beside the graph: weights, a tokenizer for calibration text, and someone to tell of progress."""
+"""Data that a pass may read in addition to the graph: weights, a tokenizer for calibration text, and a progress
+callback."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from llmc.formats.code_format import TOKEN_GROUP
 from llmc.graph.weights import WeightSource
 
 T = TypeVar("T")
 
 
 def _unheard(description: str, done: int, total: int) -> None:
-    """Nobody is told."""
+    """A progress callback that does nothing."""
 
 
 @dataclass(frozen=True)
 class ModelData:
     """source: where the graph's recipes read. tokenizer: the model's tokenizer.json. progress: told what is being
-    done, how many of it are done, and how many there are. takes_blocked_codes, rounds_tokens: what the target's kind
-    says of itself (codegen/target_kind.py)."""
+    done, how many of it are done, and how many there are. rounds_tokens, token_group: properties of the
+    target's kind (codegen/target_kind.py)."""
 
     source: WeightSource
     tokenizer: Path | None = None
     progress: Callable[[str, int, int], None] = _unheard
-    takes_blocked_codes: bool = True
     rounds_tokens: bool = False
+    token_group: int | None = TOKEN_GROUP
 
     def told(self, description: str, items: Iterable[T], count: int) -> Iterator[T]:
-        """So many items one after the other; progress is told of each before, and that all are done after."""
+        """Yield `items` in order, reporting progress before each and completion at the end."""
         for done, item in enumerate(items):
             self.progress(description, done, count)
             yield item

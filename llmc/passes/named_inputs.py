@@ -18,7 +18,7 @@ def check_named_inputs(passes: Sequence[Pass], options: BuildOptions) -> None:
     """Check that the passes and files that the options name exist and can be read.
 
     Args:
-        passes: The pipeline, of which options.disable_passes names some.
+        passes: The pipeline; options.disable_passes names some of them.
         options: The options of a build, or of a command that runs the passes.
 
     Raises:

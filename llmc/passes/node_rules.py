@@ -45,7 +45,7 @@ def rule_pass(
 ) -> GraphPass:
     """A pass over the captured graph that is rules alone. rules: those of a graph, by the op that they are for."""
 
-    @functools.wraps(rules)  # docs/passes.md describes a pass by the file that its function stands in
+    @functools.wraps(rules)  # docs/passes.md describes a pass by the file of its function
     def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
         apply_rules(graph, rules(graph), log)
 

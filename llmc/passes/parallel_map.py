@@ -17,13 +17,13 @@ T = TypeVar("T")
 R = TypeVar("R")
 # Each thread holds the intermediate values of a piece of work. On 16 cores and more the pieces divide their operations.
 _MOST_WORKERS = 8
-# Elements of a weight that are looked at together: few enough for fp32 intermediates to stay in a core's cache, and so
-# many that an operation takes longer than one thread's Python waits for the other's.
+# Elements of a weight per chunk: few enough for fp32 intermediates to stay in a core's cache, and enough for an
+# operation to take longer than threads wait for Python's lock.
 _ELEMENTS = 1 << 18
 
 
 def parallel_map(function: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """The function's result for each item, in their order, computed on as many threads as torch has.
+    """The function's result for each item, in order, computed on torch's number of threads.
 
     The function must not depend on the order of the calls. The first exception that it raises is raised.
     """
@@ -65,5 +65,5 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 def one_thread() -> AbstractContextManager[None]:
-    """Small operations one after the other: waking threads for each takes longer, and on a busy machine far longer."""
+    """Run small operations on one thread: waking threads for each takes longer, and far longer on a busy machine."""
     return torch_threads(1)

@@ -30,9 +30,9 @@ def either(*alternatives: Any) -> Any:
 
 @dataclass(frozen=True)
 class Pattern:
-    """outputs: the traced nodes that it returns, the root, which anchors the match, first. targets: what the root may
-    call. size: how many ops it has at least, casts not counted, since they may be absent from what it matches. kinds:
-    of wildcards that bind one kind of value only: Weight, or float for numbers."""
+    """outputs: the traced nodes that it returns; the first is the root, which anchors the match. targets: the ops that
+    the root may call. size: minimum number of ops, without casts, which may be absent from a match. kinds: wildcards
+    that bind one kind of value only: Weight, or float for numbers."""
 
     function: Callable[..., Any]
     outputs: tuple[fx.Node, ...]
@@ -63,7 +63,7 @@ def trace_pattern(function: Callable[..., Any]) -> Pattern:
 
 @functools.cache
 def parameters(function: Callable[..., Any]) -> tuple[str, ...]:
-    """The names of a pattern's wildcards, or of what a replacement takes."""
+    """The names of a pattern's wildcards, or of a replacement's parameters."""
     return tuple(inspect.signature(function).parameters)
 
 

@@ -142,13 +142,13 @@ def canonical() -> tuple[Pass, ...]:
 
 
 def speculative() -> tuple[Pass, ...]:
-    """What drafting tokens needs, as the option `speculative` asks; nothing without it."""
+    """The passes of the option `speculative`; none without it."""
     return (tap_for_draft, attach_draft)
 
 
 def quantization() -> tuple[Pass, ...]:
-    """Less of a model, then zeros and codes in the place of weights and activations, as the options `prune`, `sparsity`
-    and `quantize` ask. What absorb_mla makes of a latent attention is left alone by those that follow."""
+    """The passes of the options `prune`, `sparsity` and `quantize`. They do not change latent attentions after
+    absorb_mla."""
     pruning = (drop_layers, prune_heads, prune_channels)
     smaller = (read_sparse, scale_channels, sparsify, quantize_weights)
     return (read_codes, check_quantizable, *pruning, absorb_mla, *smaller)
@@ -166,17 +166,17 @@ def serving() -> tuple[Pass, ...]:
         compress_kv_cache,
         leave_out_choices,
         page_kv_cache,
-        place_compaction,
         keep_states,
         cast_kv_cache,
         quantize_kv_cache,
+        place_compaction,
         select_logit_rows,
         batch_texts,
     )
 
 
 def draft_heads() -> tuple[Pass, ...]:
-    """Heads that draft beside the logits, as the option `speculative` asks; nothing without it."""
+    """The draft heads of the option `speculative`; none without it."""
     return (insert_medusa_heads,)
 
 
@@ -196,5 +196,5 @@ def fusion() -> tuple[Pass, ...]:
 
 
 def adapters() -> tuple[Pass, ...]:
-    """Adapters beside the weights, as the option `enable_lora` asks; nothing without it."""
+    """The adapters of the option `enable_lora`; none without it."""
     return (insert_adapters,)

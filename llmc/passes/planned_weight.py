@@ -84,15 +84,16 @@ def readers_of_weights(graph: ModelGraph) -> tuple[tuple[fx.Node, ...], ...]:
 
 
 def module_names(graph: ModelGraph, readers: Sequence[fx.Node]) -> tuple[str, str]:
-    """What the weight of these readers is called: lm_head where one of them is that, and by the checkpoint alone."""
+    """The name of the weight of these readers: lm_head if one of them is the output matrix; and its name in the
+    checkpoint."""
     weight = call_arguments(readers[0])["weight"].name
     stored = next(iter(stored_names(graph.weights[weight])), weight).removesuffix(".weight")
     return HEAD if any(node.target is _llmc.lm_head.default for node in readers) else stored, stored
 
 
 def modules_of(graph: ModelGraph) -> list[str]:
-    """What rules may name: every weight's module, also of those that have codes, went with their layer or are part of
-    an attention."""
+    """Module names that rules may match: those of all weights, including weights with codes, of dropped layers, and in
+    attentions."""
     dense = [module_names(graph, readers)[0] for readers in readers_of_weights(graph)]
     gone = [module for part in graph.pruned for module in part.modules]
     gone += [module_names(graph, (node,))[1] for node in graph.graph.find_nodes(op="call_function", target=_ABSORBED)]
@@ -102,8 +103,8 @@ def modules_of(graph: ModelGraph) -> list[str]:
 def check_patterns(
     rules: Iterable[Rule[Any]], modules: Sequence[str], option: str, stored: Mapping[str, str] | None = None
 ) -> None:
-    """Raise OptionError for the first of an option's rules whose pattern no module's name matches. stored: modules by
-    what the checkpoint alone calls them, such as an embedding that is the output projection too."""
+    """Raise OptionError for the first rule of an option whose pattern matches no module. stored: modules by their names
+    in the checkpoint, such as an embedding that is also the output projection."""
     for rule in rules:
         if not any(map(rule.matches, modules)):
             tied = next((module for name, module in (stored or {}).items() if rule.matches(name)), None)

@@ -15,8 +15,8 @@ from llmc.graph.weights import Constant, Recipe
 class RecordedGraph(fx.Graph):
     """The graph that passes change. `record` names the rewrite under way; nodes made before the first are as copied.
 
-    made: the names of the nodes that each rewrite created. fresh: calls whose fake value their op made, by what decides
-    it (arguments, keywords, value), until ShapeCheck takes note of them. fakes: of the graph's calls.
+    made: the names of the nodes that each rewrite created. fresh: calls whose fake value was computed by their op, with
+    its inputs (arguments, keywords, value), until ShapeCheck reads them. fakes: fake values of the graph's calls.
     """
 
     def __init__(self, fakes: FakeValues) -> None:

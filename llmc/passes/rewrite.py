@@ -1,5 +1,5 @@
-"""What a pass is: a Rewrite (patterns and a replacement), a GraphPass (a function over the graph), or a WeightPass
-(one that reads weights and may run the graph)."""
+"""The kinds of passes: a Rewrite (patterns and a replacement), a GraphPass (a function over the graph), or a WeightPass
+(which reads weights and may run the graph)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from llmc.passes.rewrite_log import RewriteLog
 
 
 class Numerics(Enum):
-    """What a pass may do to numbers.
+    """The effect of a pass on numbers.
 
     EXACT: the same bits. REORDER: the same mathematics in another order, or rounded fewer times. LOSSY: within a
     declared budget.

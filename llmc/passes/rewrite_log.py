@@ -43,7 +43,7 @@ class RewriteLog:
 
     @property
     def count(self) -> int:
-        """How many rewrites were made so far."""
+        """Number of rewrites made until now."""
         return self._count
 
     def begin_pass(self, name: str, *, may_cut: bool = True, is_added: bool = False) -> None:
@@ -109,7 +109,7 @@ class RewriteLog:
 
 
 def _refusal_record(refusal: Refusal) -> RefusalRecord:
-    """The refusal with what the node is at this moment, since later rewrites may change or erase it.
+    """The record of a refusal with the node's current text, because later rewrites may change or erase the node.
 
     Where it does not say so itself, both sides of "…, expected …" and the users in the way are read off its reason.
     """

@@ -60,11 +60,10 @@ def run_pipeline(
 
     observer: called after each pass with its record and the graph, which it must not change. before_rewrite: likewise
     before each single rewrite, with its pass's name, its record and the graph without it, which runs (dead code may
-    still be in it). Cut by options.stop_after, the graph is legal for the stage before the pass that was under way, or
-    for the one after. With options.finish_cut the cut does not end the pipeline: passes whose names are in `essential`
-    run as if there were none, the others make no further rewrites. data: for passes that read weights, which are
-    skipped without it.
-    Raises OptionError for what is no pass, and for an unknown name in options.disable_passes, PassError where a pass
+    still be in it). Cut by options.stop_after, the graph is legal for the stage before or after the interrupted pass.
+    With options.finish_cut the cut does not end the pipeline: passes whose names are in `essential` run without a cut,
+    the others make no further rewrites. data: for passes that read weights, which are skipped without it. Raises
+    OptionError for an object that is not a pass, and for an unknown name in options.disable_passes; PassError if a pass
     fails, breaks the graph or misses a contract.
     """
     check_passes(passes, options)
@@ -91,7 +90,7 @@ def run_pipeline(
             was_cut = is_partial = True
         except PassError as error:
             raise _of_pass(each, error, options) from error
-        # What only some rewrites of a pass were made in goes on as what comes out of it, if it goes on.
+        # A graph with only some of a pass's rewrites continues as the pass's result, if the pipeline continues.
         if not is_partial or (options.finish_cut and log.rewrites()):
             result.stage = each.stage or stage
         if is_partial or not seen.is_this(result):
@@ -108,7 +107,7 @@ def run_pipeline(
 def _check_result(
     each: Pass, result: ModelGraph, shapes: ShapeCheck, options: BuildOptions, also: tuple[Stage, ...]
 ) -> None:
-    """Clean up after a pass, and raise PassError for what it broke. also: stages that are legal, too."""
+    """Clean up after a pass, and raise PassError if it broke the graph. also: further stages that are legal."""
     remove_dead_code(result)
     for node in result.graph.nodes:
         put_in_order(node)
@@ -144,7 +143,7 @@ def _of_pass(each: Pass, error: PassError, options: BuildOptions) -> PassError:
 
 
 def check_passes(passes: Sequence[Pass], options: BuildOptions) -> None:
-    """Raise OptionError for what is no pass, and for a name in options.disable_passes that no pass has."""
+    """Raise OptionError for an object that is not a pass, and for a name in options.disable_passes that no pass has."""
     for index, each in enumerate(passes):
         if not isinstance(each, Pass):
             raise OptionError(
@@ -220,7 +219,7 @@ def _round(each: Rewrite, roots: tuple[Any, ...], graph: ModelGraph, log: Rewrit
 
 
 def replace(match: Match, replacement: Callable[..., Any]) -> None:
-    """Put the replacement's ops where the match is, hand them the outputs' users, and erase what nobody reads now.
+    """Insert the replacement's ops at the match, redirect the outputs' users to them, and erase unused nodes.
 
     Raises PassError if an output's dtype or shape would change.
     """

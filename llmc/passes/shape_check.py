@@ -22,7 +22,7 @@ class ShapeCheck:
 
     def __init__(self, graph: RecordedGraph) -> None:
         self._graph = graph
-        # What decides what a node makes, by identity: its arguments and its fake value.
+        # The inputs that determine a node's result, compared by identity: its arguments and its fake value.
         self._seen: dict[fx.Node, tuple[Any, Any, Any]] = {}
         self.follow()
 

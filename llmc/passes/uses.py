@@ -1,4 +1,4 @@
-"""Who else reads a node, and what is known when the engine is built: questions that many passes ask."""
+"""Queries shared by many passes: the readers of a node, and values known at build time."""
 
 from collections.abc import Collection
 from operator import getitem
@@ -15,7 +15,7 @@ from llmc.graph.weights import WeightSource, evaluate
 
 aten = torch.ops.aten
 
-# Of one tensor: joining several is none of it.
+# Layout ops on one tensor; concatenation is not among them.
 _JOINING = {getitem, aten.cat.default, aten.stack.default}
 DATA_MOVEMENT = (SHAPE_OPS - _JOINING) | {aten._to_copy.default, aten.view.default}
 
@@ -42,7 +42,7 @@ def is_weight(node: Any, graph: ModelGraph) -> bool:
 
 
 def weight_value(node: fx.Node, graph: ModelGraph, source: WeightSource, rank: int = 0) -> Any:
-    """What a node that is made of weights alone stands for, on a rank."""
+    """The value of a node that depends on weights only, on a rank."""
     if node.op == "placeholder":
         return evaluate(graph.weights[node.name], source, rank)
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: weight_value(n, graph, source, rank))
@@ -51,7 +51,7 @@ def weight_value(node: fx.Node, graph: ModelGraph, source: WeightSource, rank: i
 
 
 def call_of(value: object) -> str:
-    """What a node calls, or what else a value is."""
+    """The op that a node calls, or a description of another value."""
     if not isinstance(value, fx.Node):
         return repr(value)
     return str(value.target) if isinstance(value.target, OpOverload) else f"{value.op} {value.name}"

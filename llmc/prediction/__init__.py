@@ -1,1 +1,1 @@
-"""How long launches and steps take, from what they cost and what a machine delivers."""
+"""Predicted times of launches and steps, from their costs and the rates of a machine."""

@@ -6,7 +6,7 @@ from llmc.program import Launch
 from llmc.targets.links import Link
 
 ALL_REDUCE, ALL_GATHER, CHOOSE_ACROSS = "all_reduce", "all_gather", "choose_across"
-# What a rank tells of a row of logits: its likeliest token, with its logit; where the row draws, a round more.
+# Bytes that a rank sends per row of logits: its likeliest token and the logit; a sampled row takes a second round.
 CANDIDATE_BYTES = 8
 
 
@@ -16,8 +16,8 @@ def is_collective(launch: Launch) -> bool:
 
 
 def collective_bytes(launch: Launch, step: StepShape, ranks: int) -> float:
-    """Of what every rank has in the end. A collective's launch reads its own part and writes the whole, but one that
-    chooses tokens, which reads logits and writes next to nothing."""
+    """Bytes of the result that every rank receives. A collective reads its own part and writes the whole, except the
+    one that chooses tokens, which reads logits and writes very little."""
     if launch.family == CHOOSE_ACROSS:
         return float(CANDIDATE_BYTES * ranks * step.logit_rows)
     moved = evaluate_expression(launch.bytes_moved, step.values())

@@ -95,7 +95,7 @@ def _factor(tokens: list[str], text: str) -> tuple[float | Expression, list[str]
 
 
 def _least(tokens: list[str], text: str) -> tuple[Expression, list[str]]:
-    """What follows an opening parenthesis: one sum, or the least of several."""
+    """Parse the text after an opening parenthesis: one sum, or the minimum of several."""
     terms: list[Expression] = []
     while True:
         term, tokens = _sum(tokens, text)

@@ -1,4 +1,4 @@
-"""What a step of a GPU engine should take, from the target's table alone: the sum over its launches."""
+"""The predicted time of a GPU engine's step, from the target's table alone: the sum over its launches."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ class StepPrediction:
 
 
 def usual_context(limits: Limits) -> int:
-    """Cached positions of the decode step that costs are told of, where nobody says which."""
+    """Default number of cached positions of the decode step whose costs are shown."""
     return min(1024, limits.max_model_len)
 
 
@@ -56,7 +56,7 @@ def predict_decode(program: Program, target: GpuTarget, requests: int, context: 
 
 
 def predict_prefill(program: Program, target: GpuTarget, tokens: int) -> StepPrediction:
-    """A prompt of so many tokens in one step."""
+    """Predict a prompt of `tokens` tokens in one step."""
     return _predict(program, target, StepShape.prefill(tokens), f"prefill of {counted(tokens, 'token')}")
 
 

@@ -1,4 +1,4 @@
-"""What a launch costs, and which of a machine's rates apply to it."""
+"""The cost of a launch, and the machine rates that apply to it."""
 
 from dataclasses import dataclass, replace
 
@@ -48,8 +48,8 @@ def launch_cost(launch: Launch) -> LaunchCost:
 
 
 def kind_of(launch: Launch) -> str:
-    """What decides a kernel's rates beside its shape: of a C++ kernel the operands of products and of attention, or
-    that it looks up rows that do not lie together; of a GPU's, its widest float that is not fp32; else F32."""
+    """The kind that decides a kernel's rates, in addition to its shape. For a C++ kernel: the operands of products and
+    attention, or the lookup of scattered rows. For a GPU kernel: its widest float that is not fp32. Otherwise F32."""
     arguments = launch.arguments
     if launch.grid:
         return next((dtype for dtype in ("BF16", "F16") if dtype in launch.dtypes), PLAIN)

@@ -13,7 +13,7 @@ _RANKS = Operand("engine", "ranks")
 def launch_seconds(launch: Launch, step: StepShape, target: GpuTarget, limits: Limits) -> float:
     """Seconds of one launch, its start included.
 
-    What was predicted holds for the most rows that the launch serves; fewer take less, but not less than the roofline.
+    The prediction holds for the maximum number of rows. Fewer rows take less time, but at least that of the roofline.
     """
     values = step.values()
     transfer = evaluate_expression(launch.bytes_moved, values) / target.bandwidth
@@ -29,7 +29,7 @@ def launch_seconds(launch: Launch, step: StepShape, target: GpuTarget, limits: L
 
 
 def _meeting_seconds(launch: Launch, target: GpuTarget) -> float:
-    """What a launch takes in which ranks meet, however few rows there are."""
+    """Minimum seconds of a launch in which ranks exchange data, for any number of rows."""
     link = target.links.within
     if _RANKS not in launch.arguments.values() or launch.seconds is None:
         return 0.0

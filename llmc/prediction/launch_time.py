@@ -1,7 +1,7 @@
-"""Predict how long a launch takes from its cost and from what the machine was measured to deliver.
+"""Predict the time of a launch from its cost and from the measured rates of the machine.
 
     transfer   = bytes / bandwidth
-    arithmetic = flops / (multiply · the share of it that so many rows reach)
+    arithmetic = flops / (multiply · the share of it that this number of rows reaches)
     seconds    = launch + packed / pack + max(transfer, arithmetic) + serial · min(transfer, arithmetic)
 
 The roofline (Williams, Waterman and Patterson 2009) is flops / multiply alone, and serial = 0: transfer and arithmetic

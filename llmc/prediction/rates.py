@@ -8,7 +8,7 @@ from llmc.targets import GpuTarget
 
 @dataclass(frozen=True)
 class Reach:
-    """The share of `multiply` that a kernel reaches with so many rows."""
+    """The share of `multiply` that a kernel reaches with `rows` rows."""
 
     rows: int
     share: float
@@ -18,10 +18,11 @@ class Reach:
 class KindRates:
     """How fast one kind of kernel works.
 
-    multiply: FLOP a second of its arithmetic on operands in cache, at best. reach: what it gets to with how many rows,
-    fewest first; none: its best with any. pack: elements of x a second; None where nothing is packed. serial: the part
-    of the shorter of transfer and arithmetic that the longer does not hide; above 1 where memory is read slower than
-    in one long stream. bandwidth: bytes a second where memory is not read in a stream at all; None: the machine's.
+    multiply: best FLOP per second on operands in cache. reach: the share of it by number of rows, ascending; empty if
+    the best holds for any number. pack: elements of x packed per second; None if nothing is packed. serial: the
+    fraction of the shorter of transfer and arithmetic that the longer does not hide; above 1 if memory is read more
+    slowly than in one long stream. bandwidth: bytes per second if memory is not read as a stream; None takes the
+    machine's.
     """
 
     multiply: float
@@ -31,8 +32,8 @@ class KindRates:
     bandwidth: float | None = None
 
     def share(self, rows: float) -> float:
-        """The share of `multiply` with so many rows. Between two that were measured, the time of all rows together
-        grows evenly; beyond them, it is that of the nearest for fewer rows and in proportion for more."""
+        """The share of `multiply` with `rows` rows. Between two measured numbers of rows, the total time is
+        interpolated linearly. Below them it is that of the smallest; above them it grows in proportion."""
         if not self.reach:
             return 1.0
         first, last = self.reach[0], self.reach[-1]
@@ -43,7 +44,7 @@ class KindRates:
         return last.share if rows > last.rows else first.share * rows / first.rows
 
     def divided(self, ranks: int) -> "KindRates":
-        """Of each of so many that have equal parts."""
+        """The rates of each of `ranks` ranks with equal parts."""
         pack = None if self.pack is None else self.pack / ranks
         bandwidth = None if self.bandwidth is None else self.bandwidth / ranks
         return replace(self, multiply=self.multiply / ranks, pack=pack, bandwidth=bandwidth)
@@ -51,10 +52,10 @@ class KindRates:
 
 @dataclass(frozen=True)
 class Rates:
-    """What a machine delivers.
+    """The rates of a machine.
 
-    bandwidth: bytes a second. kinds: by a launch's kind (`kind_of`). launch: seconds to share a launch's work among
-    threads. measured: on this machine, not from a data sheet.
+    bandwidth: bytes per second. kinds: rates by a launch's kind (`kind_of`). launch: seconds to share a launch's work
+    among threads. measured: on this machine, not from a data sheet.
     """
 
     bandwidth: float
@@ -63,13 +64,13 @@ class Rates:
     measured: bool
 
     def of(self, kind: str) -> KindRates:
-        """The kind's; one that nobody measured is taken to multiply as fast as any."""
+        """The rates of a kind. A kind that was not measured is assumed to multiply as fast as the fastest."""
         known = self.kinds.get(kind)
         return KindRates(max(each.multiply for each in self.kinds.values())) if known is None else known
 
     def of_a_rank(self, ranks: int, threads: int) -> "Rates":
-        """Of each of so many ranks that work at the same time, if these are of all their threads together. One that
-        has a single thread shares its work with nobody."""
+        """The rates of each of `ranks` ranks that run at the same time, given the rates of all their threads together.
+        A rank with a single thread has no cost of sharing work."""
         if ranks == 1:
             return self
         kinds = {name: kind.divided(ranks) for name, kind in self.kinds.items()}

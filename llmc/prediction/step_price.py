@@ -1,5 +1,4 @@
-"""What steps of a program take, for thousands of steps of different shapes: what launches have in common is reckoned
-once."""
+"""Predicted times of a program's steps, for thousands of shapes: the common part of launches is computed once."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ from llmc.targets import GpuTarget
 from llmc.targets.links import Link
 
 _ADD_NORMS = ("add_rms_norm", "add_layer_norm")
-# What the price of a launch depends on, beside the numbers among its arguments.
+# The key that the price of a launch depends on, apart from the numbers among its arguments.
 _priced_by = attrgetter(
     "family", "dtypes", "bytes_moved", "flops", "grid", "only", "wanted", "sides", "unless", "seconds"
 )
@@ -36,7 +35,7 @@ class StepPrice:
     launches: tuple[tuple[Launch, int, _Price], ...]
 
     def seconds(self, step: StepShape) -> float:
-        """Of a greedy step."""
+        """Seconds of a greedy step."""
         return sum(
             count * price(launch, step)
             for launch, count, price in self.launches
@@ -58,7 +57,7 @@ def gpu_price(
 
     def shared(launch: Launch, step: StepShape) -> float:
         whole = price(launch, step)
-        # It reads two rows and writes two. Of few, every rank norms all, in the launch that sums.
+        # It reads two rows and writes two. With few rows, every rank normalizes all of them in the launch that sums.
         is_few = evaluate_expression(launch.bytes_moved, step.values()) / 4 <= PLACE_BYTES
         return whole if is_few else target.launch + (whole - target.launch) / ranks
 
@@ -68,7 +67,7 @@ def gpu_price(
 
 
 def cpu_price(launches: Sequence[Launch], ranks: int, rates: Rates, link: Link) -> StepPrice:
-    """On a CPU. rates: of one rank, while the others work, too."""
+    """The price of steps on a CPU. rates: those of one rank while the others also work."""
 
     def price(launch: Launch, step: StepShape) -> float:
         if is_collective(launch):

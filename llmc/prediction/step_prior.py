@@ -1,8 +1,8 @@
-"""What a step takes by its tokens, before a machine has been measured: right up to a factor, at the best.
+"""The time of a step by its tokens, up to a factor, for a machine that has not been measured.
 
-How the time of a step grows with its tokens depends on how many operations a machine does while it reads a byte. Of a
-GPU that stands in its data sheet. Of CPUs it is taken to be about the same for all, by what products multiply: on two
-cores with AVX-512 a step of a model in four bits is bound by arithmetic from about ten tokens on, one in bf16 later.
+How the time of a step grows with its tokens depends on how many operations a machine does while it reads a byte. A
+GPU's data sheet gives that number. CPUs are assumed to be alike, by the formats that products multiply: on two cores
+with AVX-512 a step of a model in four bits is bound by arithmetic from about ten tokens on, one in bf16 later.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from llmc.prediction.step_shape import StepShape
 from llmc.program import Program
 from llmc.targets import GPU_TARGETS
 
-# Operations while a byte is read, by what a product multiplies.
+# Operations per byte read, by the formats that a product multiplies.
 _CODES, _BF16, _FP32 = 32.0, 16.0, 8.0
 # Cached positions of a request.
 _CONTEXT = 256
@@ -48,12 +48,12 @@ def step_prior(program: Program, target: str) -> Callable[[int], float] | None:
 
 
 def _typical_rates(kinds: set[str]) -> Rates:
-    """For a byte a second, so to say: only ratios count."""
+    """Rates relative to a bandwidth of one byte per second, because only ratios matter."""
     found = {PLAIN: KindRates(_FP32)} | {kind: KindRates(_operations(kind)) for kind in kinds}
     return Rates(bandwidth=1.0, kinds=found, launch=0.0, measured=False)
 
 
 def _operations(kind: str) -> float:
-    """Of a kind as `kind_of` names it: FORMAT·X, a dtype, attention."""
+    """The operations of a kind as `kind_of` names it: FORMAT·X, a dtype, attention."""
     x = kind.rpartition("·")[2]
     return _CODES if x.startswith("int8") else _BF16 if "bf16" in x.lower() else _FP32

@@ -1,4 +1,4 @@
-"""What Linux's control groups leave to this process: processors' time and memory, in their versions 1 and 2.
+"""The limits of Linux control groups for this process: processor time and memory, in versions 1 and 2.
 
 A container is such a group. Limits of the groups around it hold as well.
 """
@@ -24,7 +24,7 @@ class Mount:
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """Bytes: the least that a group may take in all, and the least that is left to one."""
+    """Bytes: the smallest limit of any enclosing group, and the smallest remaining amount."""
 
     most: int
     left: int

@@ -6,11 +6,12 @@ from llmc.processes.cgroups import processor_quota
 
 
 def usable_processors() -> int:
-    """Hardware threads of the affinity, as many as the quota keeps running all the time; at least one."""
+    """Number of hardware threads in the affinity mask, limited by the quota; at least one."""
     return within_quota(len(os.sched_getaffinity(0)))
 
 
 def within_quota(count: int) -> int:
-    """At most as many as a quota keeps running all the time: more would be stopped, and the others wait for them."""
+    """Limit `count` to the number of threads that the quota keeps running: further ones would be throttled and delay
+    the others."""
     quota = processor_quota()
     return count if quota is None else max(1, min(count, int(quota)))

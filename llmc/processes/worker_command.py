@@ -5,8 +5,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-# What Python and the libraries that workers import may need to be found, to speak the user's language and to know the
-# time. Nothing else is passed on: no keys, no tokens, no proxies with passwords.
+# Variables that Python and the libraries of workers may need: search paths, locale and time zone. No others are passed
+# on, such as keys, tokens or proxies with passwords.
 _HARMLESS = frozenset(
     {
         "HOME",  # Where packages lie that a user has installed for himself.

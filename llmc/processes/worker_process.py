@@ -1,4 +1,4 @@
-"""A process that answers JSON questions, one a line, and can be killed: for other people's programs and grammars."""
+"""A process that answers JSON requests, one per line, and can be killed: for untrusted programs and grammars."""
 
 import json
 import os

@@ -1,7 +1,7 @@
 """The lowered step as data: what code generation writes into an engine and what the runtime runs."""
 
 from llmc.program.adapter_pools import AdapterPools
-from llmc.program.cache_policy import EVERYTHING, TREE_REACH, CachePolicy, Cut, Nearest, Visible
+from llmc.program.cache_policy import EVERYTHING, MAX_SLOTS, TREE_REACH, CachePolicy, Cut, Nearest, Visible
 from llmc.program.compression import Compression, Stride, compression_problem, parse_compression
 from llmc.program.device_kernel import LIBRARY, DeviceBinary, DeviceKernel, DeviceParameter
 from llmc.program.head import Activation, Head, Pooling, Task
@@ -9,7 +9,6 @@ from llmc.program.limits import Limits
 from llmc.program.program import (
     ITEMSIZES,
     LOOP,
-    MAX_SLOTS,
     Affine,
     Alternative,
     Buffer,
@@ -23,6 +22,7 @@ from llmc.program.program import (
     SideOutput,
     WeightSlot,
     code_rows_layout,
+    step_row_bytes,
 )
 from llmc.program.rank_layout import RankLayout
 from llmc.program.scored_compression import Scored, SnapKV
@@ -104,4 +104,5 @@ __all__ = [
     "is_for",
     "parse_compression",
     "state_bytes",
+    "step_row_bytes",
 ]

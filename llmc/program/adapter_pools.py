@@ -1,9 +1,9 @@
-"""Where adapters lie beside an engine's weights: for each adapted product a pool of as many slots as may be in use."""
+"""Storage of adapters next to an engine's weights: a pool per adapted product, with one slot per concurrent adapter."""
 
 import math
 from dataclasses import dataclass
 
-# Of one product: q, k and v, say, and one more.
+# Maximum modules of one product, such as q, k and v, and one more.
 MOST_PARTS = 4
 _BYTES = {"F32": 4, "BF16": 2, "F16": 2, "I32": 4}
 
@@ -41,15 +41,15 @@ class AdaptedProduct:
 
 @dataclass(frozen=True)
 class AdapterPools:
-    """Of product i: A [slots, modules, max_rank, inputs], B [slots, max_rank, columns] with the scale in it, and ranks
-    [slots, modules] in int32."""
+    """The pools of each product: A [slots, modules, max_rank, inputs], B [slots, max_rank, columns] including the
+    scale, and ranks [slots, modules] in int32."""
 
     slots: int
     max_rank: int
     products: tuple[AdaptedProduct, ...]
 
     def shapes(self, product: int) -> dict[str, tuple[int, ...]]:
-        """Of a product's three pools, by what graphs and launches call them, in the order in which engines get them."""
+        """The shapes of a product's three pools, by their names in graphs and launches, in the order of engines."""
         of = self.products[product]
         count = len(of.modules)
         return {
@@ -59,7 +59,7 @@ class AdapterPools:
         }
 
     def dtypes(self) -> dict[str, str]:
-        """Of all pools by name, as safetensors names them."""
+        """The dtypes of all pools by name, as safetensors names them."""
         return {
             name: "I32" if name.endswith("_ranks") else product.dtype
             for index, product in enumerate(self.products)
@@ -72,5 +72,5 @@ class AdapterPools:
         return {name: math.prod(shapes[name]) * _BYTES[dtype] for name, dtype in self.dtypes().items()}
 
     def names(self) -> tuple[str, ...]:
-        """Of all pools, in order."""
+        """The names of all pools, in order."""
         return tuple(name for product in range(len(self.products)) for name in self.shapes(product))

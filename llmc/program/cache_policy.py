@@ -1,4 +1,4 @@
-"""What the caches of a group of layers keep of a sequence, and all that follows from it: docs/cache-policy.md."""
+"""The cache policy of a group of layers: which rows of a sequence its caches keep (docs/cache-policy.md)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -13,6 +13,8 @@ Row = TypeVar("Row")
 TREE_REACH = 63
 # A pool has at least one block for this many blocks of group 0, because most sequences are shorter than the longest.
 _SHORTER = 8
+# Slots are numbered in int32.
+MAX_SLOTS = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,12 @@ class CachePolicy:
         """The most rows that a table holds of a sequence of at most so many tokens."""
         return tokens if self.fills_at is None else min(tokens, self.fills_at)
 
+    @property
+    def recomputes(self) -> bool:
+        """Whether a request whose table was cut can be computed again from its tokens, to the same bits. One that
+        cannot is swapped out where the pool has no room for it (docs/kv-offloading.md), or fails."""
+        return True
+
     def cut_problem(self, block_size: int) -> str | None:
         """Why tables with blocks of this size cannot be cut as the policy says; None if they can, or never are."""
         if self.fills_at is None:
@@ -150,7 +158,7 @@ class CachePolicy:
             dropped += self.cut(prompt, dropped).dropped
 
     def held(self, tokens: int, prompt: int | None = None) -> list[int]:
-        """The positions whose rows a table holds behind so many tokens, in order."""
+        """The positions whose rows a table holds after this many tokens, in order."""
         return list(next(islice(self._tables(tokens if prompt is None else prompt), tokens, None)))
 
     def seen(self, tokens: int, prompt: int | None = None) -> Iterator[list[int]]:
@@ -196,9 +204,9 @@ class CachePolicy:
     def pool_blocks(self, limits: Limits, blocks: int) -> int:
         """Blocks of the group's pool where group 0 has `blocks`.
 
-        They suffice for as many sequences of max_model_len as group 0 holds. They are at least an eighth of the blocks
-        of group 0 behind its first sequence, up to what max_sequences need. To what a token of each sequence sees they
-        add the rows that drafts may need, and once the tokens of a whole step.
+        They suffice for the number of sequences of max_model_len that group 0 holds. They are at least an eighth of the
+        blocks of group 0 beyond its first sequence, up to the need of max_sequences. Each sequence counts the rows that
+        a token sees and those of drafts; the tokens of a whole step are added once.
         """
         whole, each = limits.blocks_for(limits.max_model_len), self.sequence_blocks(limits, 1 + TREE_REACH)
         of_longest = -(-blocks * each // whole)
@@ -252,6 +260,19 @@ class Nearest(CachePolicy):
 
 
 EVERYTHING = CachePolicy()
+
+
+def group_blocks(policies: Sequence[CachePolicy], limits: Limits, blocks: int, *, has_first: bool) -> tuple[int, ...]:
+    """How many blocks each group of caches has, given those of the first one that holds whole sequences.
+
+    That is group 0, unless it has no caches (`has_first`) and another one holds whole sequences too: then its blocks
+    are only numbers, and there are as many as sequences may ask for. policies: of the groups from 1 on.
+    """
+    first = blocks
+    if not has_first and any(policy.per_request for policy in policies):
+        most = limits.max_sequences * limits.blocks_for(limits.max_model_len)
+        first = max(blocks, min(most, MAX_SLOTS // limits.block_size - 1))
+    return first, *(policy.pool_blocks(limits, blocks) for policy in policies)
 
 
 def _kinds(kind: type[CachePolicy]) -> Iterator[type[CachePolicy]]:

@@ -1,6 +1,6 @@
 """The structs that the runtime hands to a CPU engine's library, which is compiled to take exactly these.
 
-What their fields mean stands in codegen/cpp/kernels/api.h.
+codegen/cpp/kernels/api.h documents their fields.
 """
 
 from ctypes import CFUNCTYPE, POINTER, Structure, c_int32, c_int64, c_void_p, sizeof

@@ -1,4 +1,4 @@
-"""What an engine gives for a whole text, in the place of logits for a next token."""
+"""The head of an engine that returns a row for a whole text instead of logits for the next token."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -16,7 +16,7 @@ class Task(Enum):
 
 
 class Pooling(Enum):
-    """Of which tokens of a text its one row is: the last, the first, or the mean of all."""
+    """The tokens whose rows are pooled to one row of a text: the last, the first, or the mean of all."""
 
     LAST = "last"
     CLS = "cls"
@@ -24,7 +24,7 @@ class Pooling(Enum):
 
 
 class Activation(Enum):
-    """What makes probabilities of a row: IDENTITY leaves it as it is."""
+    """The function that turns a row into probabilities; IDENTITY leaves it unchanged."""
 
     IDENTITY = "identity"
     SIGMOID = "sigmoid"

@@ -7,8 +7,8 @@ from llmc.program.program import Affine, Program
 
 
 def joined_program(stages: Sequence[Program]) -> Program:
-    """The stages' launches, weights and caches, one stage after the other, with an arena for each; a single one as it
-    is. Of weights that several stages have, each has its own."""
+    """Join the launches, weights and caches of all stages in order, with an arena per stage; a single stage is returned
+    unchanged. Weights shared by stages are repeated."""
     if len(stages) == 1:
         return stages[0]
     buffers, begun, arena = [], 0, Affine()

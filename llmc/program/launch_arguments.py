@@ -1,4 +1,4 @@
-"""What a launch passes to its kernel: operands, counts of the step, numbers and names. They are text in JSON alone."""
+"""Arguments of a launch: operands, counts of the step, numbers and names. They are text only in JSON."""
 
 import re
 from collections.abc import Mapping
@@ -10,10 +10,9 @@ from enum import Enum
 class Operand:
     """A pointer, in JSON `space:name+offset/stride`, such as `buffer:qkv+2048/3072`.
 
-    space: buffer (of the arena), weight, input (of the step; CHOICE_INPUTS too), cache (`3.k` is layer 3's keys),
-    state (`2` is the third), adapter (a pool), output (logits, CHOICE_OUTPUTS) or engine (its place among several
-    ranks).
-    offset: in elements, left out if 0. stride: elements from row to row; None (left out) for what has no rows.
+    space: buffer (of the arena), weight, input (of the step, or of CHOICE_INPUTS), cache (`3.k` is layer 3's keys),
+    state (`2` is the third), adapter (a pool), output (logits, CHOICE_OUTPUTS) or engine (its rank). offset: in
+    elements, omitted if 0. stride: elements from row to row; None (omitted) if there are no rows.
     """
 
     space: str
@@ -37,7 +36,7 @@ class Operand:
             return None
         match = _OPERAND.fullmatch(text)
         if match is None:
-            raise ValueError(f"{text!r:.200} is no operand")
+            raise ValueError(f"{text!r:.200} is not an operand")
         space, name, offset, stride = match.groups()
         return Operand(space, name, int(offset or 0), None if stride is None else int(stride))
 

@@ -39,12 +39,12 @@ def parameter_of(dtypes: OperandDtypes, name: str, value: Argument) -> DevicePar
 
 
 def dtype_of(dtypes: OperandDtypes, operand: Operand) -> str:
-    """Of what the operand points to."""
+    """The dtype that the operand points to."""
     return dtypes.get((operand.space, operand.name), "F32")
 
 
 def operand_dtypes(program: Program) -> OperandDtypes:
-    """Of what pointers point to, by space and name, unless it is the logits.
+    """The dtypes of all operands except logits, by space and name.
 
     Buffers, weights, caches, inputs and outputs themselves start at multiples of 16.
     """

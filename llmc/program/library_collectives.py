@@ -27,8 +27,8 @@ def gather_rows(
 def exchange_parts(
     ranks_ptr: Tensor, x_ptr: Tensor, x_row_stride: int, parts_ptr: Tensor, rows: int, WIDTH: int, RANKS: int
 ) -> None:
-    """parts[r] = the part of rank r's x that is this rank's, for `rows` rows of WIDTH, taken together and cut into as
-    many parts as there are ranks; parts: contiguous. RANKS divides WIDTH."""
+    """parts[r] = the part of rank r's x that is this rank's, for `rows` rows of WIDTH, taken together and cut into one
+    part per rank; parts: contiguous. RANKS divides WIDTH."""
     import torch.distributed as distributed
 
     x = x_ptr.as_strided((rows, WIDTH), (x_row_stride, 1)).contiguous()

@@ -1,11 +1,11 @@
-"""What an engine's static buffers allow."""
+"""The limits of an engine's static buffers."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Tokens, requests and logit rows a step, tokens a sequence, positions a block."""
+    """Tokens, requests and logit rows per step, tokens per sequence, positions per block."""
 
     max_batch_tokens: int
     max_sequences: int
@@ -14,5 +14,5 @@ class Limits:
     block_size: int
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that hold so many."""
+        """Number of blocks that hold this many tokens."""
         return -(-tokens // self.block_size)

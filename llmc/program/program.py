@@ -13,7 +13,7 @@ from llmc.files.typed_json import LEFT_OUT
 from llmc.formats.cache_format import parse_cache_format
 from llmc.formats.code_format import CODE_FORMATS
 from llmc.program.adapter_pools import AdapterPools
-from llmc.program.cache_policy import EVERYTHING, CachePolicy
+from llmc.program.cache_policy import EVERYTHING, CachePolicy, group_blocks
 from llmc.program.device_kernel import DeviceKernel
 from llmc.program.launch_arguments import Argument, Count
 from llmc.program.limits import Limits
@@ -21,7 +21,7 @@ from llmc.program.rank_layout import RankLayout
 from llmc.program.state_slot import StateSlot
 from llmc.program.step_outputs import StepOutput, is_for
 
-# Bytes of an element of each dtype, by what safetensors calls it.
+# Bytes per element of each dtype, by its name in safetensors.
 ITEMSIZES = {
     "F64": 8,
     "F32": 4,
@@ -38,12 +38,8 @@ ITEMSIZES = {
 }
 
 
-# Slots are numbered in int32.
-MAX_SLOTS = 2**31 - 1
-
-
 class RowCount(Enum):
-    """How many rows a buffer has in a step: one a token, one a requested logit row, or a fixed single one."""
+    """The number of rows of a buffer in a step: one per token, one per requested logit row, or a single one."""
 
     TOKENS = "T"
     LOGIT_ROWS = "L"
@@ -62,8 +58,9 @@ class Layout(Enum):
     GATED_PANELS: the same with gate and up rows side by side. CODE_PANELS, GATED_CODE_PANELS: the same for quantized
     weights, scales and zeros included. SPARSE_PANELS, GATED_SPARSE_PANELS, SPARSE_CODE_PANELS,
     GATED_SPARSE_CODE_PANELS: the same without the elements that are zero. CODE_ROWS, CODE_PAIR_ROWS: row-major codes of
-    a quantized weight alone, a byte each or two in a byte; CODE_5_ROWS, CODE_6_ROWS: the low four bits so, what is
-    above behind them (codegen/triton/code_rows.py). MASK_ROWS, MASK_STARTS: of a weight without its zeros where its
+    a quantized weight alone, a byte each or two in a byte; CODE_2_ROWS, CODE_3_ROWS, CODE_5_ROWS, CODE_6_ROWS: their
+    low two or four bits so, what is above behind them; STEP_ROWS: the steps of its scales and minima, in their bits
+    (codegen/triton/code_rows.py). MASK_ROWS, MASK_STARTS: of a weight without its zeros where its
     elements are, and where those of a row begin, which are ROWS (codegen/triton/mask_rows.py). VECTOR_F32: a vector
     widened to fp32. NIBBLES: codes of four bits in their order, two in a byte, the first in its low half.
     """
@@ -79,8 +76,11 @@ class Layout(Enum):
     GATED_SPARSE_CODE_PANELS = "gated_sparse_code_panels"
     CODE_ROWS = "code_rows"
     CODE_PAIR_ROWS = "code_pair_rows"
+    CODE_2_ROWS = "code_2_rows"
+    CODE_3_ROWS = "code_3_rows"
     CODE_5_ROWS = "code_5_rows"
     CODE_6_ROWS = "code_6_rows"
+    STEP_ROWS = "step_rows"
     MASK_ROWS = "mask_rows"
     MASK_STARTS = "mask_starts"
     VECTOR_F32 = "vector_f32"
@@ -93,16 +93,28 @@ class Layout(Enum):
 
     @property
     def code_bits(self) -> int | None:
-        """Of one of row-major codes; None where there are none."""
+        """Bits of a code for row-major codes; None for other layouts."""
         return _CODE_BITS.get(self)
 
 
-_CODE_BITS = {Layout.CODE_ROWS: 8, Layout.CODE_PAIR_ROWS: 4, Layout.CODE_5_ROWS: 5, Layout.CODE_6_ROWS: 6}
+_CODE_BITS = {
+    Layout.CODE_ROWS: 8,
+    Layout.CODE_PAIR_ROWS: 4,
+    Layout.CODE_2_ROWS: 2,
+    Layout.CODE_3_ROWS: 3,
+    Layout.CODE_5_ROWS: 5,
+    Layout.CODE_6_ROWS: 6,
+}
 
 
 def code_rows_layout(format: str) -> Layout:
-    """Of row-major codes of a format (llmc/formats/code_format.py)."""
+    """The layout of row-major codes of a format (llmc/formats/code_format.py)."""
     return next(layout for layout, bits in _CODE_BITS.items() if bits == CODE_FORMATS[format].bits)
+
+
+def step_row_bytes(groups: int, format: str) -> int:
+    """Bytes of a row with the steps of `groups` groups' scales and minima in STEP_ROWS."""
+    return groups * CODE_FORMATS[format].step_field_bits // 8
 
 
 @dataclass(frozen=True)
@@ -155,9 +167,9 @@ class WeightSlot:
 class CacheSlot:
     """One layer's pair of cache pointers: each [blocks, kv_heads, block_size, head_dim or value_dim].
 
-    format: of codes (formats/cache_format.py), which with their scales take the place of numbers; the dtype is then U8.
-    group: of which blocks it has some, and which tables lead to them: 0 for a layer that keeps everything, else one
-    more than the place of its policy in Program.policies.
+    format: the code format (formats/cache_format.py) if the cache holds codes with scales instead of numbers; the dtype
+    is then U8. group: the cache group, whose blocks and tables it uses: 0 for a layer that keeps everything, otherwise
+    one more than the index of its policy in Program.policies.
     """
 
     kv_heads: int
@@ -246,7 +258,9 @@ class Launch:
         """An argument that is a whole number. Raises EngineFormatError for another."""
         value = self.arguments.get(name)
         if not isinstance(value, int):
-            raise EngineFormatError(f"a launch of {self.kernel} passes {value!r} as {name}, which is no whole number")
+            raise EngineFormatError(
+                f"a launch of {self.kernel} passes {value!r} as {name}, which is not a whole number"
+            )
         return value
 
     def runs(
@@ -278,7 +292,8 @@ class Alternative:
 
 @dataclass(frozen=True)
 class SideOutput:
-    """What a step that wants it leaves beside the logits, until the next one: a tensor of this shape for each row.
+    """An optional result of a step in addition to the logits, valid until the next step: a tensor of this shape per
+    row.
 
     buffer: in whose memory; None where the graph itself runs.
     """
@@ -297,7 +312,7 @@ class SideOutput:
 
 @dataclass(frozen=True)
 class Program:
-    """Everything that an executor needs beside the weights' data.
+    """Everything that an executor needs except the weights' data.
 
     vocab_size: columns of the row in fp32 that a step gives for each logit row: logits, or what a head makes of a text.
     hidden_width: columns of the step input `hidden` (HIDDEN), of drafts and of stages that follow another; 0 for a
@@ -333,16 +348,8 @@ class Program:
         return self.layout.tensor
 
     def group_blocks(self, blocks: int) -> tuple[int, ...]:
-        """How many blocks each group of caches has, given those of the first one that holds whole sequences.
-
-        That is the first one, unless it has no caches and another one holds whole sequences too: then its blocks are
-        only numbers, and there are as many as sequences may ask for.
-        """
-        first, limits = blocks, self.limits
-        if any(policy.per_request for policy in self.policies) and all(cache.group for cache in self.caches):
-            most = limits.max_sequences * limits.blocks_for(limits.max_model_len)
-            first = max(blocks, min(most, MAX_SLOTS // limits.block_size - 1))
-        return first, *(policy.pool_blocks(limits, blocks) for policy in self.policies)
+        """How many blocks each group of caches has, given those of the first one that holds whole sequences."""
+        return group_blocks(self.policies, self.limits, blocks, has_first=any(not cache.group for cache in self.caches))
 
     def token_bytes(self) -> tuple[int, ...]:
         """Keys and values of a token in the layers of each group of caches."""
@@ -350,6 +357,11 @@ class Program:
         for cache in self.caches:
             found[cache.group] += cache.bytes_per_block(size)
         return tuple(each // size for each in found)
+
+    def block_bytes(self) -> tuple[int, ...]:
+        """Keys and values of a block in the layers of each group of caches."""
+        sizes, count = self.memories(1), self.group_blocks(1)
+        return tuple(sum(sizes[name] // blocks for name in self.caches_of(group)) for group, blocks in enumerate(count))
 
     def memories(self, blocks: int, spare: int = 0) -> dict[str, int]:
         """Bytes of each of cache_names with group_blocks(blocks). spare: how many more each group has."""
@@ -361,20 +373,20 @@ class Program:
         }
 
     def caches_of(self, group: int) -> dict[str, CacheSlot]:
-        """Of cache_names, those whose blocks the group's tables name."""
+        """The entries of cache_names in this cache group."""
         has_one_table = all(policy == EVERYTHING for policy in self.policies)
         return {name: slot for name, slot in self.cache_names().items() if has_one_table or slot.group == group}
 
     def with_one_table(self) -> "Program":
-        """With as many blocks in each group: the tables of the first lead to all."""
+        """The program with the same number of blocks in each group, so that the tables of group 0 serve all."""
         return replace(self, policies=(EVERYTHING,) * len(self.policies))
 
     def cache_names(self) -> dict[str, CacheSlot]:
-        """What operands call the keys and the values of each layer, in the order in which engines are given them."""
+        """The names of each layer's keys and values in operands, in the order in which engines receive them."""
         return {f"{layer}.{part}": slot for layer, slot in enumerate(self.caches) for part in "kv"}
 
     def state_names(self) -> dict[str, StateSlot]:
-        """What operands call each state."""
+        """The names of the states in operands."""
         return {str(index): slot for index, slot in enumerate(self.states)}
 
     def launched_kernels(self) -> tuple[DeviceKernel, ...]:

@@ -1,7 +1,7 @@
-"""What an engine's code takes for granted of the memory that it is given, as text that the code itself carries.
+"""The memory layout that an engine's code assumes, as text that the code itself contains.
 
-A CPU engine's library and a reference engine's graph are made for one program. Whoever opens them compares: memory laid
-out by another program would be read and written beyond its end.
+A CPU engine's library and a reference engine's graph are made for one program. Opening an engine compares the text,
+because memory laid out for another program would be accessed out of bounds.
 """
 
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""program.json: a Program as text, one buffer, weight or launch a line, and back."""
+"""program.json: a Program as text, with one buffer, weight or launch per line, and back."""
 
 import json
 from pathlib import Path

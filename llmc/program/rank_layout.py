@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RankLayout:
-    """tensor: ranks that run a stage together, each with a part of its weights. pipeline: stages, one after the other.
+    """tensor: number of ranks that run a stage together, each with a part of its weights. pipeline: number of
+    consecutive stages.
 
     A rank's number is stage · tensor + its number among those of the stage.
     """
@@ -15,7 +16,7 @@ class RankLayout:
 
     @property
     def ranks(self) -> int:
-        """Of all stages together."""
+        """Number of ranks of all stages."""
         return self.tensor * self.pipeline
 
     def stage_of(self, rank: int) -> int:
@@ -26,8 +27,8 @@ class RankLayout:
         return rank % self.tensor
 
     def behind(self, rank: int) -> int | None:
-        """Who goes on with a rank's rows: the same rank of the next stage, and with the logits of the last stage's
-        first rank the first of all. None for others."""
+        """The rank that receives a rank's rows: the same rank of the next stage. The first rank of the last stage sends
+        its logits to rank 0. None for others."""
         if self.pipeline == 1:
             return None
         if self.stage_of(rank) < self.pipeline - 1:
@@ -35,7 +36,7 @@ class RankLayout:
         return None if self.tensor_rank_of(rank) else 0
 
     def before(self, rank: int) -> int | None:
-        """With whose rows a rank goes on."""
+        """The sender of the rows that a rank receives."""
         if self.pipeline == 1 or 0 < rank < self.tensor:
             return None
         return rank - self.tensor if rank else self.rank_of(self.pipeline - 1, 0)

@@ -1,9 +1,9 @@
-"""What lies where in the memory that each of several GPUs has for the others: kernels and executors agree on it here.
+"""The layout of the memory that each GPU shares with the other ranks, for kernels and executors.
 
-    words   the number of the last exchange; programs that have ended; whether a rank was lost: int32
-    flags   [MOST_PROGRAMS, ranks], int32: to which exchange each rank has come with each program's values
-    places  two, of PLACE_BYTES each: the values themselves, in turn, so that a rank that is an exchange ahead
-            overwrites nothing that another still reads
+    words   number of the last exchange; programs that have ended; whether a rank was lost: int32
+    flags   [MOST_PROGRAMS, ranks], int32: the last exchange of each rank's values per program places  two, of
+    PLACE_BYTES each: the values, in alternating places, so that a rank that is one exchange ahead does not overwrite
+    values that another still reads
 
 A step's operand `engine:ranks` is on a GPU [1 + ranks], int64: this rank's number, then the address of each one's.
 """
@@ -21,5 +21,5 @@ def places_at(ranks: int) -> int:
 
 
 def memory_bytes(ranks: int) -> int:
-    """Of one rank."""
+    """Bytes of one rank."""
     return places_at(ranks) + 2 * PLACE_BYTES

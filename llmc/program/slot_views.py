@@ -19,8 +19,7 @@ Bytes = TypeVar("Bytes", npt.NDArray[np.uint8], "Tensor")
 
 
 def slot_views(program: Program, memories: Iterable[Bytes], group: int = 0) -> list[Bytes]:
-    """A group's caches, whose memory comes as bytes in the order of Program.caches_of, as views in which slots can be
-    told.
+    """Views of a group's caches with an axis of slots. The memory is given as bytes in the order of Program.caches_of.
 
     [blocks, heads, runs, block_size, bytes] each. A cache of numbers is one view; one of codes is two, the second one
     of scales with their minima (ops/cache_codes.py).

@@ -1,4 +1,4 @@
-"""What an op carries from token to token of a sequence, as an executor keeps it."""
+"""The state that an op carries from token to token of a sequence, as stored by executors."""
 
 import math
 from collections.abc import Iterable
@@ -13,10 +13,10 @@ class StateSlot:
 
     @property
     def nbytes(self) -> int:
-        """Of one sequence."""
+        """Bytes per sequence."""
         return math.prod(self.shape) * 4
 
 
 def state_bytes(states: Iterable[StateSlot]) -> int:
-    """Of all that one sequence has."""
+    """Bytes of all states of one sequence."""
     return sum(state.nbytes for state in states)

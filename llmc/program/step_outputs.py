@@ -1,14 +1,14 @@
-"""What steps read and what they are to give: tokens or logits, and side outputs."""
+"""Inputs and outputs of steps: tokens or logits, and side outputs."""
 
 from collections.abc import Collection
 from enum import Enum
 
 
 class StepOutput(Enum):
-    """What a step is to give for its logit rows: the logits, or a token each, chosen where the logits are.
+    """The output of a step per logit row: the logits, or a token chosen on the device.
 
-    BEST: the likeliest. DRAWN: the likeliest, or a draw from all tokens. FILTERED: those, or a draw from what top-k,
-    top-p and min-p keep.
+    BEST: the likeliest token. DRAWN: the likeliest, or a draw from all tokens. FILTERED: these, or a draw from the
+    tokens that top-k, top-p and min-p keep.
     """
 
     LOGITS = "logits"
@@ -17,15 +17,16 @@ class StepOutput(Enum):
     FILTERED = "filtered"
 
 
-# What a model knew after each token: a side output of targets, and of drafts, which also read it as a step input,
+# The hidden states after each token: a side output of targets and drafters. Drafters also read them as a step input,
 # [T, hidden_width] in F32.
 HIDDEN = "hidden"
-# Of an ONNX model: what it returns first, and what a cache is called after the step beside what it is before.
+# Names in an ONNX model: its first output, and the prefix of a cache after the step, by that before the step.
 LOGITS = "logits"
 WRITTEN = "_written"
 # Which adapter each token has, and each wanted row, in I32: step inputs of engines that take adapters.
 ADAPTERS, ROW_ADAPTERS = "adapter_of_token", "adapter_of_logit_row"
-# What else steps read, hidden states only for drafts: dtypes by name; what they count stands in runtime/loop/step.py.
+# Further step inputs by name, with their dtypes; hidden states are read by drafters only. runtime/loop/step.py
+# documents them.
 STEP_INPUTS = {
     "input_ids": "I32",
     "positions": "I32",
@@ -44,7 +45,7 @@ GROUP_INPUTS = ("slot_mapping", "block_tables", "context_lens")
 COMPACTION = "compaction"
 # Where each request's states are, [R] in I32: a step input of models that have states.
 STATE_SLOTS = "state_slots"
-# What choosing reads for each logit row beside the step's inputs, and what a step can leave for it: dtypes by name.
+# Inputs of token choice per logit row, in addition to the step's inputs, and its outputs: dtypes by name.
 CHOICE_INPUTS = {
     "temperature": "F32",
     "top_k": "I32",
@@ -61,7 +62,7 @@ CANDIDATES = 10
 
 
 def group_input(name: str, group: int) -> str:
-    """What one of GROUP_INPUTS is called that belongs to a group of caches."""
+    """The name of one of GROUP_INPUTS for a cache group."""
     return f"{name}_{group}" if group else name
 
 

@@ -1,11 +1,11 @@
-"""What a model was trained to read before the texts themselves, and how two of its vectors compare."""
+"""The preparation of texts for a model: prompts in front of them, lower case, and the similarity of its vectors."""
 
 from dataclasses import dataclass
 from enum import Enum
 
 
 class Similarity(Enum):
-    """Of two vectors: the more alike, the larger. The last two are distances, negated."""
+    """The similarity of two vectors; larger means more similar. The last two are negated distances."""
 
     COSINE = "cosine"
     DOT = "dot"
@@ -15,7 +15,7 @@ class Similarity(Enum):
 
 @dataclass(frozen=True)
 class TextPrompt:
-    """A text that stands before those of a kind, such as "query: " before questions."""
+    """A prefix for texts of a kind, such as "query: " for questions."""
 
     name: str
     text: str
@@ -23,8 +23,8 @@ class TextPrompt:
 
 @dataclass(frozen=True)
 class TextPreparation:
-    """What becomes of a text before the tokenizer reads it. default_prompt: the name of the prompt of texts whose
-    request names none; None is no prompt. lowercases: texts are put into lower case, prompts too."""
+    """Changes to a text before tokenization. default_prompt: the name of the prompt for requests that name none; None
+    means no prompt. lowercases: texts and prompts are converted to lower case."""
 
     prompts: tuple[TextPrompt, ...] = ()
     default_prompt: str | None = None

@@ -29,9 +29,14 @@ class Operands:
         if len(self.given) not in allowed:
             raise Refused(f"{self.instruction.opcode} has {len(self.given)} operands", self.instruction)
 
+    def _operand(self, place: int) -> Operand:
+        if place >= len(self.given):
+            raise Refused(f"{self.instruction.opcode} has {len(self.given)} operands", self.instruction)
+        return self.given[place]
+
     def reader(self, place: int, dtype: DType) -> Reader:
-        """What reads an operand as values of a type; a longer register is cut to its lower bits."""
-        return self.reader_of(self.given[place], dtype)
+        """A function that reads an operand as values of a type; a longer register is truncated to its lower bits."""
+        return self.reader_of(self._operand(place), dtype)
 
     def reader_of(self, operand: Operand, dtype: DType) -> Reader:
         """As reader, of an operand inside another."""
@@ -40,6 +45,8 @@ class Operands:
         if isinstance(operand, Special):
             return self._special_reader(operand, dtype)
         if isinstance(operand, Immediate):
+            if operand.float_bytes not in (0, dtype.itemsize) and dtype.kind != "f":
+                raise self.refused(operand)
             value = _immediate(operand, dtype)
         elif isinstance(operand, Symbol):
             value = constant(self._address_of(operand), dtype)
@@ -49,7 +56,7 @@ class Operands:
 
     def _register_reader(self, register: Register, dtype: DType) -> Reader:
         index = register.index
-        if register.is_predicate != (dtype is BOOL):
+        if register.is_predicate != (dtype is BOOL) or register.nbytes not in UNSIGNED:
             raise self.refused(register)
         if register.nbytes == dtype.itemsize:
 
@@ -75,14 +82,13 @@ class Operands:
         return self._symbols[symbol.name] + symbol.offset
 
     def address(self, place: int) -> Reader:
-        """What reads an address, with its offset, as whole numbers of 64 bits."""
-        operand = self.given[place]
+        """A function that reads an address, including its offset, as 64-bit integers."""
+        operand = self._operand(place)
         if not isinstance(operand, Address):
             raise self.refused(operand)
         offset, base = operand.offset, operand.base
         if isinstance(base, Register):
-            size = UNSIGNED[base.nbytes]
-            read = self._register_reader(base, size)
+            read = self._register_reader(base, UNSIGNED.get(base.nbytes, S64))
             if not offset:
                 return lambda team: read(team).astype(S64)
             return lambda team: read(team).astype(S64) + offset
@@ -90,15 +96,16 @@ class Operands:
         return lambda team: value(team) + offset
 
     def writer(self, place: int, dtype: DType) -> Writer:
-        """What writes values of a type to an operand; a longer register is filled up with their sign or zeros."""
-        return self.writer_of(self.given[place], dtype)
+        """A function that writes values of a type to an operand; a longer register is extended by sign or zeros."""
+        return self.writer_of(self._operand(place), dtype)
 
     def writer_of(self, operand: Operand, dtype: DType) -> Writer:
         """As writer, of an operand inside another."""
         if isinstance(operand, Sink):
             return lambda team, value, mask: None
         register = self.register_of(operand)
-        if register.is_predicate != (dtype is BOOL) or register.nbytes < dtype.itemsize:
+        is_of_kind = register.is_predicate == (dtype is BOOL) and register.nbytes in UNSIGNED
+        if not is_of_kind or register.nbytes < dtype.itemsize:
             raise self.refused(register)
         if register.nbytes == dtype.itemsize:
             return lambda team, value, mask: team.write(register, value, mask)
@@ -114,12 +121,12 @@ class Operands:
 
     def items(self, place: int) -> tuple[Operand, ...]:
         """The elements of a vector; of another operand, itself."""
-        operand = self.given[place]
+        operand = self._operand(place)
         return operand.items if isinstance(operand, Vector) else (operand,)
 
     def number(self, place: int) -> int:
-        """An operand that stands in the text as a whole number."""
-        operand = self.given[place]
+        """An operand that is a whole number in the text."""
+        operand = self._operand(place)
         if not isinstance(operand, Immediate) or operand.float_bytes:
             raise self.refused(operand)
         return operand.value
@@ -129,7 +136,7 @@ class Operands:
         return Refused(f"{self.instruction.opcode} does not take {operand} there", self.instruction)
 
 
-# What Team fills.
+# Special registers that Team fills.
 KNOWN_SPECIALS = frozenset(
     f"%{name}"
     for name in (

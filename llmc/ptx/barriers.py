@@ -14,10 +14,13 @@ from llmc.ptx.order import Order
 from llmc.ptx.schedule import Schedule, Strand, Waiting
 from llmc.ptx.shadow import Tell
 
+_COUNT = 16
+
 
 @dataclass
 class _Barrier:
-    """wanted: threads that must arrive in each block, 0 while nobody has; None where all that live must."""
+    """wanted: number of threads that must arrive in each block, 0 before the first arrival; None if all live threads
+    must."""
 
     wanted: npt.NDArray[np.int64]
     warps: Bools
@@ -26,16 +29,19 @@ class _Barrier:
 
 
 class Barriers:
-    """Of a team's blocks."""
+    """The barriers of a team's blocks."""
 
     def __init__(self, order: Order, schedule: Schedule, tell: Tell) -> None:
         self._order, self._schedule, self._tell = order, schedule, tell
         self._barriers: dict[int, _Barrier] = {}
 
     def arrive(self, number: int, count: int | None, mask: Mask, following: int | None, at: Instruction) -> None:
-        """Whole warps arrive. count: of threads, None for all that have not returned. following: where they go on once
-        so many have arrived; None if they do not wait."""
+        """Whole warps arrive. count: number of threads; None for all that have not returned. following: the instruction
+        at which they continue once `count` have arrived; None if they do not wait."""
         order = self._order
+        if not 0 <= number < _COUNT:
+            lanes = np.flatnonzero(np.repeat(order.warps_of(mask), 32, axis=1))
+            self._tell(Check.BARRIER, f"there is no barrier {number}, the last is {_COUNT - 1}", lanes, at)
         is_full = count is None or count == order.threads
         if mask is None and is_full and following is not None and number not in self._barriers:
             order.join(np.ones((order.blocks, order.warps), np.bool_))
@@ -46,6 +52,7 @@ class Barriers:
             barrier = _Barrier(np.zeros(order.blocks, np.int64), np.zeros((order.blocks, order.warps), np.bool_))
             self._barriers[number] = barrier
         warps = order.warps_of(mask)
+        self._check_count(number, count, warps, barrier, at)
         twice = warps & barrier.warps
         if twice.any():
             lanes = np.flatnonzero(np.repeat(twice, 32, axis=1))
@@ -56,6 +63,15 @@ class Barriers:
         if following is not None:
             barrier.held.append((Strand(following, whole(mask, self._schedule.shape)), at))
         self._complete(number, barrier, at)
+
+    def _check_count(self, number: int, count: int | None, warps: Bools, barrier: _Barrier, at: Instruction) -> None:
+        """Check that all arrivals at a barrier name the same number of threads."""
+        differs = warps.any(axis=1) & barrier.warps.any(axis=1) & (barrier.wanted != (count or 0))
+        if differs.any():
+            lanes = np.flatnonzero(np.repeat(warps & differs[:, None], 32, axis=1))
+            wanted = int(barrier.wanted[differs][0]) or "all"
+            detail = f"barrier {number} is for {wanted} threads to some, for {count or 'all'} to others"
+            self._tell(Check.BARRIER, detail, lanes, at)
 
     def look_again(self, at: Instruction) -> None:
         """Threads have returned."""
@@ -96,7 +112,7 @@ class Barriers:
         return wanted
 
     def waiting(self) -> Iterator[Waiting]:
-        """Who waits at which barrier, and how many have come."""
+        """The waiting threads of each barrier, and the number of arrivals."""
         for number, barrier in self._barriers.items():
             arrived, wanted = 32 * barrier.warps.sum(axis=1), self._wanted(barrier)
             for strand, at in barrier.held:
@@ -106,7 +122,7 @@ class Barriers:
                     yield Waiting(int(row), np.flatnonzero(mask[row]), at, what)
 
     def take(self, rows: Indices, order: Order, schedule: Schedule, tell: Tell) -> "Barriers":
-        """Of some of the blocks."""
+        """The barriers of some of the blocks."""
         part = Barriers(order, schedule, tell)
         for number, barrier in self._barriers.items():
             held = [

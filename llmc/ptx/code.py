@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from llmc.ptx.elementwise import Action
 from llmc.ptx.errors import PtxError
 from llmc.ptx.kernel_plan import KernelPlan, plan_kernel
-from llmc.ptx.module import Address, Instruction, Kernel, Module, Operand, Pair, Register, Vector
+from llmc.ptx.module import Address, Immediate, Instruction, Kernel, Module, Operand, Pair, Register, Vector
 from llmc.ptx.opcodes import build
 from llmc.ptx.parse import parse_module
 from llmc.ptx.refusal import Refusal, Refused
@@ -19,24 +17,25 @@ from llmc.ptx.statements import REBUILD
 from llmc.ptx.team import End, Ending, Team
 
 KNOWN_TARGETS = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_90a")
+# The maximum over the GPUs of KNOWN_TARGETS.
+MOST_SHARED_BYTES = 227 << 10
 _LEAST_VERSION, _MOST_VERSION = (7, 0), (9, 99)
 
 
 @dataclass(frozen=True)
 class Step:
-    """An action with what the checks of wgmma need. touched: registers that some wgmma takes, too. copied: the target
-    and the source of a move between registers."""
+    """An action with data for the checks of wgmma. touched: registers that some wgmma also uses. copied: target and
+    source of a move to a register; the source is None for a number."""
 
     run: Action
     at: Instruction
     touched: frozenset[int]
-    copied: tuple[int, int] | None
+    copied: tuple[int, int | None] | None
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Instructions that are executed one after the other, and the end that says what is next. last: the one at the
-    end."""
+    """Consecutive instructions, and the end that decides where execution continues. last: the last instruction."""
 
     steps: tuple[Step, ...]
     end: End
@@ -68,14 +67,26 @@ def load_code(text: str, name: str, *, threads: int, shared_bytes: int, entry: s
     module = parse_module(text, name)
     _check_version(module)
     kernel = _entry(module, entry)
-    wanted = int(np.prod(kernel.threads)) if kernel.threads else threads
-    if threads % 32 or not 0 < threads <= 1024 or wanted != threads:
+    wanted = kernel.threads or (threads,)
+    if threads % 32 or not 0 < threads <= 1024 or wanted[0] != threads or any(size != 1 for size in wanted[1:]):
         raise PtxError(
-            f"{kernel.name} is for blocks of {wanted} threads and is launched with {threads}",
+            f"{kernel.name} is for blocks of {' x '.join(map(str, wanted))} threads and is launched with {threads}",
             at=name,
-            fix="launch whole warps, as many as the kernel was compiled for",
+            fix="launch the number of warps that the kernel was compiled for, along the first axis",
+        )
+    if any(size != 1 for size in kernel.cluster):
+        raise PtxError(
+            f"{kernel.name} is for clusters of {' x '.join(map(str, kernel.cluster))} blocks; the machine has none",
+            at=name,
+            fix="compile it for one block a cluster (num_ctas=1)",
         )
     plan = plan_kernel(kernel, name, threads, shared_bytes)
+    if plan.shared_bytes > MOST_SHARED_BYTES:
+        raise PtxError(
+            f"{kernel.name} takes {plan.shared_bytes} bytes of shared memory; a block has at most {MOST_SHARED_BYTES}",
+            at=name,
+            fix=REBUILD,
+        )
     built, refusals = _build_all(plan)
     if refusals:
         others = "" if len(refusals) == 1 else f", and {len(refusals) - 1} more"
@@ -182,16 +193,18 @@ def _wgmma_registers(kernel: Kernel) -> frozenset[int]:
     before = -1
     while found and len(found) != before:
         before = len(found)
-        found |= {source for target, source in moves if target in found}
+        found |= {source for target, source in moves if target in found and source is not None}
     return frozenset(found)
 
 
-def _copied(at: Instruction) -> tuple[int, int] | None:
-    """The target and the source of a move between registers, which all its threads make."""
+def _copied(at: Instruction) -> tuple[int, int | None] | None:
+    """The target and the source of a move to a register, which all its threads make; of a number the source is None."""
     if not at.opcode.startswith("mov.") or at.guard is not None or len(at.operands) != 2:
         return None
     target, source = at.operands
-    return (target.index, source.index) if isinstance(target, Register) and isinstance(source, Register) else None
+    if not isinstance(target, Register) or not isinstance(source, Register | Immediate):
+        return None
+    return target.index, source.index if isinstance(source, Register) else None
 
 
 def _registers(instruction: Instruction) -> frozenset[int]:

@@ -13,7 +13,7 @@ from llmc.ptx.lanes import Mask, Values
 from llmc.ptx.modifiers import Modifiers
 from llmc.ptx.team import Team
 
-# What an instruction does to the threads of a mask.
+# The effect of an instruction on the threads of a mask.
 Action = Callable[[Team, Mask], None]
 
 
@@ -30,7 +30,7 @@ Chooser = Callable[[Modifiers], Elementwise]
 
 
 def elementwise(chooser: Chooser) -> Callable[[Operands, Modifiers], Action]:
-    """What builds the actions of an opcode. chooser: reads its modifiers."""
+    """A builder of an opcode's actions. chooser: reads its modifiers."""
 
     def build(operands: Operands, modifiers: Modifiers) -> Action:
         chosen = chooser(modifiers)

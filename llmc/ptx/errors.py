@@ -1,4 +1,4 @@
-"""What is wrong with PTX that the machine is given."""
+"""Errors in PTX given to the machine."""
 
 from llmc.errors import LlmcError
 

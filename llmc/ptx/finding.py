@@ -1,4 +1,4 @@
-"""What the checks find: one fault, with where in the kernel it is and which thread had it first."""
+"""Findings of the checks: a fault, its place in the kernel, and the first thread that had it."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -12,7 +12,7 @@ class Check(Enum):
     BOUNDS = "outside the launch's buffers"
     ALIGNMENT = "misaligned address"
     READ_ONLY = "write to read-only memory"
-    UNWRITTEN = "read of memory that nobody has written"
+    UNWRITTEN = "read of unwritten memory"
     RACE = "two threads on one byte without a barrier between them"
     ASYNC_COPY = "target of an asynchronous copy before its wait"
     ASYNC_SOURCE = "operand of an asynchronous operation overwritten before its wait"
@@ -23,7 +23,7 @@ class Check(Enum):
     DESCRIPTOR = "misused tensor descriptor"
     BARRIER = "misused barrier"
     GRID_DEPENDENCY = "no griddepcontrol.wait before it"
-    OUTPUT = "element of an output that nobody has written"
+    OUTPUT = "unwritten element of an output"
     DIVERGENCE = "instruction of a whole warp with a part of it"
 
 
@@ -48,7 +48,7 @@ class Finding:
 
 
 class Findings:
-    """Those of a launch: the first of each check at each instruction, and how many there were."""
+    """The findings of a launch: the first of each check at each instruction, and their number."""
 
     def __init__(self, kernel: str, grid: tuple[int, int, int]) -> None:
         self._kernel, self._grid = kernel, grid

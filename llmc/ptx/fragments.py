@@ -1,7 +1,6 @@
 """Which element of a matrix each thread of a warp holds, for `mma` and `ldmatrix`: the tables of the PTX manual.
 
-Every register holds as many elements side by side as fit into 32 bits. Of thread `lane`, group is lane / 4 and place is
-lane % 4:
+Every register holds the elements that fit into 32 bits. For thread `lane`, group is lane / 4 and place is lane % 4:
 
     A, 16 rows:   register r, element e: row group + 8·(r mod 2), column place·E + e + 4·E·(r / 2)
     B, 8 columns: register r, element e: row place·E + e + 4·E·r, column group
@@ -38,7 +37,7 @@ def matrix_c(registers: Words) -> Words:
 
 
 def registers_c(matrix: Words) -> Words:
-    """What `matrix_c` takes: [registers, warps, lanes]."""
+    """The inverse of `matrix_c`: [registers, warps, lanes]."""
     warps, _, columns = matrix.shape
     parts = matrix.reshape(warps, 2, 8, columns // 8, 4, 2)
     return np.ascontiguousarray(parts.transpose(3, 1, 5, 0, 2, 4)).reshape(columns // 2, warps, 32)

@@ -16,7 +16,7 @@ Addresses = npt.NDArray[np.int64]
 Indices = npt.NDArray[np.intp]
 
 _ALIGNMENT = 16
-# What numpy moves at once, by bytes.
+# The numpy dtype of an access, by its bytes.
 WORDS: dict[int, np.dtype[Any]] = {
     nbytes: np.dtype(name) for nbytes, name in ((1, "u1"), (2, "u2"), (4, "u4"), (8, "u8"), (16, "c16"))
 }
@@ -42,7 +42,7 @@ class Buffer:
     def __post_init__(self) -> None:
         if self.address % _ALIGNMENT:
             raise PtxError(
-                f"the buffer {self.name} is at {self.address:#x}, which is no multiple of {_ALIGNMENT}",
+                f"the buffer {self.name} is at {self.address:#x}, which is not a multiple of {_ALIGNMENT}",
                 at=self.name,
                 fix="place buffers where a device's allocator places them",
             )
@@ -53,7 +53,7 @@ class Buffer:
         return self.address + len(self.data)
 
     def words(self, nbytes: int) -> npt.NDArray[Any]:
-        """The data as elements of so many bytes; a rest is left out."""
+        """The data as elements of `nbytes` bytes; a remainder is left out."""
         return self._view(False, self.data, nbytes)
 
     def marks(self, nbytes: int) -> npt.NDArray[Any]:
@@ -92,8 +92,8 @@ class GlobalMemory:
         return found if found is not None and address < found.end else None
 
     def parts(self, addresses: Addresses, nbytes: int, tell: Tell) -> Iterator[tuple[Buffer, Indices | slice, Indices]]:
-        """The buffers that accesses of so many bytes go to, with which of the accesses those are, and with the index of
-        each among the buffer's elements of that size. Accesses that cannot be made are told of and left out."""
+        """The buffers that accesses of `nbytes` bytes go to, the indices of these accesses, and the index of each among
+        the buffer's elements of that size. Invalid accesses are reported and left out."""
         if not addresses.size:
             return
         low, high = int(addresses.min()), int(addresses.max())
@@ -105,7 +105,7 @@ class GlobalMemory:
             return
         odd = np.flatnonzero(addresses & nbytes - 1)
         if len(odd):
-            tell(Check.ALIGNMENT, f"{int(addresses[odd[0]]):#x} is no multiple of {nbytes}", odd)
+            tell(Check.ALIGNMENT, f"{int(addresses[odd[0]]):#x} is not a multiple of {nbytes}", odd)
         left = np.flatnonzero((addresses & nbytes - 1) == 0)
         while len(left):
             lowest = int(addresses[left].min())

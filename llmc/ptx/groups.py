@@ -9,7 +9,7 @@ import numpy.typing as npt
 from llmc.ptx.global_memory import Indices
 
 Counts = npt.NDArray[np.int64]
-# Told of the accesses that have ended: where in shared memory, of how many bytes each, and of which threads.
+# Called with the accesses that have ended: places in shared memory, bytes each, and threads.
 Ended = Callable[[Indices, int, Indices], None]
 
 
@@ -24,7 +24,8 @@ class _Begun:
 
 
 class Groups:
-    """Of a team's threads. A group's number is how many its thread has committed before it."""
+    """Groups of asynchronous copies of a team's threads. A group's number is the number of groups that its thread
+    committed before it."""
 
     def __init__(self, lanes: int, ended: Ended) -> None:
         self._committed = np.zeros(lanes, np.int64)
@@ -32,15 +33,15 @@ class Groups:
         self._begun: list[_Begun] = []
 
     def begin(self, index: Indices, nbytes: int, lanes: Indices) -> None:
-        """Threads begin accesses of so many bytes."""
+        """Threads begin accesses of `nbytes` bytes."""
         self._begun.append(_Begun(index, nbytes, lanes, self._committed[lanes]))
 
     def commit(self, lanes: Indices) -> None:
-        """What the threads have begun since they last committed is a group."""
+        """The accesses that the threads have begun since their last commit become a group."""
         self._committed[lanes] += 1
 
     def wait(self, lanes: Indices, most: int | None) -> None:
-        """Until at most so many of each thread's newest groups are pending; None: until nothing is."""
+        """Wait until at most `most` of each thread's newest groups are pending; None waits for all."""
         limits = np.full(len(self._committed), -1)
         limits[lanes] = np.iinfo(np.int64).max if most is None else self._committed[lanes] - most
         left = []
@@ -61,7 +62,7 @@ class Groups:
         return busy[lanes]
 
     def take(self, rows: Indices, threads: int, row_bytes: int, ended: Ended) -> "Groups":
-        """Of some of the blocks, which become rows 0, 1 and so on."""
+        """The groups of some of the blocks, which become rows 0, 1 and so on."""
         part = Groups(len(rows) * threads, ended)
         part._committed = self._committed.reshape(-1, threads)[rows].reshape(-1)
         new_row = np.full(len(self._committed) // threads, -1)

@@ -1,4 +1,4 @@
-"""What a kernel needs of each block: threads, memory, registers; and where its variables lie."""
+"""The resources of a kernel per block: threads, memory, registers, and the places of its variables."""
 
 import re
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from llmc.ptx.matrix_descriptor import CHUNK
 from llmc.ptx.module import Immediate, Instruction, Kernel
 from llmc.ptx.shared_memory import SHARED_BASE
 
-# Where variables of global memory lie; far from what launches give.
+# The address of variables in global memory, far from the buffers of launches.
 _VARIABLES_BASE = 1 << 56
 
 
@@ -48,10 +48,10 @@ class KernelPlan:
 
     @cached_property
     def blank_registers(self) -> tuple[Values, ...]:
-        """Every register, with zeros."""
+        """Every register, with zeros. One of 128 bits has no value: no instruction that is executed takes it."""
         blanks = {n: np.zeros((1, 1), UNSIGNED[n]) for n in UNSIGNED}
         nothing = np.zeros((1, 1), np.bool_)
-        return tuple(nothing if r.is_predicate else blanks[r.nbytes] for r in self.kernel.registers)
+        return tuple(nothing if r.is_predicate else blanks.get(r.nbytes, nothing) for r in self.kernel.registers)
 
 
 def plan_kernel(kernel: Kernel, module: str, threads: int, dynamic_bytes: int) -> KernelPlan:

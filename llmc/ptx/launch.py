@@ -11,10 +11,10 @@ from llmc.ptx.kernel_plan import KernelPlan
 
 
 class Launch:
-    """What all teams of a launch share.
+    """Data shared by all teams of a launch.
 
-    arguments: the bytes of each of the kernel's parameters, in order. waits: whether the launch may begin before the
-    ones before it end, so that griddepcontrol.wait must come before what depends on them.
+    arguments: the bytes of each of the kernel's parameters, in order. waits: whether the launch may begin before
+    earlier ones end, so that griddepcontrol.wait must precede dependent accesses.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Execute a launch: teams of blocks one after the other, each as long as it can go on."""
+"""Execute a launch: teams of blocks in order, each until it cannot continue."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -15,9 +15,10 @@ from llmc.ptx.launch import Launch
 from llmc.ptx.schedule import Strand, Waiting
 from llmc.ptx.team import Team
 
-# Threads that are executed together: as many as keep their values in a processor's cache.
+# Number of threads that are executed together, so that their values stay in a processor's cache.
 TEAM_THREADS = 8192
-# Instructions of one thread, after which a launch counts as endless.
+# Instructions of one block, after which a launch counts as endless: those that threads, or several blocks, execute
+# together count once.
 INSTRUCTION_LIMIT = 10_000_000
 # Instructions after which another team has its turn: this one may be waiting for something that it stores.
 _TURN = 100_000
@@ -52,13 +53,13 @@ def execute(
         buffers: all memory that the launch may touch.
         outputs: those of the buffers that have to be written as a whole when it has ended.
         may_begin_early: whether the launch may begin before earlier ones end, as with programmatic dependent launch.
-        limit: instructions of a thread, after which an error says where it was.
+        limit: instructions of a block, after which an error says where it was.
 
     Raises:
         PtxError: threads wait for each other forever, or the limit is reached; the error says where.
     """
     plan = code.plan
-    launch = Launch(plan, grid, arguments, buffers, may_begin_early and plan.waits_for_grids)
+    launch = Launch(plan, grid, arguments, buffers, may_begin_early)
     count = int(np.prod(grid))
     rows = max(1, TEAM_THREADS // plan.threads)
     queue = deque[Team | range](range(first, min(first + rows, count)) for first in range(0, count, rows))
@@ -93,7 +94,7 @@ def _run(team: Team, code: Code, limit: int) -> list[Team]:
         _execute(team, strand, segment, code.plan.has_wgmma)
         team.executed += segment.count
         if team.executed > limit:
-            raise _endless(team, segment, limit)
+            raise _endless(team, strand, segment, limit)
         if team.leaving is not None:
             leaving = team.leaving
             return [team.take(rows) for rows in (np.flatnonzero(leaving), _others(team, leaving)) if len(rows)]
@@ -106,7 +107,7 @@ def _run(team: Team, code: Code, limit: int) -> list[Team]:
 
 
 def _others(team: Team, leaving: Bools) -> Indices:
-    """The rows that do not leave and whose threads have not all returned."""
+    """The rows that stay and have live threads."""
     return np.flatnonzero(~leaving & team.schedule.living().any(axis=1))
 
 
@@ -123,11 +124,12 @@ def _execute(team: Team, strand: Strand, segment: Segment, watches: bool) -> Non
     segment.end(team, strand)
 
 
-def _endless(team: Team, segment: Segment, limit: int) -> PtxError:
+def _endless(team: Team, strand: Strand, segment: Segment, limit: int) -> PtxError:
     plan, at = team.launch.plan, segment.last
+    row = int(np.flatnonzero(team.whole(strand.mask).any(axis=1))[0])
     source = "" if at.source is None else f", {at.source}"
     return PtxError(
-        f"{plan.kernel.name} does not end: a thread of block {int(team.numbers[0])} has executed {limit} instructions"
+        f"{plan.kernel.name} does not end: block {int(team.numbers[row])} has executed {limit} instructions"
         f"{_found_before(team)}",
         at=f"{plan.module}:{at.line} ({at.opcode}){source}",
         fix="see what the loop there waits for; raise LLMC_PTX_INSTRUCTIONS if it has so much to do",
@@ -141,7 +143,7 @@ def _found_before(team: Team) -> str:
 
 
 def _deadlock(team: Team, waiting: Sequence[Waiting]) -> PtxError:
-    """Who waits where, of the first block that does."""
+    """The error with the waiting threads of the first block that is stuck."""
     plan, row = team.launch.plan, waiting[0].row
     ours = [each for each in waiting if each.row == row]
     lines = [
@@ -155,5 +157,5 @@ def _deadlock(team: Team, waiting: Sequence[Waiting]) -> PtxError:
     return PtxError(
         f"{plan.kernel.name} waits forever in block {int(team.numbers[row])}: {'; '.join(lines)}{_found_before(team)}",
         at=f"{plan.module}:{first.line}{source}",
-        fix="let as many threads, or bytes, arrive as are waited for, in the phase that is waited for",
+        fix="let the expected number of threads, or bytes, arrive in the phase that is waited for",
     )

@@ -1,15 +1,15 @@
 """mbarriers: objects in shared memory at which threads, and bytes that are copied, arrive.
 
-A phase ends when as many arrivals have come as the mbarrier was made for, and as many bytes as were expected. Who has
-waited for it has seen what the threads that arrived had done before, and the copies.
+A phase ends after the number of arrivals that the mbarrier was initialised with, and the expected bytes. Threads that
+have waited for it see the earlier accesses of the threads that arrived, and the copies.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from llmc.ptx.errors import PtxError
 from llmc.ptx.finding import Check
 from llmc.ptx.global_memory import Indices
 from llmc.ptx.module import Instruction
@@ -21,9 +21,9 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass
 class _MBarrier:
-    """Of each block: count is what it was made for, 0 while it is none; pending arrivals and bytes; phases that have
-    ended. clocks: what those who have arrived in this phase have seen, and what of it is fenced, then the same of the
-    last phase. copies: those of this phase: where in shared memory, the bytes of a run, and of which rows."""
+    """Per block: count: the initial number of arrivals, 0 before initialisation; pending arrivals and bytes; number of
+    ended phases. clocks: accesses seen by the arrivals of this phase, and the fenced ones, then the same for the last
+    phase. copies: copies of this phase: places in shared memory, bytes of a run, and rows."""
 
     number: int
     count: Counts
@@ -34,7 +34,7 @@ class _MBarrier:
     copies: list[tuple[Indices, int, Indices]] = field(default_factory=list)
 
     def fit(self, agents: int) -> None:
-        """Make room for the clocks of so many warps and mbarriers."""
+        """Make room for the clocks of `agents` warps and mbarriers."""
         if self.clocks.shape[2] < agents:
             self.clocks = np.pad(self.clocks, ((0, 0), (0, 0), (0, agents - self.clocks.shape[2])))
 
@@ -48,7 +48,7 @@ class _MBarrier:
 
 
 class MBarriers:
-    """Of a team's blocks, by their offset in shared memory."""
+    """The mbarriers of a team's blocks, by their offset in shared memory."""
 
     def __init__(self, order: Order, shadow: Shadow, row_bytes: int, tell: Tell) -> None:
         self._order, self._shadow, self._row_bytes, self._tell = order, shadow, row_bytes, tell
@@ -57,7 +57,7 @@ class MBarriers:
     def init(self, offset: int, lanes: Indices, count: Counts, at: Instruction) -> None:
         """Threads, at most one of each block, make an mbarrier."""
         rows = lanes // self._order.threads
-        mbarrier = self._found.get(offset) or self._new(offset)
+        mbarrier = self._found.get(offset) or self._new(offset, at)
         used = mbarrier.count[rows] > 0
         if used.any():
             self._tell(
@@ -68,9 +68,14 @@ class MBarriers:
         mbarrier.missing_bytes[rows] = mbarrier.phase[rows] = 0
         mbarrier.clocks[:, rows] = 0
 
-    def _new(self, offset: int) -> _MBarrier:
+    def _new(self, offset: int, at: Instruction) -> _MBarrier:
         blocks, number = self._order.blocks, len(self._found)
-        assert number < MOST_MBARRIERS
+        if number == MOST_MBARRIERS:
+            raise PtxError(
+                f"a block makes more than {MOST_MBARRIERS} mbarriers",
+                at=f"PTX line {at.line} ({at.opcode})",
+                fix="run the engine on its GPU, or by executor='reference'",
+            )
         self._order.know_mbarriers(number + 1)
         count, pending, missing, phase = (np.zeros(blocks, np.int64) for _ in range(4))
         clocks = np.zeros((4, blocks, self._order.seen.shape[2]), np.int32)
@@ -154,7 +159,7 @@ class MBarriers:
         return ended
 
     def _usable(self, offset: int, lanes: Indices, at: Instruction) -> tuple[Indices, _MBarrier | None]:
-        """The threads that find an mbarrier there, and it; others are told of."""
+        """The threads that find an mbarrier there, and the mbarrier; others are reported."""
         found = self._found.get(offset)
         rows = lanes // self._order.threads
         is_made = np.zeros(len(lanes), np.bool_) if found is None else found.count[rows] > 0
@@ -189,7 +194,7 @@ class MBarriers:
         found.copies = left
 
     def state(self, offset: int, row: int) -> str:
-        """An mbarrier in words, for who waits at it."""
+        """The state of an mbarrier in words, for errors about waiting threads."""
         found = self._found.get(offset)
         if found is None:
             return f"an mbarrier at byte {offset} that is not there"
@@ -198,14 +203,8 @@ class MBarriers:
             f"{found.count[row]} arrivals and {found.missing_bytes[row]} bytes"
         )
 
-    def left(self) -> Iterator[tuple[int, Indices]]:
-        """The mbarriers that copies have not ended of, with their blocks' rows."""
-        for offset, found in self._found.items():
-            for _, _, rows in found.copies:
-                yield offset, rows
-
     def take(self, rows: Indices, order: Order, shadow: Shadow, tell: Tell) -> "MBarriers":
-        """Of some of the blocks."""
+        """The mbarriers of some of the blocks."""
         part = MBarriers(order, shadow, self._row_bytes, tell)
         new_row = np.full(self._order.blocks, -1)
         new_row[rows] = np.arange(len(rows))

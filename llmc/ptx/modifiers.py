@@ -1,7 +1,10 @@
-"""The parts of an opcode, taken one by one: what is left at the end, nobody knows."""
+"""The parts of an opcode, consumed one by one; a remainder is an unknown modifier."""
 
 from llmc.ptx.module import Instruction
 from llmc.ptx.refusal import Refused
+
+# How opcodes name the shared memory of a thread's own block.
+SHARED = ("shared", "shared::cta")
 
 
 class Modifiers:

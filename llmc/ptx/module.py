@@ -1,7 +1,7 @@
-"""What a PTX file says, as data: its kernels, their registers and instructions, and where those come from."""
+"""The contents of a PTX file: its kernels, their registers and instructions, and their source lines."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 # Bytes of a register; a predicate is counted as one.
 REGISTER_BYTES = {
@@ -75,7 +75,7 @@ class Symbol:
 
 @dataclass(frozen=True)
 class Sink:
-    """`_`: a result that nobody wants."""
+    """`_`: a discarded result."""
 
     def __str__(self) -> str:
         return "_"
@@ -167,7 +167,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable in memory. space: shared, global, const or local. nbytes: 0 for what the launch decides."""
+    """A variable in memory. space: shared, global, const or local. nbytes: 0 if the launch decides."""
 
     name: str
     space: str
@@ -178,7 +178,8 @@ class Variable:
 
 @dataclass(frozen=True)
 class Kernel:
-    """An entry of a module. labels: the place of the instruction that each label stands before."""
+    """An entry of a module. labels: the index of the instruction after each label. threads, cluster: threads of a
+    block, and blocks of a cluster, in each direction; empty if the launch decides."""
 
     name: str
     parameters: tuple[Parameter, ...]
@@ -187,7 +188,7 @@ class Kernel:
     registers: tuple[Register, ...]
     variables: Mapping[str, Variable]
     threads: tuple[int, ...] = ()
-    most_threads: int = field(default=1024)
+    cluster: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def _build_cp(operands: Operands, modifiers: Modifiers) -> Action:
     return (build_bulk if modifiers.flag("bulk") else build_cp_async)(operands, modifiers)
 
 
-# What each thread does by itself.
+# Instructions of single threads.
 ACTIONS: Mapping[str, Builder] = MappingProxyType(
     {
         **dict.fromkeys(ARITHMETIC, build_arithmetic),
@@ -66,7 +66,7 @@ ACTIONS: Mapping[str, Builder] = MappingProxyType(
         "tensormap": build_tensormap,
     }
 )
-# What whole warps do.
+# Instructions of whole warps.
 COLLECTIVES: Mapping[str, Builder] = MappingProxyType(
     {
         "elect": build_elect,
@@ -85,7 +85,7 @@ COLLECTIVES: Mapping[str, Builder] = MappingProxyType(
 def build(
     instruction: Instruction, place: int, symbols: Mapping[str, int], labels: Mapping[str, int]
 ) -> Action | Ending:
-    """What executes an instruction.
+    """A function that executes an instruction.
 
     Raises:
         Refused: the machine does not know the opcode.
@@ -102,7 +102,7 @@ def build(
 
 
 def _end(operands: Operands, modifiers: Modifiers, place: int) -> End | None:
-    """Of an instruction at which threads may have to wait; None for another."""
+    """The end for an instruction at which threads may have to wait; None for others."""
     name = modifiers.name
     if name in ("ret", "exit"):
         return build_return(operands, modifiers)

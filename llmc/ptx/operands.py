@@ -10,16 +10,23 @@ from llmc.ptx.module import Address, Guard, Immediate, Operand, Pair, Register, 
 from llmc.ptx.statements import REBUILD
 
 _GUARD = re.compile(r"@(!?)\s*([\w$%]+)\s+(.*)")
-_WHOLE = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?")
+# Sixteen, two, eight or ten is the base.
+_WHOLE = re.compile(r"(-?)(?:0[xX]([0-9a-fA-F]+)|0[bB]([01]+)|0([0-7]+)|(\d+))U?")
+_BASES = (16, 2, 8, 10)
 _FLOAT = re.compile(r"0([fFdD])([0-9a-fA-F]{8,16})")
 _DECIMAL = re.compile(r"-?\d+\.\d*(?:[eE][-+]?\d+)?")
 _NAME = re.compile(r"[A-Za-z_$%][\w$.]*")
-_SPECIALS = ("%tid", "%ntid", "%ctaid", "%nctaid", "%laneid", "%warpid", "%lanemask", "%clusterid", "%clock", "%smid")
+# How the names of all special registers begin, behind the percent sign.
+_SPECIALS = re.compile(
+    "%(?:tid|ntid|ctaid|nctaid|laneid|warpid|nwarpid|lanemask|smid|nsmid|gridid|cluster|ncluster|is_explicit_cluster|"
+    "clock|globaltimer|pm|envreg|current_graph|dynamic_smem|total_smem|aggr_smem|reserved_smem)"
+)
 
 
 @dataclass
 class Scope:
-    """What is declared between two braces. number: of those opened before it. labels: all, those further down too."""
+    """The declarations between two braces. number: number of scopes opened before it. labels: all labels, including
+    later ones."""
 
     number: int
     outer: "Scope | None"
@@ -45,7 +52,7 @@ def parse_guard(text: str, scope: Scope, at: str) -> tuple[Guard | None, str]:
         return None, text
     register = scope.register(match[2])
     if register is None or not register.is_predicate:
-        raise PtxError(f"the guard {match[2]!r} is no predicate that is declared", at=at, fix=REBUILD)
+        raise PtxError(f"the guard {match[2]!r} is not a declared predicate", at=at, fix=REBUILD)
     return Guard(register, bool(match[1])), match[3]
 
 
@@ -55,7 +62,7 @@ def parse_operands(text: str, scope: Scope, at: str) -> tuple[Operand, ...]:
 
 
 def _divided(text: str) -> Iterator[str]:
-    """At the commas that stand in no bracket."""
+    """Split at commas outside of brackets."""
     depth, start = 0, 0
     for place, character in enumerate(text):
         if character in "[{(":
@@ -69,9 +76,9 @@ def _divided(text: str) -> Iterator[str]:
 
 
 def _operand(text: str, scope: Scope, at: str) -> Operand:
-    if text[0] == "{":
+    if text.startswith("{"):
         return Vector(parse_operands(text.strip("{} "), scope, at))
-    if text[0] == "[":
+    if text.startswith("["):
         return _address(text[1:-1], scope, at)
     if "|" in text:
         first, _, second = text.partition("|")
@@ -83,8 +90,17 @@ def _operand(text: str, scope: Scope, at: str) -> Operand:
     if _DECIMAL.fullmatch(text):
         return Immediate(int.from_bytes(struct.pack("<d", float(text)), "little"), 8)
     if _WHOLE.fullmatch(text):
-        return Immediate(int(text.rstrip("U"), 0))
+        return Immediate(_whole(text, at))
     return _named(text, scope, at)
+
+
+def _whole(text: str, at: str) -> int:
+    match = _WHOLE.fullmatch(text)
+    if match is None:
+        raise PtxError(f"{text!r} is not a whole number", at=at, fix=REBUILD)
+    sign, *digits = match.groups()
+    value = next(int(each, base) for each, base in zip(digits, _BASES, strict=True) if each is not None)
+    return -value if sign else value
 
 
 def _named(text: str, scope: Scope, at: str) -> Operand:
@@ -93,11 +109,11 @@ def _named(text: str, scope: Scope, at: str) -> Operand:
     register = scope.register(name)
     if register is not None and not plus:
         return register
-    if name.startswith(_SPECIALS):
+    if _SPECIALS.match(name):
         return Special(name)
     if _NAME.fullmatch(name) is None or name.startswith("%"):
-        raise PtxError(f"the operand {text!r} is no register that is declared", at=at, fix=REBUILD)
-    return Symbol(scope.label(name), int(offset or "0", 0))
+        raise PtxError(f"the operand {text!r} is not a declared register", at=at, fix=REBUILD)
+    return Symbol(scope.label(name), _whole(offset.strip() or "0", at))
 
 
 def _address(text: str, scope: Scope, at: str) -> Address:
@@ -105,6 +121,5 @@ def _address(text: str, scope: Scope, at: str) -> Address:
     coordinates = _operand(rest[0], scope, at) if rest else Vector(())
     if not isinstance(coordinates, Vector):
         raise PtxError(f"the address [{text}] cannot be read", at=at, fix=REBUILD)
-    match = re.fullmatch(r"(.*?)\s*\+\s*(-?\w+)", base)
-    stem, offset = (match[1], int(match[2], 0)) if match else (base, 0)
-    return Address(_operand(stem.strip(), scope, at), offset, coordinates.items)
+    stem, plus, offset = base.partition("+")
+    return Address(_operand(stem.strip(), scope, at), _whole(offset.strip(), at) if plus else 0, coordinates.items)

@@ -1,4 +1,4 @@
-"""What of a block's threads happens before what: vector clocks of its warps, and of its mbarriers.
+"""The happens-before order of a block's threads: vector clocks of its warps and mbarriers.
 
 Each warp counts its own epochs; a new one begins where it synchronizes. A stamp says who touched a byte, and in which
 of its epochs: `epoch · 2048 + code`. A code below 1024 is a thread, 1024 + w all of warp w, 1056 + m what the phases of
@@ -21,14 +21,14 @@ MBARRIER_CODE = 1056
 MOST_MBARRIERS = CODES - MBARRIER_CODE
 # Epochs of warps are below this, phases of mbarriers start here: no settled stamp of a warp covers them.
 PHASE_EPOCH = 1 << 18
-# Of a byte that nobody has touched, and the epoch of what has not yet happened.
+# The stamp of an untouched byte, and the epoch of a future access.
 NEVER = np.int32(-1)
 PENDING_EPOCH = (1 << 20) - 1
 PENDING = np.int32(PENDING_EPOCH << CODE_BITS)
 
 
 class Order:
-    """Of the blocks of a team. threads: of a block."""
+    """The order of the blocks of a team. threads: number of threads of a block."""
 
     def __init__(self, blocks: int, threads: int) -> None:
         self.blocks, self.threads, self.warps = blocks, threads, -(-threads // 32)
@@ -40,7 +40,7 @@ class Order:
         self._refresh()
 
     def take(self, rows: npt.NDArray[np.intp]) -> "Order":
-        """Of some of the blocks."""
+        """The order of some of the blocks."""
         part = Order(len(rows), self.threads)
         part.now, part.seen, part.fenced = self.now[rows], self.seen[rows], self.fenced[rows]
         part._floor = self._floor[rows]
@@ -51,7 +51,7 @@ class Order:
         epochs = np.repeat(self.now, 32, axis=1)[:, : self.threads] << CODE_BITS
         # [blocks, threads]: what each thread signs with now.
         self.stamps: Stamps = epochs + self._thread_codes
-        # No stamp up to these is in conflict with anything, or with what asynchronous operations do.
+        # Stamps up to these conflict with no later access, or with no asynchronous operation.
         floor, fenced = int(self._floor.min()), int(self.fenced[:, :, : self.warps].min())
         self.settled = (floor + 1 << CODE_BITS) - 1
         self.settled_for_proxy = (min(floor, fenced) + 1 << CODE_BITS) - 1
@@ -71,7 +71,7 @@ class Order:
         return np.where(codes >= MBARRIER_CODE, self.warps + codes - MBARRIER_CODE, agents)
 
     def know_mbarriers(self, count: int) -> None:
-        """Make room for the phases of so many mbarriers."""
+        """Make room for the phases of `count` mbarriers."""
         missing = self.warps + count - self.seen.shape[2]
         if missing > 0:
             self.seen, self.fenced = (np.pad(each, ((0, 0), (0, 0), (0, missing))) for each in (self.seen, self.fenced))
@@ -106,7 +106,8 @@ class Order:
         self._refresh()
 
     def published(self, rows: npt.NDArray[np.intp], warps: npt.NDArray[np.intp]) -> tuple[Clocks, Clocks]:
-        """What each warp has seen, its own epoch included, and what of it is fenced: for one that acquires it."""
+        """The accesses that each warp has seen, including its own epoch, and the fenced ones: for a warp that acquires
+        them."""
         seen = self.seen[rows, warps]
         seen[np.arange(len(rows)), warps] = self.now[rows, warps]
         return seen, self.fenced[rows, warps]

@@ -12,6 +12,7 @@ from llmc.ptx.statements import REBUILD, Kind, Statement, cut_off, statements
 _ENTRY = re.compile(r"(?:\.(?:visible|weak)\s+)?\.entry\s+([\w$]+)\s*\(([^)]*)\)(.*)", re.DOTALL)
 _PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)\s+(?:\.ptr\b[^,]*?\s)?([\w$]+)(?:\[(\d+)\])?$")
 _REGISTERS = re.compile(r"\.reg\s+\.(\w+)\s+(.*)", re.DOTALL)
+_DECLARED = re.compile(r"\s*([\w$%]+)(?:<(\d{1,6})>)?\s*")
 _VARIABLE = re.compile(
     r"(?:\.(?:visible|extern|weak|common)\s+)*\.(shared|global|const|local)\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+"
     r"([\w$]+)\s*(\[\d*\])?\s*(?:=\s*(.*))?",
@@ -20,7 +21,9 @@ _VARIABLE = re.compile(
 _LOCATION = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+\d+(.*)")
 _INLINED = re.compile(r"inlined_at\s+(\d+)\s+(\d+)")
 _FILE = re.compile(r'\.file\s+(\d+)\s+"([^"]*)"')
-_THREADS = re.compile(r"\.(reqntid|maxntid)\s+(\d+(?:\s*,\s*\d+)*)")
+# Maximum size of a variable; a larger one means a damaged file.
+_MOST_BYTES = 1 << 24
+_SIZES = re.compile(r"\.(reqntid|reqnctapercluster)\s+(\d+(?:\s*,\s*\d+)*)")
 
 
 def parse_module(text: str, name: str) -> Module:
@@ -31,7 +34,7 @@ def parse_module(text: str, name: str) -> Module:
         name: of the file, for errors and findings.
 
     Raises:
-        PtxError: it is no PTX, is cut off, or names a register, label or file that it does not declare.
+        PtxError: it is not PTX, is truncated, or names an undeclared register, label or file.
     """
     version, target = _header(text, name)
     files: dict[str, str] = dict(_FILE.findall(text))
@@ -48,7 +51,7 @@ def _header(text: str, name: str) -> tuple[tuple[int, int], str]:
     target = re.search(r"^\s*\.target\s+(\w+)", text, re.MULTILINE)
     if version is None or target is None:
         missing = ".version" if version is None else ".target"
-        raise PtxError(f"the file is no PTX: it has no {missing}", at=name, fix=REBUILD)
+        raise PtxError(f"the file is not PTX: it has no {missing}", at=name, fix=REBUILD)
     return (int(version[1]), int(version[2])), target[1]
 
 
@@ -109,8 +112,7 @@ class _KernelReader:
                 self._directive(statement)
             else:
                 self._instruction(statement)
-        sizes = dict(_THREADS.findall(match[3]))
-        required = tuple(int(size) for size in sizes["reqntid"].split(",")) if "reqntid" in sizes else ()
+        sizes = {name: tuple(int(size) for size in given.split(",")) for name, given in _SIZES.findall(match[3])}
         return Kernel(
             match[1],
             tuple(_parameters(match[2], self.at(header.line))),
@@ -118,7 +120,8 @@ class _KernelReader:
             self.labels,
             tuple(self.registers),
             self.variables,
-            required,
+            sizes.get("reqntid", ()),
+            sizes.get("reqnctapercluster", ()),
         )
 
     def at(self, line: int) -> str:
@@ -150,7 +153,7 @@ class _KernelReader:
     def _location(self, statement: Statement) -> SourceLine:
         match = _LOCATION.match(statement.text)
         if match is None:
-            raise PtxError(f"{statement.text!r} is no source line", at=self.at(statement.line), fix=REBUILD)
+            raise PtxError(f"{statement.text!r} is not a source line", at=self.at(statement.line), fix=REBUILD)
         inlined = _INLINED.search(match[3])
         caller = None if inlined is None else SourceLine(self._file(inlined[1], statement), int(inlined[2]))
         return SourceLine(self._file(match[1], statement), int(match[2]), caller)
@@ -164,8 +167,11 @@ class _KernelReader:
         if kind not in REGISTER_BYTES:
             raise PtxError(f"registers of the type .{kind} are unknown", at=self.at(statement.line), fix=REBUILD)
         for given in names.split(","):
-            stem, _, count = given.strip().partition("<")
-            each = [stem] if not count else [f"{stem}{i}" for i in range(int(count.rstrip("> ")))]
+            match = _DECLARED.fullmatch(given)
+            if match is None:
+                raise PtxError(f"{given.strip()!r} is not a register", at=self.at(statement.line), fix=REBUILD)
+            stem, count = match.groups()
+            each = [stem] if count is None else [f"{stem}{i}" for i in range(int(count))]
             for name in each:
                 register = Register(name, len(self.registers), REGISTER_BYTES[kind], kind == "pred")
                 self.registers.append(register)
@@ -200,6 +206,8 @@ def _variable(statement: Statement, name: str) -> Variable | None:
         raise PtxError(f"variables of the type .{kind} are unknown", at=f"{name}:{statement.line}", fix=REBUILD)
     size = REGISTER_BYTES[kind]
     count = int(dimension.strip("[]") or 0) if dimension else 1
+    if count * size > _MOST_BYTES:
+        raise PtxError(f"{variable} has {count * size} bytes", at=f"{name}:{statement.line}", fix=REBUILD)
     values = [int(each, 0) for each in re.findall(r"-?\w+", content or "")]
     data = b"".join((value % (1 << 8 * size)).to_bytes(size, "little") for value in values).ljust(count * size, b"\0")
     return Variable(

@@ -8,7 +8,7 @@ from llmc.ptx.order import Order
 
 
 class PublishedMaps:
-    """Of a team's blocks. A map is written by one warp, acquired by a fence, and used after it."""
+    """The tensor maps of a team's blocks. A map is written by one warp, acquired by a fence, and used after it."""
 
     def __init__(self, order: Order, known: dict[tuple[int, int], tuple[int, int] | None] | None = None) -> None:
         self._order = order
@@ -42,6 +42,6 @@ class PublishedMaps:
         return None
 
     def take(self, rows: Indices, order: Order) -> "PublishedMaps":
-        """Of some of the blocks."""
+        """The maps of some of the blocks."""
         new = {int(row): place for place, row in enumerate(rows)}
         return PublishedMaps(order, {(new[r], a): m for (r, a), m in self._maps.items() if r in new})

@@ -7,7 +7,7 @@ from llmc.ptx.module import Instruction
 
 @dataclass(frozen=True)
 class Refusal:
-    """reason: with the opcode's name. instruction: the one that stands in the way."""
+    """reason: with the opcode's name. instruction: the unsupported one."""
 
     reason: str
     instruction: Instruction

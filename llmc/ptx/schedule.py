@@ -16,7 +16,7 @@ from llmc.ptx.module import Instruction
 
 @dataclass
 class Strand:
-    """Threads that stand before the same instruction. mask: which, None for all of the team's."""
+    """Threads at the same instruction. mask: these threads; None for all of the team's."""
 
     place: int
     mask: Mask
@@ -33,7 +33,8 @@ class Waiting:
 
 
 class Schedule:
-    """Of a team's threads. shape: [blocks, threads]. alive: who has not returned, None for all."""
+    """The schedule of a team's threads. shape: [blocks, threads]. alive: threads that have not returned; None for
+    all."""
 
     def __init__(self, shape: tuple[int, int], running: list[Strand], alive: Mask = None) -> None:
         self.shape, self.running, self.alive = shape, running, alive
@@ -41,7 +42,7 @@ class Schedule:
         self.gathering: dict[int, Mask] = {}
 
     def next(self) -> Strand | None:
-        """Take the strand that is furthest behind, with all that stand there; None if none can run."""
+        """Take the strand that is furthest behind, with all threads at its instruction; None if none can run."""
         if not self.running:
             return None
         if len(self.running) == 1:
@@ -57,7 +58,7 @@ class Schedule:
         return None if total.all() else total
 
     def go(self, place: int, mask: Mask) -> None:
-        """Threads stand there and can run."""
+        """Let threads continue at a place."""
         self.running.append(Strand(place, mask))
 
     def part(self, mask: Mask, taken: Bools, there: int, following: int) -> None:
@@ -73,7 +74,7 @@ class Schedule:
             self.go(following, whole(staying, self.shape))
 
     def end(self, mask: Mask) -> None:
-        """Threads return. Who waits for the rest of a warp looks again."""
+        """Threads return. Threads that wait for the rest of their warp are checked again."""
         self.alive = self.living() & ~whole(mask, self.shape)
         for place, held in self.gathering.items():
             self.go(place, held)
@@ -84,8 +85,8 @@ class Schedule:
         return np.ones(self.shape, np.bool_) if self.alive is None else self.alive
 
     def gather(self, place: int, mask: Mask) -> tuple[Mask, bool]:
-        """The threads of whole warps among those that stand there, and whether there are any; the others wait for the
-        rest of their warps. Nobody waits for threads that have returned."""
+        """The threads of whole warps among those at a place, and whether there are any; the others wait for the rest of
+        their warps, except returned threads."""
         if mask is None or mask.shape[1] == 1:
             return mask, True
         held = self.gathering.pop(place, None)
@@ -100,7 +101,7 @@ class Schedule:
         return ready, bool(ready.any())
 
     def take(self, rows: Indices) -> "Schedule":
-        """Of some of the blocks, which leave this schedule."""
+        """The schedule of some of the blocks, which leave this one."""
         part = Schedule((len(rows), self.shape[1]), [], None if self.alive is None else self.alive[rows])
         part.running = [Strand(s.place, mask) for s in self.running if (mask := _rows_of(s.mask, rows)) is not _NOBODY]
         part.gathering = {p: m for p, mask in self.gathering.items() if (m := _rows_of(mask, rows)) is not _NOBODY}
@@ -111,7 +112,7 @@ _NOBODY = np.zeros((1, 1), np.bool_)
 
 
 def _rows_of(mask: Mask, rows: Indices) -> Mask:
-    """A mask's rows; _NOBODY if nobody is in them, None if everybody is."""
+    """A mask's rows; _NOBODY if they are empty, None if all threads are in them."""
     if mask is None:
         return None
     part = mask if mask.shape[0] == 1 else mask[rows]

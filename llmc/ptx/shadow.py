@@ -1,4 +1,4 @@
-"""Who touched which byte of shared memory last: what finds races, missing waits and missing fences.
+"""The last accesses to each byte of shared memory, for finding races, missing waits and missing fences.
 
 For each granule (the smallest access that a kernel has) of each block there is the stamp (order.py) of who wrote it
 last, and for each warp the stamp of who of it read it last. An access is in order if what it meets has been seen by the
@@ -23,8 +23,8 @@ Tell = Callable[[Check, str, Indices, Instruction], None]
 
 
 class Shadow:
-    """Of the blocks of a team. granule: bytes; nbytes: of shared memory of a block. Lanes are numbers of threads among
-    all of the team's, row by row."""
+    """The shadow of a team's blocks. granule: bytes; nbytes: shared memory of a block. Lanes number the threads of the
+    team, row by row."""
 
     def __init__(self, blocks: int, nbytes: int, granule: int, order: Order, tell: Tell) -> None:
         self.granule, self._order, self._tell = granule, order, tell
@@ -38,7 +38,7 @@ class Shadow:
         self._views: dict[tuple[bool, int], npt.NDArray[Any]] = {}
 
     def take(self, rows: Indices, order: Order, tell: Tell) -> "Shadow":
-        """Of some of the blocks."""
+        """The shadow of some of the blocks."""
         part = Shadow(0, self._per_block * self.granule, self.granule, order, tell)
         part._hold(self._writes[rows], np.ascontiguousarray(self._reads[:, rows]))
         return part
@@ -46,18 +46,18 @@ class Shadow:
     # ---- accesses of threads -----------------------------------------------------------------------------------------
 
     def read(self, index: Indices, nbytes: int, lanes: Indices, at: Instruction, whole_warp: bool = False) -> None:
-        """Threads read so many bytes, each from its index. whole_warp: for other threads of their warps too."""
-        self._check_writes(index, nbytes, lanes, at, is_read=True)
+        """Threads read `nbytes` bytes, each from its index. whole_warp: also for the other threads of their warps."""
+        self._check_writes(index, nbytes, lanes, at, is_read=True, by_warp=whole_warp)
         self._sign_reads(index, nbytes, lanes, self._signatures(lanes, whole_warp), whole_warp)
 
     def write(
         self, index: Indices, nbytes: int, lanes: Indices, at: Instruction, whole_warp: bool = False
     ) -> tuple[Indices, Indices]:
-        """Threads write so many bytes, each at its index.
+        """Threads write `nbytes` bytes, each at its index.
 
         Returns the places of threads that are not the last to write their bytes, and the lanes of those that are.
         """
-        self._check_overwrite(index, nbytes, lanes, at)
+        self._check_overwrite(index, nbytes, lanes, at, by_warp=whole_warp)
         stamps = self._signatures(lanes, whole_warp)
         self._sign(index, nbytes, stamps)
         if whole_warp:
@@ -106,27 +106,45 @@ class Shadow:
     # ---- checks ------------------------------------------------------------------------------------------------------
 
     def _check_writes(
-        self, index: Indices, nbytes: int, lanes: Indices, at: Instruction, *, is_read: bool, by_proxy: bool = False
+        self,
+        index: Indices,
+        nbytes: int,
+        lanes: Indices,
+        at: Instruction,
+        *,
+        is_read: bool,
+        by_proxy: bool = False,
+        by_warp: bool = False,
     ) -> None:
-        """Against who wrote the bytes before."""
+        """Against who wrote the bytes before. by_warp: a thread that did is not the one that makes the access."""
         found = self._written_by(index, nbytes)
         if is_read and not found.min(initial=1):
             self._tell(Check.UNWRITTEN, "shared memory", lanes[(found == 0).any(axis=1)], at)
         settled = self._order.settled_for_proxy if by_proxy else self._order.settled
         if found.max(initial=0) > settled:
-            self._judge(found, lanes, at, "it was written" if is_read else "it was written before", settled, by_proxy)
+            what = "it was written" if is_read else "it was written before"
+            self._judge(found, lanes, at, what, settled, by_proxy, by_warp)
 
     def _check_overwrite(
-        self, index: Indices, nbytes: int, lanes: Indices, at: Instruction, by_proxy: bool = False
+        self,
+        index: Indices,
+        nbytes: int,
+        lanes: Indices,
+        at: Instruction,
+        *,
+        by_proxy: bool = False,
+        by_warp: bool = False,
     ) -> None:
-        self._check_writes(index, nbytes, lanes, at, is_read=False, by_proxy=by_proxy)
+        self._check_writes(index, nbytes, lanes, at, is_read=False, by_proxy=by_proxy, by_warp=by_warp)
         runs, settled = index >> _shift(nbytes), self._order.settled
         for warp in range(self._order.warps):
             found = self._at(True, nbytes, warp * (self._writes.size // self._width(nbytes)) + runs)
             if found.max(initial=0) > settled:
-                self._judge(found, lanes, at, "it was read before", settled, by_proxy=False)
+                self._judge(found, lanes, at, "it was read before", settled, False, by_warp)
 
-    def _judge(self, found: Stamps, lanes: Indices, at: Instruction, what: str, settled: int, by_proxy: bool) -> None:
+    def _judge(
+        self, found: Stamps, lanes: Indices, at: Instruction, what: str, settled: int, by_proxy: bool, by_warp: bool
+    ) -> None:
         """Look at each stamp by itself. by_proxy: stores need a proxy fence behind them too."""
         order = self._order
         if found.shape[1] > 1 and (found == found[:, :1]).all():
@@ -137,7 +155,7 @@ class Shadow:
         epochs, codes, agents = stamps >> CODE_BITS, stamps & CODES - 1, order.agents_of(stamps)
         is_pending, is_bulk = epochs == PENDING_EPOCH, codes >= MBARRIER_CODE
         is_unseen = epochs > order.seen[rows, threads >> 5, agents]
-        is_own = (codes == threads) & ~is_pending
+        is_own = (codes == threads) & ~is_pending & (not by_warp)
         if by_proxy:
             is_unfenced = (epochs > order.fenced[rows, threads >> 5, agents]) & ~is_bulk & ~is_pending
             self._tell_some(Check.PROXY, what, is_unfenced & (is_own | ~is_unseen), owners, codes, at)
@@ -192,7 +210,7 @@ class Shadow:
         return nbytes // self.granule
 
     def _view(self, of_reads: bool, width: int) -> npt.NDArray[Any]:
-        """Runs of so many stamps as one element each, which numpy moves at once: accesses are aligned."""
+        """Runs of `width` stamps as one element each, which numpy moves at once: accesses are aligned."""
         key = of_reads, width
         if key not in self._views:
             kind = {1: "i4", 2: "i8", 4: "c16"}.get(width, f"V{4 * width}")

@@ -31,14 +31,14 @@ class SharedMemory:
         self._words: dict[int, npt.NDArray[Any]] = {}
 
     def take(self, rows: Indices, order: Order, tell: Tell) -> "SharedMemory":
-        """Of some of the blocks."""
+        """The shared memory of some of the blocks."""
         part = SharedMemory(0, self._threads, self.nbytes, self.shadow.granule, order, tell)
         part._hold(np.ascontiguousarray(self.data.reshape(-1, self.row_bytes)[rows]).reshape(-1))
         part.shadow = self.shadow.take(rows, order, tell)
         return part
 
     def words(self, nbytes: int) -> npt.NDArray[Any]:
-        """All of it as elements of so many bytes."""
+        """The whole memory as elements of `nbytes` bytes."""
         if nbytes not in self._words:
             self._words[nbytes] = self.data.view(WORDS[nbytes])
         return self._words[nbytes]
@@ -46,8 +46,8 @@ class SharedMemory:
     def locate(
         self, addresses: npt.NDArray[np.int64], lanes: Indices, nbytes: int, at: Instruction
     ) -> tuple[Indices, Indices, Mask]:
-        """Where in `data` each lane's access of so many bytes begins, and of which lanes: those that cannot be made are
-        told of and left out. The mask says which of the lanes are left, None for all.
+        """The beginning of each lane's access of `nbytes` bytes in `data`, and the lanes; invalid accesses are reported
+        and left out. The mask selects the remaining lanes; None for all.
 
         addresses: one for each lane.
         """

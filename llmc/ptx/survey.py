@@ -22,7 +22,7 @@ class OpcodeUse:
 
 
 def survey(texts: Mapping[str, str]) -> tuple[OpcodeUse, ...]:
-    """The opcodes of PTX texts, by kernel, in alphabetical order. Raises PtxError for what is no PTX."""
+    """The opcodes of PTX texts, by kernel, in alphabetical order. Raises PtxError if a text is not PTX."""
     found: dict[str, list[tuple[str, Instruction]]] = defaultdict(list)
     refused: dict[str, str] = {}
     for name, text in texts.items():

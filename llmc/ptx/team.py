@@ -23,13 +23,13 @@ from llmc.ptx.schedule import Schedule, Strand, Waiting
 from llmc.ptx.shared_memory import SharedMemory
 from llmc.ptx.warpgroups import Warpgroups
 
-# What ends a run of instructions: it says where threads go on.
+# The end of a run of instructions, which decides where threads continue.
 End = Callable[["Team", Strand], None]
 
 
 @dataclass(frozen=True)
 class Ending:
-    """What executes an instruction after which threads may part, or have to wait; others are actions."""
+    """Executes an instruction after which threads may diverge or have to wait; others are actions."""
 
     go: End
 
@@ -49,7 +49,8 @@ class Test:
 
 
 class Team:
-    """Some blocks of a launch, in rows. numbers: of the blocks in the grid. executed: instructions so far.
+    """Some blocks of a launch, in rows. numbers: numbers of the blocks in the grid. executed: number of executed
+    instructions.
 
     leaving: rows that are better off as a team of their own.
     """
@@ -151,8 +152,7 @@ class Team:
         return rows * self.threads + 32 * warps
 
     def warpgroup_leaders(self, mask: Mask, at: Instruction) -> Indices:
-        """The first thread of each warpgroup in the mask; none where a warpgroup is not there as a whole, which is
-        told."""
+        """The first thread of each warpgroup in the mask; an incomplete warpgroup is reported and left out."""
         warps = self.order.warps_of(mask)
         if (
             warps.shape[1] % 4
@@ -196,7 +196,7 @@ class Team:
         return bool(self.schedule.running)
 
     def waiting(self) -> Iterator[Waiting]:
-        """Who cannot go on, where, and what for."""
+        """The threads that cannot continue, their places, and the reasons."""
         yield from self.barriers.waiting()
         for test in self.tests:
             mask = self.whole(test.strand.mask)
@@ -218,7 +218,7 @@ class Team:
 
 
 def _specials(launch: Launch, numbers: Indices) -> dict[str, Values]:
-    """What the machine fills: of the block's number, and of the thread's in it."""
+    """Special registers: those of the block's number, and of the thread's number in it."""
     x, y, z = launch.grid
     threads = np.arange(launch.plan.threads, dtype=U32)[None, :]
     block = numbers.astype(np.int64)[:, None]

@@ -55,7 +55,7 @@ class TensorMap:
 
     @property
     def box_bytes(self) -> int:
-        """Of shared memory that a box takes."""
+        """Bytes of shared memory of a box."""
         return int(np.prod(self.box)) * self.element_bytes
 
 
@@ -101,10 +101,10 @@ def read_map(octets: npt.NDArray[np.uint8]) -> TensorMap | str:
 
 
 def _problem(found: TensorMap) -> str | None:
-    """What the manual does not allow of a map."""
+    """The first violation of the manual's rules for a map."""
     inner = found.box[0] * found.element_bytes
     if found.address % 16 or any(stride % 16 for stride in found.strides):
-        return f"address {found.address:#x} and strides {found.strides} are no multiples of 16 bytes"
+        return f"address {found.address:#x} and strides {found.strides} are not multiples of 16 bytes"
     if any(not 1 <= size <= 256 for size in found.box) or any(size < 1 for size in found.dims):
         return f"its box is {found.box}, its tensor {found.dims}"
     if inner % 16 or (found.swizzle_bytes and inner > found.swizzle_bytes):

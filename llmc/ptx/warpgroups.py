@@ -1,4 +1,4 @@
-"""What wgmma holds on to until it is waited for: registers, and operands in shared memory."""
+"""Registers and shared-memory operands that an unfinished wgmma uses."""
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,8 @@ Counts = npt.NDArray[np.int64]
 
 
 class Warpgroups:
-    """Of a team's warps. For each register that an unfinished wgmma takes, which group of each warp that is in, counted
-    from 1: sums of those that write it, operands of those that read it."""
+    """The unfinished wgmma of a team's warps. For each register that one uses, the group of each warp, counted from 1:
+    sums for those that write it, operands for those that read it."""
 
     def __init__(self, order: Order, shadow: Shadow, tell: Tell) -> None:
         self._order, self._shadow, self._tell = order, shadow, tell
@@ -31,18 +31,20 @@ class Warpgroups:
         self._fenced: Counts = np.full(shape, -1)
         self._touched: dict[int, tuple[int, Mask]] = {}
 
-    def touch(self, registers: frozenset[int], copied: tuple[int, int] | None, mask: Mask, at: Instruction) -> None:
-        """An instruction that is no wgmma touches registers that one takes.
+    def touch(
+        self, registers: frozenset[int], copied: tuple[int, int | None] | None, mask: Mask, at: Instruction
+    ) -> None:
+        """An instruction other than wgmma touches registers that a wgmma uses.
 
-        copied: the target and the source of a move. That is another name for the same value: compilers put moves
-        behind fences, and ptxas resolves them.
+        copied: the target and the source of a move, None for a number. That is another name for the same value:
+        compilers put moves behind fences, and ptxas resolves them (zeros that a wgmma adds to become its RZ).
         """
         self._time += 1
         if copied is None:
             self._touched.update(dict.fromkeys(registers, (self._time, mask)))
         else:
             target, source = copied
-            self._touched[target] = self._touched.get(source, (-1, None))
+            self._touched[target] = (-1, None) if source is None else self._touched.get(source, (-1, None))
         for held in (self._sums, self._operands):
             for index in registers & held.keys():
                 self._check_free(held, index, self._order.warps_of(mask), at)
@@ -53,7 +55,7 @@ class Warpgroups:
         self._fenced[self._order.warps_of(mask)] = self._time
 
     def begin(self, sums: list[Register], operands: list[Register], mask: Mask, at: Instruction) -> None:
-        """A wgmma takes registers; a fence must stand behind all that others did to them."""
+        """A wgmma uses registers; a fence must follow all other accesses to them."""
         warps = self._order.warps_of(mask)
         self._check_fenced(sums, operands, warps, at)
         for registers, own, others in ((sums, self._sums, self._operands), (operands, self._operands, self._sums)):
@@ -81,12 +83,12 @@ class Warpgroups:
             self._groups.begin(runs.reshape(-1), CHUNK, lanes)
 
     def commit(self, mask: Mask) -> None:
-        """What was begun is a group."""
+        """The wgmma begun since the last commit become a group."""
         self._committed[self._order.warps_of(mask)] += 1
         self._groups.commit(self._lanes(mask))
 
     def wait(self, mask: Mask, most: int) -> None:
-        """Until at most so many groups are pending."""
+        """Wait until at most `most` groups are pending."""
         warps = self._order.warps_of(mask)
         limits = np.where(warps, self._committed - most, 0)
         for held in (self._sums, self._operands):
@@ -111,7 +113,7 @@ class Warpgroups:
         self._tell(check, detail, rows * self._order.threads + 32 * own, at)
 
     def take(self, rows: Indices, order: Order, shadow: Shadow, row_bytes: int, tell: Tell) -> "Warpgroups":
-        """Of some of the blocks."""
+        """The warpgroups of some of the blocks."""
         part = Warpgroups(order, shadow, tell)
         part._groups = self._groups.take(rows, order.threads, row_bytes, shadow.end_proxy_read)
         part._committed, part._fenced, part._time = self._committed[rows], self._fenced[rows], self._time

@@ -1,1 +1,1 @@
-"""What a build did and what its engine costs: coverage, placements, the explanation, and the page of `llmc report`."""
+"""Reports on builds and engines: coverage, placements, the explanation, and the page of `llmc report`."""

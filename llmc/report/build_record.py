@@ -1,4 +1,4 @@
-"""What a build keeps of its passes: the files of an engine's report/ folder, and the contents of its page."""
+"""The record of a build's passes: the files of an engine's report/ folder, and the contents of its page."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ from llmc.report.placements.record import Placements
 
 @dataclass(frozen=True)
 class BuildRecord:
-    """What a run of the passes did. graphs: after each pass that changed something."""
+    """The record of one run of the passes. graphs: the graph after each pass that changed something."""
 
     passes: tuple[PassRecord, ...]
     coverage: tuple[Coverage, ...]
@@ -57,7 +57,7 @@ class BuildRecord:
     def contents(
         self, graph: ModelGraph, writer: EngineWriter, manifest: Manifest, stages: Sequence[Program]
     ) -> EngineContents:
-        """What the page shows of the engine that is being written. stages: the programs of its pipeline stages."""
+        """The contents of the page for the engine being written. stages: the programs of its pipeline stages."""
         return EngineContents(
             path=writer.path,
             manifest=manifest,
@@ -88,5 +88,5 @@ class BuildObserver:
             each(record, graph)
 
     def record(self, passes: tuple[PassRecord, ...]) -> BuildRecord:
-        """What was seen. passes: the records of all that ran."""
+        """The record of everything observed. passes: the records of all passes that ran."""
         return BuildRecord(passes, self._coverage.coverage(), self._graphs, self._placements.placements)

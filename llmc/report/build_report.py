@@ -1,4 +1,4 @@
-"""What a build leaves behind: the manifest of the engine, and the report that the command line prints."""
+"""Results of a build: the manifest of the engine, and the report that the command line prints."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -26,14 +26,14 @@ from llmc.targets import Target
 
 @dataclass(frozen=True)
 class BuildReport:
-    """What a build did, for its closing table. Sizes in bytes; times in seconds.
+    """The figures of a build for its closing table. Sizes are in bytes, times in seconds.
 
-    kernels: launches of each in a step of one token. binaries: of GPU kernels, by kernel and instruction set.
-    decode_bytes: of one step with a single token at context 1. unplanned_bytes: what the intermediates would take
-    without sharing one arena. fitting_sequences: of max_model_len tokens, in a GPU's memory beside the engine; None
-    for a CPU. program: what a step runs, in all stages. quantized: what was done to each weight. sparse: what
-    became of each with zeros. pruned: what each part lost. kv_bytes: of the KV cache, a token. warnings: what its
-    user may not expect, a line each.
+    kernels: launches of each kernel in a step of one token. binaries: GPU binaries by kernel and instruction set.
+    decode_bytes: bytes that a step with a single token at a context of 1 moves. unplanned_bytes: size of the
+    intermediates if they did not share one arena. fitting_sequences: number of sequences of max_model_len tokens that
+    fit into a GPU's memory with the engine; None for a CPU. program: the launches of a step, in all stages. quantized:
+    the outcome for each weight. sparse: the outcome for each weight with zeros. pruned: the removed share of each part.
+    kv_bytes: bytes of the KV cache per token. warnings: one line per fact that users may not expect.
     """
 
     path: Path
@@ -97,7 +97,7 @@ def build_report(
 def manifest_of(
     info: ModelInfo, target: Target, options: BuildOptions, program: Program, records: Sequence[PassRecord]
 ) -> Manifest:
-    """What the engine says of itself; EngineWriter adds the files. program: of all its stages."""
+    """The manifest of an engine; EngineWriter adds the files. program: covers all stages."""
     limits = program.limits
     step = StepShape.decode(requests=1, context=1).values()
     decode = [launch for launch in program.launches if launch.runs(tokens=1, logit_rows=1)]

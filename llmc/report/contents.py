@@ -1,4 +1,4 @@
-"""What an engine's report shows: read from its directory, or handed over by the build that writes it."""
+"""The contents of an engine's report, read from its directory or passed in by the build that writes it."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,8 +25,8 @@ from llmc.report.placements.record import Placements
 
 @dataclass(frozen=True)
 class Provenance:
-    """As nodes.json has it. sources: lines of the model's source. nodes: for each node name the index of its line and
-    the rewrite that made it, None for what has none."""
+    """The contents of nodes.json. sources: lines of the model's source. nodes: for each node name, the index of its
+    line and the number of the rewrite that made it, each None if there is none."""
 
     sources: tuple[str, ...] = ()
     nodes: dict[str, tuple[int | str | None, ...]] = field(default_factory=dict)
@@ -88,7 +88,7 @@ def read_provenance(files: EngineFiles) -> Provenance:
 
 
 def read_placements(files: EngineFiles) -> Placements | None:
-    """What each rank has; None for an engine that a single one runs."""
+    """The placements of an engine; None if it has a single rank."""
     return files.parsed(PLACEMENTS_NAME, Placements) if PLACEMENTS_NAME in files else None
 
 

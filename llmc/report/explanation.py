@@ -1,4 +1,4 @@
-"""What the passes did to a model and what they left alone, as an engine's report says it."""
+"""The explanation of a model's passes: what they rewrote and what they left, as in an engine's report."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,8 @@ class RankExplanation:
     plan: Mapping[str, str]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; beside: "same", or how Hugging Face's plan differs; agreement: matrices, and those cut alike."""
+        """Plain data. `beside`: "same", or the difference from Hugging Face's plan. `agreement`: the number of
+        matrices, and of those split in the same way."""
         weights = [to_json(each) | {"beside": beside(each, self.plan)} for each in self.placements.weights]
         alike = agreement(self.placements.weights, self.plan) if self.plan else None
         return {**to_json(self.placements), "weights": weights, "stages": to_json(self.stages), "agreement": alike}
@@ -76,7 +77,7 @@ class NodeHistory:
 
 
 def explain_engine(engine: Path) -> Explanation:
-    """What the engine's own report says. Raises EngineFormatError if it has none, or one that cannot be read."""
+    """Read the explanation from the engine's own report. Raises EngineFormatError if it is missing or unreadable."""
     directory = read_engine(engine, check_weights=False, check_machine=False)
     files = directory.files
     # The file holds no times, so that builds give the same bytes.
@@ -87,14 +88,14 @@ def explain_engine(engine: Path) -> Explanation:
 
 
 def explain_ranks(placements: Placements | None, stages: Sequence[Program], family: str) -> RankExplanation | None:
-    """Of an engine; None for one of a single rank. placements: of one whose weights are cut."""
+    """Explain the ranks of an engine; None for a single rank. placements: None if its weights are not split."""
     if stages[0].layout.ranks == 1:
         return None
     return RankExplanation(placements or Placements(), stage_ranks(stages), hf_plan(family))
 
 
 def history(explanation: Explanation, node: str) -> NodeHistory:
-    """What happened to a node, by name. Raises OptionError for a name that no rewrite or refusal mentions."""
+    """The rewrites and refusals of a node, by name. Raises OptionError if there are none."""
     rewrites = [(p.name, r) for p in explanation.passes for r in p.rewrites]
     refusals = [(p.name, r) for p in explanation.passes for r in p.refusals]
     made = next((each for each in rewrites if node in each[1].made), None)

@@ -1,4 +1,4 @@
-"""What `llmc explain` says, line by line: they are read with grep as often as by eye."""
+"""The output of `llmc explain`. Each line stands alone, because users filter it with grep."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ class Line:
 
 
 def overview_lines(name: str, explanation: Explanation) -> Iterator[Line]:
-    """What ended the passes, if anything did; coverage, then what each pass rewrote, by source line, then near-misses:
-    those of one pass at one line, which each layer has, as one."""
+    """The error that ended the passes, if any; coverage; the rewrites of each pass by source line; then near-misses,
+    where those of one pass at one source line are merged over layers."""
     if explanation.error is not None:
         yield from _error(name, explanation.error)
     yield Line(f"coverage of {name}", "bold")
@@ -40,7 +40,7 @@ def overview_lines(name: str, explanation: Explanation) -> Iterator[Line]:
     alike: dict[tuple[str, str], list[RefusalRecord]] = {}
     for record in explanation.passes:
         for refusal in record.refusals:
-            # What no line made is of no layer: each is shown.
+            # Nodes without a source line belong to no layer, so each is shown.
             alike.setdefault((record.name, refusal.source or refusal.node), []).append(refusal)
     yield Line("")
     yield Line(f"near-misses: {sum(map(len, alike.values()))}", "bold")
@@ -98,7 +98,7 @@ def refusal_lines(pass_name: str, refusal: RefusalRecord) -> Iterator[Line]:
 
 
 def _rewritten(explanation: Explanation) -> Iterator[Line]:
-    """A line for each pass; a count of what is refused, whose error is to stay on the screen."""
+    """One line per pass, or a single count if an error follows, so that the error stays on the screen."""
     yield Line("what the passes rewrote", "bold")
     if explanation.error is not None:
         count = sum(len(record.rewrites) for record in explanation.passes)
@@ -120,7 +120,8 @@ def _error(name: str, error: LlmcError) -> Iterator[Line]:
 
 def _coverage(each: Coverage) -> Iterator[Line]:
     yield Line(f"  {'✗' if each.short else '✓'} {each}", "yellow" if each.short else "green")
-    # Of each layer the reasons name other nodes; what no line made may have been left for anything.
+    # Leftovers of one source line are merged over layers, whose reasons differ in node names only. Leftovers without a
+    # source line are not merged.
     for _, group in groupby(each.left, key=lambda left: left.source or each.reasons(left)):
         left = list(group)
         reasons = each.reasons(left[0])

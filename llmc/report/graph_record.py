@@ -35,7 +35,7 @@ class GraphRecord:
 
     @property
     def files(self) -> dict[str, str]:
-        """The texts of the graphs so far by their names in the engine."""
+        """The texts of the graphs recorded until now, by their names in the engine."""
         return {f"{GRAPHS}/{number:02d}-{name}.txt": text for number, name, text in self._graphs}
 
     def nodes_text(self) -> str:
@@ -43,7 +43,7 @@ class GraphRecord:
         return json.dumps(to_json(self.provenance()), ensure_ascii=False, separators=(",", ":")) + "\n"
 
     def provenance(self) -> Provenance:
-        """Where the nodes of the graphs so far come from."""
+        """The provenance of the nodes in all graphs recorded until now."""
         return Provenance(tuple(self._sources), dict(self._nodes))
 
     def numbered(self) -> tuple[tuple[int, str, str], ...]:

@@ -1,4 +1,4 @@
-"""Figures of an engine's GPU kernels beside their budgets, as the report's Kernels page shows them."""
+"""Figures of an engine's GPU kernels with their budgets, as the report's Kernels page shows them."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING

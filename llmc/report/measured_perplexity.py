@@ -15,7 +15,7 @@ PERPLEXITY_VERSION = 1
 
 @dataclass(frozen=True)
 class MeasuredPerplexity:
-    """An engine's perplexity over a text beside that of the model it was built from, unquantized, in the same dtype.
+    """An engine's perplexity over a text, and that of the unquantized source model in the same dtype.
 
     model, quantize, kv_cache: of the engine, to know it again. text: the file's name. tokens: predicted. length: of
     the windows that the text was cut into.
@@ -41,7 +41,7 @@ class MeasuredPerplexity:
 def measured_perplexity(
     manifest: Manifest, text: Path, length: int, tokens: int, perplexity: float, reference: float
 ) -> MeasuredPerplexity:
-    """The figures with what tells the engine from others."""
+    """The figures, with the identity of the engine."""
     options: dict[str, Any] = manifest.options
     return MeasuredPerplexity(
         version=PERPLEXITY_VERSION,
@@ -58,7 +58,7 @@ def measured_perplexity(
 
 
 def perplexity_json(measured: MeasuredPerplexity) -> str:
-    """What the file holds."""
+    """The text of the file."""
     return json.dumps(to_json(measured), indent=1, ensure_ascii=False) + "\n"
 
 

@@ -19,5 +19,5 @@ def read_measurement(kind: type[T], path: Path, *, name: str, version: int, fix:
     except ValueError as error:
         raise EngineFormatError(f"the {name} is not JSON: {error}", at=path, fix=fix) from None
     if not isinstance(content, dict) or content.get("version") != version:
-        raise EngineFormatError(f"this is no {name} of version {version}", at=path, fix=fix)
+        raise EngineFormatError(f"this is not a {name} of version {version}", at=path, fix=fix)
     return from_json(kind, content, str(path))

@@ -1,4 +1,4 @@
-"""What was measured of an engine's real steps, launch by launch, beside what the cost model predicts."""
+"""Measured times of an engine's steps, launch by launch, with the predictions of the cost model."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +27,8 @@ class LaunchProfile:
 
 @dataclass(frozen=True)
 class StepProfile:
-    """A kind of step, measured `repeats` times. seconds: the median of the whole step, of which all launches have
-    their share; spread: (longest - shortest) / median. rates: measured right before; predicted: of all launches."""
+    """A kind of step, measured `repeats` times. seconds: the median of the whole step; the launches sum to it. spread:
+    (longest - shortest) / median. rates: measured right before. predicted: seconds of all launches."""
 
     name: str
     shape: StepShape
@@ -42,7 +42,7 @@ class StepProfile:
 
 @dataclass(frozen=True)
 class Profile:
-    """What `llmc profile` measured. threads: of a CPU engine's steps."""
+    """Measurements of `llmc profile`. threads: number of threads of a CPU engine."""
 
     version: int
     model: str
@@ -52,7 +52,7 @@ class Profile:
 
 
 def kernel_class(launch: Launch) -> str:
-    """What the kernel computes, for which dtypes, and of a product its shape: what decides its time."""
+    """The key that decides a kernel's time: its operation and dtypes, and for a product its shape."""
     is_in_api = launch.family != LOOP and not launch.grid
     name = "_".join((launch.family, *launch.dtypes)).lower() if is_in_api else launch.kernel
     channels, rows = launch.arguments.get("in"), launch.arguments.get("out")

@@ -1,1 +1,1 @@
-"""Run engines: schedule, execute, sample. Nothing here needs the model or, but for the reference executor, torch."""
+"""Run engines: schedule, execute, sample. Nothing here needs the model, and only the reference executor needs torch."""

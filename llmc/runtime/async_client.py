@@ -1,4 +1,4 @@
-"""A request in flight, as the loop's thread of the asyncio engine knows it, and what its client is told."""
+"""A request in flight in the loop thread of the asyncio engine, and the outputs sent to its client."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -15,9 +15,9 @@ from llmc.runtime.text.output_stream import ChoiceNews, News, OutputStream, news
 
 @dataclass(eq=False)
 class Client:
-    """first: the sequence that the job begins with. told: how many tokens of each choice the client has heard of.
-    ended: of which choices it has heard the end. counted: how many tokens of each sequence are in the engine's counter;
-    of beams the longest counts."""
+    """first: the sequence that the job begins with. told: number of tokens of each choice that were sent to the client.
+    ended: choices whose end was sent. counted: tokens of each sequence in the engine's counter; for beams, of the
+    longest."""
 
     request: GenerationRequest
     job: GenerationJob
@@ -34,7 +34,7 @@ class Client:
 
     @property
     def origin(self) -> Origin:
-        """What all its sequences have in common."""
+        """The origin shared by all its sequences."""
         return self.first.origin
 
     def news(
@@ -54,7 +54,7 @@ class Client:
 
 
 class NewTokens(NamedTuple):
-    """What a step has brought to a client: the number of new tokens, and what it is told of them now, if anything."""
+    """The result of a step for a client: the number of new tokens, and the output to send now, if any."""
 
     tokens: int
     news: News | None = None
@@ -85,7 +85,7 @@ def news_of(client: Client, request: Request) -> NewTokens:
 
 
 def last_news(client: Client, now: float) -> LastNews:
-    """Of a request that has ended. Raises its error."""
+    """The final output of a request that has ended. Raises its error."""
     job = client.job
     if job.error is not None:
         raise job.error
@@ -116,7 +116,7 @@ def count_tokens(client: Client, sequences: tuple[Request, ...]) -> int:
 
 
 def choice_news(client: Client, choice: Request) -> ChoiceNews | None:
-    """What the choice has gained since its client was told; None for nothing."""
+    """The new tokens of a choice since the last output to its client; None if there are none."""
     assert isinstance(choice, Generation)
     index = choice.index
     told, length = client.told[index], len(choice.tokens)
@@ -154,25 +154,25 @@ def view(client: Client, now: float) -> RequestView:
 
 
 def deliver(news: list[tuple[OutputStream, News]]) -> None:
-    """Put what each stream is told into it; in its own event loop."""
+    """Put the news into each stream, in its own event loop."""
     for stream, each in news:
         stream.put(each)
 
 
 def unavailable() -> UnavailableError:
-    """What a request gets that comes too late."""
+    """The error of a request that arrives after the engine has closed."""
     return UnavailableError("the engine takes no more requests", fix="send it to another replica, or try again later")
 
 
 def engine_died(failure: EngineFailureError) -> UnavailableError:
-    """What a request gets that nobody can go on with."""
+    """The error of a request in flight when the engine has died."""
     found = UnavailableError("a step of the engine has failed, and it is dead", fix="see the log, and restart it")
     found.__cause__ = failure
     return found
 
 
 def step_failed(failure: EngineFailureError) -> UnavailableError:
-    """What a request gets that was in flight when a step failed, after which the engine goes on."""
+    """The error of a request in flight when a step failed and the engine continues."""
     found = UnavailableError("a step of the engine has failed, which ends the request", fix="try again")
     found.__cause__ = failure
     return found

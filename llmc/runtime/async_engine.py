@@ -98,7 +98,7 @@ class AsyncEngine:
 
         prompt: a text, token ids, a dict with either as in Engine.generate, or messages, which the model's chat
         template renders. params, or its fields as keywords: how to continue it. The others as in GenerationRequest;
-        request_id: default one that nobody else has. Or a whole GenerationRequest, and nothing else. Raises
+        request_id: default a unique one. Or a whole GenerationRequest and no other argument. Raises
         RequestError for a request that this engine cannot serve (before anything is computed), ModelFailureError if
         its logits are not finite, RequestFaultError for an exception that serving it has raised, UnavailableError when
         the engine is draining, closed, dead, or being opened anew.
@@ -126,7 +126,7 @@ class AsyncEngine:
         streams: bool,
         adapter: str | None,
     ) -> GenerationRequest:
-        """What `generate` was asked."""
+        """The arguments of `generate`."""
         if not isinstance(prompt, GenerationRequest):
             return GenerationRequest(
                 prompt_token_ids=await asyncio.to_thread(self._token_ids, prompt),
@@ -140,7 +140,7 @@ class AsyncEngine:
             )
         if params is not None or sampling:
             raise RequestError(
-                "sampling parameters came beside a GenerationRequest, which has its own",
+                "sampling parameters came with a GenerationRequest, which has its own",
                 fix="put them into the request, or give the prompt alone",
             )
         return prompt
@@ -199,7 +199,8 @@ class AsyncEngine:
         return await asyncio.get_running_loop().run_in_executor(self._grammar_threads, compiling)
 
     def abort(self, request_id: str) -> None:
-        """End a request: its last output has finish_reason "abort". An unknown id is no error. From any thread."""
+        """End a request: its last output has finish_reason "abort". An unknown id is ignored. May be called from any
+        thread."""
         self._commands.put(lambda: self._clients.abort(request_id, self._loop))
 
     def stats(self) -> EngineStats:
@@ -227,6 +228,7 @@ class AsyncEngine:
             speculation=None if self._loop.speculation is None else self._loop.speculation.stats,
             rank_restarts=self._rank_restarts.counts,
             restarts=self._restarted,
+            offload=None if scheduler.second_tier is None else scheduler.second_tier.stats,
         )
 
     def requests(self) -> list[RequestView]:
@@ -246,11 +248,12 @@ class AsyncEngine:
 
     @property
     def failure(self) -> EngineFailureError | None:
-        """What the engine has died of."""
+        """The failure that the engine has died of."""
         return self._failure
 
     def when_dead(self, tell: Callable[[], None]) -> None:
-        """Have it called, by another thread, when the engine has died and every client has been told; or now."""
+        """Call `tell` from another thread once the engine has died and every client is notified; at once if that is the
+        case."""
         with self._lock:
             self._when_dead, is_over = tell, self._is_over
         if is_over and self._failure is not None:
@@ -365,7 +368,7 @@ class AsyncEngine:
         """After one was lost: end what is in flight, and serve later requests with new ones. error: of a step."""
         self._busy_since, lost = None, self._rank_restarts.lost
         if lost is None and error is not None:
-            raise error  # Of another engine, that drafts.
+            raise error  # The error is of the drafter's engine.
         if lost is not None:
             ended = self._clients.fail_all(UnavailableError(lost.problem, fix="try again"), self._loop)
             self._clients.send()

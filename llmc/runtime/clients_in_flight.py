@@ -1,4 +1,4 @@
-"""The requests in flight, as the loop's thread of the asyncio engine knows them, and what their clients are told."""
+"""The requests in flight in the loop thread of the asyncio engine, and the outputs sent to their clients."""
 
 import asyncio
 import time
@@ -16,8 +16,8 @@ from llmc.runtime.text.output_stream import News, OutputStream
 
 
 class ClientsInFlight:
-    """Only the loop's thread changes it. prompt_tokens, generation_tokens: read and written so far. finished: how many
-    requests ended, by reason."""
+    """Changed by the loop's thread only. prompt_tokens, generation_tokens: tokens read and generated. finished: number
+    of finished requests by reason."""
 
     def __init__(self) -> None:
         self.prompt_tokens = self.generation_tokens = 0
@@ -45,13 +45,13 @@ class ClientsInFlight:
         loop.add(client.first)
 
     def abort(self, request_id: str, loop: StepLoop) -> None:
-        """End a request with what it has; an unknown one is no error."""
+        """End a request with its current output; an unknown one is ignored."""
         client = self._clients.get(request_id)
         if client is not None:
             self.end(client, loop, attempt(client.job.stop, "abort"))
 
     def stop_all(self, loop: StepLoop) -> None:
-        """End every request with what it has."""
+        """End every request with its current output."""
         for request_id in list(self._clients):
             self.abort(request_id, loop)
 
@@ -109,6 +109,6 @@ class ClientsInFlight:
         """Hand the news of a step to the clients: waking an event loop is expensive, so once for all of them."""
         outbox, self._outbox = self._outbox, {}
         for event_loop, news in outbox.items():
-            # A client may have closed its event loop at any moment; there is nobody to tell then.
+            # A client may have closed its event loop at any moment; its outputs are then dropped.
             with suppress(RuntimeError):
                 event_loop.call_soon_threadsafe(deliver, news)

@@ -22,7 +22,7 @@ from llmc.runtime.sampling.sampling_params import SamplingParams
 from llmc.runtime.text.piece_stream import pieces
 from llmc.runtime.text.tokenizer import Tokenizer
 
-# How often those who want to know of progress are told.
+# Seconds between reports of progress.
 _PROGRESS_SECONDS = 0.1
 
 
@@ -54,7 +54,7 @@ class Completer:
             return completions
 
     def rows(self, texts: Sequence[Sequence[int]], progress: Progress, adapter: str | None = None) -> list[Row]:
-        """What the model gives for each text, [width], in order. Raises as `complete` does."""
+        """The model's row for each text, [width], in order. Raises as `complete` does."""
         with as_llmc_error():
             requests = self._requests(texts, [SamplingParams()] * len(texts), adapter, wants_row=True)
             rows = [answer.results[0].row for answer, _ in self._answers(requests, progress)]
@@ -92,7 +92,7 @@ class Completer:
     def stream(
         self, prompt: Sequence[int], params: SamplingParams, adapter: str | None = None
     ) -> Generator[Piece, None, None]:
-        """Pieces as they come. Raises RequestError at once for what cannot be served."""
+        """Yield pieces as they are generated. Raises RequestError at once for a request that cannot be served."""
         if params.sampled_choices() > 1:
             raise RequestError(
                 f"a stream has one choice, and {params.sampled_choices()} are asked for",
@@ -145,7 +145,7 @@ class Completer:
 
 
 def _answer(job: GenerationJob, where: str) -> CachedAnswer:
-    """What a finished job gives. Raises its error."""
+    """The answer of a finished job. Raises its error."""
     if job.error is not None:
         raise type(job.error)(job.error.problem, at=where, fix=job.error.fix) from job.error.__cause__
     return CachedAnswer(tuple(job.results()), job.prompt_logprobs)

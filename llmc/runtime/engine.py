@@ -19,6 +19,7 @@ from llmc.runtime.engine_record import explanation, predicted_step, report_file
 from llmc.runtime.executors.absent import AbsentExecutor
 from llmc.runtime.executors.executor import Logits
 from llmc.runtime.grammar.compiler import GrammarCompiler
+from llmc.runtime.kv_tier.tier import Tier
 from llmc.runtime.loop.shared_loop import SharedLoop
 from llmc.runtime.loop.step_loop import StepLoop
 from llmc.runtime.output_cache import OutputCache
@@ -53,8 +54,10 @@ class Engine(TextGenerator):
         prefix_cache: bool = True,
         output_cache_bytes: int = 0,
         check: WeightCheck | None = None,
+        tier: Tier | None = None,
     ) -> None:
         self._directory = directory
+        self._tier = tier
         self._check = check
         self._open_loop = open_loop
         loop = open_loop()
@@ -126,7 +129,7 @@ class Engine(TextGenerator):
 
     @property
     def loop(self) -> StepLoop:
-        """What the requests of all threads are stepped in. To be looked at; `shared_loop` steps it."""
+        """The loop that runs the requests of all threads. For inspection only; `shared_loop` steps it."""
         return self._shared.loop
 
     @property
@@ -204,17 +207,17 @@ class Engine(TextGenerator):
         return report_file(self._directory)
 
     def explain(self) -> str:
-        """What the passes covered and what they left alone, and why; as `llmc explain` prints it. Raises
-        EngineFormatError for an engine that was written without a report."""
+        """The explanation that `llmc explain` prints: coverage, rewrites and refusals. Raises EngineFormatError if the
+        engine has no report."""
         return explanation(self._directory)
 
     def predict(self, *, requests: int = 1, context: int | None = None, prefill: int | None = None) -> StepPrediction:
-        """How long a step of a GPU engine should take, by the target's table: of `requests` tokens, one a request with
-        `context` cached positions each (default 1024, or what the longest sequence holds), or else of a prompt of
-        `prefill` tokens. Needs no GPU, but torch.
+        """Predict the time of a GPU engine's step from the target's table: a decode of `requests` requests with
+        `context` cached positions each (default 1024, or the maximum length if shorter), or a prompt of `prefill`
+        tokens. Needs torch, but not a GPU.
 
-        Of an engine for several GPUs, the first. Raises TargetError for a CPU's engine, OptionError for a step that
-        the engine was not built for.
+        For an engine for several GPUs, the first is predicted. Raises TargetError for a CPU engine, OptionError for a
+        step beyond the engine's limits.
         """
         return predicted_step(self._directory, requests, context, prefill)
 
@@ -223,7 +226,7 @@ class Engine(TextGenerator):
 
         Raises what opening raises, such as TargetError.
         """
-        with suppress(Exception):  # Of what is broken.
+        with suppress(Exception):  # Close the broken parts first.
             self._close_executors()
         loop = self._open_loop()
         self._executor = loop.executor
@@ -236,9 +239,14 @@ class Engine(TextGenerator):
     def close(self) -> None:
         """Stop the threads, free the memory, delete a temporary engine directory.
 
-        What other threads have in flight ends with an UnavailableError. Raises RequestError if an AsyncEngine has it.
+        Requests of other threads in flight end with an UnavailableError. Raises RequestError if an AsyncEngine uses the
+        engine.
         """
         if self._shared.close(self._closed):
+            if self._tier is not None:
+                with suppress(Exception):  # The blocks of a broken executor will not be found again.
+                    self.loop.offload_all()
+                self._tier.close()
             self._close_executors()
             self._grammars.close()
             self._conversations.close()

@@ -1,4 +1,4 @@
-"""What an engine says of itself without running: its page, what its passes did, what its steps should take."""
+"""Information about an engine without running it: its report page, its explanation, and predictions of its steps."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def predicted_step(
     target = next((target for target in GPU_TARGETS if target.name == first.target), None)
     if target is None:
         raise TargetError(
-            f"steps of an engine for {first.target} are predicted from what the machine was measured to deliver",
+            f"steps of an engine for {first.target} are predicted from measurements of the machine",
             at=directory.path,
             fix=f"see them: llmc report {directory.path}; measure them: llmc profile {directory.path}",
         )

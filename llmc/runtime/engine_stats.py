@@ -1,4 +1,4 @@
-"""What an engine tells of itself while it runs: counters, gauges, and the latest steps."""
+"""Statistics of a running engine: counters, gauges, and the latest steps."""
 
 from __future__ import annotations
 
@@ -78,10 +78,32 @@ class GroupStats:
 
 @dataclass(frozen=True)
 class SnapshotStats:
-    """Of recurrent states, beside the prefix cache's blocks: how many there may be, and are."""
+    """Snapshots of recurrent states in the prefix cache: their maximum and current number."""
 
     total: int
     used: int
+
+
+@dataclass(frozen=True)
+class OffloadStats:
+    """The second tier, where blocks go that the pools give away.
+
+    blocks, bytes: what it holds, of at most max_bytes. swapped: requests that wait with their blocks in it. The others
+    are counters. hits: tokens that were not computed again. stored_…, loaded_…: what went in and came back.
+    dropped_blocks: not kept for lack of room or time, or because the store failed. damaged_blocks: not what was kept.
+    """
+
+    max_bytes: int
+    bytes: int
+    blocks: int
+    swapped: int
+    hits: int
+    stored_blocks: int
+    stored_bytes: int
+    loaded_blocks: int
+    loaded_bytes: int
+    dropped_blocks: int
+    damaged_blocks: int
 
 
 @dataclass(frozen=True)
@@ -115,7 +137,7 @@ class EngineStats:
     prefix_cache_queries and prefix_cache_hits: in tokens, as vLLM counts them; of a model with states, too, a hit is
     what has not to be computed again. snapshots: None for other models. finished: requests by finish reason,
     "error" among them. recent_steps: the latest steps, oldest first. rank_restarts: how often each rank but the first
-    was lost and started again. restarts: how often the engine was opened anew.
+    was lost and started again. restarts: how often the engine was opened anew. offload: None without a second tier.
     """
 
     running: int
@@ -138,6 +160,7 @@ class EngineStats:
     snapshots: SnapshotStats | None = None
     groups: tuple[GroupStats, ...] = ()
     restarts: int = 0
+    offload: OffloadStats | None = None
 
     @property
     def cache_usage(self) -> float:

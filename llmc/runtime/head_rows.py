@@ -25,8 +25,8 @@ class Classification:
 
 
 def embedding(head: Head, row: Row, dimensions: int | None = None, normalize: bool | None = None) -> Row:
-    """A text's vector. dimensions: so many of its first numbers, for models that were trained so (Matryoshka).
-    normalize: to length 1; None is as the model's modules say. Raises RequestError for dimensions that it has not."""
+    """A text's vector. dimensions: number of leading elements to keep, for Matryoshka models. normalize: scale to
+    length 1; None follows the model's modules. Raises RequestError for more dimensions than the vector has."""
     if dimensions is not None:
         if type(dimensions) is not int or not 1 <= dimensions <= head.width:
             raise RequestError(
@@ -44,7 +44,7 @@ def scaled(row: Row) -> Row:
 
 
 def similarity(head: Head, one: Row, other: Row) -> float:
-    """Of the vectors of two texts, as their model compares them."""
+    """The similarity of two texts' vectors, by their model's measure."""
     first, second = (embedding(head, row) for row in (one, other))
     if head.similarity is Similarity.COSINE:
         first, second = scaled(first), scaled(second)
@@ -69,7 +69,7 @@ def activated(head: Head, row: Row, activation: bool = True) -> Row:
 
 
 def classification(head: Head, row: Row, activation: bool = True) -> Classification:
-    """Of one text."""
+    """The classification of one text."""
     scores = activated(head, row, activation)
     return Classification(head.labels[int(scores.argmax())], scores)
 

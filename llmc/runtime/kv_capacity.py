@@ -7,7 +7,8 @@ from llmc.errors import OptionError, bad_value
 from llmc.program import MAX_SLOTS, Program, state_bytes
 from llmc.runtime.memory import available_bytes
 
-# The cache is touched as it fills, so its size is a ceiling; weights, arena and the page cache live beside it.
+# The cache is touched as it fills, so its size is an upper bound; weights, arena and the page cache need memory as
+# well.
 MEMORY_FRACTION = 0.4
 
 
@@ -18,8 +19,8 @@ def block_count(
     beside: Sequence[Program] = (),
     snapshots: int = 0,
 ) -> int:
-    """Blocks for every sequence at full length, or as many as kv_cache_bytes, or the share kv_memory of the free
-    memory beside states and snapshots of them, holds. beside: of engines that have as many blocks, and their part of
+    """Number of blocks for all sequences at full length, limited by kv_cache_bytes, or by the share kv_memory of the
+    free memory without states and snapshots. beside: programs of engines with the same number of blocks, which share
     the memory.
 
     The default is 0.4 of the free memory, or more if a single sequence of max_model_len needs it and the free memory
@@ -45,8 +46,8 @@ def block_count(
 
 
 def cache_bytes(blocks: int, program: Program, beside: Sequence[Program] = ()) -> int:
-    """Of keys and values on all ranks, where the first group of caches has so many blocks: those of engines beside,
-    too, whose layers all have as many."""
+    """Bytes of keys and values on all ranks if group 0 has `blocks` blocks, including the engines of `beside`, whose
+    layers all have that number."""
     programs = (program, *(each.with_one_table() for each in beside))
     return sum(each.ranks * sum(each.memories(blocks).values()) for each in programs)
 
@@ -73,7 +74,8 @@ def default_bytes(available: int, one_sequence: int) -> int:
 
 
 def share_bytes(available: int, kv_memory: float, kv_cache_bytes: int | None) -> int:
-    """That share of the available bytes. Raises OptionError for one out of range, or beside kv_cache_bytes."""
+    """The share `kv_memory` of the available bytes. Raises OptionError if it is out of range, or given together with
+    kv_cache_bytes."""
     if kv_cache_bytes is not None:
         raise OptionError(
             f"the KV cache's size is given twice: kv_cache_bytes={kv_cache_bytes} and kv_memory={kv_memory}",

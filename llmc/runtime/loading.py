@@ -11,6 +11,7 @@ from llmc.engine_format.path_argument import path_argument
 from llmc.engine_format.reader import engine_to_run
 from llmc.errors import OptionError, bad_value
 from llmc.program import Head, Limits
+from llmc.runtime.kv_tier.wish import offloading_wish
 from llmc.runtime.ranks.other_rank import work_for_first_rank
 from llmc.runtime.speculation.acceptance_config import check_reproducible
 from llmc.runtime.speculation.config import SpeculativeConfig, parse_speculative_config
@@ -33,6 +34,8 @@ def load(
     state_cache_bytes: int | None = None,
     output_cache_bytes: int = 0,
     kv_compression: str | None = None,
+    kv_offloading_size: int | str | None = None,
+    kv_offloading_dir: str | Path | None = None,
     speculation: str | Mapping[str, object] | None = None,
     check_weights: bool = True,
     executor: ExecutorName | None = None,
@@ -40,28 +43,33 @@ def load(
 ) -> Engine:
     """Open an engine directory.
 
-    executor: what runs the steps; by default what the engine was built for. If this machine cannot run that, the engine
-    opens all the same, to be looked at and saved, and its steps raise TargetError; one that is named is there or is an
-    error at once. "reference" runs a GPU engine's graph in torch, "triton_interpreter" its kernels, on the CPU.
+    executor: the executor of the steps; by default the one that the engine was built for. If this machine cannot run
+    it, the engine still opens, for inspection and saving, and its steps raise TargetError; an executor named explicitly
+    is an error at once. "reference" runs a GPU engine's graph in torch, "triton_interpreter" its kernels, on the CPU.
     threads: of a step; default LLMC_THREADS, else the physical cores available. kv_cache_bytes: default as in
     kv_capacity.block_count; untouched parts of it cost nothing. kv_memory: the same as a share of the free memory (a
     GPU's on a GPU). max_step_tokens, max_sequences: lower limits of a step than the engine was built for. prefix_cache:
     keep the blocks of finished requests for those that begin alike. state_cache_bytes: of a recurrent model's states
     where those end; default as in snapshot_count. output_cache_bytes: keep the answers to requests without chance
     (greedy, seeded, beam search). kv_compression: what the KV cache keeps of requests that do not say, within what the
-    engine was built for; default as it was built. speculation: what drafts tokens that may come next, in a dict or
-    JSON, as vLLM's --speculative-config. check_weights: compare the weights' hashes, beside the start: if they are
-    corrupt, EngineFormatError comes before the first token or logit. owned: a directory to delete with the engine. A
-    process that torchrun started as another rank than the first ends here. Raises the errors named, OptionError and
-    RankError.
+    engine was built for; default as it was built. kv_offloading_size: bytes, or a size such as "20GB", of the second
+    tier, where blocks go that the KV cache has no room for; None for none. kv_offloading_dir: keep them in files there,
+    where the next process finds prefixes; default: a GPU engine's in memory, others' in files that go with the engine.
+    speculation: what drafts tokens that may come next, in a dict or JSON, as vLLM's --speculative-config.
+    check_weights: compare the weights' hashes, beside the start: if they are corrupt, EngineFormatError comes before
+    the first token or logit. owned: a directory to delete with the engine. A process that torchrun started as another
+    rank than the first ends here. Raises the errors named, OptionError and RankError.
     """
     drafts = None if speculation is None else _speculative_config(speculation, output_cache_bytes)
     place = path_argument("path", path)
+    offloading = offloading_wish(kv_offloading_size, kv_offloading_dir, prefix_cache=prefix_cache)
     work_for_first_rank(place, threads, executor)
     directory, check = engine_to_run(place, check_weights=check_weights)
     # Not before, because importing the runtime takes as long as comparing the weights does meanwhile.
     from llmc.runtime.engine import Engine
+    from llmc.runtime.executors.opening import chosen_executor
     from llmc.runtime.executors.opening_request import CacheRoom
+    from llmc.runtime.kv_tier.opening import open_tier
     from llmc.runtime.loop.opening import LoopOpening
     from llmc.runtime.requests.request_policies import RequestPolicies
     from llmc.runtime.speculation.opening import plan_speculation
@@ -74,25 +82,31 @@ def load(
     asked = None if drafts is None else plan_speculation(drafts, *wish, check_weights=check_weights)
     policies.check_drafts(() if asked is None else asked.programs)
     room = CacheRoom(kv_cache_bytes, kv_memory, state_cache_bytes if prefix_cache and not whole else 0)
-    opening = LoopOpening(*wish, asked, executor, room, thread_count(threads), check, owned is not None, whole)
+    tier = None if offloading is None else open_tier(offloading, directory, chosen_executor(directory, executor))
+    opening = LoopOpening(*wish, asked, executor, room, thread_count(threads), check, owned is not None, whole, tier)
     caches: dict[str, Any] = {"prefix_cache": prefix_cache, "output_cache_bytes": output_cache_bytes}
-    return Engine(directory, opening.open, policies, owned, check=check, **caches)
+    try:
+        return Engine(directory, opening.open, policies, owned, check=check, tier=tier, **caches)
+    except BaseException:
+        if tier is not None:
+            tier.close()
+        raise
 
 
 def _checked_limits(limits: Limits, max_step_tokens: int | None, max_sequences: int | None) -> Limits:
-    """Those of a step as it is loaded. Raises OptionError for more than the engine was built for."""
+    """The limits of a step after loading. Raises OptionError for values above those of the build."""
     _check_limit("max_step_tokens", max_step_tokens, limits.max_batch_tokens, "max_batch_tokens")
     _check_limit("max_sequences", max_sequences, limits.max_sequences, "max_sequences")
     return replace(limits, max_sequences=max_sequences or limits.max_sequences)
 
 
 def given_or_loaded(engine: Engine | str | Path, speculation: str | Mapping[str, object] | None) -> Engine:
-    """The engine, or that of the directory. Raises OptionError for what would have to be known when it is loaded."""
+    """The engine, or the one loaded from a directory. Raises OptionError for options that only loading accepts."""
     if isinstance(engine, str | Path):
         return load(path_argument("engine", engine), speculation=speculation)
     if speculation is not None:
         raise OptionError(
-            "speculation came beside an engine that is loaded already",
+            "speculation came with an engine that is loaded already",
             at="speculation",
             fix="give it to llmc.load, or give the engine's directory instead of the engine",
         )
@@ -109,7 +123,8 @@ def _speculative_config(given: str | Mapping[str, object], output_cache_bytes: i
 def _reads_whole_texts(
     head: Head | None, limits: Limits, max_step_tokens: int | None, speculation: object | None
 ) -> bool:
-    """Whether a text's tokens come in one step. Raises OptionError for what engines that give rows cannot do."""
+    """Whether a text's tokens come in one step. Raises OptionError for options that engines with rows do not
+    support."""
     if head is None:
         return False
     if speculation is not None:

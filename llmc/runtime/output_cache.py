@@ -69,7 +69,7 @@ class OutputCache:
                 self._bytes -= self._answers.popitem(last=False)[1][1]
 
     def stats(self) -> CacheStats:
-        """What it holds and how often it was of use."""
+        """The size of the cache and its numbers of hits and queries."""
         with self._lock:
             return CacheStats(len(self._answers), self._bytes, self._max_bytes, self._queries, self._hits)
 

@@ -12,7 +12,7 @@ Progress = bool | Told
 
 @contextmanager
 def telling(progress: Progress, total: int) -> Iterator[Told | None]:
-    """Gives the function to be told, or None for nobody; a bar is shown until the end."""
+    """Yield the progress callback, or None if progress is off; a bar is shown until the end."""
     if progress is False:
         yield None
     elif progress is True:

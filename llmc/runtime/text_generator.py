@@ -1,4 +1,4 @@
-"""What an Engine and an LLM both do: continue prompts and answer conversations, at once or piece by piece."""
+"""Generation for Engine and LLM: continue prompts and answer conversations, at once or as a stream."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -39,10 +39,10 @@ class TextGenerator(TextReader, ABC):
 
         prompts: texts, lists of token ids, or dicts with "prompt" or "prompt_token_ids"; one, or any iterable of them.
         params: for all prompts, or one each; default greedy. Or give its fields as keywords: max_tokens=5.
-        adapter: the name of one that was loaded (Engine.load_adapter); None is the model as it is.
-        progress: True for a bar on standard error, or a function that is told how many prompts are done, and of how
-        many. Raises RequestError for a prompt or parameter that this engine cannot serve, before anything is computed,
-        and UnavailableError if the engine is closed meanwhile.
+        adapter: the name of a loaded one (Engine.load_adapter); None uses the plain model. progress: True for a bar on
+        standard error, or a function called with the number of finished prompts and the total. Raises RequestError for
+        a prompt or parameter that this engine cannot serve, before anything is computed, and UnavailableError if the
+        engine is closed meanwhile.
         """
         sequences = token_sequences(prompts, self._completer.tokenizer)
         return self._completer.complete(sequences, params_of_each(len(sequences), params, sampling), progress, adapter)
@@ -58,8 +58,8 @@ class TextGenerator(TextReader, ABC):
     ) -> Generator[Piece, None, None]:
         """Continue one prompt, piece by piece; the pieces' texts together are the completion's text.
 
-        For one choice: n, best_of and beam_width may not ask for more. Raises RequestError at once for what `generate`
-        refuses. Stopping early frees the request.
+        For one choice: n, best_of and beam_width may not ask for more. Raises RequestError at once for requests that
+        `generate` refuses. Stopping early frees the request.
         """
         tokens = token_ids(prompt, self._completer.tokenizer)
         return self._completer.stream(tokens, chosen_params(params, sampling), adapter)

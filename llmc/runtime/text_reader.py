@@ -1,4 +1,4 @@
-"""What an Engine and an LLM give for whole texts: vectors, scores or labels, as the engine is built."""
+"""Results of Engine and LLM for whole texts: vectors, scores or labels, depending on the engine."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -42,12 +42,12 @@ class TextReader:
     ) -> Rows:
         """A vector of each text, [texts, width] in fp32; texts of any lengths share steps.
 
-        texts: as in generate: one, or any iterable. dimensions: so many first numbers of each, for models that were
-        trained so (Matryoshka). normalize: to length 1; None is as the model's modules say. prompt_name: which of the
-        model's prompts, as sentence-transformers names them, stands before each text; None is its default, which most
-        models have not. Token ids are taken as they are. truncate: read the beginning of a text that is longer
-        than the engine takes. adapter, progress: as in generate. Raises RequestError for a text that is too long, for a
-        prompt that there is not, and for an engine that is not built with task=embed.
+        texts: as in generate: one, or any iterable. dimensions: number of leading elements to keep, for Matryoshka
+        models. normalize: scale to length 1; None follows the model's modules. prompt_name: the prompt to prepend to
+        each text, as named by sentence-transformers; None takes the model's default, if it has one. Token ids are used
+        unchanged. truncate: read only the beginning of a text that is longer than the engine's limit. adapter,
+        progress: as in generate. Raises RequestError for a text that is too long, for an unknown prompt, and
+        for an engine that is not built with task=embed.
         """
         head = self._head(Task.EMBED)
         prepare = partial(prepared, head.preparation, name=prompt_name)

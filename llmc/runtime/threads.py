@@ -29,7 +29,7 @@ def available_cores() -> int:
 
 
 def _core_of(processor: int) -> str:
-    """What the processor's siblings have in common; without topology files each processor is its own core."""
+    """A key shared by a processor's siblings; without topology files each processor is its own core."""
     path = Path(f"/sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list")
     try:
         return path.read_text(encoding="ascii").strip()

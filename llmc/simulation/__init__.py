@@ -1,1 +1,1 @@
-"""What to rent: the real scheduler on a virtual clock, for every way to divide a number of ranks."""
+"""Capacity planning: the real scheduler on a virtual clock, for every division of a number of ranks."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from llmc.simulation.pricing import Machine
     from llmc.targets import Target
 
-# Of the load that is taken for granted, at once.
+# Concurrent requests of the assumed load.
 REQUESTS = 200
 
 
@@ -35,7 +35,7 @@ class DivisionWish:
     trace: Path | None = None
 
     def check(self, options: Mapping[str, Any]) -> None:
-        """Raise OptionError for what does not go together. options: of the build."""
+        """Raise OptionError for contradicting options. options: those of the build."""
         if self.parallel not in (None, "auto"):
             raise OptionError(f"there is no plan {self.parallel!r}", at=f"parallel={self.parallel!r}", fix="say auto")
         if self.parallel is None:
@@ -57,7 +57,7 @@ class DivisionWish:
 
 @dataclass(frozen=True)
 class Considered:
-    """comparison: of every division of a machine's ranks that can be built, under a load of so many requests."""
+    """comparison: of every division of a machine's ranks that can be built, under a load of `requests` requests."""
 
     comparison: Comparison
     machine: Machine
@@ -65,13 +65,13 @@ class Considered:
 
     @property
     def best(self) -> Division:
-        """Raises OptionError where none can serve the load, with what would."""
+        """Raises OptionError if no division can serve the load; the error names one that could."""
         from llmc.simulation.compare import best_or_refuse
 
         return best_or_refuse(self.comparison, self.machine).division
 
     def sizes(self) -> dict[str, int]:
-        """Of the best, as options of a build; replicas are for whoever serves. Raises OptionError as `best`."""
+        """The best division as build options; replicas are options of the server. Raises OptionError as `best`."""
         layout = self.best.layout
         return {"tensor_parallel_size": layout.tensor, "pipeline_parallel_size": layout.pipeline}
 

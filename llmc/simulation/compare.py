@@ -32,13 +32,13 @@ class Comparison:
 
     @property
     def served(self) -> tuple[Served, ...]:
-        """Those that can serve the load."""
+        """The divisions that can serve the load."""
         return tuple(each for each in self.outcomes if isinstance(each, Served))
 
     @property
     def best(self) -> Served | None:
-        """The most good requests a second, or without goals the most output tokens; of those about as good, the least
-        median time per output token."""
+        """The division with the most good requests per second, or without goals the most output tokens; among those
+        about as good, the one with the lowest median time per output token."""
         built = [each for each in self.served if self.has_stages or each.division.layout.pipeline == 1]
         most = max(map(self._worth, built), default=0.0)
         near = [each for each in built if self._worth(each) >= (1 - _SAME) * most]
@@ -91,10 +91,10 @@ def _enough_ranks(program_of: Callable[[RankLayout], Program], machine: Machine)
 
 
 def best_or_refuse(comparison: Comparison, machine: Machine) -> Served:
-    """The best. Raises OptionError where no division can serve the load, with what stands in the way."""
+    """The best division. Raises OptionError with the reason if no division can serve the load."""
     best = comparison.best
     if best is None:
-        stages = f"engines for {machine.target.name} have one stage so far"
+        stages = f"engines for {machine.target.name} do not support pipeline stages yet"
         reasons = "; ".join(
             f"{each.division}: {each.reason if isinstance(each, Refused) else stages}" for each in comparison.outcomes
         )

@@ -20,7 +20,8 @@ class Division:
 
 
 def divisions(ranks: int) -> tuple[Division, ...]:
-    """Every way to use all ranks, those with the most that share weights first. Raises OptionError for no ranks."""
+    """Every division that uses all ranks, in descending number of ranks that share weights. Raises OptionError for zero
+    ranks."""
     if not 1 <= ranks <= 1024:
         raise OptionError(f"there cannot be {counted(ranks, 'rank')}", at=f"--ranks {ranks}", fix="give 1 to 1024")
     found = [

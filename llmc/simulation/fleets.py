@@ -1,4 +1,4 @@
-"""Targets beside each other: of each the fewest ranks that serve a load."""
+"""Comparison of targets: the smallest number of ranks of each that serves a load."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +8,7 @@ from llmc.errors import OptionError, did_you_mean
 from llmc.simulation.compare import Comparison
 from llmc.simulation.serve import Refused, Served
 
-# Of the requests, how many have to meet the goals.
+# The share of requests that must meet the goals.
 _MOST_OF_THEM = 0.99
 _HOUR, _MILLION = 3600.0, 1e6
 
@@ -24,19 +24,19 @@ class Fleet:
 
     @property
     def price_an_hour(self) -> float | None:
-        """Of all ranks."""
+        """Price per hour of all ranks."""
         return None if self.price is None else self.price * self.ranks
 
     @property
     def price_of_a_million(self) -> float | None:
-        """Of a million output tokens, at the load's own throughput."""
+        """Price of a million output tokens at the load's own throughput."""
         hourly, throughput = self.price_an_hour, self.served.summary.output_throughput
         return None if hourly is None or throughput == 0 else hourly / (throughput * _HOUR) * _MILLION
 
 
 @dataclass(frozen=True)
 class NoFleet:
-    """A target of which not even `ranks` serve the load, and why."""
+    """A target that fails even with `ranks` serve the load, and why."""
 
     target: str
     ranks: int
@@ -88,7 +88,9 @@ def parse_prices(texts: Sequence[str], targets: Sequence[str]) -> dict[str, floa
         except ValueError:
             price = -1.0
         if not equals or not 0 < price < math.inf:
-            raise OptionError(f"{text!r} is no price", at=f"--price {text}", fix="give TARGET=PRICE, such as h100=2.5")
+            raise OptionError(
+                f"{text!r} is not a price", at=f"--price {text}", fix="give TARGET=PRICE, such as h100=2.5"
+            )
         if name not in targets:
             raise OptionError(
                 f"{name!r} is not among the targets",
@@ -103,6 +105,6 @@ def _why_not(comparison: Comparison) -> str:
     best = comparison.best
     if best is None:
         reasons = (each.reason for each in comparison.outcomes if isinstance(each, Refused))
-        return next(reasons, "engines for it have one stage so far")
+        return next(reasons, "engines for it do not support pipeline stages yet")
     good = (best.summary.goodput or 0.0) * best.summary.duration / max(1, best.summary.completed)
     return f"{good:.0%} of the requests meet the goals"

@@ -24,14 +24,14 @@ class Arrival:
 
     @property
     def tokens(self) -> int:
-        """Of prompt and output together."""
+        """Number of tokens of prompt and output together."""
         return self.prompt_tokens + self.output_tokens
 
 
 def read_trace(path: Path) -> tuple[Arrival, ...]:
-    """Requests in order of arrival, from lines of JSON or from what `llmc bench serve --json` writes.
+    """Requests in order of arrival, from lines of JSON or from the output of `llmc bench serve --json`.
 
-    Raises OptionError that names the line for what cannot be read.
+    Raises OptionError with the line that cannot be parsed.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -70,7 +70,7 @@ def _drawn(length: int, ratio: float, generator: random.Random) -> int:
 
 
 def _bench_requests(text: str, path: Path) -> list[Arrival] | None:
-    """Of a record of a benchmark; None for a text that is none."""
+    """The requests of a benchmark's record; None if the text is not one."""
     try:
         record = json.loads(text)
     except ValueError:
@@ -84,7 +84,7 @@ def _parsed(line: str, at: str) -> Any:
     try:
         return json.loads(line)
     except ValueError as error:
-        raise OptionError(f"the trace has a line that is no JSON: {error}", at=at, fix=_FIX) from None
+        raise OptionError(f"the trace has a line that is not JSON: {error}", at=at, fix=_FIX) from None
 
 
 def _arrival(entry: Any, at: str) -> Arrival:

@@ -1,4 +1,4 @@
-"""What to rent, as a picture: tokens a second, and how long users wait, for each way to divide the ranks."""
+"""A plot of the divisions of ranks: tokens per second against the waiting time of users."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def plot_comparison(comparison: Comparison, path: Path, title: str) -> None:
     left.barh(places, throughputs, color=[_BEST if each is best else _OTHER for each in served])
     for place, value in zip(places, throughputs, strict=True):
         left.text(value, place, f" {value:.0f}", va="center", fontsize=8)
-    left.set(xlabel="output tokens a second", yticks=list(places), yticklabels=names, title="throughput")
+    left.set(xlabel="output tokens per second", yticks=list(places), yticklabels=names, title="throughput")
     left.margins(x=0.12)
     left.invert_yaxis()
     for offset, (name, label, color) in enumerate(

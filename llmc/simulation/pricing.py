@@ -1,4 +1,4 @@
-"""What a step of one replica takes, through all of its stages."""
+"""The time of a step of one replica, through all of its stages."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ from llmc.targets.links import Link
 
 @dataclass(frozen=True)
 class Machine:
-    """What is rented. target: of each rank. memory: bytes of one rank. rates: of a CPU, as all of its threads together
-    were measured; None for GPUs. threads: those. recorded: the file in which they are on record. custom: whether
-    collectives of little are a single shot, and not a library's ring. link: in the place of the target's own, within a
-    machine."""
+    """The hardware to simulate. target: of each rank. memory: bytes of one rank. rates: those of a CPU, measured with
+    all of its threads; None for GPUs. threads: number of these threads. recorded: the file that records the rates.
+    custom: whether small collectives use one-shot exchange instead of a library's ring. link: replaces the target's own
+    link within a machine."""
 
     target: Target
     memory: int
@@ -31,7 +31,7 @@ class Machine:
     link: Link | None = None
 
     def joining(self, ranks: int) -> Link:
-        """What joins so many ranks."""
+        """The link between this many ranks."""
         links = self.target.links
         return self.link if self.link is not None and ranks <= links.size else links.of(ranks)
 

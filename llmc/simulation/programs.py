@@ -29,8 +29,8 @@ class ModelPrograms:
     data: ModelData
 
     def program(self, layout: RankLayout) -> Program:
-        """That all ranks of a stage run, stages one after the other; where there are kernels to be measured, with
-        those. Raises PassError for a model that cannot be cut so."""
+        """The program of a layout, with its stages in order, and with kernels if they are to be measured. Raises
+        PassError if the model cannot be split in this way."""
         here = cpu_target_here(self.target.name)
         if here is not None and layout.pipeline > 1:
             raise PassError("stages are not simulated with rates that are measured here", at=self.target.name)

@@ -1,4 +1,4 @@
-"""What a rank keeps in its memory, and how many tokens of KV cache are left room for."""
+"""The memory of a rank, and the number of tokens that its KV cache has room for."""
 
 import bisect
 from collections.abc import Sequence
@@ -26,29 +26,29 @@ class RankMemory:
         return self.weights + self.arena + self.logits + RESERVED_BYTES
 
     def cache(self, program: Program, blocks: int) -> int:
-        """Of as many blocks in the first group, and those that go with them in the others."""
+        """Bytes of `blocks` blocks in the first group, and of the corresponding blocks in the others."""
         size = program.limits.block_size
         return sum(size * count * kv for count, kv in zip(program.group_blocks(blocks), self.kv_groups, strict=True))
 
     def blocks(self, program: Program, wanted: int) -> int:
-        """Of the first group that there is room for, at most `wanted`."""
+        """Number of blocks of the first group that fit, at most `wanted`."""
         return bisect.bisect_right(range(1, wanted + 1), self.has - self.fixed, key=lambda n: self.cache(program, n))
 
     def shortage(self, program: Program, blocks: int) -> str | None:
-        """What does not fit if there is to be room for so many, and what does; None if all of it does."""
+        """Describe what does not fit with this many blocks, and the number that would fit; None if they fit."""
         cache, size = self.cache(program, blocks), program.limits.block_size
         needed = self.fixed + cache
         if needed <= self.has:
             return None
         return (
-            f"needs {needed / 1e9:.3f} GB a rank of {self.has / 1e9:.3f}: weights {self.weights / 1e9:.3f}, KV cache "
+            f"needs {needed / 1e9:.3f} GB per rank of {self.has / 1e9:.3f}: weights {self.weights / 1e9:.3f}, KV cache "
             f"of {blocks * size} tokens {cache / 1e9:.3f}, the rest {(self.fixed - self.weights) / 1e9:.3f}; "
             f"{self.blocks(program, blocks) * size or 'no'} tokens would fit"
         )
 
 
 def rank_memory(program: Program, stages: Sequence[Sequence[Launch]], has: int) -> tuple[RankMemory, ...]:
-    """Of a rank of each stage. has: bytes of one rank."""
+    """The memory of a rank of each stage. has: bytes of one rank."""
     limits = program.limits
     weights = {slot.name: slot.nbytes for slot in program.weights}
     caches = {name.partition(".")[0]: slot for name, slot in program.cache_names().items()}

@@ -1,6 +1,7 @@
 """Rates of this machine's CPU that several simulations share: what one has measured, others read from a file.
 
-A machine is not as fast at all times, so that figures of two simulations differ by more than what they compare.
+The speed of a machine varies, so that simulations with fresh measurements would differ by more than the compared
+effect.
 """
 
 import json
@@ -29,7 +30,7 @@ class RecordedRates:
 def rates_on_record(
     path: Path, target: str, threads: int, program: Program, measure: Callable[[Program], Rates]
 ) -> Rates:
-    """What the file says of the kernels that a program launches; what it does not say is measured and added to it.
+    """Rates from the file for the kernels that a program launches. Missing ones are measured and added to the file.
 
     Raises OptionError for a file that cannot be read or written, or that is of another target or number of threads.
     """
@@ -38,7 +39,7 @@ def rates_on_record(
         raise OptionError(
             f"the rates are of {counted(known.threads, 'thread')} of {known.target}, not of {threads} of {target}",
             at=path,
-            fix="name another file, or ask for as many threads",
+            fix="name another file, or use the same number of threads",
         )
     if known is not None and {kind_of(launch) for launch in program.launches} <= known.rates.kinds.keys():
         return known.rates

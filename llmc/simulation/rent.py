@@ -1,4 +1,4 @@
-"""What to rent for a model or an engine: the machine as it is asked for, and every way to divide its ranks."""
+"""Simulations for a model or an engine: the requested machine, and every division of its ranks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -33,8 +33,8 @@ def machine_of(
     link: str | None = None,
     recorded: Path | None = None,
 ) -> Machine:
-    """memory_bytes: of one rank; by default what the target has, or a CPU's rank's part of what is free here. link: a
-    name of targets/links.py. recorded: as in Machine. Raises OptionError for an unknown link and for no memory."""
+    """memory_bytes: memory of one rank; by default that of the target, or a CPU rank's part of the free memory here.
+    link: a name of targets/links.py. recorded: as in Machine. Raises OptionError for an unknown link or zero memory."""
     if link is not None and link not in LINKS:
         raise OptionError(f"there is no link {link!r}", at=f"--link {link}", fix=f"links: {', '.join(LINKS)}")
     if memory_bytes is not None and memory_bytes < 1:
@@ -84,8 +84,8 @@ def rent_for_model(
 
 
 def rent_for_engine(engine: Path, machine: Machine, load: Sequence[Arrival], goals: Mapping[str, float]) -> Rent:
-    """From a number of ranks to replicas of an engine as it was built. Raises OptionError for an engine in stages; the
-    function for ranks that are no multiple of the engine's own."""
+    """From a number of ranks to replicas of an engine as it was built. Raises OptionError for an engine in stages. The
+    returned function raises it if the ranks are not a multiple of the engine's."""
     program = read_engine(engine, check_weights=False, check_machine=False).program
     if program.layout.pipeline > 1:
         raise OptionError("an engine in stages is not simulated", at=engine, fix="name the model that it was built of")

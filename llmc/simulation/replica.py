@@ -25,7 +25,8 @@ _NO_TOKENS = np.zeros(0, np.int64)
 
 
 class Replica:
-    """Requests that one scheduler serves. now: seconds of its clock. steps: taken so far. most_blocks: held at once.
+    """Requests that one scheduler serves. now: its clock in seconds. steps: number of steps taken. most_blocks: maximum
+    number of blocks in use.
 
     seconds: what a step takes. blocks: of its KV cache; groups: of the groups of caches behind the first.
     """
@@ -74,7 +75,7 @@ class Replica:
 
 
 def step_shape(plan: StepPlan) -> StepShape:
-    """What costs depend on: every decode reads all of its positions, a chunk's tokens those before them."""
+    """The shape that costs depend on: every decode reads all of its positions, a chunk's tokens those before them."""
     tokens = rows = requests = len(plan.decodes)
     context = pairs = sum([len(request.tokens) for request in plan.decodes])
     for chunk in plan.chunks:
@@ -85,12 +86,12 @@ def step_shape(plan: StepPlan) -> StepShape:
 
 
 class _Request(SampledRequest):
-    """One whose tokens are all 0, and which ends when it has as many as it was to generate."""
+    """A request whose tokens are all 0, and which ends at its planned number of tokens."""
 
     is_steady = True
 
     def __init__(self, arrival: Arrival, record: RequestRecord, sampler: Sampler, now: Callable[[], float]) -> None:
-        # Nothing is known of what prompts have in common.
+        # Shared prefixes of prompts are unknown.
         origin = Origin(salt=None, arrived=arrival.arrival)
         super().__init__([0] * arrival.prompt_tokens, sampler, every_logit=False, origin=origin)
         self.prompt_tokens = arrival.prompt_tokens

@@ -22,8 +22,9 @@ from llmc.simulation.replica import Replica
 
 @dataclass(frozen=True)
 class Served:
-    """A load on replicas. memory: of a rank of each stage. kv_tokens: that each replica has room for; kv_used: the most
-    that one held. decode: seconds of a step with a single request of the load's mean length. preemptions: of all."""
+    """A load on replicas. memory: that of a rank of each stage. kv_tokens: KV capacity of each replica in tokens;
+    kv_used: maximum number of tokens that a replica held. decode: seconds of a step with a single request of the load's
+    mean length. preemptions: total over all replicas."""
 
     division: Division
     memory: tuple[RankMemory, ...]
@@ -54,7 +55,7 @@ Outcome = Served | Refused
 def serve(
     program: Program, division: Division, machine: Machine, load: Sequence[Arrival], goals: dict[str, float]
 ) -> Outcome:
-    """What the load's clients see. goals: milliseconds by name (llmc.bench.summary)."""
+    """Latencies that the load's clients see. goals: milliseconds by name (llmc.bench.summary)."""
     limits, stages = program.limits, stages_of(program)
     memory = rank_memory(program, stages, machine.memory)
     shortage = shortage_of(program, memory)
@@ -81,7 +82,7 @@ def serve(
 
 
 def shortage_of(program: Program, memory: Sequence[RankMemory]) -> str | None:
-    """What does not fit of one sequence of max_model_len tokens; None where all ranks hold it."""
+    """Describe what does not fit of one sequence of max_model_len tokens; None if all ranks hold it."""
     one_sequence = program.limits.blocks_for(program.limits.max_model_len)
     shortages = (each.shortage(program, one_sequence) for each in memory)
     return next((each for each in shortages if each is not None), None)

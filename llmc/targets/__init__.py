@@ -1,4 +1,4 @@
-"""What an engine can be built for: the hardware table, its names, and what of it is this machine."""
+"""Targets of engines: the hardware table, its names, and the target of this machine."""
 
 from llmc.targets.here import (
     cpu_target_here,

@@ -17,7 +17,8 @@ def cpu_target_here(name: str) -> CpuTarget | None:
 
 
 def lacking_here(target: Target, device: GpuTarget | None) -> str | None:
-    """What this machine lacks to run engines for a target, None for nothing. device: its GPU's target."""
+    """The missing requirement to run engines for a target on this machine; None if there is none. device: the target of
+    its GPU."""
     if isinstance(target, GpuTarget):
         return None if device is not None and device.arch_name == target.arch_name else "builds only"
     missing = missing_features(target) if isinstance(target, CpuTarget) else ()
@@ -108,7 +109,7 @@ def _has_tiles() -> bool:
 
 
 def missing_features(target: CpuTarget) -> tuple[str, ...]:
-    """What this machine lacks to run the target, sorted; a foreign machine type counts as one."""
+    """The features that this machine lacks to run the target, sorted; a different machine type counts as one."""
     machine = os.uname().machine
     foreign = () if target.machine in (None, machine) else (f"{target.machine} processor (this is {machine})",)
     return (*foreign, *sorted(target.features - host_features()))

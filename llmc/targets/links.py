@@ -1,4 +1,4 @@
-"""What joins the ranks of a model, and how long a collective over it takes: start + steps · hop + moved / bandwidth.
+"""Links between the ranks of a model, and the time of a collective: start + steps · hop + moved / bandwidth.
 
 This is the α–β model (Hockney 1994), with the constants that NCCL itself reckons with to choose among its protocols
 (src/graph/tuning.cc: baseLat, hwLat, llMaxBws; src/graph/topo.h: bandwidths; RCCL's topo.h for xGMI):
@@ -16,7 +16,8 @@ from types import MappingProxyType
 
 @dataclass(frozen=True)
 class Protocol:
-    """Of a ring. start, hop: seconds until anything arrives, and for each step. bandwidth: bytes a second of a rank."""
+    """A protocol of a ring. start, hop: seconds of latency at the start and per step. bandwidth: bytes per second of a
+    rank."""
 
     start: float
     hop: float
@@ -33,8 +34,8 @@ class Shot:
 
 @dataclass(frozen=True)
 class Link:
-    """bandwidth: bytes a second that a rank sends, as it receives. protocols: of its ring. shot: None where ranks
-    cannot read each other's memory."""
+    """bandwidth: bytes per second that a rank sends while it receives as much. protocols: those of its ring. shot:
+    one-shot exchange; None if ranks cannot read each other's memory."""
 
     name: str
     bandwidth: float
@@ -42,13 +43,13 @@ class Link:
     shot: Shot | None = None
 
     def all_reduce(self, nbytes: float, ranks: int, *, custom: bool = True) -> float:
-        """Seconds until every rank has the sum of values of so many bytes. custom: a single shot may do it."""
+        """Seconds until every rank has the sum of values of `nbytes` bytes. custom: one-shot exchange is allowed."""
         if ranks == 1:
             return 0.0
         return min(self._ring(2 * (ranks - 1), nbytes, ranks), self._shot(nbytes, ranks, custom))
 
     def all_gather(self, nbytes: float, ranks: int, *, custom: bool = True) -> float:
-        """Seconds until every rank has so many bytes, of which each had a part."""
+        """Seconds until every rank has all `nbytes` bytes, each rank starting with its part."""
         if ranks == 1:
             return 0.0
         return min(self._ring(ranks - 1, nbytes, ranks), self._shot(nbytes / ranks, ranks, custom))
@@ -70,14 +71,14 @@ class Link:
 
 @dataclass(frozen=True)
 class Links:
-    """within: what joins the ranks of one machine, of which there are `size` at most. between: several machines."""
+    """within: the link between the ranks of one machine, at most `size`. between: the link between machines."""
 
     within: Link
     between: Link
     size: int
 
     def of(self, ranks: int) -> Link:
-        """What joins so many ranks."""
+        """The link between this many ranks."""
         return self.within if ranks <= self.size else self.between
 
 

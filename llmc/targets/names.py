@@ -34,7 +34,7 @@ def resolve_target(name: str) -> Target:
 
 
 def _common_target(names: str) -> GpuTarget:
-    """One target for several GPUs of a vendor: the least of what they have."""
+    """One target for several GPUs of a vendor, with the minimum of their capabilities."""
     found = [resolve_target(name.strip()) for name in names.split(",")]
     members = tuple(target for target in found if isinstance(target, GpuTarget))
     if len(members) < len(found) or len({target.backend for target in members}) > 1:
@@ -65,7 +65,7 @@ def gpu_target(name: str) -> GpuTarget:
     target = resolve_target(name)
     if not isinstance(target, GpuTarget):
         known = ", ".join(each.name for each in GPU_TARGETS)
-        raise TargetError(f"{name} is no GPU", at=f"target={name!r}", fix=f"name one of {known}")
+        raise TargetError(f"{name} is not a GPU", at=f"target={name!r}", fix=f"name one of {known}")
     return target
 
 

@@ -20,7 +20,7 @@ from llmc.targets.links import (
     Links,
 )
 
-# Of processes on one machine's cores, and of machines.
+# Links between processes on one machine's cores, and between machines.
 _OF_CPUS = Links(SHARED_MEMORY, GLOO, size=64)
 
 
@@ -66,12 +66,12 @@ class OnnxTarget(_GraphTarget):
 class GpuTarget:
     """A GPU that kernels are compiled for. Rates are of the data sheets, dense, without sparsity.
 
-    backend, arch, warp_size: what Triton's compiler asks for; arch is a compute capability (90) or a gfx name.
-    memory_bytes, shared_memory_per_block: bytes. bandwidth: bytes a second. Rates: FLOP a second of matrix
+    backend, arch, warp_size: arguments of Triton's compiler; arch is a compute capability (90) or a gfx name.
+    memory_bytes, shared_memory_per_block: bytes. bandwidth: bytes per second. Rates: FLOP per second of matrix
     instructions that accumulate in fp32 (fp32_rate: of plain fp32 arithmetic); fp8_rate is None without fp8 units.
-    has_tma: whether tensor descriptors become bulk copies. links: of several such GPUs. launch: seconds that a launch
-    adds between two others of a CUDA graph. members: of a target that stands for several GPUs, which promises no more
-    than each of them has.
+    has_tma: whether tensor descriptors become bulk copies. links: links between several such GPUs. launch: seconds that
+    a launch adds between two others of a CUDA graph. members: the GPUs that a common target covers; it has the minimum
+    of their capabilities.
     """
 
     name: str
@@ -91,7 +91,7 @@ class GpuTarget:
     links: Links
     launch: float = 2e-6
     members: tuple[GpuTarget, ...] = ()
-    # Of the processor beside the GPU nothing is asked.
+    # The host processor may be of any kind.
     machine: None = None
     features: frozenset[str] = frozenset()
 

@@ -1,4 +1,4 @@
-"""What an engine's model says and what it says that from: tokens of its own, hidden states, and its output matrix.
+"""Training data from an engine's model: its own tokens, its hidden states, and its output matrix.
 
 A normal CPU engine shows its hidden states without being built for it: the last product of a step reads them from the
 arena, and nothing writes there after it. So the rows lie there when the step is over. The output matrix, which an
@@ -7,7 +7,7 @@ one solution as soon as there are more rows than channels.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -21,8 +21,10 @@ from llmc.runtime.executors.cpp import CppExecutor
 from llmc.runtime.loop.step import Step
 
 _STATES = "hidden_states"
-# ‖states · matrixᵀ - logits‖ / ‖logits‖: above that, logits are no product of the states. Rounded tokens reach 0.01.
+# ‖states · matrixᵀ - logits‖ / ‖logits‖: above this, logits are not a product of the states. Rounded tokens reach 0.01.
 _MOST_RESIDUAL = 0.05
+# Rows that the matrix is found from, for each channel: with 49,152 tokens one row of logits takes 200 kB.
+_ROWS_PER_CHANNEL = 4
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,14 @@ class Rows:
     tokens: Tensor
     states: Tensor
     logits: Tensor
+
+    def without_logits(self) -> "Rows":
+        """The same, in a fraction of the memory."""
+        return replace(self, logits=self.logits[:0].clone())
+
+    def after(self, prompt: int) -> "Rows":
+        """The rows from the last token of a prompt of `prompt` tokens on, which predict its continuation."""
+        return Rows(self.tokens[prompt - 1 :], self.states[prompt - 1 :], self.logits[prompt - 1 :])
 
 
 class StateReader:
@@ -56,7 +66,7 @@ class StateReader:
         self._executor.close()
 
     def _steps(self, tokens: Sequence[int]) -> Iterator[Step]:
-        """Chunks of which every token gets logits."""
+        """Chunks with logits for every token."""
         most = min(self._limits.max_logit_rows, self._limits.max_batch_tokens)
         for start in range(0, len(tokens), most):
             part = np.asarray(tokens[start : start + most], np.int32)
@@ -75,7 +85,7 @@ class StateReader:
 
 
 def _states_of(directory: EngineDirectory) -> SideOutput:
-    """What the product that makes the logits reads, which is there when the step is over."""
+    """The input of the product that makes the logits, which is still available after the step."""
     program = directory.program
     launches = [x for x in program.launches if x.runs(tokens=1, logit_rows=1, wanted=StepOutput.LOGITS)]
     buffers = {buffer.name: buffer for buffer in program.buffers}
@@ -94,8 +104,13 @@ def _states_of(directory: EngineDirectory) -> SideOutput:
     return SideOutput(_STATES, buffer.dtype, RowCount.LOGIT_ROWS, (buffer.columns,), buffer.name)
 
 
+def is_enough(rows: Sequence[Rows]) -> bool:
+    """Whether the output matrix follows from these rows."""
+    return bool(rows) and sum(len(each.states) for each in rows) >= _ROWS_PER_CHANNEL * rows[0].states.shape[1]
+
+
 def output_matrix(rows: Sequence[Rows]) -> Tensor:
-    """[vocabulary, channels], fp32, by least squares. Raises OptionError where logits are no product of the states."""
+    """[vocabulary, channels], fp32, by least squares. Raises OptionError if logits are not a product of the states."""
     channels = rows[0].states.shape[1]
     squares = torch.zeros(channels, channels, dtype=torch.float64)
     products = torch.zeros(channels, rows[0].logits.shape[1], dtype=torch.float64)
@@ -110,7 +125,7 @@ def output_matrix(rows: Sequence[Rows]) -> Tensor:
     residual = float((states @ matrix.T - logits).norm() / logits.norm())
     if not residual <= _MOST_RESIDUAL:
         raise OptionError(
-            f"the model's logits are no product of its hidden states: they differ by {residual:.2f} of their size",
+            f"the model's logits are not a product of its hidden states: they differ by {residual:.2f} of their size",
             at="llmc train-medusa",
             fix="models that cap their logits cannot be trained for; give more --tokens than the model has channels",
         )

@@ -26,7 +26,7 @@ class MedusaHeads(nn.Module):
             self.biases.append(nn.Parameter(torch.zeros(channels)))
 
     def forward(self, states: Tensor, head: int) -> Tensor:
-        """What one head makes of states: [rows, channels]."""
+        """The output of one head for states: [rows, channels]."""
         for layer in range(head * self.layers, (head + 1) * self.layers):
             states = states + functional.silu(functional.linear(states, self.weights[layer], self.biases[layer]))
         return states

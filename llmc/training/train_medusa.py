@@ -1,40 +1,35 @@
 """Train Medusa heads for an engine: on what its own model writes, and on its own hidden states.
 
 Prompts are cut from a text and continued by the engine. The model then reads all of it once more, for its hidden
-states. Where the loss on sequences that were kept apart does not fall any more, training stops, and the best heads are
-kept. On what bard-6m writes greedily, heads that learn the tokens are right in 0.58, 0.49 and 0.44 of cases, heads that
-learn the model's whole distribution for each in 0.45, 0.36 and 0.29 after as many epochs.
+states. Training stops when the loss on held-out sequences no longer falls, and the best heads are kept. On bard-6m's
+greedy text, heads trained on tokens are right in 0.58, 0.49 and 0.44 of cases; heads trained on the model's
+distribution reach 0.45, 0.36 and 0.29 after the same number of epochs.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from llmc.api.build_stages import Progress, Stages
 from llmc.engine_format import ModelRecord, read_engine
 from llmc.engine_format.path_argument import path_argument
 from llmc.errors import OptionError
 from llmc.frontends.checkpoints.directory_files import read_json
-from llmc.program import Limits
-from llmc.runtime.engine import Engine
 from llmc.runtime.loading import load
-from llmc.runtime.sampling.sampling_params import SamplingParams
 from llmc.runtime.threads import thread_count
-from llmc.training.engine_states import StateReader, output_matrix
+from llmc.training.engine_states import Rows, StateReader, is_enough, output_matrix
 from llmc.training.fit_heads import HeadAcceptance, Samples, acceptance, fit
 from llmc.training.medusa_heads import MedusaHeads
+from llmc.training.written import Written, begun, written
 
-# Short ones: what a small model writes greedily begins to go round in circles, which teaches nothing.
-_PROMPT_TOKENS, _WRITTEN_TOKENS = 24, 72
 _KEPT_APART = 0.1
-# Sequences that are written before progress is told of them.
-_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
@@ -59,17 +54,19 @@ def train_medusa(
     layers: int = 1,
     tokens: int = 50_000,
     temperature: float = 0.0,
+    chat: bool = False,
     epochs: int = 5,
     seed: int = 0,
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> TrainedHeads:
-    """Train heads for the model of a CPU engine and write them, with a config.json beside them.
+    """Train heads for the model of a CPU engine and write them with a config.json.
 
     engine: its directory. text: a UTF-8 file that prompts are cut from. output: a .safetensors file, for
     `llmc build --speculative`. heads: how many tokens after the next one are drafted. layers: of each head. tokens:
-    that the engine writes to train on, at this temperature. epochs: at the most. The same arguments give the same
-    heads on one machine.
+    that the engine writes to train on, at this temperature. chat: prompts are what a user says, in the model's chat
+    template, and heads learn the answers alone. epochs: at the most. The same arguments give the same heads on one
+    machine.
     Raises LlmcError.
     """
     place, source, file = path_argument("output", output), path_argument("text", text), path_argument("engine", engine)
@@ -81,25 +78,24 @@ def train_medusa(
     directory = read_engine(file, check_weights=False)
     reader = StateReader(directory, thread_count(threads))
     with load(file, threads=threads) as opened:
-        begun = _begun(opened, directory.program.limits, _text_of(source), tokens, seed)
-        written = min(_WRITTEN_TOKENS, directory.program.limits.max_model_len - len(begun[0]))
-        with stages("write", len(begun)):
-            sequences = _written(opened, begun, written, temperature, seed, stages.advance)
+        asked = begun(opened, directory.program.limits, _text_of(source), tokens, seed, chat=chat)
+        with stages("write", len(asked)):
+            sequences = written(opened, asked, temperature, seed, stages.advance)
     with stages("read", len(sequences)):
-        rows = []
-        for sequence in sequences:
-            rows.append(reader.read(sequence))
-            stages.advance(1)
-        reader.close()
-    matrix = output_matrix(rows)
+        rows, matrix = _read(reader, sequences, stages.advance, chat=chat)
+    reader.close()
     count = max(1, round(_KEPT_APART * len(rows)))
     apart, rest = Samples.of(rows[:count], heads), Samples.of(rows[count:], heads)
     trained = MedusaHeads(matrix.shape[1], heads, layers, torch.Generator().manual_seed(seed))
     with stages("train", epochs * rest.batches):
         losses = fit(trained, matrix, rest, apart, epochs, seed, stages.advance)
-    hits = tuple(acceptance(trained, matrix, apart, head) for head in range(heads))
+    with stages("judge", heads):
+        hits = []
+        for head in range(heads):
+            hits.append(acceptance(trained, matrix, apart, head))
+            stages.advance(1)
     write_heads(place, trained, directory.manifest.model, matrix.shape)
-    return TrainedHeads(place, len(rest.states), len(losses) - 1, losses, hits, stages.seconds)
+    return TrainedHeads(place, len(rest.states), len(losses) - 1, losses, tuple(hits), stages.seconds)
 
 
 def _text_of(path: Path) -> str:
@@ -109,38 +105,18 @@ def _text_of(path: Path) -> str:
         raise OptionError(f"the text cannot be read: {error}", at=path, fix="give a UTF-8 text file") from None
 
 
-def _begun(engine: Engine, limits: Limits, text: str, tokens: int, seed: int) -> list[list[int]]:
-    """Prompts from places of the text, for sequences of so many tokens in all."""
-    ids = engine.tokenize(text)
-    prompt = min(_PROMPT_TOKENS, limits.max_model_len // 4)
-    count = -(-tokens // (prompt + min(_WRITTEN_TOKENS, limits.max_model_len - prompt)))
-    if len(ids) < 2 * prompt:
-        raise OptionError(
-            f"the text has {len(ids)} tokens, and a prompt takes {prompt}", at="--text", fix="give a longer text"
-        )
-    order = torch.randperm(len(ids) - prompt, generator=torch.Generator().manual_seed(seed))
-    starts = [int(order[i % len(order)]) for i in range(count)]
-    return [ids[start : start + prompt] for start in starts]
-
-
-def _written(
-    engine: Engine,
-    begun: list[list[int]],
-    written: int,
-    temperature: float,
-    seed: int,
-    advance: Callable[[int], None],
-) -> list[list[int]]:
-    """The prompts, each with what the engine wrote. advance: told of some sequences when they are written."""
-    found: list[list[int]] = []
-    for first in range(0, len(begun), _AT_ONCE):
-        prompts = begun[first : first + _AT_ONCE]
-        places = range(first, first + len(prompts))
-        params = [SamplingParams(max_tokens=written, temperature=temperature, seed=seed + i) for i in places]
-        completions = engine.generate(prompts, params)
-        found += [prompt + list(c.token_ids) for prompt, c in zip(prompts, completions, strict=True) if c.token_ids]
-        advance(len(prompts))
-    return found
+def _read(
+    reader: StateReader, sequences: Sequence[Written], advance: Callable[[int], None], *, chat: bool
+) -> tuple[list[Rows], Tensor]:
+    """States of every sequence, of a chat's answers alone, and the output matrix. Logits are kept until it is found."""
+    rows, with_logits = list[Rows](), list[Rows]()
+    for sequence in sequences:
+        found = reader.read(sequence.tokens)
+        if not is_enough(with_logits):
+            with_logits.append(found)
+        rows.append((found.after(sequence.prompt) if chat else found).without_logits())
+        advance(1)
+    return rows, output_matrix(with_logits)
 
 
 _CONFIG = "config.json"
@@ -149,16 +125,18 @@ _CONFIG = "config.json"
 def check_place(path: Path) -> None:
     """Raise OptionError where heads cannot be written, or where a config.json of something else would be lost."""
     if path.suffix != ".safetensors":
-        raise OptionError(f"{path} is no .safetensors file", at="-o", fix=f"name one: {path}/heads.safetensors")
+        raise OptionError(f"{path} is not a .safetensors file", at="-o", fix=f"name one: {path}/heads.safetensors")
     config = path.parent / _CONFIG
     if config.exists() and "medusa_num_heads" not in read_json(config):
         raise OptionError(
-            "a config.json of something else stands beside it", at=config, fix="give the heads a directory of their own"
+            "the directory has a config.json that is not of Medusa heads",
+            at=config,
+            fix="give the heads a directory of their own",
         )
 
 
 def write_heads(path: Path, heads: MedusaHeads, model: ModelRecord, output_shape: tuple[int, ...]) -> None:
-    """The heads, and config.json beside them with the keys of Medusa and of vLLM."""
+    """Write the heads, and a config.json with the keys of Medusa and of vLLM."""
     vocabulary, channels = output_shape
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What is chosen of several that were measured."""
+"""The choice among measured alternatives."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ LEAST_GAIN = 0.03
 
 @dataclass(frozen=True)
 class Tuned:
-    """Seconds of a choice as it was, and of what was chosen (the same if nothing was). what: now launched there.
+    """Seconds of the previous choice, and of the new one (the same if nothing changed). what: the kernel launched now.
 
-    kernel: the one that was launched there before. num_warps, num_stages: of what is now.
+    kernel: the kernel launched before. num_warps, num_stages: those of the kernel launched now.
     """
 
     kernel: str

@@ -14,7 +14,7 @@ PREFILL_TOKENS = 512
 
 
 def shape_of(only: RowRange | None, limits: Limits) -> StepShape:
-    """The largest step with that many rows: of single tokens where so many requests fit, else of one prompt."""
+    """The largest step with that many rows: single tokens if the limit of requests allows it, otherwise one prompt."""
     from llmc.runtime.device.inputs import StepShape
 
     columns = -(-limits.max_model_len // limits.block_size)
@@ -46,5 +46,5 @@ def steps_of(program: Program) -> tuple[StepShape, ...]:
 
 
 def with_inputs_of(program: Program, shape: StepShape) -> StepShape:
-    """The shape with what a program reads beside the usual: which adapter tokens have, where states are."""
+    """The shape, extended by the optional inputs that a program reads: adapters of tokens, slots of states."""
     return replace(shape, adapters=program.adapters is not None, states=bool(program.states))

@@ -10,7 +10,7 @@ _QUEUEING_CYCLES = 400_000
 def timed(run: Callable[[], None], times: int) -> list[float]:
     """Seconds of each run but the first few, which warm up.
 
-    What it reads lies outside of the L2 cache, as the weights of a layer do when a step comes to them.
+    Its inputs are outside of the L2 cache, as the weights of a layer are when a step reaches them.
     """
     import torch
 

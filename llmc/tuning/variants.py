@@ -80,7 +80,7 @@ def _measure(
     steps: Sequence[StepShape],
     scratch: Path,
 ) -> dict[str, float]:
-    """Median seconds a launch, by name; empty for a kernel that none of the steps has."""
+    """Median seconds per launch, by name; empty for a kernel that none of the steps launches."""
     import torch
 
     from llmc.runtime.executors.cuda_driver import load_kernel

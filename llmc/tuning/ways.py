@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 def compile_alternatives(program: Program, target: GpuTarget, scratch: Path) -> tuple[Program, tuple[Alternative, ...]]:
-    """The program with binaries for what only alternatives launch; and the alternatives that compile without spills."""
+    """The program with binaries for kernels that only alternatives launch, and the alternatives that compile without
+    spills."""
     folder = str(Path(next(iter(program.launched_kernels()[0].binaries.values())).file).parent)
     missing = [kernel for kernel in program.kernels if not kernel.is_library and not kernel.binaries]
     with Workers(usable_processors()) as workers:
@@ -64,7 +65,7 @@ def choose_ways(
 
 
 def seconds_of(executor: CudaExecutor, launches: Sequence[Launch], shape: StepShape, scratch: Path) -> float:
-    """Median seconds of launches, one after the other."""
+    """Median seconds of consecutive launches."""
     import torch
 
     from llmc.runtime.executors.cuda_driver import load_kernel

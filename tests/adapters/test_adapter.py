@@ -87,7 +87,7 @@ def test_odd_tensors_are_refused(tmp_path: Path) -> None:
 
 
 def test_missing_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(AdapterError, match="no directory"):
+    with pytest.raises(AdapterError, match="not a directory"):
         read_adapter(tmp_path / "nowhere")
     with pytest.raises(AdapterError, match=r"adapter_config\.json"):
         read_adapter(tmp_path)

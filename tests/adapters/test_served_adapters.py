@@ -287,7 +287,7 @@ def test_wrong_adapters_are_refused(engine: Engine, tmp_path: Path, directories:
             "32 inputs and 64 outputs, the model's 64 and 64",
         ),
         "a0": (directories[0], "is called 'a0' already"),
-        "nowhere": (tmp_path / "nowhere", "no directory"),
+        "nowhere": (tmp_path / "nowhere", "not a directory"),
         "nan": (llama_adapter(tmp_path / "nan", scale=float("nan")), "not finite"),
     }
     for name, (directory, problem) in cases.items():
@@ -309,8 +309,8 @@ def test_engines_without_pools_take_none(plain: Engine, directories: list[Path])
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"target": "reference"}, "take no adapters"),
-        ({"target": "onnxruntime"}, "take no adapters"),
+        ({"target": "reference"}, "do not support adapters"),
+        ({"target": "onnxruntime"}, "do not support adapters"),
         ({"tensor_parallel_size": 2}, "several ranks"),
         ({"target": "h100", "tensor_parallel_size": 2}, "several ranks"),
         ({"quantize": "int4-awq:g32"}, "AWQ"),

@@ -150,7 +150,7 @@ def test_bisect_against_the_model_and_with_a_command(model: Path, tmp_path: Path
         (("explain", "ENGINE", "--disable-pass", "fuse_rope"), ("passes have run already",)),
         (("explain", "MODEL", "--passes-from", "nix"), ("does not name passes", "module:attribute")),
         (("diff", "MODEL", "--passes", "fuse_rope..nix"), ("there is no pass 'nix'",)),
-        (("diff", "MODEL", "--tokens", "1,b"), ("is no list of token ids",)),
+        (("diff", "MODEL", "--tokens", "1,b"), ("is not a list of token ids",)),
         (("diff", "MODEL", "--text", "/no/such/text"), ("no tokenizer.json",)),
         (("diff", "ENGINE"), ("nothing to be compared with",)),
         (("diff", "MODEL", "ENGINE"), ("not an engine",)),

@@ -36,7 +36,7 @@ def test_viz_writes_where_it_is_told(draft_engine: Path, tmp_path: Path) -> None
     assert json.loads((tmp_path / "graph.json").read_text())["stage"] == "serving"
     assert_user_error(llmc("viz", draft_engine, "--format", "png"), "is not a format")
     assert_user_error(llmc("viz", draft_engine, "--format", "onnx"), "llmc export MODEL --stage optimized")
-    assert_user_error(llmc("viz", draft_engine, "--stage", "lowered"), "no stage")
+    assert_user_error(llmc("viz", draft_engine, "--stage", "lowered"), "not a stage")
     assert_user_error(llmc("viz", tmp_path / "missing"), "missing")
 
 

@@ -62,7 +62,7 @@ def test_a_profile_is_read_back(profile: Profile, draft_engine: Path, tmp_path: 
     with pytest.raises(EngineFormatError, match="of another engine"):
         check_profile(profile, replace(directory, program=fewer), path)
     path.write_text('{"version": 99}', encoding="utf-8")
-    with pytest.raises(EngineFormatError, match="no profile of version"):
+    with pytest.raises(EngineFormatError, match="not a profile of version"):
         read_profile(path)
     with pytest.raises(EngineFormatError, match="cannot be read"):
         read_profile(tmp_path / "missing.json")

@@ -1,4 +1,4 @@
-"""Which tokens graphs are compared on, and what is no list of tokens."""
+"""Which tokens graphs are compared on, and what is not a list of tokens."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_random_ids_without_a_tokenizer() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"tokens": "1,two"}, "is no list of token ids"),
+        ({"tokens": "1,two"}, "is not a list of token ids"),
         ({"tokens": "1"}, "1 token"),
         ({"tokens": "1,50"}, "token id 50 is not below the vocabulary's 50"),
         ({"tokens": "1,2,3,4,5"}, "5 tokens, the model takes 4"),

@@ -59,8 +59,8 @@ def test_verbs(draft_engine: Path, wrong_norm: None) -> None:
     told = llmc(*asked)
     assert_user_error(told, "of the canonical graph differ by", "llmc bisect")
     assert "captured" in told.out
-    assert_user_error(llmc("verify", draft_engine, "--against", MODEL, "--oracle", "tea"), "'tea' is no oracle")
-    assert_user_error(llmc("bisect", MODEL, "--oracle", "tea"), "'tea' is no oracle")
+    assert_user_error(llmc("verify", draft_engine, "--against", MODEL, "--oracle", "tea"), "'tea' is not an oracle")
+    assert_user_error(llmc("bisect", MODEL, "--oracle", "tea"), "'tea' is not an oracle")
     assert_user_error(llmc("bisect", MODEL, "--oracle", "onnxruntime", "--check", "true"), "two checks")
 
 

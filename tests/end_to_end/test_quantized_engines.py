@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import llmc
+from llmc.architectures.tiny_config import tiny_architecture
 from tests.passes.quantization.quantizing import TOKENS, calibration_file, logits, quantized
 from tests.quantized_checkpoints import (
     GROUP,
@@ -112,5 +114,26 @@ def test_builds_a_directory_of_codes(name: str, target: str, tmp_path: Path) -> 
     report = llmc.build(directory, tmp_path / "engine.llmc", target=target, dtype="float32")
     assert {weight.scheme for weight in report.quantized} == schemes and len(report.quantized) == 14
     with llmc.load(report.path) as engine:
+        found = torch.from_numpy(engine.logits(TOKENS))
+    assert float((found - expected).abs().max() / expected.std()) < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["deepseek_v3", "qwen3_moe"])
+def test_builds_float8_of_experts_and_latent_attention(family: str, tmp_path: Path) -> None:
+    """As DeepSeek and Qwen publish it: each expert's matrix by itself, which the model and the engine have in one."""
+    from transformers import AutoModelForCausalLM
+
+    auto: Any = AutoModelForCausalLM
+    model, config = tiny_architecture(family), {**DIRECTORIES["fp8"][0], "fmt": "e4m3", "activation_scheme": "dynamic"}
+    dequantized = write_quantized(tmp_path / "codes", model, config, DIRECTORIES["fp8"][1])
+    model.save_pretrained(tmp_path / "numbers")
+    file = tmp_path / "numbers" / "model.safetensors"
+    numbers = load_file(file)
+    assert dequantized.keys() < numbers.keys()
+    save_file(numbers | dequantized, file, metadata={"format": "pt"})
+    with torch.no_grad():
+        expected = auto.from_pretrained(tmp_path / "numbers")(torch.tensor([TOKENS])).logits[0]
+    with llmc.compile(tmp_path / "codes", target="reference", dtype="float32") as engine:
         found = torch.from_numpy(engine.logits(TOKENS))
     assert float((found - expected).abs().max() / expected.std()) < 1e-4

@@ -64,9 +64,28 @@ def test_bits_are_the_same_in_any_company(built: Callable[..., Path]) -> None:
             assert said(engine) == expected, options
     with pytest.raises(LlmcError, match="one sequence of max_model_len") as caught:
         llmc.load(path, kv_cache_bytes=1)
-    with llmc.load(path, kv_cache_bytes=int(caught.value.problem.rsplit(" ", 1)[-1])) as engine:
-        assert said(engine) == expected
-        assert engine.loop.scheduler.preemptions and not engine.loop.groups[0].pool.used
+    least = int(caught.value.problem.rsplit(" ", 1)[-1])
+    for size in (None, "100MB"):
+        with llmc.load(path, kv_cache_bytes=least, kv_offloading_size=size) as engine:
+            assert said(engine) == expected
+            assert engine.loop.scheduler.preemptions and not engine.loop.groups[0].pool.used
+            tier = engine.loop.scheduler.second_tier
+            assert tier is None or tier.stats.loaded_blocks, "nothing came back"
+
+
+@pytest.mark.parametrize("codes", ["int8", "int4:head:rotated"])
+def test_codes_are_scored_as_what_they_stand_for(codes: str, built: Callable[..., Path]) -> None:
+    """Rotated heads too, which keys and queries must share. Tokens are the same however a prompt comes in chunks."""
+    path, found = built(kv_compression=SNAPKV, target="cpu", kv_cache=codes), list[object]()
+    _, expected = greedy(POLICY, TOKENS[:100], 2)
+    for chunk in (5, None):
+        with llmc.load(path, threads=1, max_step_tokens=chunk) as engine:
+            (answer,) = engine.generate([TOKENS[:100]], max_tokens=30, logprobs=0, ignore_eos=True)
+            choice = answer.choices[0]
+            assert engine.loop.groups[0].stats.dropped and choice.logprobs is not None
+            assert abs(choice.logprobs[1].logprob - expected[1]) < 0.2
+            found.append(choice.token_ids)
+    assert found[0] == found[1]
 
 
 def test_a_prefix_is_not_answered_by_compacted_blocks(built: Callable[..., Path]) -> None:

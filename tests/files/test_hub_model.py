@@ -83,14 +83,14 @@ def test_of_a_repository_without_safetensors_the_onnx_file_is_fetched(tmp_path: 
 def test_what_the_hub_does_not_give_is_refused_in_words(hub: Hub, tmp_path: Path) -> None:
     answers = ask(hub, tmp_path, ("org/other", True), ("org/gated", True), ("org/tiny@v9", True))
     assert [each[0] for each in answers] == [
-        "org/other is no directory here and no model on the hub",
+        "org/other is neither a directory here nor a model on the hub",
         "org/gated asks those who use it for their consent",
         "org/tiny has no revision 'v9'",
     ]
     offline = ask(hub, tmp_path, ("org/new@v2", True), HF_HUB_OFFLINE="1")[0]
-    assert "the hub cannot be asked for it" in offline[0] and "hf download org/new --revision v2" in offline[1]
+    assert "the hub cannot be reached for it" in offline[0] and "hf download org/new --revision v2" in offline[1]
     away = ask(hub, tmp_path, ("org/new", True), HF_ENDPOINT="http://127.0.0.1:1")[0]
-    assert "the hub cannot be asked for it" in away[0] and "hf download org/new" in away[1]
+    assert "the hub cannot be reached for it" in away[0] and "hf download org/new" in away[1]
 
 
 @pytest.mark.parametrize("text", ["tiny", "/org/tiny", "./org/tiny", "a/b/c", "../tiny", "org/", "org/tiny@", "~/tiny"])

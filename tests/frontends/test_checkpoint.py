@@ -141,7 +141,7 @@ def test_numbers_of_eight_bits_whose_scales_nothing_tells_are_refused(stored: to
     save_file(tensors, tmp_path / "model.safetensors")
     source = SafetensorsSource(tmp_path)
     with pytest.raises(
-        CheckpointError, match=r"stored as F8_E\dM\d, beside a\.weight_scale, and no file says"
+        CheckpointError, match=r"stored as F8_E\dM\d, next to a\.weight_scale, and no file says"
     ) as caught:
         source.check("a.weight", (4, 4), floating=True)
     assert "quantization_config" in str(caught.value.fix)

@@ -217,7 +217,7 @@ def _state(change: Callable[[dict[str, Any]], Any]) -> Callable[[Tensor], Tensor
 _NF4_STATE = "weight.quant_state.bitsandbytes__nf4"
 _LIST = torch.tensor(list(b"[[1]]"), dtype=torch.uint8)
 CONTRADICTIONS: dict[str, tuple[str, Callable[[dict[str, Tensor]], dict[str, Tensor]], str]] = {
-    "bits": ("gptq-8", _replaced("qzeros", lambda t: t[:, ::2].contiguous()), "4 bits a code, and bits says 8"),
+    "bits": ("gptq-8", _replaced("qzeros", lambda t: t[:, ::2].contiguous()), "4 bits per code, and bits says 8"),
     "rank": ("gptq-8", _replaced("qweight", lambda t: t.flatten()), r"qweight is \[2048\], not a matrix"),
     "rows": ("gptq-8", _replaced("scales", lambda t: t[:, :96].contiguous()), "do not fit together"),
     "no scale": ("fp8-blocks", _removed("weight_scale_inv"), "stored as F8_E4M3, .* no file says how"),
@@ -277,7 +277,7 @@ def test_tensors_that_contradict_each_other_are_named(name: str, tmp_path: Path)
 def test_a_rule_that_contradicts_the_tensors_is_named(tmp_path: Path) -> None:
     config, _, _ = LAYOUTS["gptq-dynamic"]
     write_quantized(tmp_path, tiny_llama(), config, gptq())
-    with pytest.raises(CheckpointError, match=r"4 bits a code, and dynamic\['.*down_proj'\] says \d"):
+    with pytest.raises(CheckpointError, match=r"4 bits per code, and dynamic\['.*down_proj'\] says \d"):
         source_of(tmp_path)
     edit_json(tmp_path / "config.json", lambda c: c["quantization_config"].update(dynamic={"-:.*up_proj": {}}))
     with pytest.raises(CheckpointError, match=r"up_proj has .*, but re:\.\*up_proj says that it is not quantized"):

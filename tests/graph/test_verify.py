@@ -153,7 +153,7 @@ def test_what_a_captured_graph_returns_beside_its_logits_may_have_the_batch(capt
     graph.add_side_output("states", _first_of_rank(graph, 3))
     verify(graph)
     graph.add_side_output("heads", _first_of_rank(graph, 4))
-    with pytest.raises(PassError, match=r"the side output heads is .*, expected a row a token or logit row"):
+    with pytest.raises(PassError, match=r"the side output heads is .*, expected a row per token or logit row"):
         verify(graph)
 
 

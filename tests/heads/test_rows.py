@@ -149,5 +149,5 @@ def test_pairs_without_a_tokenizer_are_refused() -> None:
     with pytest.raises(CaptureError, match="gives one number, and this one has 3 labels"):
         llmc.compile(model, target="reference", task="score")
     model.config.id2label = {0: "fits"}
-    with pytest.raises(CaptureError, match="told apart by 2 segments, which follow from a tokenizer"):
+    with pytest.raises(CaptureError, match="distinguished by 2 segments, which follow from a tokenizer"):
         llmc.compile(model, target="reference", task="score")

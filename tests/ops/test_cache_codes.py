@@ -63,7 +63,28 @@ def test_paged_attention_reads_codes() -> None:
     torch.testing.assert_close(out, attend(q, k, v, 0, 0.2, None, None, None), rtol=0, atol=0.03)
 
 
-@pytest.mark.parametrize("bad", ["int3", "int8:g", "int8:g1", "int4:g32:g32"])
+@pytest.mark.parametrize(
+    ("spelled", "canonical"),
+    [
+        ("int4", "int4:g32"),
+        ("int4:g32", "int4:g32"),
+        ("int4:rotated", "int4:g32:rotated"),
+        ("int4:head:rotated", "int4:head:rotated"),
+        ("int8", "int8"),
+        ("int8:rotated", "int8:rotated"),
+        ("fp8:g16:rotated", "fp8:g16:rotated"),
+    ],
+)
+def test_formats_have_one_spelling(spelled: str, canonical: str) -> None:
+    format = parse_cache_format(spelled)
+    assert str(format) == canonical
+    assert parse_cache_format(canonical) == format
+    assert not parse_cache_format(format.stored).rotated
+
+
+@pytest.mark.parametrize(
+    "bad", ["int3", "int8:g", "int8:g1", "int4:g32:g32", "int8:rotated:g32", "int8:rotated:rotated"]
+)
 def test_refuses_what_is_no_format(bad: str) -> None:
     with pytest.raises(OptionError):
         parse_cache_format(bad)

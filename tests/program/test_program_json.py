@@ -69,7 +69,7 @@ def test_round_trip() -> None:
         (lambda p: p["launches"][0]["arguments"].update(x=[1]), r"found \[1\]", "program.launches[0].arguments.x"),
         (
             lambda p: p["launches"][0]["arguments"].update(x="buffer:x+"),
-            r"'buffer:x\+' is no operand",
+            r"'buffer:x\+' is not an operand",
             "program.launches[0].arguments.x",
         ),
         (lambda p: p["weights"][0].update(shape=256), "expected a list, found 256", "program.weights[0].shape"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 from pathlib import Path
 
@@ -60,6 +61,58 @@ def test_text_that_ends_too_early(share: float) -> None:
 def test_a_register_that_is_not_declared() -> None:
     error = load(kernel_text(BODY).replace("add.s32 %r2", "add.s32 %q2"))
     assert "%q2" in error.problem
+
+
+# Lines of BODY's kernel as no compiler writes them, and what the error says of each.
+DAMAGED = [
+    ("mov.b32 %r1, 5;", "mov.b32 %r1, ;", "mov.b32 has 1 operands"),
+    ("mov.b32 %r1, 5;", "cvta.to.global.u64 %d0;", "cvta.to.global.u64 has 1 operands"),
+    ("mov.b32 %r1, 5;", "mov.b64 %d0, 0f3F800000;", "mov.b64 does not take 1065353216 there"),
+    ("mov.b32 %r1, 5;", "mov.b32 %r1, [];", "'' is not a declared register"),
+    ("mov.b32 %r1, 5;", "mov.b32 %r1, [%r2+x];", "'x' is not a whole number"),
+    ("mov.b32 %r1, 5;", "mov.b32 %r1, k+x;", "'x' is not a whole number"),
+    ("mov.b32 %r1, 5;", "mov.b64 %d0, {%r1, %r1, %r1};", "mov.b64 does not take {%r1, %r1, %r1} there"),
+    ("mov.b32 %r1, 5;", "mov.u32 %r1, %cluster_ctarank;", "the machine does not know %cluster_ctarank"),
+    ("mov.b32 %r1, 5;", ".reg .b32 %a<x>;", "'%a<x>' is not a register"),
+    ("mov.b32 %r1, 5;", ".shared .align 4 .b8 much[99999999999];", "much has 99999999999 bytes"),
+    ("mov.b32 %r1, 5;", ".shared .align 4 .b8 much[300000];", "300000 bytes of shared memory; a block has at most"),
+    ("mov.b32 %r1, 5;", ".reg .b128 %q1;\nadd.s32 %r1, %q1, 5;", "add.s32 does not take %q1 there"),
+    (
+        "mov.b32 %r1, 5;",
+        "tensormap.replace.tile.fill_mode.shared::cta.b1024.b32 [%r_smem], 1;",
+        "the machine knows fill_mode 0 alone",
+    ),
+    (".reqntid 32", ".reqntid 16, 2, 1", "for blocks of 16 x 2 x 1 threads and is launched with 32"),
+    (".reqntid 32", ".reqntid 32\n.reqnctapercluster 2, 1, 1", "for clusters of 2 x 1 x 1 blocks"),
+    ("{", "", "-1 of its scopes are still open"),
+]
+
+
+@pytest.mark.parametrize(("line", "damaged", "problem"), DAMAGED, ids=[each[1] or each[0] for each in DAMAGED])
+def test_damaged_text(line: str, damaged: str, problem: str) -> None:
+    text = kernel_text(BODY)
+    assert line in text
+    assert problem in load(text.replace(line, damaged, 1)).problem
+
+
+def test_registers_of_128_bits_that_nothing_reads() -> None:
+    assert not run_text(kernel_text(".reg .b128 %q1;\n" + BODY), {}).findings
+
+
+def test_text_damaged_anywhere_is_told_without_a_traceback() -> None:
+    """A character lost, or another one in its place."""
+    text = kernel_text("""
+    mad.lo.s32 %r2, %r_tid, 4, %r_smem;
+    setp.lt.u32 %p1, %r_tid, 16;
+    @%p1 st.shared.v2.b32 [%r2+128], {%r_tid, 0xA};
+    L: bar.sync 0, 32;
+    shfl.sync.bfly.b32 %r3|%p2, %r2, 1, 31, -1;
+    @!%p1 bra.uni L;
+    """)
+    for place in range(text.index("mad.lo.s32 %r2"), len(text)):
+        for put in ("", "["):
+            with contextlib.suppress(PtxError):
+                load_code(text[:place] + put + text[place + 1 :], "k.ptx", threads=32, shared_bytes=0)
 
 
 def test_a_loop_without_an_end_names_the_limit_and_its_setting() -> None:

@@ -154,6 +154,12 @@ def test_a_map_without_its_fence() -> None:
         run_copy(lines_with("fence.proxy.tensormap"))
 
 
+def test_a_map_published_without_a_barrier_behind_its_fields() -> None:
+    text = "bar.warp.sync -1;\n    @%p2 tensormap.cp_fenceproxy"
+    report, _ = run_copy([(text, text.partition("\n")[2])])
+    assert report.findings[0].check is Check.RACE and report.findings[0].detail == "it was written by thread 0"
+
+
 def test_a_map_that_lacks_a_field() -> None:
     with pytest.raises(PtxError, match="misused tensor descriptor: it lacks elemtype"):
         run_copy(lines_with("elemtype"))

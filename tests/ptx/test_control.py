@@ -162,7 +162,7 @@ def test_who_has_returned_is_said() -> None:
 
 def test_a_loop_without_an_end_is_told_with_its_line() -> None:
     text = kernel_text('.file 1 "loop.py"\nagain:\n.loc 1 7 3\nadd.s32 %r1, %r1, 1;\nbra.uni again;')
-    with pytest.raises(PtxError, match="a thread of block 0 has executed 5000 instructions") as caught:
+    with pytest.raises(PtxError, match="block 0 has executed 5000 instructions") as caught:
         run_text(text, {}, limit=5000)
     assert caught.value.at is not None and caught.value.at.endswith("(bra.uni), loop.py:7")
     assert caught.value.fix is not None and "LLMC_PTX_INSTRUCTIONS" in caught.value.fix

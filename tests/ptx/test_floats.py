@@ -163,12 +163,23 @@ def test_conversions_to_16_and_8_bits() -> None:
     assert (codes[~finite] & 127 == 127).all()
 
 
+def test_conversions_that_leave_nothing_below_zero_keep_a_nan() -> None:
+    x = np.array([-1.5, 2.5, np.nan, -np.inf], np.float32)
+    for kind, wanted in (("f16", 0x4100), ("bf16", 0x4020)):
+        found = apply(f"cvt.rn.relu.{kind}.f32", x, result=np.uint16)
+        np.testing.assert_array_equal(found, [0, wanted, NAN_HALF, 0])
+        pairs = apply(f"cvt.rn.relu.{kind}x2.f32", x, x, result=np.uint32)
+        np.testing.assert_array_equal(pairs, found.astype(np.uint32) << 16 | found)
+
+
 def test_conversions_to_whole_numbers() -> None:
     x = np.array([2.5, -2.5, 3.5, 1e20, -1e20, np.nan, -0.5, 1e-40], np.float32)
     np.testing.assert_array_equal(
         apply("cvt.rni.s32.f32", x, result=np.int32), [2, -2, 4, 2**31 - 1, -(2**31), 0, 0, 0]
     )
     np.testing.assert_array_equal(apply("cvt.rzi.u32.f32", x, result=np.uint32), [2, 0, 3, 2**32 - 1, 0, 0, 0, 0])
+    wide = np.array([2.5, np.nan], np.float64)
+    np.testing.assert_array_equal(apply("cvt.rni.s32.f64", wide, result=np.int32), [2, -(2**31)])
     np.testing.assert_array_equal(apply("cvt.rmi.f32.f32", x, result=np.float32)[:3], [2, -3, 3])
     np.testing.assert_array_equal(apply("cvt.rpi.f32.f32", x, result=np.float32)[:3], [3, -2, 4])
     whole = np.array([2**31 - 1, -(2**31), 2**24 + 1, -7], np.int32)

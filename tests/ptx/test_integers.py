@@ -60,7 +60,14 @@ def test_quotients_are_cut_towards_zero() -> None:
 
 
 @pytest.mark.parametrize(
-    ("opcode", "given"), [("shl.b32", np.uint32), ("shr.u64", np.uint64), ("shr.s32", np.int32), ("shr.s16", np.int16)]
+    ("opcode", "given"),
+    [
+        ("shl.b32", np.uint32),
+        ("shl.b16", np.uint16),
+        ("shr.u64", np.uint64),
+        ("shr.s32", np.int32),
+        ("shr.s16", np.int16),
+    ],
 )
 def test_shifts_by_any_number(opcode: str, given: type) -> None:
     a, n = words(0, given), words(1, np.uint32)
@@ -76,11 +83,7 @@ def test_fields_of_bits() -> None:
     fields = [(int(x), int(s), int(n)) for x, s, n in zip(a, start, length, strict=True)]
     unsigned = [x >> s & (1 << n) - 1 for x, s, n in fields]
     np.testing.assert_array_equal(apply("bfe.u32", a, start, length, result=np.uint32), np.array(unsigned, np.uint32))
-    signed = []
-    for x, s, n, field in zip(a, start, length, unsigned, strict=True):
-        top = min(int(s) + int(n) - 1, 31)
-        fills = n > 0 and int(x) >> top & 1
-        signed.append((field | (-1 << int(n)) if fills and n < 32 else field) % 2**32)
+    signed = [_signed_field(*each) for each in fields]
     np.testing.assert_array_equal(apply("bfe.s32", a, start, length, result=np.uint32), np.array(signed, np.uint32))
     b = words(2, np.uint32)
     inserted = []
@@ -89,6 +92,13 @@ def test_fields_of_bits() -> None:
         inserted.append((int(x) << int(s) & ones | int(y) & ~ones) % 2**32)
     found = apply("bfi.b32", a, b, start, length, result=np.uint32)
     np.testing.assert_array_equal(found, np.array(inserted, np.uint32))
+
+
+def _signed_field(x: int, start: int, length: int) -> int:
+    """bfe.s32 as the PTX manual spells it, bit by bit."""
+    sign = x >> min(start + length - 1, 31) & 1 if length else 0
+    bits = [x >> start + i & 1 if i < length and start + i <= 31 else sign for i in range(32)]
+    return sum(bit << i for i, bit in enumerate(bits))
 
 
 def test_counts_and_permutations() -> None:

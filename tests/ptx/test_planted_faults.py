@@ -74,7 +74,7 @@ def test_shared_memory_behind_its_end() -> None:
 def test_a_misaligned_vector() -> None:
     moved = ("ld.global.b32 %r1, [%d1]", "ld.global.v2.b32 {%r1, %r6}, [%d1]")
     finding = the_finding(exchange(moved, words=130), Check.ALIGNMENT)
-    assert finding.thread == 1 and finding.detail.endswith("is no multiple of 8")
+    assert finding.thread == 1 and finding.detail.endswith("is not a multiple of 8")
 
 
 def test_a_write_to_what_is_only_read() -> None:
@@ -130,6 +130,25 @@ def test_a_read_in_a_warp_without_its_barrier() -> None:
     assert the_finding(report, Check.RACE).detail == "it was written by thread 1"
 
 
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_matrix_of_rows_that_threads_have_touched_without_a_barrier(reads: bool) -> None:
+    """Each thread stores, or loads, the row whose address it gives: the matrix instruction takes it for others."""
+    own = "st.shared.v4.b32 [%r2], {%r_tid, %r_tid, %r_tid, %r_tid};"
+    body = f"""
+    mad.lo.s32 %r2, %r_tid, 16, %r_smem;
+    {own}
+    bar.warp.sync -1;
+    {own if reads else "ld.shared.b32 %r3, [%r2];"}
+    bar.warp.sync -1;
+    {"ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r4}, [%r2];" if reads else ""}
+    {"stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r2], {%r3};" if not reads else ""}
+    """
+    assert not run_text(kernel_text(body), {}, shared_bytes=512).findings
+    first, _, second = body.rpartition("bar.warp.sync -1;")
+    report = run_text(kernel_text(first + second), {}, shared_bytes=512)
+    assert the_finding(report, Check.RACE).thread == 0
+
+
 # ---- cp.async --------------------------------------------------------------------------------------------------------
 
 COPY = """
@@ -183,6 +202,29 @@ def test_the_target_of_a_copy_written_before_its_wait() -> None:
     assert report.findings[0].check is Check.ASYNC_COPY
 
 
+def test_copies_of_fewer_bytes_are_filled_up_with_zeros() -> None:
+    """Thread t copies its first t % 17 bytes. A misaligned source is reported only where bytes are read."""
+    body = edited(
+        COPY,
+        [
+            ("cp.async.cg.shared.global [%r2], [%d1], 16;", "cp.async.cg.shared.global [%r2], [%d1], 16, %r6;"),
+            ("cp.async.cg", "rem.u32 %r6, %r_tid, 17;\ncp.async.cg"),
+            ("ld.shared.b32 %r5, [%r4];", "ld.shared.v4.b32 {%r5, %r7, %r8, %r9}, [%r4];"),
+            ("mad.wide.u32 %d2, %r_tid, 4, %d_y;", "mad.wide.u32 %d2, %r_tid, 16, %d_y;"),
+            ("st.global.b32 [%d2], %r5;", "st.global.v4.b32 [%d2], {%r5, %r7, %r8, %r9};"),
+        ],
+    )
+    x, y = np.arange(1, 1025).astype(np.uint8), np.zeros((64, 16), np.uint8)
+    report = run_text(kernel_text(body, ["x", "y"], threads=64), {"x": x, "y": y}, threads=64, shared_bytes=1024)
+    assert not report.findings, report.findings
+    size = np.arange(64)[:, None] % 17
+    wanted = np.where(np.arange(16) < size, x.reshape(64, 16), 0)
+    np.testing.assert_array_equal(y, wanted[np.arange(64) ^ 32])
+    moved = edited(body, [("[%d1], 16, %r6", "[%d1+4], 16, %r6")])
+    report = run_text(kernel_text(moved, ["x", "y"], threads=64), {"x": x, "y": y}, threads=64, shared_bytes=1024)
+    assert report.findings[0].check is Check.ALIGNMENT and report.findings[0].thread == 1
+
+
 # ---- wgmma -----------------------------------------------------------------------------------------------------------
 
 _SUMS = "{%r20, %r21, %r22, %r23}"
@@ -234,8 +276,14 @@ def test_a_wgmma_without_its_fence() -> None:
 
 
 def test_sums_changed_behind_the_fence() -> None:
-    report = product(("wgmma.fence.sync.aligned;", "wgmma.fence.sync.aligned;\nmov.b32 %r22, 0;"))
+    report = product(("wgmma.fence.sync.aligned;", "wgmma.fence.sync.aligned;\nadd.s32 %r22, %r22, 1;"))
     assert the_finding(report, Check.WGMMA_FENCE).detail == "%r22 was used since the last"
+
+
+def test_sums_that_begin_with_a_number_behind_the_fence() -> None:
+    """As LLVM leaves it, and ptxas gives to the instruction."""
+    moved = ("mov.b32 %r20, 0;", ""), ("wgmma.fence.sync.aligned;", "wgmma.fence.sync.aligned;\nmov.b32 %r20, 0;")
+    assert not product(*moved).findings
 
 
 def test_operands_of_a_wgmma_without_a_proxy_fence() -> None:
@@ -295,6 +343,11 @@ def test_a_store_before_the_wait_for_earlier_launches() -> None:
     assert the_finding(report, Check.GRID_DEPENDENCY).detail == "it stores to y"
 
 
+def test_no_wait_at_all_for_earlier_launches() -> None:
+    details = [each.detail for each in dependent(("griddepcontrol.wait;", "")).findings]
+    assert details[:2] == ["it loads from x", "it stores to y"] and details[2].startswith("it returns")
+
+
 def test_a_return_without_the_wait_for_earlier_launches() -> None:
     report = dependent(("griddepcontrol.wait;", "setp.gt.s32 %p1, %r_tid, 15;\n@%p1 ret;\ngriddepcontrol.wait;"))
     finding = the_finding(report, Check.GRID_DEPENDENCY)
@@ -323,6 +376,32 @@ def test_a_barrier_that_a_warp_reaches_twice() -> None:
     body = "setp.lt.u32 %p1, %r_tid, 32;\n@%p1 bar.arrive 3, 64;\n@%p1 bar.arrive 3, 64;\n@!%p1 bar.sync 3, 64;"
     report = run_text(kernel_text(body, threads=64), {}, threads=64)
     assert the_finding(report, Check.BARRIER).detail == "a warp arrives at barrier 3 again before it is complete"
+
+
+def test_a_barrier_that_is_none() -> None:
+    report = run_text(kernel_text("bar.sync 16, 64;", threads=64), {}, threads=64)
+    assert the_finding(report, Check.BARRIER).detail == "there is no barrier 16, the last is 15"
+
+
+def test_a_barrier_for_as_many_to_some_and_more_to_others() -> None:
+    body = "setp.lt.u32 %p1, %r_tid, 32;\n@%p1 bar.arrive 3, 64;\n@!%p1 bar.sync 3, 32;"
+    report = run_text(kernel_text(body, threads=64), {}, threads=64)
+    assert report.findings[0].detail == "barrier 3 is for 64 threads to some, for 32 to others"
+
+
+def test_a_mask_that_leaves_lanes_out() -> None:
+    report = run_text(kernel_text("mov.b32 %r2, 0xFFFF;\nshfl.sync.bfly.b32 %r1, %r_tid, 1, 31, %r2;"), {})
+    assert the_finding(report, Check.DIVERGENCE).detail == "its mask leaves lanes of the warp out"
+
+
+def test_a_wgmma_of_some_warps_of_a_warpgroup() -> None:
+    alone = [
+        ("wgmma.fence", "setp.lt.u32 %p2, %r_tid, 96;\n@!%p2 bra past;\nwgmma.fence"),
+        ("bar.sync 0;\nst", "past:\nbar.sync 0;\nst"),
+    ]
+    report = product(*alone)
+    assert report.findings[0].check is Check.DIVERGENCE
+    assert report.findings[0].detail == "some warps of a warpgroup are missing"
 
 
 def test_a_part_of_a_warp_at_an_instruction_for_all_of_it() -> None:

@@ -53,7 +53,7 @@ def test_more_ranks_than_heads() -> None:
     found = explain_model(capture(MODEL, options, may_lack_weights=True), default(), options)
     assert found.ranks is None and found.error is not None
     assert "4 of the ranks would have none" in found.error.problem
-    assert found.error.fix == "the most that can be used is tensor_parallel_size=4"
+    assert found.error.fix == "the maximum is tensor_parallel_size=4"
 
 
 def test_collectives_say_what_they_bring_together(explanation: Explanation) -> None:
@@ -66,9 +66,9 @@ def test_collectives_say_what_they_bring_together(explanation: Explanation) -> N
 def test_it_is_said_in_lines_and_as_json(explanation: Explanation) -> None:
     text = "\n".join(line.text for line in overview_lines("bard", explanation))
     assert "6 × model.layers.*.self_attn.k_proj.weight [128 × 256]: rows, 64 a rank" in text
-    assert "23040 bytes a token in 14 collectives" in text
-    assert "16384 bytes a token; on CPUs 32 where only tokens are wanted" in text
-    assert "30 of 43 weights are cut alike" in text
+    assert "23040 bytes per token in 14 collectives" in text
+    assert "16384 bytes per token; on CPUs 32 where only tokens are needed" in text
+    assert "30 of 43 weights are split alike" in text
     data = json.loads(json.dumps(explanation.to_json()))["ranks"]
     assert data["ranks"] == 4 and [each["memory"]["kv_token"] for each in data["stages"]] == [1536]
     beside = {each["name"].split(".")[-2]: each["beside"] for each in data["weights"]}
@@ -88,7 +88,7 @@ def test_the_report_says_the_same(explanation: Explanation, draft_engine: Path) 
     assert {**shown, "stages": None} == {**json.loads(json.dumps(said)), "stages": None}
     assert [(each["first"], each["last"]) for each in shown["stages"]] == [(0, 3)]
     assert shown["agreement"] == [43, 30]
-    assert "Beside Hugging Face's plan" in script()
+    assert "Compared with Hugging Face's plan" in script()
 
 
 def test_one_rank_has_no_placements() -> None:
@@ -107,8 +107,8 @@ def test_stages_say_their_ranks_memory_and_what_they_hand_over(tensor: int) -> N
     assert (first.token_bytes, last.token_bytes) == (256 * 4, 0)
     text = "\n".join(line.text for line in overview_lines("bard", found))
     ranks = "rank 0" if tensor == 1 else "ranks 0–1"
-    assert f"on {2 * tensor} ranks in 2 stages" in text and f"stage 0, {ranks}: memory a rank: weights 0.0" in text
-    assert "hands over 1024 bytes a token" in text and ("cut alike" in text) is (tensor > 1)
+    assert f"on {2 * tensor} ranks in 2 stages" in text and f"stage 0, {ranks}: memory per rank: weights 0.0" in text
+    assert "hands over 1024 bytes per token" in text and ("split alike" in text) is (tensor > 1)
     assert "where only tokens are wanted" not in text
 
 

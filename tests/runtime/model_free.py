@@ -14,16 +14,24 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from llmc.errors import ModelFailureError, RequestError
 from llmc.program import TREE_REACH, CachePolicy, Limits
+from llmc.runtime.kv_tier.block_offload import BlockOffload
+from llmc.runtime.kv_tier.block_store import BlockKey
+from llmc.runtime.kv_tier.host_blocks import HostBlocks
+from llmc.runtime.kv_tier.tier import Fetch, Tier
 from llmc.runtime.loop.publish import publish
 from llmc.runtime.loop.step import Ints, Step
 from llmc.runtime.loop.step_inputs import StepInputs
+from llmc.runtime.memory import Bytes
 from llmc.runtime.prefix_cache.chain import Chain
 from llmc.runtime.prefix_cache.state_snapshots import StateSnapshots
 from llmc.runtime.requests.generation_request import Priority
@@ -32,6 +40,7 @@ from llmc.runtime.sampling.sampler import Sampler
 from llmc.runtime.sampling.sampling_params import SamplingParams
 from llmc.runtime.scheduling.block_pool import BlockPool
 from llmc.runtime.scheduling.group_pool import GroupPool
+from llmc.runtime.scheduling.request_blocks import Cuts
 from llmc.runtime.scheduling.scheduler import Scheduler
 from llmc.runtime.scheduling.step_plan import Chunk, StepPlan
 from llmc.runtime.speculation.speculation import Speculation
@@ -162,6 +171,7 @@ class Run:
     requests: all that ever were. breaks_at: the position whose token makes NaN when that request computes it.
     speculation: what drafts, if anything. snapshots: how many of states, of a model that has some; spacing: theirs.
     policies: of layers that do not keep everything, whose pools have `spare` blocks more than one sequence needs.
+    tier_blocks: how many blocks a second tier holds, if there is one.
     """
 
     def __init__(
@@ -175,6 +185,7 @@ class Run:
         spacing: int = 1,
         policies: Sequence[CachePolicy] = (),
         spare: int = 0,
+        tier_blocks: int | None = None,
     ) -> None:
         self.speculation = speculation
         self.limits = limits
@@ -195,6 +206,13 @@ class Run:
         if snapshots is not None:
             slots = range(limits.max_sequences, limits.max_sequences + snapshots)
             self.snapshots = StateSnapshots(slots, self._copy_states, limits.block_size, spacing)
+        self.cells = np.full((blocks, limits.block_size), -1, np.int64)
+        self.reading = LateReads()
+        self.tier: Tier | None = None
+        if tier_blocks is not None:
+            sizes = [8 * limits.block_size] * (1 + len(policies))
+            most = tier_blocks * (sizes[0] + HostBlocks.overhead)
+            self.tier = AwaitedReads(self.reading, most, sizes)
         self.scheduler = Scheduler(
             limits,
             self.pool,
@@ -203,8 +221,9 @@ class Run:
             speculation=speculation,
             snapshots=self.snapshots,
             groups=self.groups,
+            move_rows=self._move_rows,
+            offload=None if self.tier is None else BlockOffload(self.tier, CellCaches(self.cells, *self.group_cells)),
         )
-        self.cells = np.full((blocks, limits.block_size), -1, np.int64)
         self.requests: list[Request] = []
         self.breaks_at: dict[Request, int] = {}
         self.steps = 0
@@ -220,13 +239,11 @@ class Run:
 
     def step(self) -> tuple[Chunk, ...]:
         """One step; checks everything that must hold before and after it."""
+        self.reading.go_on()
         plan = self.scheduler.schedule()
         chunks = (*(Chunk(request, request.computed, 1, 1) for request in plan.decodes), *plan.chunks)
         self._check_plan(plan, chunks)
-        self.check_accounts()
-        for group, moves in plan.moves.items():
-            sources, destinations = np.array(moves, np.int32).T.copy()
-            self._move_slots(sources, destinations, group)
+        self.check_accounts([chunk.request for chunk in chunks if chunk.request.error is not None])
         if plan.copies:
             self.cells[list(plan.copies)] = self.cells[list(plan.copies.values())]
         for group, copies in plan.group_copies.items():
@@ -253,8 +270,11 @@ class Run:
         self.steps += 1
         return chunks
 
-    def check_accounts(self) -> None:
-        """used + cached + free = all, and every holder is a request that has the block in its list."""
+    def check_accounts(self, failing: Sequence[Request] = ()) -> None:
+        """used + cached + free = all, and every holder is a request that has the block in its list.
+
+        failing: requests that have failed while a step was planned, and end with it.
+        """
         held = [block for request in self.requests for block in request.standing.blocks]
         assert [held.count(block) for block in range(self.pool.count)] == [
             self.pool.holders(block) for block in range(self.pool.count)
@@ -264,9 +284,8 @@ class Run:
         places = sorted(request.decoding.place for request in self.requests if request.decoding.place is not None)
         assert places == list(range(len(places))), "the decoding requests' places have gaps"
         assert all(request.standing.is_seated for request in self.requests if request.decoding.place is not None)
-        assert not any(request.standing.blocks for request in self.requests if request.finished), (
-            "a finished one holds some"
-        )
+        ended = [request for request in self.requests if request.finished and request not in failing]
+        assert not any(request.standing.blocks for request in ended), "a finished one holds some"
         chains = {c for block in range(self.pool.count) if isinstance(c := self.pool.content(block), Chain)}
         folded = [block for chain in chains for block in chain.blocks]
         assert len(folded) == len(set(folded)) and all(self.pool.content(block) in chains for block in folded)
@@ -391,6 +410,11 @@ class Run:
             used = -(-(chunk.start + chunk.tokens) // size)
             assert table[:used] == chunk.request.standing.blocks[:used]
 
+    def _move_rows(self, cuts: Cuts) -> None:
+        for group, moves in cuts.moves.items():
+            sources, destinations = np.array(moves, np.int32).T.copy()
+            self._move_slots(sources, destinations, group)
+
     def _move_slots(self, sources: Ints, destinations: Ints, group: int) -> None:
         cells = (self.cells, *self.group_cells)[group].reshape(-1)
         cells[destinations] = cells[sources]
@@ -404,6 +428,66 @@ class Run:
             for index in range(chunk.tokens - chunk.logit_rows, chunk.tokens):
                 own, mask = chunk.start + index, int(step.tree_masks[end - chunk.tokens + index])
                 yield [int(cells[row]) for row in range(own + 1) if own - row > 63 or not mask >> (own - row) & 1]
+
+
+class AwaitedReads(Tier):
+    """Runs its late reads where somebody waits for them."""
+
+    def __init__(self, reading: LateReads, max_bytes: int, block_bytes: Sequence[int]) -> None:
+        self._reading = reading
+        super().__init__(HostBlocks(), max_bytes, block_bytes, writer=AtOnce(), reader=reading)
+
+    def fetch(self, keys: Sequence[BlockKey]) -> Fetch:
+        found, reading = super().fetch(keys), self._reading
+
+        class Awaited(Fetch):
+            def wait(self, seconds: float) -> bool:
+                reading.go_on()
+                return self.is_done
+
+        found.__class__ = Awaited
+        return found
+
+
+class CellCaches:
+    """The cells of each group of caches as caches whose blocks can leave."""
+
+    def __init__(self, *cells: npt.NDArray[np.int64]) -> None:
+        self._cells = cells
+
+    def read_blocks(self, blocks: Sequence[int], group: int = 0) -> Callable[[], Bytes]:
+        found = self._cells[group][list(blocks)].view(np.uint8)
+        return lambda: found
+
+    def write_blocks(self, blocks: Sequence[int], contents: Sequence[Bytes], group: int = 0) -> None:
+        for block, content in zip(blocks, contents, strict=True):
+            self._cells[group][block] = content.view(np.int64)
+
+
+class AtOnce(Executor):
+    """Runs what it is given at once, so that a test has one order of events."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **keywords: Any) -> Future[Any]:
+        done = Future[Any]()
+        done.set_result(fn(*args, **keywords))
+        return done
+
+
+class LateReads(Executor):
+    """Runs what it is given when it is told to."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Callable[[], Any]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **keywords: Any) -> Future[Any]:
+        self._waiting.append(partial(fn, *args, **keywords))
+        return Future()
+
+    def go_on(self) -> None:
+        """Run all."""
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            each()
 
 
 def _held(policy: CachePolicy, chunk: Chunk) -> list[int]:

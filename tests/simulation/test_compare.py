@@ -62,7 +62,7 @@ def test_all_ranks_are_used() -> None:
 def test_what_cannot_be_built_is_predicted_and_not_the_best(comparison: Comparison) -> None:
     staged = replace(comparison, outcomes=tuple(o for o in comparison.outcomes if o.division.layout.pipeline > 1))
     assert staged.best is not None
-    with pytest.raises(OptionError, match=r"PP 2.*: engines for h100 have one stage so far"):
+    with pytest.raises(OptionError, match=r"PP 2.*: engines for h100 do not support pipeline stages yet"):
         best_or_refuse(replace(staged, has_stages=False), MACHINE)
     best = replace(comparison, has_stages=False).best
     assert best is not None and best.division.layout.pipeline == 1
@@ -123,7 +123,7 @@ def test_what_does_not_fit_says_what_it_needs(program_of: ProgramOf) -> None:
     assert isinstance(found.outcomes[0], Served)
     tiny = replace(MACHINE, memory=1_076_000_000)
     (refused,) = compare((Division(RankLayout(), 1),), program_of, tiny, LOAD, {}).outcomes
-    assert isinstance(refused, Refused) and "GB a rank of 1.076: weights 0.0" in refused.reason
+    assert isinstance(refused, Refused) and "GB per rank of 1.076: weights 0.0" in refused.reason
     with pytest.raises(OptionError, match=r"no way to divide the ranks of h100 serves this: TP 1 × PP 1 × 1: needs"):
         best_or_refuse(Comparison((refused,), {}), tiny)
 

@@ -77,7 +77,7 @@ def test_the_smallest_comes_first_then_the_cheapest(rent: Rent) -> None:
 
 
 @pytest.mark.parametrize(
-    "text, problem", [("h100", "no price"), ("h100=-1", "no price"), ("h200=1", "not among the targets")]
+    "text, problem", [("h100", "not a price"), ("h100=-1", "not a price"), ("h200=1", "not among the targets")]
 )
 def test_prices_that_are_none(text: str, problem: str) -> None:
     with pytest.raises(OptionError, match=problem):

@@ -33,7 +33,7 @@ def test_what_a_benchmark_wrote_is_a_trace(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("bad", "problem"),
     [
-        ("{", "no JSON"),
+        ("{", "not JSON"),
         ("[1]", "no object"),
         (line(arrival=None), "arrival is None"),
         (line(arrival=-1), "arrival is -1"),

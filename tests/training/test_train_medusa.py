@@ -15,10 +15,12 @@ import llmc
 from llmc.engine_format import read_engine
 from llmc.errors import OptionError
 from llmc.frontends.drafts.medusa import read_medusa
-from llmc.training.engine_states import StateReader, output_matrix
-from llmc.training.fit_heads import Samples, acceptance, fit
+from llmc.runtime.text.conversation import ConversationPrompts
+from llmc.training.engine_states import Rows, StateReader, is_enough, output_matrix
+from llmc.training.fit_heads import Samples, _Vocabulary, acceptance, fit
 from llmc.training.medusa_heads import MedusaHeads
-from llmc.training.train_medusa import TrainedHeads, _begun, _written
+from llmc.training.train_medusa import TrainedHeads
+from llmc.training.written import begun, written
 from tests.conftest import DRAFT
 
 TEXT = DRAFT.parent.parent / "data" / "calibration.txt"
@@ -55,8 +57,8 @@ def test_what_is_learned_is_what_the_engine_goes_on_with(draft_engine: Path) -> 
     with llmc.load(draft_engine, threads=1) as engine:
         text = TEXT.read_text(encoding="utf-8")[:2000]
         told: list[int] = []
-        begun = _begun(engine, engine.limits, text, tokens=150, seed=0)
-        first, second = _written(engine, begun, 72, temperature=0.0, seed=0, advance=told.append)
+        asked = begun(engine, engine.limits, text, tokens=150, seed=0, chat=False)
+        first, second = (each.tokens for each in written(engine, asked, 0.0, 0, told.append))
         assert told == [2]
         assert len(first) == len(second) == 96 and first[:24] != second[:24]
         for sequence in (first, second):
@@ -75,6 +77,42 @@ def test_what_is_written_is_the_published_format(trained: TrainedHeads) -> None:
     assert list(checkpoint.source.names()) == [f"{h}.0.linear.{kind}" for h in range(2) for kind in ("bias", "weight")]
     config = json.loads((trained.path.parent / "config.json").read_text())
     assert (config["medusa_num_heads"], config["medusa_num_layers"], config["hidden_size"]) == (2, 1, 128)
+
+
+def test_heads_of_a_chat_learn_the_answers_alone(draft_engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts go through the template; rows begin where the prompt's last token says what comes next."""
+    with llmc.load(draft_engine, threads=1) as engine:
+        text = TEXT.read_text(encoding="utf-8")[:2000]
+        template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</>{% endfor %}"
+        monkeypatch.setattr(ConversationPrompts, "_own_template", engine.conversations.template(template))
+        asked = begun(engine, engine.limits, text, tokens=90, seed=0, chat=True)
+        (one,) = written(engine, asked, 0.0, 0, lambda done: None)
+    assert engine.detokenize(asked[0]).startswith("<user>") and one.tokens[: one.prompt] == asked[0]
+    places = torch.arange(len(one.tokens))
+    rows = Rows(places, places[:-1, None].float(), torch.zeros(len(places) - 1, 3)).after(one.prompt)
+    assert rows.states[0] == one.prompt - 1 and rows.tokens[1] == one.prompt
+
+
+def test_few_rows_of_logits_are_kept() -> None:
+    rows = Rows(torch.arange(10), torch.zeros(9, 2), torch.zeros(9, 50_000))
+    assert is_enough([rows]) and not is_enough([rows.after(3)]) and not is_enough([])
+    assert rows.without_logits().logits.untyped_storage().nbytes() == 0
+
+
+def test_a_drawn_vocabulary_expects_the_loss_of_the_whole_one() -> None:
+    """And heads that see drawn tokens learn to say the right ones of all."""
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.randn(9000, 8, generator=generator) * 0.3
+    states, wanted = torch.randn(64, 8, generator=generator), torch.randint(0, 500, (64, 1), generator=generator)
+    samples = Samples(states, wanted, torch.ones(64, 1, dtype=torch.bool))
+    drawn = _Vocabulary(matrix, samples, generator)
+    losses = [float(drawn.drawn()(states, wanted[:, 0])) for _ in range(20)]
+    whole = float(torch.nn.functional.cross_entropy(states @ matrix.T, wanted[:, 0]))
+    assert len(set(losses)) > 1 and abs(sum(losses) / 20 - whole) < 0.01 * whole
+    all_written = replace(samples, wanted=torch.arange(64)[:, None])
+    small = _Vocabulary(matrix[:2112], all_written, generator).drawn()
+    exact = torch.nn.functional.cross_entropy(states @ matrix[:2112].T, torch.arange(64))
+    assert float(small(states, all_written.wanted[:, 0])) == float(exact)
 
 
 def test_the_same_seed_gives_the_same_heads(draft_engine: Path, tmp_path: Path) -> None:
@@ -114,7 +152,7 @@ def test_training_stops_where_the_loss_falls_no_more() -> None:
         ({"heads": 0}, "heads cannot be 0"),
         ({"tokens": 1.5}, "tokens cannot be 1.5"),
         ({"text": "nowhere.txt"}, "the text cannot be read"),
-        ({"output": "heads.bin"}, "heads.bin is no .safetensors file"),
+        ({"output": "heads.bin"}, "heads.bin is not a .safetensors file"),
     ],
 )
 def test_what_cannot_be_is_refused(draft_engine: Path, tmp_path: Path, values: dict[str, object], problem: str) -> None:
@@ -128,7 +166,7 @@ def test_what_cannot_be_is_refused(draft_engine: Path, tmp_path: Path, values: d
 
 def test_the_configuration_of_a_model_is_not_overwritten(draft_engine: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(OptionError, match="of something else stands beside it"):
+    with pytest.raises(OptionError, match="that is not of Medusa heads"):
         llmc.train_medusa(draft_engine, TEXT, tmp_path / "heads.safetensors")
 
 

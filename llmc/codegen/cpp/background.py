@@ -17,7 +17,7 @@ from llmc.targets import CpuTarget
 
 
 class BackgroundCompiler:
-    """Context manager; leaving it by an error does not wait for what is under way."""
+    """Context manager; leaving it by an exception does not wait for running compilations."""
 
     def __init__(self, target: CpuTarget, options: BuildOptions) -> None:
         self._target = target
@@ -37,7 +37,7 @@ class BackgroundCompiler:
         self._thread.shutdown(wait=kind is None, cancel_futures=True)
 
     def start(self, lowered: Lowered, source: Path) -> None:
-        """Begin to compile a program's source, which is in the file `source`. Raises what has gone wrong so far."""
+        """Start compiling a program's source, which is in the file `source`. Raises errors of earlier compilations."""
         for each in self._kernels:
             if each.done():
                 each.result()

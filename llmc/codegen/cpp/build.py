@@ -32,7 +32,8 @@ _EXPORTS = "{ global: llmc_engine_*; local: *; };\n"
 
 
 def library_name(content: bytes) -> str:
-    """Of a library in an engine: of what is in it, so that a process that has an older one open gets the new one."""
+    """The file name of an engine's library, derived from its content, so that a process with an older one open loads
+    the new one."""
     return f"kernels/engine-{hashlib.sha256(content).hexdigest()[:16]}.so"
 
 

@@ -1,19 +1,31 @@
 """Kernels that read or write the KV cache, whose elements are numbers or codes."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from torch import fx
 
 from llmc.codegen.call import Call, arguments_of
-from llmc.codegen.cpp.kernel import DTYPES, Arguments, Kernel, named_arguments, no_more, refuse_dtypes, refuse_ranks
+from llmc.codegen.cpp.kernel import (
+    DTYPES,
+    Arguments,
+    Kernel,
+    by_name,
+    named_arguments,
+    no_more,
+    refuse_dtypes,
+    refuse_ranks,
+)
 from llmc.codegen.cpp.kernel_library import function_name
 from llmc.formats.cache_format import parse_cache_format
 from llmc.graph.axes import tensor_axes
 from llmc.graph.refusal import Refusal
+from llmc.ops.rotate_heads import rotation_block
 from llmc.program.launch_arguments import Count
 from llmc.targets import CpuTarget
 
 CODED_HEAD = 1024  # LLMC_CODED_HEAD
+ROTATED_BLOCK = 1024  # LLMC_ROTATED_BLOCK
 _CACHE = " k_cache[_ | kv_heads block_size _]"
 
 
@@ -27,7 +39,7 @@ def caching(
 ) -> Kernel:
     """A kernel with the arguments k_cache, v_cache and cache_format, by name otherwise (kernel.by_name).
 
-    Its functions are told apart by the elements of the first argument and of the cache.
+    Its functions are distinguished by the element types of the first argument and of the cache.
     """
     tensors = tensor_axes(axes + _CACHE)
     first = next(iter(tensors))
@@ -49,8 +61,23 @@ def caching(
     return Kernel(family, element_types, arguments, refusal, in_place)
 
 
+def rotating() -> Kernel:
+    """The kernel that rotates heads for a cache of codes."""
+    plain = by_name("rotate_heads", "x[tokens | heads head_dim]", in_place=(("x", 0),))
+
+    def refusal(node: fx.Node, target: CpuTarget) -> Refusal | None:
+        given = arguments_of(node)
+        channels, first = given["x"].meta["val"].shape[2], given["first"]
+        block = max(map(rotation_block, (first, channels - first)))
+        if block > ROTATED_BLOCK:
+            return Refusal(f"blocks of {block} channels; the kernel rotates {ROTATED_BLOCK} at most", node)
+        return plain.refusal(node, target)
+
+    return replace(plain, refusal=refusal)
+
+
 def attended(call: Call) -> Arguments:
-    """What paged attention takes beside what its op does."""
+    """Further arguments of paged attention, in addition to its op's."""
     value_dim = call.plain("value_dim") or call.shape("v_cache")[2]
     latent = value_dim if call.plain("latent") else 0
     own_sinks = call.plain("sinks") is not None and call.count("sinks") is Count.TOKENS
@@ -66,7 +93,8 @@ def attended(call: Call) -> Arguments:
 
 
 def _of_caches(call: Call) -> Arguments:
-    """What the caches' kernels take beside what their ops do. cache_group: of codes, 0 for all of a head."""
+    """Further arguments of the caches' kernels, in addition to their ops'. cache_group: group of codes, 0 for a whole
+    head."""
     format = call.plain("cache_format")
     caches = {name: call.cache(name) for name in ("k_cache", "v_cache")}
     return {**caches, "cache_format": None, "cache_group": None if format is None else parse_cache_format(format).group}

@@ -22,6 +22,7 @@ from llmc.codegen.quantized_support import check_kernels
 from llmc.codegen.target_kind import check_adapters
 from llmc.engine_format.writer import EngineWriter
 from llmc.errors import OptionError
+from llmc.formats.code_format import TOKEN_GROUP
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.product_parts import is_of_experts
@@ -35,8 +36,8 @@ class CppKind:
     target: CpuTarget
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
     has_stages: bool = True
-    takes_blocked_codes: bool = True
     rounds_tokens: bool = True
+    token_group: int | None = TOKEN_GROUP
 
     def check(self, options: BuildOptions) -> None:
         """Raise LlmcError for a dtype, a scheme or a KV cache that kernels lack, and where nothing can be compiled."""
@@ -54,7 +55,7 @@ class CppKind:
                 fix="use tensor_parallel_size alone, or draft with another engine, ngram, suffix or lookahead",
             )
         check_adapters(options)
-        check_kernels(options, CppBackend(self.target), self.target.name)
+        check_kernels(options, CppBackend(self.target), self.target.name, rounds_tokens=self.rounds_tokens)
         check_toolchain(self.target, parts_of(options))
 
     @contextmanager
@@ -69,7 +70,7 @@ class CppKind:
         return into(weight, slot.layout, TORCH_DTYPES[slot.dtype])
 
     def pack_codes(self, parts: Mapping[str, Tensor], format: str, layout: Layout) -> Tensor:
-        """In panels, with scales and zeros beside them."""
+        """Pack codes in panels together with scales and zeros."""
         if layout in DENSE:
             return pack_sparse_codes(parts["codes"], parts["scales"], layout)
         return pack_codes(parts, format, layout)
@@ -83,7 +84,7 @@ class CppKind:
         return None
 
     def fitting_sequences(self, program: Program) -> int | None:
-        """Of a machine that is not known."""
+        """None, because the machine is not known."""
         return None
 
 

@@ -1,4 +1,4 @@
-"""What compilers wrote into an entry of the cache, with its hashes: it runs only if it is still what they wrote."""
+"""Compiled files of a cache entry with their hashes: they are used only if they are unchanged."""
 
 import hashlib
 import json

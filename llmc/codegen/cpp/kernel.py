@@ -1,4 +1,4 @@
-"""What a C++ kernel says of itself: which functions, called with which arguments, and what it refuses.
+"""The record of a C++ kernel: its functions, their arguments, and its refusals.
 
 Most take what their op takes. A field of a kernel's struct with the name of an argument of the op is that argument:
 rows, a vector or a number, as the field's type says. Fields that are sizes are axes of arguments, which are named.
@@ -110,7 +110,7 @@ def refuse_dtypes(node: fx.Node, names: Sequence[str]) -> Refusal | None:
 
 
 def refuse_ranks(node: fx.Node, axes: TensorAxes) -> Refusal | None:
-    """The first argument that has not as many axes as are named, or None."""
+    """A refusal for the first argument whose number of axes differs from the named ones, or None."""
     given = arguments_of(node)
     for name, each in axes.items():
         shape = given[name].meta["val"].shape

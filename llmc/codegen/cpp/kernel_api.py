@@ -1,8 +1,8 @@
 """The C interface of kernels/ for Python: structs as ctypes, functions' types, enumerators. The sources say them once.
 
-api.h has what all share; a kernel's struct and functions stand in its own file. A struct's fields are passed by name,
-and C++ prints them in the struct's order. How the compiler lays them out is asked of every library of kernels
-(`layout_source`) and compared when one is opened, since a difference would corrupt memory.
+api.h has the shared declarations; a kernel's struct and functions are in its own file. A struct's fields are passed by
+name, and the generated C++ has them in the struct's order. Every library of kernels reports the compiler's layout
+(`layout_source`), which is compared when it is opened, because a difference would corrupt memory.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ _COMMENT = re.compile(r" *//[^\n]*")
 _STRUCT = re.compile(r"typedef struct \{([^}]*)\} (\w+);")
 _ENUM = re.compile(r"enum \w* ?\{([^}]*)\};")
 _FUNCTION = re.compile(r"^([\w ]+\*?) (llmc_\w+)\(([^)]*)\);", re.MULTILINE)
-# What has a kernel's parameters, and what kernel.h defines with them.
+# The struct of a kernel's parameters, and the macro of kernel.h that defines the kernel.
 _KERNEL = re.compile(r"void (llmc_\w+)\(LlmcPool\* pool, const (\w+)\* arguments\)")
 _DEFINED = re.compile(r"^LLMC_KERNEL(S?)\((\w+), (\w+),", re.MULTILINE)
 _SCALARS: dict[str, Any] = {
@@ -50,7 +50,7 @@ class KernelApi:
     enumerators: Mapping[str, int]
 
     def fields(self, kernel: str) -> tuple[str, ...]:
-        """Of the kernel's struct, in order."""
+        """The fields of the kernel's struct, in order."""
         return field_names(self.structs[self.kernels[kernel]])
 
     def declared(self, kernels: Iterable[str], readers: Iterable[str]) -> str:
@@ -91,7 +91,7 @@ def kernel_include_dir() -> Path:
 
 @functools.cache
 def kernel_api() -> KernelApi:
-    """What the sources declare."""
+    """The API that the sources declare."""
     header, *files = [_COMMENT.sub("", path.read_text(encoding="utf-8")) for path in _sources()]
     text = "\n".join([header, *files])
     structs: dict[str, type[ctypes.Structure]] = {}
@@ -162,7 +162,7 @@ def _layout(struct: type[ctypes.Structure]) -> list[tuple[str, int]]:
 
 
 def _fields(words: list[str], structs: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Of a declaration such as `const void* const* weights` or `int64_t tokens, in, out`."""
+    """Parse the fields of a declaration such as `const void* const* weights` or `int64_t tokens, in, out`."""
     if any("*" in word for word in words):
         return [(words[-1], ctypes.c_void_p)]
     kind, *names = words

@@ -38,7 +38,7 @@ _COMMON_FLAGS = (
     "-Wextra",
 )
 _SHARED_FLAGS = ("-shared", "-pthread", "-Wl,-z,now")
-# Of a shared library that kernels are linked into.
+# Flags of a shared library that kernels are linked into.
 LINK_FLAGS = (*_SHARED_FLAGS, "-Wl,--exclude-libs,ALL")
 PAGED_ATTENTION, RAGGED_ATTENTION = "paged_attention", "ragged_attention"
 _ARCHIVE, _SHARED = "libllmc_kernels.a", "libllmc_kernels.so"
@@ -64,7 +64,7 @@ def part_of(family: str, dtypes: Sequence[str]) -> Part:
 
 
 def kernel_archive(target: CpuTarget, cache_dir: Path | None = None, part: Part = Part.PLAIN) -> Path:
-    """A part as a static library to link an engine with; CODED goes before PLAIN, which it calls.
+    """A part as a static library to link an engine with; CODED comes before PLAIN, which it calls.
 
     cache_dir: settings().cache_dir unless given. Raises ToolchainError when there is no compiler or the kernels do not
     compile.
@@ -122,7 +122,7 @@ def _sources(part: Part) -> list[Path]:
 def _compile(
     target: CpuTarget, toolchain: Toolchain, sources: list[Path], beside: tuple[Path, ...], build: Path
 ) -> None:
-    """Both libraries of these sources. beside: archives that the shared one has whole, too."""
+    """Compile both libraries of these sources. beside: archives that are also linked whole into the shared one."""
     if not beside:
         layouts = build / "layouts.cpp"
         layouts.write_text(layout_source(), encoding="utf-8")

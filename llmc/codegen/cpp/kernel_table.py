@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 import llmc.ops  # noqa: F401  (registers the ops that the table names)
-from llmc.codegen.cpp.cache_kernels import attended, caching
+from llmc.codegen.cpp.cache_kernels import attended, caching, rotating
 from llmc.codegen.cpp.compaction_kernels import moved, scored
 from llmc.codegen.cpp.kernel import Kernel, by_name
 from llmc.codegen.cpp.more_arguments import adapted, choosing, of_requests, of_texts, pooled
@@ -52,6 +52,7 @@ KERNELS: dict[Any, Kernel] = {
         "rope_angles", "positions[tokens |] inv_freq[half]", results=("cos", "sin"), typed=()
     ),
     _llmc.rope.default: by_name("rope", "x[tokens | heads head_dim] cos[_ | half]", in_place=(("x", 0),)),
+    _llmc.rotate_heads.default: rotating(),
     _llmc.kv_write.default: caching("kv_write", "k[tokens | kv_heads head_dim] v[_ | _ value_dim]", results=()),
     _llmc.rope_kv_write.default: caching(
         "kv_write",

@@ -14,7 +14,7 @@ from llmc.targets import CpuTarget
 
 @dataclass(frozen=True)
 class Lowered:
-    """What the engine is made of. recipes: how to make each of program.weights, before packing."""
+    """The parts of the engine. recipes: how to make each of program.weights, before packing."""
 
     program: Program
     source: str

@@ -23,11 +23,11 @@ from llmc.targets import CpuTarget
 # More than caches hold.
 _MEMORY_BYTES = 256 << 20
 _MULTIPLY_REPEATS = 200
-# A thread's share of weights or keys that stay in its cache, and how often it is taken: what several take longer than
-# one is free of what a launch costs.
+# A thread's share of weights or keys that stay in its cache, and the number of repetitions: the difference between
+# several and one is free of the launch overhead.
 _CACHED_BYTES, _SHARES = 128 << 10, 3
-# Of their time by proportion, which several take longer at least: what a launch costs is not most of it, and another
-# process may have made one take as long as several.
+# Minimum share of the proportional time that several repetitions must take beyond one: launch overhead is a minor part,
+# and another process may have slowed down the single one.
 _LEAST_SHARE = 0.25
 # Rows of x: a decode step of one request, of some, and of many; prompts.
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 256)
@@ -49,7 +49,8 @@ class _Machine:
 
 
 def measured_rates(target: CpuTarget, threads: int, program: Program, *, cache_dir: Path | None = None) -> Rates:
-    """The rates of `threads` threads for what the program launches; some tenths of a second a kind.
+    """Measure the rates of `threads` threads for the kernels that the program launches; some tenths of a second per
+    kind.
 
     target: one that this machine can run. Raises ToolchainError without a compiler, LlmcError when the threads cannot
     be started.
@@ -156,12 +157,12 @@ def _in_cache(
 def _with_serial(
     machine: _Machine, rates: KindRates, rows: int, nbytes: int, flops: float, seconds: float
 ) -> KindRates:
-    """seconds: of a launch that does this work and reads as many bytes of memory."""
+    """seconds: time of a launch that does this work and reads this number of bytes."""
     transfer, arithmetic = nbytes / machine.bandwidth, flops / (rates.multiply * rates.share(rows))
     shorter, longer = sorted((transfer, arithmetic))
     return replace(rates, serial=max(0.0, (seconds - longer) / shorter))
 
 
 def _panels(nbytes: int, row_bytes: int) -> int:
-    """Rows of whole panels that so many bytes hold; one panel at least."""
+    """Rows of whole panels that fit into `nbytes` bytes; at least one panel."""
     return max(1, nbytes // (row_bytes * PANEL)) * PANEL

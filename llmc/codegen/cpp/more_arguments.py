@@ -1,4 +1,5 @@
-"""What kernels take beside what their ops do: of adapters, of the texts of a step as a whole, and of keys to choose."""
+"""Further arguments of kernels, in addition to their ops': for adapters, for whole texts in a step, and for chosen
+keys."""
 
 import torch
 
@@ -32,17 +33,17 @@ def of_requests(call: Call) -> Arguments:
 
 
 def pooled(call: Call) -> Arguments:
-    """What pooling takes beside what its op does."""
+    """Further arguments of pooling, in addition to its op's."""
     return {"requests": Count.REQUESTS, "is_mean": int(call.plain("pooling") == "mean"), "pooling": None}
 
 
 def of_texts(call: Call) -> Arguments:
-    """What attention to both sides takes: keys and values lie one position a block."""
+    """Arguments of bidirectional attention: keys and values with one position per block."""
     return {"requests": Count.REQUESTS, "block_size": 1}
 
 
 def choosing(call: Call) -> Arguments:
-    """What a choice of keys takes, with room for the scores of those that are best so far."""
+    """Arguments of a choice of keys, including memory for the scores of the current best keys."""
     _, block_size, half = call.shape("k_cache")
     return {
         "requests": Count.REQUESTS,

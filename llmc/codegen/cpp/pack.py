@@ -15,9 +15,8 @@ from llmc.program import Layout
 def pack(weight: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
     """The weight's elements in the given layout: 1-D, contiguous, of `dtype` (VECTOR_F32: always fp32).
 
-    weight: [out, in] for panels, where GATED_PANELS takes gate's rows followed by up's, or several such matrices, of
-    which each is packed by itself; any shape otherwise.
-    Raises LoweringError for a shape that the layout does not fit.
+    weight: [out, in] for panels, where GATED_PANELS takes gate's rows followed by up's, or several such matrices, which
+    are packed separately; any shape otherwise. Raises LoweringError for a shape that the layout does not fit.
     """
     if layout is Layout.ROWS:
         return weight.to(dtype).reshape(-1).contiguous()
@@ -48,7 +47,8 @@ def packed_nbytes(shape: tuple[int, ...], layout: Layout, dtype: torch.dtype) ->
 
 
 def _step(dtype: torch.dtype) -> int:
-    """How many neighbouring k of an output row lie side by side: as many as fit 32 bits (one bf16 dot product)."""
+    """Number of neighbouring k of an output row that are adjacent: those that fit into 32 bits (one bf16 dot
+    product)."""
     return 4 // dtype.itemsize
 
 

@@ -12,15 +12,16 @@ from llmc.errors import LoweringError
 from llmc.formats.code_format import CODE_FORMATS, CodeFormat
 from llmc.program import Layout
 
-# The layout in code panels of what a plain weight would have in panels.
+# The layout in code panels that corresponds to a plain weight's panels.
 _PLAIN = {Layout.CODE_PANELS: Layout.PANELS, Layout.GATED_CODE_PANELS: Layout.GATED_PANELS}
-# Panels put together at a time, so that memory holds little beside the codes and the result.
+# Number of panels packed at a time, so that little memory is used besides the codes and the result.
 _PANELS_AT_A_TIME = 64
 
 
 @dataclass(frozen=True)
 class CodeShape:
-    """What a quantized weight's size depends on. shape: [out, in]; runs: of columns that share a float scale."""
+    """The sizes that determine a quantized weight's bytes. shape: [out, in]; runs: runs of columns that share a float
+    scale."""
 
     shape: tuple[int, ...]
     runs: int
@@ -48,8 +49,7 @@ class CodeShape:
     @property
     def step_halves(self) -> int:
         """16-bit numbers that hold one row's steps of one run, of scales and of minima."""
-        steps = self.codes.steps
-        return 0 if steps is None else steps.bits * steps.groups * (1 + self.codes.has_minimum) // 16
+        return self.codes.step_bits(self.run) // 16
 
     @property
     def header_nbytes(self) -> int:
@@ -105,7 +105,7 @@ def panel_rows(out: int, layout: Layout, panels: int) -> Tensor:
 
 
 def _headers(rows: Tensor, shape: CodeShape, parts: Mapping[str, Tensor]) -> Iterator[Tensor]:
-    """What stands before the codes of each run: bytes [panels, runs, …], one part after the other."""
+    """The headers before the codes of each run: bytes [panels, runs, …], one part at a time."""
     for name in ("scales", "minima"):
         if name in parts:
             yield _lanes(_of_rows(parts[name], rows))
@@ -114,7 +114,7 @@ def _headers(rows: Tensor, shape: CodeShape, parts: Mapping[str, Tensor]) -> Ite
     steps = shape.codes.steps
     if steps is not None:
         fields = [parts[name] for name in ("scale_steps", "minimum_steps") if name in parts]
-        each = [_of_rows(part, rows).unflatten(-1, (shape.runs, steps.groups)).int() for part in fields]
+        each = [_of_rows(part, rows).unflatten(-1, (shape.runs, -1)).int() for part in fields]
         each[0] = each[0] - steps.least
         yield _lanes(_packed_fields(torch.cat(each, dim=-1), steps.bits))
 
@@ -132,8 +132,9 @@ def _lanes(values: Tensor) -> Tensor:
 
 def _packed_fields(fields: Tensor, bits: int) -> Tensor:
     """16-bit numbers [..., halves] of unsigned fields [..., count], the first in the lowest bits."""
-    each = (fields[..., None] >> torch.arange(bits)) & 1
-    halves: Tensor = (each.flatten(-2).unflatten(-1, (-1, 16)) << torch.arange(16)).sum(-1)
+    each = ((fields[..., None] >> torch.arange(bits)) & 1).flatten(-2)
+    each = torch.nn.functional.pad(each, (0, -each.shape[-1] % 16))
+    halves: Tensor = (each.unflatten(-1, (-1, 16)) << torch.arange(16)).sum(-1)
     return halves.to(torch.int16)
 
 
@@ -152,7 +153,7 @@ def _words(codes: Tensor, shape: CodeShape) -> Tensor:
     bits, planes = shape.codes.bits, shape.codes.planes
     missing = shape.words * 32 // bits - shape.run
     codes = torch.nn.functional.pad(codes, (0, missing), value=shape.codes.unsigned_shift)
-    # Of each 32 codes one plane after the other; without planes, whole words in their order.
+    # The words of codes: for each 32 codes, consecutive planes; without planes, whole words in order.
     units = codes.unflatten(-1, (-1, 32 if shape.codes.in_planes else 32 // bits))
     shifts = [sum(planes[:i]) for i in range(len(planes))]
     parts = [_plane(units >> shift, plane) for shift, plane in zip(shifts, planes, strict=True)]

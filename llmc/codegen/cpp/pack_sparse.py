@@ -20,15 +20,15 @@ DENSE = {
     Layout.SPARSE_CODE_PANELS: Layout.CODE_PANELS,
     Layout.GATED_SPARSE_CODE_PANELS: Layout.GATED_CODE_PANELS,
 }
-# What may be read behind the last element.
+# Bytes that may be read behind the last element.
 _READ_BEYOND = 64
 _PANELS_AT_A_TIME = 64
 
 
 @dataclass(frozen=True)
 class SparseShape:
-    """What a sparse weight's size depends on. elements: of one panel, zeros and all; itemsize: of one. header: bytes of
-    a panel's scales."""
+    """The sizes that determine a sparse weight's bytes. elements: number in one panel, including zeros; itemsize: bytes
+    of one. header: bytes of a panel's scales."""
 
     panels: int
     elements: int
@@ -47,13 +47,13 @@ class SparseShape:
         return masks, headers, headers + self.panels * self.header
 
     def nbytes(self, count: int) -> int:
-        """Of the weight with so many elements that are not zero, in whole fours."""
+        """Bytes of the weight with `count` nonzero elements, rounded up to multiples of four."""
         return -(-(self.starts[2] + count * self.itemsize + _READ_BEYOND) // 4) * 4
 
 
 def sparse_shape(shape: tuple[int, ...], layout: Layout, dtype: torch.dtype, scales: Tensor | None) -> SparseShape:
-    """Of a weight [out, in] in sparse panels, or of codes with scales [out, groups] in sparse code panels. Raises
-    LoweringError for a shape that the layout does not fit."""
+    """The sizes of a weight [out, in] in sparse panels, or of codes with scales [out, groups] in sparse code panels.
+    Raises LoweringError for a shape that the layout does not fit."""
     if scales is None:
         elements = packed_nbytes(shape, DENSE[layout], dtype) // dtype.itemsize
         panels = -(-shape[0] // PANEL)

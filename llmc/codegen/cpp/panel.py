@@ -1,3 +1,3 @@
-"""How many rows of a packed weight lie side by side. Apart from what packs them, which needs torch."""
+"""The number of rows in a panel of a packed weight. Separate from the packing code, which needs torch."""
 
 PANEL = 32

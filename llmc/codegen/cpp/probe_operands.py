@@ -15,7 +15,7 @@ from llmc.program import ITEMSIZES, CacheSlot, Launch
 @dataclass(frozen=True)
 class Product:
     """A kind of product. x: F32 or BF16, which plain weights are too. format: of a weight's codes, with its further
-    fields; None for a plain weight. group: weights of a row that share a scale, None for all."""
+    fields; None for a plain weight. group: weights of a row that share a float scale, None for all."""
 
     x: str
     format: str | None = None
@@ -26,7 +26,7 @@ class Product:
 
     @staticmethod
     def of(launch: Launch) -> "Product":
-        """What a launch multiplies."""
+        """The product of a launch."""
         arguments = launch.arguments
         (x,) = launch.dtypes
         if "format" not in arguments:
@@ -47,12 +47,13 @@ class Product:
         return function_name("linear" if self.format is None else "quantized_linear", (self.x,))
 
     def row_bytes(self, channels: int) -> int:
-        """Of one row of the weight. channels: a multiple of the group."""
+        """Bytes of one row of the weight. channels: a multiple of the group."""
         if self.format is None:
             return channels * ITEMSIZES[self.x]
         group = self.group or channels
-        extra = ITEMSIZES[self.scale_type.upper()] + 2 * self.has_zeros
-        return channels // group * (extra + group * CODE_FORMATS[self.format].bits // 8)
+        codes = CODE_FORMATS[self.format]
+        extra = ITEMSIZES[self.scale_type.upper()] * (1 + codes.has_minimum) + 2 * self.has_zeros
+        return channels // group * (extra + (codes.step_bits(group) + group * codes.bits) // 8)
 
     def arguments(self, tokens: int, channels: int, rows: int, x: int, weight: int, y: int) -> ctypes.Structure:
         """The kernel's, of x [tokens, channels], weight [rows, channels] and y [tokens, rows] at these addresses."""
@@ -76,7 +77,7 @@ class Lookup:
 
     @staticmethod
     def of(launch: Launch) -> "Lookup":
-        """What a launch looks up."""
+        """The lookup of a launch."""
         (dtype,) = launch.dtypes
         return Lookup(launch.kernel, launch.number("channels"), ITEMSIZES[dtype])
 
@@ -87,7 +88,7 @@ class Lookup:
 
     @property
     def panel_bytes(self) -> int:
-        """Of the rows that lie interleaved."""
+        """Bytes of the interleaved rows."""
         return PANEL * self.channels * self.itemsize
 
     def arguments(self, token: int, weight: int, y: int) -> ctypes.Structure:
@@ -115,7 +116,7 @@ class Attention:
 
     @staticmethod
     def of(launch: Launch, cache: CacheSlot, block_size: int) -> "Attention":
-        """What a launch computes over a cache."""
+        """The attention of a launch over a cache."""
         k_width, v_width = cache.widths()
         group = None if cache.format is None else parse_cache_format(cache.format).group
         return Attention(
@@ -134,7 +135,7 @@ class Attention:
 
     @property
     def block_bytes(self) -> tuple[int, int]:
-        """Of the keys and of the values of a block."""
+        """Bytes of the keys and of the values of a block."""
         rows = self.kv_heads * self.block_size * self.itemsize
         return rows * self.k_width, rows * self.v_width
 
@@ -171,7 +172,7 @@ class Batch:
 
     @staticmethod
     def of(requests: int, queries: int, context: int, blocks: list[int]) -> "Batch":
-        """With these blocks, as many for each request."""
+        """A batch with these blocks, divided equally among the requests."""
         starts = (ctypes.c_int32 * (requests + 1))(*(i * queries for i in range(requests + 1)))
         lens = (ctypes.c_int32 * requests)(*([context] * requests))
         return Batch(requests, queries, context, starts, lens, (ctypes.c_int32 * len(blocks))(*blocks))

@@ -17,7 +17,7 @@ from llmc.errors import LlmcError
 from llmc.targets import CpuTarget
 
 Operands = Literal["f32", "bf16", "int8"]
-# Of the products that are measured: the most tokens and channels, which the threads' scratch memory is for.
+# Maximum tokens and channels of measured products, for which the threads' scratch memory is allocated.
 MAX_TOKENS, MAX_CHANNELS = 512, 2048
 _RUNS, _ENOUGH_SECONDS = 5, 0.01
 _LOOKUPS = 33
@@ -50,7 +50,7 @@ def multiply_rate(target: CpuTarget, threads: int, dtype: Operands, *, cache_dir
 
 
 def largest_cache_bytes(caches: Path = _CACHES) -> int:
-    """Of the caches that Linux tells of; 0 where it tells of none."""
+    """Size of the largest cache that Linux reports; 0 if it reports none."""
     texts = [path.read_text(encoding="ascii").strip() for path in caches.glob("index*/size")]
     return max((int(text.removesuffix("K")) << 10 for text in texts), default=0)
 
@@ -66,7 +66,7 @@ def open_probes(
 ) -> "Iterator[Probes]":
     """The kernels of the target with `threads` running threads. Raises as read_bandwidth.
 
-    part: CODED for kernels of codes, too. attentions: those that will be measured.
+    part: CODED to include kernels of codes. attentions: those that will be measured.
     """
     library = load_kernels(target, cache_dir, part)
     scratch: int = library.llmc_linear_scratch(MAX_TOKENS, MAX_CHANNELS)
@@ -83,7 +83,7 @@ def open_probes(
 
 
 class Probes:
-    """What can be measured. Each takes the best of several runs: the others were disturbed."""
+    """Measurements of the machine. Each takes the best of several runs, because the others were disturbed."""
 
     def __init__(self, library: ctypes.CDLL, pool: int) -> None:
         self._library, self._pool = library, ctypes.c_void_p(pool)
@@ -93,14 +93,14 @@ class Probes:
         return memory.nbytes / _best(lambda: self._read(memory))
 
     def read_seconds(self, memory: "Memory") -> float:
-        """Of one pass over it."""
+        """Seconds of one pass over the memory."""
         return _seconds(lambda: self._read(memory))
 
     def _read(self, memory: "Memory") -> None:
         self._library.llmc_read_all(self._pool, memory.address, memory.nbytes)
 
     def multiply_rate(self, dtype: Operands, repeats: int) -> float:
-        """Floating-point operations a second, in cache. repeats: some microseconds each."""
+        """Floating-point operations per second on operands in cache. repeats: repetitions of some microseconds each."""
         run = getattr(self._library, f"llmc_multiply_in_cache_{dtype}")
         operations: int = run(self._pool, max(1, repeats // 10))
         return operations / max(1, repeats // 10) * repeats / _best(lambda: run(self._pool, repeats))
@@ -173,7 +173,7 @@ class Memory:
 
 
 def _best(run: Callable[[], object]) -> float:
-    """Of five runs, or of as many as a hundredth of a second has."""
+    """The best time of five runs, or of the runs that fit into a hundredth of a second."""
     found = [_seconds(run) for _ in range(_RUNS)]
     while sum(found) < _ENOUGH_SECONDS:
         found.append(_seconds(run))

@@ -23,7 +23,7 @@ from llmc.targets import CpuTarget
 _LM_HEAD = torch.ops.llmc.lm_head.default
 NO_SPARSE_EXPERTS = "no kernel finds one expert's rows among weights without their zeros"
 MOST_EXPERTS = 1024  # kMostExperts in kernels/experts.h
-# Of what is looked up: a table may hold ids, too.
+# Dtypes of tables: a table may also hold ids.
 _TABLES = DTYPES | dict.fromkeys((torch.int32, torch.int64), "I32")
 
 

@@ -1,8 +1,7 @@
-"""Kernels in which ranks meet: where they stand among others, and logits of which only tokens are wanted.
+"""Kernels in which ranks exchange data: their place among others, and the choice of tokens from distributed logits.
 
-The gather of a step's logits is two launches, of which a step has one: all_gather where anybody reads logits, and
-choose_across where tokens are chosen of which no filter says anything. A step that gives tokens so moves a few bytes a
-row instead of the vocabulary.
+The gather of a step's logits has two alternative launches: all_gather if logits are read, and choose_across if tokens
+are chosen without filters. A step that returns tokens therefore moves a few bytes per row instead of the vocabulary.
 """
 
 from dataclasses import replace
@@ -25,7 +24,7 @@ def among_ranks(call: Call) -> Arguments:
 
 
 def gathered() -> Kernel:
-    """Of llmc::all_gather."""
+    """The kernel of llmc::all_gather."""
     kernel = by_name("all_gather", "x[tokens | groups? width]", more=among_ranks)
     return replace(kernel, groups=_or_chosen)
 

@@ -47,6 +47,6 @@ def semiring(call: Call) -> Arguments:
 
 
 def decays(call: Call) -> Arguments:
-    """Of a head and token, how many there are."""
+    """Number of decays per head and token."""
     shape = call.shape("decay")
     return {"decays": shape[1] if len(shape) == 2 else 1}

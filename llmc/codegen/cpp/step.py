@@ -149,7 +149,7 @@ def _scratch(program: Program) -> Iterator[str]:
 
 _STEP = "void llmc_engine_step(LlmcEngine* engine, const LlmcStep* step)"
 _CHOICE = "const LlmcChooseRows* choices"
-# Of an engine whose steps may give tokens in the place of logits: one function for both.
+# For an engine whose steps may return tokens instead of logits: one function for both.
 _EITHER = f"static void run_step(LlmcEngine* engine, const LlmcStep* step, {_CHOICE})"
 _ENTRIES = f"""
 {_STEP} {{ run_step(engine, step, nullptr); }}
@@ -200,7 +200,7 @@ def _compaction(program: Program, printer: "_LaunchPrinter") -> Iterator[str]:
 
 
 class _LaunchPrinter:
-    """Knows the numbers and dtypes of what launches name."""
+    """Knows the numbers and dtypes of the operands that launches name."""
 
     def __init__(self, program: Program) -> None:
         self._weights = {slot.name: i for i, slot in enumerate(program.weights)}
@@ -273,7 +273,7 @@ class _LaunchPrinter:
 
 
 def _group_inputs(groups: int) -> dict[str, str]:
-    """Of the groups of caches behind the first, whose inputs lie behind those of the first."""
+    """Inputs of cache groups 1 and up, which follow those of group 0."""
     lengths = {"slot_mapping": "T", "block_tables": "R * step->max_blocks", "context_lens": "R"}
     return {
         group_input(name, group): f"step->{name} + {group} * {length}"

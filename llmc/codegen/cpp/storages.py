@@ -55,7 +55,7 @@ def _table(call: Call) -> tuple[str, dict[str, Argument]]:
 
 
 def dense_refusal(node: fx.Node, parts: Mapping[str, fx.Node]) -> Refusal | None:
-    """What no kernel of a product or lookup of a dense weight reads."""
+    """The refusal for inputs that no kernel of a product or lookup of a dense weight reads."""
     given = arguments_of(node)
     weight, result = given["weight"].meta["val"].dtype, node.meta["val"].dtype
     if "x" not in given:
@@ -91,9 +91,8 @@ def _rounding(call: Call) -> dict[str, Argument]:
 
 def _codes(call: Call, layout: Layout) -> dict[str, Argument]:
     stored = stored_weight(call)
-    format = CODE_FORMATS[stored.plain("format")]
     return {
-        "group": format.group or stored.shape("codes")[1] // stored.shape("scales")[1],
+        "group": stored.shape("codes")[1] // stored.shape("scales")[1],
         "weight": stored.code_panels(layout),
         "format": stored.plain("format"),
         "scale_type": SCALES[stored.dtype("scales")],
@@ -111,14 +110,17 @@ def _codes_refusal(node: fx.Node, parts: Mapping[str, fx.Node]) -> Refusal | Non
         return Refusal(f"scales are {scales.dtype}; kernels know {', '.join(map(str, SCALES))}", node)
     columns, groups = parts["weight"].meta["val"].shape[1], scales.shape[1]
     if groups > 1 and columns // groups % 16:
-        return Refusal(f"groups are of {columns // groups} columns; kernels know multiples of 16, or one a row", node)
+        return Refusal(
+            f"groups are of {columns // groups} columns; kernels support multiples of 16, or one per row", node
+        )
     if arrived.get("group") is not None:
         return _token_groups_refusal(node, arrived["group"], columns // groups if groups > 1 else None)
     return None
 
 
 def _token_groups_refusal(node: fx.Node, tokens: int, weights: int | None) -> Refusal | None:
-    """Of groups of a token's channels, beside those of the weight's columns; None for one a row."""
+    """The refusal for groups of a token's channels, given those of the weight's columns; None stands for one per
+    row."""
     if tokens != TOKEN_GROUP:
         return Refusal(f"tokens are rounded by groups of {tokens} channels; kernels know {TOKEN_GROUP}", node)
     if weights is not None and weights % tokens and weights != 16:
@@ -197,7 +199,7 @@ def rows(reader: str, *parts: str) -> Storage:
     )
 
 
-# By the op that yields the weight; None for a dense one, which is no op's.
+# By the op that yields the weight; None for a dense weight, which no op yields.
 STORAGES: Mapping[Any, Storage] = MappingProxyType(
     {
         None: Storage("", _panels, _table, dense_refusal),

@@ -1,4 +1,4 @@
-"""What to tell the user of a compiler that failed: what is missing or full, or else its first errors."""
+"""The error for a failed compiler: the missing package or full disk, or else the compiler's first errors."""
 
 import os
 import re
@@ -30,7 +30,7 @@ _UNKNOWN_FLAG = re.compile(r"(?:unrecognized command[- ]line option|unknown argu
 _KILLED = re.compile(r"(?:Killed|Terminated) signal terminated program|command failed due to signal")
 _OF_SOURCE = re.compile(r":\d+: (?:fatal )?error")
 _FULL = re.compile("|".join(re.escape(os.strerror(number)) for number in NO_ROOM) + "|File size limit exceeded")
-# What a package of the tools is called: Debian's, and Fedora's where it is another.
+# The names of the tools' packages: Debian's, and Fedora's if it differs.
 _PACKAGES = {"as": "binutils", "ld": "binutils", "ar": "binutils", "collect2": "gcc", "cc1plus": "g++"}
 
 

@@ -24,7 +24,7 @@ class Toolchain:
 def find_toolchain(environ: Mapping[str, str] | None = None) -> Toolchain:
     """The compiler is $CXX or the first of c++, g++, clang++; the archiver is $AR, ar or llvm-ar. Reads os.environ.
 
-    Raises ToolchainError with what was looked for and what to install.
+    Raises ToolchainError with the names that were searched and the package to install.
     """
     environ = os.environ if environ is None else environ
     path = environ.get("PATH", "")
@@ -53,7 +53,7 @@ def run_tool(command: Sequence[str | Path], *, source: Path, scratch: Path) -> N
     Raises:
         LlmcError: what is missing or full, or the first errors that the tool names.
     """
-    # Its messages are looked through for what is missing, so they have to be in English.
+    # Its messages are searched for missing parts, so they must be in English.
     environment = {**os.environ, "TMPDIR": str(scratch), "LC_ALL": "C"}
     done = _output([str(part) for part in command], environment)
     if done.returncode != 0:

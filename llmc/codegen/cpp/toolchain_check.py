@@ -10,7 +10,7 @@ from llmc.files.scratch_directory import ScratchDirectory
 from llmc.files.storage_error import ELSEWHERE_CACHED, full_disk_told, require_room
 from llmc.targets import CpuTarget
 
-# Bytes that compilers write for the kernels at most, with what they remove again.
+# Maximum bytes that compilers write for the kernels, including temporary files.
 _ROOM = 64 << 20
 # A header of C++, of C and of the kernel, and what has to be linked.
 _SOURCE = """\

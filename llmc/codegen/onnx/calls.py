@@ -2,9 +2,10 @@
 
 A node's domain and type are the op's name: llmc and rms_norm, aten and add.Tensor. Its function has an input for each
 tensor argument, by the argument's name, and for each tensor in a list NAME the inputs NAME_0, NAME_1, …. Arguments that
-are no tensors are the node's attributes, by name, as they were given: numbers with a point as double scalars, types and
-None as text, and a list in which tensors stand as texts, a tensor's being the name of its input. As a body's constants
-and shapes follow from them, calls that differ in more than their tensors' data have overloads of one function.
+are not tensors are the node's attributes, by name, as they were given: numbers with a point as double scalars, types
+and None as text, and a list with tensors as texts, where a tensor is the name of its input. As a body's
+constants and shapes follow from them, calls that differ in more than their tensors' data have overloads of one
+function.
 """
 
 import inspect
@@ -30,7 +31,7 @@ from llmc.graph.pointwise import POINTWISE
 from llmc.graph.render import op_name
 from llmc.graph.source_line import source_line
 
-# What aten's ops are told of memory, which is a session's own business.
+# Arguments of aten ops about memory, which the session manages itself.
 _OF_MEMORY = frozenset(
     {"layout", "device", "pin_memory", "memory_format", "non_blocking", "implicit", "padding_idx", "copy"}
     | {"scale_grad_by_freq", "sparse", "requires_grad", "cudnn_enable", "enable_gqa", "half_to_float", "sorted"}
@@ -50,8 +51,8 @@ class Calls:
         return [function for overloads in self._made.values() for function in overloads.values()]
 
     def node(self, node: fx.Node, inputs: Mapping[fx.Node, str], outputs: list[str]) -> onnx.NodeProto:
-        """The call of a node. inputs: what the values that it reads are called; outputs: what its results are, and
-        after them the arguments that it writes. Raises LoweringError for what standard ops cannot say."""
+        """The call of a node. inputs: names of the values that it reads; outputs: names of its results, followed by
+        those of the arguments that it writes. Raises LoweringError if standard ops cannot express it."""
         name = op_name(node.target) if isinstance(node.target, OpOverload) else f"python.{op_name(node.target)}"
         domain, _, kind = name.partition(".")
         tensors = dict(_tensors(node))
@@ -147,12 +148,12 @@ def _filled(body: Body, node: fx.Node, values: Mapping[str, Value]) -> tuple[str
         raise NotInOnnx(WITHOUT_FUNCTION[node.target])
     function = FUNCTIONS.get(node.target)
     if function is None:
-        raise NotInOnnx("nobody has written its function of standard ops")
+        raise NotInOnnx("it has no function of standard ops")
     arguments = {name: _valued(name, value, values) for name, value in _named(node).items()}
     wanted = _wanted(function, arguments)
     ignored = {name: arguments[name] for name in arguments if name not in wanted and name not in _OF_MEMORY}
     for name, value in ignored.items():
-        # What a function reads of the result says the rest.
+        # The remaining information is in the function's result.
         if "result" not in wanted and value is not None and value != _default(node.target, name) and name != "dtype":
             raise NotInOnnx(f"{name}={_text(value)} has no counterpart")
     given = arguments | {"result": _result(node)}
@@ -161,7 +162,7 @@ def _filled(body: Body, node: fx.Node, values: Mapping[str, Value]) -> tuple[str
 
 
 def _wanted(function: Function, arguments: Mapping[str, Any]) -> list[str]:
-    """What a function takes beside the body: the parameters that it names and, where it has `**`, all tensors."""
+    """Arguments of a function apart from the body: the parameters that it names and, if it has `**`, all tensors."""
     parameters = list(inspect.signature(function).parameters.values())[1:]
     takes_tensors = any(each.kind is each.VAR_KEYWORD for each in parameters)
     tensors = [name for name, value in arguments.items() if isinstance(value, Value)]

@@ -1,9 +1,9 @@
-"""What onnxruntime has operators of its own for, as its builder writes it: weights of codes, and norms of sums.
+"""onnxruntime's own operators, in the form of its model builder: weights of codes, and norms of sums.
 
     linear(x, dequantize(codes, scales, zeros), bias)   ->   MatMulNBits(x, codes, scales, zeros, bias)
     y = rms_norm(s = a + b, weight)                     ->   y, s = SkipSimplifiedLayerNormalization(a, b, weight)
 Must have: codes of 4 or 8 bits in blocks of a power of two from 16 on, that nothing else reads; a norm with a weight.
-What does not is left as it is in the standard model. MatMulNBits has codes without a sign, packed row by row.
+Other nodes are left unchanged in the standard model. MatMulNBits has codes without a sign, packed row by row.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from llmc.program import Layout, WeightSlot
 CONTRIB = "com.microsoft"
 _LEAST_BLOCK = 16
 _BITS = {"int4": 4, "int8": 8}
-# What MatMulNBits computes, no more: other products stay functions of standard ops.
+# Only products that MatMulNBits computes: others remain functions of standard ops.
 _PRODUCTS = (torch.ops.llmc.linear.default, torch.ops.llmc.lm_head.default)
 _DEQUANTIZE = torch.ops.llmc.dequantize.default
 # That it does not round tokens to 8 bits.

@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper
 
 from llmc.codegen.onnx.types import onnx_type
 
-# Of a slice: whatever is left.
+# The end of a slice that takes the rest.
 END = np.iinfo(np.int64).max
 
 
@@ -36,7 +36,7 @@ class Value:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of torch; int64 for a size."""
+        """The torch dtype; int64 for a size."""
         return self.fake.dtype if isinstance(self.fake, torch.Tensor) else torch.int64
 
     def size(self, axis: int) -> int:
@@ -60,7 +60,7 @@ class Body:
         return self.several(op, 1, *inputs, **attributes)[0]
 
     def several(self, op: str, results: int, *inputs: Operand, **attributes: Any) -> tuple[str, ...]:
-        """A node with so many results."""
+        """Add a node with `results` results."""
         outputs = tuple(self._name() for _ in range(results))
         last = max((i for i, each in enumerate(inputs) if each is not None), default=-1)
         given = [_input(each) for each in inputs[: last + 1]]

@@ -13,10 +13,10 @@ from llmc.codegen.onnx.functions import aten_rows, aten_shapes, attention, choic
 
 llmc = torch.ops.llmc
 
-# A function's first argument is the body that it fills, the others are the op's own by name, as many as matter:
-# tensors as Value, numbers as they are; `result` is what the op returns. What only some of a function's ops have is a
-# parameter with a default, or stands in `**`. It returns the names of its results and, after them, of each argument
-# that the op writes.
+# A function's first argument is the body that it fills; the others are the op's relevant arguments by name: tensors as
+# Value, numbers unchanged; `result` is the op's result. Arguments that only some of a function's ops have are
+# parameters with defaults, or in `**`. It returns the names of its results and, after them, of each argument that the
+# op writes.
 Function = Callable[..., str | tuple[str, ...]]
 
 FUNCTIONS: Mapping[Any, Function] = MappingProxyType(
@@ -34,10 +34,10 @@ FUNCTIONS: Mapping[Any, Function] = MappingProxyType(
 _RANKS = "ranks talk to each other in it, and a session is alone"
 WITHOUT_FUNCTION: Mapping[Any, str] = MappingProxyType(
     {
-        llmc.lora.default: "adapters lie beside the weights of CPU engines: export the model with one merged into it",
+        llmc.lora.default: "adapters at run time are supported on CPUs only: export the model with one merged into it",
         **dict.fromkeys(
             (llmc.choose_keys.default, llmc.paged_choose_keys.default),
-            "keys are chosen on CPUs so far: sequences as long as what is chosen (--max-model-len) need no choice",
+            "keys are chosen on CPUs only: sequences up to the number of chosen keys (--max-model-len) need no choice",
         ),
         llmc.all_reduce.default: _RANKS,
         llmc.all_gather.default: _RANKS,
@@ -50,9 +50,9 @@ WITHOUT_FUNCTION: Mapping[Any, str] = MappingProxyType(
                 llmc.segments.default,
                 llmc.segments_of_texts.default,
             ),
-            "models that read texts as a whole run on CPUs so far",
+            "models that read whole texts run on CPUs only",
         ),
     }
 )
-# Of captured graphs: what checks and computes nothing.
+# Ops of captured graphs that only check and compute nothing.
 NOTHING = frozenset({torch.ops.aten._assert_tensor_metadata.default})

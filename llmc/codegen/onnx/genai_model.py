@@ -2,9 +2,9 @@
 
     llmc.attention(q, k, v)   ->   llmc.genai.attention(q, k, v, past key, past value, lengths, …), GroupQueryAttention
 Products with codes and norms of sums are onnxruntime's own (contrib_ops.py). All else is as in the standard model: it
-works on tokens, which a batch's rows are, one after the other. The inputs are
-input_ids, attention_mask and position_ids [batch, tokens] and past_key_values.N.key and .value [batch, kv_heads, past,
-head_dim]; the outputs logits [batch, tokens, vocabulary], and present.N.key and .value.
+works on tokens, which are the concatenated rows of a batch. The inputs are input_ids, attention_mask and position_ids
+[batch, tokens] and past_key_values.N.key and .value [batch, kv_heads, past, head_dim]; the outputs logits [batch,
+tokens, vocabulary], and present.N.key and .value.
 """
 
 import json
@@ -30,12 +30,13 @@ from llmc.program import LOGITS
 CONFIG_NAME = "genai_config.json"
 _ATTENTION = torch.ops.llmc.attention.default
 _DOMAIN = "llmc.genai"
-# What the standard model's own inputs and output are called within.
+# Internal names of the standard model's inputs and output.
 _RENAMED = {"input_ids": "tokens", "positions": "token_positions", LOGITS: "token_logits"}
 
 
 def make_genai_model(model: onnx.ModelProto, graph: ModelGraph) -> None:
-    """Change the standard model of a canonical graph. Raises LoweringError for what GroupQueryAttention lacks."""
+    """Change the standard model of a canonical graph. Raises LoweringError for features that GroupQueryAttention
+    lacks."""
     if graph.stage is not Stage.CANONICAL or graph.side_outputs:
         raise LoweringError(
             f"onnxruntime-genai keeps caches itself, and a {graph.stage.value} graph has its own",
@@ -119,7 +120,7 @@ def genai_config(graph: ModelGraph) -> str:
         },
     }
     model = {
-        "type": "llama",  # Of all decoders with these inputs it does the same.
+        "type": "llama",  # It does the same for all decoders with these inputs.
         "vocab_size": info.vocab_size,
         "context_length": length,
         "bos_token_id": end[0] if info.bos_token_id is None else info.bos_token_id,

@@ -26,7 +26,7 @@ from llmc.program import LOGITS, WRITTEN
 
 @dataclass(frozen=True)
 class Place:
-    """Where a weight's bytes are: in a file beside the model, by a relative path."""
+    """The place of a weight's bytes: in a file next to the model, by a relative path."""
 
     file: str
     offset: int
@@ -66,7 +66,7 @@ class _Writer:
         self._sizes: dict[Any, str] = dict(symbol_names(graph.graph))
         self._nodes: list[onnx.NodeProto] = []
         self._infos: dict[str, onnx.ValueInfoProto] = {}
-        # What each node's value is called now: that of a cache changes as it is written.
+        # The current name of each node's value; a cache's name changes when it is written.
         self._names: dict[fx.Node, str] = {node: node.name for node in graph.graph.find_nodes(op="placeholder")}
 
     def model(self, weights: Sequence[OnnxWeight]) -> onnx.ModelProto:
@@ -116,7 +116,7 @@ class _Writer:
             self._infos[self._names[each]] = value_info(self._names[each], each.meta["val"], self._sizes)
 
     def _outputs(self) -> list[onnx.ValueInfoProto]:
-        """What the graph returns, by the names that users know, and the caches."""
+        """The graph's results under their public names, and the caches."""
         graph = self._graph
         found = []
         for name, node in zip((LOGITS, *graph.side_outputs), graph.returned(), strict=True):

@@ -19,6 +19,7 @@ from llmc.engine_format.engine_kinds import MODEL_NAME
 from llmc.engine_format.reader import find_weights
 from llmc.engine_format.writer import EngineWriter
 from llmc.errors import LoweringError, OptionError
+from llmc.formats.code_format import TOKEN_GROUP
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import Recipe
 from llmc.options import BuildOptions
@@ -33,8 +34,8 @@ class OnnxKind:
     target: OnnxTarget
     dtypes: tuple[torch.dtype, ...] = (torch.float32,)
     has_stages: bool = False
-    takes_blocked_codes: bool = False
     rounds_tokens: bool = False
+    token_group: int | None = TOKEN_GROUP
 
     def check(self, options: BuildOptions) -> None:
         """Raise OptionError for another dtype, codes in the cache, several ranks, and drafts in the engine."""
@@ -72,7 +73,7 @@ class OnnxKind:
         return "onnxruntime has no kernels for weights without their zeros"
 
     def fitting_sequences(self, program: Program) -> int | None:
-        """Of a machine that is not known."""
+        """None, because the machine is not known."""
         return None
 
 
@@ -99,7 +100,7 @@ class OnnxBuilder:
         self._engine: OnnxEngine | None = None
 
     def lower(self, graph: ModelGraph) -> OnnxEngine:
-        """The graph's model. Raises LoweringError for what standard ops cannot say."""
+        """The graph's model. Raises LoweringError for ops that standard ONNX ops cannot express."""
         check_logit_rows(graph)
         weights = onnx_weights(graph)
         slots = tuple(weight.slot for weight in weights)

@@ -1,4 +1,4 @@
-"""What tensors of torch are in ONNX. Floating-point numbers are fp32 there, in whatever a model computes."""
+"""ONNX types of torch tensors. Floating-point numbers are fp32 there, for any dtype of the model."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def onnx_type(dtype: torch.dtype) -> int:
 
 
 def value_info(name: str, value: Any, size_text: dict[Any, str]) -> onnx.ValueInfoProto:
-    """A tensor's name, type and shape; a size that is no number (SymInt) is a scalar, INT64.
+    """A tensor's name, type and shape; a symbolic size (SymInt) is an INT64 scalar.
 
     size_text: what symbolic sizes are called, by expression; filled with those that it does not know.
     """

@@ -32,7 +32,7 @@ class OnnxWeight:
 
 
 def onnx_weights(graph: ModelGraph) -> tuple[OnnxWeight, ...]:
-    """Of all weights, in the order of their placeholders."""
+    """All weights in the order of their placeholders."""
     return tuple(_stored(node) for node in graph.weight_nodes())
 
 
@@ -55,7 +55,7 @@ def _element(node: fx.Node) -> int:
         return onnx_type(node.meta["val"].dtype)
     codes = CODE_FORMATS[format]
     if codes.bits == 4:
-        return TensorProto.UINT4 if codes.integers is None else TensorProto.INT4
+        return TensorProto.INT4 if codes.integers is not None and codes.integers[0] < 0 else TensorProto.UINT4
     return TensorProto.FLOAT8E4M3FN if format == "fp8" else onnx_type(node.meta["val"].dtype)
 
 

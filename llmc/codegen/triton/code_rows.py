@@ -1,16 +1,24 @@
 """Put quantized weights' codes into the rows that GPU kernels read: a byte a code, or two codes of 4 bits in a byte.
 
-In CODE_PAIR_ROWS channel 32·i + j of a row is in the low half of byte 16·i + j, and channel 32·i + 16 + j in its high
-half: what a thread reads of x beside 16 bytes of codes are two runs of 16 channels. Integer codes are stored without
-sign, plus half of their range. Of 5 and 6 bits the low four lie so. Behind those of a row is what is above them, of
-each 32 channels 4 or 8 bytes: the j-th has the bits of those halves that lie in bytes j, j + 4 or j + 8, …, low halves
-first, so that a thread's 16 bytes find theirs in one short run. Rows end at multiples of 16 bytes, so that each starts
-at one; what fills them up is multiplied by zeros.
+Codes of 8 bits lie as they are. Others lie in planes, of their low four bits (two where they have fewer) and of what is
+above: a plane of `b` bits has, of each 32 channels of a row, 4·b bytes. The j-th has the bits of channels whose place
+among 16 is j, j + 4·b and so on: those of channels 32·i + place from bit 0 on, those of 32·i + 16 + place from bit 4
+on. So in CODE_PAIR_ROWS channel 32·i + j is in the low half of byte 16·i + j, and channel 32·i + 16 + j in its high
+half: what a thread reads of x beside 16 bytes of codes are two runs of 16 channels, and its 16 bytes find what is above
+them in one short run. A row has one plane behind the other. Integer codes are stored without sign, plus half of their
+range; of blocked formats, less the least code. Rows end at multiples of 16 bytes, so that each starts at one; what
+fills them up is multiplied by zeros.
+
+STEP_ROWS are the steps of scales and minima, less their least: of each group its scale's, then its minimum's, in as
+many bits as they have, from the low bits of bytes on.
 """
+
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
+from llmc.formats.code_format import CODE_FORMATS, STEP_PARTS
 from llmc.program import Layout
 
 ROW_ALIGNMENT = 16
@@ -25,19 +33,43 @@ def row_bytes(columns: int, layout: Layout) -> int:
 
 def code_rows(codes: Tensor, layout: Layout) -> Tensor:
     """codes: [out, in], int8 or uint8, as in llmc/ops/weight_codes.py, in the layout, 1-D, of their dtype or uint8."""
-    out, columns = codes.shape
     if layout is Layout.CODE_ROWS:
-        return torch.nn.functional.pad(codes, (0, -columns % ROW_ALIGNMENT)).reshape(-1).contiguous()
+        return torch.nn.functional.pad(codes, (0, -codes.shape[1] % ROW_ALIGNMENT)).reshape(-1).contiguous()
     bits = _bits(layout)
-    unsigned = codes if codes.dtype is torch.uint8 else (codes + (1 << (bits - 1))).view(torch.uint8)
+    return _planes(codes if codes.dtype is torch.uint8 else (codes + (1 << (bits - 1))).view(torch.uint8), bits)
+
+
+def blocked_rows(parts: Mapping[str, Tensor], format: str, layout: Layout) -> Tensor:
+    """Of a blocked format codes [out, in], or steps [out, groups] in STEP_ROWS; 1-D, uint8."""
+    record = CODE_FORMATS[format]
+    if layout is not Layout.STEP_ROWS:
+        return _planes((parts["codes"] + record.unsigned_shift).view(torch.uint8), record.bits)
+    steps = record.steps
+    assert steps is not None, f"{format} has no steps"
+    least = {"scale_steps": steps.least, "minimum_steps": 0}
+    fields = torch.stack([parts[name].int() - least[name] for name in STEP_PARTS if name in parts], -1).flatten(1)
+    places = torch.arange(8, device=fields.device)
+    bits = (fields[..., None] >> places[: steps.bits]) & 1
+    packed: Tensor = (bits.view(len(fields), -1, 8) << places).sum(-1).to(torch.uint8)
+    return packed.reshape(-1)
+
+
+def _planes(unsigned: Tensor, bits: int) -> Tensor:
+    """Packed rows of uint8 codes [out, in] that take this many bits each."""
+    out, columns = unsigned.shape
     runs = torch.nn.functional.pad(unsigned, (0, -columns % _PAIR_RUN)).view(out, -1, 2, _PAIR_RUN // 2)
-    low = runs & 15
-    rows = (low[:, :, 0] | (low[:, :, 1] << 4)).flatten(1)
-    if bits > 4:
-        shifts = torch.arange(0, 8, bits - 4, dtype=torch.uint8, device=codes.device).view(2, -1, 1)
-        above = ((runs >> 4).unflatten(-1, (shifts.shape[1], -1)) << shifts).sum((2, 3), dtype=torch.uint8)
-        rows = torch.cat((rows, above.flatten(1)), dim=1)
+    low = 4 if bits >= 4 else 2
+    planes = [_plane(runs, low), *([_plane(runs >> low, bits - low)] if bits > low else [])]
+    rows = torch.cat(planes, dim=1)
     return torch.nn.functional.pad(rows, (0, -rows.shape[1] % ROW_ALIGNMENT)).reshape(-1)
+
+
+def _plane(runs: Tensor, bits: int) -> Tensor:
+    """Bytes [out, …] of the low bits of codes [out, runs, 2, 16]."""
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=runs.device).view(2, -1, 1)
+    each = (runs & ((1 << bits) - 1)).unflatten(-1, (shifts.shape[1], -1))
+    packed: Tensor = (each << shifts).sum((2, 3), dtype=torch.uint8)
+    return packed.flatten(1)
 
 
 def _bits(layout: Layout) -> int:

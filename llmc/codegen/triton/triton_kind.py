@@ -11,7 +11,7 @@ from llmc.api.build_stages import Stages
 from llmc.codegen.plain_rows import plain_rows
 from llmc.codegen.quantized_support import check_kernels
 from llmc.codegen.target_kind import check_adapters, refuse_stages
-from llmc.codegen.triton.code_rows import code_rows
+from llmc.codegen.triton.code_rows import blocked_rows, code_rows
 from llmc.codegen.triton.compile import Workers, compile_program, require_triton
 from llmc.codegen.triton.device_lowered import DeviceLowered
 from llmc.codegen.triton.mask_rows import mask_rows
@@ -19,7 +19,6 @@ from llmc.codegen.triton.memory_fit import check_memory, fitting_sequences
 from llmc.engine_format.engine_kinds import GRAPH_NAME
 from llmc.engine_format.reader import PROGRAMS
 from llmc.engine_format.writer import EngineWriter
-from llmc.errors import LoweringError
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.source_line import source_line
 from llmc.options import BuildOptions
@@ -37,8 +36,8 @@ class TritonKind:
     target: GpuTarget
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16)
     has_stages: bool = False
-    takes_blocked_codes: bool = False
     rounds_tokens: bool = False
+    token_group: int | None = None
 
     def check(self, options: BuildOptions) -> None:
         """Raise ToolchainError without Triton, OptionError for a scheme or KV cache that the kernels lack."""
@@ -65,8 +64,8 @@ class TritonKind:
         return plain_rows(weight, slot)
 
     def pack_codes(self, parts: Mapping[str, Tensor], format: str, layout: Layout) -> Tensor:
-        """Never asked for: codes, scales and zeros are weights of their own."""
-        raise LoweringError(f"{self.target.name} keeps codes as weights of their own", at=f"layout {layout.value}")
+        """Codes or steps of a blocked format, as rows; its floats are weights of their own."""
+        return blocked_rows(parts, format, layout)
 
     def dense_reason(self, storage: fx.Node) -> str | None:
         """Where one token's product is predicted to be no faster, on any of the GPUs that the engine is for."""

@@ -1,1 +1,1 @@
-"""Proofs of rewrites: what stands before one and after it, evaluated over symbols, is the same over the reals."""
+"""Proofs of rewrites: the graphs before and after a rewrite, evaluated over symbols, are equal over the reals."""

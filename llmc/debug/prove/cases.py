@@ -37,12 +37,12 @@ class Case:
     before: Mapping[str, Tensor]
 
     def constants(self) -> dict[str, str]:
-        """What the wildcards that are no tensors stand for, as text."""
+        """The values of wildcards that are not tensors, as text."""
         return {name: repr(value) for name, value in self.values.items() if not isinstance(value, tuple | Tensor)}
 
 
 class Cases:
-    """Those of one form. problem: why none was found. fakes: of all forms of the rewrite."""
+    """The cases of one form. problem: the reason if no case was found. fakes: the fake values shared by all forms."""
 
     def __init__(self, rewrite: Rewrite, pattern: Pattern, form: Form, fakes: ExampleFakes) -> None:
         self._rewrite, self._pattern, self._form, self._fakes = rewrite, pattern, form, fakes
@@ -57,7 +57,7 @@ class Cases:
         return f"{self._pattern.name}: {self._refused or self._failed}"
 
     def found(self, known: Mapping[str, Any]) -> Iterator[Case]:
-        """The first one that has these values, and others for what no case has had."""
+        """Yield a case with these values, then cases with values that no earlier case had."""
         first = self._first(itertools.islice(self._form.bindings(known), _REFUSED))
         if first is None:
             return
@@ -78,7 +78,7 @@ class Cases:
         return self._first(itertools.islice(itertools.chain(near, other), _REFUSED_VALUES))
 
     def _others(self, name: str, value: Any) -> Iterator[Sequence[Any]]:
-        """Lists of other values, of each of which one is enough."""
+        """Yield lists of other values; one value from each list is enough."""
         domain = () if isinstance(value, Tensor) else self._form.domain(name)
         shapes = [each for each in domain if isinstance(each, tuple)]
         if isinstance(value, tuple) and self._form.broadcasts(name):

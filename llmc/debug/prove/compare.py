@@ -12,11 +12,11 @@ import sympy
 from llmc.debug.prove.elementary import Expression, from_bool
 
 _DIGITS = 50
-# Points at which expressions are compared, and how many are tried to find so many where both are numbers.
+# Number of points at which expressions are compared, and the limit of attempts to find points where both are numbers.
 _POINTS, _TRIED = 3, 9
 # Constants are doubles in models and in llmc, and some are written with ten digits (0.7978845608).
 _TOLERANCE = mpmath.mpf(10) ** -9
-# What is larger was divided by what is 0 but for its last digits.
+# Larger values come from a division by a value that is 0 except in its last digits.
 _LARGEST = mpmath.mpf(10) ** (_DIGITS - 20)
 # Operations above which sympy takes seconds to expand or to simplify, and is not asked to.
 _EXPANDED, _SIMPLIFIED = 1000, 120
@@ -26,8 +26,8 @@ _EXPANDED, _SIMPLIFIED = 1000, 120
 class Counterexample:
     """Where two expressions differ: inputs that are not 0, and what each expression is there.
 
-    before, after: nan or inf where an expression is no number, complex where it is no real one. constants: what the
-    pattern's wildcards that are no tensors stand for, as text.
+    before, after: nan or inf if an expression has no value, complex if the value is not real. constants: the values of
+    wildcards that are not tensors, as text.
     """
 
     element: str
@@ -179,7 +179,7 @@ def _plain(value: Any) -> complex:
 
 
 def _simplified(point: dict[Any, float], still_differs: Callable[[Mapping[Any, float]], bool]) -> dict[Any, float]:
-    """The point with as many zeros, and else ones, as leave a difference."""
+    """Replace coordinates of the point by 0, or else by 1, where the difference remains."""
     for symbol in point:
         for value in (0.0, 1.0):
             if still_differs({**point, symbol: value}):

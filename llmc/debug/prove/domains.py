@@ -1,4 +1,4 @@
-"""What a wildcard of a pattern may be, by the argument of an op that it stands for: few values, the likeliest first."""
+"""The domain of a pattern's wildcard, by the op argument that it replaces: a few values, the likeliest first."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -30,7 +30,7 @@ _STRINGS: dict[str, tuple[str, ...]] = {
 
 
 def domain(call: fx.Node, argument: str, may_be_number: bool = True) -> Sequence[Any]:
-    """Of an argument of a call to an op: shapes for a tensor, None last where it need not be given.
+    """The domain of an argument of an op call: shapes for a tensor, with None last if it is optional.
 
     may_be_number: whether a number may stand where aten takes a tensor.
     """
@@ -48,7 +48,7 @@ def domain(call: fx.Node, argument: str, may_be_number: bool = True) -> Sequence
 
 
 def _shapes(call: fx.Node, argument: str) -> Sequence[tuple[int, ...]]:
-    """Those that have the axes that the op's record names; it need not name those in front."""
+    """Shapes with the axes that the op's record names, and optional leading axes."""
     record = record_of(call)
     named = () if record is None or record.axes is None else record.axes.arguments.get(argument, ())
     return [shape for shape in SHAPES if len(shape) >= len(named)]

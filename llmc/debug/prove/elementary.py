@@ -1,4 +1,4 @@
-"""What the elementary functions of graph/pointwise.py mean over the reals, as sympy expressions.
+"""The elementary functions of graph/pointwise.py over the reals, as sympy expressions.
 
 Rounding is left out: a cast between floating dtypes changes nothing.
 """
@@ -31,7 +31,7 @@ def _where(condition: Expression, x: Expression, y: Expression) -> Expression:
 
 
 def from_bool(x: Expression) -> Expression:
-    """1 or 0 for what is true or false."""
+    """1 for true, 0 for false."""
     return _where(x, sympy.S.One, sympy.S.Zero) if isinstance(x, sympy.logic.boolalg.Boolean) else x
 
 

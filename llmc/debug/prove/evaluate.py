@@ -13,7 +13,7 @@ from llmc.passes.example import TOKENS
 
 
 def evaluate(graph: ModelGraph, pool: Pool, given: Mapping[str, Any]) -> dict[str, Tensor]:
-    """What the graph returns and what it has written to its inputs, by name. given: integer tensors, by name."""
+    """Evaluate the graph: its results and the inputs it has written, by name. given: integer tensors, by name."""
     values: dict[fx.Node, Any] = {}
     source = _SymbolicWeights(graph, pool)
     with torch.no_grad():

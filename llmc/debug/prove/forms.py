@@ -26,7 +26,7 @@ class Form:
         self._results: dict[Hashable, Any] = {}
 
     def wildcards(self) -> tuple[str, ...]:
-        """Those that this form has."""
+        """The wildcards of this form."""
         found = (n for call in self.calls for n in self._inputs(call) if n.op == "placeholder")
         return tuple(dict.fromkeys(str(n.target) for n in found))
 
@@ -63,7 +63,7 @@ class Form:
         yield from bind(0, {}, {name: value for name, value in known.items() if name in names})
 
     def _result(self, call: fx.Node, made: Mapping[fx.Node, Any], values: Mapping[str, Any]) -> Any:
-        """What a call makes of shapes, without data; the same again for the same shapes."""
+        """The result of a call on fake tensors, cached by shapes."""
         arguments = fx.map_arg((call.args, call.kwargs), lambda node: self._value(node, made, values))
         key = (call, _key(arguments))
         if key not in self._results:
@@ -95,7 +95,7 @@ class Form:
         return record.check(OpCall(given, result, {})) is None
 
     def domain(self, wildcard: str) -> Sequence[Any]:
-        """What it may be: what the first op that reads it takes."""
+        """The domain of a wildcard, by the first op that reads it."""
         call = next(c for c in self.calls if any(n.target == wildcard for n in self._inputs(c)))
         kind = self._kinds.get(wildcard)
         if kind is float:
@@ -153,7 +153,7 @@ def _nodes(argument: Any) -> list[fx.Node]:
 
 
 def _key(value: Any) -> Hashable:
-    """The same for what an op without data cannot tell apart."""
+    """A key that is equal for values that a call on fake tensors cannot distinguish."""
     if isinstance(value, torch.Tensor):
         return (value.dtype, *value.shape)
     if isinstance(value, list | tuple):

@@ -1,8 +1,8 @@
 """A tensor whose elements are sympy expressions: torch runs on it, and so do the eager references of llmc's ops.
 
-Elements are numbers of expressions in a pool, held by an int64 tensor. What only moves data runs on that tensor as it
-is, views and writes through them included; pointwise ops are graph/pointwise.py's, element by element; sums, products
-of matrices and softmax stand here.
+Elements are indices of expressions in a pool, held in an int64 tensor. Ops that only move data run on that tensor
+unchanged, including views and writes through them. Pointwise ops come from graph/pointwise.py, element by element.
+Sums, matrix products and softmax are implemented here.
 """
 
 import itertools
@@ -36,7 +36,7 @@ class Pool:
         self.number(sympy.S.Zero)
 
     def number(self, expression: Expression) -> int:
-        """Of an expression, a new one if it is new."""
+        """The index of an expression, added if it is new."""
         found = self._numbers.setdefault(expression, len(self.expressions))
         if found == len(self.expressions):
             self.expressions.append(expression)
@@ -49,7 +49,7 @@ class Pool:
         return SymbolicTensor(torch.tensor(numbers, dtype=torch.int64).reshape(tuple(shape)), self, dtype)
 
     def numbers_of(self, value: Any) -> Tensor:
-        """Of a tensor's elements, or of a number."""
+        """The indices of a tensor's elements, or of a number."""
         if isinstance(value, SymbolicTensor):
             return value.numbers
         elements = value.reshape(-1).tolist() if isinstance(value, Tensor) else [value]
@@ -80,7 +80,7 @@ class SymbolicTensor(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """What torch calls in the place of a kernel."""
+        """Called by torch in place of a kernel."""
         given = kwargs or {}
         pool = next(v.pool for v in tree_flatten((args, given))[0] if isinstance(v, SymbolicTensor))
         if func in RECORDS:
@@ -107,7 +107,7 @@ class SymbolicTensor(Tensor):
 
 
 def _in_place(func: Any, args: Any, kwargs: Any) -> Any:
-    """What the op of the same name without underscore makes, put where the first argument lies."""
+    """Run the out-of-place op of the same name and store its result in the first argument."""
     packet = getattr(aten, func._schema.name.removeprefix("aten::").removesuffix("_"), None)
     if packet is None or not func._schema.name.endswith("_"):
         raise NotOverSymbols(f"{func} has no meaning over symbols")
@@ -130,7 +130,7 @@ def _moved(pool: Pool, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _example(func: Any, args: Any, kwargs: Any) -> Any:
-    """What an op makes of ones, for the shape and dtype of its result."""
+    """Run an op on ones, to get the shape and dtype of its result."""
     plain = tree_map(lambda v: torch.ones(v.shape, dtype=v.dtype) if isinstance(v, Tensor) else v, (args, kwargs))
     return func(*plain[0], **plain[1])
 
@@ -177,7 +177,7 @@ class _Element:
         return self._pool.number(exact(bool(value) if kind is Kind.BOOL else value))
 
     def apply(self, function: str, *operands: int, kind: Kind = Kind.FLOAT) -> int:
-        """What the elementary function means."""
+        """Apply an elementary function to expressions."""
         return self._pool.number(MEANINGS[function](*(self._pool.expressions[o] for o in operands)))
 
     def reduce(self, reduction: str, operand: int) -> int:
@@ -271,7 +271,7 @@ def _layer_norm(x: Any, shape: Sequence[int], weight: Any, bias: Any, eps: float
 
 
 def _product(x: Any, y: Any) -> SymbolicTensor:
-    """Of matrices, or of batches of them."""
+    """The product of matrices, or of batches of matrices."""
     pool = next(v.pool for v in (x, y) if isinstance(v, SymbolicTensor))
     left, right = ([pool.numbers_of(v).tolist()] if v.dim() == 2 else pool.numbers_of(v).tolist() for v in (x, y))
     element = pool.expressions

@@ -1,4 +1,4 @@
-"""What can be said of a pass: each of its rewrites is made on a small graph, which is evaluated before and after it."""
+"""Verdicts on passes: each rewrite is made on a small graph, which is evaluated before and after it."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
@@ -34,8 +34,8 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """forms: how many forms of patterns, or examples, were looked at. cases: in how many graphs, which differ in the
-    values of wildcards. reason: of what is not proved. counterexample: the first one found."""
+    """forms: number of pattern forms, or examples, that were examined. cases: number of graphs, which differ in the
+    values of wildcards. reason: the reason if the pass is not proved. counterexample: the first one found."""
 
     name: str
     outcome: Outcome
@@ -68,7 +68,7 @@ def prove(each: Pass) -> Verdict:
 
 
 def _of_forms(name: str, found: Iterable[Iterable[Comparison]]) -> Verdict:
-    """One verdict of what the cases of each form showed."""
+    """Combine the comparisons of all cases of each form into one verdict."""
     proved = compared = cases = count = 0
     problem: str | None = None
     try:

@@ -1,4 +1,4 @@
-"""What a picture of a graph shows: operations without weights, and identical layers once."""
+"""The contents of a graph's picture: operations without weights, and identical layers once."""
 
 from dataclasses import dataclass
 

@@ -23,7 +23,7 @@ def mermaid_text(drawing: Drawing) -> str:
 
 
 def _id(name: str) -> str:
-    """`end` and other words of Mermaid's are no names."""
+    """`end` and other keywords of Mermaid are not valid names."""
     return f"n_{name}"
 
 

@@ -1,4 +1,4 @@
-"""The graph of a stage, from a model directory or from what an engine keeps, with where its nodes come from."""
+"""The graph of a stage, from a model directory or an engine's report, with the origins of its nodes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STAGES = ("captured", "canonical", "serving", "optimized")
 
 @dataclass(frozen=True)
 class NodeOrigin:
-    """source: the model's line; rewrite: the one that made the node. None for what has none."""
+    """source: the model's line; rewrite: the rewrite that made the node. Each is None if there is none."""
 
     source: str | None = None
     rewrite: str | None = None
@@ -48,7 +48,7 @@ def stage_graph(source: Path, stage: str, options: BuildOptions, passes: Sequenc
     stage that the pipeline did not reach, and what capture, passes and read_engine raise.
     """
     if stage not in STAGES:
-        raise OptionError(f"{stage!r} is no stage", at=f"--stage={stage}", fix=f"stages: {', '.join(STAGES)}")
+        raise OptionError(f"{stage!r} is not a stage", at=f"--stage={stage}", fix=f"stages: {', '.join(STAGES)}")
     if (source / MANIFEST_NAME).exists():
         engine = read_engine(source, check_weights=False, check_machine=False)
         name, graphs, known = engine.manifest.model.name, read_graphs(engine.files), read_provenance(engine.files)

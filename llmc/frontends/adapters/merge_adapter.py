@@ -130,7 +130,7 @@ def _another_model(adapter: Adapter, problem: str, names: Sequence[str] = ()) ->
 
 
 def _other_tokens(adapter: Adapter, tensor: str, trained: int, has: int) -> AdapterError:
-    """Of an adapter whose training added tokens to the model."""
+    """The error for an adapter whose training added tokens to the model."""
     return AdapterError(
         f"the adapter was trained on a model with {trained} tokens ({tensor}), and this one has {has}",
         at=adapter.file.path,

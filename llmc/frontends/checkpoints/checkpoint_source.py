@@ -1,4 +1,4 @@
-"""What every way to store the weights of a model directory offers."""
+"""The interface of all sources of a model directory's weights."""
 
 from pathlib import Path
 from typing import Protocol
@@ -9,7 +9,7 @@ from llmc.graph.weights import WeightSource
 
 
 class StoredShapes(Protocol):
-    """What a checkpoint holds, by its headers. Names are those that the model has."""
+    """The tensors of a checkpoint, by its headers, under the model's names."""
 
     @property
     def directory(self) -> Path:
@@ -30,7 +30,7 @@ class CheckpointSource(StoredShapes, WeightSource, Protocol):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a build should print about the files."""
+        """Notes about the files for a build to print."""
 
     def dtype(self) -> torch.dtype:
         """The dtype in which most numbers are stored. Raises CheckpointError if there are none."""

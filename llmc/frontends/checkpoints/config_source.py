@@ -36,6 +36,6 @@ class ConfigSource:
 
 
 def config_dtype(config: object) -> torch.dtype:
-    """Of the config; bfloat16 where it does not say."""
+    """The dtype in the config; bfloat16 if it has none."""
     dtype = getattr(config, "dtype", None)
     return dtype if isinstance(dtype, torch.dtype) else torch.bfloat16

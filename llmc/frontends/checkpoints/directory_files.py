@@ -1,4 +1,4 @@
-"""The files of a model directory: their names, and JSON that anybody may have written. Imports no torch."""
+"""The files of a model directory: their names, and JSON from untrusted sources. Does not import torch."""
 
 import json
 from pathlib import Path

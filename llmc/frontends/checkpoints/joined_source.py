@@ -1,4 +1,4 @@
-"""The tensors of two checkpoints: a model's by their own names, and those of what drafts for it after a prefix."""
+"""The tensors of two checkpoints: a model's by their own names, and its drafter's with a prefix."""
 
 from collections.abc import Sequence
 
@@ -38,7 +38,7 @@ class JoinedCodes(JoinedSource):
         return None if name.startswith(self._prefix) else self._codes.weight(name)
 
     def rounded(self, name: str) -> RoundedAgain | None:
-        """What a weight in other blocks is rounded to; None for any other."""
+        """The codes to which a weight in unsupported blocks is rounded; None for any other weight."""
         return None if name.startswith(self._prefix) else self._codes.rounded(name)
 
     def are_alike(self, names: Sequence[str]) -> bool:

@@ -1,6 +1,6 @@
 """Checkpoints whose weights are codes, as they are on the Hub: docs/quantization.md lists the formats.
 
-A QuantizedSource shows each quantized weight under the name that the model knows, with its true shape, and beside it
+A QuantizedSource shows each quantized weight under the model's name, with its true shape, and in addition
 `NAME::codes`, `NAME::scales`, `NAME::zeros` and `NAME::order`, so that codes go into an engine as they are.
 """
 
@@ -38,7 +38,7 @@ class QuantizedSource(HidingSource):
         hidden |= {weight.input_scale for weight in self._weights.values() if weight.input_scale is not None}
         super().__init__(files, {name: weight.model_shape for name, weight in self._weights.items()}, hidden)
         self.notes = (*files.notes, *stored.notes)
-        # Codes, scales and zeros of one weight are asked for one after the other.
+        # Codes, scales and zeros of one weight are requested consecutively.
         self.unpacked = functools.lru_cache(maxsize=1)(self._unpack)
 
     @property

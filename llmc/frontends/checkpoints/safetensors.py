@@ -14,7 +14,7 @@ from llmc.frontends.checkpoints.safetensors_header import TensorEntry
 from llmc.frontends.checkpoints.shards import TensorFiles, read_tensor_files
 from llmc.graph.dtype_names import TORCH_DTYPES
 
-# Of too few bits for weights as they are: what such numbers are multiplied by has to be known.
+# Dtypes with too few bits for plain weights: their scales must be known.
 _SCALED = ("F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 
 
@@ -46,15 +46,15 @@ class SafetensorsSource:
         return entry
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a tensor; raises CheckpointError if there is none of that name."""
+        """The shape of a tensor. Raises CheckpointError if there is none of that name."""
         return self.entry(name).shape
 
     def check(self, name: str, shape: tuple[int, ...], *, floating: bool) -> None:
         """Raise CheckpointError unless the tensor has this shape and, if asked, a floating-point type."""
         entry = self.entry(name)
         if floating and entry.dtype in _SCALED:
-            beside = [each for each in self._entries if each.startswith(name) and each != name]
-            with_scales = f", beside {', '.join(sorted(beside)[:3])}" if beside else ""
+            others = [each for each in self._entries if each.startswith(name) and each != name]
+            with_scales = f", next to {', '.join(sorted(others)[:3])}" if others else ""
             raise CheckpointError(
                 f"tensor {name!r} is stored as {entry.dtype}{with_scales}, and no file says how its numbers are scaled",
                 at=entry.file,
@@ -113,7 +113,7 @@ class HidingSource:
         return self._names
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a tensor as the model knows it. Raises CheckpointError if there is none of that name."""
+        """The shape of a tensor by the model's name. Raises CheckpointError if there is none of that name."""
         return self._shapes[name] if name in self._shapes else self.files.shape(name)
 
     def dtype(self) -> torch.dtype:

@@ -20,15 +20,14 @@ class TensorFiles:
 def read_tensor_files(directory: Path) -> TensorFiles:
     """Read the headers of a directory's safetensors files.
 
-    A single file goes before shards, as transformers has it. Raises CheckpointError for files that are missing or
-    damaged.
+    A single file takes precedence over shards, as in transformers. Raises CheckpointError for missing or damaged files.
     """
     single, index = directory / SINGLE_FILE, directory / SHARD_INDEX
     if index.is_file():
         shards = _shard_of_tensors(index)
         if not single.is_file() or set(shards.values()) <= {SINGLE_FILE}:
             return TensorFiles(_read_shards(directory, index, shards))
-        passed_over = f"{SINGLE_FILE} is read, and the shards of {SHARD_INDEX} beside it are not: remove what is old"
+        passed_over = f"{SINGLE_FILE} is read, and the shards of {SHARD_INDEX} are not: remove the outdated files"
         return TensorFiles(read_header(single), (passed_over,))
     if single.is_file():
         return TensorFiles(read_header(single))

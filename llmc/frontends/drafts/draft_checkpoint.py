@@ -30,7 +30,8 @@ class DraftModule:
 
 
 class DraftTensors:
-    """A draft checkpoint's tensors by the names that its layout gives them. fix: what to say of what does not fit."""
+    """A draft checkpoint's tensors by the names of its layout. fix: the advice in errors about tensors that do not
+    fit."""
 
     def __init__(self, source: SafetensorsSource, target: str) -> None:
         self._source, self._target = source, target
@@ -52,7 +53,7 @@ class DraftTensors:
         return self._source.shape(name)
 
     def recipe(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Recipe:
-        """Of a tensor that has to have this shape. Raises CheckpointError."""
+        """The recipe of a tensor with this shape. Raises CheckpointError."""
         found = self.shape(name)
         if found != shape:
             raise CheckpointError(
@@ -67,8 +68,9 @@ class DraftTensors:
 def parameter_recipes(
     module: nn.Module, tensors: DraftTensors, stored: Mapping[str, str], known: Mapping[str, Recipe]
 ) -> dict[str, Recipe]:
-    """Of every parameter of a draft's module. stored: the checkpoint's name for each prefix of parameters' names, the
-    longest of which counts. known: those that are there already, for one because they are the target's."""
+    """The recipes of all parameters of a drafter's module. stored: the checkpoint's name for each prefix of parameter
+    names; the longest matching prefix counts. known: recipes that already exist, such as those of the target's
+    tensors."""
     recipes = dict(known)
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if name in known:

@@ -19,7 +19,7 @@ def draft_decoder(settings: dict[str, Any], file: Path, target: Target) -> Any:
     model_type = settings["model_type"]
     if model_type not in CONFIG_MAPPING or model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise CheckpointError(
-            f"the draft's layers are of the architecture {model_type!r:.60}, which is no causal language model of "
+            f"the draft's layers are of the architecture {model_type!r:.60}, which is not a causal language model of "
             f"transformers {transformers.__version__}",
             at=file,
             fix="upgrade transformers, or take another draft",
@@ -33,7 +33,7 @@ def decoder_of(config: Any, model_class: Any, file: Path, target: Target) -> Any
     """The same of a config of transformers, which is taken over."""
     with valid_values(config.model_type, file):
         check_sizes(config, file)
-        # The embeddings are not the decoder's: no token of another vocabulary may stand in its way.
+        # The embeddings are not part of the decoder, so the size of its vocabulary does not matter.
         config.pad_token_id = None
         decoder = skeleton(model_class, config, target.dtype).base_model
         hold_frequencies(decoder, config, target.longest, file)

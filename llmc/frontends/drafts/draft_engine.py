@@ -1,4 +1,4 @@
-"""How the engine of what drafts is built: with the options of the engine that it becomes a part of."""
+"""The build options of a drafter's engine, derived from those of the enclosing engine."""
 
 import numpy as np
 from torch import Tensor

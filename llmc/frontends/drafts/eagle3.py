@@ -1,7 +1,7 @@
 """EAGLE-3 drafts, in the layout of their authors (github.com/SafeAILab/EAGLE) and of SpecForge.
 
-config.json describes the one decoder layer, whose tensors are `midlayer.*` (or `layers.0.*`); beside it are `fc`,
-`norm`, `lm_head` over the draft's own vocabulary, and `d2t`, what is to be added to one of its ids for the target's.
+config.json describes the one decoder layer, whose tensors are `midlayer.*` (or `layers.0.*`); further tensors are `fc`,
+`norm`, `lm_head` over the draft's own vocabulary, and `d2t`, the offset from one of its ids to the target's id.
 
 Which hidden states they read: numbers are those of layers, and the state *before* a layer is meant, as in the authors'
 code and in vLLM, which reads `eagle_aux_hidden_state_layer_ids` at the top of config.json. In `eagle_config`, which
@@ -44,7 +44,7 @@ class Eagle3Settings:
     norm_output: bool = False
 
     def tapped_layers(self, layers: int) -> tuple[int, ...]:
-        """Before which of so many layers; `layers` itself stands for after the last. Raises CheckpointError."""
+        """The layers whose inputs are read; `layers` stands for the output of the last. Raises CheckpointError."""
         ids = (2, layers // 2, layers - 3) if self.layer_ids is None else self.layer_ids
         if not ids or any(not 0 <= each <= layers for each in ids) or len(set(ids)) < len(ids):
             raise CheckpointError(
@@ -72,7 +72,8 @@ def read_eagle3(directory: Path) -> Eagle3Settings:
 
 
 def layer_ids(settings: Mapping[str, Any], file: Path) -> tuple[int, ...] | None:
-    """Those that a config lists; None if it does not. Raises CheckpointError for what is no list of numbers."""
+    """The layers that a config lists; None if it does not. Raises CheckpointError if the value is not a list of
+    numbers."""
     given = settings.get(LAYER_IDS)
     if not given:
         return None
@@ -100,7 +101,7 @@ class Eagle3Checkpoint:
         return self.settings.tapped_layers(layers)
 
     def notes(self, layers: int) -> tuple[str, ...]:
-        """Of layers that were guessed."""
+        """Notes on layers that were guessed."""
         if self.settings.layer_ids is not None:
             return ()
         ids = list(self.settings.tapped_layers(layers))
@@ -208,7 +209,7 @@ def _check_parts(decoder: Any, file: Path) -> None:
     ]
     if lacking:
         raise CheckpointError(
-            f"layers of {decoder.config.model_type!r} have no {', '.join(lacking)}, of which EAGLE-3 makes its own",
+            f"layers of {decoder.config.model_type!r} have no {', '.join(lacking)}, whose input EAGLE-3 extends",
             at=file,
             fix="take a draft whose layers are those of llama, qwen2 or qwen3",
         )

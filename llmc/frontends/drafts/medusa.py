@@ -40,7 +40,8 @@ def holds_medusa(path: Path) -> bool:
 
 
 def read_medusa(path: Path) -> MedusaCheckpoint:
-    """The heads of a file, or of a directory that holds one. Raises CheckpointError for what is none, with the fix."""
+    """Read the heads of a file, or of a directory that holds one. Raises CheckpointError with the fix if there are
+    none."""
     file = _file(path)
     entries = read_header(file)
     if any(name.startswith(_PREFIX) for name in entries):
@@ -84,8 +85,8 @@ Blocks = dict[int, dict[int, dict[str, str]]]
 
 
 def _sorted_by_head(entries: Mapping[str, TensorEntry]) -> tuple[Blocks, dict[int, tuple[int | None, str]]]:
-    """By head the tensors of each layer, and the output matrix with the number of layers that stand before it, where
-    its name says that."""
+    """The tensors of each layer by head, and the output matrix with the number of layers before it, if its name has
+    it."""
     blocks: Blocks = {}
     outputs: dict[int, tuple[int | None, str]] = {}
     for name in entries:
@@ -113,7 +114,7 @@ def _head(
             at=file,
             fix="download the whole checkpoint again",
         )
-    # Of a block that all layers share, as in the reference implementation, safetensors keeps one copy.
+    # Safetensors keeps one copy of a block that all layers share, as in the reference implementation.
     only = next(iter(found.values()))
     return MedusaHead(tuple(_block(found.get(layer, only), index, layer, file) for layer in range(layers)), output)
 

@@ -31,15 +31,15 @@ from llmc.graph.weights import WeightSource
 
 @dataclass(frozen=True)
 class MtpCheckpoint:
-    """The layers of a directory, in the order of what they predict; as DraftCheckpoint. layers: of each the
-    checkpoint's names, by prefixes of MtpDraft's parameters."""
+    """The MTP layers of a directory, in the order of the tokens they predict; implements DraftCheckpoint. layers: for
+    each, the checkpoint's names by prefixes of MtpDraft's parameters."""
 
     source: SafetensorsSource
     layers: tuple[Mapping[str, str], ...]
     method: Method = "mtp"
 
     def taps(self, layers: int, width: int) -> None:
-        """What the output matrix reads."""
+        """None: the drafter reads the input of the output matrix."""
 
     def notes(self, layers: int) -> tuple[str, ...]:
         """Nothing."""
@@ -85,7 +85,7 @@ _PROJECTION = re.compile(r"model\.layers\.(\d+)\.eh_proj\.weight")
 
 
 def qwen_mtp(source: SafetensorsSource) -> MtpCheckpoint:
-    """Of a directory with `mtp.*`, whose layers have one projection and one set of norms."""
+    """The layers of a directory with `mtp.*`, whose layers have one projection and one set of norms."""
     names = {
         "embedding_norm.": "mtp.pre_fc_norm_embedding.",
         "hidden_norm.": "mtp.pre_fc_norm_hidden.",
@@ -97,7 +97,7 @@ def qwen_mtp(source: SafetensorsSource) -> MtpCheckpoint:
 
 
 def deepseek_mtp(source: SafetensorsSource) -> MtpCheckpoint:
-    """Of a directory with `model.layers.N.eh_proj`."""
+    """The layers of a directory with `model.layers.N.eh_proj`."""
     prefixes = [f"model.layers.{number}." for number in sorted(map(int, _projections(source)))]
     layers = [
         {

@@ -1,4 +1,4 @@
-"""What the option `speculative` names: the checkpoint of what drafts, by the layout that its directory has."""
+"""Open the checkpoint of the option `speculative`, by the layout of its directory."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from llmc.options import OWN_LAYERS
 
 
 def draft_of_model(model: OpenedModel[Any], speculative: str) -> DraftCheckpoint | MedusaCheckpoint:
-    """Raises CheckpointError for what is no draft, OptionError for a model that has no directory."""
+    """Raises CheckpointError if it is not a draft checkpoint, OptionError if the model has no directory."""
     if holds_medusa(Path(speculative)):
         return read_medusa(Path(speculative))
     if speculative != OWN_LAYERS:
@@ -51,7 +51,7 @@ def open_draft(directory: Path) -> DraftCheckpoint:
 
 
 def _weights(directory: Path) -> SafetensorsSource:
-    """Raises CheckpointError; for pickles with what converts them."""
+    """Raises CheckpointError; for pickle files, with the command that converts them."""
     if not directory.is_dir():
         raise CheckpointError(
             "no such directory of a draft", at=directory, fix="name the one that holds its config.json"

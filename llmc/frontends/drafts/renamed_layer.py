@@ -26,7 +26,7 @@ class RenamedLayer:
 
     @property
     def directory(self) -> Path:
-        """Of the checkpoint."""
+        """The directory of the checkpoint."""
         return self._source.directory
 
     @property
@@ -45,10 +45,10 @@ class RenamedLayer:
         self._source.check(self._names[name], shape, floating=floating)
 
     def recipes(self, decoder: Any) -> dict[str, Recipe]:
-        """Of the tensors of a decoder of transformers that is this layer and the norm, by their names in it.
+        """The recipes of a transformers decoder that consists of this layer and the norm, by its names.
 
-        What transformers makes of several tensors, such as of those of experts, is made so here. Raises
-        CheckpointError for what the layer lacks, for other shapes, and for tensors that nothing reads.
+        Tensors are merged as transformers merges them, such as those of experts. Raises CheckpointError for missing
+        tensors, other shapes, and unused tensors.
         """
         layer = self._layer.removesuffix(".")
         try:

@@ -1,4 +1,4 @@
-"""The architectures that are read, by what files call them."""
+"""The supported architectures, by their names in files."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType

@@ -28,7 +28,7 @@ def unpack_blocks(data: Tensor, kind: BlockType, columns: int) -> UnpackedCodes:
 
 
 def decoded(data: bytearray, kind: BlockType, columns: int) -> Tensor:
-    """What blocks stand for, fp32 [rows, columns]: of a type that has no `codes`."""
+    """The numbers that blocks represent, fp32 [rows, columns], for a type without `codes`."""
     # Takes a while to import, and most files do without.
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
@@ -36,14 +36,14 @@ def decoded(data: bytearray, kind: BlockType, columns: int) -> Tensor:
     rows = np.frombuffer(data, np.uint8).reshape(-1, columns // kind.elements * kind.nbytes)
     values = torch.empty(len(rows), columns)
     step = max(1, _CHUNK // columns)
-    with np.errstate(all="ignore"):  # Of damaged scales, which are seen in what comes out.
+    with np.errstate(all="ignore"):  # Warnings about damaged scales, which the caller finds in the result.
         for start in range(0, len(rows), step):
             found = dequantize(rows[start : start + step], GGMLQuantizationType(kind.number))
             values[start : start + step] = torch.from_numpy(np.ascontiguousarray(found))
     return values
 
 
-# Of blocks [rows, blocks, bytes], the parts of UnpackedCodes [rows, blocks, …].
+# Split blocks [rows, blocks, bytes] into the parts of UnpackedCodes [rows, blocks, …].
 _Parts = dict[str, Tensor]
 
 

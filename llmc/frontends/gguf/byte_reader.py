@@ -53,7 +53,7 @@ class ByteReader:
         try:
             return self.take(length, what).decode()
         except UnicodeDecodeError as error:
-            raise self.error(f"{what} is no UTF-8: {error.reason} at byte {error.start}") from None
+            raise self.error(f"{what} is not UTF-8: {error.reason} at byte {error.start}") from None
 
     def error(self, problem: str) -> CheckpointError:
         return CheckpointError(f"damaged GGUF file: {problem}", at=self._path, fix=DOWNLOAD_AGAIN)

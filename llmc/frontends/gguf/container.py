@@ -48,7 +48,7 @@ class GgufTensor:
 
 @dataclass(frozen=True)
 class GgufModel:
-    """What the file, or the files that a model is split into, hold. path: of the first."""
+    """The contents of a GGUF file, or of all files that a model is split into. path: the first file."""
 
     path: Path
     metadata: Metadata
@@ -72,9 +72,9 @@ def read_model(files: Sequence[Path]) -> GgufModel:
     count = first.metadata.whole("split.count", default=1)
     if count > 1 and count != len(files):
         raise CheckpointError(
-            f"the model is split into {count} files, of which there are {len(files)}",
+            f"the model is split into {count} files, but the directory has {len(files)}",
             at=first.path,
-            fix="give the first of them, its name as it was: …-00001-of-0000N.gguf, with the others beside it",
+            fix="give the first, under its original name …-00001-of-0000N.gguf, with the others in its directory",
         )
     return GgufModel(first.path, first.metadata, tensors)
 

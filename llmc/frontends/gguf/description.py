@@ -1,4 +1,4 @@
-"""What metadata say of any decoder, in the words of a transformers config.json."""
+"""Metadata of a decoder, converted to the keys of a transformers config.json."""
 
 import math
 from collections import Counter
@@ -38,7 +38,7 @@ class Sizes:
 
 
 def sizes_of(model: GgufModel) -> Sizes:
-    """Of the metadata and the table of tensors, which must agree. Raises CheckpointError."""
+    """The sizes in the metadata and the table of tensors, which must agree. Raises CheckpointError."""
     hyper = model.metadata.of(model.metadata.text("general.architecture") + ".")
     embedding = model.tensors.get(EMBEDDING)
     if embedding is None or len(embedding.shape) != 2:
@@ -48,7 +48,7 @@ def sizes_of(model: GgufModel) -> Sizes:
     heads = hyper.whole("attention.head_count")
     layers = hyper.whole("block_count")
     _agree(model, hyper, "embedding_length", hidden, f"{EMBEDDING} has columns")
-    # Not more than the table could name, so that nobody begins to make the others.
+    # At most as large as the table of tensors allows, so that later loops are bounded.
     numbered = {name.split(".")[1] for name in model.tensors if name.startswith("blk.") and name.count(".") > 1}
     _agree(model, hyper, "block_count", len(numbered), "layers have tensors")
     if heads < 1:
@@ -66,7 +66,7 @@ def sizes_of(model: GgufModel) -> Sizes:
 
 
 def decoder_config(model: GgufModel, sizes: Sizes, model_type: str, class_name: str) -> dict[str, Any]:
-    """What the configs of decoders have in common. class_name: transformers' of the model."""
+    """The common part of the configs of decoders. class_name: the model's class in transformers."""
     value_dim = sizes.hyper.whole("attention.value_length", default=sizes.head_dim)
     if value_dim != sizes.head_dim:
         raise sizes.hyper.error("attention.value_length", value_dim, f"{sizes.head_dim}, as keys have")
@@ -93,7 +93,7 @@ def has_bias(model: GgufModel, part: str) -> bool:
 
 
 def dtype_name(model: GgufModel) -> str:
-    """What most of the matrices' numbers are stored in, as torch calls it; bfloat16 where they are codes."""
+    """The torch name of the dtype of most matrices; bfloat16 if they are codes."""
     elements: Counter[str] = Counter()
     for tensor in model.tensors.values():
         if len(tensor.shape) > 1:
@@ -102,7 +102,7 @@ def dtype_name(model: GgufModel) -> str:
 
 
 def _token_ids(metadata: Metadata, vocabulary: int) -> dict[str, int | None]:
-    """Those of the beginning, the end and the padding; null where the file names none of the vocabulary."""
+    """The ids of the begin, end and padding tokens; null if the file names none, or one outside the vocabulary."""
     keys = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
     found: dict[str, int | None] = {}
     for name, key in keys.items():

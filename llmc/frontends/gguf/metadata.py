@@ -29,7 +29,7 @@ class Metadata:
         return self.prefix + key in self.values
 
     def whole(self, key: str, default: int | None = None) -> int:
-        """A whole number from zero on; one that stands there for each layer must be the same for all."""
+        """A whole number of at least zero; a list with a number per layer must have equal numbers."""
         value = self._found(key, default)
         if isinstance(value, tuple) and value and all(each == value[0] for each in value):
             value = value[0]
@@ -75,7 +75,7 @@ class Metadata:
         return value
 
     def error(self, key: str, value: object, expected: str) -> CheckpointError:
-        """Of a value that is not what it should be."""
+        """The error for an unexpected value."""
         return CheckpointError(
             f"metadata {self.prefix}{key} is {value!r:.60}, not {expected}", at=self.at, fix="convert the model again"
         )

@@ -20,12 +20,12 @@ from llmc.frontends.gguf.metadata import Metadata
 from llmc.frontends.gguf.tokenizer import NO_VOCABULARY, adds_beginning, tokenizer_of
 from llmc.frontends.gguf.vocabulary import Vocabulary, read_vocabulary
 
-# What decides on what is written.
+# The key of the directory: everything that its contents depend on.
 _ROOMS = ("frontends", "files")
 
 
 def gguf_directory(file: Path) -> Path:
-    """The model directory of a file, or of all that a model is split into, of which it is one; made if need be.
+    """The model directory of a file, or of a split model that contains it; created if missing.
 
     Its name is the file's. Raises CheckpointError for a file that cannot be read, LlmcError.
     """

@@ -73,10 +73,10 @@ HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_nor
 
 @dataclass(frozen=True)
 class Names:
-    """What a family's tensors are called. layer: of what is in layers. experts: of what holds a matrix for each expert;
-    `{}` stands for its number. rotated: heads of what has pairs side by side. less: what norms have too much. rows:
-    vectors that are matrices of one row to the model. read_apart: what makes no tensor. apart: by the model's names,
-    what does not have those of a module's weight and bias."""
+    """The names of a family's tensors. layer: names within layers. experts: tensors with a matrix per expert; `{}`
+    stands for its number. rotated: number of heads of tensors with adjacent rotary pairs. norms_less: the offset that
+    GGUF adds to norm weights. rows: vectors that are one-row matrices in the model. read_apart: tensors that are read
+    separately. apart: by the model's names, tensors that do not follow the names of a module's weight and bias."""
 
     layer: Mapping[str, str]
     experts: Mapping[str, str] = field(default_factory=dict)

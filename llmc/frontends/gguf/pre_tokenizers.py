@@ -19,8 +19,8 @@ _ONE_DIGIT = r"\p{N}"
 
 @dataclass(frozen=True)
 class Cut:
-    """patterns: one after the other. whole_first: a piece that is a token is not made of merges. is_composed: text is
-    brought into Unicode's form C before. begins: whether files that do not say so mean a token at the beginning."""
+    """patterns: applied in order. whole_first: a piece that is a token is not split into merges. is_composed: text is
+    first normalized to Unicode's form C. begins: default for the begin token if the file does not say."""
 
     patterns: tuple[str, ...]
     whole_first: bool = False

@@ -1,4 +1,4 @@
-"""Rotary frequencies: what metadata, and the tensors of factors beside them, are as transformers' rope_parameters."""
+"""Rotary frequencies: metadata and tensors of factors, converted to transformers' rope_parameters."""
 
 import math
 from typing import Any
@@ -12,7 +12,7 @@ from llmc.frontends.gguf.description import Sizes, decoder_config
 
 FACTORS = "rope_freqs.weight"
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
-# What is read here and makes no tensor of the model.
+# Tensors that are read here and are not tensors of the model.
 READ_APART = (FACTORS, LONG, SHORT)
 _TYPES = ("none", "linear", "yarn", "longrope")
 # Llama 3's own; its converter writes factors, and not what they came from.
@@ -56,7 +56,8 @@ def rope_parameters(model: GgufModel, sizes: Sizes, dimensions: int | None = Non
 def rotary_config(
     model: GgufModel, sizes: Sizes, model_type: str, class_name: str, rotated: int | None = None
 ) -> dict[str, Any]:
-    """What the configs of decoders with RMS norms and rotated positions have in common. rotated: of a head."""
+    """The common part of the configs of decoders with RMS norms and rotary positions. rotated: rotated channels of a
+    head."""
     return {
         **decoder_config(model, sizes, model_type, class_name),
         "rms_norm_eps": sizes.hyper.number("attention.layer_norm_rms_epsilon"),
@@ -117,7 +118,7 @@ def _llama3(model: GgufModel, theta: float, rotated: int) -> dict[str, Any]:
 def _factors(
     wavelengths: npt.NDArray[np.float64], factor: float, low: float, high: float, original: float
 ) -> npt.NDArray[np.float64]:
-    """What frequencies are divided by. Source: llama.cpp's converter, after Meta's reference for Llama 3.1."""
+    """The divisors of the frequencies. Source: llama.cpp's converter, after Meta's reference for Llama 3.1."""
     smooth = np.clip((original / wavelengths - low) / (high - low), 0.0, 1.0)
     found: npt.NDArray[np.float64] = 1.0 / ((1.0 - smooth) / factor + smooth)
     return found
@@ -126,7 +127,7 @@ def _factors(
 def _solved(
     factors: npt.NDArray[np.float64], wavelengths: npt.NDArray[np.float64], factor: float
 ) -> tuple[tuple[float, float, float], ...]:
-    """low, high and the original length of which the factors between 1 and the largest tell, with low at 1."""
+    """Solve for low, high and the original length from the factors between 1 and the largest, with low at 1."""
     between = np.flatnonzero((factors > 1.0 + _TOLERANCE) & (factors < factor * (1.0 - _TOLERANCE)))
     if len(between) < 2 or not math.isfinite(factor):
         return ()

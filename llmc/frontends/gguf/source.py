@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,7 +35,7 @@ class GgufSource:
         self.directory = directory
         self._model = read_model(gguf_files(directory))
         _, self._places = described(self._model)
-        # Codes and scales of one weight are asked for one after the other.
+        # Codes and scales of one weight are requested consecutively.
         self._unpacked = functools.lru_cache(maxsize=1)(self._unpack)
 
     @property
@@ -53,7 +53,7 @@ class GgufSource:
         return tuple(sorted(self._places))
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a tensor; raises CheckpointError if there is none of that name."""
+        """The shape of a tensor. Raises CheckpointError if there is none of that name."""
         return self._place(name).shape
 
     def headers(self) -> list[tuple[object, ...]]:
@@ -66,7 +66,7 @@ class GgufSource:
         check_shape(name, place.shape, shape, place.tensor.file)
 
     def dtype(self) -> torch.dtype:
-        """What most numbers are stored in; bfloat16 where they are codes."""
+        """The dtype of most numbers; bfloat16 if they are codes."""
         return NAMED_DTYPES[dtype_name(self._model)]
 
     def weight(self, name: str) -> StoredWeight | None:
@@ -79,7 +79,7 @@ class GgufSource:
         return StoredWeight(name, (math.prod(place.shape) // columns, columns), kind.name, kind.codes)
 
     def rounded(self, name: str) -> RoundedAgain | None:
-        """What a matrix in other blocks is rounded to; None if it is none."""
+        """The codes to which a matrix in unsupported blocks is rounded; None for any other."""
         place = self._place(name)
         kind = place.tensor.type
         scheme = None if kind.rounded is None or not _is_matrix(place) else parse_scheme(kind.rounded)
@@ -112,25 +112,28 @@ class GgufSource:
             values = torch.frombuffer(data, dtype=NUMBERS[kind.name])
         else:
             values = decoded(data, kind, place.rows_shape[-1])
+            self._check_finite(place, {"values": values})
         values = _in_halves(_as_model_has_it(values, place), place.heads)
         return values - place.less if place.less else values
 
     def _unpack(self, name: str) -> UnpackedCodes:
         place = self._place(name)
         unpacked = _unpacked(place, torch.frombuffer(_bytes_of(place), dtype=torch.uint8))
-        self._check_finite(place, unpacked)
+        self._check_finite(place, unpacked.parts())
         return replace(unpacked, **{part: _in_halves(each, place.heads) for part, each in unpacked.parts().items()})
 
-    def _check_finite(self, place: Place, unpacked: UnpackedCodes) -> None:
-        """Raise CheckpointError for scales or minima that are NaN or infinite."""
-        for name, part in unpacked.parts().items():
+    def _check_finite(self, place: Place, parts: Mapping[str, Tensor]) -> None:
+        """Raise CheckpointError for scales, minima or values that are NaN or infinite. parts: [rows, columns]."""
+        blocks = place.rows_shape[-1] // place.tensor.type.elements
+        for name, part in parts.items():
             if not part.is_floating_point() or bool(part.isfinite().all()):
                 continue
             wrong = (~part.isfinite()).nonzero()
-            row, run = map(int, wrong[0])
+            row, column = map(int, wrong[0])
+            block = column * blocks // part.shape[1]
             raise CheckpointError(
                 f"damaged GGUF file: tensor {place.tensor.name}, of type {place.tensor.type.name}, has {len(wrong)} "
-                f"{name} that are not finite, the first {float(part[row, run])} in row {row}, block {run}",
+                f"{name} that are not finite, the first {float(part[row, column])} in row {row}, block {block}",
                 at=place.tensor.file,
                 fix=DOWNLOAD_AGAIN,
             )
@@ -162,7 +165,7 @@ def _as_model_has_it(values: Tensor, place: Place) -> Tensor:
 
 
 def _bytes_of(place: Place) -> bytearray:
-    """Of a tensor, or of its expert."""
+    """The bytes of a tensor, or of one of its experts."""
     if place.between is None:
         return read_bytes(place.tensor, place.nbytes * (place.expert or 0), place.nbytes)
     rows = math.prod(place.tensor.shape[:2])

@@ -95,7 +95,7 @@ _MODELS: Mapping[str, Callable[[Vocabulary], Tokenizer]] = MappingProxyType(
 def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     """As written: two tokens and a space between, which may also be in the first of them but at its beginning.
 
-    The library ends the process for merges of what is not in the vocabulary.
+    The library aborts the process for merges of tokens that are not in the vocabulary.
     """
     merges: list[tuple[str, str]] = []
     said, ids = vocabulary.said, vocabulary.ids

@@ -1,4 +1,4 @@
-"""The tokens of a GGUF file, with what kind each is of, and which of them begin, end and separate texts."""
+"""The tokens of a GGUF file, their kinds, and the tokens that begin, end and separate texts."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,7 +27,8 @@ _ENDS = frozenset(
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """ids: of tokens that text may become. control: special tokens, which are no text. defined: added ones that are."""
+    """ids: ids of tokens that text may become. control: special tokens, which are not text. defined: added tokens that
+    are text."""
 
     ids: dict[str, int]
     control: tuple[str, ...]
@@ -36,7 +37,7 @@ class Vocabulary:
 
     @property
     def added(self) -> frozenset[str]:
-        """What text is searched for before anything else."""
+        """Tokens that are matched in text before all others."""
         return frozenset((*self.control, *self.defined))
 
     def special(self, name: str) -> str | None:

@@ -45,7 +45,7 @@ def task_of_model(model: Any, asked: TaskChoice) -> Task | None:
 
 
 def label_count(settings: Mapping[str, Any]) -> int:
-    """Of a classifier, as transformers counts them."""
+    """Number of labels of a classifier, as in transformers."""
     labels = settings.get("id2label")
     return len(labels) if isinstance(labels, dict) else int(settings.get("num_labels") or 2)
 

@@ -1,4 +1,4 @@
-"""The weights of Dense modules of sentence-transformers, which lie in directories of their own, beside the model's."""
+"""The weights of Dense modules of sentence-transformers, which are in directories of their own next to the model's."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,8 @@ from llmc.graph.weights import Recipe, Stored, WeightSource, stored_names
 
 
 def dense_recipes(dense: Sequence[DenseModule], dtype: torch.dtype) -> dict[str, Recipe]:
-    """Of each parameter of the modules as heads/text_rows.py calls it. Raises CheckpointError for another shape."""
+    """The recipe of each parameter of the modules, by its name in heads/text_rows.py. Raises CheckpointError for a
+    wrong shape."""
     found: dict[str, Recipe] = {}
     for index, module in enumerate(dense):
         source = SafetensorsSource(module.directory)

@@ -1,4 +1,5 @@
-"""How a model makes one row of a text: from its config, from what sentence-transformers says, or as the build asks."""
+"""The plan of a head that returns one row per text: from the config, from sentence-transformers, or from build
+options."""
 
 from dataclasses import dataclass
 from itertools import accumulate
@@ -13,9 +14,9 @@ from llmc.program import Activation, Head, Pooling, Task
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """head: what the engine says of it, but for its width and whether texts come whole, which its graph tells. dense:
-    products after the pooling. max_length: of a text in tokens, where that is less than the model's own. separator: the
-    token behind which the second text of a pair begins; None where texts have no segments."""
+    """head: the engine's record, except its width and whether texts come whole, which follow from the graph. dense:
+    products after the pooling. max_length: maximum tokens of a text, if lower than the model's own limit. separator:
+    the token behind which the second text of a pair begins; None where texts have no segments."""
 
     head: Head
     dense: tuple[DenseModule, ...] = ()
@@ -91,7 +92,7 @@ def pair_separator(directory: Path | None, count: int) -> int | None:
     file = None if directory is None else directory / _FILE
     if file is None or not file.is_file():
         raise CaptureError(
-            f"a pair of texts is told apart by {count} segments, which follow from a tokenizer, and there is none",
+            f"a pair of texts is distinguished by {count} segments, which follow from a tokenizer, and there is none",
             at=directory,
             fix=f"build from a model directory with its {_FILE}",
         )

@@ -1,4 +1,4 @@
-"""What sentence-transformers writes beside a model: how it pools, what follows, and what becomes of texts before.
+"""The files that sentence-transformers adds to a model: pooling, further modules, and preparation of texts.
 
 modules.json lists the modules by path and class; both spellings of classes and of 1_Pooling/config.json are read: a
 flag for each way of pooling, and since version 5.3 the name of one.
@@ -38,8 +38,8 @@ class DenseModule:
 
 @dataclass(frozen=True)
 class SentenceModules:
-    """head: but for its width and whether texts come whole. max_length: of a text, in tokens; None if the model's own
-    limit is all."""
+    """head: without its width and whether texts come whole. max_length: maximum tokens of a text; None takes the
+    model's own limit."""
 
     head: Head
     dense: tuple[DenseModule, ...]

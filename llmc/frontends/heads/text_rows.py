@@ -1,4 +1,4 @@
-"""What is captured of a model with a head: forward(input_ids, positions) -> a row after each token.
+"""The module captured for a model with a head: forward(input_ids, positions) -> a row after each token.
 
 The row after a token is what the head gives for the text up to it, so a graph of rows is as token-major as one of
 logits, and a step computes it for the rows that are asked for: the texts' last ones.
@@ -72,7 +72,7 @@ def pooled(states: Tensor, pooling: Pooling) -> Tensor:
 def _read_every_row(model: Any, pooling: Pooling) -> None:
     """Let an encoder's classifier, which reads the first token of each text, read the rows of one as texts of a token.
 
-    What it reads is what the text up to each token is pooled to.
+    Its input becomes the pool of the text up to each token.
     """
 
     def as_texts(states: Tensor) -> Tensor:

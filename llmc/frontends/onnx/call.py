@@ -12,7 +12,7 @@ from llmc.errors import CaptureError
 from llmc.frontends.onnx.constants import NUMPY_DTYPES
 from llmc.frontends.onnx.model import OnnxNode
 
-# Sizes and other small numbers are known while the graph is translated, but for T, a SymInt; tensors are traced.
+# Sizes and other small numbers are known while the graph is translated, except T, a SymInt; tensors are traced.
 Known = NDArray[Any]
 Value = Tensor | Known
 Number = float | int | bool | SymInt
@@ -119,7 +119,7 @@ class Call:
         return found
 
 
-# What operators are in torch's and llmc's words, by domain and name.
+# Translations of operators to torch and llmc ops, by domain and name.
 Translations = Mapping[tuple[str, str], Callable[[Call], Translated]]
 
 
@@ -134,5 +134,5 @@ def as_tensor(value: Value) -> Tensor:
 
 
 def torch_dtype(value: Known) -> torch.dtype:
-    """Of known numbers."""
+    """The dtype of known numbers."""
     return torch.int64 if value.dtype == object else _TORCH_DTYPES[value.dtype.type]

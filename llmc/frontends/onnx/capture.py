@@ -71,7 +71,7 @@ def read_decoder(source: OnnxSource, options: BuildOptions) -> ReadDecoder:
 
 
 class _Tensors:
-    """The graph's tensors as a module has them: parameters for weights, buffers for what passes look at.
+    """The graph's tensors as a module: parameters for weights, buffers for values that passes read.
 
     names: of values in the graph, to those in the module. known: values that are numbers. recipes: by names of the
     module.
@@ -125,7 +125,7 @@ class _Tensors:
 
 
 def _dtype(options: BuildOptions, own: torch.dtype, file: Path) -> torch.dtype:
-    """What the engine computes in: the graph's own dtype; another one only in the place of half precision."""
+    """The dtype of the engine: the graph's own; another one is allowed only in place of half precision."""
     dtype = resolve_dtype(options, own, file)
     if dtype is not own and own not in _HALVES:
         raise CaptureError(
@@ -137,7 +137,8 @@ def _dtype(options: BuildOptions, own: torch.dtype, file: Path) -> torch.dtype:
 
 
 def _info(file: Path, settings: dict[str, Any], dtype: torch.dtype) -> tuple[ModelInfo, tuple[str, ...]]:
-    """By what stands beside the file: genai_config.json, config.json, generation_config.json; all may be missing."""
+    """From the files in the same directory: genai_config.json, config.json, generation_config.json; all are
+    optional."""
     folder = describing(file)
     config = read_json_if_there(folder / "config.json")
     text = config.get("text_config")

@@ -32,7 +32,7 @@ class CodedTensor:
 
     @property
     def format(self) -> str:
-        """Of llmc's; two bits fit into four."""
+        """The code format in llmc; two bits are stored in four."""
         return FORMATS[self.bits]
 
     @property
@@ -60,7 +60,7 @@ def initializer(node: OnnxNode, graph: OnnxGraph, index: int) -> OnnxTensor:
     name = node.inputs[index] if index < len(node.inputs) else ""
     found = graph.tensors.get(name)
     if found is None:
-        raise unfit(node, f"its input {index}, {name!r:.80}, is no initializer")
+        raise unfit(node, f"its input {index}, {name!r:.80}, is not an initializer")
     return found
 
 
@@ -70,7 +70,7 @@ def optional_initializer(node: OnnxNode, graph: OnnxGraph, index: int) -> OnnxTe
 
 
 def unfit(node: OnnxNode, problem: str) -> CheckpointError:
-    """What is wrong with a node's codes."""
+    """The error about a node's codes."""
     return CheckpointError(
         f"{node.label}: {problem}",
         at=node.op,

@@ -37,7 +37,7 @@ def coded_tensors(graph: OnnxGraph) -> dict[str, CodedTensor]:
 
 
 def unpacked(coded: CodedTensor) -> UnpackedCodes:
-    """All parts. Raises CheckpointError for a file that has changed, and for zeros that are no codes."""
+    """All parts of the codes. Raises CheckpointError if the file has changed, or if zeros are not codes."""
     if coded.op == LINEAR:
         return linear_codes(coded)
     middle = 1 << (coded.bits - 1)
@@ -86,7 +86,7 @@ def _lookup(node: OnnxNode, graph: OnnxGraph, made_by: Mapping[str, OnnxNode]) -
     while data not in graph.tensors and made_by.get(data) is not None and made_by[data].op == "Reshape":
         data = made_by[data].inputs[0]
     if data not in graph.tensors:
-        raise unfit(node, f"its table {name!r:.80} is no initializer")
+        raise unfit(node, f"its table {name!r:.80} is not an initializer")
     codes, scales = graph.tensors[data], initializer(node, graph, 2)
     zeros = optional_initializer(node, graph, 3)
     bits, block = whole(node, "bits", 4), whole(node, "block_size", 128)

@@ -20,7 +20,7 @@ from llmc.frontends.onnx.own_operators import called, own_operator
 from llmc.frontends.onnx.tensors import DTYPES, OnnxTensor
 from llmc.frontends.tracing.trace import EXAMPLE_TOKENS
 
-# Elements of one value but for the tokens' axes; more is no model's.
+# Maximum elements of one value without the tokens' axes; no real model has more.
 _MOST_ELEMENTS = 1 << 40
 
 
@@ -51,7 +51,7 @@ class OnnxDecoder(nn.Module):
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """input_ids, positions: [1, T] int64; returns [1, T, vocabulary]."""
         if input_ids.shape[1] != positions.shape[1]:  # Lets the trace know that both have the one T.
-            raise CaptureError("there are not as many positions as tokens", at=self._model.file)
+            raise CaptureError("the number of positions differs from the number of tokens", at=self._model.file)
         if self._longest is not None:
             torch._check(input_ids.shape[1] <= max(self._longest, EXAMPLE_TOKENS))
         values: dict[str, Value] = {**self._known}
@@ -163,7 +163,7 @@ def _constant_of(call: Call) -> Value:
             return np.asarray(attributes[name], dtype=np.float32)
     tensor = attributes.get("value")
     if not isinstance(tensor, OnnxTensor):
-        raise call.refused("it is no tensor and no number")
+        raise call.refused("it is neither a tensor nor a number")
     return constant(tensor)
 
 

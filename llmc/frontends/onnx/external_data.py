@@ -1,4 +1,4 @@
-"""Tensors that lie in files beside an ONNX file: which file a location may mean, and its bytes.
+"""External data of an ONNX file: the files that a location may refer to, and their bytes.
 
 A model from anywhere must not read what its directory does not hold. So a location is a relative path without `..`;
 what it leads to, links followed, lies in the model's own directory (or, of a snapshot in the hub's cache, among that
@@ -28,7 +28,7 @@ class ExternalBytes:
 
     def read(self) -> bytearray:
         """A copy. Raises CheckpointError for a file that has changed."""
-        # Read, not mapped: a file that somebody cuts off meanwhile is an error here, and not the end of the process.
+        # Read, not mapped: truncating the file meanwhile is an error here, and does not kill the process.
         found = bytearray(self.nbytes)
         with _opened(self.file) as stream:
             stream.seek(self.start)
@@ -38,7 +38,7 @@ class ExternalBytes:
 
 
 def external_bytes(model: Path, tensor: str, entries: dict[str, str], nbytes: int) -> ExternalBytes:
-    """The place that external_data's entries give for a tensor of so many bytes. model: the ONNX file.
+    """The location of a tensor of `nbytes` bytes from its external_data entries. model: the ONNX file.
 
     Raises CheckpointError for a place outside the model's directory, and for one that is not wholly there.
     """
@@ -56,7 +56,7 @@ def external_bytes(model: Path, tensor: str, entries: dict[str, str], nbytes: in
     if status.st_nlink > 1:
         raise CheckpointError(
             f"the external data file {location!r:.80} has {status.st_nlink} names (hard links), so that it may belong "
-            "to somebody else",
+            "to another user",
             at=file,
             fix="copy it: cp FILE COPY && mv COPY FILE",
         )
@@ -76,7 +76,7 @@ def _inside(model: Path, tensor: str, location: str) -> Path:
     outside = CheckpointError(
         f"tensor {tensor!r:.80} lies at {location!r:.120}, which is not a file in the model's directory",
         at=model,
-        fix="external data must stand beside the .onnx file, under a relative name",
+        fix="external data must be in the directory of the .onnx file, under a relative name",
     )
     if not location or not location.isprintable() or absolute or ".." in parts or "\\" in location:
         raise outside
@@ -108,7 +108,7 @@ def _number(model: Path, tensor: str, key: str, text: str | None) -> int | None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 20):
         raise CheckpointError(
-            f"tensor {tensor!r:.80} has the {key} {text!r:.40}, which is no number of bytes",
+            f"tensor {tensor!r:.80} has the {key} {text!r:.40}, which is not a number of bytes",
             at=model,
             fix=_DOWNLOAD_AGAIN,
         )

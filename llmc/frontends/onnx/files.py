@@ -8,7 +8,7 @@ from llmc.frontends.checkpoints.directory_files import SHARD_INDEX, SINGLE_FILE,
 
 SUFFIX = ".onnx"
 GENAI = "genai_config.json"
-# Where repositories on the hub keep their ONNX files, beside config.json.
+# The folder of ONNX files in repositories on the hub, next to config.json.
 _FOLDER = "onnx"
 _PREFERRED = ("model.onnx", "decoder_with_past_model.onnx", "decoder_model_merged.onnx", "decoder_model.onnx")
 
@@ -39,14 +39,14 @@ def onnx_file(place: Path) -> Path | None:
 
 
 def describing(file: Path) -> Path:
-    """The directory of the tokenizer and of config.json: the file's own, or that around it where they stand there."""
+    """The directory of the tokenizer and config.json: the file's own directory, or its parent if they are there."""
     folder = file.parent
     has_own = any((folder / name).is_file() for name in ("config.json", "tokenizer.json", GENAI))
     return folder.parent if folder.name == _FOLDER and not has_own else folder
 
 
 def genai_settings(folder: Path) -> dict[str, Any]:
-    """What genai_config.json says of the model; nothing where there is none."""
+    """The settings of the model in genai_config.json; empty if there is none."""
     file = folder / GENAI
     if not file.is_file():
         return {}

@@ -1,4 +1,4 @@
-"""What a graph's inputs and outputs are to a decoder: token ids, positions, a mask, the cache before and after."""
+"""The roles of a decoder graph's inputs and outputs: token ids, positions, a mask, the cache before and after."""
 
 import re
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from llmc.frontends.onnx.tensors import DTYPES
 
 
 class Role(Enum):
-    """Of an input. SETTING: a number that asks for something; all of it is answered by 0."""
+    """The role of an input. SETTING: a number that selects an option; 0 is passed for all of them."""
 
     IDS = "token ids"
     POSITIONS = "positions"
@@ -68,14 +68,15 @@ _FOREIGN: Mapping[str, tuple[str, str]] = MappingProxyType(
     }
 )
 _PAST = re.compile(r"(past|cache)", re.IGNORECASE)
-# What layers other than attention keep.
+# Cached values of layers other than attention.
 _STATES = re.compile(r"(conv|ssm|recurrent)", re.IGNORECASE)
 _INTEGERS = (6, 7)
 _SEQUENCE_AXIS = 2
 
 
 def read_interface(graph: OnnxGraph, file: Path, head_dim: int | None) -> Interface:
-    """head_dim: of the cache, where the file's shapes leave it open. Raises CaptureError for what no decoder takes."""
+    """head_dim: that of the cache, if the file's shapes leave it open. Raises CaptureError for inputs that a decoder
+    does not have."""
     roles: dict[str, Role] = {}
     past: dict[str, tuple[int, ...]] = {}
     for value in graph.inputs:
@@ -133,7 +134,7 @@ def _empty(value: OnnxValue, file: Path, head_dim: int | None) -> tuple[int, ...
         raise CaptureError(
             f"the cache {value.name!r:.80} is {_shown(value)}, whose heads and their width it leaves open",
             at=file,
-            fix="export the model with its heads and head_dim as numbers, or with genai_config.json beside it",
+            fix="export the model with its heads and head_dim as numbers, or add genai_config.json to the directory",
         )
     return 1, heads, 0, width
 

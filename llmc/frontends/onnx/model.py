@@ -137,7 +137,7 @@ def _parsed(file: Path) -> Any:
 
 
 def _decode_error() -> Any:
-    """What protobuf raises, which has no types of its own. It is there if onnx is."""
+    """The exception of protobuf, which has no type stubs. protobuf is installed with onnx."""
     return import_module("google.protobuf.message").DecodeError
 
 
@@ -176,7 +176,7 @@ class _Reader:
         )
 
     def nodes(self, protos: Any, depth: int) -> tuple[OnnxNode, ...]:
-        """Of a graph or function."""
+        """The nodes of a graph or function."""
         self._nodes += len(protos)
         if self._nodes > _MOST_NODES:
             raise damaged(f"it has more than {_MOST_NODES} nodes", self._file)

@@ -1,4 +1,5 @@
-"""What of a graph the logits need: nodes in order, constants among the tensors, and which tensors say positions."""
+"""The part of a graph that the logits need: nodes in order, constants as tensors, and tensors derived from
+positions."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -12,7 +13,7 @@ _LARGEST_CONSTANT = 1 << 24
 
 
 def needed_graph(model: OnnxModel, logits: str) -> OnnxGraph:
-    """The graph without what only the cache needs, and with tensors of Constant nodes among its own.
+    """The graph without nodes that only the cache needs, and with Constant nodes as tensors.
 
     Raises CheckpointError for a node that reads what no earlier one makes.
     """
@@ -45,7 +46,7 @@ def needed_graph(model: OnnxModel, logits: str) -> OnnxGraph:
 
 
 def reads(node: OnnxNode) -> Iterable[str]:
-    """What a node reads, with what the graphs within it read from outside."""
+    """The names that a node reads, including those that its subgraphs read from outside."""
     yield from (name for name in node.inputs if name)
     for graph in (value for value in node.attributes.values() if isinstance(value, OnnxGraph)):
         own = {value.name for value in graph.inputs} | graph.tensors.keys()
@@ -60,7 +61,7 @@ def positional_tensors(graph: OnnxGraph, ids: str) -> frozenset[str]:
 
     Passes look at their values, so they are constants of the graph, unless they are tables that positions look up.
     """
-    # Of values: what is stored and no more, what follows from positions and lengths, what depends on tokens.
+    # The kinds of values: stored, derived from positions and lengths, or dependent on tokens.
     stored: dict[str, frozenset[str]] = {name: frozenset({name}) for name in graph.tensors}
     tokens, found = {ids}, set[str]()
     counted = {value.name for value in graph.inputs if value.name != ids}

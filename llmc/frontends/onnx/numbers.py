@@ -1,7 +1,7 @@
 """Sizes and other known numbers, which graphs compute node by node; T among them is a SymInt.
 
-Translations compute them in numpy, by the same functions as tensors, so that the graph holds no trace of it. What numpy
-cannot say of T, such as whether it is 7, is refused; that a size differs from -1 can be said.
+Translations compute them in numpy, by the same functions as tensors, so that the graph holds no trace of it. A question
+that numpy cannot answer about T, such as whether it is 7, is refused; that a size differs from -1 is known.
 """
 
 import math
@@ -64,7 +64,7 @@ def _truth(call: Call, condition: Any) -> bool:
 
 
 def quotient(first: Any, second: Any) -> Any:
-    """Of whole numbers rounded towards zero; none of them is negative where T is among them."""
+    """The quotient of whole numbers rounded towards zero; with T, no operand is negative."""
     if first.dtype == object or second.dtype == object:
         return first // second
     if np.issubdtype(first.dtype, np.integer):

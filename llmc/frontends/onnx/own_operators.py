@@ -1,7 +1,7 @@
 """Functions of the domains `llmc` and `aten`, as `llmc export` writes them: calls of the very ops of a graph.
 
 A function's inputs are called after the op's arguments (`tensors_0` for one of a list), a node's attributes are the
-arguments that are no tensors: numbers, names of dtypes, `None`, and in lists the names of inputs.
+arguments that are not tensors: numbers, names of dtypes, `None`, and in lists the names of inputs.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,8 @@ from llmc.graph.stage import Stage
 from llmc.graph.verify import legal_ops
 
 _aten = torch.ops.aten
-# What captured graphs hold beside what canonical ones do. A list, since aten has ops that open files.
+# Ops that captured graphs may contain in addition to those of canonical graphs. An explicit list, because aten has ops
+# that open files.
 _CAPTURED = frozenset(
     {
         _aten._to_copy.default,

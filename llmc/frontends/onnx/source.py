@@ -25,10 +25,10 @@ from llmc.graph.stored_codes import RoundedAgain, StoredWeight, UnpackedCodes
 
 @dataclass(frozen=True)
 class ParsedFile:
-    """A file, but for the data of its tensors.
+    """A file without the data of its tensors.
 
     Args:
-        settings: What genai_config.json says of the model.
+        settings: The settings of the model in genai_config.json.
         graph: The part of the model's graph that logits need.
         coded: The weights that are codes, by the names that the graph has for their numbers.
     """
@@ -64,7 +64,7 @@ class OnnxSource:
     def __init__(self, file: Path) -> None:
         self.file, self.parsed = file, parsed_file(file)
         self._tensors, self._coded = self.parsed.graph.tensors, self.parsed.coded
-        # Codes, scales and zeros of one weight are asked for one after the other.
+        # Codes, scales and zeros of one weight are requested consecutively.
         self._unpacked = functools.lru_cache(maxsize=1)(lambda name: unpacked(self._coded[name]))
 
     @property
@@ -83,7 +83,7 @@ class OnnxSource:
         return tuple(sorted((self._tensors.keys() - parts) | self._coded.keys()))
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a tensor; of codes that of the weight."""
+        """The shape of a tensor; for codes, that of the weight."""
         coded = self._coded.get(name)
         return self._tensor(name).shape if coded is None else (coded.rows, coded.columns)
 
@@ -98,7 +98,7 @@ class OnnxSource:
         """None: all operators that are read have codes."""
 
     def are_alike(self, names: Sequence[str]) -> bool:
-        """False: experts stand in one tensor already."""
+        """False: experts are already in one tensor."""
         return False
 
     def unpacked(self, name: str) -> UnpackedCodes:

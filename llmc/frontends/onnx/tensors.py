@@ -71,7 +71,7 @@ class OnnxTensor:
 def utf8(value: str | bytes, file: Path) -> str:
     """A text of a file. Raises CheckpointError for bytes that are none, which protobuf hands on as they are."""
     if isinstance(value, bytes):
-        raise damaged(f"a name is no UTF-8: {value!r:.80}", file)
+        raise damaged(f"a name is not UTF-8: {value!r:.80}", file)
     return value
 
 

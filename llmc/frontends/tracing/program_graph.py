@@ -93,7 +93,7 @@ def reads_whole_texts(graph: fx.Graph) -> bool:
 
 
 def input_specs(program: ExportedProgram) -> dict[fx.Node, InputSpec]:
-    """What each placeholder of the program is for."""
+    """The specification of each placeholder of the program."""
     specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
     return {node: specs[node.name] for node in program.graph.find_nodes(op="placeholder")}
 

@@ -49,7 +49,7 @@ def _same_tokens(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
 def _check_short_steps(program: ExportedProgram) -> None:
     """A step may have one token: code that was traced for many must not ask how many there are."""
     lower = [bounds.lower for bounds in program.range_constraints.values()]
-    # What follows from the values of tensors has no bounds, or infinite ones.
+    # Sizes that depend on tensor values have no bounds, or infinite ones.
     least = max((int(bound) for bound in lower if bound.is_Integer), default=0)
     if least > 2:
         raise CaptureError(
@@ -67,7 +67,7 @@ def explained() -> Iterator[None]:
     except LlmcError as error:
         if error.at is not None:
             raise
-        # Of a hook, which knows what it was given but not by whom.
+        # The place in a hook, which knows its arguments but not its caller.
         raise type(error)(error.problem, at=model_line(error), fix=error.fix) from error
     except Exception as error:  # Tracing runs the user's code, which can raise anything; all of it is translated.
         raise explain(error) from error
@@ -75,7 +75,7 @@ def explained() -> Iterator[None]:
 
 @contextmanager
 def explained_at_once() -> Iterator[None]:
-    """Explain what depends on tensor values where it is met: torch.export prints its graph so far if it sees those."""
+    """Explain control flow that depends on tensor values immediately; torch.export would print its partial graph."""
     try:
         yield
     except RuntimeError as error:
@@ -86,7 +86,7 @@ def explained_at_once() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without torch's log of what is raised and explained anyway, and its own deprecations."""
+    """Suppress torch's log of errors that are raised and explained anyway, and its own deprecation warnings."""
     names = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
     levels = {logger: logger.level for logger in map(logging.getLogger, names)}
     for logger in levels:

@@ -1,4 +1,4 @@
-"""What to tell the user when torch.export fails: the line of the model's code, why, and what to change there."""
+"""Errors of a failed torch.export: the line of the model's code, the reason, and the change to make."""
 
 import re
 import traceback
@@ -20,13 +20,13 @@ _NOT_THE_MODEL = tuple(
 
 _TRANSFORMERS = "/transformers/"
 
-# What is left to do where the line is not one's own.
+# Advice if the line is not in the user's own code.
 OTHER_MODELS = (
     "choose another architecture (`llmc models` says which compile), or give a module of your own that does this for "
     "all tokens, with masks and torch.where in the place of sizes and branches"
 )
 
-# In the code of a line that goes through the tokens, for which llmc has ops of its own. Hidden states are no states.
+# Words in a line that loops over tokens, for which llmc has its own ops. Hidden states do not count as states.
 _SCAN = re.compile(r"scan|(?<!hidden_)state|chunk|recurren|delta")
 _OTHER_STATES = (
     "nothing helps but another model: llmc has no op for these states, which go from token to token (docs/states.md "

@@ -1,9 +1,9 @@
-"""Captures of model directories, kept under LLMC_CACHE_DIR/captures and found again by what they were made from.
+"""A cache of captures of model directories under LLMC_CACHE_DIR/captures, keyed by their inputs.
 
 Importing transformers and tracing the model takes half of a small model's build. The key covers the config, the names,
-types and shapes of the tensors (those of codes and masks, too), the dtype asked for, llmc's sources, and the installed
-packages; an entry also names the files of transformers that it came from, which must not have changed. One that is
-damaged in any way is made again.
+types and shapes of the tensors (including codes and masks), the requested dtype, llmc's sources, and the installed
+packages. An entry also names the files of transformers that it depends on, which must not have changed. A damaged entry
+is made again.
 
 Only a process that has not imported transformers uses the cache: in any other its classes may have been patched, unless
 LLMC_CAPTURE_CACHE=always says that they are not. LLMC_CAPTURE_CACHE=0 turns it off.
@@ -42,7 +42,7 @@ _CONFIG_FILES = (
 )
 _MODULE_CONFIGS = "[0-9]*_*/config.json"
 OWN_ROOMS = ("adapters", "api", "frontends", "graph", "ops", "program", "formats", "files", "targets")
-# What these say may change what is traced.
+# Settings that may change the trace.
 _ENVIRONMENT = ("TRANSFORMERS_", "TORCH", "PYTORCH_")
 _PACKAGE = "transformers"
 _PAIRS = "ForSequenceClassification"
@@ -85,7 +85,7 @@ def capture_entry(
 
 @dataclass(frozen=True)
 class KeptCapture:
-    """A captured graph, but for its model's name, and notes for a build to print.
+    """A captured graph without its model's name, and notes for a build to print.
 
     copies: what was found when tensors were compared that the checkpoint holds twice. Which are tied depends on it.
     """
@@ -100,7 +100,7 @@ class KeptCapture:
 
 
 def find_capture(entry: str) -> KeptCapture | None:
-    """What an entry holds; None if there is none that is whole and up to date."""
+    """Load an entry; None if there is none that is complete and up to date."""
     cache = open_cache(CacheKind.CAPTURES)
     try:
         known, _, text = (cache.read_text(entry) or "").partition("\n")
@@ -114,8 +114,8 @@ def find_capture(entry: str) -> KeptCapture | None:
 
 
 def keep_capture(entry: str, graph: ModelGraph, notes: Sequence[str] = (), copies: Sequence[Copies] = ()) -> None:
-    """Keep a graph that was captured just now, with what a build should say of it, and what its tensors were compared
-    for; one that cannot be written as text, and a full disk, are passed over."""
+    """Store a captured graph with its notes and the tensors that were compared. A graph that cannot be written as text,
+    and a full disk, are ignored."""
     text = captured_text(graph)
     if text is None:
         return
@@ -127,7 +127,8 @@ def keep_capture(entry: str, graph: ModelGraph, notes: Sequence[str] = (), copie
 
 
 def _tokenizer(directory: Path) -> str | None:
-    """Of a model that may read pairs, whose segments its tokenizer says (heads/separator.py)."""
+    """The digest of the tokenizer, for a model that may read pairs, whose segments depend on it
+    (heads/separator.py)."""
     file = directory / "tokenizer.json"
     reads_pairs = _PAIRS in (_text(directory / "config.json") or "") and file.is_file()
     return sha256(file.read_bytes()).hexdigest() if reads_pairs else None
@@ -143,6 +144,6 @@ def _text(file: Path) -> str | None:
 
 
 def _stamp(path: Path) -> list[Any]:
-    """What changes when a file or folder does."""
+    """A stamp that changes when a file or folder changes."""
     status = path.stat()
     return [str(path), status.st_size, status.st_mtime_ns, status.st_ino]

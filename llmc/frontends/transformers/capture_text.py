@@ -1,8 +1,8 @@
 """A captured graph as JSON text and back, with its fake values, source lines and constants.
 
 Reading it takes a tenth of the time of tracing the model, and needs neither the model's code nor transformers. As in
-graph/serialize.py the grammar is closed and nothing is evaluated. What it cannot say (sizes that are no sums and
-products of the token count, ops outside aten and llmc, large constants) is not written.
+graph/serialize.py the grammar is closed and nothing is evaluated. Graphs that it cannot express (sizes other than sums
+and products of the token count, ops outside aten and llmc, large constants) are not written.
 """
 
 import base64
@@ -42,7 +42,7 @@ _BUILTINS: MappingProxyType[str, Callable[..., Any]] = MappingProxyType(
 )
 
 
-# What weights may be, and what Llama 4 turns queries and keys as.
+# Dtypes of weights, and the complex dtype in which Llama 4 rotates queries and keys.
 _TORCH_DTYPES = {**TORCH_DTYPES, "C64": torch.complex64}
 _NAMES = {dtype: name for name, dtype in _TORCH_DTYPES.items()}
 
@@ -101,8 +101,8 @@ class _Writer:
         env: ShapeEnv = self._token_size.node.shape_env
         if not isinstance(self._tokens, sympy.Symbol) or env.deferred_runtime_asserts:
             raise _NotSayable
-        # Facts beside the range would be lost, and with them what passes conclude from them. That the inputs have one
-        # length is no such fact: there is one symbol for it.
+        # Facts other than the range would be lost, including conclusions that passes draw from them. The equal length
+        # of the inputs is not such a fact, because one symbol expresses it.
         if any(guard.expr.xreplace(env.replacements) is not sympy.true for guard in env.guards):
             raise _NotSayable
         known = env.var_to_range[self._tokens]

@@ -18,7 +18,7 @@ from llmc.options import BuildOptions, TaskChoice
 from llmc.program import Task
 
 _MOST = {"num_hidden_layers": 4096, "head_dim": 1 << 16}
-# What transformers and torch raise for values that make no model.
+# Exceptions of transformers and torch for values that do not define a model.
 _RAISED = (
     ArithmeticError,
     AssertionError,
@@ -73,7 +73,7 @@ class LoadedConfig:
 
 
 def load_config(directory: Path, asked: TaskChoice = "generate") -> LoadedConfig:
-    """The transformers config of a directory, and the class for what it is to do: a causal LM unless another is asked.
+    """The transformers config of a directory, and the model class for the task; by default a causal LM.
 
     Raises CheckpointError for an architecture that transformers does not know or that needs the model's own code,
     CaptureError for one that is not a decoder language model.
@@ -131,7 +131,7 @@ def _causal_class(config: Any) -> str | None:
 
 
 def check_sizes(config: Any, at: str | Path) -> None:
-    """Raise CheckpointError for numbers that no model has, of which making one would take for ever."""
+    """Raise CheckpointError for implausible sizes, which would take forever to build."""
     # Gemma 4's layers have heads of their own width, for example.
     by_layer = getattr(getattr(config, "_heterogeneity_spec", None), "per_layer_attributes", ())
     for name, most in _MOST.items():
@@ -161,7 +161,7 @@ def valid_values(model_type: str, file: str | Path) -> Iterator[None]:
 
 
 def _told(error: BaseException) -> str:
-    """What an error says in one line, in the words of config.json."""
+    """The message of an error on one line, with the keys of config.json."""
     text = " ".join(str(error).split()) or type(error).__name__
     return "pad_token_id is not in the vocabulary" if "adding_idx must be within" in text else text
 
@@ -182,7 +182,7 @@ def resolve_dtype(options: BuildOptions, stored: torch.dtype, at: Path | None = 
 def model_info(
     name: str, config: Any, said: Sequence[Mapping[str, Any]], dtype: torch.dtype
 ) -> tuple[ModelInfo, tuple[str, ...]]:
-    """What the engine must know beside the graph, and notes for a build to print.
+    """Facts that the engine needs in addition to the graph, and notes for a build to print.
 
     Args:
         name: of the model.
@@ -236,8 +236,8 @@ def _whole_number(key: str, value: Any) -> int:
 
 
 def stated_tokens(directory: Path) -> tuple[dict[str, Any], ...]:
-    """What the files of a directory state of token ids: generation_config.json, and config.json, or its text half where
-    the whole does not state them. Classes of transformers have ids of their own for models that state none."""
+    """The statements about token ids in a directory's files: generation_config.json, and config.json, or its text half
+    where the whole does not state them. Classes of transformers have ids of their own for models that state none."""
     config = read_json_if_there(directory / "config.json")
     text = config.get("text_config")
     given = {key: value for key, value in config.items() if value is not None}

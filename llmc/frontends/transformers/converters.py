@@ -1,8 +1,8 @@
-"""What transformers makes of a checkpoint's tensors when it loads them: its weight converters as recipes.
+"""The weight converters of transformers as recipes: the changes it makes to a checkpoint's tensors on loading.
 
 Directories on the hub hold a tensor for each expert where the model has one for all, projections in one where it has
-three, or rows in another order. transformers says so in converters, which are code: they are run here on tensors
-without data, and what torch is asked to do becomes the recipe of what comes out.
+three, or rows in another order. transformers expresses this in converters, which are code. They are run here on tensors
+without data, and the recorded torch operations become the recipes of the results.
 """
 
 import copy
@@ -101,13 +101,13 @@ class _Recorder(TorchDispatchMode):
         self._recipes: dict[int, tuple[Tensor, Recipe]] = {}
 
     def stored(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """What stands for a tensor of the checkpoint."""
+        """A placeholder for a tensor of the checkpoint."""
         tensor = torch.empty(shape, dtype=dtype, device="meta")
         self._recipes[id(tensor)] = tensor, Stored(name, dtype)
         return tensor
 
     def recipe(self, tensor: Tensor) -> Recipe:
-        """Of a tensor that was stored, or made of such."""
+        """The recipe of a stored tensor, or of one computed from stored tensors."""
         return self._recipes[id(tensor)][1]
 
     def __torch_dispatch__(

@@ -45,7 +45,7 @@ def _expert_linear(module: Any, name: str, x: Tensor, index: Tensor) -> Tensor:
 
 
 def identity_experts(self: Any, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-    """Of LongCat Flash, whose last experts give back what they get. x: [T, hidden]; index, weights: [T, slots]."""
+    """Experts of LongCat Flash, whose last experts are identities. x: [T, hidden]; index, weights: [T, slots]."""
     experts = self.num_routed_experts
     of_nobody = torch.where(index >= experts, weights, torch.zeros_like(weights)).sum(-1, keepdim=True)
     gate, up = _product(self.gate_up_proj[:experts], x, index).chunk(2, dim=-1)
@@ -69,7 +69,8 @@ def jetmoe_queries(self: Any, layer_input: Tensor) -> tuple[Tensor, None, tuple[
 
 
 def jetmoe_outputs(self: Any, layer_input: Tensor, routes: tuple[Tensor, Tensor]) -> Tensor:
-    """What its experts make of the attention. layer_input: [1, T, slots, channels]; returns [1, T, hidden]."""
+    """Output projections of JetMoE's attention experts. layer_input: [1, T, slots, channels]; returns [1, T,
+    hidden]."""
     return _jetmoe_sum(self, layer_input.squeeze(0), routes)
 
 

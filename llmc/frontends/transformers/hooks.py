@@ -19,10 +19,10 @@ from llmc.frontends.tracing.trace import EXAMPLE_TOKENS
 from llmc.frontends.transformers.indexers import CHOSEN
 
 IMPLEMENTATION = "llmc"
-# Of models that give a row for a whole text: their tokens may see those behind them, too.
+# Model classes that return a row per text: their tokens may also see later ones.
 BOTH_WAYS = "llmc_both_ways"
 
-# What models pass along that does not enter the attention's arithmetic at inference.
+# Arguments of models that do not affect attention at inference.
 _INERT = frozenset(
     {
         "cache_position",
@@ -123,7 +123,7 @@ def _mask_of_its_own(mask: Tensor, layer: str) -> CaptureError:
 
 
 def _by_distance(position_bias: Tensor, layer: str) -> Tensor:
-    """[T, heads, extent], of a bias that has as many entries for each query as it says, and none for each key."""
+    """[T, heads, extent], for a bias with a fixed number of entries per query instead of one per key."""
     if not isinstance(position_bias.shape[-1], int):
         raise CaptureError(
             f"{layer} adds a bias of each query and key to its scores, which llmc::attention does not know",
@@ -133,7 +133,8 @@ def _by_distance(position_bias: Tensor, layer: str) -> Tensor:
 
 
 def _check_all_seen(module: Any, indices: Tensor, tokens: int | torch.SymInt, layer: str) -> None:
-    """That an indexer chooses all keys: up to as many tokens as it chooses, which then bounds the model's length."""
+    """Check that an indexer chooses all keys. This holds up to its number of chosen keys, which then bounds the model's
+    length."""
     most = getattr(module.config, "index_topk", None)
     chosen = indices.shape[-1]
     if isinstance(most, int) and most > EXAMPLE_TOKENS and statically_known_true(chosen == torch.sym_min(most, tokens)):
@@ -186,8 +187,8 @@ def both_ways_mask_hook(mask_function: Callable[..., Any], **sizes: Any) -> Tens
 
 
 def mask_hook(mask_function: Callable[..., Any], **sizes: Any) -> Tensor | None:
-    """No mask where it is causal: llmc::attention is that by itself. Any other one as transformers makes it, with a
-    note of what it says: some models tell their window to nobody else.
+    """No mask for a causal one, because llmc::attention is causal. Other masks are those of transformers, with a record
+    of their bounds: some models state their window only there.
     """
     kinds = _kinds(mask_function)
     # An indexer chooses among the keys that the mask lets a query see: it reads the mask itself.
@@ -221,7 +222,7 @@ _BIDIRECTIONAL_SLIDING = "sliding_window_bidirectional_overlay"
 
 @dataclass(frozen=True)
 class _Bounds:
-    """What a mask says beside that it is causal, or goes both ways: as llmc's attentions take it."""
+    """The bounds of a causal or bidirectional mask, in the form of llmc's attention ops."""
 
     window: int | None = None
     chunk: int | None = None
@@ -230,7 +231,7 @@ class _Bounds:
 
 # The attribute of a mask that says which positions a query sees.
 _BOUNDS = "llmc_bounds"
-# Of one that llmc::attention cannot express: by what it masks.
+# The error for a mask that llmc::attention cannot express, naming the kinds of keys that it hides.
 _KINDS = "llmc_kinds"
 
 
@@ -240,7 +241,7 @@ def _kinds(mask_function: Callable[..., Any]) -> set[str]:
 
 
 def _width(mask_function: Callable[..., Any], kind: str) -> int | None:
-    """Of the narrowest window, or chunks, in it."""
+    """The width of the narrowest window or chunk in it."""
     parts = [part for part in _elementary(mask_function) if part.__qualname__.startswith(kind)]
     closures = [cell.cell_contents for part in parts for cell in part.__closure__ or ()]
     return min((width for width in closures if isinstance(width, int)), default=None)

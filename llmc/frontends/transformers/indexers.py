@@ -1,6 +1,6 @@
 """Indexers of transformers' models that let each query see some keys alone, as llmc::choose_keys.
 
-The model's own code scores all keys at once and takes as many as there are, which fixes whether those are all.
+The model's own code scores all keys at once and takes min(count, keys), which fixes whether all keys are chosen.
 """
 
 import sys
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from llmc.errors import CaptureError
 
-# The attribute of what llmc chose, for the attention hook.
+# The attribute with the keys that llmc chose, for the attention hook.
 CHOSEN = "llmc_chosen"
 
 

@@ -21,7 +21,7 @@ class StoredNames:
     Args:
         recipes: by the names of the model's tensors; tied ones have equal recipes.
         notes: on tensors that nothing reads, for a build to print.
-        copies: pairs of stored tensors that stand for one tensor of the model, of which the first is read.
+        copies: pairs of stored tensors for one tensor of the model; the first is read.
     """
 
     recipes: dict[str, Recipe]
@@ -31,8 +31,8 @@ class StoredNames:
 
 @dataclass(frozen=True)
 class _Found:
-    """recipes: by the names of a model's tensors. read: the checkpoint's tensors in them. names: of all that it holds,
-    by what the model calls them. copies: as of StoredNames."""
+    """recipes: by the names of a model's tensors. read: the checkpoint's tensors in them. names: all stored names, by
+    the model's names. copies: as in StoredNames."""
 
     recipes: dict[str, Recipe]
     read: frozenset[str]
@@ -50,7 +50,7 @@ def stored_recipes(
     """A Stored recipe for every parameter and saved buffer.
 
     whole: makes the multimodal model that the checkpoint is of, if it can be made, where `model` is its text half; the
-    other halves are passed over. read_elsewhere: tensors that are no part of the model, but used.
+    other halves are passed over. read_elsewhere: tensors that are used but not part of the model.
     Raises CheckpointError that names tensors which the checkpoint lacks, or whose shape or type does not fit, and for a
     checkpoint most of which nothing reads.
     """
@@ -96,8 +96,8 @@ def _groups(tensors: Mapping[str, Tensor]) -> list[list[str]]:
 
 
 def _found(model: Any, names: Mapping[str, str], source: StoredShapes, *, renamed: bool = True) -> _Found:
-    """What a checkpoint has for a model. names: of stored tensors, by what it may call them. renamed: look for tensors
-    under the names of older checkpoints, too."""
+    """The tensors of a checkpoint for a model. names: stored names, by possible names in the model. renamed: also look
+    for tensors under the names of older checkpoints."""
     tensors: dict[str, Tensor] = model.state_dict(keep_vars=True)
     groups = _groups(tensors)
     available = names
@@ -119,7 +119,7 @@ def _found(model: Any, names: Mapping[str, str], source: StoredShapes, *, rename
 
 
 def _text_half(found: _Found, whole: Any, tensors: Mapping[str, Tensor]) -> _Found:
-    """The part of what was found for `whole` that its text half has as `tensors`."""
+    """The part of the tensors found for `whole` that belongs to its text half `tensors`."""
     there = text_names(whole.state_dict())
     recipes: dict[str, Recipe] = {}
     for group in _groups(tensors):
@@ -142,7 +142,7 @@ _COMPUTED = (
 
 
 def _unread(model: Any, available: Mapping[str, str], known: Iterable[str], used: set[str]) -> list[str]:
-    """Stored tensors that nothing reads, but for those that say nothing: copies of tied ones, and computed buffers."""
+    """Stored tensors that are not read, except redundant ones: copies of tied tensors, and computed buffers."""
     prefix = f"{model.base_model_prefix}."
     tied = {alias for name in known for alias in (name, name.removeprefix(prefix), prefix + name)}
     ignored = (*_COMPUTED, *(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()))
@@ -153,7 +153,7 @@ def _unread(model: Any, available: Mapping[str, str], known: Iterable[str], used
 def _converted(
     model: Any, groups: Sequence[list[str]], stored: Mapping[str, str], source: StoredShapes
 ) -> tuple[dict[str, Recipe], set[str]]:
-    """What transformers' converters make of the checkpoint for these groups, and of which of its tensors."""
+    """The recipes of transformers' converters for these groups, and the tensors that they read."""
     recipes: dict[str, Recipe] = {}
     sources: set[str] = set()
     if groups:
@@ -188,8 +188,8 @@ def _named(names: Sequence[str]) -> str:
 
 
 def _match(groups: Sequence[list[str]], available: Mapping[str, str], base_prefix: str) -> dict[str, tuple[str, ...]]:
-    """By the first name of each group of tied tensors, the stored ones, of which the first is to be read; a checkpoint
-    may lack the bare model's prefix or have it too."""
+    """The stored names for each group of tied tensors, by its first name; the first stored one is read. A checkpoint
+    may lack or have the bare model's prefix."""
     prefix = f"{base_prefix}."
     found: dict[str, tuple[str, ...]] = {}
     for group in groups:
@@ -201,7 +201,7 @@ def _match(groups: Sequence[list[str]], available: Mapping[str, str], base_prefi
 
 
 def _renamed(model: Any, stored: tuple[str, ...]) -> dict[str, str]:
-    """Stored names by what transformers calls them today (LayerNorm.gamma, embed_out, … of older checkpoints)."""
+    """Stored names by their current names in transformers (LayerNorm.gamma, embed_out, … of older checkpoints)."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightRenaming
 

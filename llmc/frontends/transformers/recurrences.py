@@ -1,7 +1,7 @@
-"""Recurrences of transformers' older recurrent models, which stand in methods of their modules, as llmc:: ops.
+"""Recurrences of transformers' older recurrent models, implemented in methods of their modules, as llmc:: ops.
 
-RWKV and the mLSTM keep sums of exponentials in range by the largest exponent so far: a tropical linear_recurrence. The
-rest of what they do is arithmetic on what each token finds.
+RWKV and the mLSTM keep sums of exponentials in range by the running maximum of exponents: a tropical linear_recurrence.
+The remaining arithmetic is per token.
 """
 
 from collections.abc import Callable
@@ -74,7 +74,8 @@ def rg_lru(
 def lightning_attention(
     self: Any, hidden_states: Tensor, position_embeddings: Any = None, attention_mask: Any = None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Of a MiniMax layer, whose heads decay at rates of their own. hidden_states: [1, T, hidden]; returns the same."""
+    """The attention of a MiniMax layer, whose heads have individual decay rates. hidden_states: [1, T, hidden]; returns
+    the same."""
     qkv = self.act_fn(self.qkv_proj(hidden_states)).squeeze(0)
     heads = qkv.reshape(-1, self.num_attention_heads, 3 * self.head_dim).float()
     q, k, v = heads.split(self.head_dim, -1)
@@ -103,8 +104,8 @@ def zamba_mixer(
 
 
 def causal_conv(self: nn.Conv1d, x: Tensor) -> Tensor:
-    """A convolution of channels by themselves with what lies before them, and of nothing behind the last token, which
-    models cut off. x: [1, channels, T]; returns the same."""
+    """A depthwise causal convolution, without the padding behind the last token that models cut off. x: [1, channels,
+    T]; returns the same."""
     is_causal = self.padding == (self.kernel_size[0] - 1,) and self.stride == self.dilation == (1,)
     if not is_causal or self.groups != self.in_channels or self.groups != self.out_channels:
         return nn.Conv1d.forward(self, x)
@@ -143,7 +144,7 @@ def convolved_heads(
 
 
 def _shifted(x: Tensor, tokens: int) -> Tensor:
-    """What so many tokens before had: a convolution with the taps 1, 0, … x: [T, channels]."""
+    """The values `tokens` tokens earlier: a convolution with the taps 1, 0, … x: [T, channels]."""
     if tokens == 0:
         return x
     ones = torch.ones(1, x.shape[-1])
@@ -153,7 +154,7 @@ def _shifted(x: Tensor, tokens: int) -> Tensor:
 
 
 def token_shift(self: nn.ZeroPad2d, x: Tensor) -> Tensor:
-    """What the token before had: a convolution with the taps 1 and 0. x: [1, T, channels]; returns the same."""
+    """The values of the previous token: a convolution with the taps 1 and 0. x: [1, T, channels]; returns the same."""
     if tuple(self.padding) != (0, 0, 1, -1):
         return nn.ZeroPad2d.forward(self, x)
     return _shifted(x.squeeze(0), 1).unsqueeze(0)
@@ -161,8 +162,8 @@ def token_shift(self: nn.ZeroPad2d, x: Tensor) -> Tensor:
 
 def leave_scales(self: Any) -> None:
     """RWKV halves its residual stream every few layers, and weights with it, for the range of fp16, which no engine
-    computes in; norms do not see it, but for their eps. A model whose weights are halved already says so and goes on to
-    halve the stream."""
+    computes in; norms are invariant to it, except for their eps. A model whose weights are halved already has a flag
+    and continues to halve the stream."""
 
 
 # By the class of a module and the method that they take the place of.

@@ -2,8 +2,8 @@
 of experts that call no hook.
 
 Their own code for a whole sequence splits it into chunks or walks over its tokens, which fixes the number of tokens.
-transformers calls it by the names of functions in a model's module, so that libraries of kernels can take its place;
-this does the same. What a call asks of a function beside its arithmetic from zero is refused. llmc.ops must have been
+transformers calls it by the names of functions in a model's module, so that kernel libraries can replace it; this
+module does the same. A call that uses more than the arithmetic from a zero state is refused. llmc.ops must have been
 imported.
 """
 
@@ -157,7 +157,7 @@ def _positive(dt: Tensor, bias: Tensor | None, is_softplus: bool) -> Tensor:
     return softplus(biased) if is_softplus else biased
 
 
-# What models pass along that says nothing of the arithmetic.
+# Arguments of models that do not affect the arithmetic.
 _INERT = frozenset(
     {
         *("position_ids", "position_embeddings", "cache_position", "use_cache"),

@@ -58,7 +58,7 @@ def whole_skeleton(config: Any, dtype: torch.dtype, at: Path) -> Any | None:
 def text_half(model: Any, config: Any) -> Any:
     """The causal model of a multimodal model's text half, which refers to its tensors. config: of that half.
 
-    Raises CaptureError for a half that is no causal model, CheckpointError for tensors that the model has not, or in
+    Raises CaptureError if the half is not a causal model, CheckpointError for tensors that the model lacks, or has in
     other shapes.
     """
     import transformers

@@ -32,7 +32,7 @@ def text_config(config: Any, at: object) -> Any | None:
 
 
 def text_names(names: Iterable[str]) -> dict[str, str]:
-    """Stored names by what the text model calls them; those of other parts are left out."""
+    """Stored names by the text model's names; names of other parts are left out."""
     found: dict[str, str] = {}
     for name in names:
         if _TEXT_HEAD.match(name):

@@ -1,4 +1,4 @@
-"""Tensors that a checkpoint holds several times, which may differ: the output matrix beside the embeddings, for one."""
+"""Tensors that a checkpoint holds several times and that may differ, such as the output matrix and the embeddings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,1 +1,1 @@
-"""Adapters beside the weights, while an engine runs."""
+"""Adapters that are loaded while an engine runs."""

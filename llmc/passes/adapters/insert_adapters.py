@@ -123,7 +123,7 @@ def _declare(graph: ModelGraph, index: int, node: fx.Node) -> tuple[fx.Node, ...
 
 
 _aten, _llmc = torch.ops.aten, torch.ops.llmc
-# What makes another form of each row of a weight by itself.
+# Ops that convert each row of a weight independently.
 _STORED_BY_ROW = frozenset({_llmc.sparse_values.default, _llmc.sparse_masks.default})
 
 
@@ -158,7 +158,7 @@ def _of_one(recipe: Recipe, known: Mapping[str, Adaptable]) -> tuple[AdaptedModu
     (name,) = names
     layer = known.get(name)
     if layer is None:
-        return f"{name} is no linear layer of the model"
+        return f"{name} is not a linear layer of the model"
     return (AdaptedModule(name, layer.inputs, layer.outputs, layer.outputs, (RowRun(0, layer.outputs),)),)
 
 

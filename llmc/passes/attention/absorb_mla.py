@@ -6,8 +6,8 @@ for c: [tokens, latent] and a part k: [tokens, 1, shared] that all heads have in
 W's rows of each head. The cache then holds c and k alone (docs/latent-attention.md). Prefill and decode are one form,
 so that a token's bits do not depend on how its prompt was cut. One rewrite for each attention.
 Must have: keys and values of one product without a bias; fewer channels than all heads' keys and values have together;
-no rule of `quantize` or `sparsity` for W, and no adapters beside it. Stored codes of W become numbers: it is small, and
-what it multiplies here is wider than what it was made for.
+no rule of `quantize` or `sparsity` for W, and no adapters on it. Stored codes of W become numbers: W is small, and its
+products here are wider than those it was quantized for.
 Numerics: reorder. Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1.2.
 """
 
@@ -37,7 +37,8 @@ _ATTENTION = _llmc.attention.default
 
 
 def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
-    """Try every attention, in order; one whose keys or values are no product's channels is no candidate."""
+    """Try every attention, in order. An attention whose keys or values are not channels of a product is not a
+    candidate."""
     for node in graph.graph.find_nodes(op="call_function", target=_ATTENTION):
         found = _find(node)
         if found is None:
@@ -50,7 +51,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
 
 @dataclass(frozen=True)
 class _PerHead:
-    """Channels start to end of what a product makes for each head."""
+    """Channels start to end of a product's result per head."""
 
     product: fx.Node
     start: int
@@ -63,8 +64,9 @@ class _PerHead:
 
 @dataclass(frozen=True)
 class _Latent:
-    """What an attention's keys and values are made of. product: of them all, [tokens, heads · channels]. keys, values:
-    the channels of each head. shared: the other part of a key, [tokens, 1, channels]; is_first: whether it comes first.
+    """The sources of an attention's keys and values. product: the product of all, [tokens, heads · channels]. keys,
+    values: the channels of each head. shared: the other part of a key, [tokens, 1, channels]; is_first: whether it
+    comes first.
     """
 
     product: fx.Node
@@ -75,7 +77,7 @@ class _Latent:
 
     @property
     def latent(self) -> fx.Node:
-        """What the product multiplies, as numbers."""
+        """The input of the product, as numbers."""
         x: fx.Node = call_arguments(self.product)["x"]
         return call_arguments(x)["x"] if part_of(x) is Part.ARRIVAL else x
 
@@ -96,7 +98,7 @@ def _find(node: fx.Node) -> _Latent | None:
 
 
 def _per_head(node: fx.Node) -> _PerHead | None:
-    """Of slice(reshape(linear(x, w), [-1, heads, channels]), 2, start, end)."""
+    """The channels of slice(reshape(linear(x, w), [-1, heads, channels]), 2, start, end)."""
     span: tuple[int, int] | None = None
     if node.target is aten.slice.Tensor:
         given = call_arguments(node)
@@ -179,7 +181,7 @@ def _absorb(graph: ModelGraph, node: fx.Node, found: _Latent) -> None:
 
 
 def _channels(graph: ModelGraph, q: fx.Node, start: int, end: int) -> fx.Node:
-    """Of each query: what was joined to them, or else cut out of them."""
+    """Channels start to end of each query: an operand of their concatenation, or a slice of them."""
     if q.target is aten.cat.default and call_arguments(q)["dim"] % 3 == 2:
         at = 0
         part: fx.Node
@@ -198,7 +200,7 @@ def _rows(numbers: Recipe, span: _PerHead, dtype: torch.dtype) -> Recipe:
 
 
 def _recipe(graph: ModelGraph, weight: fx.Node) -> Recipe:
-    """Of a weight, or of what stored codes stand for. Raises Refused for what is computed in the step."""
+    """The recipe of a weight, or of the numbers of stored codes. Raises Refused for a tensor computed in the step."""
     if weight.name in graph.weights:
         return graph.weights[weight.name]
     record = record_of(weight)

@@ -4,8 +4,8 @@
     rope: every cosine and sine of rotary angles goes into llmc.rope
     layout: the token axis comes first and stays whole: nothing is cut, joined or summed up along it, since a step holds
         the tokens of many requests
-Changes nothing; raises PassError for what is left over, with the source line and the refusals that explain it. The
-contracts rope, linear and pointwise may be given up by that name in allow_fallback: the graph still runs, slower.
+Changes nothing. Raises PassError for remaining ops, with the source line and the refusals that explain them. The
+contracts rope, linear and pointwise may be waived by name in allow_fallback: the graph still runs, but slower.
 """
 
 from typing import Any

@@ -26,7 +26,7 @@ from llmc.passes.shapes import fake_of, tensor_of
 
 aten = torch.ops.aten
 
-# How much bigger a folded tensor may be than what it is made from, and below how many bytes that does not matter.
+# Maximum growth of a folded tensor over its inputs, and the size in bytes below which growth does not matter.
 _GROWTH = 1
 _SMALL = 1 << 20
 
@@ -88,7 +88,7 @@ def _keywords(node: fx.Node, folded: dict[fx.Node, Recipe]) -> tuple[tuple[str, 
 
 
 def _number(weight: fx.Node, recipe: Recipe) -> float | int | bool | None:
-    """The value of a constant of one element and no axes; None for what the checkpoint holds."""
+    """The value of a constant with one element and no axes; None for a tensor of the checkpoint."""
     if weight.meta["val"].dim() != 0 or stored_names(recipe):
         return None
     if isinstance(recipe, Constant):

@@ -1,4 +1,4 @@
-"""Make one join of what a model puts together piece by piece.
+"""Make one concatenation of a tensor that a model assembles piece by piece.
 
     y = new_empty(…); y[..., :n] = a; y[..., n:] = b  →  cat([a, b], -1), each part spread as it was when written
     repeat(x, [1, 2, 1])                               →  cat([x, x], 1), or expand where x has one

@@ -93,7 +93,7 @@ def _times(graph: ModelGraph, weight: fx.Node | None, factor: fx.Node | None) ->
 
 
 def _return_in_fp32(graph: ModelGraph, rows: fx.Node, log: RewriteLog) -> None:
-    """What an embedding is need not be the result of a product."""
+    """An embedding need not be the result of a product."""
     if rows.meta["val"].dtype is torch.float32:
         return
     log.step(f"return {rows.name} in fp32", rows)

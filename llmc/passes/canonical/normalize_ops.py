@@ -2,16 +2,16 @@
 
     view, _unsafe_view, flatten, unflatten  →  reshape, with -1 for the token axis, so that no shape arithmetic remains
     one that only adds or drops axes of size 1, whatever the others are  →  unsqueeze, squeeze
-    what is taken out of split, chunk, unbind  →  slice or select of the source
+    an element of split, chunk, unbind  →  slice or select of the source
     t, mT  →  transpose;  permute  →  transposes
     mm, bmm  →  matmul;  addmm, x·W, W·xᵀ, linear(x, Wᵀ)  →  linear(x, transpose(W));  baddbmm  →  add of a matmul
     min and max of two tensors, clamp between tensors  →  minimum, maximum;  __and__, __or__  →  bitwise_and, bitwise_or
-    what stands for several others, such as logsumexp  →  these (in_simpler_ones.py)
+    composite ops, such as logsumexp  →  these (in_simpler_ones.py)
     square  →  pow(x, 2);  std  →  square root of the mean of squares;  multiply  →  mul;  rsub  →  sub
     linalg_vector_norm of 1 or 2  →  sum of absolutes, or square root of the sum of squares
     var.dim  →  var.correction;  masked_fill, where with a scalar  →  where;  _softmax  →  softmax
     add(expand(x), y)  →  add(x, y), and so for all pointwise ops, where y has the whole shape
-    native_layer_norm, fused SDPA variants, of which only the first result is used  →  layer_norm, SDPA
+    native_layer_norm, fused SDPA variants, with only the first result used  →  layer_norm, SDPA
 Must have: one symbolic size per reshape; otherwise the reshape keeps its shape arithmetic.
 """
 
@@ -58,7 +58,7 @@ def _reshape(node: fx.Node) -> Call | None:
 
 
 def _without_ones(node: fx.Node) -> Call | None:
-    """Several sizes are symbolic: what is left are axes of size 1, taken away and put where they are wanted."""
+    """Several sizes are symbolic, so only axes of size 1 change: remove them and insert them at their new places."""
     value: Any = node.args[0]
     before, after = fake_of(value), fake_of(node)
     if not same_shape(_long(before), _long(after)):
@@ -211,7 +211,7 @@ def _softmax(node: fx.Node) -> Call | None:
 
 
 def _squeeze_last(node: fx.Node) -> Call | None:
-    """squeeze of several dims, one after the other."""
+    """squeeze of several dims, one at a time."""
     value, dims = (call_arguments(node)[name] for name in ("self", "dim"))
     source = fake_of(value)
     for dim in sorted((front_dim(d, source.dim()) for d in dims), reverse=True):

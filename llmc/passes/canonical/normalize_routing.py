@@ -5,8 +5,8 @@
     scatter(x, -1, index, value)  →  where(mark_channels(index), value, x)
     scatter(x, -1, index, values), both of a topk of y  →  where(mark_channels(index), y, x)
     softmax(x, -1)  →  _softmax(x, -1), a loop over the channels
-Must have: the last axis, and the largest of it; scores [tokens, channels], or in groups for topk and softmax, of which
-there are as many in every step. A softmax over tokens is an attention's.
+Must have: the last axis, and the largest of it; scores [tokens, channels], or in a fixed number of groups for topk and
+softmax. A softmax over tokens belongs to an attention.
 """
 
 import operator

@@ -92,7 +92,7 @@ def _select(node: fx.Node) -> fx.Node | Call | None:
 
 
 def _written(node: fx.Node) -> fx.Node | None:
-    """What a tensor is, over which a part of itself is written where it stands."""
+    """The tensor, if a part of itself is written to its own place."""
     into, part = (call_arguments(node)[name] for name in ("self", "src"))
     x, place = _once(into), _place(node)
     if x is not None and place[0] == 0 and node.target is aten.select_scatter.default:

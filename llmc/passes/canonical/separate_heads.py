@@ -3,7 +3,7 @@
     op(merged(x), merged(y)), of pointwise ops                  →  merged(op(x, y))
     op(merged(x), …), of norms, products and sums of each row   →  merged(op(x, …))
 where merged(x) is reshape(x [T, n, …], [T·n, …]).
-Must have: as many heads in all of them. What is left are reshapes of reshapes, which simplify_layout takes away.
+Must have: the same number of heads in all of them. The remaining reshapes of reshapes are removed by simplify_layout.
 """
 
 import math
@@ -91,7 +91,7 @@ def _apart(tokens: SymInt, node: Any) -> tuple[Call, int] | None:
 
 
 def _gated_norm(scale: Any, x: Any, gate: Any, weight: Any) -> Any:
-    """Of heads with a gate, as the gated delta net has it; of tokens with a scale."""
+    """The gated norm of heads, as in the gated delta net, or of tokens with a scale."""
     rows, gates = (aten.reshape.default(each, [-1, 4]) for each in (x, gate))
     mean = aten.mean.dim(aten.pow.Tensor_Scalar(rows, 2), [-1], True)
     normed = aten.mul.Tensor(rows, aten.rsqrt.default(aten.add.Tensor(mean, 0.5)))

@@ -4,7 +4,7 @@
     op(merged(x), merged(y)), of pointwise ops   →  merged(op(x, y))
     reshape(merged(x), [n, T, …])                →  x
 where merged(x) is reshape(x [n, T, …], [n·T, …]).
-Must have: as many runs of all of them. What is left has the tokens on an axis that no other is merged with.
+Must have: the same number of runs in all of them. Afterwards the token axis is not merged with any other.
 """
 
 from functools import partial

@@ -8,7 +8,7 @@
     matmul(y, x), y [T, 2, 2], x [T, 2, …]        →  stack([x[:, 0]·y[:, 0, 0] + x[:, 1]·y[:, 0, 1], …], 1)
     SDPA(q, x, y), x and y [T, 2, …], no mask     →  matmul(softmax(sum(q·x, -1)·scale), y)
     slice_scatter(stack([a, b, c], d), x, d, 1)   →  stack([a, x[0], x[1]], d)
-    transpose(stack(…)), slice(stack(…), d)       →  stack of what it takes, along the axis as it then is
+    transpose(stack(…)), slice(stack(…), d)       →  stack of the parts, along the corresponding axis
     select(stack([a, b], d), d, 1)                →  b
 Must have: no more than eight streams. AltUp (Gemma 3n) and hyper-connections are written so.
 """
@@ -31,7 +31,7 @@ from llmc.passes.shapes import dim_of, fake_of, front_dim, is_one, same_shape, s
 
 aten = torch.ops.aten
 
-# A product with more streams than this is no combination of a few, and has kernels.
+# A product with more streams than this is left to kernels.
 _MOST_STREAMS = 8
 
 
@@ -92,7 +92,7 @@ def _dim_in(streams: Streams, value: torch.Tensor) -> int:
 
 
 def _part_of(argument: Any, rank: int, dim: int, index: int) -> Any:
-    """What of an operand goes with one stream."""
+    """The part of an operand that belongs to one stream."""
     streams, value = _streams(argument), tensor_of(argument)
     if streams is not None:
         return streams.parts[index]
@@ -166,7 +166,7 @@ def _transpose(node: fx.Node) -> Call | None:
     order = list(range(rank))
     first, second = _swapped(node)
     order[first], order[second] = order[second], order[first]
-    # The axes of a part, as they stand in the stack, without the stack's own.
+    # The axes of a part, in the order of the stack, without the stack's own.
     before = [d for d in range(rank) if d != streams.dim]
     after = [d for d in order if d != streams.dim]
     return streams.stacked(
@@ -198,7 +198,7 @@ def _unsqueeze(node: fx.Node) -> Call | None:
 
 
 def _matmul(node: fx.Node) -> Call | None:
-    """Streams mixed by a small matrix of each token, which stands on either side."""
+    """Streams mixed by a small matrix per token, on either side."""
     left, right = node.args[:2]
     streams, mixing, value = _streams(left), tensor_of(right), node.meta["val"]
     if streams is not None and mixing is not None and streams.dim == value.dim() - 1 and mixing.dim() == value.dim():
@@ -224,7 +224,7 @@ def _is_row(count: Any) -> bool:
 
 
 def _attention(node: fx.Node) -> Call | None:
-    """Of each token over its own streams."""
+    """The attention of each token over its own streams."""
     given = call_arguments(node)
     q, keys = given["query"], fake_of(given["key"])
     if given["attn_mask"] is not None or given["is_causal"] or not _is_few(keys.shape[-2]):
@@ -261,7 +261,7 @@ def _spread(node: fx.Node) -> Call | None:
 
 
 def _beside(node: Any, dim: int) -> list[fx.Node | Call] | None:
-    """Streams that lie beside each other in the channels of a token: what is taken of an axis before the last."""
+    """Streams that are adjacent in the channels of a token: parts of an axis before the last."""
     shape = shape_of(node)
     if dim == len(shape) - 1 or not _is_few(shape[dim]):
         return None
@@ -304,7 +304,7 @@ def _altup(scores: Any, x: Any, mixing: Any) -> Any:
 
 
 def _pooled(q: Any, x: Any, y: Any) -> tuple[Any, Any]:
-    """Of each token over its own streams, of which the last axis is one more."""
+    """The pooling attention of each token over its own streams, whose axis is the last but one."""
     attended = aten.scaled_dot_product_attention.default(
         q, aten.stack.default([x, y], 1), aten.stack.default([y, x], 1)
     )

@@ -46,7 +46,7 @@ def _rules(graph: ModelGraph) -> dict[Any, Rule]:
 
 
 def _rule_of(record: OpRecord) -> Rule | None:
-    """Of an op that takes any axes in front: of one argument, or of all that it has rows of."""
+    """The rule for an op that accepts any leading axes, of one argument or of all its row arguments."""
     leading = () if record.axes is None else record.axes.leading
     if leading == ("x",):
         return _over_last_axis
@@ -196,7 +196,7 @@ def _reshape(node: fx.Node) -> Call | fx.Node | None:
 
 
 def _of_later_axes(inner: fx.Node | None, source: fx.Node, node: fx.Node) -> Call | None:
-    """A reshape of what follows the two first axes, transposed ones or [1, tokens]."""
+    """A reshape of the axes behind the first two, which are transposed or [1, tokens]."""
     before, after = shape_of(source), shape_of(node)
     if len(after) < 3:
         return None

@@ -2,7 +2,7 @@
 
     view_as_real(view_as_complex(reshape(x, [..., n, 2])) · polar(1, angles))
         →  stack([a·cos - b·sin, b·cos + a·sin], -1), with a = x[..., 0::2], b = x[..., 1::2]
-Must have: pairs of neighbouring channels; a second factor that is polar, perhaps scaled, of which only views are taken.
+Must have: pairs of neighbouring channels; a second factor that is polar, perhaps scaled, and read through views only.
 """
 
 from typing import Any

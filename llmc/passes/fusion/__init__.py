@@ -1,1 +1,1 @@
-"""Passes that make one op of several: here of a serving graph's neighbours, in from_aten/ of what models write out."""
+"""Fusion passes: here for neighbours in a serving graph, in from_aten/ for ops that models write in aten."""

@@ -46,7 +46,7 @@ def replacement(x: Any, residual: Any, weight: Any, bias: Any, eps: Any, match: 
 
 
 def precondition(match: Match) -> None:
-    """Refuse sums that broadcast, of numbers, and of what is no matrix of tokens."""
+    """Refuse sums that broadcast, sums of numbers, and sums of tensors that are not matrices of tokens."""
     total, terms = match.outputs[1], (match.bound["x"], match.bound["residual"])
     if not all(isinstance(term, fx.Node) for term in terms):
         raise Refused(f"the sum of {terms[0]} and {terms[1]} adds a number", total)

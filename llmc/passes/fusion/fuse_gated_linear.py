@@ -105,7 +105,7 @@ def _stacked(match: Match, gate: fx.Proxy, up: fx.Proxy) -> fx.Proxy:
 
 
 def _columns(match: Match, width: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """What gate and up are of the product's columns."""
+    """The columns of gate and up in the product."""
     if "sizes" not in match.bound:
         start, middle, second, end = (match.bound[name] for name in ("start", "middle", "second", "end"))
         return slice(start, middle).indices(width)[:2], slice(second, end).indices(width)[:2]

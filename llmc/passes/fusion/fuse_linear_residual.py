@@ -6,8 +6,8 @@
 also with fused_linear that has no residual yet in the place of linear.
 Must have: the product and its multiple are used by the sum only; r has the sum's shape and dtype.
 Runs before fuse_add_norm and takes every sum it can: the product's epilogue reads r and writes the sum (2 tensors),
-the norm after it reads and writes one each: 4 in all. add_rms_norm in its place would make it 5, since the product
-writes what add_rms_norm reads back. A sum of two things that are no products is left to add_rms_norm.
+the norm after it reads and writes one each: 4 in total. With add_rms_norm it would be 5, because the product writes a
+tensor that add_rms_norm reads back. Sums of two operands that are not products are left to add_rms_norm.
 Numerics: reorder, since the product is not rounded before the sum, and the third form sums in another order.
 """
 
@@ -31,7 +31,7 @@ _fused = torch.ops.llmc.fused_linear.default
 def product_and_residual(
     x: Any, weight: Any, bias: Any, activation: Any, scale: Any, factor: float, residual: Any
 ) -> Any:
-    """A product of which nothing else becomes."""
+    """A product that only the sum uses."""
     return aten.add.Tensor(residual, _product(x, weight, bias, activation, scale, factor))
 
 

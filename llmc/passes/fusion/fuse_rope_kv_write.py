@@ -29,7 +29,7 @@ _FUSED = torch.ops.llmc.rope_kv_write.default
 
 
 def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
-    """Try every write of rotated keys, in order; a layer without rotation is no candidate."""
+    """Try every write of rotated keys, in order. A layer without rotation is not a candidate."""
     for write in graph.graph.find_nodes(op="call_function", target=_WRITE):
         k = call_arguments(write)["k"]
         if k.target is not _ROPE:

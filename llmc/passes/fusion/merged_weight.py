@@ -1,6 +1,7 @@
 """One weight made of several, stacked along their first axis: the recipe changes, no data is touched.
 
-A weight that is not dense is stacked by what it is stored as, such as codes, scales and zeros: rows stand alone in all.
+A weight that is not dense is stacked by its stored tensors, such as codes, scales and zeros, whose rows are
+independent.
 """
 
 from collections.abc import Sequence
@@ -57,7 +58,7 @@ def check_stackable(graph: ModelGraph, owners: Sequence[tuple[fx.Node, fx.Node]]
 
 
 def _how_stored(weight: fx.Node) -> str:
-    """What weights must have in common to be stacked, their number of rows aside."""
+    """The key that weights must share to be stacked; their numbers of rows may differ."""
     if part_of(weight) is not Part.STORAGE:
         return "dense"
     rows = {name: node.meta["val"] for name, node in stored_rows(weight).items()}

@@ -6,7 +6,8 @@
 Kernels read rows with a gap after each, but none within: before, each head's part of q, k and v was copied out.
 Must have: the parts are all that reads the product, do not overlap, and together are all of it; w and b are weights,
 or codes of one, that nothing else reads. With one head the parts lie in one piece already.
-Numerics: reorder, since a library matrix product may sum a row elsewhere in another order; the kernels here do not.
+Numerics: reorder, since a library matrix product may use another order of sums for a row at another place; the kernels
+here do not.
 """
 
 from collections.abc import Sequence
@@ -72,7 +73,7 @@ separate_qkv = GraphPass(
 
 @dataclass(frozen=True)
 class _Part:
-    """What a node takes of each head: channels start to end of all that the head has."""
+    """The channels start to end of each head that a node takes."""
 
     node: fx.Node
     start: int
@@ -116,7 +117,7 @@ def _check(graph: ModelGraph, linear: fx.Node, heads: fx.Node, parts: Sequence[_
 
 
 def _stored(tensor: fx.Node, reader: fx.Node) -> list[tuple[fx.Node, fx.Node]]:
-    """What has a row for each row of a weight, and what reads it: the weight itself, or what it is stored as."""
+    """The tensors with one row per row of a weight, and their readers: the weight itself, or its stored tensors."""
     if part_of(tensor) is not Part.STORAGE:
         return [(tensor, reader)]
     return [(part, tensor) for part in stored_rows(tensor).values()]

@@ -1,12 +1,12 @@
-"""Choose which classes of axes to cut, so that a step takes the least time on so many ranks.
+"""Choose the classes of axes to split, so that a step takes the least time on a number of ranks.
 
 Each node costs what it reads and computes, divided among the ranks if it has a part on each, and what the collectives
 cost that it then needs. Its cost depends on the few classes that it touches, so the sum of all is minimized exactly by
 eliminating one class after the other, that with the fewest neighbours first (Bertelè and Brioschi 1972, "Nonserial
 dynamic programming"): what remains of a class is a table over its neighbours.
 
-To begin a collective takes as long as a thousandth of the whole step, not a time in seconds: who asks for ranks wants
-their memory, too, however small the model is, but not a collective for each small weight.
+The start of a collective costs a thousandth of the whole step rather than a time in seconds: ranks are also used for
+their memory, even with small models, but a collective per small weight is not worth it.
 """
 
 import itertools
@@ -25,10 +25,11 @@ from llmc.passes.parallel.roles import Role, nbytes, roles, sum_of
 from llmc.passes.parallel.split import Split, in_panels, split_class
 from llmc.targets import gpu_target
 
-# What a choice is made for: a decoding request, whose step reads all weights. More tokens make both sides dearer.
+# The step that is optimized: a decoding request, whose step reads all weights. More tokens raise the cost of both
+# sides.
 TOKENS = 1
 _CONTEXT = 1024
-# What is cut does not depend on what it is built for: all ranks of all targets have the same parts. Only ratios count.
+# The split does not depend on the target: all targets have the same parts. Only ratios matter.
 _GPU = gpu_target("h100")
 _BEGINNING = 1e-3
 
@@ -73,7 +74,7 @@ def choose_plan(
 
 
 def _looks_up(node: fx.Node) -> bool:
-    """Whether a node looks up rows of a table, of which a rank's part then ends with one of zeros."""
+    """Whether a node looks up rows of a table. A rank's part of the table then ends with a row of zeros."""
     record = record_of(node)
     return record is not None and record.table is not None
 
@@ -92,17 +93,17 @@ class _Table:
 
 @dataclass(frozen=True)
 class _Collectives:
-    """Between so many ranks; beginning: seconds until one moves anything."""
+    """Collectives between `ranks` ranks. beginning: seconds of latency."""
 
     ranks: int
     beginning: float
 
     def reduce(self, nbytes: int) -> float:
-        """Seconds to add up values of so many bytes."""
+        """Seconds to sum values of `nbytes` bytes."""
         return self.beginning + 2 * self._moved(nbytes)
 
     def gather(self, nbytes: int) -> float:
-        """Seconds until every rank has so many bytes, of which each had a part."""
+        """Seconds until every rank has `nbytes` bytes, each rank starting with its part."""
         return self.beginning + self._moved(nbytes)
 
     def _moved(self, nbytes: int) -> float:
@@ -118,7 +119,7 @@ def _table(graph: ModelGraph, role: Role, classes: Sequence[AxesClass], alone: f
 
 
 def node_seconds(node: fx.Node, more_bytes: int = 0) -> float:
-    """What a node takes of such a step on one rank, if it moves so many more bytes."""
+    """Seconds of a node in such a step on one rank, if it moves `more_bytes` in addition."""
     cost = node_cost(node)
     at = {T: TOKENS, L: TOKENS, R: TOKENS, C: TOKENS * _CONTEXT, A: TOKENS * _CONTEXT}
     return max(
@@ -136,7 +137,7 @@ def _alone(role: Role) -> float:
 
 
 def _seconds(graph: ModelGraph, role: Role, cut: set[AxesClass], alone: float, links: _Collectives) -> float:
-    """Of a node on one rank, with the collectives that it needs; infinite where it cannot be done."""
+    """Seconds of a node on one rank, with the collectives that it needs; infinite if it is impossible."""
     shared = {*role.shares, *role.sums} & cut
     if len(shared) > 1:
         return math.inf

@@ -1,11 +1,11 @@
-"""Cut a model into stages that run one after the other, each on ranks of its own.
+"""Split a model into pipeline stages, each on ranks of its own.
 
     y = f(x)  ->  y = f(hand_over(x, 1))           where stage 1 begins
-A cut is a place in the order of the graph. What is computed before and read behind it crosses: rows of hidden states.
-What follows from step inputs alone, such as the angles of rotations, is computed again in each stage instead. Of all
-places, those where the fewest bytes cross come into question (in the residual stream, as a rule), and of these the cuts
-are taken for which the stage that takes longest takes the least time, by the cost model. Each cut is one rewrite.
-Must have: the option pipeline_parallel_size; a layer that attends for each stage.
+A cut is a place in the order of the graph. Values computed before it and read behind it cross it: rows of hidden
+states. Values that depend on step inputs alone, such as the angles of rotations, are computed again in each stage
+instead. Candidates are the places where the fewest bytes cross, usually in the residual stream. Among them the cuts are
+chosen that minimize the time of the slowest stage, by the cost model. Each cut is one rewrite. Must have: the option
+pipeline_parallel_size; a layer that attends for each stage.
 Numerics: exact; hand_over changes nothing.
 Source: Huang et al. 2019, "GPipe"; Narayanan et al. 2021, "Efficient Large-Scale Language Model Training".
 """
@@ -46,7 +46,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
         raise PassError(
             f"the model cannot be cut into {stages} stages: {layers} of its layers attend, and each stage needs one",
             at=f"pipeline_parallel_size={stages}",
-            fix=f"the most that it can be cut into is pipeline_parallel_size={most}",
+            fix=f"the maximum is pipeline_parallel_size={most}",
         )
     ends = [place.end for place in cuts]
     shares = _shares(order, [0, *ends, len(order)])
@@ -54,7 +54,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     for number, place in enumerate(cuts, 1):
         names = ", ".join(node.name for node in place.crossing)
         log.step(
-            f"begin stage {number} behind {names}: {place.nbytes} bytes a token cross; {shares[number]:.0%} of the "
+            f"begin stage {number} behind {names}: {place.nbytes} bytes per token cross; {shares[number]:.0%} of the "
             f"step's time follow up to the next, {shares[number - 1]:.0%} come before",
             *place.crossing,
         )
@@ -66,14 +66,14 @@ cut_stages = GraphPass("cut_stages", run, Numerics.EXACT, unproved="it makes wha
 
 @dataclass(frozen=True)
 class _Place:
-    """Between two nodes of the graph's order: behind so many. crossing: what is computed before and read after."""
+    """A place between two nodes in the graph's order. crossing: values computed before and read after it."""
 
     end: int
     crossing: tuple[fx.Node, ...]
 
     @property
     def nbytes(self) -> int:
-        """Of a token."""
+        """Bytes per token."""
         return sum(nbytes(node, 1) for node in self.crossing)
 
 
@@ -149,7 +149,7 @@ def _balanced(order: Sequence[fx.Node], places: Sequence[_Place], stages: int) -
 
 
 def _shares(order: Sequence[fx.Node], ends: Sequence[int]) -> list[float]:
-    """Of a step's time, by stage."""
+    """Shares of a step's time, by stage."""
     seconds = list(accumulate((node_seconds(node) for node in order), initial=0.0))
     parts = [seconds[end] - seconds[start] for start, end in pairwise(ends)]
     return [part / seconds[-1] if seconds[-1] else 0.0 for part in parts]
@@ -174,7 +174,8 @@ def _attends(node: fx.Node) -> bool:
 
 
 def _computed_again(graph: ModelGraph) -> set[fx.Node]:
-    """What follows from step inputs and vectors alone: cheaper to compute in each stage than to hand over."""
+    """Values that depend on step inputs and vectors alone, which are cheaper to compute in each stage than to hand
+    over."""
     known = {*graph.inputs(), *(node for node in graph.weight_nodes() if node.meta["val"].dim() < 2)}
     again = set[fx.Node]()
     for node in graph.graph.nodes:

@@ -21,7 +21,8 @@ class Pieces:
 
 
 def pieces(node: fx.Node) -> Pieces | None:
-    """Those of which a slice takes one; None for other slices, and where something else reads what is sliced, too."""
+    """The equal pieces from which a slice takes one; None for other slices, or if another node also reads the sliced
+    tensor."""
     if node.target is not aten.slice.Tensor:
         return None
     found = _pieces(node)
@@ -33,7 +34,7 @@ def pieces(node: fx.Node) -> Pieces | None:
 
 
 def resize_slice(node: fx.Node, length: int) -> None:
-    """Let a slice take a piece of so many elements, of an axis that became shorter or longer with it."""
+    """Resize the piece that a slice takes to `length` elements, after its axis was resized."""
     arguments = call_arguments(node)
     operand, dim, start, end, step = (arguments[name] for name in ("self", "dim", "start", "end", "step"))
     if step > 1:

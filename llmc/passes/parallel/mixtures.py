@@ -25,7 +25,7 @@ def mixtures(graph: ModelGraph) -> Iterator[tuple[fx.Node, Mixture]]:
 
 
 def divided_by_expert(graph: ModelGraph) -> frozenset[fx.Node]:
-    """The weights of all mixtures of which ranks can each have some experts."""
+    """The weights of all mixtures whose experts can be divided over ranks."""
     found = [mixture for _, mixture in mixtures(graph) if not_divisible(graph, mixture) is None]
     return frozenset(weight for mixture in found for product in mixture for weight in weights_of(graph, product))
 
@@ -46,7 +46,7 @@ def not_divisible(graph: ModelGraph, mixture: Mixture) -> Refusal | None:
             return Refusal(f"its weight comes from {weight.name}, which no rank can have a part of", product)
         for part in weights_of(graph, product):
             if len(part.users) > 1:
-                return Refusal(f"{part.name} is used elsewhere, too", product)
+                return Refusal(f"{part.name} is also used elsewhere", product)
     for node in between(mixture):
         value = node.meta["val"]
         if not isinstance(value, Tensor) or value.shape[:2] != mixture[0].meta["val"].shape[:2]:

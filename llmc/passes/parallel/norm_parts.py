@@ -32,7 +32,8 @@ def norm_parts(graph: ModelGraph, node: fx.Node, channels: int, shares: fx.Node 
 
 
 def channel_shares(split: Split) -> list[Tensor] | None:
-    """What each rank's channels count: 1 / n of one that n ranks have; None where each has its own."""
+    """The share with which each rank's channels count: 1 / n for a channel on n ranks; None if each rank has its
+    own."""
     counts = torch.zeros(split.spans[-1][1])
     for start, stop in split.spans:
         counts[start:stop] += 1

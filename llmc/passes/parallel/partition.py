@@ -6,11 +6,11 @@
     rms_norm(x)                  ->  x's part * rsqrt(all_reduce(sum of x's part's squares) / channels + eps) * w's part
     norm(x), the output          ->  norm(all_gather(x's part)), all_gather(logits' part)
     sum_experts(expert_linear(…)) ->  all_reduce(sum_experts(expert_linear(…))), of parts of each expert's channels
-All ranks run one graph on weights of the same shapes; which axes are cut together follows from the ops' records
-(propagate_placements), and which are worth it from what they cost (choose_plan). Each class of axes is one rewrite.
-Heads, groups of codes and rows that do not divide are padded with zeros, which add nothing to the sums that follow;
-where there are fewer KV heads than ranks, several ranks keep the same.
-Must have: the option tensor_parallel_size; without it there is nothing to do.
+All ranks run one graph on weights of the same shapes; propagate_placements finds the axes that must be split together
+from the ops' records, and choose_plan those that are worth splitting by their costs. Each class of axes is one rewrite.
+Heads, groups of codes and rows that do not divide are padded with zeros, which do not change the sums that follow. If
+there are fewer KV heads than ranks, several ranks hold the same one. Must have: the option tensor_parallel_size;
+without it there is nothing to do.
 Numerics: reorder, since sums over parts are added up in the order of ranks.
 Source: Shoeybi et al. 2019, "Megatron-LM"; Xu et al. 2021, "GSPMD".
 """
@@ -77,7 +77,7 @@ partition = GraphPass("partition", run, Numerics.REORDER, unproved="it makes wha
 
 
 def _check_all_have_some(graph: ModelGraph, plan: Plan, ranks: int) -> None:
-    """Raise PassError where a rank would have nothing but padding of what is cut: of heads, as a rule."""
+    """Raise PassError if a rank would hold only padding of a class, usually of heads."""
     idle = [(each, split.idle) for each, split in plan.splits if split.idle]
     if not idle:
         return
@@ -88,7 +88,7 @@ def _check_all_have_some(graph: ModelGraph, plan: Plan, ranks: int) -> None:
         f"{ranks} tensor ranks are more than can be used: the {axes.size} elements of {name} that would be cut are in "
         f"{ranks - without} parts that stay together, such as heads, and {without} of the ranks would have none",
         at=f"tensor_parallel_size={ranks}",
-        fix=f"the most that can be used is tensor_parallel_size={most}",
+        fix=f"the maximum is tensor_parallel_size={most}",
     )
 
 
@@ -102,7 +102,7 @@ class _Cut:
     split: Split
 
     def summary(self) -> str:
-        """What is cut, for the record of rewrites."""
+        """The split axes, for the record of rewrites."""
         weights = [node.name for node, _ in self.axes.members if node.name in self.graph.weights]
         shown = ", ".join(weights[:4]) + (" …" if len(weights) > 4 else "")
         parts = sorted({stop - start for start, stop in self.split.spans}, reverse=True)
@@ -116,7 +116,7 @@ class _Cut:
             if node.name in self.graph.weights:
                 self._cut_weight(node, axis)
         resize_values(self.axes, self._length, whole)
-        # Before the operands that are gathered are replaced by what is taken or normed of them.
+        # Runs before gathered operands are replaced by their parts or norms.
         for role in members:
             self._gather(role)
         for role in members:
@@ -145,7 +145,7 @@ class _Cut:
             self._sum(node)
 
     def _sum(self, node: fx.Node) -> None:
-        """What the node makes is a part of a sum; its bias is added once."""
+        """Make the node's result a part of a sum; its bias is added once."""
         arguments = call_arguments(node)
         bias = arguments.get("bias")
         end = sum_of(node)
@@ -168,7 +168,8 @@ class _Cut:
         end.replace_all_uses_with(last, delete_user_cb=lambda user: user is not total)
 
     def _add_on_the_first(self, node: fx.Node, bias: fx.Node) -> None:
-        """Let the first rank's product alone add its bias, where it is no row's, or more follows before the sum."""
+        """Let only the first rank's product add its bias, if the bias is not per row, or if ops follow before the
+        sum."""
         recipe, value = self.graph.weights[bias.name], bias.meta["val"]
         length = value.shape[0]
         stops = (length, *(0,) * (self.graph.ranks - 1))
@@ -192,7 +193,7 @@ class _Cut:
         node.replace_input_with(arguments["ids"], ids)
 
     def _take(self, node: fx.Node) -> None:
-        """Each rank goes on with its part of what all of them made; padding repeats the first channel."""
+        """Each rank continues with its part of the whole result; padding repeats the first channel."""
         axis = self._axis(node)
         split = self._split(node, axis)
         order = [

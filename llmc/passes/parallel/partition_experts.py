@@ -2,11 +2,10 @@
 
     sum_experts(expert_linear(gate(expert_linear(x, w, i)), v, i), p)  ->  all_reduce(sum_experts(…)), where each rank
         has its experts of w and v, and i counts from the first of them
-An index that is no expert of a rank yields zeros there, so that every token's sum is made of all ranks' parts. Where
-experts do not divide, the last ranks have fewer; what fills them up is zero, too.
-Must have: the option enable_expert_parallel, and ranks, no more than experts; without the option there is nothing to
-do, and partition cuts the channels of all experts. Between the products there may be only what works on each slot by
-itself, and all that comes out is summed.
+An index of another rank's expert yields zeros, so that every token's sum is the sum of all ranks' parts. If experts do
+not divide, the last ranks have fewer and are padded with zeros. Must have: the option enable_expert_parallel, and
+ranks, no more than experts; without the option there is nothing to do, and partition cuts the channels of all experts.
+Between the products there may be only what works on each slot by itself, and all that comes out is summed.
 Numerics: reorder, since a token's experts are added up in the order of ranks.
 """
 
@@ -55,7 +54,7 @@ def _check_all_have_some(experts: int, ranks: int) -> None:
             f"{ranks} tensor ranks are more than can be used: a layer's {experts} experts leave "
             f"{ranks - experts} of them none",
             at=f"tensor_parallel_size={ranks}",
-            fix=f"the most that can be used is tensor_parallel_size={experts}; without enable_expert_parallel, each "
+            fix=f"the maximum is tensor_parallel_size={experts}; without enable_expert_parallel, each "
             "rank has some channels of all experts",
         )
 

@@ -29,8 +29,8 @@ _RESHAPES = (aten.reshape.default, aten.view.default)
 
 @dataclass(frozen=True)
 class Scale:
-    """How an axis follows its class: each `unit` elements of it go with `per` of the class. runs: the axis is so many
-    runs one after the other, each of which follows the class so, as the rows of all experts in one matrix do."""
+    """How an axis follows its class: each `unit` elements of it go with `per` of the class. runs: the axis consists of
+    this many consecutive runs, each following the class, as the rows of all experts in one matrix do."""
 
     per: int
     unit: int
@@ -43,9 +43,9 @@ class Scale:
 
 @dataclass(eq=False)
 class AxesClass:
-    """Axes that are cut together. size: elements of the longest, or where that is no multiple of another's, the least
-    number that both divide. shared: numbers of elements that axes have one unit
-    for which several ranks may keep, such as a KV head of many query heads, or the scale of a group."""
+    """Axes that are split together. size: elements of the longest axis, or the least common multiple if it is not a
+    multiple of another's. shared: numbers of elements with one shared unit that several ranks may hold, such as a KV
+    head of many query heads, or the scale of a group."""
 
     size: int
     members: dict[NodeAxis, Scale] = field(default_factory=dict)
@@ -159,15 +159,15 @@ class Placements:
                 self._join(outer_new, outer_old, inner=math.prod(before[i] for i in olds[1:]))
 
     def _join(self, one: NodeAxis, other: NodeAxis, inner: int = 1, runs: int = 1) -> None:
-        """One axis is the other, or has `inner` elements for each of the other's; or is so many runs of it. Nothing
-        where one is in no class."""
+        """One axis is the other, or has `inner` elements for each of the other's; or it is `runs` runs of it. Does
+        nothing if an axis is in no class."""
         if one not in self._of or other not in self._of or not self._part_into_runs(one, other, runs):
             return
         first, second = self._of[one], self._of[other]
         mine, theirs = first.members[one], second.members[other]
         if inner % mine.unit and mine.unit % inner:
-            return  # Its units do not lie within the other's elements, nor these within its units.
-        # What the other axis is in the first's class.
+            return  # Neither axis's units lie within the other's elements.
+        # The other axis in the first's class.
         common = math.gcd(inner, mine.unit)
         per, unit = mine.per * inner // common, mine.unit // common
         if first is second:
@@ -213,7 +213,7 @@ class Placements:
 
 
 def _part(axes: AxesClass, count: int) -> bool:
-    """Whether a class can be taken for one of so many equal runs of it, each of which is cut alike; then it is."""
+    """Narrow a class to one of `count` equal runs, each split alike, if possible. Returns whether it was."""
     if count == 0 or axes.size % count or any(axes.size // count % per for per in _pers(axes)):
         return False
     axes.size //= count
@@ -248,8 +248,8 @@ def rule_axes(node: fx.Node) -> Iterator[tuple[Axis, NodeAxis]]:
 
 
 def same_runs(before: Any, after: Any) -> Iterator[tuple[list[int], list[int]]]:
-    """Shortest runs of axes with as many elements on both sides of a reshape; one axis with a symbolic size is its own.
-    Axes of one element are left out."""
+    """Shortest runs of axes with equal numbers of elements on both sides of a reshape; an axis with a symbolic size is
+    a run of its own. Axes of one element are left out."""
     olds = [i for i, size in enumerate(before) if not is_one(size)]
     news = [i for i, size in enumerate(after) if not is_one(size)]
     while olds and news:

@@ -1,4 +1,4 @@
-"""Models with states run on one rank: nobody divides what they carry from token to token yet."""
+"""Models with states run on one rank: states are not divided yet."""
 
 from llmc.errors import PassError
 from llmc.graph.model_graph import ModelGraph
@@ -7,7 +7,7 @@ from llmc.passes.serving.keep_states import CONTRACT
 
 
 def refuse_states(graph: ModelGraph, option: str, ranks: int) -> None:
-    """Raise PassError for a graph with states. option: that asks for so many ranks."""
+    """Raise PassError for a graph with states. option: the option that requests `ranks` ranks."""
     nodes = [node for node in graph.graph.nodes if (record := record_of(node)) and record.fallback == CONTRACT]
     if nodes:
         raise PassError(

@@ -19,7 +19,7 @@ LengthOf = Callable[[NodeAxis], int]
 
 
 def resize_values(axes: AxesClass, length_of: LengthOf, whole: Collection[fx.Node] = ()) -> None:
-    """Fake values of all that has an axis of the class, but for those that stay whole."""
+    """Resize the fake values of all nodes with an axis of the class, except those that stay whole."""
     for node, axis in axes.members:
         if node not in whole:
             value: Tensor = node.meta["val"]
@@ -30,8 +30,8 @@ def resize_values(axes: AxesClass, length_of: LengthOf, whole: Collection[fx.Nod
 def resize_calls(
     graph: ModelGraph, placements: Placements, axes: AxesClass, length_of: LengthOf, whole: Collection[fx.Node] = ()
 ) -> None:
-    """Sizes that calls name; then the fake values of what was changed or is new, and of all that reads what has another
-    shape now: a model of many layers has many classes, each of which touches little of the graph."""
+    """Resize sizes in call arguments, then the fake values of changed and new nodes and of readers of changed shapes.
+    Deep models have many classes, each of which touches a small part of the graph."""
     for node, axis in axes.members:
         if node.target in _NAME_SIZES:
             sizes = list(cast("list[int]", node.args[1]))

@@ -1,4 +1,4 @@
-"""What each node does with the classes of axes that it touches, and so what it costs to cut them."""
+"""The role of each node for the classes of axes that it touches, which decides the cost of splitting them."""
 
 from dataclasses import dataclass, field
 
@@ -14,10 +14,10 @@ from llmc.passes.shapes import is_one
 
 @dataclass(frozen=True)
 class Role:
-    """shares: classes of which the node does a part on each rank. sums: those over which it sums, so that ranks have
-    parts of a sum. gathers: operands that it needs whole, and by which class they would be cut. takes: those of its
-    result that it makes whole, and then takes a part of. squares: those of `shares` of which it needs the sum of all
-    squares. barred: those whose parts it could neither gather nor take, since these are no channels of rows."""
+    """shares: classes whose work the node divides over ranks. sums: classes that it sums over, so that each rank has a
+    part of the sum. gathers: operands that it needs whole, by the class that would split them. takes: classes of its
+    result that it computes whole before taking a part. squares: classes of `shares` whose sum of squares it needs.
+    barred: classes that it could neither gather nor take, because they are not channels of rows."""
 
     node: fx.Node
     shares: list[AxesClass] = field(default_factory=list)
@@ -34,7 +34,7 @@ class Role:
 
 
 def roles(graph: ModelGraph, placements: Placements) -> list[Role]:
-    """Of every call and of the output, in order; those that touch no class are left out."""
+    """The roles of every call and of the output, in order; nodes that touch no class are left out."""
     found = [_role(node, placements) for node in graph.graph.nodes if node.op in ("call_function", "output")]
     return [role for role in found if role.classes()]
 
@@ -67,7 +67,7 @@ def _role(node: fx.Node, placements: Placements) -> Role:
 
 
 def _repeated(node: fx.Node, placements: Placements) -> set[AxesClass]:
-    """The classes of axes along which `expand` repeats one element, of which each rank makes as many as it has."""
+    """The classes of axes along which `expand` repeats one element; each rank repeats it for its part."""
     if node.target is not torch.ops.aten.expand.default:
         return set()
     before, after = node.all_input_nodes[0].meta["val"].shape, node.meta["val"].shape
@@ -135,7 +135,7 @@ def sum_of(node: fx.Node) -> fx.Node:
 
 
 def nbytes(node: fx.Node, tokens: int) -> int:
-    """Of a value in a step of so many tokens."""
+    """Bytes of a value in a step of `tokens` tokens."""
     value = node.meta["val"]
     sizes = [size if isinstance(size, int) else tokens for size in value.shape] if isinstance(value, Tensor) else [0]
     return int(torch.tensor(sizes).prod()) * value.dtype.itemsize if isinstance(value, Tensor) else 0

@@ -5,7 +5,8 @@
 Only for several ranks: cut as a whole, each rank would get rows of the query's weight, or of the key's. merge_qkv joins
 what each rank has again.
 Must have: slices are all that reads the product; w and b are weights, or codes of one.
-Numerics: reorder, since a library matrix product may sum a row elsewhere in another order; the kernels here do not.
+Numerics: reorder, since a library matrix product may use another order of sums for a row at another place; the kernels
+here do not.
 """
 
 from dataclasses import dataclass
@@ -69,7 +70,7 @@ separate_products = GraphPass(
 
 @dataclass(frozen=True)
 class _Piece:
-    """What a node takes of an axis: start to end."""
+    """The part of an axis that a node takes: start to end."""
 
     node: fx.Node
     start: int
@@ -110,7 +111,7 @@ def _check(graph: ModelGraph, linear: fx.Node) -> None:
 
 
 def _rows(tensor: fx.Node) -> dict[str, fx.Node]:
-    """What has a row for each row of a weight: the weight itself, or what it is stored as."""
+    """The tensors with one row per row of a weight: the weight itself, or its stored tensors."""
     return stored_rows(tensor) if part_of(tensor) is Part.STORAGE else {"": tensor}
 
 

@@ -62,12 +62,12 @@ def in_panels(axes: AxesClass, split: Split) -> Split | None:
 
 
 def most_ranks(classes: Collection[AxesClass], ranks: int) -> int:
-    """The most ranks, up to so many, each of which can have something of every class."""
+    """The largest number of ranks, up to `ranks`, that each hold a part of every class."""
     return next((n for n in range(ranks, 1, -1) if all(_is_for_all(split_class(each, n)) for each in classes)), 1)
 
 
 def even_split(size: int, ranks: int, unit: int = 1) -> Split:
-    """Units of elements one after the other, as many on each rank, or one less on the last ones."""
+    """Consecutive units of elements, equally many on each rank, or one less on the last ones."""
     spans = tuple((start * unit, stop * unit) for start, stop in _parts(size // unit, ranks))
     return Split(spans, max(stop - start for start, stop in spans))
 
@@ -84,7 +84,7 @@ def _units(axes: AxesClass) -> Iterator[int]:
 
 
 def _within(axes: AxesClass, unit: int, ranks: int) -> Iterator[Split]:
-    """The same within each shared unit, of which there are fewer than ranks."""
+    """The same split within each shared unit, if there are fewer units than ranks."""
     for per in axes.shared:
         count = axes.size // per
         if count < ranks and per % unit == 0:

@@ -11,14 +11,14 @@ from llmc.passes.parallel.propagate_placements import AxesClass, Placements
 from llmc.passes.parallel.roles import Role
 
 _AXES = ("rows", "columns")
-# The heads' axis of what attention and rotations read: [tokens, heads, channels].
+# The heads' axis of the operands of attention and rotations: [tokens, heads, channels].
 _HEADS = 1
 
 
 def whole_matrices(
     graph: ModelGraph, placements: Placements, roles: Sequence[Role], cut: Sequence[AxesClass], ranks: int
 ) -> list[Refusal]:
-    """Those of which no axis is cut, in the order of the graph; the reason stands behind a colon."""
+    """The matrices without a split axis, in the order of the graph, each with the reason after a colon."""
     barred: dict[AxesClass, Role] = {}
     for role in roles:
         for each in role.barred:
@@ -35,7 +35,7 @@ def whole_matrices(
 
 
 def reason_of(node: fx.Node, refusals: Sequence[str]) -> str | None:
-    """What `whole_matrices` said of a weight, if it did."""
+    """The reason that `whole_matrices` gave for a weight, if any."""
     said = (each for each in refusals if each.startswith(f"{node.name} ("))
     return next((each.partition(" ranks: ")[2] for each in said), None)
 

@@ -26,7 +26,7 @@ Choose = Callable[[InnerAxes, Tensor], Tensor]
 def choose_units(
     stream: Stream, placements: Placements, found: Sequence[InnerAxes], choose: Choose
 ) -> list[tuple[Tensor, float]]:
-    """Of each class the units that stay, ascending, and the error without the others; in one run over the text."""
+    """The remaining units of each class, ascending, and the error without the others, from one run over the text."""
     products = {product: index for index, inner in enumerate(found) for product in inner.products}
     energies = [torch.zeros(inner.count) for inner in found]
     left = [len(inner.products) for inner in found]

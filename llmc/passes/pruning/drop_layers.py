@@ -4,7 +4,7 @@
 Layers are found by structure: all that lies between the hidden states before and after an attention
 (speculative/residual_stream.py). Each counts by its block influence on calibration text, 1 - cos(s[i], s[i + 1]) on
 average over tokens, in the model as it came. Caches of layers that go are not made. One rewrite for each layer.
-Must have: a layer of which nothing is read elsewhere but the state that it hands on; one layer has to stay.
+Must have: a layer whose only value read elsewhere is its output state; one layer has to remain.
 Numerics: lossy. Source: Men et al. 2024, "ShortGPT: layers in large language models are more
 redundant than you expect".
 """
@@ -46,13 +46,13 @@ class _Layer:
 
     @property
     def module(self) -> str:
-        """What the names of its weights begin with."""
+        """The prefix of its weights' names."""
         words = zip(*(module.split(".") for module in self.modules), strict=False)
         return ".".join(each[0] for each in takewhile(lambda each: len(set(each)) == 1, words))
 
 
 def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData) -> None:
-    """Choose all of them at once, then take out one after the other, the last one first."""
+    """Choose all of them at once, then remove them one at a time, from the last to the first."""
     pruning = options.pruning
     if pruning.layers == 0:
         return
@@ -100,7 +100,7 @@ def _layer(graph: ModelGraph, number: int, before: fx.Node | Refusal, after: fx.
 
 
 def _between(before: fx.Node, after: fx.Node) -> set[fx.Node]:
-    """What follows from one and leads to the other."""
+    """The nodes that depend on one and lead to the other."""
     following, waiting = set[fx.Node](), [before]
     while waiting:
         new = set(waiting.pop().users) - following
@@ -141,7 +141,7 @@ def _asked(layer: _Layer, pruning: Pruning) -> Refusal:
 def _check_count(pruning: Pruning, count: int, free: int, refusals: Sequence[Refusal]) -> None:
     most = min(free, count - 1)
     if pruning.layers > most:
-        kept = f", of which {free} can go: {refusals[0].reason}" if refusals else ", and one has to stay"
+        kept = f", but only {free} can go: {refusals[0].reason}" if refusals else ", and one has to stay"
         raise OptionError(
             f"{pruning.layers} layers cannot be taken out: the model has {count}{kept}",
             at=f"prune=layers={pruning.layers}",

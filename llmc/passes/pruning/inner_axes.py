@@ -42,12 +42,12 @@ class InnerAxes:
 
     @property
     def count(self) -> int:
-        """Of units."""
+        """Number of units."""
         return self.axes.size // self.unit
 
     @property
     def module(self) -> str:
-        """What it is called: the checkpoint's name of the product that sums over it."""
+        """Its name: the checkpoint's name of the product that sums over it."""
         return self.modules[-1]
 
 

@@ -5,7 +5,7 @@ Gated or plain, whatever lies between; a product that makes gate and up at once 
 again. Classes of axes say what goes together (inner_axes.py), contributions.py says how much each channel adds on
 calibration text. Recipes select the rows and columns while weights stream. One rewrite for each MLP.
 Must have: channels that products make and sum over, with nothing between that needs all of them at once.
-Numerics: lossy. What is left is dense, and smaller. Source: Ma et al. 2023, "LLM-Pruner".
+Numerics: lossy. The result is dense and smaller. Source: Ma et al. 2023, "LLM-Pruner".
 """
 
 from llmc.graph.model_graph import ModelGraph

@@ -5,7 +5,7 @@ The KV cache becomes smaller alike. Classes of axes say which query heads read w
 norms go along, and what a product of Q, K and V at once has of each (it is taken apart for it and put together again);
 contributions.py says how much each KV head adds on calibration text. One rewrite for each attention.
 Must have: the option `prune`; more than one KV head; no norm over the channels of all heads.
-Numerics: lossy. What is left is dense, and smaller. Source: Ma et al. 2023, "LLM-Pruner".
+Numerics: lossy. The result is dense and smaller. Source: Ma et al. 2023, "LLM-Pruner".
 """
 
 from llmc.graph.model_graph import ModelGraph

@@ -27,7 +27,7 @@ from llmc.passes.rewrite_log import RewriteLog
 
 
 def prune_units(kind: Kind, graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData) -> None:
-    """One rewrite for each class that loses some. What is chosen is what adds least in the graph as it comes.
+    """One rewrite per class that loses units: those that contribute least in the graph before this pass.
 
     Raises OptionError where all were asked to lose some and none can, and for a rule that takes nothing.
     """

@@ -51,7 +51,7 @@ def awq_scales(x: Tensor, weights: Sequence[Tensor], schemes: Sequence[Scheme], 
 
 
 def _error(x: Tensor, weight: Tensor, scheme: Scheme, scales: Tensor) -> float:
-    """The square of what rounding changes in the products of a weight whose channels are scaled."""
+    """The squared rounding error in the products of a weight whose channels are scaled."""
     total = 0.0
     for span in scale_spans(weight, scheme):
         rows = weight[span].float()

@@ -73,7 +73,7 @@ def _check_numbers(graph: ModelGraph, data: ModelData, purpose: str, instead: st
         raise CheckpointError(
             f"there are no weights {purpose}",
             at=name,
-            fix=f"download them, too, or {instead}",
+            fix=f"download them as well, or {instead}",
         )
 
 
@@ -91,7 +91,7 @@ def _check_finite(graph: ModelGraph, data: ModelData) -> None:
 
 def _check_tensor(name: str, tensor: Tensor) -> None:
     with one_thread():
-        # The sum of finite numbers is finite, but for absurdly large ones, which are counted one by one.
+        # The sum of finite numbers is finite, except for absurdly large ones, which are counted one by one.
         if all(bool(torch.isfinite(part.float().sum())) for part in tensor.reshape(-1).split(_CHUNK)):
             return
     bad = int((~torch.isfinite(tensor)).sum())

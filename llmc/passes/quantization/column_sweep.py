@@ -26,13 +26,13 @@ _STRIP, _TOKENS = 192, 4096
 
 # Gives the next columns, [count, rows], as they would be corrected now; of this block of columns alone.
 Ahead = Callable[[int], Tensor]
-# What a column becomes: the place in the order, the corrected column [rows], and the ones from it on → [rows].
+# The new values of a column: (position in the order, corrected column [rows], columns from it on) → [rows].
 Choose = Callable[[int, Tensor, Ahead], Tensor]
 
 
 class Sweeping(Protocol):
-    """What a scheme says of its sweep. damping: of the Hessian's diagonal, as a share of its mean. act_order: columns
-    with the largest inputs come first."""
+    """A scheme's settings of its sweep. damping: added to the Hessian's diagonal, as a share of its mean. act_order:
+    process columns with the largest inputs first."""
 
     @property
     def name(self) -> str: ...
@@ -44,7 +44,7 @@ class Sweeping(Protocol):
 
 @dataclass(frozen=True)
 class Solver:
-    """What weights of the same input share. order: columns as they are taken. factor: M, unit upper triangular, with
+    """Data shared by weights with the same input. order: the order of columns. factor: M, unit upper triangular, with
     H = M·D·Mᵀ in that order and D diagonal. pivots: D, [columns] in that order. importance: [columns], the Hessian's
     diagonal. dead: columns whose input is always 0."""
 
@@ -63,7 +63,7 @@ class InputSolvers:
         self._last: tuple[fx.Node, Sweeping, Solver] | None = None
 
     def of(self, x: fx.Node, scheme: Sweeping) -> Solver:
-        """Of an input whose values the stream has now."""
+        """The solver for an input whose values the stream has now."""
         if self._last is None or self._last[0] is not x or self._last[1] != scheme:
             self._last = None
             hessian = gram(self._stream.parts(x), int(x.meta["val"].shape[-1]))
@@ -136,7 +136,8 @@ def sweep(weight: Tensor, solver: Solver, choose: Choose) -> None:
 
 @dataclass(frozen=True)
 class _Block:
-    """Columns that are taken one by one. left: as they are corrected so far. wanted: as they were. factor: theirs."""
+    """Columns that are processed one by one. left: the columns with all corrections applied. wanted: the original
+    columns. factor: their part of the factor."""
 
     left: Tensor
     wanted: Tensor

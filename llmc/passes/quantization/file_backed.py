@@ -14,7 +14,7 @@ from llmc.cache import make_private
 from llmc.files.storage_error import ELSEWHERE_CACHED, storage_error
 from llmc.settings import settings
 
-# What is smaller costs more as a file than it saves.
+# Minimum size in bytes: a file for a smaller tensor costs more than it saves.
 _LEAST_BYTES = 1 << 20
 
 

@@ -1,4 +1,4 @@
-"""GPTQ: round a weight's columns one after the other, each as the errors of those before it ask (column_sweep.py).
+"""GPTQ: round a weight's columns in order, compensating the errors of earlier ones (column_sweep.py).
 
 Groups keep their place and their scales are fixed before (AutoGPTQ's static groups), so that act-order, which takes
 the columns with the largest inputs first, costs nothing at run time.
@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from llmc.formats.schemes import Scheme
+from llmc.graph.code_numbers import code_dtype, code_numbers, in_steps
 from llmc.ops.weight_codes import nearest_codes
 from llmc.passes.parallel_map import parallel_map
 from llmc.passes.quantization.column_sweep import Ahead, Solver, sweep
-from llmc.passes.quantization.round_weight import RoundedWeight, fitted_scales, joined, scale_spans
+from llmc.passes.quantization.round_weight import RoundedWeight, fitted_parts, joined, scale_spans, with_parts
 
 # Fewer rows of a column take less time than their threads wait for each other's Python.
 _LEAST_ROWS = 2048
@@ -30,25 +31,33 @@ def _rounded(weight: Tensor, solver: Solver, scheme: Scheme, kept: Tensor | None
     """Rows of a weight: each is rounded without the others."""
     values = weight.float().clone()
     values[:, solver.dead] = 0.0
-    scales, zeros = fitted_scales(values, scheme, solver.importance)
-    width = weight.shape[1] // scales.shape[1]
-    groups = solver.order // width
-    column_scales = scales.float().t()[groups].unbind()
-    column_zeros = None if zeros is None else zeros.float().t()[groups].unbind()
+    parts = fitted_parts(values, scheme, solver.importance)
+    scales = _of_columns(in_steps(parts["scales"], parts.get("scale_steps")), solver.order)
+    zeros = _of_columns(parts["zeros"].float(), solver.order) if "zeros" in parts else None
+    minima = None
+    if "minima" in parts:
+        minima = _of_columns(in_steps(parts["minima"], parts.get("minimum_steps")), solver.order)
     column_kept = None if kept is None else kept.t()[solver.order].unbind()
     codes: list[Tensor] = []
 
     def rounded(k: int, column: Tensor, ahead: Ahead) -> Tensor:
-        scale, zero = column_scales[k], None if column_zeros is None else column_zeros[k]
-        scaled = column / scale
-        if column_kept is not None:
-            scaled.masked_fill_(~column_kept[k], 0.0)
-        code = nearest_codes(scaled, zero, scheme.format)
+        wanted = column if column_kept is None else column.masked_fill(~column_kept[k], 0.0)
+        if minima is not None:
+            wanted = wanted + minima[k]
+        code = nearest_codes(wanted / scales[k], None if zeros is None else zeros[k], scheme.format)
         codes.append(code)
-        value = code.float() if zero is None else code.float() - zero
-        return value.mul_(scale)
+        value = code_numbers(code, scheme.format)
+        if zeros is not None:
+            value.sub_(zeros[k])
+        value.mul_(scales[k])
+        return value if minima is None else value.sub_(minima[k])
 
     sweep(values, solver, rounded)
-    unordered = torch.empty(weight.shape[1], weight.shape[0], dtype=torch.int8)
+    unordered = torch.empty(weight.shape[1], weight.shape[0], dtype=code_dtype(scheme.format))
     unordered[solver.order] = torch.stack(codes)
-    return RoundedWeight(unordered.t().contiguous(), scales, zeros, scheme.format)
+    return with_parts(unordered.t().contiguous(), parts, scheme.format)
+
+
+def _of_columns(groups: Tensor, order: Tensor) -> tuple[Tensor, ...]:
+    """Values of groups [rows, groups] as one tensor [rows] per column, in the given order."""
+    return groups.t()[order // (len(order) // groups.shape[1])].unbind()

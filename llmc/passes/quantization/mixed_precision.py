@@ -1,12 +1,12 @@
 """Give each weight from 4 to 16 bits, so that their mean stays within a budget and the output changes least.
 
-What each weight's bits are worth is estimated (sensitivity.py) and given out (spend_bits.py). An estimate adds up what
-the weights do one by one, and rounds to nearest: GPTQ leaves a fifth of that in most weights, and half in the output
-projection. So the estimates are scaled to what two plans measure, the projection at 8 bits and at 4.
+The value of each weight's bits is estimated (sensitivity.py), and bits are assigned (spend_bits.py). An estimate sums
+the effects of single weights rounded to nearest; GPTQ leaves a fifth of that in most weights, and half in the output
+projection. The estimates are therefore scaled to the measurements of two plans, with the projection at 8 bits and at 4.
 
-And they only propose. The candidates are what is given out for this budget and for the next smaller one of a fixed
-grid, and the schemes that are the same for all weights and fit. Each is carried out in full, and the one whose output
-diverges least, on text held apart, is taken.
+And they only propose. The candidates are what is given out for this budget and, where it is on no place of a fixed
+grid, for the place below it, and the schemes that are the same for all weights and fit. Each is carried out in full,
+and the one whose output diverges least, on text held apart, is taken.
 """
 
 import math
@@ -33,10 +33,9 @@ from llmc.passes.quantization.sensitivity import (
 )
 from llmc.passes.quantization.spend_bits import Rung, spend
 
-# Budgets, in bits a weight, for which bits are given out: the same ones whatever is asked, so that a larger budget has
-# the candidates of a smaller one. And how many of them are carried out.
+# Budgets, in bits per weight, for which bits are given out besides the one that is asked for: a larger budget then has
+# the candidate of a smaller one.
 _GRID = 1 / 16
-_GIVEN_OUT = 2
 # A uniform scheme that is expected to diverge by more than this times the least is not carried out.
 _HOPELESS = 2.0
 _SMALLEST = 1e-12
@@ -88,14 +87,14 @@ def choose_schemes(
 
 
 class _Trials:
-    """What plans measure, each carried out once."""
+    """Measurements of plans, each carried out once."""
 
     def __init__(self, units: Sequence[Sequence[Planned]], measure: Callable[[SchemeOf], float]) -> None:
         self._units, self._measure = units, measure
         self._found: dict[tuple[Scheme | None, ...], float] = {}
 
     def divergence(self, schemes: tuple[Scheme | None, ...]) -> float:
-        """Of a scheme for each unit."""
+        """The divergence with one scheme per unit."""
         if schemes not in self._found:
             self._found[schemes] = self._measure(by_module(self._units, schemes))
         return self._found[schemes]
@@ -124,7 +123,8 @@ def _scaled(
 
 @dataclass(frozen=True)
 class _Choice:
-    """What there is to choose from. rungs: of each unit. fixed: bits of what rules decide on. elements: of all."""
+    """The choices. rungs: those of each unit. fixed: bits of weights that rules decide. elements: total number of
+    elements."""
 
     units: Sequence[Sequence[Planned]]
     rungs: Sequence[Sequence[Rung[Scheme]]]
@@ -133,7 +133,7 @@ class _Choice:
     budget: Budget
 
     def shortlist(self) -> list[Candidate]:
-        """What is to be measured, in ascending bits, each once."""
+        """The candidates to measure, in ascending bits, without duplicates."""
         given_out = self._given_out()
         uniform = [each for each in self._uniform() if self._fits(each)]
         least = min(each.divergence for each in [*given_out, *uniform])
@@ -155,16 +155,14 @@ class _Choice:
         return found
 
     def _fits(self, candidate: Candidate) -> bool:
-        # As bits are printed: who asks for the 4.85 that int4-gptq is said to take means it, though it takes 4.852.
+        # Compare bits as they are printed: a budget of 4.85, the printed size of int4-gptq, must allow its 4.852 bits.
         return round(candidate.bits, 2) <= self.budget.bits
 
     def _given_out(self) -> list[Candidate]:
-        """For the budget, and for the places on the grid below it: the same ones for every budget that has them."""
+        """For the budget, and for the place on the grid below it if it is on none."""
         least = (self.fixed + sum(rungs[0].bits for rungs in self.rungs)) / self.elements
-        last = math.floor(self.budget.bits / _GRID)
-        places = [k * _GRID for k in range(last, last - _GIVEN_OUT, -1) if k * _GRID >= least]
-        if self.budget.bits not in places:
-            places.append(self.budget.bits)
+        below = math.floor(self.budget.bits / _GRID) * _GRID
+        places = [bits for bits in dict.fromkeys((below, self.budget.bits)) if bits >= least]
         found = [self._candidate("bits given out", [rungs[0].scheme for rungs in self.rungs])]
         for bits in places:
             chosen = spend(self.rungs, bits * self.elements - self.fixed)
@@ -196,7 +194,7 @@ class _Choice:
         return Candidate(name, tuple(schemes), bits / self.elements, divergence)
 
     def _expected(self, index: int, scheme: Scheme | None) -> float:
-        """The rung's, or for a scheme that is none that of the best one of as many bits a code."""
+        """The divergence of the scheme's rung, or of the best rung with the same bits per code."""
         rungs = self.rungs[index]
         of_scheme = [rung for rung in rungs if rung.scheme == scheme]
         if not of_scheme and scheme is not None:
@@ -216,7 +214,7 @@ def _check_budget(
     least = (fixed + sum(bits_of(each, schemes[0]) for unit, schemes in firsts for each in unit)) / elements
     if least > budget.bits:
         raise OptionError(
-            f"the budget of {budget.bits} bits a weight is too small: all at 4 bits, with scales, take {least:.3f}",
+            f"the budget of {budget.bits} bits per weight is too small: all at 4 bits, with scales, take {least:.3f}",
             at=f"quantize=auto:{budget.bits}",
             fix=f"give at least auto:{least + 0.005:.2f}",
         )

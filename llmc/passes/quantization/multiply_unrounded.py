@@ -58,7 +58,7 @@ def _multiply(graph: ModelGraph, product: fx.Node, parts: dict[str, fx.Node]) ->
 
 
 def _dtype_of_itself(arguments: dict[str, Any]) -> torch.dtype | None:
-    """What the result's dtype is if none is asked for: x's, or the table's."""
+    """The result's default dtype: that of x, or of the table."""
     source = arguments.get("x", arguments["weight"])
     return torch.float32 if part_of(source) is not None else source.meta["val"].dtype
 

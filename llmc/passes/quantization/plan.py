@@ -3,8 +3,21 @@
 from dataclasses import replace
 
 from llmc.errors import OptionError
-from llmc.formats.schemes import GROUPS, SCHEMES, SHARING, Quantization, Scheme
+from llmc.formats.code_format import RUN_UNIT
+from llmc.formats.schemes import (
+    GROUPS,
+    ROUNDING,
+    SCHEMES,
+    SHARING,
+    Quantization,
+    Scheme,
+    names_run,
+    on_target,
+    parse_scheme,
+)
 from llmc.graph.model_graph import ModelGraph
+from llmc.options import BuildOptions
+from llmc.passes.model_data import ModelData
 from llmc.passes.planned_weight import HEAD, PlannedWeight, plan_weights
 
 Planned = PlannedWeight[Scheme]
@@ -18,6 +31,12 @@ def plan(graph: ModelGraph, quantization: Quantization) -> tuple[Planned, ...]:
     return tuple(map(_fitted, plan_weights(graph, quantization, "quantize")))
 
 
+def asked(options: BuildOptions, data: ModelData) -> Quantization:
+    """The schemes of `quantize` for the build's target. In float32, only schemes that round tokens anyway do so."""
+    rounds_plain = data.rounds_tokens and options.dtype != "float32"
+    return on_target(options.quantization, data.token_group, rounds_plain=rounds_plain)
+
+
 def _fitted(planned: Planned) -> Planned:
     """With the scheme that is meant for such a product, in groups that divide its columns. Raises OptionError."""
     scheme = planned.scheme
@@ -29,13 +48,16 @@ def _fitted(planned: Planned) -> Planned:
 
 
 def head_scheme(scheme: Scheme) -> Scheme:
-    """What the output projection gets if nothing is said of it: at least 8 bits, since it decides on every token, and
-    no method that takes as much memory as its vocabulary is large."""
-    plain = replace(scheme, method="rtn")
+    """The default scheme of the output projection: at least 8 bits, because it decides every token, and no method whose
+    memory grows with the vocabulary."""
     if scheme.code_bits >= 8:
-        return plain
-    name = "w8a8" if scheme.activation == "int8" else "int8"
-    return replace(SCHEMES[name], is_static=scheme.is_static)
+        return replace(scheme, method="rtn")
+    if scheme.activation != "int8":
+        return SCHEMES["int8"]
+    rounding = (word for word in scheme.name.split(":") if word in ROUNDING)
+    found = parse_scheme(":".join(("w8a8", *rounding)))
+    assert found is not None, "a scheme of options is none without codes"
+    return found
 
 
 def fitted(planned: Planned, scheme: Scheme) -> Scheme:
@@ -44,18 +66,32 @@ def fitted(planned: Planned, scheme: Scheme) -> Scheme:
     found = scheme.fitted(columns)
     if found is not None:
         return found
-    widths = [str(each.columns) for each in scheme.groups()]
-    kind = "blocks" if scheme.granularity == "block" else "groups"
-    fits = [size for size in GROUPS if columns % size == 0 and "group" in scheme.codes.granularities]
-    instead = f"{_without_group(scheme)}:g{fits[0]}" if fits else "int8"
     raise OptionError(
-        f"tensor {planned.tensor} has {columns} columns, which {kind} of {' or '.join(widths)} do not divide",
+        f"tensor {planned.tensor} has {columns} columns, which {_sharing(scheme)} do not divide",
         at=f"quantize={scheme.name}",
-        fix=f"choose another for all of them, or for this one: quantize={planned.module}={instead}",
+        fix=f"choose another for all of them, or for this one: quantize={planned.module}={_instead(scheme, columns)}",
     )
 
 
-def _without_group(scheme: Scheme) -> str:
-    """The scheme's name, without what shares a scale."""
+def _sharing(scheme: Scheme) -> str:
+    """The groups, blocks or super-blocks of a scheme, with their numbers of columns."""
+    if scheme.run is not None:
+        return f"super-blocks of {scheme.run}"
+    if scheme.codes.is_blocked:
+        return f"groups of {RUN_UNIT}"
+    kind = "blocks" if scheme.granularity == "block" else "groups"
+    return f"{kind} of {' or '.join(str(each.columns) for each in scheme.groups())}"
+
+
+def _instead(scheme: Scheme, columns: int) -> str:
+    """The nearest scheme that divides the columns."""
+    if scheme.codes.run_of(columns) is not None:
+        return _without_sharing(scheme)
+    fits = [size for size in GROUPS if columns % size == 0 and "group" in scheme.codes.granularities]
+    return f"{_without_sharing(scheme)}:g{fits[0]}" if fits else "int8"
+
+
+def _without_sharing(scheme: Scheme) -> str:
+    """The scheme's name without its group."""
     name, *words = scheme.name.split(":")
-    return ":".join((name, *(word for word in words if word not in SHARING)))
+    return ":".join((name, *(word for word in words if word not in SHARING and not names_run(word))))

@@ -3,7 +3,9 @@
     kv_write(k, v, kc, vc, slots)   ->  kv_write(k, v, kc, vc, slots, "int8")
     paged_attention(q, kc, vc, …)   ->  paged_attention(q, kc, vc, …, "int8", value_dim)
 and the caches become bytes (llmc/ops/cache_codes.py). One rewrite a layer. Scales come from what is written, so that
-no calibration is needed and an entry never changes; attention's kernels read codes.
+no calibration is needed and an entry never changes; attention's kernels read codes. A format that is `rotated` has
+    kv_write(rotate_heads(k), rotate_heads(v), …);  rotate_heads(paged_attention(rotate_heads(q), …))
+in their places: scores are the same, and outliers are shared by a head's channels.
 Must have: paged caches, whose heads the format's groups divide. Numerics: lossy.
 """
 
@@ -30,7 +32,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     format = parse_cache_format(options.kv_cache)
     inputs = {node.name: node for node in graph.inputs()}
     for spec in graph.caches:
-        if spec.format is not None or spec.is_exact:
+        if spec.format is not None:
             continue
         check_heads(spec.layer, spec.head_dim, spec.value_dim, format)
         pair = [inputs[f"kv_cache_{spec.layer}_{part}"] for part in "kv"]
@@ -44,7 +46,7 @@ quantize_kv_cache = GraphPass("quantize_kv_cache", run, Numerics.LOSSY, Stage.SE
 
 
 def check_heads(layer: int, keys: int, values: int, format: CacheFormat) -> None:
-    """Raise OptionError for heads of so many channels that the format does not divide."""
+    """Raise OptionError if the format's groups do not divide the heads' channels."""
     for name, channels in (("keys", keys), ("values", values)):
         if channels % (format.group or channels) or channels % 2:
             raise OptionError(
@@ -62,8 +64,30 @@ def _quantize(graph: ModelGraph, spec: CacheSpec, format: CacheFormat, pair: lis
         shape = (*node.meta["val"].shape[:3], changed.width(part))
         node.meta["val"] = node.meta["val"].new_empty(shape, dtype=torch.uint8)
     for user in dict.fromkeys(u for node in pair for u in node.users):
-        extra: dict[str, Any] = {"cache_format": str(format)}
+        extra: dict[str, Any] = {"cache_format": format.stored}
         if user.target is torch.ops.llmc.paged_attention.default:
             extra["value_dim"] = spec.value_dim
         user.args, user.kwargs = tuple((call_arguments(user) | extra).values()), {}
+        if format.rotated:
+            _rotate(graph, spec, user)
     graph.caches = tuple(changed if each is spec else each for each in graph.caches)
+
+
+def _rotate(graph: ModelGraph, spec: CacheSpec, user: fx.Node) -> None:
+    """Rotate what a cache's user is given, and what it makes of values."""
+    inputs = {"q": spec.head_dim, "k": spec.head_dim, "v": spec.value_dim}
+    given = call_arguments(user)
+    with graph.graph.inserting_before(user):
+        for name in (name for name in inputs if name in given):
+            user.update_arg(list(given).index(name), _rotated(graph, given[name], inputs[name]))
+    if user.target is not torch.ops.llmc.paged_attention.default:
+        return
+    readers = list(user.users)
+    with graph.graph.inserting_after(user):
+        turned = _rotated(graph, user, spec.value_dim)
+    for reader in readers:
+        reader.replace_input_with(user, turned)
+
+
+def _rotated(graph: ModelGraph, x: fx.Node, first: int) -> fx.Node:
+    return graph.graph.call_function(torch.ops.llmc.rotate_heads.default, (x, first))

@@ -12,6 +12,7 @@ Numerics: lossy. Kernels decode where they multiply.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor, fx
@@ -34,7 +35,7 @@ from llmc.passes.quantization.column_sweep import InputSolvers
 from llmc.passes.quantization.gptq import gptq
 from llmc.passes.quantization.insert_codes import insert_tokens, insert_weight
 from llmc.passes.quantization.mixed_precision import SchemeOf, choose_schemes
-from llmc.passes.quantization.plan import Planned, plan
+from llmc.passes.quantization.plan import Planned, asked, plan
 from llmc.passes.quantization.reference_divergence import Reference
 from llmc.passes.quantization.remembered_codes import History, RememberedCodes, Rounded
 from llmc.passes.quantization.round_experts import ExpertRows, expert_rows, round_experts
@@ -55,7 +56,7 @@ _MEASURED_ROWS = 256
 
 def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData) -> None:
     """Quantize every planned weight, in the order in which the step reads them."""
-    quantization = options.quantization
+    quantization = asked(options, data)
     if quantization.is_none:
         return
     planned = plan(graph, quantization)
@@ -83,6 +84,9 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
     for each in planned:
         for product in each.products if each.scheme is None else ():
             log.refuse(Refusal(_why_not(each, quantization, reasons), product, is_asked=True))
+    if not _looks_at_inputs(planned, codes):
+        # Errors alone are measured on the text, if there is any.
+        sequences = errors_measured_on(sequences)
     stream = Stream(graph, data.source, sequences) if sequences else None
     Quantizer(graph, log, data, stream, reasons, codes).run(planned)
 
@@ -161,7 +165,7 @@ class Quantizer:
             *self._graph.quantized,
             QuantizedWeight(
                 module=planned.module,
-                scheme=scheme.name,
+                scheme=(scheme.fitted(columns) or scheme).name,
                 rows=rows,
                 columns=columns,
                 bits=scheme.bits(columns),
@@ -224,7 +228,7 @@ class Quantizer:
         return relative_error(squares), True
 
     def _read(self, product: fx.Node, rows: int) -> Iterator[ExpertRows]:
-        """What a product's weight, or each of its experts', is multiplied with."""
+        """The inputs of a product's weight, or of each of its experts' weights."""
         assert self._stream is not None
         if is_of_experts(product):
             yield from expert_rows(self._stream, product, rows)
@@ -235,13 +239,19 @@ class Quantizer:
 def _output_squares(
     x: Tensor, rounded_x: Tensor, weight: Tensor, rounded: RoundedWeight, scheme: Scheme
 ) -> list[tuple[float, float]]:
-    """The squares of what is wrong with the products of some rows after the other, and of the products."""
+    """Squared errors of the products, and squares of the products, accumulated over chunks of rows."""
 
     def squares(span: slice) -> tuple[float, float]:
         expected, seen = x @ weight[span].float().t(), rounded_x @ rounded.rows(span).values().t()
         return float((seen - expected).square().sum()), float(expected.square().sum())
 
     return parallel_map(squares, scale_spans(weight, scheme))
+
+
+def errors_measured_on(sequences: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """As many of them as have the tokens that errors are measured on."""
+    ends = accumulate(map(len, sequences), initial=0)
+    return tuple(each for each, begun in zip(sequences, ends, strict=False) if begun < _MEASURED_ROWS)
 
 
 def _looks_at_inputs(planned: tuple[Planned, ...], codes: RememberedCodes) -> bool:

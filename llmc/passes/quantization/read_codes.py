@@ -32,7 +32,7 @@ from llmc.passes.recorded_graph import new_weight
 from llmc.passes.rewrite import Numerics, WeightPass
 from llmc.passes.rewrite_log import RewriteLog
 
-# What is read, and how it is rounded and ordered.
+# The codes to read, their rounding and their order.
 _InputKey = tuple[fx.Node, str, int | None, bytes]
 
 
@@ -99,7 +99,7 @@ def _round_again(
 
 
 def _for_all_rows(unpacked: UnpackedCodes, stored: StoredWeight) -> UnpackedCodes:
-    """Of shapes and dtypes, those of a matrix that has more rows than the stored ones that it is made of."""
+    """Shapes and dtypes of a matrix with more rows than the stored ones that it repeats."""
     rows = stored.shape[0]
     if len(unpacked.codes) == rows:
         return unpacked

@@ -11,7 +11,7 @@ from llmc.graph.weights import WeightSource
 from llmc.passes.parallel_map import parallel_map
 from llmc.passes.quantization.stream import Stream
 
-# Logits that are looked at together: few enough for what is made of them to stay in a core's cache.
+# Logits per chunk: few enough for intermediates to stay in a core's cache.
 _LOGITS = 1 << 17
 
 
@@ -34,7 +34,7 @@ class Reference:
 
 
 def log_probabilities(logits: Tensor) -> Tensor:
-    """Of each row, in fp32."""
+    """The log-probabilities of each row, in fp32."""
     return logits.float().log_softmax(-1)
 
 
@@ -46,7 +46,8 @@ def divergences(log_p: Tensor, logits: Tensor) -> Tensor:
 
 
 def _outputs(graph: ModelGraph, source: WeightSource, sequences: Sequence[Tensor]) -> Callable[[int], Tensor]:
-    """Logits by the number of a sequence, of which all is computed but the last product."""
+    """A function from the number of a sequence to its logits; everything except the last product is computed
+    beforehand."""
     stream = Stream(graph, source, sequences)
     for _ in stream.stops(graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.lm_head.default)):
         pass

@@ -10,15 +10,14 @@ from collections.abc import Callable
 from llmc.formats.schemes import Scheme
 from llmc.passes.quantization.round_weight import RoundedWeight
 
-# The modules that are rounded so far, in order, each with its scheme.
+# The rounded modules in order, each with its scheme.
 History = tuple[tuple[str, Scheme], ...]
 # Codes, and what is to be said of experts that saw no token.
 Rounded = tuple[RoundedWeight, str | None]
 
 
 class RememberedCodes:
-    """The codes of the last plan and of the best plan so far: others are dropped, since each takes as much room as the
-    model."""
+    """The codes of the last plan and of the best plan; others are dropped, because each takes the size of the model."""
 
     def __init__(self) -> None:
         self._now: dict[History, Rounded] = {}
@@ -40,7 +39,7 @@ class RememberedCodes:
         return next((each[history] for each in (self._last, self._best) if history in each), None)
 
     def end_plan(self, divergence: float) -> None:
-        """What the plan measures whose codes were asked for since the last call."""
+        """Record the measured divergence of the plan whose codes were requested since the last call."""
         if divergence < self._least:
             self._least, self._best = divergence, self._now
         self._last, self._now = self._now, {}

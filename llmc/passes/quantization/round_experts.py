@@ -1,7 +1,7 @@
 """Round experts' weights with methods that look at inputs: each expert by the tokens that it was sent.
 
-What all tokens look like says little of an expert's: routers send it those that it is for. One that the calibration
-text sent no token to is rounded to the nearest, and the weight's record says so.
+Statistics over all tokens say little about an expert's tokens, which the router selects. An expert without calibration
+tokens is rounded to nearest, and the weight's record says so.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,8 @@ class ExpertRows:
 
 
 def expert_rows(stream: Stream, product: fx.Node, rows: int) -> Iterator[ExpertRows]:
-    """Of each expert of an expert_linear whose weight has so many rows in all. Of values that the stream has now."""
+    """The rows of each expert of an expert_linear whose weight has `rows` rows in total, from the stream's current
+    values."""
     arguments = call_arguments(product)
     xs, indexes = (list(stream.parts(arguments[name])) for name in ("x", "index"))
     each = rows // arguments["experts"]

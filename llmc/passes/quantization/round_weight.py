@@ -1,6 +1,6 @@
 """Round one weight to codes: scales that cover it, scales fitted to what its inputs are, and the nearest codes."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +12,7 @@ from llmc.graph.code_numbers import weight_values
 from llmc.ops.weight_codes import weight_codes, weight_scales, weight_zeros
 from llmc.passes.parallel_map import one_thread, parallel_map, row_spans
 from llmc.passes.quantization.file_backed import file_backed
+from llmc.passes.quantization.fit_blocks import fit_blocks
 
 # Shares of the covering range that a fit tries. Source: the same grid as AutoGPTQ's and AWQ's clipping searches.
 _SHRINKAGES = tuple(1.0 - i / 40 for i in range(1, 17))
@@ -30,11 +31,11 @@ class RoundedWeight:
     minimum_steps: Tensor | None = None
 
     def parts(self) -> dict[str, Tensor]:
-        """What is stored, by the names of llmc::dequantize's arguments."""
+        """The stored tensors, by the names of llmc::dequantize's arguments."""
         return {name: part for name in CODE_PARTS if (part := getattr(self, name)) is not None}
 
     def values(self) -> Tensor:
-        """What the codes stand for, fp32."""
+        """The numbers that the codes represent, in fp32."""
         more = (self.scale_steps, self.minima, self.minimum_steps)
         return weight_values(self.codes, self.scales, self.zeros, self.format, *more)
 
@@ -54,8 +55,7 @@ class RoundedWeight:
 
     def _with(self, parts: dict[str, Tensor]) -> "RoundedWeight":
         """The same with these parts, of the same names."""
-        codes, scales, zeros = parts.pop("codes"), parts.pop("scales"), parts.pop("zeros", None)
-        return RoundedWeight(codes, scales, zeros, self.format, **parts)
+        return with_parts(parts.pop("codes"), parts, self.format)
 
 
 def round_to_nearest(weight: Tensor, scheme: Scheme, importance: Tensor | None = None) -> RoundedWeight:
@@ -63,25 +63,38 @@ def round_to_nearest(weight: Tensor, scheme: Scheme, importance: Tensor | None =
 
     def rounded(span: slice) -> RoundedWeight:
         rows = weight[span].float()
-        scales, zeros = _scales_of(rows, scheme, importance)
-        return RoundedWeight(weight_codes(rows, scales, zeros, scheme.format), scales, zeros, scheme.format)
+        return _with_codes(rows, _parts_of(rows, scheme, importance), scheme.format)
 
     return _whole(rounded, scale_spans(weight, scheme), len(weight))
 
 
 def nearest_values(rows: Tensor, scheme: Scheme) -> Tensor:
-    """What `round_to_nearest` makes of rows [rows, columns], fp32, that share no scale with others: their values."""
+    """The values of rows [rows, columns], fp32, after `round_to_nearest`; rows share no scales."""
+    if scheme.codes.is_blocked:
+        return _with_codes(rows, _parts_of(rows, scheme, None), scheme.format).values()
     return _nearest_values(rows, *_scales_of(rows, scheme, None), scheme).flatten(1)
 
 
+def with_parts(codes: Tensor, parts: Mapping[str, Tensor], format: str) -> RoundedWeight:
+    """A weight of codes and its other parts, by name."""
+    others = {"zeros": None, **parts}
+    return RoundedWeight(codes, format=format, **others)  # type: ignore[arg-type]
+
+
+def _with_codes(rows: Tensor, parts: Mapping[str, Tensor], format: str) -> RoundedWeight:
+    more = (parts.get(name) for name in ("scale_steps", "minima", "minimum_steps"))
+    codes = weight_codes(rows, parts["scales"], parts.get("zeros"), format, *more)
+    return with_parts(codes, parts, format)
+
+
 def _whole(rounded: Callable[[slice], RoundedWeight], spans: Sequence[slice], rows: int) -> RoundedWeight:
-    """What the spans of a weight are rounded to, in tensors of all its rows."""
+    """Round the spans of a weight, and join the results to tensors of all its rows."""
     with one_thread():
         first = rounded(spans[0])
     # Not joined in the end: small parts that stay, among what is freed, keep that from being used again, which took
     # eight times the bytes of the codes.
     sizes = {name: part.new_empty((rows, part.shape[1])) for name, part in first.parts().items()}
-    whole = RoundedWeight(sizes.pop("codes"), sizes.pop("scales"), sizes.pop("zeros", None), first.format, **sizes)
+    whole = with_parts(sizes.pop("codes"), sizes, first.format)
     whole.put(spans[0], first)
     parallel_map(lambda span: whole.put(span, rounded(span)), spans[1:])
     return whole
@@ -89,21 +102,29 @@ def _whole(rounded: Callable[[slice], RoundedWeight], spans: Sequence[slice], ro
 
 def joined(parts: Sequence[RoundedWeight]) -> RoundedWeight:
     """The rows of one after those of the other."""
-    zeros = [part.zeros for part in parts if part.zeros is not None]
-    return RoundedWeight(
-        torch.cat([part.codes for part in parts]),
-        torch.cat([part.scales for part in parts]),
-        torch.cat(zeros) if zeros else None,
-        parts[0].format,
-    )
+    together = _joined([part.parts() for part in parts])
+    return with_parts(together.pop("codes"), together, parts[0].format)
 
 
-def fitted_scales(weight: Tensor, scheme: Scheme, importance: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Scales and zeros alone, as `round_to_nearest` finds them."""
+def fitted_parts(weight: Tensor, scheme: Scheme, importance: Tensor) -> dict[str, Tensor]:
+    """All parts except the codes, as `round_to_nearest` finds them, by name."""
     spans = scale_spans(weight, scheme)
-    found = parallel_map(lambda span: _scales_of(weight[span].float(), scheme, importance), spans)
-    zeros = [zero for _, zero in found if zero is not None]
-    return torch.cat([scales for scales, _ in found]), torch.cat(zeros) if zeros else None
+    return _joined(parallel_map(lambda span: _parts_of(weight[span].float(), scheme, importance), spans))
+
+
+def _joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.cat([each[name] for each in parts]) for name in parts[0]}
+
+
+def _parts_of(weight: Tensor, scheme: Scheme, importance: Tensor | None) -> dict[str, Tensor]:
+    """All parts of a weight's rows except codes: searched for blocked formats, else scales and zeros."""
+    codes, columns = scheme.codes, weight.shape[1]
+    if codes.is_blocked:
+        run = scheme.run_of(columns)
+        assert run is not None, f"{scheme.name} was planned for columns that it divides"
+        return fit_blocks(weight, codes, run, importance)
+    scales, zeros = _scales_of(weight, scheme, importance)
+    return {"scales": scales} if zeros is None else {"scales": scales, "zeros": zeros}
 
 
 def _scales_of(weight: Tensor, scheme: Scheme, importance: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -113,7 +134,7 @@ def _scales_of(weight: Tensor, scheme: Scheme, importance: Tensor | None) -> tup
     if importance is None or CODE_FORMATS[scheme.format].power_of_two or _shared_rows(weight, scheme) > 1:
         return scales, zeros
     best = _group_error(weight, scales, zeros, scheme, importance)
-    # What covers a group's extremes covers the group.
+    # The extremes of a group bound all of its values.
     grouped = weight.view(len(weight), -1, width)
     extremes = torch.stack((grouped.amin(-1), grouped.amax(-1)), -1).flatten(1)
     for shrinkage in _SHRINKAGES:
@@ -138,7 +159,7 @@ def rounding_error(weight: Tensor, rounded: RoundedWeight, scheme: Scheme) -> fl
 
 
 def relative_error(squares: Iterable[tuple[float, float]]) -> float:
-    """Root mean square of what is wrong over that of what is right, of the sums of both squares of each part."""
+    """Root mean square of the error over that of the exact values, from the sums of squares of each part."""
     wrong, right = (sum(each) for each in zip(*squares, strict=True))
     return (wrong / right) ** 0.5 if right > 0 else 0.0
 
@@ -170,7 +191,7 @@ def _group_error(weight: Tensor, scales: Tensor, zeros: Tensor | None, scheme: S
 
 
 def _nearest_values(weight: Tensor, scales: Tensor, zeros: Tensor | None, scheme: Scheme) -> Tensor:
-    """What the nearest codes stand for, fp32 [rows, groups, columns of a group]."""
+    """The numbers of the nearest codes, fp32 [rows, groups, columns of a group]."""
     format, groups = CODE_FORMATS[scheme.format], scales.shape[1]
     if format.integers is None:
         codes = weight_codes(weight, scales, zeros, scheme.format)

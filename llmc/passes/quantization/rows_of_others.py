@@ -1,7 +1,7 @@
 """Recipes of codes for a weight that is made of stored ones: experts in one matrix, one below the other.
 
-Rows of codes stand alone, so what puts rows together puts codes and scales together in the same way. Of a tensor that
-the model has as [experts, in, out], codes are stored in rows already.
+Rows of codes are independent, so recipes that join rows also join codes and scales. For a tensor [experts, in, out] of
+the model, codes are already stored in rows.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ def rows_of(recipe: Recipe, part: str, dtype: torch.dtype) -> Recipe | None:
 
 
 def transposed_experts(recipe: Recipe) -> Stored | None:
-    """The stored [experts, in, out] of which a recipe makes [experts · out, in], or None if it does something else."""
+    """The stored [experts, in, out] that a recipe turns into [experts · out, in], or None if it does something else."""
     if not isinstance(recipe, Derived) or recipe.kwargs or recipe.target is not _aten.reshape.default:
         return None
     inner, shape = recipe.args
@@ -35,7 +35,7 @@ def transposed_experts(recipe: Recipe) -> Stored | None:
 
 
 def _rows_of(recipe: Any, part: str, dtype: torch.dtype) -> tuple[Recipe, int] | None:
-    """With its number of axes, of which the last one is the columns."""
+    """The recipe with its number of axes; the last axis is the columns."""
     if isinstance(recipe, Stored):
         return Stored(f"{recipe.name}::{part}", dtype), 2
     if not isinstance(recipe, Derived) or recipe.kwargs:

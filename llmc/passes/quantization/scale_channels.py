@@ -1,4 +1,4 @@
-"""Scale the channels that products read, and fold the inverse into what makes them, before weights are rounded.
+"""Scale the channels that products read, and fold the inverse into their producers, before weights are rounded.
 
     rms_norm(x, w);  linear(·, u), …        ->  rms_norm(x, w / s);  linear(·, u · s), …
     gated_activation(g, linear(x, up)) …    ->  the rows of up / s
@@ -25,7 +25,7 @@ from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
 from llmc.passes.quantization.calibration import calibration_sequences
 from llmc.passes.quantization.channel_scales import Tie, awq_scales, smoothing_scales
-from llmc.passes.quantization.plan import Planned, plan
+from llmc.passes.quantization.plan import Planned, asked, plan
 from llmc.passes.quantization.stream import Stream
 from llmc.passes.rewrite import Numerics, WeightPass
 from llmc.passes.rewrite_log import RewriteLog
@@ -62,7 +62,7 @@ class Group:
 
 def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData) -> None:
     """Find the scales of every group on one run over the calibration text, then fold them."""
-    planned = plan(graph, options.quantization)
+    planned = plan(graph, asked(options, data))
     groups = _groups(
         [p for p in planned if p.scheme is not None and p.scheme.method in _METHODS and not _is_experts(p)]
     )
@@ -94,7 +94,8 @@ scale_channels = WeightPass(
 
 
 def _is_experts(planned: Planned) -> bool:
-    """Whose inputs' channels are not scaled: AWQ fits scales to what each expert sees, and folds none."""
+    """Whether it is a weight of experts, whose input channels are not scaled: AWQ fits scales per expert and folds
+    none."""
     return any(map(is_of_experts, planned.products))
 
 
@@ -201,7 +202,7 @@ def _apply(graph: ModelGraph, group: Group, fold: Fold, scales: Tensor, quantize
 
 
 def _scale(graph: ModelGraph, weight: fx.Node, factor: Tensor, *, keeps_dtype: bool) -> None:
-    """Multiply a weight, in fp32: rounding the product to bf16 would cost some of what scaling gains."""
+    """Multiply a weight in fp32: rounding the product to bf16 would lose a part of the gain."""
     recipe: Any = graph.weights[weight.name]
     dtype = weight.meta["val"].dtype
     wide = Derived(_aten._to_copy.default, (recipe,), (("dtype", torch.float32),))

@@ -1,11 +1,11 @@
 """How much the output diverges when the weights of one unit lose something: measured for one choice, expected for more.
 
 Weights that read the same input make one unit, since they are merged later. The sensitivity of a unit is measured: the
-mean Kullback-Leibler divergence, over calibration tokens, of the model's next-token distribution from what it becomes
-when this unit alone is changed, as by rounding it to 4 bits. All units are measured in one run of the graph that
-branches at each of them, so that memory holds one layer of the weights. What other choices would leave of a divergence,
-such as smaller groups, more bits or fewer zeros, follows from the weights' errors, each column's weighted by the square
-of its input: the divergence grows with their square.
+mean Kullback-Leibler divergence, over calibration tokens, between the model's next-token distribution and the one with
+this unit alone changed, for example rounded to 4 bits. All units are measured in one run of the graph that branches at
+each of them, so that memory holds one layer of the weights. The divergence of other choices, such as smaller groups,
+more bits or fewer zeros, is estimated from the weights' errors, with each column weighted by the square of its input:
+the divergence grows with their square.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,8 +31,11 @@ from llmc.passes.quantization.stream import Stream
 S = TypeVar("S", bound=LooksAtData)
 Choice = TypeVar("Choice")
 
-# Sequences and tokens of each that sensitivity is measured on: every unit takes a run of what comes after it.
+# Maximum number of sequences, and of tokens in each, for measuring sensitivity. Every unit needs a run of the rest of
+# the graph, so the time grows with the square of the depth: there is a limit of tokens over all units, but at least one
+# sequence for each.
 _SEQUENCES, _TOKENS = 4, 128
+_OF_ALL_UNITS = 1 << 15
 _UNQUANTIZED_BITS = 16.0
 # Rows of a weight that errors are measured on.
 _ROWS = 256
@@ -40,16 +43,16 @@ _ROWS = 256
 
 @dataclass(frozen=True)
 class Change(Generic[S]):
-    """What schemes do to weights. value: of a weight [rows, columns], a scheme, and the mean squares of its columns'
-    inputs, None where nothing multiplies it yet. cost: what a weight takes of the budget with a scheme, or with none.
-    tried: the place of the scheme that is measured."""
+    """The effect of schemes on weights. value: the changed weight, from a weight [rows, columns], a scheme, and the
+    mean squares of its columns' inputs (None if unknown). cost: a weight's share of the budget with a scheme, or with
+    none. tried: the index of the scheme that is measured."""
 
     value: Callable[[Tensor, S, Tensor | None], Tensor]
     cost: Callable[[PlannedWeight[S], S | None], float]
     tried: int = 0
 
     def error(self, weight: Tensor, scheme: S | None, importance: Tensor) -> float:
-        """The square of what changes in the products of a weight, estimated from some of its rows."""
+        """The squared change of a weight's products, estimated from some of its rows."""
         if scheme is None:
             return 0.0
         some = weight[:: -(-len(weight) // _ROWS)]
@@ -65,10 +68,10 @@ def ladders(
     sequences: Sequence[Tensor],
     data: ModelData,
 ) -> list[list[Rung[S]]]:
-    """What each unit may be given, with the divergence measured for one scheme and expected for the rest."""
+    """The choices of each unit, with the divergence measured for one scheme and estimated for the rest."""
     if not units:
         return []
-    sequences = [ids[:_TOKENS] for ids in sequences[:_SEQUENCES]]
+    sequences = measured_on(sequences, len(units))
     stream = Stream(graph, data.source, sequences)
     unit_of = {reader: i for i, unit in enumerate(units) for each in unit for reader in each.readers}
     branches: dict[int, int] = {}
@@ -104,6 +107,12 @@ def ladders(
     ]
 
 
+def measured_on(sequences: Sequence[Tensor], units: int) -> list[Tensor]:
+    """The beginnings of some sequences: fewer for more units, since each of them reads them all."""
+    count = min(_SEQUENCES, max(1, _OF_ALL_UNITS // (units * _TOKENS)))
+    return [ids[:_TOKENS] for ids in sequences[:count]]
+
+
 def _divergences(stream: Stream, sequences: int, branches: int) -> list[float]:
     """The mean divergence of each branch from the plain run."""
     output = stream.outputs()
@@ -125,12 +134,12 @@ def units_of(planned: Sequence[PlannedWeight[S]]) -> list[list[PlannedWeight[S]]
 
 
 def by_module(units: Sequence[Sequence[PlannedWeight[Any]]], schemes: Sequence[Choice]) -> dict[str, Choice]:
-    """What each weight gets, of what each unit gets."""
+    """The choice of each weight, from the choice of each unit."""
     return {each.module: scheme for unit, scheme in zip(units, schemes, strict=True) for each in unit}
 
 
 def unit_schemes(unit: Sequence[Planned], budget: Budget) -> list[Scheme | None]:
-    """What a unit may get, in ascending bits. Raises OptionError if no group of codes divides its columns."""
+    """The schemes a unit may get, in ascending bits. Raises OptionError if no group of codes divides its columns."""
     *finer, eight = budget.schemes
     coded = [
         scheme
@@ -138,7 +147,10 @@ def unit_schemes(unit: Sequence[Planned], budget: Budget) -> list[Scheme | None]
         for group in plain.groups()
         for scheme in (group, replace(group, name=f"{group.name}:asym", symmetric=False))
     ]
-    fitting = [scheme for scheme in coded if all(each.shape[1] % (scheme.group or 1) == 0 for each in unit)]
+    columns = unit[0].shape[1]  # The columns of all weights of the unit, which read the same input.
+    fitting = [scheme for scheme in coded if columns % (scheme.group or 1) == 0]
+    fitting += [scheme for scheme in budget.blocked if scheme.run_of(columns) is not None]
+    fitting.sort(key=lambda scheme: scheme.bits(columns))
     if not fitting:
         for each in unit:
             fitted(each, finer[0])
@@ -146,13 +158,13 @@ def unit_schemes(unit: Sequence[Planned], budget: Budget) -> list[Scheme | None]
 
 
 def elements_of(planned: PlannedWeight[S]) -> int:
-    """Of a weight."""
+    """Number of elements of a weight."""
     rows, columns = planned.shape
     return rows * columns
 
 
 def rounded(weight: Tensor, scheme: Scheme, importance: Tensor | None) -> Tensor:
-    """What a weight becomes by rounding to nearest."""
+    """The weight rounded to nearest."""
     return round_to_nearest(weight, scheme).values()
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 S = TypeVar("S")
-# What is left of a budget once all weights have the fewest bits is given out in so many parts.
+# Number of parts in which the budget above the minimum bits of all weights is assigned.
 _BUDGET_PARTS = 20_000
 
 
@@ -31,7 +31,7 @@ def spend(ladders: Sequence[Sequence[Rung[S]]], bits: float) -> list[int]:
     """
     left = bits - sum(ladder[0].bits for ladder in ladders)
     part = max(left, 1e-9) / _BUDGET_PARTS
-    # Of the ladders so far: the least divergence by the parts spent, and the last one's rung for it.
+    # The least divergence of the processed ladders by parts spent, and the last ladder's rung for it.
     least = np.zeros(_BUDGET_PARTS + 1)
     rungs: list[npt.NDArray[np.int64]] = []
     for ladder in ladders:

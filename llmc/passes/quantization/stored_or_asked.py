@@ -1,7 +1,7 @@
-"""What becomes of a weight of a quantized checkpoint: taken as it is stored, rounded again, or left to `quantize`.
+"""The treatment of a weight of a quantized checkpoint: kept as stored, rounded again, or left to `quantize`.
 
-Where the source gives way, as GGUF files do, the option `quantize` takes precedence, but codes are never rounded to
-as many bits as they have, or more: they stay, and tokens are rounded as asked.
+Where the source gives way, as GGUF files do, the option `quantize` takes precedence, but codes are never rounded again
+to the same or a larger number of bits: they are kept, and tokens are rounded as requested.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from llmc.graph.weights import Stored, stored_names
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
 from llmc.passes.planned_weight import HEAD, module_names
-from llmc.passes.quantization.plan import head_scheme
+from llmc.passes.quantization.plan import asked, head_scheme
 from llmc.passes.quantization.rows_of_others import rows_of, transposed_experts
 
 
@@ -32,30 +32,26 @@ def stored_or_asked(
     recipe = graph.weights[node.name]
     stored, whole = None, transposed_experts(recipe)
     if isinstance(recipe, Stored):
-        stored = _stored(source, recipe.name, data)
+        stored = _stored(source, recipe.name)
     elif whole is not None:
-        found = _stored(source, whole.name, data)
+        found = _stored(source, whole.name)
         is_whole = not isinstance(found, StoredWeight) or found.shape == tuple(node.meta["val"].shape)
         stored = found if is_whole else None
     elif rows_of(recipe, "codes", torch.int8) is not None:
-        stored = _of_all(source, stored_names(recipe), node.meta["val"].shape, data)
+        stored = _of_all(source, stored_names(recipe), node.meta["val"].shape)
     if stored is None:
         return f"the checkpoint holds {node.name} without codes"
     return _as_asked(stored, graph, readers, options, data) if source.gives_way else stored
 
 
-def _stored(source: CodeSource, name: str, data: ModelData) -> StoredWeight | RoundedAgain | None:
-    found = source.weight(name)
-    if found is None or (CODE_FORMATS[found.format].is_blocked and not data.takes_blocked_codes):
-        return source.rounded(name)
-    return found
+def _stored(source: CodeSource, name: str) -> StoredWeight | RoundedAgain | None:
+    return source.weight(name) or source.rounded(name)
 
 
-def _of_all(
-    source: CodeSource, names: Sequence[str], shape: Sequence[int], data: ModelData
-) -> StoredWeight | RoundedAgain | None:
-    """Of a matrix that is made of others' rows, under the name of the first; None if they are not stored alike."""
-    each = [_stored(source, name, data) for name in names]
+def _of_all(source: CodeSource, names: Sequence[str], shape: Sequence[int]) -> StoredWeight | RoundedAgain | None:
+    """The stored weight of a matrix made of several weights' rows, under the name of the first; None if they are not
+    stored alike."""
+    each = [_stored(source, name) for name in names]
     first = each[0]
     rows, columns = map(int, shape)
     if isinstance(first, RoundedAgain):
@@ -72,7 +68,7 @@ def _as_asked(
     options: BuildOptions,
     data: ModelData,
 ) -> StoredWeight | RoundedAgain | str:
-    quantization = options.quantization
+    quantization = asked(options, data)
     module, name = module_names(graph, readers)
     rule = quantization.rule_for(module, name)
     is_none = NOT_QUANTIZED in options.quantize
@@ -100,4 +96,5 @@ def _says_no_more(scheme: Scheme, stored: StoredWeight) -> bool:
     """Whether codes rounded so would say no more than those that are there."""
     if scheme.is_static or scheme.activation not in CODE_FORMATS[stored.format].activations:
         return False
-    return scheme.format == stored.format or (scheme.codes.integers is not None and scheme.code_bits >= stored.bits)
+    has_levels = scheme.codes.integers is not None or scheme.codes.is_blocked
+    return scheme.format == stored.format or (has_levels and scheme.code_bits >= stored.bits)

@@ -2,9 +2,9 @@
 
 The nodes up to and including the next product make a run: every sequence passes it before the next run begins, several
 sequences at a time on threads of their own. Weights are read when a run needs them and dropped after, and values are
-dropped after their last reader. Between runs the graph may be rewritten: what was inserted is computed on the way. So a
-weight can be quantized with what its input is after all weights before it were. And the sequences may branch: from
-there on they are also run with another weight, beside those that are not.
+dropped after their last reader. Between runs the graph may be rewritten; inserted nodes are computed on the way. A
+weight can therefore be quantized with the inputs that result from the quantized weights before it. Sequences may also
+branch: from there on they are run both with a changed weight and without.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -80,13 +80,14 @@ class Stream:
             return torch.cat([p[chosen[place == i] - (int(ends[i]) - len(p))] for i, p in enumerate(parts)])
 
     def mean_squares(self, node: fx.Node) -> Tensor:
-        """Of a value's channels, over the tokens of all sequences: [channels], fp32. Not of branches."""
+        """The mean squares of a value's channels over the tokens of all sequences: [channels], fp32. Branches are
+        excluded."""
         parts = [value.reshape(-1, value.shape[-1]) for value in self.parts(node)]
         squares = parallel_map(lambda part: part.float().square().sum(0), parts)
         return torch.stack(squares).sum(0) / sum(map(len, parts))
 
     def parts(self, node: fx.Node) -> Iterator[Tensor]:
-        """A value of each sequence in turn. Not of branches."""
+        """Yield a value for each sequence. Branches are excluded."""
         yield from self._value(node)[: self._sequences]
 
     def weight(self, node: fx.Node) -> Tensor:
@@ -94,14 +95,14 @@ class Stream:
         return evaluate(self._graph.weights[node.name], self._source)
 
     def branch(self) -> int:
-        """A number for one more run of all sequences, which shares with the plain one what was computed so far."""
+        """The number of a new branch of all sequences, which shares the values computed until now with the main run."""
         for values in self._values.values():
             values.extend(values[: self._sequences])
         self._count += self._sequences
         return self._count // self._sequences - 1
 
     def replace_weight(self, branch: int, weight: fx.Node, value: Tensor) -> None:
-        """What a branch reads for a weight placeholder, until the next stop."""
+        """Replace the value of a weight placeholder in a branch, until the next stop."""
         self._replaced = _Replaced(branch, weight, value)
 
     def outputs(self) -> Callable[[int], Tensor]:
@@ -141,7 +142,7 @@ class Stream:
         return waiting or node is self._graph.logits()
 
     def _run_to(self, wanted: Sequence[fx.Node]) -> _Run:
-        """What is to be computed for some nodes, from the values that there are."""
+        """The run that computes some nodes from the values that exist."""
         needed, left = set[fx.Node](), list(wanted)
         while left:
             node = left.pop()

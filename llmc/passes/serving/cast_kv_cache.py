@@ -22,7 +22,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     dtype = NAMED_DTYPES[options.kv_dtype]
     inputs = {node.name: node for node in graph.inputs()}
     for spec in graph.caches:
-        if spec.dtype is dtype or spec.is_exact:
+        if spec.dtype is dtype:
             continue
         pair = [inputs[f"kv_cache_{spec.layer}_{part}"] for part in "kv"]
         log.step(f"{pair[0].name} + {pair[1].name} to {options.kv_dtype}", *pair)

@@ -1,4 +1,4 @@
-"""Keep what recurrent layers carry from token to token in slots, one a request, so that a step may hold parts of many.
+"""Keep the states of recurrent layers in slots, one per request, so that a step may contain parts of many requests.
 
     causal_conv(x, weight, bias)  ->  causal_conv_with_state(x, weight, bias, state_i, query_starts, context_lens,
                                                              state_slots)
@@ -31,7 +31,7 @@ from llmc.program import STATE_SLOTS
 
 CONTRACT = "states"
 _llmc = torch.ops.llmc
-# Of a call's arguments by name, the shape of what it carries.
+# The shape of a call's state, by its argument names.
 _SHAPES: dict[Any, tuple[Any, Callable[[dict[str, Any]], tuple[int, ...]]]] = {
     _llmc.causal_conv.default: (
         _llmc.causal_conv_with_state.default,

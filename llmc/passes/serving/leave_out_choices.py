@@ -1,4 +1,4 @@
-"""Let attention see all keys where an indexer would choose them all: up to as many tokens as it chooses.
+"""Let attention see all keys if an indexer would choose all of them: up to the number of keys that it chooses.
 
     attention(q, k, v, …, chosen=choose_keys(q', k', weights, n))  ->  attention(q, k, v, …)
 Must have: n is no less than the longest sequence of the engine. The indexer is dead code then.

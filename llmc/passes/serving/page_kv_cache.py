@@ -3,10 +3,10 @@
     attention(q, k, v, scale, …)  ->  kv_write(k, v, kv_cache_i_k, kv_cache_i_v, slot_mapping)
                                       paged_attention(q, kv_cache_i_k, kv_cache_i_v, query_starts, context_lens,
                                                       block_tables, scale, …, tree_masks)
-    where a layer's cache keeps less than all of a sequence (docs/cache-policy.md), slot_mapping_g and block_tables_g in
-    their place; where its rows are no positions, context_lens_g too
-    choose_keys(q, k, weights, n)  ->  kv_write of both halves of k's channels to a cache of their own
-                                       paged_choose_keys(q, weights, kv_cache_i_k, kv_cache_i_v, …, n, tree_masks)
+    if a layer's cache keeps less than all of a sequence (docs/cache-policy.md), slot_mapping_g and block_tables_g in
+    their place; if its rows are not positions, also context_lens_g choose_keys(q, k, weights, n)  ->  kv_write of both
+    halves of k's channels to a cache of their own paged_choose_keys(q, weights, kv_cache_i_k, kv_cache_i_v, …, n,
+    tree_masks)
 The first rewrite declares the step's inputs and narrows ids and positions to int32; each attention is one more.
 Must have: keys and values of exactly the step's tokens. Every attention must be paged, or the build fails, unless
 allow_fallback names paged_attention: such a graph is right for one whole sequence a step only.
@@ -138,7 +138,7 @@ def _page_choice(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> Non
 
 
 def _policy(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> CachePolicy:
-    """What the layer's cache keeps: what the node says, or as far back as it sees.
+    """The cache policy of a layer: the node's own, or one that keeps its visible range.
 
     Raises PassError for an attention that sees nothing."""
     longest, arguments = options.max_model_len or graph.info.max_positions, call_arguments(node)

@@ -80,7 +80,7 @@ def _add_query_caches(graph: ModelGraph, node: fx.Node, policy: SnapKV, block_si
     heads, channels = (int(size) for size in call_arguments(node)["q"].meta["val"].shape[1:])
     group = 1 + graph.policies.index(policy.queries)
     dtype = graph.info.dtype
-    spec = CacheSpec(len(graph.caches), heads, channels // 2, channels // 2, dtype, group=group, is_exact=True)
+    spec = CacheSpec(len(graph.caches), heads, channels // 2, channels // 2, dtype, group=group)
     blocks = group_input("N", group)
     first, second = (
         add_step_input(graph, f"kv_cache_{spec.layer}_{part}", (blocks, heads, block_size, channels // 2), dtype)
@@ -101,10 +101,19 @@ def _place(
     slots = step_input(graph, group_input("slot_mapping", 1 + graph.policies.index(policy.queries)))
     write = next(user for user in keys.users if user.target is _llmc.kv_write.default)
     with graph.graph.inserting_before(write):
-        scored = (*queries, keys, compaction, given["scale"], policy.pool, given["softcap"], longest)
+        scored = (
+            *queries,
+            keys,
+            compaction,
+            given["scale"],
+            policy.pool,
+            given["softcap"],
+            longest,
+            given["cache_format"],
+        )
         scores = call(_llmc.score_keys.default, scored)
         moved = (keys, values, scores, compaction, spec.head_dim, spec.value_dim, policy.sinks, policy.recent)
-        call(_llmc.compact_kv.default, moved)
+        call(_llmc.compact_kv.default, (*moved, given["cache_format"]))
     with graph.graph.inserting_after(node):
         halves = call(_aten.reshape.default, (q, [-1, 2 * heads, channels // 2]))
     with graph.graph.inserting_after(halves):

@@ -3,11 +3,10 @@
     logits[T, V]                            ->  select_rows(logits, logit_rows)[L, V]
     select_rows(op(x[T, C], y[T, C], w))    ->  op(select_rows(x), select_rows(y), w)
 The first rewrite selects at the very end, in a draft's graph its hidden states as well; each further one moves the
-selection above one op, up to the last attention: of the last layer, all but its attention and QKV is then done for L
-rows.
-Must have: the op works row by row; its only user is the selection (a tensor that others read is selected once and
+selection above one op, up to the last attention: the last layer, except its attention and QKV, then runs for L rows
+only. Must have: the op works row by row; its only user is the selection (a tensor that others read is selected once and
 stays); operands that are not floating-point, such as masks, can be computed from selected rows too, since kernels
-select no others. Logits must be one row a token, or the build fails, unless allow_fallback names logit_rows.
+select no others. Logits must have one row per token, or the build fails, unless allow_fallback names logit_rows.
 Numerics: reorder, since a library matrix product of fewer rows may sum in another order; the kernels here do not.
 """
 
@@ -72,7 +71,7 @@ def _select_at_the_end(graph: ModelGraph, options: BuildOptions, log: RewriteLog
     if value.ndim == 2 and same_size(value.shape[0], rows.meta["val"].shape[0]):
         return True
     if not _has_rows(graph, logits):
-        refusal = Refusal(f"the logits are {render_type(logits)}, not one row a token", logits)
+        refusal = Refusal(f"the logits are {render_type(logits)}, not one row per token", logits)
         log.refuse(refusal)
         if CONTRACT not in options.allow_fallback:
             raise PassError(
@@ -90,7 +89,7 @@ def _select_at_the_end(graph: ModelGraph, options: BuildOptions, log: RewriteLog
 
 
 def _of_wanted_rows(graph: ModelGraph) -> tuple[fx.Node, ...]:
-    """The side outputs that a draft goes on from: nobody goes on from rows without logits, but for another draft."""
+    """The side outputs that a drafter continues from. Only another drafter continues from rows without logits."""
     is_last = step_input(graph, HIDDEN) is not None and graph.draft is None
     sides = graph.sides() if is_last else {}
     return tuple(node for name, node in sides.items() if name == HIDDEN)
@@ -138,7 +137,7 @@ def _selected(graph: ModelGraph, x: fx.Node, rows: fx.Node, selections: dict[fx.
 
 
 def _has_rows(graph: ModelGraph, node: fx.Node) -> bool:
-    """Whether a tensor is a matrix with one row a token."""
+    """Whether a tensor is a matrix with one row per token."""
     value, tokens = node.meta["val"], graph.inputs()[0].meta["val"].shape[0]
     return isinstance(value, Tensor) and value.ndim == 2 and same_size(value.shape[0], tokens)
 
@@ -157,7 +156,9 @@ def _refusal(graph: ModelGraph, node: fx.Node) -> Refusal | None:
             if (refusal := _unselectable(graph, operand, node)) is not None:
                 return refusal
         elif not isinstance(value, Tensor) or not all(isinstance(size, int) for size in value.shape):
-            return Refusal(f"operand {operand.name} is {render_type(operand)}, not a matrix with one row a token", node)
+            return Refusal(
+                f"operand {operand.name} is {render_type(operand)}, not a matrix with one row per token", node
+            )
     return None
 
 
@@ -170,7 +171,7 @@ def _unselectable(graph: ModelGraph, operand: fx.Node, reader: fx.Node) -> Refus
     stays = op.op != "call_function" or _is_end(op) or any(set(r.users) != {reader} for r in results)
     if not stays and _refusal(graph, op) is None:
         return None
-    reason = f"operand {operand.name} is {render_type(operand)}, of which rows cannot be selected"
+    reason = f"operand {operand.name} is {render_type(operand)}, whose rows cannot be selected"
     return Refusal(reason, reader)
 
 

@@ -1,9 +1,9 @@
 """Give each weight its own share of zeros, so that the mean is what is asked and the output changes least.
 
-What each weight's zeros cost is estimated (quantization/sensitivity.py), by choosing them by size and input alone, and
-the elements that are kept are given out (quantization/spend_bits.py) within some distance of the mean. As with bits the
-estimates only propose: the plans of each distance, and the same share for all, are carried out in full, and the one
-whose output diverges least on text held apart is taken. So no model is worse than with one share for all on that text.
+The cost of each weight's zeros is estimated (quantization/sensitivity.py), with zeros chosen by size and input only,
+and the kept elements are assigned (quantization/spend_bits.py) within a distance of the mean. As with bits, the
+estimates only propose: the plans of each distance, and the uniform one, are carried out in full, and the one with the
+least divergence on held-out text is taken. On that text no model is worse than with a uniform share.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ from llmc.passes.sparsity.plan import PlannedZeros
 # Shares are so far from each other, and so far from the mean at most in the plans that are carried out.
 _STEP = 0.025
 _DISTANCES = (0.05, 0.1, 0.2)
-# Of zeros in one weight.
+# Range of the share of zeros in one weight.
 _LEAST, _MOST = 0.05, 0.95
 
 SchemeOf = Mapping[str, SparseScheme]
@@ -57,14 +57,14 @@ def choose_ratios(
 
 
 def _schemes(budget: SparseBudget) -> list[SparseScheme]:
-    """What a weight may get, in ascending elements that are kept."""
+    """The schemes a weight may get, by ascending number of kept elements."""
     steps = round(max(_DISTANCES) / _STEP)
     ratios = [round(budget.ratio + _STEP * step, 4) for step in range(steps, -steps - 1, -1)]
     return [budget.scheme(r) for r in ratios if _LEAST <= r <= _MOST or r == budget.ratio]
 
 
 def _pruned(weight: Tensor, scheme: SparseScheme, importance: Tensor | None) -> Tensor:
-    """What a weight becomes by Wanda, or by magnitude."""
+    """The weight pruned by Wanda, or by magnitude."""
     is_magnitude = scheme.method == "magnitude" or importance is None
     worth = weight.abs().float() if importance is None or is_magnitude else weight.abs().float() * importance.sqrt()
     return weight.masked_fill(~kept_elements(worth, scheme, by_row=not is_magnitude), 0.0)

@@ -1,4 +1,4 @@
-"""Which elements of a weight are kept, given how much each matters: any of them, or so many of each few columns."""
+"""Choose the kept elements of a weight by importance: anywhere, or a fixed number in each run of columns."""
 
 import torch
 from torch import Tensor
@@ -9,10 +9,11 @@ _HALF = 16  # bits
 
 
 def kept_elements(importance: Tensor, scheme: SparseScheme, *, by_row: bool) -> Tensor:
-    """Of importance [out, in], bool: all but the least important ones. Ties go to the first.
+    """Mask of the kept elements, bool, for importance [out, in]: all except the least important ones. Ties go to the
+    first.
 
-    by_row: each row keeps as many as the others (Wanda); else the least of the whole matrix go (magnitude). A pattern
-    (kept, of) keeps as many of each run of columns.
+    by_row: all rows keep the same number (Wanda); otherwise the least of the whole matrix are removed (magnitude). A
+    pattern (kept, of) keeps `kept` of each run of `of` columns.
     """
     if scheme.pattern is not None:
         kept, of = scheme.pattern
@@ -28,7 +29,7 @@ def _largest(importance: Tensor, count: int) -> Tensor:
     """The `count` largest along the last axis, the first of equal ones."""
     if count == 0:
         return torch.zeros_like(importance, dtype=torch.bool)
-    # The count-th largest; then as many of those that equal it as are wanted, from the first on.
+    # Mask of the `count` largest elements; ties with the smallest of them go to the first.
     threshold = importance.kthvalue(importance.shape[-1] - count + 1, dim=-1, keepdim=True).values
     above, equal = importance > threshold, importance == threshold
     wanted = count - above.sum(-1, keepdim=True)

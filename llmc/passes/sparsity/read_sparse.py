@@ -4,7 +4,7 @@ Looks at some rows of each product's weight, and counts in those that have zeros
 else: so a checkpoint without weights is not read for that. Changes no number. Checkpoints
 that store masks have given the model's own weights by then, and are counted alike.
 store_sparse, the last but one of all passes, stores what is found without its zeros.
-Must have: a weight of which a tenth is zero at least, and not all of the rows. Numerics: exact.
+Must have: a weight with at least a tenth of zeros, not in all of its rows. Numerics: exact.
 """
 
 import torch
@@ -33,7 +33,7 @@ FOUND = "as stored"
 def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData) -> None:
     """Note every weight with zeros that was not noted before."""
     if isinstance(data.source, CodeSource) and data.source.is_quantized:
-        return  # Rounding makes zeros, too, and nobody asked for those to be left out.
+        return  # Rounding also makes zeros, which no option asks to leave out.
     known = {weight.module for weight in graph.sparse}
     for readers in readers_of_weights(graph):
         module, _ = module_names(graph, readers)
@@ -44,7 +44,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
             continue
         some = _some_rows(data.source.load(names[0]))
         if some.is_meta:
-            return  # Of a model without weights.
+            return  # The record of a model without weights.
         if _zeros(some) == 1.0:
             reason = f"{len(some)} rows of {names[0]} hold nothing but zeros: it stays as it is"
             log.refuse(Refusal(reason, products[0]))
@@ -63,7 +63,7 @@ read_sparse = WeightPass(
 
 
 def _some_rows(weight: Tensor) -> Tensor:
-    """Few enough that looking costs nothing beside a build: a tensor's other rows are not read from its file."""
+    """Few enough that reading them is negligible in a build: a tensor's other rows are not read from its file."""
     step = max(1, weight.shape[0] // _ROWS)
     return weight[step // 2 :: step]
 

@@ -1,4 +1,4 @@
-"""SparseGPT: choose a weight's zeros a few columns at a time, and correct the columns that are left for what is lost.
+"""SparseGPT: choose a weight's zeros a few columns at a time, and correct the remaining columns for the loss.
 
 An element w of column k costs D_k·w² if it becomes zero and all columns after it are corrected (column_sweep.py; the
 paper's w² / [H⁻¹]_kk). The cheapest of each block of 128 columns go, over all rows, so that rows and columns that
@@ -30,7 +30,7 @@ def sparsegpt(weight: Tensor, solver: Solver, scheme: SparseScheme) -> tuple[Ten
             end = min(k + at_once, columns)
             cost = ahead(end - k).square_().mul_(solver.pivots[k:end, None])
             kept[k:end] = kept_elements(cost.t().contiguous(), scheme, by_row=False).t()
-        # What follows makes up for the rounding to the weight's dtype, too.
+        # Later columns also compensate for the rounding to the weight's dtype.
         found[k] = column.masked_fill(~kept[k], 0.0)
         return found[k].float()
 

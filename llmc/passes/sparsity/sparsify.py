@@ -1,13 +1,13 @@
 """Make elements of weights zero, as the option `sparsity` asks.
 
     linear(x, w)  ->  linear(x, pruned(w))       the recipe of w changes: its elements where a mask says so, else zero
-    linear(x, w)  ->  linear(x, sparse_bitmask(values, masks))     likewise, where what is kept changes too: SparseGPT
-One rewrite for each weight. Comes after scales were folded into weights and before they are rounded, so that codes are
-those of what is kept; store_sparse, the last but one of all passes, stores what is left without its zeros.
-Must have: columns that the pattern divides; a weight that is not zero everywhere. Methods: magnitude, the largest
-elements of the matrix are kept; Wanda (Sun et al. 2023, "A simple and effective pruning approach for large language
-models"), of each row those with the largest |w|·‖x‖; SparseGPT (sparsegpt.py). The latter two run the graph on
-calibration text, with the weights before already sparse. Numerics: lossy.
+    linear(x, w)  ->  linear(x, sparse_bitmask(values, masks))     likewise, if the kept elements also change: SparseGPT
+One rewrite per weight. Runs after scales are folded into weights and before rounding, so that codes are those of the
+kept elements. store_sparse, the last pass but one, stores the result without its zeros. Must have: columns that the
+pattern divides; a weight that is not zero everywhere. Methods: magnitude, the largest elements of the matrix are kept;
+Wanda (Sun et al. 2023, "A simple and effective pruning approach for large language models"), of each row those with the
+largest |w|·‖x‖; SparseGPT (sparsegpt.py). The latter two run the graph on calibration text, with the weights before
+already sparse. Numerics: lossy.
 """
 
 from collections.abc import Iterator
@@ -109,7 +109,7 @@ class _Sparsifier:
             self._sparsify(each, scheme, self._input(each, node))
 
     def _input(self, planned: PlannedZeros, node: fx.Node) -> fx.Node | None:
-        """What the stream has there, to be multiplied with the weight."""
+        """The stream's input of the product with the weight."""
         if self._stream is None or node not in planned.products:
             return None
         x = call_arguments(node)["x"]
@@ -161,8 +161,8 @@ def refuse_zeros(tensor: str, weight: Tensor) -> None:
 def sparse_record(
     planned: PlannedZeros, scheme: SparseScheme, weight: Tensor, value: Tensor, x: Tensor | None
 ) -> SparseWeight:
-    """Of a weight that becomes `value`. x: inputs [tokens, columns], fp32, that the error is measured on; None: the
-    error is the weight's."""
+    """The record of a weight that becomes `value`. x: inputs [tokens, columns], fp32, for measuring the error; None
+    measures the error of the weight itself."""
     rows, columns = planned.shape
 
     def squares(span: slice) -> tuple[float, float]:
@@ -202,7 +202,7 @@ def replace_weight(graph: ModelGraph, planned: PlannedZeros, value: Tensor) -> N
 
 
 def _set(graph: ModelGraph, planned: PlannedZeros, recipe: Recipe) -> None:
-    """Of one placeholder, which all readers of a tied weight read from now on."""
+    """Set the recipe of one placeholder, which all readers of a tied weight read from now on."""
     first, *others = planned.weights
     graph.weights[first.name] = recipe
     for other in others:

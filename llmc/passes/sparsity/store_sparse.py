@@ -95,7 +95,7 @@ def _candidates(graph: ModelGraph) -> Sequence[_Candidate]:
 
 
 def _refusal(graph: ModelGraph, each: _Candidate) -> Refusal | None:
-    """What stands in the way before anything is counted."""
+    """The reason not to store a weight sparsely, found before counting."""
     codes = each.codes
     if codes is not None and (codes["format"] != "int8" or codes["zeros"] is not None):
         points = "" if codes["zeros"] is None else " with zero points"
@@ -114,7 +114,7 @@ def _store(graph: ModelGraph, each: _Candidate, log: RewriteLog, data: ModelData
     stored, dense = sparse_bits(bits, zeros) + overhead, bits + overhead
     if stored > _MOST_BITS * dense:
         return Refusal(
-            f"{zeros:.1%} of it is zero: {stored:.2f} bits a weight behind masks, {dense:.2f} without", each.weight
+            f"{zeros:.1%} of it is zero: {stored:.2f} bits per weight with masks, {dense:.2f} without", each.weight
         )
     log.step(f"{each.data.name}, {zeros:.1%} zeros", *each.weight.users)
     rows, columns = value.shape

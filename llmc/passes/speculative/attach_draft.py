@@ -1,9 +1,9 @@
 """Make the layers that draft a second graph, and their one hidden state of the target's several.
 
-    hidden[T, n · C]  ->  linear(rms_norm(hidden), fc)[T, C], where the draft reads several states, and as it has norms
-The second graph, ModelGraph.draft, goes through the same passes by itself, into an engine of its own beside the first.
-Of several layers, of which each drafts from the states of the one before, each is the draft of that one.
-Its embeddings and output matrix are the target's where its checkpoint has none.
+    hidden[T, n · C]  ->  linear(rms_norm(hidden), fc)[T, C], if the drafter reads several states; norms if it has them
+The second graph, ModelGraph.draft, goes through the same passes separately, into an engine of its own within the first.
+If several layers each draft from the states of the one before, each is the drafter of its predecessor. Embeddings and
+output matrix are the target's if the drafter's checkpoint has none.
 Must have: `tap_hidden_states` before it, and a draft that was made for this model.
 Numerics: exact.
 """
@@ -27,7 +27,7 @@ _llmc, _aten = torch.ops.llmc, torch.ops.aten
 
 
 def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
-    """Of a canonical graph with a draft's checkpoint. Raises CheckpointError for a draft of another model."""
+    """Attach the drafter to a canonical graph. Raises CheckpointError for a drafter of another model."""
     checkpoint = graph.speculative
     if checkpoint is None or graph.draft is not None:
         return
@@ -47,7 +47,8 @@ attach_draft = GraphPass("attach_draft", run, Numerics.EXACT, unproved="it makes
 
 
 def target_of(graph: ModelGraph, longest: int | None) -> Target:
-    """What a draft of the graph's model has to fit. longest: that is asked for, None for the model's own."""
+    """The target that a drafter of the graph's model must fit. longest: requested maximum length; None takes the
+    model's own."""
     (head,) = graph.graph.find_nodes(op="call_function", target=_llmc.lm_head.default)
     ids = graph.inputs()[0]
     table = next(
@@ -68,7 +69,7 @@ def target_of(graph: ModelGraph, longest: int | None) -> Target:
 
 
 def _source(graph: ModelGraph) -> fx.Node:
-    """What the graph gives as hidden states."""
+    """The graph's hidden states."""
     sides = graph.sides()
     if HIDDEN not in sides:
         raise PassError("the graph gives no hidden states", at=graph.info.name, fix="run tap_hidden_states before")
@@ -78,7 +79,7 @@ def _source(graph: ModelGraph) -> fx.Node:
 def _combine(graph: ModelGraph, combination: Combination, checkpoint: DraftCheckpoint, log: RewriteLog) -> None:
     """fc over the states, perhaps after norms."""
     tapped = _source(graph)
-    log.step(f"make one hidden state of what {tapped.name} holds", tapped)
+    log.step(f"combine the hidden states of  {tapped.name} holds", tapped)
     dtype, width = tapped.meta["val"].dtype, int(tapped.meta["val"].shape[1])
 
     def weight(name: str) -> fx.Node:

@@ -88,7 +88,7 @@ def _check_token_map(graph: ModelGraph, checkpoint: MedusaCheckpoint, token_map:
 
 
 def _whole(graph: ModelGraph, projection: Projection, data: ModelData) -> Tensor:
-    """The output matrix, of which each rank may have some rows."""
+    """The whole output matrix; each rank may hold some of its rows."""
     gathers = [node for node in projection.after if node.target is GATHER]
     if not gathers:
         whole: Tensor = weight_value(projection.weight, graph, data.source)

@@ -4,14 +4,13 @@
  -> the same, and as side outputs of each logit row the likeliest tokens of
     lm_head([h; h + silu(W_i·h + b_i)], w)             heads that share the model's output matrix
     lm_head(h + silu(W_i·h + b_i), w_i)                heads with matrices of their own, perhaps of fewer tokens
-Head i is about the token i + 2 places after the row's. Several layers of a head follow each other. What becomes of
-logits in the model, such as a cap, becomes of the heads' too. The first form is one product over L·(1 + H) rows, of
-which the first ones are the logits: lowering lets it stand in for the model's own (codegen/stand_ins.py), so that the
-output matrix is read once. Nothing of this runs in a step that wants no drafts.
-Must have: logits of the rows asked for, from an lm_head and pointwise ops with constants. Heads' matrices that are the
-model's own, but for what quantization rounded, are shared; others are taken if they add no more than half of the
-model's weights. Heads stay in the model's dtype in quantized engines: they are small, and the output matrix keeps its
-storage.
+Head i predicts the token i + 2 places after the row's. Several layers of a head follow each other. Ops on the model's
+logits, such as a cap, also apply to the heads'. The first form is one product over L·(1 + H) rows, starting with the
+logits: lowering uses it in place of the model's own (codegen/stand_ins.py), so that the output matrix is read once.
+None of this runs in a step without drafts. Must have: logits of the requested rows, from an lm_head and pointwise ops
+with constants. Heads' matrices that equal the model's own before quantization are shared; others are accepted if they
+add at most half of the model's weights. Heads stay in the model's dtype in quantized engines: they are small, and the
+output matrix keeps its storage.
 Numerics: exact.
 """
 
@@ -87,7 +86,7 @@ def _insert_own(graph: ModelGraph, checkpoint: MedusaCheckpoint, projection: Pro
 
 
 def _hidden(graph: ModelGraph, checkpoint: MedusaCheckpoint, index: int, hidden: fx.Node) -> fx.Node:
-    """What a head makes of hidden states."""
+    """The output of a head for hidden states."""
     x = hidden
     for layer, block in enumerate(checkpoint.heads[index].blocks):
         name = f"medusa_{index}_{layer}"
@@ -113,7 +112,7 @@ def _weight(
 
 
 def _after(graph: ModelGraph, projection: Projection, logits: fx.Node, *, is_whole: bool = False) -> fx.Node:
-    """What the model makes of logits, made of these. is_whole: every rank has those of all tokens already."""
+    """Apply the model's ops on logits to these logits. is_whole: every rank has the logits of all tokens already."""
     before = projection.product
     for node in projection.after:
         if not (is_whole and node.target is GATHER):

@@ -34,7 +34,7 @@ class Projection:
 
 
 def projection_of(graph: ModelGraph) -> Projection:
-    """Of the rows that a step asks for. Raises PassError where there is none."""
+    """The output projection of the requested rows. Raises PassError if there is none."""
     node, after = graph.logits(), list[fx.Node]()
     while (node.target in POINTWISE and len(node.all_input_nodes) == 1) or node.target is GATHER:
         after.append(node)

@@ -2,8 +2,8 @@
 
 All that a layer does reaches the output through one tensor, and from there on the next layer's attention. So the hidden
 state before layer i + 1 is the last node on the way from layer i's attention towards the output that every path goes
-through (the post-dominators of the attention) and that the next attention still depends on. What it is called and
-how a layer is made do not matter: norms before or after, parallel branches, biases and casts all end there.
+through (the post-dominators of the attention) and that the next attention still depends on. Names and the structure of
+layers do not matter: norms before or after, parallel branches, biases and casts all end there.
 """
 
 import networkx as nx
@@ -23,15 +23,15 @@ def attentions(graph: ModelGraph) -> list[fx.Node]:
 
 
 def output_reads(graph: ModelGraph) -> fx.Node:
-    """What the output matrix is multiplied with: the hidden state after the last norm."""
+    """The input of the output matrix: the hidden state after the last norm."""
     (head,) = graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.lm_head.default)
     x: fx.Node = head.args[0]
     return x
 
 
 def hidden_states(graph: ModelGraph) -> list[fx.Node | Refusal]:
-    """Of a canonical graph: entry i is the state before layer i, the last one that after all layers. A Refusal where
-    there is no single one."""
+    """The hidden states of a canonical graph: entry i is the state before layer i, the last entry the state after all
+    layers. An entry is a Refusal if no single tensor holds that state."""
     layers = attentions(graph)
     edges = _edges(graph)
     logits = graph.logits()
@@ -67,7 +67,7 @@ def _edges(graph: ModelGraph) -> nx.DiGraph:
 
 
 def _chain(start: fx.Node, above: dict[fx.Node, fx.Node]) -> list[fx.Node]:
-    """What every path from a node to the logits goes through, in order, without the node itself."""
+    """The nodes on every path from a node to the logits, in order, without the node itself."""
     found: list[fx.Node] = []
     node = start
     while node in above and above[node] is not node and above[node] is not None:

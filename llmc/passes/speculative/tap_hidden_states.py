@@ -1,9 +1,9 @@
-"""Return hidden states beside the logits, for a draft that reads them.
+"""Return hidden states in addition to the logits, for a drafter that reads them.
 
     logits[T, V]  ->  logits[T, V], hidden[T, n · C] = cat(state before layer i, state before layer j, …)
-Must have: one tensor that goes from layer to layer (residual_stream.py), before each of the layers that are asked for;
-the number of layers stands for the state after the last one, and None for what the output matrix reads. Anything else
-fails the build, since a draft of other states guesses wrong without anybody seeing why.
+Must have: one tensor that goes from layer to layer (residual_stream.py), before each of the requested layers. The
+number of layers stands for the state after the last one, and None for the input of the output matrix. Anything else
+fails the build, because a drafter that reads other states would silently draft badly.
 Numerics: exact. Source: Li et al. 2025, "EAGLE-3"; DeepSeek-AI 2024, "DeepSeek-V3 technical report".
 """
 
@@ -51,7 +51,7 @@ def tap_hidden_states(layers: Sequence[int] | None) -> GraphPass:
 
 
 def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
-    """Those that the graph's draft reads."""
+    """Tap the states that the graph's drafter reads."""
     if graph.speculative is not None:
         width = int(output_reads(graph).meta["val"].shape[1])
         tap(graph, graph.speculative.taps(len(attentions(graph)), width), log)

@@ -1,1 +1,1 @@
-"""What the machine can execute: one file a family of instructions."""
+"""The instructions of the machine, one file per family."""

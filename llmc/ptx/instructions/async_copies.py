@@ -4,10 +4,11 @@ import numpy as np
 
 from llmc.ptx.access import Operands
 from llmc.ptx.elementwise import Action
+from llmc.ptx.finding import Check
+from llmc.ptx.global_access import read_global
 from llmc.ptx.global_memory import WORDS, Indices
-from llmc.ptx.instructions.load_store import SHARED, read_global
 from llmc.ptx.lanes import U8, U32, Mask, Values
-from llmc.ptx.modifiers import Modifiers
+from llmc.ptx.modifiers import SHARED, Modifiers
 from llmc.ptx.team import Team
 
 _PREFETCH = ("L2::64B", "L2::128B", "L2::256B")
@@ -63,16 +64,20 @@ def _copy(operands: Operands, modifiers: Modifiers) -> Action:
 def _source_words(
     team: Team, operands: Operands, addresses: Values, sizes: Values | None, lanes: Indices, nbytes: int
 ) -> Values:
-    """What each thread copies. sizes: bytes that it reads, None for all."""
+    """The words that each thread copies. sizes: bytes that it reads; None for all."""
     if sizes is None or (sizes == nbytes).all():
         return read_global(team, operands, addresses, nbytes, lanes.__getitem__)
     octets = np.zeros((len(lanes), nbytes), U8)
-    for length in np.unique(sizes):
-        if length and length not in WORDS:
-            raise operands.refused(operands.given[3])
-        if length:
-            same = np.flatnonzero(sizes == length)
-            owners = lanes[same]
-            found = read_global(team, operands, addresses[same], int(length), owners.__getitem__)
-            octets[same, :length] = found.view(U8).reshape(-1, length)
+    odd = (addresses & nbytes - 1 != 0) & (sizes > 0)
+    if odd.any():
+        detail = f"{int(addresses[odd][0]):#x} is not a multiple of {nbytes}"
+        team.tell(Check.ALIGNMENT, detail, lanes[odd], operands.instruction)
+    for length in map(int, np.unique(sizes[sizes > 0])):
+        same = np.flatnonzero(sizes == length)
+        # The largest words that such a size is a multiple of.
+        word = length & -length
+        parts = (addresses[same][:, None] + np.arange(0, length, word)).reshape(-1)
+        owners = np.repeat(lanes[same], length // word)
+        found = read_global(team, operands, parts, word, owners.__getitem__)
+        octets[same, :length] = found.view(U8).reshape(-1, length)
     return octets.view(WORDS[nbytes])[:, 0]

@@ -8,8 +8,8 @@ import numpy as np
 from llmc.ptx.access import Operands
 from llmc.ptx.elementwise import Action
 from llmc.ptx.finding import Check
+from llmc.ptx.global_access import ONES, check_dependency
 from llmc.ptx.global_memory import Buffer, Indices
-from llmc.ptx.instructions.load_store import ONES, check_dependency
 from llmc.ptx.lanes import NUMPY_TYPES, UNSIGNED, Mask, Values
 from llmc.ptx.modifiers import Modifiers
 from llmc.ptx.team import Team

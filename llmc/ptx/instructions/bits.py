@@ -19,7 +19,8 @@ def _logic(function: np.ufunc, of_bools: np.ufunc, count: int = 2) -> Chooser:
 def _shift_left(modifiers: Modifiers) -> Elementwise:
     """By the number of bits and more, nothing is left."""
     dtype = NUMPY_TYPES[modifiers.one_of("b16", "b32", "b64")]
-    return Elementwise((dtype, U32), dtype, lambda a, n: np.left_shift(a, n.astype(dtype)))
+    most = np.uint32(8 * dtype.itemsize)
+    return Elementwise((dtype, U32), dtype, lambda a, n: np.left_shift(a, np.minimum(n, most).astype(dtype)))
 
 
 def _shift_right(modifiers: Modifiers) -> Elementwise:
@@ -46,7 +47,8 @@ def _funnel(modifiers: Modifiers) -> Elementwise:
 
 
 def _extract(modifiers: Modifiers) -> Elementwise:
-    """bfe: `length` bits from `start` on, filled up with their sign if the type has one."""
+    """bfe: `length` bits from `start` on; bits behind the field and behind the word are the field's sign if the type
+    has one, else zeros."""
     dtype = NUMPY_TYPES[modifiers.one_of("u32", "s32", "u64", "s64")]
     bits = 8 * dtype.itemsize
 
@@ -62,7 +64,9 @@ def _extract(modifiers: Modifiers) -> Elementwise:
             return field
         last = np.minimum(begin + count - 1, bits - 1)
         sign = np.right_shift(unsigned, np.maximum(last, 0).astype(unsigned.dtype)) & unsigned.dtype.type(1)
-        filled: Values = np.where((sign != 0) & (count > 0), field | ~ones, field)
+        taken = np.minimum(count, np.maximum(bits - begin, 0)).astype(unsigned.dtype)
+        above = ~(np.left_shift(unsigned.dtype.type(1), taken) - unsigned.dtype.type(1))
+        filled: Values = np.where((sign != 0) & (count > 0), field | above, field)
         return filled.view(SIGNED[dtype.itemsize])
 
     return Elementwise((dtype, U32, U32), dtype, function)

@@ -1,7 +1,7 @@
 """cp.async.bulk: boxes of tensors between global and shared memory, as tensor maps describe them.
 
-A load tells an mbarrier of its bytes; stores are committed in groups and waited for. What of a box lies outside its
-tensor is zeros when it is loaded, and is not stored.
+A load reports its bytes to an mbarrier; stores are committed in groups and waited for. The part of a box outside its
+tensor is loaded as zeros and not stored.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,8 +11,8 @@ import numpy as np
 from llmc.ptx.access import Operands, Reader
 from llmc.ptx.elementwise import Action
 from llmc.ptx.finding import Check
+from llmc.ptx.global_access import read_global, write_global
 from llmc.ptx.global_memory import WORDS, Indices
-from llmc.ptx.instructions.load_store import read_global, write_global
 from llmc.ptx.lanes import S32, U8, Mask, Values
 from llmc.ptx.modifiers import Modifiers
 from llmc.ptx.module import Address
@@ -54,7 +54,7 @@ def _finish(operands: Operands, modifiers: Modifiers, count: int) -> None:
 
 
 def _coordinates(operands: Operands, place: int, rank: int) -> tuple[Reader, list[Reader]]:
-    """Of `[map, {coordinates}]`."""
+    """Readers of `[map, {coordinates}]`."""
     given = operands.given[place]
     if not isinstance(given, Address) or len(given.coordinates) != rank:
         raise operands.refused(given)
@@ -146,7 +146,7 @@ def _tell(team: Team, detail: str, lane: int, operands: Operands) -> None:
 def _chunks(team: Team, place: int, lane: int, tensor: TensorMap, operands: Operands) -> Indices | None:
     """Where in shared memory the box's runs of 16 bytes lie, row by row; None if it does not fit there."""
     if place % 128 and tensor.swizzle_bytes:
-        _tell(team, f"the box of a swizzled copy is at {place}, which is no multiple of 128", lane, operands)
+        _tell(team, f"the box of a swizzled copy is at {place}, which is not a multiple of 128", lane, operands)
         return None
     addresses = swizzled(place + np.arange(0, tensor.box_bytes, _CHUNK), tensor.swizzle_bytes)
     index, lanes, _ = team.shared.locate(addresses, np.full(len(addresses), lane), _CHUNK, operands.instruction)

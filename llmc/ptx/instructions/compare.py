@@ -21,7 +21,7 @@ _ORDERED = {
     "gt": np.greater,
     "ge": np.greater_equal,
 }
-# Of unsigned numbers, whatever the type says.
+# Comparisons of unsigned numbers, for any type.
 _UNSIGNED = {"lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal}
 _COMBINE = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
 _TYPES = ("b16", "b32", "b64", "u16", "u32", "u64", "s16", "s32", "s64", "f32", "f64", "f16", "bf16")

@@ -16,7 +16,7 @@ from llmc.ptx.team import End, Team
 
 
 def guard_values(guard: Guard) -> Callable[[Team], Bools]:
-    """What reads a guard."""
+    """A function that reads a guard."""
     index = guard.register.index
     if guard.is_negated:
         return lambda team: ~team.registers[index]

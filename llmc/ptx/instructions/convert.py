@@ -8,7 +8,7 @@ import numpy as np
 from llmc.ptx.access import Operands
 from llmc.ptx.elementwise import Action, Elementwise, applied
 from llmc.ptx.instructions.halves import narrowed, widened
-from llmc.ptx.lanes import F32, F64, NUMPY_TYPES, U16, U32, U64, Mask, Values
+from llmc.ptx.lanes import F32, F64, NUMPY_TYPES, U16, U32, U64, Mask, Values, constant
 from llmc.ptx.modifiers import Modifiers
 from llmc.ptx.rounding import E4M3_NUMBERS, E5M2_NUMBERS, e4m3_of_f32, e5m2_of_f32, flushed
 from llmc.ptx.team import Team
@@ -64,13 +64,14 @@ def _between_whole(dtype: DType, saturates: bool) -> Callable[[Values], Values]:
 
 
 def _to_whole(modifiers: Modifiers, target: str, source: str) -> Callable[[Values], Values]:
-    """What does not fit becomes the nearest that does. A NaN is 0; to 64 bits, the highest bit alone."""
+    """Values that do not fit saturate. A NaN becomes 0; to or from 64 bits, only the highest bit is set."""
     rounding = _TO_WHOLE[modifiers.one_of(*_TO_WHOLE)]
     flushes = modifiers.flag("ftz")
     modifiers.flag("sat")
     dtype = NUMPY_TYPES[target]
     limits = np.iinfo(dtype)
-    nan = dtype.type(0) if dtype.itemsize < 8 else np.uint64(1 << 63).astype(dtype)
+    is_wide = dtype.itemsize == 8 or source == "f64"
+    nan = constant(1 << 8 * dtype.itemsize - 1 if is_wide else 0, dtype)
     # The largest number that both the type and double precision have.
     most = float(limits.max) if dtype.itemsize < 8 else float(np.nextafter(float(limits.max), 0))
 
@@ -119,17 +120,21 @@ def _between_floats(modifiers: Modifiers, target: str, source: str) -> Callable[
         modifiers.one_of("rn")
     if target == "f64" or source == "f64":
         if "f16" in (target, source) or "bf16" in (target, source):
-            raise modifiers.refused("the machine knows double precision beside single alone")
+            raise modifiers.refused("the machine converts double precision to and from single precision only")
         return lambda value: value.astype(NUMPY_TYPES[target])
     if target == "f32":
         return lambda value: widened(value, source)
 
     def convert(value: Values) -> Values:
         number = _number(value, source)
-        number = np.fmax(number, np.float32(0)) if has_relu else number
-        return narrowed(number, target)
+        return narrowed(_at_least_0(number) if has_relu else number, target)
 
     return convert
+
+
+def _at_least_0(value: Values) -> Values:
+    """.relu: a NaN stays one."""
+    return np.maximum(value, np.float32(0))
 
 
 def _pair(operands: Operands, modifiers: Modifiers, target: str) -> Action:
@@ -144,7 +149,7 @@ def _pair(operands: Operands, modifiers: Modifiers, target: str) -> Action:
     def run(team: Team, mask: Mask) -> None:
         high, low = upper(team), lower(team)
         if has_relu:
-            high, low = (np.fmax(each, np.float32(0)) for each in (high, low))
+            high, low = _at_least_0(high), _at_least_0(low)
         word = narrowed(high, target).astype(U32) << np.uint32(16) | narrowed(low, target).astype(U32)
         write(team, word, mask)
 
@@ -204,4 +209,5 @@ def build_cvta(operands: Operands, modifiers: Modifiers) -> Action:
     modifiers.one_of("global")
     modifiers.one_of("u64")
     modifiers.finish()
+    operands.count(2)
     return applied(operands, Elementwise((U64,), U64, lambda value: value))

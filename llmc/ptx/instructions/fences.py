@@ -10,8 +10,8 @@ _SCOPES = ("cta", "cluster", "gpu", "sys")
 
 
 def build_fence(operands: Operands, modifiers: Modifiers) -> Action:
-    """fence and membar. Instructions are executed one after the other, so that only the fences between proxies do
-    something: what asynchronous operations may see is checked."""
+    """fence and membar. Instructions execute sequentially, so only the fences between proxies have an effect: the
+    machine checks what asynchronous operations may see."""
     if modifiers.flag("proxy"):
         return _proxy_fence(operands, modifiers)
     if modifiers.flag("mbarrier_init"):
@@ -48,7 +48,7 @@ def _fence_async(team: Team, mask: Mask) -> None:
 
 
 def nothing(team: Team, mask: Mask) -> None:
-    """What only concerns a device's speed, or an order that is kept anyway."""
+    """An instruction that only affects a device's speed, or an order that is kept anyway."""
 
 
 def build_hint(operands: Operands, modifiers: Modifiers) -> Action:

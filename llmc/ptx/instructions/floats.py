@@ -20,7 +20,7 @@ _TYPES = {"f32": F32, "f64": F64}
 
 
 def _float(modifiers: Modifiers, kind: str, count: int, function: Callable[..., Values]) -> Elementwise:
-    """Of a function whose operands and result are of one format; takes .ftz and .sat."""
+    """An elementwise function whose operands and result have one format; accepts .ftz and .sat."""
     dtype = _TYPES[kind]
     if modifiers.flag("ftz"):
         function = _flushing(function)
@@ -103,7 +103,7 @@ def _reciprocal_root(value: Values) -> Values:
 
 
 def _largest(of: Callable[..., Values], spread: Callable[..., Values], is_max: bool) -> Callable[..., Elementwise]:
-    """max or min. of: leaves NaN out; spread: gives NaN on. The zeros are told apart: -0 is the smaller."""
+    """max or min. of: ignores NaN; spread: propagates NaN. -0 is smaller than +0."""
 
     def choose(modifiers: Modifiers, kind: str) -> Elementwise:
         function = spread if modifiers.flag("NaN") else of

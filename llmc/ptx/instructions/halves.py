@@ -32,7 +32,7 @@ def narrowed(value: Values, kind: str) -> Values:
 
 
 def _of_bits(kind: str, count: int, function: Callable[..., Values]) -> Elementwise:
-    """Of a function of 16-bit numbers' bits."""
+    """An elementwise function of 16-bit numbers' bits."""
     dtype = NUMPY_TYPES[kind]
     if kind in ("f16", "bf16"):
         as_bits = np.dtype("u2")

@@ -19,7 +19,7 @@ DType = np.dtype[Any]
 
 
 def simple(function: Callable[..., Values], count: int) -> Callable[[Modifiers, str], Elementwise]:
-    """Of a function that numpy has. count: of operands."""
+    """An elementwise numpy function. count: number of operands."""
 
     def choose(modifiers: Modifiers, kind: str) -> Elementwise:
         if kind in _PAIRS:

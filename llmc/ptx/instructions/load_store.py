@@ -10,12 +10,13 @@ import numpy as np
 from llmc.ptx.access import Operands, Reader, Writer
 from llmc.ptx.elementwise import Action
 from llmc.ptx.finding import Check
-from llmc.ptx.global_memory import WORDS, Buffer, Indices
+from llmc.ptx.global_access import read_global, write_global
+from llmc.ptx.global_memory import WORDS, Indices
 from llmc.ptx.lanes import NUMPY_TYPES, UNSIGNED, Mask, Values, whole
-from llmc.ptx.modifiers import Modifiers
+from llmc.ptx.modifiers import SHARED, Modifiers
 from llmc.ptx.team import Team
 
-# Of caches, and of the order among several blocks: here one instruction is executed after the other.
+# Modifiers of caches and of memory order between blocks, without effect because instructions execute sequentially.
 _HINTS = (
     *("weak", "volatile", "relaxed", "acquire", "release", "mmio", "cta", "cluster", "gpu", "sys", "nc"),
     *("ca", "cg", "cs", "lu", "cv", "wb", "wt", "L2::cache_hint"),
@@ -23,7 +24,6 @@ _HINTS = (
     *(f"L2::{name}" for name in ("64B", "128B", "256B", "evict_first", "evict_last", "evict_normal")),
 )
 _TYPES = ("b8", "u8", "s8", "b16", "u16", "s16", "b32", "u32", "s32", "f32", "b64", "u64", "s64", "f64")
-SHARED = ("shared", "shared::cta")
 
 
 def build_ld(operands: Operands, modifiers: Modifiers) -> Action:
@@ -50,7 +50,7 @@ def build_ld(operands: Operands, modifiers: Modifiers) -> Action:
     return run
 
 
-# What an access brings: its words, the shape of the threads that it is for, and which of those got one.
+# The result of an access: its words, the shape of its threads, and the threads that got one.
 _Loaded = tuple[Values, tuple[int, ...], Mask]
 _Loader = Callable[[Team, Mask], _Loaded]
 
@@ -95,7 +95,7 @@ def _parts(modifiers: Modifiers) -> tuple[str, int, str]:
 
 
 def _load_parameter(operands: Operands, writers: list[Writer], dtype: np.dtype[Any]) -> Action:
-    """Parameters lie in a space of their own; one that is larger than all of them is told of."""
+    """Parameters are in a space of their own; an access beyond their end is reported."""
     read, size = operands.address(1), dtype.itemsize
 
     def run(team: Team, mask: Mask) -> None:
@@ -116,8 +116,7 @@ def _load_parameter(operands: Operands, writers: list[Writer], dtype: np.dtype[A
 
 
 def _reach(team: Team, addresses: Values, mask: Mask) -> tuple[Values, Mask]:
-    """The addresses that are accessed, one after the other, and the mask with the shape that they are taken from: no
-    larger than addresses and mask need."""
+    """The accessed addresses as a flat array, and the mask with the smallest shape that addresses and mask need."""
     if mask is None:
         return addresses.reshape(-1), None
     shape = np.broadcast_shapes(addresses.shape, mask.shape)
@@ -125,31 +124,11 @@ def _reach(team: Team, addresses: Values, mask: Mask) -> tuple[Values, Mask]:
     return np.broadcast_to(addresses, shape)[chosen], chosen
 
 
-def lanes_of(team: Team, places: Indices, shape: tuple[int, ...], chosen: Mask) -> Indices:
+def _lanes_of(team: Team, places: Indices, shape: tuple[int, ...], chosen: Mask) -> Indices:
     """The threads of some accesses, of several that do the same the first. places: among the addresses of `_reach`."""
     flat = places if chosen is None else np.flatnonzero(chosen)[places]
     rows, threads = flat // shape[1], flat % shape[1]
     return rows * team.threads + threads
-
-
-def check_dependency(
-    team: Team,
-    buffer: Buffer,
-    lanes: Callable[[Indices], Indices],
-    places: Indices,
-    operands: Operands,
-    *,
-    stores: bool,
-) -> None:
-    """That no thread loads what an earlier launch may still write, or stores anything, before it has waited. lanes: the
-    threads of some accesses; places: which those to the buffer are."""
-    if not team.launch.waits or not (stores or buffer.may_change):
-        return
-    early = lanes(places)
-    early = early[~team.has_waited[early]]
-    if len(early):
-        what = "stores to" if stores else "loads from"
-        team.tell(Check.GRID_DEPENDENCY, f"it {what} {buffer.name}", early, operands.instruction)
 
 
 def _global_loader(operands: Operands, nbytes: int) -> _Loader:
@@ -159,34 +138,10 @@ def _global_loader(operands: Operands, nbytes: int) -> _Loader:
         addresses = read(team)
         wanted, chosen = _reach(team, addresses, mask)
         shape = addresses.shape if chosen is None else chosen.shape
-        words = read_global(team, operands, wanted, nbytes, lambda places: lanes_of(team, places, shape, chosen))
+        words = read_global(team, operands, wanted, nbytes, lambda places: _lanes_of(team, places, shape, chosen))
         return words, shape, chosen
 
     return load
-
-
-def read_global(
-    team: Team, operands: Operands, addresses: Values, nbytes: int, lanes: Callable[[Indices], Indices]
-) -> Values:
-    """The words at the addresses; zeros at those that cannot be read. lanes: the threads of some of the addresses."""
-    at = operands.instruction
-    words: Values | None = None
-    for buffer, places, index in team.launch.memory.parts(
-        addresses, nbytes, lambda c, d, p: team.tell(c, d, lanes(p), at)
-    ):
-        found: Values = buffer.words(nbytes).take(index)
-        every = np.arange(len(addresses))[places]
-        check_dependency(team, buffer, lanes, every, operands, stores=False)
-        if buffer.written is not None:
-            marks = buffer.marks(nbytes).take(index)
-            is_blank = (marks.view(np.uint8).reshape(-1, nbytes) == 0).any(axis=1)
-            if is_blank.any():
-                team.tell(Check.UNWRITTEN, buffer.name, lanes(every[is_blank]), at)
-        if isinstance(places, slice):
-            return found
-        words = np.zeros(len(addresses), WORDS[nbytes]) if words is None else words
-        words[places] = found
-    return np.zeros(len(addresses), WORDS[nbytes]) if words is None else words
 
 
 def build_st(operands: Operands, modifiers: Modifiers) -> Action:
@@ -210,31 +165,10 @@ def _store_global(operands: Operands, address: Reader, readers: list[Reader], nb
         full = shape if chosen is None else chosen.shape
         parts = [_flat(value, full, chosen) for value in values]
         write_global(
-            team, operands, wanted, joined(parts, len(parts)), nbytes, lambda p: lanes_of(team, p, full, chosen)
+            team, operands, wanted, joined(parts, len(parts)), nbytes, lambda p: _lanes_of(team, p, full, chosen)
         )
 
     return run
-
-
-def write_global(
-    team: Team, operands: Operands, addresses: Values, words: Values, nbytes: int, lanes: Callable[[Indices], Indices]
-) -> None:
-    """Store a word at each address. lanes: the threads of some of the addresses."""
-    at = operands.instruction
-    memory = team.launch.memory
-    for buffer, places, index in memory.parts(addresses, nbytes, lambda c, d, p: team.tell(c, d, lanes(p), at)):
-        every = np.arange(len(addresses))[places]
-        check_dependency(team, buffer, lanes, every, operands, stores=True)
-        if not buffer.is_writable:
-            team.tell(Check.READ_ONLY, buffer.name, lanes(every), at)
-            continue
-        buffer.words(nbytes)[index] = words[places]
-        if buffer.written is not None:
-            buffer.marks(nbytes)[index] = ONES[nbytes]
-
-
-# That every byte of a word has been written.
-ONES = {nbytes: np.frombuffer(b"\1" * nbytes, word)[0] for nbytes, word in WORDS.items()}
 
 
 def _flat(value: Values, shape: tuple[int, ...], chosen: Mask) -> Values:

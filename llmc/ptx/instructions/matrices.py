@@ -9,9 +9,8 @@ from llmc.ptx.element_types import ELEMENT_TYPES, WHOLE_TYPES, sum_of_products
 from llmc.ptx.elementwise import Action
 from llmc.ptx.fragments import matrix_a, matrix_b, matrix_c, registers_c
 from llmc.ptx.global_memory import Indices
-from llmc.ptx.instructions.load_store import SHARED
 from llmc.ptx.lanes import F32, S32, U16, U32, Mask, Values
-from llmc.ptx.modifiers import Modifiers
+from llmc.ptx.modifiers import SHARED, Modifiers
 from llmc.ptx.team import Team
 
 _ROW_BYTES = 16
@@ -34,7 +33,7 @@ def _matrix_modifiers(operands: Operands, modifiers: Modifiers, vector: int) -> 
 
 
 def _row_lanes(lanes: Indices, count: int) -> Indices:
-    """Of whole warps, the threads that say where rows are: eight a matrix. [warps · 8 · count]."""
+    """The threads of whole warps that hold row addresses, eight per matrix: [warps · 8 · count]."""
     return lanes.reshape(-1, 32)[:, : 8 * count].reshape(-1)
 
 

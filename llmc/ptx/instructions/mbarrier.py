@@ -9,9 +9,8 @@ import numpy as np
 from llmc.ptx.access import Operands, Reader
 from llmc.ptx.elementwise import Action
 from llmc.ptx.global_memory import Indices
-from llmc.ptx.instructions.load_store import SHARED
 from llmc.ptx.lanes import BOOL, S64, U32, Mask, Values, constant
-from llmc.ptx.modifiers import Modifiers
+from llmc.ptx.modifiers import SHARED, Modifiers
 from llmc.ptx.module import Instruction, Sink
 from llmc.ptx.schedule import Strand
 from llmc.ptx.shared_memory import SHARED_BASE
@@ -107,7 +106,7 @@ def build_wait(operands: Operands, modifiers: Modifiers, place: int) -> End:
     address, parity, at = operands.address(1), operands.reader(2, U32), operands.instruction
 
     def look(team: Team, mask: Mask) -> Mask:
-        """Who finds the phase ended."""
+        """The threads that find the phase ended."""
         parities = team.chosen(parity(team), mask).astype(np.int64) & 1
         ended = np.ones(len(parities), np.bool_)
         for offset, chosen, lanes in named_offsets(team, address(team), mask, at):

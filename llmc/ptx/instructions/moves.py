@@ -1,5 +1,9 @@
 """mov: a value, an address, a special register; or several small registers in one, and back."""
 
+from typing import Any
+
+import numpy as np
+
 from llmc.ptx.access import Operands
 from llmc.ptx.elementwise import Action
 from llmc.ptx.lanes import BOOL, NUMPY_TYPES, UNSIGNED, Mask
@@ -11,7 +15,7 @@ _TYPES = ("pred", "b16", "b32", "b64", "u16", "u32", "u64", "s16", "s32", "s64",
 
 
 def build_mov(operands: Operands, modifiers: Modifiers) -> Action:
-    """mov, by what its operands are."""
+    """mov, by the kinds of its operands."""
     kind = modifiers.one_of(*_TYPES)
     modifiers.finish()
     operands.count(2)
@@ -31,10 +35,18 @@ def build_mov(operands: Operands, modifiers: Modifiers) -> Action:
     return lambda team, mask: write(team, read(team), mask)
 
 
+def _part(operands: Operands, place: int, nbytes: int) -> np.dtype[Any]:
+    """The type of an element of a vector that is a word of `nbytes` bytes."""
+    count = len(operands.items(place))
+    if count not in (2, 4) or nbytes // count not in UNSIGNED:
+        raise operands.refused(operands.given[place])
+    return UNSIGNED[nbytes // count]
+
+
 def _joined(operands: Operands, nbytes: int) -> Action:
     """`mov.b32 d, {a, b}`: the first is the lowest part."""
     parts = operands.items(1)
-    size, whole = UNSIGNED[nbytes // len(parts)], UNSIGNED[nbytes]
+    size, whole = _part(operands, 1, nbytes), UNSIGNED[nbytes]
     readers = [operands.reader_of(part, size) for part in parts]
     write = operands.writer(0, whole)
 
@@ -50,7 +62,7 @@ def _joined(operands: Operands, nbytes: int) -> Action:
 def _parted(operands: Operands, nbytes: int) -> Action:
     """`mov.b32 {a, b}, d`."""
     parts = operands.items(0)
-    size, whole = UNSIGNED[nbytes // len(parts)], UNSIGNED[nbytes]
+    size, whole = _part(operands, 0, nbytes), UNSIGNED[nbytes]
     writers = [operands.writer_of(part, size) for part in parts]
     read = operands.reader(1, whole)
 

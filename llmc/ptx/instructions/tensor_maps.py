@@ -4,13 +4,15 @@ import numpy as np
 
 from llmc.ptx.access import Operands
 from llmc.ptx.elementwise import Action
-from llmc.ptx.instructions.load_store import SHARED, write_global
+from llmc.ptx.global_access import write_global
 from llmc.ptx.lanes import NUMPY_TYPES, Mask, constant
-from llmc.ptx.modifiers import Modifiers
+from llmc.ptx.modifiers import SHARED, Modifiers
 from llmc.ptx.module import Immediate
 from llmc.ptx.team import Team
 from llmc.ptx.tensor_map import FIELDS, NBYTES, replace_field
 
+# Values outside of the tensor are zeros, and its elements are contiguous.
+_PLAIN_ONLY = ("fill_mode", "interleave_layout")
 _DIMENSIONED = ("box_dim", "global_dim", "element_stride", "global_stride")
 
 
@@ -31,6 +33,8 @@ def build_tensormap(operands: Operands, modifiers: Modifiers) -> Action:
     place = 2 if has_dimension else 1
     given = operands.given[place]
     value = operands.reader(place, dtype)
+    if field in _PLAIN_ONLY and (not isinstance(given, Immediate) or given.value):
+        raise modifiers.refused(f"the machine knows {field} 0 alone")
     if isinstance(given, Immediate):
         number = constant(given.value, dtype)
         value = lambda team: number  # noqa: E731
@@ -66,7 +70,7 @@ def _publish(operands: Operands, modifiers: Modifiers) -> Action:
         if len(lanes) < len(leaders):
             return
         for part in range(0, NBYTES, 16):
-            team.shared.shadow.read(index + part, 16, lanes, at, whole_warp=True)
+            team.shared.shadow.read(index + part, 16, lanes, at, whole_warp=True)  # Any thread may read any part.
             words = team.shared.load(index + part, 16)
             write_global(team, operands, addresses + part, words, 16, lambda places: lanes[places])
         team.tensor_maps.publish(addresses, lanes)

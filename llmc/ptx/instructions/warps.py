@@ -1,4 +1,4 @@
-"""What the threads of a warp do together: shuffles, reductions, votes and elections.
+"""Instructions of a whole warp: shuffles, reductions, votes and elections.
 
 Lanes that the instruction's mask leaves out are not expected: Triton and CUDA's intrinsics name all lanes that run.
 """
@@ -154,7 +154,7 @@ def build_vote(operands: Operands, modifiers: Modifiers) -> Action:
 
 
 def build_warp_barrier(operands: Operands, modifiers: Modifiers) -> Action:
-    """bar.warp.sync: what the warp's threads did before it is before what they do after it."""
+    """bar.warp.sync: orders the accesses of the warp's threads before it and after it."""
     modifiers.finish()
     operands.count(1)
     return everyone_checked(lambda team, mask: team.order.tick(team.order.warps_of(mask)), operands, 0)

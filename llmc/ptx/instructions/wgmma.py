@@ -1,7 +1,7 @@
 """wgmma: products of matrices by the four warps of a warpgroup, asynchronously.
 
-B lies in shared memory, A there or in registers, the sums in registers. They are computed where the instruction stands;
-that nobody touches operands or sums before the wait is checked.
+B is in shared memory, A there or in registers, the sums in registers. Products are computed at the instruction;
+accesses to operands or sums before the wait are findings.
 """
 
 import re
@@ -134,10 +134,10 @@ def _mma_async(operands: Operands, modifiers: Modifiers) -> Action:
 def _switches(operands: Operands, is_whole: bool) -> tuple[bool, bool, bool, bool]:
     """Which of A and B are negated, and which transposed: numbers in the text behind the predicate, where there are
     any."""
-    operands.count(*((4,) if is_whole else (6, 7, 8)))
-    given = [operands.number(place) for place in range(4, len(operands.given))]
-    signs, turns = given[:2], given[2:]
     has_two = isinstance(operands.given[1], Register)
-    turns = ([0, 0] if not turns else turns if has_two else [0, *turns])[:2]
-    negates = [sign == -1 for sign in signs] or [False, False]
-    return negates[0], negates[1], bool(turns[0]), bool(turns[1])
+    operands.count(*((4,) if is_whole else (6, 8 if has_two else 7)))
+    given = [operands.number(place) for place in range(4, len(operands.given))]
+    negates = [sign == -1 for sign in given[:2]] or [False, False]
+    turns = [turn == 1 for turn in given[2:]]
+    turns = [False] * (2 - len(turns)) + turns
+    return negates[0], negates[1], turns[0], turns[1]

@@ -1,1 +1,1 @@
-"""What of a model the passes reached, and what they left."""
+"""Coverage: the parts of a model that the passes rewrote, and those they left."""

@@ -1,4 +1,4 @@
-"""What of a canonical graph is still written out in aten's ops, each node standing for one operation."""
+"""Operations of a canonical graph that are still written in aten ops; one node represents each operation."""
 
 from collections.abc import Callable
 from operator import getitem
@@ -37,7 +37,7 @@ def _readers(node: fx.Node) -> list[fx.Node]:
 
 
 def source(node: fx.Node) -> fx.Node:
-    """What a value is a view or cast of."""
+    """The node that a value views or casts."""
     while node.target in DATA_MOVEMENT and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node
@@ -92,7 +92,7 @@ def whole_norms(norm: object) -> Callable[[ModelGraph], int]:
 
 
 def rotations(graph: ModelGraph) -> list[fx.Node]:
-    """What multiplies by the cosines of rotary angles without being a rope; and cosines that are not known as such."""
+    """Products with the cosines of rotary angles outside a rope, and cosines that were not recognised."""
     angles = calls_to(graph, ops.rope_angles.default)
     halves = [u for n in angles for u in n.users if u.target is getitem and u.args[1] == 0]
     cosines = calls_to(graph, aten.cos.default)
@@ -115,12 +115,12 @@ def is_scaling(node: fx.Node) -> bool:
 
 
 def weight_products(graph: ModelGraph) -> list[fx.Node]:
-    """Products of the step's values with a weight, but for those of experts."""
+    """Products of the step's values with a weight, except those of experts."""
     return [n for n, weight in _products_with_weights(graph) if weight.meta["val"].dim() != 3]
 
 
 def expert_products(graph: ModelGraph) -> list[fx.Node]:
-    """Products with weights that stand in one tensor [experts, …]."""
+    """Products with weights stored in one tensor [experts, …]."""
     return [n for n, weight in _products_with_weights(graph) if weight.meta["val"].dim() == 3]
 
 

@@ -51,7 +51,7 @@ class Coverage:
 
     @property
     def short(self) -> tuple[Leftover, ...]:
-        """What was left without anybody having asked for it."""
+        """Operations that were left although no option asked for that."""
         return tuple(left for left in self.left if not left.is_asked)
 
     def reasons(self, left: Leftover) -> tuple[str, ...]:

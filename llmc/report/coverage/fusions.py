@@ -1,4 +1,4 @@
-"""What of a serving graph could still be made one node with its neighbours, and what was."""
+"""Nodes of a serving graph that were fused with their neighbours, and those that still could be."""
 
 import torch
 from torch import fx
@@ -14,7 +14,7 @@ ADDING_NORMS = (ops.add_rms_norm.default, ops.add_layer_norm.default)
 
 
 def _is_product(node: fx.Node) -> bool:
-    """Whether fusion passes look for what surrounds it."""
+    """Whether it is a product whose neighbours fusion passes look for."""
     return node.target in (ops.linear.default, ops.fused_linear.default)
 
 
@@ -40,7 +40,7 @@ def _is_epilogue(node: fx.Node, argument: str, without: object) -> bool:
 
 
 def residual_sums(graph: ModelGraph) -> list[fx.Node]:
-    """Sums of two matrices one of which is a product that has no sum in it yet."""
+    """Sums of two matrices, one being a product without a fused sum."""
     return [
         n
         for n in calls_to(graph, aten.add.Tensor)
@@ -80,7 +80,7 @@ def rotated_writes(graph: ModelGraph) -> list[fx.Node]:
 
 
 def _is_of_latents(write: fx.Node) -> bool:
-    """Whether what is rotated is a part of each key alone, and queries are joined of parts, too."""
+    """Whether only a part of each key is rotated, and queries are concatenated from parts as well."""
     readers = call_arguments(write)["k_cache"].users
     return any(u.target is ops.paged_attention.default and call_arguments(u)["latent"] for u in readers)
 

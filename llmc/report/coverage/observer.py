@@ -41,7 +41,7 @@ class CoverageObserver:
             self._added.append(_by_record(record))
 
     def coverage(self) -> tuple[Coverage, ...]:
-        """What was found, in the order of the rules, then of the passes that are not llmc's own."""
+        """Coverage by rule, in order, then by pass for passes that are not llmc's own."""
         return (
             *(self._found[rule] for rule in RULES if rule in self._found and self._found[rule].total),
             *self._added,

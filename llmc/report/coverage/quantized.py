@@ -1,4 +1,4 @@
-"""What quantization should reach, where the options or the checkpoint ask for it."""
+"""Weights and products that should be quantized, according to the options or the checkpoint."""
 
 from functools import partial
 
@@ -29,7 +29,7 @@ def _wants_codes(graph: ModelGraph, options: BuildOptions) -> bool:
 
 
 def _readers_of_values(graph: ModelGraph) -> list[fx.Node]:
-    """What reads the values of quantized weights or tokens without being a product of codes, in graph order."""
+    """Readers of quantized weights or tokens that are not products of codes, in graph order."""
     return [
         n for n in calls(graph) if any(part_of(a) is not None and not is_multiplied(a, n) for a in n.all_input_nodes)
     ]

@@ -12,11 +12,11 @@ from llmc.graph.op_record import OpRecord, record_of
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
 
-# Some of the llmc:: ops, by what their records say.
+# A selection of llmc:: ops by their records.
 Ops = Callable[[OpRecord], bool]
 Finder = Callable[[ModelGraph], list[fx.Node]]
 
-# A norm or an attention that is written out is no wider than this many ops.
+# A norm or an attention written in aten ops spans at most this many ops.
 _NEIGHBOURHOOD = 8
 
 
@@ -31,8 +31,8 @@ class CoverageRule:
     done: the ops that show one each, or where not each call of them is one, in `count` how many a graph has. left: what
     shows one each that is not done: ops, or nodes of a graph.
 
-    passes: whose refusals explain what is left. reach: how many uses a refusal's node may be away from what it
-    explains. is_wanted: whether the rule is about a graph at all.
+    passes: the passes whose refusals explain leftovers. reach: maximum distance in uses between a refusal's node and
+    the leftover that it explains. is_wanted: whether the rule applies to a graph.
     """
 
     stages: frozenset[Stage]

@@ -1,4 +1,4 @@
-"""What the pipeline should reach, in the order in which it is told; and of which ops nothing is told, and why.
+"""The coverage rules, in the order of the report, and the ops that no rule covers, with the reason.
 
 Which ops count follows from their records wherever these say it, so that a new product, lookup or state counts without
 a line here. A test joins the rules with all ops that canonical and serving graphs may hold.
@@ -202,7 +202,8 @@ WITHOUT_RULE: Mapping[OpOverload, str] = MappingProxyType(
         ops.sum_experts.default: "it follows products with experts' weights, which count",
         ops.head_linear.default: "absorb_mla makes it where it can, and refuses each attention where it cannot",
         ops.rope_angles.default: "rotations by its angles count",
-        ops.kv_write.default: "it stands before an attention that is paged, which counts",
+        ops.rotate_heads.default: "quantize_kv_cache makes it if the cache format asks for it, or fails",
+        ops.kv_write.default: "the paged attention behind it is counted instead",
         ops.select_channels.default: "it brings x into the order of a weight's columns, which a file or a plan says",
         ops.top_tokens.default: "a head that drafts is given or the build fails",
     }

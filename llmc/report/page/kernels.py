@@ -24,9 +24,9 @@ _LOOP = re.compile(r"(?:^//[^\n]*\n)*^static void (loop_\w+)\(.*?^\}\n", re.MULT
 def kernels_data(contents: EngineContents, budgets: KernelBudgets | None = None) -> dict[str, Any]:
     """{"launches": […], "classes": […], "code": {name: text}}.
 
-    A class is a kernel with what decides its time: its launches are shown as one. A launch has its class, cost
-    expressions, nodes, rewrite, source, the snippet of its call, and the steps that have it (`only`). budgets: of GPU
-    kernels' machine code; a class whose kernel has one shows it.
+    A class is a kernel with the sizes that decide its time; its launches are shown as one. A launch has its class, cost
+    expressions, nodes, rewrite, source, the snippet of its call, and the steps that run it (`only`). budgets: those of
+    GPU kernels' machine code, shown with the class of the kernel.
     """
     program = contents.program
     code = {name: text for name, text in contents.code.items() if "/" in name}
@@ -106,7 +106,7 @@ def _hand_written(launch: Launch) -> str | None:
 
 @cache
 def _definitions() -> tuple[tuple[str, str], ...]:
-    """What the kernel library's files define or call, in their order, and the file."""
+    """Names that the kernel library's files define or call, in file order, with the file."""
     texts = ((file.name, file.read_text(encoding="utf-8")) for file in sorted(kernel_include_dir().glob("*.cpp")))
     return tuple((match[1], name) for name, text in texts for match in _DEFINED.finditer(text))
 

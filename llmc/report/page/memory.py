@@ -21,12 +21,12 @@ def memory_data(program: Program) -> dict[str, Any]:
             "layers": len(program.caches),
             "kinds": [{**to_json(cache), "layers": count} for cache, count in Counter(program.caches).items()],
             "token_bytes": sum(each),
-            # Of a block in the layers of each group, how many a sequence holds at most, and what these layers keep.
+            # Per cache group: bytes of a block, the maximum number of blocks of a sequence, and the policy.
             "groups": [
                 {"block_bytes": nbytes * limits.block_size, "blocks": blocks, "policy": policy}
                 for nbytes, (blocks, policy) in zip(each, kept, strict=True)
             ],
-            # Of one that is alone, with the tokens of a step.
+            # The maximum for a sequence that runs alone, including the tokens of a step.
             "sequence_bytes": sum(program.memories(longest).values()),
         },
         "buffers": [

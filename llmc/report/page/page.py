@@ -41,7 +41,7 @@ MODULES = (
     "navigation",
     "main",
 )
-# What is assumed of a CPU that nobody has measured: a desktop of two memory channels.
+# The rates assumed for a CPU that has not been measured: a desktop with two memory channels.
 _NOMINAL = Rates(bandwidth=50e9, kinds={"F32": KindRates(500e9), "BF16": KindRates(1000e9)}, launch=0.0, measured=False)
 _ASSETS = Path(__file__).parent / "assets"
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "\./(\w+)\.js";\n', re.MULTILINE)
@@ -56,8 +56,8 @@ def report_page(
     perplexity: MeasuredPerplexity | None = None,
     budgets: KernelBudgets | None = None,
 ) -> str:
-    """The page of an engine. rates: of this machine; without, the data sheet's or a nominal CPU's, said to be so.
-    budgets: figures of GPU kernels' machine code; None if nobody read it.
+    """The page of an engine. rates: those of this machine; None takes the data sheet's or those of a nominal CPU, and
+    the page says so. budgets: figures of GPU kernels' machine code; None if it was not read.
 
     The same contents give the same text.
     """
@@ -99,7 +99,7 @@ def _as_function(name: str, text: str) -> str:
 
 
 def script_json(data: Any) -> str:
-    """JSON that can stand in a <script> element: nothing in it can end the element or begin a comment."""
+    """JSON that is safe inside a <script> element: it cannot end the element or begin a comment."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")

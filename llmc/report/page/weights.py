@@ -15,8 +15,8 @@ _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 def quantization_data(contents: EngineContents, perplexity: MeasuredPerplexity | None) -> dict[str, Any]:
     """{"weights": […], "plain_bits", "cache", "perplexity"}: no weights for an engine without codes.
 
-    A weight has its layer, None outside of them, and its name within it (`part`). cache: bytes a token as codes and as
-    the model's dtype, None where the cache has none.
+    A weight has its layer (None outside of layers) and its name within it (`part`). cache: bytes per token as codes and
+    in the model's dtype; None if the cache has no codes.
     """
     itemsize = _ITEM_BYTES[contents.manifest.model.dtype]
     return {
@@ -47,12 +47,13 @@ def _cache(contents: EngineContents, itemsize: int) -> dict[str, Any] | None:
 
 
 def sparsity_data(contents: EngineContents) -> list[dict[str, Any]]:
-    """Of each weight with zeros, as formats/sparse_weight.py has it, and its gain; empty for an engine without any."""
+    """The record of each weight with zeros (formats/sparse_weight.py) and its gain; empty if there are none."""
     return [to_json(weight) | {"gain": weight.gain} for weight in contents.sparse]
 
 
 def pruning_data(contents: EngineContents) -> list[dict[str, Any]]:
-    """As formats/pruned_part.py has each part, and which went in runs; empty for a model of which nothing went."""
+    """The record of each pruned part (formats/pruned_part.py) with the removed units as runs; empty if nothing was
+    pruned."""
     return [to_json(part) | {"runs": _runs(part.removed)} for part in contents.pruned]
 
 

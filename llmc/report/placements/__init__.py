@@ -1,1 +1,1 @@
-"""Which part of each weight a rank has."""
+"""The part of each weight that each rank holds."""

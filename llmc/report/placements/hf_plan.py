@@ -1,4 +1,4 @@
-"""Hugging Face's own tensor-parallel plan of an architecture, beside what was derived from the graph."""
+"""Comparison of Hugging Face's tensor-parallel plan of an architecture with the plan derived from the graph."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ _STYLES: Mapping[str, tuple[int, str]] = {
     "colwise_rep": (0, _GATHERS),
     "colwise_gather_output": (0, _GATHERS),
     "rowwise_rep": (1, ""),
-    "rowwise_split_input": (1, "of what it parts first"),
+    "rowwise_split_input": (1, "of the parts it splits first"),
     "embedding_rowwise": (0, ""),
     "embedding_colwise": (1, ""),
 }
@@ -69,7 +69,7 @@ def agreement(weights: Iterable[PlacedWeight], plan: Mapping[str, str]) -> tuple
 
 
 def _is_even(weight: PlacedWeight) -> bool:
-    """Whether ranks have as much as each other, but for an element, and no two of them the same: as all styles cut."""
+    """Whether the parts of the ranks are disjoint and equal in size to within one element, as in all styles."""
     piece = weight.shape[weight.axis or 0] // weight.runs
     largest = -(-piece // len(weight.parts))
     return sum(weight.parts) == weight.runs * piece and max(weight.parts) == weight.runs * largest

@@ -1,4 +1,4 @@
-"""Which part of each weight a rank has and why, what ranks tell each other, and what all of them have whole."""
+"""The part of each weight that a rank holds and the reason, the collectives, and the weights that every rank holds."""
 
 import math
 import re
@@ -26,8 +26,7 @@ _COLLECTIVES = ("llmc.all_reduce", "llmc.all_gather")
 
 
 class PlacementObserver:
-    """Watches a pipeline for what the partitions did. placements: None where there is one rank. stages: that the model
-    will be cut into."""
+    """Observes the partitions of a pipeline. placements: None for a single rank. stages: number of pipeline stages."""
 
     def __init__(self, stages: int = 1) -> None:
         self.placements: Placements | None = None
@@ -42,8 +41,8 @@ class PlacementObserver:
 
 
 def placements(graph: ModelGraph, refusals: Sequence[str], *, stages: int = 1) -> Placements:
-    """Of a graph that the partition has just come out of. refusals: what it said of weights that it left whole. stages:
-    as of PlacementObserver; with more than one, ranks gather all logits."""
+    """The placements of a graph right after the partition. refusals: the reasons for weights left whole. stages: as for
+    PlacementObserver; with more than one, ranks gather all logits."""
     weights = Counter(_placed(graph, node, refusals) for node in graph.weight_nodes())
     collectives = Counter(_collectives(graph, may_choose=stages == 1))
     return Placements(
@@ -68,7 +67,7 @@ def _placed(graph: ModelGraph, node: fx.Node, refusals: Sequence[str]) -> Placed
         return None
     axis = int(first.args[1])
     spans = [(int(each.args[2]), int(each.args[3])) for each in recipe.recipes if isinstance(each, Derived)]
-    # Of a gate and what it opens, or of many experts, a rank has a part of each.
+    # A rank holds a part of the gate and a part of the matrix it gates, or a part of each expert.
     runs = int(first.args[5]) if len(first.args) > 5 else 1
     whole = tuple(runs * max(stop for _, stop in spans) if i == axis else size for i, size in enumerate(shape))
     parts = tuple(runs * (stop - start) for start, stop in spans)
@@ -83,7 +82,7 @@ def weight_name(node: fx.Node, recipe: Recipe) -> str:
 
 
 def _why(weight: fx.Node, axis: int, parts: tuple[int, ...], runs: int) -> str:
-    """What each kind of reader does with its part: an embedding may be the output's matrix, too."""
+    """Describe what each kind of reader does with its part. An embedding may also be the output matrix."""
     return "; ".join(dict.fromkeys(_reason(weight, reader, axis, parts, runs) for reader in _readers(weight)))
 
 

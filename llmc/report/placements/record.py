@@ -1,4 +1,4 @@
-"""Which part of each weight a rank has, and what ranks tell each other, as reports keep it: read without torch."""
+"""The record of weights and collectives per rank in reports. Reading it does not need torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ _HANDED_OVER = 4
 class PlacedWeight:
     """Weights that differ by the numbers in their names only. name: with * for those. shape: of all ranks together.
 
-    axis: that is cut, None for one that every rank has whole. parts: elements of it on each rank. length: with padding.
-    nbytes: of one of them on one rank. why: what decided it. runs: equal pieces of the axis, such as those of experts,
-    of each of which a rank has a part.
+    axis: the axis that is split; None if every rank holds all of it. parts: number of its elements on each rank.
+    length: the axis with padding. nbytes: bytes of one weight on one rank. why: the reason. runs: number of equal
+    pieces of the axis, such as experts, each of which is split.
     """
 
     name: str
@@ -31,9 +31,9 @@ class PlacedWeight:
 
 @dataclass(frozen=True)
 class PlacedCollective:
-    """Collectives that differ by their layer only. of: what they add up or join. token_bytes: that every rank has in
-    the end, for each token, or for each row of logits. chosen_bytes: of logits, what ranks of CPUs exchange in their
-    place for a row of which only the token is wanted."""
+    """Collectives that differ in their layer only. of: the tensor that they sum or join. token_bytes: size of the
+    result per token, or per row of logits. chosen_bytes: for logits, bytes that ranks on CPUs exchange instead per row
+    if only the token is needed."""
 
     op: str
     of: str
@@ -44,7 +44,7 @@ class PlacedCollective:
 
 @dataclass(frozen=True)
 class Placements:
-    """Of a stage that is cut for so many ranks; nothing of one that a single rank runs."""
+    """The placements of one pipeline stage; empty for a stage with a single rank."""
 
     ranks: int = 1
     weights: tuple[PlacedWeight, ...] = ()
@@ -53,8 +53,8 @@ class Placements:
 
 @dataclass(frozen=True)
 class RankBytes:
-    """Of one rank. kv_token: of the cache, a token; kv_less: of that in layers that do not keep everything. arena: of
-    the largest step."""
+    """Bytes of one rank. kv_token: bytes of the cache per token; kv_less: the share of layers that do not keep
+    everything. arena: size for the largest step."""
 
     weights: int
     kv_token: int
@@ -74,7 +74,7 @@ class StageRanks:
 
 
 def stage_ranks(stages: Sequence[Program]) -> tuple[StageRanks, ...]:
-    """Of an engine's stages in order; one that is not cut has one."""
+    """The ranks of each pipeline stage, in order."""
     return tuple(
         StageRanks(
             stage.layout.rank_of(stage.stage, 0),
@@ -87,7 +87,7 @@ def stage_ranks(stages: Sequence[Program]) -> tuple[StageRanks, ...]:
 
 
 def rank_bytes(program: Program) -> RankBytes:
-    """What a rank of a program keeps in memory."""
+    """The memory of one rank of a program."""
     limits = program.limits
     return RankBytes(
         weights=sum(slot.nbytes for slot in program.weights),

@@ -1,4 +1,4 @@
-"""What `llmc explain` says of a model that is cut for several ranks, line by line."""
+"""The lines of `llmc explain` about a model that is split over several ranks."""
 
 from collections.abc import Iterator, Mapping
 
@@ -20,7 +20,10 @@ def placement_lines(ranks: RankExplanation) -> Iterator[tuple[str, str]]:
         yield "", f"  {stage_text(stage, number if len(stages) > 1 else None)}"
     if found.ranks > 1 and plan:
         count, same = agreement(found.weights, plan)
-        yield "", f"  beside Hugging Face's plan: {same} of {counted(count, 'weight')} are cut alike"
+        yield (
+            "",
+            f"  compared with Hugging Face's plan:  {same} of {counted(count, 'weight')} are split alike",
+        )
 
 
 def _placements(found: Placements, plan: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -33,7 +36,7 @@ def _placements(found: Placements, plan: Mapping[str, str]) -> Iterator[tuple[st
         yield "", f"    {_times(collective.count)}{collective_text(collective)}"
     total = sum(each.count * each.token_bytes for each in found.collectives)
     count = sum(each.count for each in found.collectives)
-    yield "", f"    {counted(total, 'byte')} a token in {counted(count, 'collective')}"
+    yield "", f"    {counted(total, 'byte')} per token in {counted(count, 'collective')}"
 
 
 def _weight(weight: PlacedWeight, plan: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -56,25 +59,26 @@ def part_text(weight: PlacedWeight) -> str:
 
 
 def stage_text(stage: StageRanks, number: int | None) -> str:
-    """`stage 0, ranks 0–1: memory a rank: …; 1024 bytes a token handed over`. number: None where there is one stage."""
+    """`stage 0, ranks 0–1: memory per rank: …; 1024 bytes per token handed over`. number: None where there is one
+    stage."""
     memory = stage.memory
     within = f", {memory.kv_less} of them in layers that do not keep everything" if memory.kv_less else ""
     text = (
-        f"memory a rank: weights {memory.weights / 1e9:.3f} GB, KV cache {memory.kv_token} bytes a token{within}, "
+        f"memory per rank: weights {memory.weights / 1e9:.3f} GB, KV cache {memory.kv_token} bytes per token{within}, "
         f"arena {memory.arena / 1e6:.1f} MB"
     )
     if number is None:
         return text
     ranks = f"rank {stage.first}" if stage.first == stage.last else f"ranks {stage.first}–{stage.last}"
     each = "" if stage.first == stage.last else "each "
-    handed = f"; {each}hands over {counted(stage.token_bytes, 'byte')} a token" if stage.token_bytes else ""
+    handed = f"; {each}hands over {counted(stage.token_bytes, 'byte')} per token" if stage.token_bytes else ""
     return f"stage {number}, {ranks}: {text}{handed}"
 
 
 def collective_text(each: PlacedCollective) -> str:
-    """`all_reduce of linear with …: 16384 bytes a token`."""
-    whole = f"{each.op} of {each.of}: {counted(each.token_bytes, 'byte')} a token"
-    return whole if each.chosen_bytes is None else f"{whole}; on CPUs {each.chosen_bytes} where only tokens are wanted"
+    """`all_reduce of linear with …: 16384 bytes per token`."""
+    whole = f"{each.op} of {each.of}: {counted(each.token_bytes, 'byte')} per token"
+    return whole if each.chosen_bytes is None else f"{whole}; on CPUs {each.chosen_bytes} where only tokens are needed"
 
 
 def _times(count: int) -> str:

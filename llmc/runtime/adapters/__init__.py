@@ -1,1 +1,1 @@
-"""Adapters beside the weights of a running engine."""
+"""Adapters of a running engine."""

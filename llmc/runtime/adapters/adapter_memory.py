@@ -1,4 +1,4 @@
-"""The pools of a CPU engine: room for adapters of the largest rank, of which only what is written takes memory."""
+"""The pools of a CPU engine: room for adapters of the largest rank. Only written parts take memory."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ _DTYPES: dict[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": np.uint
 
 
 class AdapterMemory:
-    """A, B and ranks of every adapted product, which the engine reads and nobody else."""
+    """A, B and ranks of every adapted product, read by the engine only."""
 
     def __init__(self, pools: AdapterPools) -> None:
         self._memory, dtypes = {name: zeros(nbytes) for name, nbytes in pools.nbytes().items()}, pools.dtypes()
@@ -22,9 +22,9 @@ class AdapterMemory:
         ]
 
     def addresses(self) -> list[int]:
-        """Of all pools, in the order of AdapterPools.names."""
+        """Addresses of all pools, in the order of AdapterPools.names."""
         return [memory.ctypes.data for memory in self._memory.values()]
 
     def put(self, slot: int, adapter: PlacedAdapter) -> None:
-        """Into a slot, in the place of what was there."""
+        """Write an adapter into a slot, replacing its contents."""
         adapter.put(self._pools, slot, lambda values: values)

@@ -19,7 +19,8 @@ Elements = npt.NDArray[np.float32 | np.float16 | np.uint16]
 
 @dataclass(frozen=True)
 class PlacedPart:
-    """Of one module of a product: a [rank, inputs], b [rank, columns of the module]. begin: its first column."""
+    """The matrices of one module of a product: a [rank, inputs], b [rank, columns of the module]. begin: its first
+    column."""
 
     product: int
     part: int
@@ -39,8 +40,8 @@ class PlacedAdapter:
     parts: tuple[PlacedPart, ...]
 
     def put(self, pools: Sequence[tuple[Any, ...]], slot: int, stored: Callable[[Elements], Any]) -> None:
-        """Into a slot, in the place of what was there. pools: A, B and ranks of each product. stored: elements as they
-        can be put there."""
+        """Write the adapter into a slot, replacing its contents. pools: A, B and ranks of each product. stored:
+        converts elements to the form of the pools."""
         for *_, ranks in pools:
             ranks[slot] = 0
         for part in self.parts:
@@ -52,8 +53,8 @@ class PlacedAdapter:
 
 
 def place_adapter(name: str, adapter: Adapter, pools: AdapterPools) -> PlacedAdapter:
-    """Read the matrices. Raises AdapterError for another model's, for what only merging can do, and for a rank over the
-    engine's."""
+    """Read the matrices. Raises AdapterError for an adapter of another model, one that must be merged, or a rank above
+    the engine's."""
     at = adapter.file.path
     if adapter.whole:
         tensor = next(iter(adapter.whole.values()))

@@ -1,1 +1,1 @@
-"""What running on a GPU takes beside the executor: its program, memory, inputs and binaries."""
+"""Parts of running on a GPU apart from the executor: programs, memory, inputs and binaries."""

@@ -19,7 +19,7 @@ def adapter_tensors(program: Program, allocate: Callable[[str, int], Tensor]) ->
 
 
 class AdapterTensors:
-    """allocate: gives each pool, by its name, so many zeroed bytes on any device."""
+    """allocate: returns zeroed memory of a size in bytes for a pool's name, on any device."""
 
     def __init__(self, pools: AdapterPools, allocate: Callable[[str, int], Tensor]) -> None:
         dtypes = pools.dtypes()
@@ -30,7 +30,7 @@ class AdapterTensors:
         ]
 
     def put(self, slot: int, adapter: PlacedAdapter) -> None:
-        """Into a slot, in the place of what was there; queued before the next step."""
+        """Write an adapter into a slot, replacing its contents; queued before the next step."""
         adapter.put(self._pools, slot, _tensor)
 
 

@@ -22,7 +22,7 @@ class PackedArguments:
 
     @property
     def address(self) -> int:
-        """Of the array of pointers."""
+        """The address of the array of pointers."""
         return ctypes.addressof(self._pointers)
 
 

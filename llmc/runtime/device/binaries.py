@@ -1,4 +1,4 @@
-"""Which of an engine's compiled kernels a device can run; if none, all of them compiled once from the sources in it."""
+"""Choose the binaries of an engine that a device can run; if there are none, compile them from the engine's sources."""
 
 import hashlib
 import json

@@ -43,13 +43,13 @@ def check_device_count(engine: Path, ranks: int) -> None:
         raise TargetError(
             f"the engine was built for {ranks} GPUs, and this process sees {count}",
             at=engine,
-            fix="run it on a machine with as many, look at CUDA_VISIBLE_DEVICES, or build it again with a "
+            fix="run it on a machine that has them, check CUDA_VISIBLE_DEVICES, or build it again with a "
             f"tensor_parallel_size of {count}",
         )
 
 
 def no_device(engine: Path, reason: str) -> TargetError:
-    """What to tell the user: the reason in one line, and what to do about that one."""
+    """The error for a missing device: the reason in one line, and its fix."""
     reason = " ".join(reason.split())
     if "too old" in reason:
         fix = "update the NVIDIA driver, or install a torch for the CUDA version that this driver has"

@@ -1,8 +1,8 @@
 """A step's inputs as one run of bytes, so that a single copy brings them to the device; and steps padded to buckets.
 
-A bucket of decodes is a shape: as many requests as one of `request_buckets`, block tables of a power of two columns.
-The requests that fill it up are decodes of token 0 at position 0 in a scratch block that no real request has: they
-read and write that block only, likewise a scratch slot of states, and their logits come after those of the real ones.
+A bucket of decodes is a shape: a number of requests from `request_buckets`, and block tables with a power of two
+columns. Padding requests are decodes of token 0 at position 0 in a scratch block that no real request uses. They read
+and write only that block and a scratch slot of states, and their logits follow those of the real requests.
 """
 
 import functools
@@ -206,7 +206,7 @@ def example_step(shape: StepShape, limits: Limits, blocks: int) -> Step:
 
 
 def _each(known: Ints | None, padded: Callable[[Ints, int], Ints]) -> Ints | None:
-    """Of the groups behind the first."""
+    """Pad the arrays of cache groups 1 and up."""
     return None if known is None else np.stack([padded(own, group) for group, own in enumerate(known, 1)])
 
 

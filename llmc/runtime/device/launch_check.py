@@ -1,7 +1,7 @@
 """Check a GPU program's launches before the first: that each fits its kernel's signature and begins within memory.
 
-How far a kernel reads from where a row begins is the kernel's own; where rows begin, how many there are, how many
-programs run and what they are passed stands in the program, and is checked for the largest step.
+A kernel decides how far it reads from the beginning of a row. The program decides where rows begin, their number, the
+number of programs and their arguments; these are checked for the largest step.
 """
 
 import inspect
@@ -28,7 +28,7 @@ from llmc.program.launch_grid import evaluate_grid
 from llmc.program.launch_signature import POINTERS, dtype_of, operand_dtypes, parameter_of
 from llmc.runtime.loop.step import input_names
 
-# What CUDA allows in each direction.
+# CUDA's limits of a grid in each dimension.
 _MOST_PROGRAMS = (2**31 - 1, 65535, 65535)
 _MOST_FLOAT = 3.4028234663852886e38
 _ALIGNMENT = 16
@@ -41,7 +41,7 @@ def check_kernels(program: Program) -> None:
 
 
 def launch_problem(launch: Launch, kernel: DeviceKernel, bounds: "LaunchBounds") -> str | None:
-    """What is wrong with a launch of that kernel, in words that follow its name; None if nothing is."""
+    """The problem with a launch of that kernel, in words that follow its name; None if there is none."""
     return next(_launch_problems(launch, kernel, bounds), None)
 
 
@@ -71,12 +71,12 @@ class LaunchBounds:
             for part, nbytes in zip("kv", cache.key_and_value_bytes(limits.block_size), strict=True):
                 self.extents["cache", f"{index}.{part}"] = nbytes // ITEMSIZES[cache.dtype], None
         for name, state in program.state_names().items():
-            # What a convolution of width 1 carries is empty.
+            # The state of a convolution of width 1 is empty.
             self.extents["state", name] = max(1, self.counts["R"] * state.nbytes // ITEMSIZES["F32"]), None
         if program.adapters is not None:
             for name, nbytes in program.adapters.nbytes().items():
                 self.extents["adapter", name] = nbytes // ITEMSIZES[self.dtypes["adapter", name]], None
-        # Nobody starts in the middle of an input: its place depends on the step's shape.
+        # A pointer into the middle of an input is not allowed, because its place depends on the step's shape.
         for name in (*input_names(len(program.policies)), *CHOICE_INPUTS):
             self.extents["input", name] = 1, None
         if program.ranks > 1:
@@ -100,7 +100,8 @@ def _kernel_problems(program: Program) -> Iterator[str]:
             yield f"kernel {kernel.name} has two parameters of one name"
         function = library_functions.FUNCTIONS.get(kernel.function)
         if kernel.is_library and (function is None or parameters != list(inspect.signature(function).parameters)):
-            yield f"kernel {kernel.name} is no function of llmc's library: {kernel.function}({', '.join(parameters)})"
+            called = f"{kernel.function}({', '.join(parameters)})"
+            yield f"kernel {kernel.name} is not a function of llmc's library: {called}"
         for arch, binary in kernel.binaries.items():
             if not _is_possible(binary):
                 yield f"kernel {kernel.name} cannot be launched as {arch} says: {binary!r:.300}"
@@ -131,12 +132,12 @@ def _launch_problems(launch: Launch, kernel: DeviceKernel, bounds: LaunchBounds)
             yield f"passes {value!r} as {parameter.name}"
             return
         if isinstance(value, str):
-            yield f"passes {value!r:.80} as {parameter.name}, which is no count of a step"
+            yield f"passes {value!r:.80} as {parameter.name}, which is not a count of a step"
             return
         if isinstance(value, float) and not (math.isfinite(value) and abs(value) <= _MOST_FLOAT):
-            yield f"passes {value!r} as {parameter.name}, which is no fp32 number"
+            yield f"passes {value!r} as {parameter.name}, which is not an fp32 number"
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
-            yield f"passes {value!r:.80} as {parameter.name}, which is no 64-bit number"
+            yield f"passes {value!r:.80} as {parameter.name}, which is not a 64-bit number"
         if isinstance(value, Operand):
             yield from _operand_problems(launch, parameter.name, value, bounds)
         needed = parameter_of(bounds.dtypes, parameter.name, value)
@@ -148,7 +149,7 @@ def _launch_problems(launch: Launch, kernel: DeviceKernel, bounds: LaunchBounds)
 
 
 def _shown(value: Argument) -> str:
-    """As it stands in program.json."""
+    """The text of the argument in program.json."""
     return f"{str(value) if isinstance(value, Operand | Rows | Count) else value!r:.80}"
 
 

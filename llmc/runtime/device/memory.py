@@ -1,4 +1,4 @@
-"""What an engine takes of a GPU's memory, and how many blocks of KV cache that leaves."""
+"""The memory of an engine on a GPU, and the number of KV blocks that fit into the rest."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class DeviceMemory:
 
     @property
     def slots(self) -> int:
-        """Of each state, that requests and snapshots use: behind them is that for padding."""
+        """Number of slots of each state for requests and snapshots; the slot for padding follows them."""
         return self.seats + self.snapshots
 
     @property
@@ -66,8 +66,8 @@ def plan_device_memory(
 ) -> DeviceMemory:
     """How a device's `free` bytes are used: the KV cache gets kv_cache_bytes, or what is left after the rest.
 
-    beside: of engines that will be opened there with as many blocks. state_cache_bytes: of snapshots, as in
-    snapshot_count, of what one sequence leaves.
+    beside: programs of engines that will be opened there with the same number of blocks. state_cache_bytes: memory for
+    snapshots of states, as in snapshot_count; None takes that of one sequence.
 
     Never more than every sequence at full length needs. Raises OptionError with the arithmetic if one sequence of
     max_model_len does not fit.
@@ -86,7 +86,7 @@ def plan_device_memory(
     blocks = fitting_blocks(wanted, room, lambda count: cache_bytes(count, program, beside))
     if blocks < per_sequence or left < 0:
         given = "" if kv_cache_bytes is None else f" and kv_cache_bytes={kv_cache_bytes}"
-        drafting = "".join(f", and of what drafts {each.arithmetic()}" for each in others)
+        drafting = "".join(f", and of the drafter {each.arithmetic()}" for each in others)
         needed = memory_of_blocks(program, per_sequence, snapshots).arithmetic()
         raise OptionError(
             f"one sequence of max_model_len={limits.max_model_len} tokens does not fit: {needed}{drafting}"
@@ -99,7 +99,7 @@ def plan_device_memory(
 
 
 def memory_of_blocks(program: Program, blocks: int, snapshots: int = 0) -> DeviceMemory:
-    """What an engine takes with so many blocks, and snapshots of states."""
+    """The memory of an engine with this many blocks and snapshots of states."""
     limits, pools = program.limits, program.adapters
     largest = largest_shape(
         limits,
@@ -123,7 +123,7 @@ def memory_of_blocks(program: Program, blocks: int, snapshots: int = 0) -> Devic
 
 
 def out_of_memory(what: str, asked: str, free: int, total: int, arithmetic: str) -> TargetError:
-    """What to tell the user when the device has no room. asked: for how much, in words."""
+    """The error for a device without room. asked: the requested memory, in words."""
     return TargetError(
         f"the GPU is out of memory: {what} {asked}, {free / 1e9:.3f} of {total / 1e9:.3f} GB are free; the engine "
         f"needs {arithmetic}",

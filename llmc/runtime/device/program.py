@@ -26,7 +26,7 @@ from llmc.program.launch_signature import dtype_of
 from llmc.runtime.device.launch_check import LaunchBounds, check_kernels, launch_problem
 
 ARENA = "arena"
-# What is said of an engine's ranks (llmc/program/rank_memory.py).
+# The names of an engine's rank arguments (llmc/program/rank_memory.py).
 RANKS = ("engine", "ranks")
 
 
@@ -133,7 +133,7 @@ def _planned(index: int, launch: Launch, kernels: Mapping[str, DeviceKernel], bo
 
 
 def _argument(value: Argument, parameter: DeviceParameter, bounds: LaunchBounds) -> CallArgument:
-    """Of a launch that has no problem."""
+    """Convert an argument of a launch that has passed the checks."""
     if isinstance(value, Operand):
         dtype = dtype_of(bounds.dtypes, value)
         offset = value.offset * ITEMSIZES[dtype]

@@ -1,7 +1,7 @@
 """Memory of each GPU that all others can read and write: the one file that uses torch.distributed._symmetric_memory,
 which is alpha and may change.
 
-Used of it: empty(…, device=), rendezvous(tensor, group), and of what that gives buffer_ptrs and get_buffer.
+Only these parts are used: empty(…, device=), rendezvous(tensor, group), and buffer_ptrs and get_buffer of its result.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,8 @@ class SymmetricMemory:
 
 
 def symmetric_memory(nbytes: int, device: torch.device) -> SymmetricMemory | None:
-    """Of the default group's ranks, called by all of them at once; None where this torch or these GPUs have none."""
+    """Symmetric memory of the default group's ranks, which must all call this; None if this torch or these GPUs lack
+    it."""
     group = distributed.group.WORLD
     assert group is not None
     try:

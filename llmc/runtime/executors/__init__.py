@@ -1,1 +1,1 @@
-"""What computes a step: compiled code, or the graph itself."""
+"""Executors, which compute a step with compiled code or with the graph itself."""

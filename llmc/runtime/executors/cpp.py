@@ -1,8 +1,8 @@
-"""Run a compiled CPU engine: one shared library, called once a step through the C interface of kernels/api.h."""
+"""Run a compiled CPU engine: a shared library, called once per step through the C interface of kernels/api.h."""
 
 import ctypes
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import POINTER, c_char_p, c_int32, c_void_p
 
 import numpy as np
@@ -18,6 +18,7 @@ from llmc.program.program_interface import check_interface, interface_text
 from llmc.program.slot_views import move_slots, slot_views
 from llmc.runtime.adapters.adapter_memory import AdapterMemory
 from llmc.runtime.adapters.placed_adapter import PlacedAdapter
+from llmc.runtime.executors.block_copies import read_blocks, write_blocks
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits, SideArray
 from llmc.runtime.executors.opening_request import OpeningRequest
 from llmc.runtime.executors.side_outputs import SideOutputs
@@ -103,10 +104,10 @@ class CppExecutor:
         return self.own_output[: len(step.logit_rows)]
 
     def run(self, step: Step, output: Logits, choices: LlmcChooseRows | None = None) -> None:
-        """A step. output: room for the logits of its rows, or for what each of its tokens hands to the next stage.
-        choices: of an engine of several ranks, to have tokens instead of logits."""
+        """Run a step. output: memory for the logits of its rows, or for the rows that its tokens hand to the next
+        stage. choices: for engines of several ranks, to choose tokens instead of returning logits."""
         rows, step = len(step.logit_rows), step.for_groups(self._blocks[1:])
-        # Those of the groups one after the other, as codegen/cpp/step.py says.
+        # The arrays of all groups in order, as in codegen/cpp/step.py.
         slots = _joined(step.slot_mapping, step.group_slots)
         tables = _joined(step.block_tables, step.group_tables)
         lens = _joined(step.context_lens, step.group_lens)
@@ -173,8 +174,7 @@ class CppExecutor:
 
     def copy_blocks(self, copies: Mapping[int, int], group: int = 0) -> None:
         to, source = list(copies), list(copies.values())
-        for name in self._program.caches_of(group):
-            blocks = self._caches[name].reshape(self._blocks[group], -1)
+        for blocks in self._whole_blocks(group):
             blocks[to] = blocks[source]
 
     def move_slots(self, sources: Ints, destinations: Ints, group: int = 0) -> None:
@@ -184,6 +184,17 @@ class CppExecutor:
     def compact(self, compaction: Ints) -> None:
         step = LlmcStep(compaction=compaction.ctypes.data)
         self._library.llmc_engine_step(self._engine, ctypes.byref(step))
+
+    def read_blocks(self, blocks: Sequence[int], group: int = 0) -> Callable[[], Bytes]:
+        """Copied at once."""
+        found = read_blocks(self._whole_blocks(group), blocks)
+        return lambda: found
+
+    def write_blocks(self, blocks: Sequence[int], contents: Sequence[Bytes], group: int = 0) -> None:
+        write_blocks(self._whole_blocks(group), blocks, contents)
+
+    def _whole_blocks(self, group: int) -> list[Bytes]:
+        return [self._caches[name].reshape(self._blocks[group], -1) for name in self._program.caches_of(group)]
 
     def copy_states(self, source: int, destination: int) -> None:
         for states in self._states:

@@ -38,6 +38,7 @@ from llmc.runtime.executors.side_outputs import SideOutputs
 from llmc.runtime.executors.state_memory import copy_slot
 from llmc.runtime.kv_capacity import share_bytes
 from llmc.runtime.loop.step import Ints, Step
+from llmc.runtime.memory import Bytes
 from llmc.runtime.sampling.row_choice import RowChoices
 
 # Steps of one kind are one graph: their shape, and what they are to give.
@@ -51,8 +52,8 @@ _ROW_ALIGNMENT = 16
 
 
 def open_engine(request: OpeningRequest) -> tuple[CudaExecutor, int]:
-    """On torch's current device; of an engine of several ranks, the first one's executor. Where no blocks are given,
-    with what fits.
+    """Open the engine on torch's current device; for several ranks, the executor of the first. Without a given number
+    of blocks, the number that fits.
 
     Raises TargetError, ToolchainError, OptionError or RankError if it cannot run.
     """
@@ -149,7 +150,7 @@ class CudaExecutor:
         return logits
 
     def side_output(self, name: str) -> SideArray:
-        """Of the last step, copied from the device."""
+        """A side output of the last step, copied from the device."""
         place = self._sides.place(name)
         memory, start = self._spaces[ARENA, ""]
         return self._sides.array(name, memory[start + place.start : start + place.stop].cpu().numpy())
@@ -179,7 +180,7 @@ class CudaExecutor:
         self._calls = list(plan_calls(self._program if place.has_memory else library_only(self._program)))
 
     def follow(self, step: Step) -> None:
-        """Queue a step of which nobody here wants the results, and wait for it."""
+        """Queue a step whose results are not needed on this rank, and wait for it."""
         with torch.cuda.device(self._device):
             self._run(step, StepOutput.LOGITS, None)
             torch.cuda.current_stream().synchronize()
@@ -188,8 +189,7 @@ class CudaExecutor:
         """Copy blocks of a group's keys and values, on the device and in order with the steps."""
         to = torch.tensor(list(copies), device=self._device)
         source = torch.tensor(list(copies.values()), device=self._device)
-        for name in self._program.caches_of(group):
-            blocks = self._spaces["cache", name][0].view(self._group_blocks[group] + 1, -1)
+        for blocks in self._whole_blocks(group):
             blocks.index_copy_(0, to, blocks.index_select(0, source))
 
     def move_slots(self, sources: Ints, destinations: Ints, group: int = 0) -> None:
@@ -197,6 +197,43 @@ class CudaExecutor:
         caches = [self._spaces["cache", name][0] for name in self._program.caches_of(group)]
         indices = (torch.from_numpy(slots).long().to(self._device) for slots in (sources, destinations))
         move_slots(slot_views(self._program, caches, group), *indices)
+
+    def read_blocks(self, blocks: Sequence[int], group: int = 0) -> Callable[[], Bytes]:
+        """Copy blocks of a group's keys and values into pinned memory, in order with the steps and concurrently with
+        the host."""
+        caches = self._whole_blocks(group)
+        with torch.cuda.device(self._device):
+            places = torch.tensor(list(blocks), device=self._device)
+            found = torch.empty(len(blocks), sum(each.shape[1] for each in caches), dtype=torch.uint8, pin_memory=True)
+            begin = 0
+            for cache in caches:
+                end = begin + cache.shape[1]
+                found[:, begin:end].copy_(cache.index_select(0, places), non_blocking=True)
+                begin = end
+            copied = torch.cuda.Event()
+            copied.record()
+
+        def wait() -> Bytes:
+            copied.synchronize()
+            octets: Bytes = found.numpy()
+            return octets
+
+        return wait
+
+    def write_blocks(self, blocks: Sequence[int], contents: Sequence[Bytes], group: int = 0) -> None:
+        """Fill blocks of a group's keys and values, in order with the steps."""
+        rows, begin = torch.from_numpy(np.stack(contents)), 0
+        with torch.cuda.device(self._device):
+            places = torch.tensor(list(blocks), device=self._device)
+            for cache in self._whole_blocks(group):
+                end = begin + cache.shape[1]
+                cache.index_copy_(0, places, rows[:, begin:end].to(self._device))
+                begin = end
+
+    def _whole_blocks(self, group: int) -> list[Tensor]:
+        """Each cache of a group as [blocks, bytes], the block for padding the last one."""
+        count = self._group_blocks[group] + 1
+        return [self._spaces["cache", name][0].view(count, -1) for name in self._program.caches_of(group)]
 
     def copy_states(self, source: int, destination: int) -> None:
         """Copy a slot of every state, on the device and in order with the steps."""
@@ -246,7 +283,7 @@ class CudaExecutor:
             # torch refuses a pool again whose last graph was dropped.
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        # What other threads do on this or another GPU meanwhile is no part of it, nor a reason to fail.
+        # Work of other threads on this or another GPU meanwhile is not captured and must not make the capture fail.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._capturing, capture_error_mode="thread_local"):
             self._launch_all(*key)
         return graph
@@ -302,7 +339,7 @@ class CudaExecutor:
         return address
 
     def _tensor(self, pointer: Pointer, shape: StepShape) -> Tensor:
-        """What a pointer leads to, from there on to the end of its memory."""
+        """The memory that a pointer refers to, from there to its end."""
         start = pointer.offset.at(tokens=shape.tokens, logit_rows=shape.logit_rows)
         if pointer.space == "input":
             memory, start = self._inputs, start + shape.input_offsets()[pointer.name]

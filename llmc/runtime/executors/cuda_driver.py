@@ -64,7 +64,7 @@ def load_kernel(binary: DeviceBinary, directory: Path) -> LoadedKernel:
 
 
 def check(result: tuple[Any, ...], what: str, path: Path) -> tuple[Any, ...]:
-    """What a driver call returned after its status; raises TargetError naming the status if that is not success."""
+    """The results of a driver call after its status. Raises TargetError with the status if it is not success."""
     status, *values = result
     if int(status) == 0:
         return tuple(values)
@@ -72,7 +72,7 @@ def check(result: tuple[Any, ...], what: str, path: Path) -> tuple[Any, ...]:
 
 
 def driver_error(status: str, what: str, path: Path) -> TargetError:
-    """What to tell the user of a failed driver call."""
+    """The error for a failed driver call."""
     if status in _NEWER_DRIVER:
         fix = (
             "update the GPU's driver to one as new as the CUDA toolkit of the triton that built the engine, or build "

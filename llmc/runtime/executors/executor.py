@@ -1,6 +1,6 @@
-"""What runs a step: the one interface between the runtime and compiled or interpreted engines."""
+"""The executor: the interface between the runtime and compiled or interpreted engines."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -11,6 +11,7 @@ from llmc.errors import RankError
 from llmc.program import StepOutput
 from llmc.runtime.adapters.placed_adapter import PlacedAdapter
 from llmc.runtime.loop.step import Ints, Step
+from llmc.runtime.memory import Bytes
 from llmc.runtime.sampling.row_choice import RowChoices
 
 Logits = npt.NDArray[np.float32]
@@ -73,7 +74,7 @@ class ChoosingExecutor(Executor, Protocol):
     """An executor that can choose tokens where the logits are, so that they need not travel."""
 
     def choose(self, step: Step, wanted: StepOutput, choices: RowChoices) -> Chosen:
-        """Run one step like `step`, for tokens. wanted: the least that the choices need, not LOGITS."""
+        """Run one step like `step`, but return tokens. wanted: the minimum output that the choices need, not LOGITS."""
 
     def logits(self, first: int, count: int) -> Logits:
         """Rows of the last step's logits, unless that wanted BEST only; overwritten by the next call. Ranks that all
@@ -82,7 +83,7 @@ class ChoosingExecutor(Executor, Protocol):
 
 @runtime_checkable
 class SideOutputExecutor(Executor, Protocol):
-    """An executor that can give what a step left beside its logits (program.side_outputs)."""
+    """An executor with side outputs of a step (program.side_outputs)."""
 
     def side_output(self, name: str) -> SideArray:
         """[T or L, *shape] of the last step, which wanted it (Step.sides); overwritten by the next step."""
@@ -93,7 +94,7 @@ class AdaptedExecutor(Executor, Protocol):
     """An executor of an engine that takes adapters."""
 
     def put_adapter(self, slot: int, adapter: PlacedAdapter) -> None:
-        """Into a slot of the pools, in the place of what was there, before the next step."""
+        """Write an adapter into a slot of the pools, replacing its contents, before the next step."""
 
 
 @runtime_checkable
@@ -111,6 +112,24 @@ class SnapshotExecutor(StateExecutor, Protocol):
     @property
     def snapshots(self) -> int:
         """How many."""
+
+
+class BlockCaches(Protocol):
+    """Caches whose blocks can leave and come back, bit by bit."""
+
+    def read_blocks(self, blocks: Sequence[int], group: int = 0) -> Callable[[], Bytes]:
+        """Begin to copy blocks of a group of caches, as the last step has left them: later steps change nothing in it.
+
+        The function waits for the copy, from any thread, and gives it: [len(blocks), bytes of a block].
+        """
+
+    def write_blocks(self, blocks: Sequence[int], contents: Sequence[Bytes], group: int = 0) -> None:
+        """Fill blocks with such rows before the next step; the rows may be overwritten afterwards."""
+
+
+@runtime_checkable
+class OffloadingExecutor(Executor, BlockCaches, Protocol):
+    """An executor that has such caches."""
 
 
 @runtime_checkable
@@ -131,7 +150,7 @@ class ReopeningExecutor(Executor, Protocol):
 
     @property
     def lost(self) -> RankError | None:
-        """What every step raises from now on; None while none is lost."""
+        """The error that every step raises after a rank was lost; None otherwise."""
 
     def when_lost(self, tell: Callable[[], None]) -> None:
         """Have it called, by another thread, when a rank is lost; `lost` says which by then."""

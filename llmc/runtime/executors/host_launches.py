@@ -6,7 +6,7 @@ How a kernel itself is run is theirs: interpreted from its source, or executed a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 
 import numpy as np
@@ -22,10 +22,12 @@ from llmc.runtime.device.device_place import DevicePlace
 from llmc.runtime.device.inputs import StepShape
 from llmc.runtime.device.library_only import library_only
 from llmc.runtime.device.program import ARENA, RANKS, PlannedCall, Pointer, calls_of_step, plan_calls
+from llmc.runtime.executors.block_copies import read_blocks, write_blocks
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits, SideArray
 from llmc.runtime.executors.side_outputs import SideOutputs
 from llmc.runtime.executors.state_memory import copy_slot
 from llmc.runtime.loop.step import Ints, Step
+from llmc.runtime.memory import Bytes
 from llmc.runtime.sampling.row_choice import RowChoices
 
 
@@ -94,7 +96,7 @@ class HostLaunches(ABC):
         self._calls = plan_calls(self.launched)
 
     def follow(self, step: Step) -> None:
-        """A step of which nobody here wants the results."""
+        """Run a step whose results are not needed on this rank."""
         self.launch_all(step, StepOutput.LOGITS)
 
     def put_adapter(self, slot: int, adapter: PlacedAdapter) -> None:
@@ -105,7 +107,8 @@ class HostLaunches(ABC):
         return self._memory.setdefault(("adapter", name), torch.zeros(nbytes, dtype=torch.uint8))
 
     def launch_all(self, step: Step, wanted: StepOutput) -> tuple[LaunchTime, ...]:
-        """Every launch in turn. What they write starts as NaNs, so that nothing is read that the step did not write."""
+        """Run every launch in order. Buffers start as NaNs, so that reading a value that the step did not write is
+        visible."""
         step = (step if self._pools is None else with_adapters(step)).for_groups(self._blocks[1:])
         self._memory[ARENA, ""].fill_(0xFF)
         self._logits.fill_(float("nan"))
@@ -129,6 +132,18 @@ class HostLaunches(ABC):
         caches = [self._memory["cache", name] for name in self.program.caches_of(group)]
         indices = torch.from_numpy(sources).long(), torch.from_numpy(destinations).long()
         move_slots(slot_views(self.program, caches, group), *indices)
+
+    def read_blocks(self, blocks: Sequence[int], group: int = 0) -> Callable[[], Bytes]:
+        """Copied at once."""
+        found = read_blocks(self._whole_blocks(group), blocks)
+        return lambda: found
+
+    def write_blocks(self, blocks: Sequence[int], contents: Sequence[Bytes], group: int = 0) -> None:
+        write_blocks(self._whole_blocks(group), blocks, contents)
+
+    def _whole_blocks(self, group: int) -> list[Bytes]:
+        names = self.program.caches_of(group)
+        return [self._memory["cache", name].view(self._blocks[group], -1).numpy() for name in names]
 
     def copy_states(self, source: int, destination: int) -> None:
         """Copy a slot of every state."""

@@ -1,16 +1,15 @@
 """Run an engine's ONNX model in onnxruntime, on its own kernels for CPUs or for CUDA devices.
 
-On a CPU, onnxruntime's products sum up each element in the order of channels, whatever the number of rows (tests hold
-this), and what attention adds for rows that a request lacks is zero: bits depend on nothing but the tokens before. The
-libraries of devices sum up in another order when there is another number of rows. There steps run in tiles of a fixed
-number of rows, as in the reference executor, and attention reads as many blocks as a token's place in its sequence asks
-for.
+On a CPU, onnxruntime's products sum up each element in the order of channels, for any number of rows (tests check
+this), and attention adds zero for rows that a request lacks: bits depend only on the tokens before. The libraries of
+devices sum up in another order when there is another number of rows. There steps run in tiles of a fixed number of
+rows, as in the reference executor, and attention reads the blocks that a token's row requires.
 
 The caches are tensors that a session reads and writes in place: each is bound as an input and as the output that
 ScatterND makes of it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -24,11 +23,13 @@ from llmc.errors import EngineFormatError, TargetError
 from llmc.files.typed_json import REBUILD
 from llmc.program import LOGITS, WRITTEN, Program, RowCount
 from llmc.program.slot_views import move_slots, slot_views
+from llmc.runtime.executors.block_copies import read_blocks, write_blocks
 from llmc.runtime.executors.executor import Logits, SideArray
 from llmc.runtime.executors.opening_request import OpeningRequest
 from llmc.runtime.executors.reference_tiles import TILE, run_tiles, tiles_of
 from llmc.runtime.executors.step_parts import parts_of
 from llmc.runtime.loop.step import Ints, Step, input_names
+from llmc.runtime.memory import Bytes
 
 _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
@@ -59,14 +60,14 @@ class OnnxRuntimeExecutor:
         self._program = program = engine.program
         if on_device and program.states:
             raise TargetError(
-                "models with states run in onnxruntime on CPUs so far",
+                "models with states run in onnxruntime on CPUs only",
                 at="executor=onnxruntime_cuda",
                 fix="leave it out, or run it by executor=onnxruntime",
             )
         self._session = _session(engine, threads, _CUDA if on_device else _CPU)
         self._in_tiles = on_device
         self._caches = _Caches(program, blocks, "cuda" if on_device else "cpu")
-        # One block more than there are, for what the rows without a token write.
+        # One extra block, for the writes of rows without a token.
         self._blocks, self._block_size = program.group_blocks(blocks), program.limits.block_size
         self._vocabulary = program.vocab_size
         self._sides, self._left = program.side_outputs, dict[str, SideArray]()
@@ -75,7 +76,7 @@ class OnnxRuntimeExecutor:
         unknown = sorted(set(self._step_inputs) - input_names(len(program.policies)))
         if unknown:
             raise EngineFormatError(
-                f"the model wants the input {unknown[0]!r}, which is no step input",
+                f"the model wants the input {unknown[0]!r}, which is not a step input",
                 at=engine.path / MODEL_NAME,
                 fix=REBUILD,
             )
@@ -149,6 +150,15 @@ class OnnxRuntimeExecutor:
             memories = [array.view(np.uint8) for array in arrays]
             move_slots(slot_views(self._program, memories, group), sources, destinations)
 
+    def read_blocks(self, blocks: Sequence[int], group: int = 0) -> Callable[[], Bytes]:
+        """Copied at once."""
+        found = read_blocks(_whole_blocks(self._caches.fetched(group)), blocks)
+        return lambda: found
+
+    def write_blocks(self, blocks: Sequence[int], contents: Sequence[Bytes], group: int = 0) -> None:
+        with self._caches.changing(group) as arrays:
+            write_blocks(_whole_blocks(arrays), blocks, contents)
+
     def copy_states(self, source: int, destination: int) -> None:
         """Copy a slot of every state."""
         for states in self._caches.states.values():
@@ -192,14 +202,23 @@ class _Caches:
     @contextmanager
     def changing(self, group: int) -> Iterator[list[npt.NDArray[np.float32]]]:
         """A group's keys and values in the host's memory, until the end."""
-        names = [f"kv_cache_{name.replace('.', '_')}" for name in self._program.caches_of(group)]
-        if self._is_host:
-            yield [self._arrays[name] for name in names]
-        else:
-            fetched = [self.values[name].numpy() for name in names]
-            yield fetched
-            for name, array in zip(names, fetched, strict=True):
+        arrays = self.fetched(group)
+        yield arrays
+        if not self._is_host:
+            for name, array in zip(self._names(group), arrays, strict=True):
                 self.values[name].update_inplace(array)
+
+    def fetched(self, group: int) -> list[npt.NDArray[np.float32]]:
+        """A group's keys and values in the host's memory, to be read."""
+        names = self._names(group)
+        return [self._arrays[name] if self._is_host else self.values[name].numpy() for name in names]
+
+    def _names(self, group: int) -> list[str]:
+        return [f"kv_cache_{name.replace('.', '_')}" for name in self._program.caches_of(group)]
+
+
+def _whole_blocks(arrays: Sequence[npt.NDArray[np.float32]]) -> list[Bytes]:
+    return [array.reshape(len(array), -1).view(np.uint8) for array in arrays]
 
 
 def _session(engine: EngineDirectory, threads: int, provider: str) -> Any:
@@ -225,13 +244,13 @@ def _session(engine: EngineDirectory, threads: int, provider: str) -> Any:
     options.inter_op_num_threads = 1
     try:
         session = onnxruntime.InferenceSession(str(engine.path / MODEL_NAME), options, providers=[provider])
-    except Exception as error:  # What pybind raises for a model or a device has no class of its own.
+    except Exception as error:  # pybind raises no specific exception class for a model or a device.
         raise TargetError(f"onnxruntime does not open the model: {error}", at=engine.path, fix=REBUILD) from None
     if session.get_providers()[0] != provider:
         raise TargetError(
             f"the session runs on {session.get_providers()[0]}, not on {provider}",
             at=engine.path,
-            fix="look for what CUDA and cuDNN lack: onnxruntime's own messages say it, above",
+            fix="check the CUDA and cuDNN installation: onnxruntime's messages above name the missing parts",
         )
     session.disable_fallback()
     return session

@@ -43,10 +43,10 @@ def open_executor(
     check: WeightCheck | None = None,
     beside: Sequence[Program] = (),
 ) -> tuple[Executor, int]:
-    """The executor, and how many blocks its KV cache has. name: None for what the engine was built for. check, beside:
-    as of OpeningRequest.
+    """The executor, and the number of blocks of its KV cache. name: None takes the one that the engine was built for.
+    check, beside: as in OpeningRequest.
 
-    Raises TargetError if this machine has not what it needs, OptionError for a name that the engine is not made for.
+    Raises TargetError if this machine lacks a requirement, OptionError for an executor that cannot run the engine.
     """
     return _opened(_runner(directory, name), OpeningRequest(directory, threads, room, check, beside))
 
@@ -59,8 +59,8 @@ def chosen_executor(directory: EngineDirectory, name: ExecutorName | None) -> Ex
 def open_second(
     directory: EngineDirectory, blocks: int, threads: int, name: ExecutorName | None, check: WeightCheck | None
 ) -> Executor:
-    """The executor of an engine that runs beside another, with so many blocks in each group of caches. name: of the
-    other's; its own is what it was built for where it cannot be run so. Raises TargetError."""
+    """The executor of an engine that runs together with another, with `blocks` blocks in each cache group. name: the
+    other's executor; if it cannot run this engine, its own default is used. Raises TargetError."""
     can_run = {runner.name for runner in _runners(directory)}
     runner = _runner(directory, name if name in can_run else None)
     return _opened(runner, OpeningRequest(directory.with_one_table(), threads, CacheRoom(), check, blocks=blocks))[0]
@@ -75,7 +75,7 @@ def _opened(runner: Runner, request: OpeningRequest) -> tuple[Executor, int]:
 
 
 def check_executor_name(name: object) -> ExecutorName:
-    """Raises OptionError for what is no executor of any engine."""
+    """Raises OptionError if it is not the name of an executor."""
     for known in EXECUTOR_NAMES:
         if name == known:
             return known
@@ -85,7 +85,7 @@ def check_executor_name(name: object) -> ExecutorName:
 
 
 def _runners(directory: EngineDirectory) -> list[Runner]:
-    """Those that can run the engine, the one that runs it unasked first."""
+    """The executors that can run the engine, the default one first."""
     runners = kind_of_engine(directory.manifest.target.name).runners
     can_run = [each for each in runners if each.needs is None or each.needs in directory.manifest.files]
     return sorted(can_run, key=lambda each: each.asked_by is None or os.environ.get(each.asked_by) != "1")
@@ -109,7 +109,8 @@ def _runner(directory: EngineDirectory, name: ExecutorName | None) -> Runner:
 
 
 def _explained(error: TargetError, directory: EngineDirectory, is_temporary: bool) -> TargetError:
-    """What is missing, how to run the engine where it is there, and what runs it here."""
+    """The error with the missing requirement, how to run the engine where it is met, and the executors that run it
+    here."""
     fixes = [error.fix] if error.fix else []
     if is_temporary:
         fixes.insert(0, f"keep the engine: engine.save({f'{directory.manifest.model.name}.llmc'!r})")

@@ -1,4 +1,4 @@
-"""What an executor is opened with."""
+"""The arguments for opening an executor."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from llmc.runtime.prefix_cache.snapshot_capacity import snapshot_count
 
 
 class CacheRoom(NamedTuple):
-    """What llmc.load is asked to give the caches; None for its defaults. Nobody who does not ask gets snapshots."""
+    """The memory options of llmc.load for caches; None takes the default; by default no snapshots are kept."""
 
     kv_cache_bytes: int | None = None
     kv_memory: float | None = None
@@ -22,9 +22,9 @@ class CacheRoom(NamedTuple):
 
 @dataclass(frozen=True)
 class OpeningRequest:
-    """check: of the weights, under way; the executor gives nothing away before it has ended well. beside: of engines
-    that will be opened with as many blocks. blocks: in each group of caches, as another engine has them; None for as
-    many as `room` says."""
+    """check: the running check of the weights; the executor releases no results before it succeeds. beside: programs of
+    engines that will be opened with the same number of blocks. blocks: blocks in each cache group, as another engine
+    has them; None takes the number that `room` allows."""
 
     directory: EngineDirectory
     threads: int

@@ -84,7 +84,7 @@ class PtxExecutor(HostLaunches):
         return self._addresses.setdefault((space, name), _FIRST_ADDRESS + len(self._addresses) * _SPACING)
 
     def launch_all(self, step: Step, wanted: StepOutput) -> tuple[LaunchTime, ...]:
-        """Every launch in turn; then every wanted row has all its logits."""
+        """Run every launch in order; then check that every wanted row has all its logits."""
         self._used.clear()
         for marks in self._written.values():
             marks.fill(0)
@@ -105,7 +105,7 @@ class PtxExecutor(HostLaunches):
             )
 
     def run_library(self, call: PlannedCall, counts: Mapping[str, int]) -> None:
-        """A library says nothing of what it writes: all of what it is given for that counts as written."""
+        """A library does not report its writes, so all of its output memory counts as written."""
         launch = self.launched.launches[call.index]
         shape = _shape_of(counts)
         given = {name: buffer for name, (_, buffer) in self._operands(launch, shape)}
@@ -115,19 +115,20 @@ class PtxExecutor(HostLaunches):
                 buffer.written.fill(1)
 
     def run_kernel(self, call: PlannedCall, grid: tuple[int, int, int], counts: Mapping[str, int]) -> None:
-        """One launch. Raises PtxError for what the checks find, or if it does not end."""
+        """Run one launch. Raises PtxError if the checks find a fault, or if it does not end."""
         shape = _shape_of(counts)
         launch, binary = self.launched.launches[call.index], self._binaries[call.kernel.name]
         buffers = dict(operand for _, operand in self._operands(launch, shape))
         scratch = np.zeros(max(16, scratch_bytes(binary, grid)), np.uint8)
         area = Buffer("scratch memory", self._address("scratch", ""), scratch, may_change=False)
         extra = extra_pointers(binary, area.address)
+        code = self._code(call.kernel.name)
         report = execute(
-            self._code(call.kernel.name),
+            code,
             grid,
             argument_values(call, shape, self._address, extra),
             [*buffers.values(), area, *self._rank_buffers()],
-            may_begin_early=True,
+            may_begin_early=code.plan.waits_for_grids,
             limit=settings().ptx_instructions,
         )
         if report.findings:

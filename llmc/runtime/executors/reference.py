@@ -7,7 +7,7 @@ bits then depend on nothing but the tokens before it. All ranks of a partitioned
 (llmc/graph/ranks.py).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -24,11 +24,13 @@ from llmc.graph.serialize import deserialize_graph, read_memory_text, read_weigh
 from llmc.program import COMPACTION, Program
 from llmc.program.program_interface import check_interface, memory_text
 from llmc.program.slot_views import move_slots, slot_views
+from llmc.runtime.executors.block_copies import read_blocks, write_blocks
 from llmc.runtime.executors.executor import Logits, SideArray
 from llmc.runtime.executors.opening_request import OpeningRequest
 from llmc.runtime.executors.reference_tiles import Tile, run_tiles, texts_of, tiles_of
 from llmc.runtime.executors.stored_weights import graph_weights
 from llmc.runtime.loop.step import Ints, Step, input_names
+from llmc.runtime.memory import Bytes
 
 
 def open_engine(request: OpeningRequest) -> "tuple[ReferenceExecutor, int]":
@@ -58,7 +60,7 @@ class ReferenceExecutor:
             for rank in range(program.ranks)
         ]
         self._program, self._blocks = program, program.group_blocks(blocks)
-        # One block more than there are, for what the rows without a token write.
+        # One extra block, for the writes of rows without a token.
         self._spare_slots = tuple(count * program.limits.block_size for count in self._blocks)
         self._tensors, self._states = on_ranks(self._ranks), tuple(_states(program, 0))
         self.snapshots = snapshots
@@ -74,7 +76,7 @@ class ReferenceExecutor:
             )
 
     def step(self, step: Step) -> Logits:
-        """Tile by tile, every node in turn, in inference mode."""
+        """Run tile by tile, node by node, in inference mode."""
         tiles = self._tiles(step.for_groups(self._blocks[1:]))
         logits, self._left = run_tiles(tiles, self._sides, self._run)
         return logits
@@ -102,6 +104,18 @@ class ReferenceExecutor:
             slots = slot_views(self._program, memories, group)
             move_slots(slots, torch.from_numpy(sources).long(), torch.from_numpy(destinations).long())
 
+    def read_blocks(self, blocks: Sequence[int], group: int = 0) -> Callable[[], Bytes]:
+        """Copied at once, of all ranks."""
+        found = read_blocks(self._whole_blocks(group), blocks)
+        return lambda: found
+
+    def write_blocks(self, blocks: Sequence[int], contents: Sequence[Bytes], group: int = 0) -> None:
+        write_blocks(self._whole_blocks(group), blocks, contents)
+
+    def _whole_blocks(self, group: int) -> list[Bytes]:
+        held = (tensor for tensors in self._ranks for tensor in self._caches_of(tensors, group))
+        return [tensor.view(torch.uint8).reshape(len(tensor), -1).numpy() for tensor in held]
+
     def _caches_of(self, tensors: Mapping[str, Tensor], group: int) -> list[Tensor]:
         return [tensors[f"kv_cache_{name.replace('.', '_')}"] for name in self._program.caches_of(group)]
 
@@ -120,7 +134,7 @@ class ReferenceExecutor:
 
 
 def _caches(program: Program, blocks: int) -> dict[str, Tensor]:
-    """Of one rank, by placeholder, all zero, with one block more."""
+    """The caches of one rank by placeholder, all zero, with one extra block."""
     size, counts = program.limits.block_size, program.group_blocks(blocks)
     return {
         f"kv_cache_{layer}_{part}": torch.zeros(

@@ -1,7 +1,7 @@
 """A step as tiles of a fixed number of rows, each of one request; positions say which row of its tile a token is.
 
-Of a model that reads texts as a whole a tile is a text.
-Tokens of a tree that have the same position, or skip some, come in tiles of their own.
+For a model that reads whole texts, a tile is a text. Tokens of a tree with equal or skipped positions form tiles of
+their own.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,7 +32,7 @@ class Tile:
 def tiles_of(step: Step, spare_slots: Sequence[int]) -> Iterator[Tile]:
     """The step's tokens, in order. spare_slots: of each group of caches, for the rows without a token.
 
-    Each token is a request of its own: attention, too, then computes it alone.
+    Each token is a request of its own, so that attention also computes it alone.
     """
     is_wanted = np.zeros(len(step.input_ids), np.bool_)
     is_wanted[step.logit_rows] = True
@@ -95,7 +95,7 @@ def _tile(
             query_starts=np.arange(place, place + count + 1, dtype=np.int32),
             context_lens=rows,
             block_tables=step.block_tables[[request] * count],
-            # All of them, so that the last product has as many rows in every tile as well.
+            # All of them, so that the last product also has the same number of rows in every tile.
             logit_rows=np.arange(TILE if len(wanted) else 1, dtype=np.int32),
             tree_masks=_placed(step.tree_masks[tokens], inside),
             hidden=None if step.hidden is None else _placed(step.hidden[tokens], inside),

@@ -12,7 +12,7 @@ from llmc.runtime.memory import Bytes
 
 
 class SideOutputs:
-    """Of a program whose steps run in an arena, and how large the last step was.
+    """The side outputs of a program whose steps run in an arena, and the size of the last step.
 
     also: what else steps happen to leave. Raises EngineFormatError for a side output whose buffer is not there, or of
     another kind.
@@ -39,7 +39,7 @@ class SideOutputs:
         return slice(begin, begin + self._rows(side) * side.columns * ITEMSIZES[side.dtype])
 
     def array(self, name: str, data: Bytes) -> SideArray:
-        """What its bytes say: [rows, *shape]; a view, but for numbers of two bytes."""
+        """Its array [rows, *shape]: a view of the bytes, except for two-byte numbers, which are copied."""
         side, _ = self._places[name]
         return _numbers(data, side.dtype).reshape(self._rows(side), *side.shape)
 

@@ -1,6 +1,6 @@
 """A step in parts whose requests have equally many tokens: one with all that have a single one, and each other alone.
 
-What pads requests to the longest of a step then pads nothing.
+Padding to the longest request of a step then adds nothing.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def parts_of(step: Step) -> Iterator[StepPart]:
 
 
 def part_of(step: Step, requests: np.ndarray[tuple[int], np.dtype[np.intp]]) -> StepPart:
-    """Of these requests."""
+    """The part of a step with these requests."""
     tokens = np.concatenate([np.arange(step.query_starts[r], step.query_starts[r + 1]) for r in requests])
     counts = np.diff(step.query_starts)[requests]
     wanted = np.flatnonzero(np.isin(step.logit_rows, tokens))

@@ -15,11 +15,11 @@ from llmc.runtime.grammar.matcher import GrammarMask
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-# Stretches of text that have to come, and of each place behind one so many tokens that may come there.
+# Limits on forced stretches of text, and on allowed tokens at each place behind one.
 _STRETCHES, _BRANCHES = 16, 8
-# Where a choice of at most so many tokens comes first, such as the blanks and the names of tool calls: further places.
+# Maximum size of a first choice, such as blanks and names of tool calls, behind which further places are followed.
 _FEW, _PLACES = 64, 16
-# What llguidance writes a special token's id behind; no text in UTF-8 has it.
+# The byte that llguidance writes before a special token's id; UTF-8 text never contains it.
 _SPECIAL = b"\xff"
 
 
@@ -55,7 +55,7 @@ def _try_choices(matcher: LLMatcher, tokenizer: LLTokenizer, vocab_size: int, wr
 
 
 def _choices(allowed: npt.NDArray[np.bool_], tokenizer: LLTokenizer) -> list[int]:
-    """Of a few tokens those that say most, and no white space; none of many."""
+    """The most informative of a few tokens, without white space; none if there are many."""
     tokens = np.flatnonzero(allowed)
     if len(tokens) > _FEW:
         return []
@@ -92,6 +92,6 @@ def _check(matcher: LLMatcher, token: int) -> None:
 
 
 def _forced(matcher: LLMatcher, tokenizer: LLTokenizer) -> list[int]:
-    """Tokens that have to come. A special token stands among forced bytes as a mark, which is no text."""
+    """The forced tokens. A special token appears among forced bytes as a mark, which is not text."""
     text, mark, _ = matcher.compute_ff_bytes().partition(_SPECIAL)
     return matcher.compute_ff_tokens() if mark and not text else tokenizer.tokenize_bytes(text)

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 WORKER = "llmc.runtime.grammar.worker"
-# A schema of hundreds of fields takes some 0.1 s. Who sends a bomb is to have an answer within two seconds.
+# A schema of hundreds of fields takes about 0.1 s. A malicious grammar must get an answer within two seconds.
 SECONDS = 1.5
-# Of the first try. Seats: grammars that are tried at a time.
+# Time limit of the first attempt. Seats: number of concurrent attempts.
 _QUICK_SECONDS = 0.2
 _QUICK_SEATS, _LONG_SEATS = 2, 1
 _WORKERS = _QUICK_SEATS + _LONG_SEATS
@@ -108,7 +108,7 @@ class GrammarCompiler:
             if underway is None:
                 ours = self._underway[grammar] = Future()
         if underway is not None:
-            # Of a request with many prompts, and of requests that come together.
+            # For a request with many prompts, and for simultaneous requests.
             try:
                 return underway.result(max(0.0, deadline - time.monotonic()))
             except TimeoutError:
@@ -253,13 +253,13 @@ class GrammarCompiler:
         raise WorkerError("its process did not start")
 
     def _start_missing(self) -> None:
-        """In the background, one after the other. Under the lock."""
+        """Start missing workers in the background, one at a time. Called with the lock held."""
         if not self._is_starting and not self._is_closed and len(self._idle) + len(self._busy) < self._wanted:
             self._is_starting = True
             threading.Thread(target=self._start, name="llmc-grammar-start", daemon=True).start()
 
     def _start(self) -> None:
-        with suppress(WorkerError):  # Whoever waits for a worker is told.
+        with suppress(WorkerError):  # Start a worker, and notify waiting threads.
             while self._add(self._new_worker()):
                 pass
         with self._changed:

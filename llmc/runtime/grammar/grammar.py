@@ -1,4 +1,4 @@
-"""What an output has to look like: a JSON schema, a regular expression, a choice of texts, or a grammar."""
+"""Constraints on outputs: a JSON schema, a regular expression, a choice of texts, or a grammar."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class GrammarKind(Enum):
 # Where one text alone may follow, llguidance allows its first token in the tokenizer's own split of that text, unless
 # a Lark grammar begins with this: models were taught tokens that go on behind the text.
 TOKENS_AS_THEY_COME = '%llguidance {"no_forcing": true}'
-# A piece of text, or the id of a special token, which is no text.
+# A piece of text, or the id of a special token, which is not text.
 Mark = str | int
 Marks = tuple[Mark, ...]
 
 
 @dataclass(frozen=True)
 class Preamble:
-    """Any text that comes before what a grammar is about, such as a model's thinking.
+    """Free text before the part that a grammar constrains, such as a model's thoughts.
 
     opening, closing: its marks. With an opening of None it has begun already; otherwise an output may do without it.
     repeats: several may follow each other. heading: what comes after it, and before a sentence of the grammar.
@@ -54,8 +54,8 @@ _DATA = {GrammarKind.JSON_SCHEMA: Mapping, GrammarKind.CHOICE: Sequence}
 class Grammar:
     """A constraint for SamplingParams(grammar=...). It is compiled when the request is submitted.
 
-    preamble: the constraint holds for what comes after it; None for the whole output. instead: a grammar in Lark's
-    notation; what comes after the preamble, without its heading, may be a sentence of it.
+    preamble: the constraint applies to the text after it; None constrains the whole output. instead: a grammar in
+    Lark's notation; the text after the preamble, without its heading, may alternatively be a sentence of it.
     """
 
     kind: GrammarKind

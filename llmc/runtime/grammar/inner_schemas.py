@@ -20,7 +20,7 @@ Serve = Callable[[str], str]
 
 
 def with_served_schemas(grammar: str, serve: Serve) -> str:
-    """The grammar with each schema as it is served. Keywords that llguidance does not know are no error in it."""
+    """The grammar with each schema in its served form, in which keywords unknown to llguidance are not errors."""
     found: list[str] = []
     at = 0
     decoder = json.JSONDecoder()

@@ -19,7 +19,7 @@ _LACKS = re.compile(r"look-?around|backreferences are not supported|Failed to ge
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 # Bounds of a smaller magnitude are always expressed.
 _LARGE_BOUND = 10**15
-# Of a schema: by name other schemas, or one, or several.
+# Keywords whose values are schemas: by name, a single one, or several.
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _SINGLE = ("items", "additionalProperties", "additionalItems", "contains", "propertyNames", "not", "if", "then", "else")
 _SEVERAL = ("items", "prefixItems", "anyOf", "oneOf", "allOf")
@@ -28,7 +28,7 @@ Fault = Callable[[Mapping[str, Any]], str | None]
 
 
 def served_schema(source: str, fault_of: Fault) -> tuple[str, list[str]]:
-    """The schema without what `fault_of` cannot take, as text, and a note on each keyword that is left out.
+    """The schema without the keywords that `fault_of` rejects, as text, and a note on each removed keyword.
 
     Raises RequestError for a schema that allows nothing, ValueError for text that is not JSON.
     """
@@ -45,7 +45,7 @@ def served_schema(source: str, fault_of: Fault) -> tuple[str, list[str]]:
 
 
 def notes_of_warnings(warnings: Sequence[str]) -> list[str]:
-    """What llguidance warns of, in the words of an answer's warnings."""
+    """llguidance's warnings as warnings of an answer."""
     notes: dict[str, None] = {}
     for warning in warnings:
         kind, _, what = warning.partition(": ")
@@ -56,7 +56,7 @@ def notes_of_warnings(warnings: Sequence[str]) -> list[str]:
         elif warning.startswith("oneOf"):
             notes["the JSON schema's oneOf is read as anyOf: an output may match several of its schemas"] = None
         elif "min/maxProperties" in warning:
-            notes[_ignored("minProperties or maxProperties beside optional properties")] = None
+            notes[_ignored("minProperties or maxProperties together with optional properties")] = None
         else:
             notes[f"the grammar is followed in part: {warning:.200}"] = None
     return list(notes)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from llguidance import LLParserLimits
 
 _FIX = "simplify the grammar: fewer optional properties in an object, fewer alternatives, less recursion on the right"
-# What llguidance says, whose first group is the limit; and what the grammar needs more of.
+# llguidance's message, whose first group is the limit, and the resource that the grammar exceeds.
 _LIMITS = (
     (re.compile(r"Current row has \d+ items; max is (\d+)"), "items"),
     (re.compile(r"Too many items \(limit (\d+)"), "items for one token"),
@@ -22,7 +22,7 @@ _LIMITS = (
 )
 # Nothing may come next, in llguidance's words.
 _NOTHING = "NoExtension"
-# What is wrong at some place of the grammar is no limit, whatever its words are.
+# A fault at a place in the grammar is not a limit, regardless of its words.
 _PLACE = re.compile(r"(at )?\d+\(\d+\): ")
 # Limits that are said without a figure.
 _BARE_LIMITS = re.compile(r"fuel|too many|too big|too large|too complex|too deep", re.IGNORECASE)
@@ -31,7 +31,7 @@ _DUMP = re.compile(r"<(?:state|non-verbose)|\n *\d+ \| ")
 
 
 class DeadEndError(RequestError):
-    """Nothing may come next in the grammar, and what has come is no sentence of it."""
+    """The grammar allows no next token, and the text is not a sentence of it."""
 
 
 def parser_limits() -> LLParserLimits:

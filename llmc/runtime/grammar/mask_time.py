@@ -12,7 +12,7 @@ _SECONDS, _SECONDS_A_TOKEN = 2.0, 0.05
 
 
 class MaskTime:
-    """What is left to a request; its choices share it. seconds: at the beginning; a_token: more with each token."""
+    """The remaining time of a request, shared by its choices. seconds: initial budget; a_token: added per token."""
 
     def __init__(self, seconds: float = _SECONDS, a_token: float = _SECONDS_A_TOKEN) -> None:
         self._seconds = self._left = seconds

@@ -64,7 +64,7 @@ class GrammarMask:
         self._check(len(self._accepted))
 
     def allowed_after(self, tokens: Sequence[int]) -> npt.NDArray[np.bool_] | None:
-        """What may come after these, if they may come and can be looked at: nothing is accepted."""
+        """The tokens allowed after these, if these are allowed; the state does not change."""
         if not self._looks_ahead:
             return None
         accepted = self._matcher.try_consume_tokens(list(tokens))
@@ -76,7 +76,7 @@ class GrammarMask:
         return mask
 
     def count_acceptable(self, tokens: Sequence[int]) -> int:
-        """How many of these, from the first on, may come one after the other: nothing is accepted."""
+        """The number of these tokens, from the first on, that are allowed consecutively; the state does not change."""
         if not self._looks_ahead:
             return 0
         count = int(self._matcher.validate_tokens(list(tokens)))
@@ -92,7 +92,7 @@ class GrammarMask:
 
     @property
     def is_accepting(self) -> bool:
-        """Whether what was chosen so far is a sentence of the grammar."""
+        """Whether the chosen tokens are a complete sentence of the grammar."""
         return bool(self._matcher.is_accepting())
 
     def _mask(self) -> npt.NDArray[np.bool_]:

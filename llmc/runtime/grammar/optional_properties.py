@@ -49,7 +49,7 @@ def _beginning_needs(optional: int, is_closed: bool, tokenizer: LLTokenizer) -> 
 
 
 def _objects(schema: object) -> Iterator[tuple[list[str], frozenset[str], bool]]:
-    """Of each object: the names of its properties, those that are required, and whether there may be no others."""
+    """For each object: its property names, the required ones, and whether further ones are forbidden."""
     pending = [schema]
     while pending:
         part = pending.pop()

@@ -12,7 +12,7 @@ from typing import Any
 def with_plain_tokens(text: str, ends: Collection[int]) -> str:
     """The same tokenizer.json, with added tokens that are not special among the words; as it is if there are none.
 
-    ends: ids of tokens that end an output, which are no text either.
+    ends: ids of tokens that end an output, which are not text either.
     """
     at = text.find('"added_tokens"')
     if at < 0 or ('"special": false' not in text[at:] and '"special":false' not in text[at:]):

@@ -24,7 +24,7 @@ class AcceptedPath:
 
     @property
     def row(self) -> int:
-        """Of the logits that give the next token."""
+        """The row of logits for the next token."""
         return self.first_row + 1 + self.nodes[-1] if self.nodes else self.first_row
 
     def goes_on(self) -> bool:
@@ -42,7 +42,7 @@ class AcceptedPath:
 def move_paths(
     paths: Sequence[AcceptedPath], block_size: int, groups: int, move_slots: Callable[[Ints, Ints, int], None]
 ) -> None:
-    """Move the rows of accepted drafts that do not stand behind each other, in each group of caches all at once."""
+    """Move the rows of accepted drafts that are not consecutive, all rows of a cache group at once."""
     for group in range(groups):
         moves = [move for path in paths for move in _moves(path, block_size, group)]
         if moves:

@@ -1,4 +1,4 @@
-"""What a request asks of the scheduler while it reads its logits, done when that is over."""
+"""Orders of a request to the scheduler while it reads its logits, executed afterwards."""
 
 from collections.abc import Callable
 

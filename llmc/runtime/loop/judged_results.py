@@ -1,4 +1,4 @@
-"""A step's results where some drafts are judged otherwise than by what would have been drawn."""
+"""The results of a step with drafts that are not judged by equality with the drawn token."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class StepResults(Protocol):
         """Each sampler's token for its row, or why there is none. `rows` ascend."""
 
     def guesses(self, first: int, count: int) -> Sequence[int]:
-        """What probably comes after these rows, as far as that costs little: for drafts, not for answers."""
+        """Cheap guesses of the tokens after these rows: for drafts, not for answers."""
 
 
 def with_judgement(plan: StepPlan, results: StepResults) -> StepResults:

@@ -9,6 +9,7 @@ from llmc.program import Limits
 from llmc.runtime.executors.absent import AbsentExecutor
 from llmc.runtime.executors.opening import open_or_explain
 from llmc.runtime.executors.opening_request import CacheRoom
+from llmc.runtime.kv_tier.tier import Tier
 from llmc.runtime.loop.step_loop import StepLoop
 from llmc.runtime.speculation.opening import SpeculationPlan
 
@@ -18,7 +19,7 @@ class LoopOpening:
     """What llmc.load has checked, to open a loop with, and again after a step has failed.
 
     limits, max_step_tokens: of the loop's steps. drafts: what drafts, if anything does. threads: of a step. check: of
-    the weights. is_temporary: the engine's directory goes with it. whole_texts: see StepLoop.
+    the weights. is_temporary: the engine's directory goes with it. whole_texts, tier: see StepLoop.
     """
 
     directory: EngineDirectory
@@ -31,6 +32,7 @@ class LoopOpening:
     check: WeightCheck | None
     is_temporary: bool
     whole_texts: bool
+    tier: Tier | None
 
     def open(self) -> StepLoop:
         """A loop without requests. Raises what opening an executor raises."""
@@ -40,5 +42,5 @@ class LoopOpening:
         executor, blocks = open_or_explain(self.directory, name, *wish)
         is_here = not isinstance(executor, AbsentExecutor)
         speculation = drafts.start(blocks, self.threads, name) if drafts and is_here else None
-        bounds = self.limits, blocks, self.max_step_tokens
-        return StepLoop(executor, *bounds, program=program, speculation=speculation, whole_texts=self.whole_texts)
+        bounds, whole = (self.limits, blocks, self.max_step_tokens), self.whole_texts
+        return StepLoop(executor, *bounds, program=program, speculation=speculation, whole_texts=whole, tier=self.tier)

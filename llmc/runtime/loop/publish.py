@@ -31,7 +31,7 @@ def drawing_of(executor: Executor) -> DrawRows | None:
 
 
 def compute_choosing(executor: ChoosingExecutor, step: Step, plan: StepPlan, scheduler: Scheduler) -> StepResults:
-    """Run the step of a plan. The logits stay on the device, which chooses tokens, where nobody needs them."""
+    """Run the step of a plan. If logits are not needed, the device chooses tokens and the logits stay there."""
     choices = _choices(plan.decodes, scheduler)
     undrafted = [chunk.request for chunk in plan.chunks if chunk.draft.acceptance is None]
     own = iter(_choices(undrafted, scheduler))
@@ -42,7 +42,7 @@ def compute_choosing(executor: ChoosingExecutor, step: Step, plan: StepPlan, sch
     given, wanted = RowChoices.of(choices), least_wanted(choices)
     chosen = executor.choose(step, wanted, given)
     if wanted is StepOutput.BEST and np.isinf(chosen.scores).any():
-        executor.step(step)  # It may be NaN, too: only logits tell, and a step of this kind leaves none.
+        executor.step(step)  # It may also be NaN, which only logits show, and a step of this kind returns none.
     return _DeviceResults(executor, chosen, choices)
 
 
@@ -70,9 +70,9 @@ def publish(
 ) -> Sequence[int | RequestError]:
     """Give every request its logits, or the tokens that were chosen from them for it, and advance the chunks.
 
-    A request with drafts gets a token for as long as the one before it is among the drafts that may stand there: those
-    that it would have got one by one, or as its drafts are judged. move_slots: of the executor, for drafts that came
-    true and do not stand in the rows of their positions. Returns what the decodes got, in order, and perhaps more.
+    A request with drafts gets tokens as long as each is among the drafts at its place: the tokens that it would get one
+    by one, or those that its acceptance method allows. move_slots: the executor's function, for accepted drafts that
+    are not in the rows of their positions. Returns the tokens of the decodes, in order, possibly followed by others.
     """
     batch: list[SampledRequest] = plan.decodes.copy()
     rows = list(range(len(batch)))
@@ -98,7 +98,7 @@ def publish(
     tokens = _give(batch, rows, results, scheduler)
     if drafted:
         _follow_drafts(drafted, results, scheduler)
-        # Before anybody may let go of the blocks, or find them again.
+        # Before blocks may be released or found again.
         move_paths(drafted, scheduler.block_size, scheduler.groups, move_slots)
         for path in drafted:
             scheduler.advance(path.chunk, len(path.request.tokens) - path.chunk.start - 1)
@@ -182,7 +182,7 @@ class _DeviceResults:
         return self.executor.logits(first, count)
 
     def tokens(self, samplers: Sequence[Sampler], rows: Sequence[int]) -> Sequence[int | RequestError]:
-        """Those that the device chose, and those for rows that it left open, or whose largest logit is no number."""
+        """The tokens that the device chose, and those for rows that it left open or whose largest logit is NaN."""
         tokens = self.chosen.tokens.tolist()
         is_usable = (self.chosen.covered & np.isfinite(self.chosen.scores)).tolist()
         found: list[int | RequestError] = []
@@ -203,6 +203,6 @@ class _DeviceResults:
         return found
 
     def guesses(self, first: int, count: int) -> Sequence[int]:
-        """What the device chose, with each row's own noise."""
+        """The device's choices, with each row's own noise."""
         found: list[int] = self.chosen.tokens[first : first + count].tolist()
         return found

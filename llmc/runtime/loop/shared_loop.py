@@ -1,11 +1,13 @@
-"""One step loop for any number of threads: whoever needs a step takes it for all, and the others wait for theirs.
+"""One step loop for any number of threads: one thread at a time runs steps for all, and the others wait for their
+results.
 
-A thread that waits for its requests leads if nobody does. It steps until its own have what they wait for, looks after
-each step whether others have what they wait for, and then hands over to one that waits on. So the requests of all
-threads share steps; there is no thread but the callers', and a caller that is alone never waits and wakes nobody.
+A thread that waits for its requests becomes the leader if there is none. It runs steps until its own requests are done,
+wakes other threads whose requests are done after each step, and then hands leadership to a waiting thread. The requests
+of all threads therefore share steps. There are no threads other than the callers', and a single caller never waits and
+wakes no other thread.
 
-Only the leader touches the loop. What others want of it they put into a queue that it empties between steps. Putting
-something there, and trying to lead, wait for no lock, so that a finalizer may do it at any moment.
+Only the leader touches the loop. Other threads put orders into a queue that the leader empties between steps. Neither
+queueing nor trying to lead waits for a lock, so that a finalizer may do both at any moment.
 
 Ctrl-C may come at any moment too, in the leader's Python code as in its step. Then the loop goes on if it is whole, and
 otherwise another takes its place and all that is in flight ends with an error: no thread hangs or gets a wrong answer.
@@ -26,12 +28,14 @@ from llmc.runtime.requests.request import Origin, Request
 
 Ready = Callable[[], bool]
 Until = Callable[[Ready], None]
-# A thread that an interrupt has thrown out of its turn may have woken nobody. Those that wait look by themselves then.
+# A thread that was interrupted while leading may have woken no other thread. Waiting threads therefore check
+# periodically.
 _LOOK_SECONDS = 0.5
 
 
 class SharedLoop:
-    """Runs the requests of every thread in one StepLoop, `loop`. obstacle: why it cannot, which all are told."""
+    """Runs the requests of every thread in one StepLoop, `loop`. obstacle: the error that all callers get if it cannot
+    run."""
 
     def __init__(self, loop: StepLoop, obstacle: LlmcError | None = None) -> None:
         self.loop = loop
@@ -39,7 +43,7 @@ class SharedLoop:
         # he had come.
         self._turn = RLock()
         self._leader: int | None = None
-        # Threads that wait or lead. What a finalizer does in one of these has to leave the loop alone.
+        # Threads that wait or lead. A finalizer that runs in one of them must not touch the loop.
         self._inside: set[int] = set()
         self._wishes: deque[Callable[[], None]] = deque()
         self._waiters: list[_Waiter] = []
@@ -188,7 +192,7 @@ class SharedLoop:
             self._leader = None
             heir = self._waiters[0] if self._waiters else None
             self._turn.release()
-            # Who has wished for something since the last look and could not take the turn relies on this.
+            # A thread that queued an order since the last check and could not lead relies on this.
             if not self._wishes or self._refusal is not None or not self._turn.acquire(blocking=False):
                 break
             self._leader = get_ident()
@@ -206,7 +210,7 @@ class SharedLoop:
         self._inside.discard(get_ident())
 
     def _tend(self) -> None:
-        """Grant what is wished for, unless there is a leader, who will, or nobody may any more."""
+        """Execute queued orders, unless there is a leader, which will do so, or the loop is closed."""
         if get_ident() in self._inside or self._refusal is not None:
             return
         try:

@@ -1,4 +1,4 @@
-"""What a step reads: the same arrays, whatever the requests in it."""
+"""The inputs of a step: the same arrays for any mix of requests."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -17,23 +17,23 @@ class Step:
     """One step's inputs, views that stay valid until the next one: T tokens of R requests, L wanted rows.
 
     A token has a position in its sequence, which only rotations and learned embeddings read, and a row in each cache,
-    which it is written to and from which it looks back. Rows of a request are counted from 0 through its blocks. In the
-    first group of caches, which keeps everything, row and position are the same number except in a tree, where tokens
-    of one position stand in several rows. A group that drops rows has fewer (docs/cache-policy.md).
+    where its keys and values are stored and from which attention looks back. Rows of a request are counted from 0
+    through its blocks. In cache group 0, which keeps everything, row and position are the same number except in a tree,
+    where tokens of one position are in several rows. A group that drops rows has fewer (docs/cache-policy.md).
 
     input_ids, positions: [T]; slot_mapping: [T], row % block_size of the row's block, which starts at block ·
     block_size; query_starts: [R + 1], indices of tokens; context_lens: [R], rows in the cache with this step's, which
     are the last; block_tables: [R, B], blocks by row // block_size; logit_rows: [L], indices of tokens; all int32.
-    tree_masks: [T], int64, 0 but in a tree: bit d of a token's says that it does not see the row d before its own. What
-    it sees counts as if it stood together, in order (windows too), so a token of a tree gets the bits that it would get
-    at the end of the chain that leads to it. Only the 63 rows before a token can be hidden from it.
-    sides: the side outputs that the step is to leave. hidden: [T, width] in fp32, of engines that read hidden
-    states. adapter_of_token: [T], 0 for none or 1 + the slot of the token's adapter, and
-    adapter_of_logit_row: [L], the same of the wanted rows; None if no token has one. state_slots: [R], int32, where
-    each request's states are, of engines that have some; those of a request whose tokens are its first begin from zero.
-    group_slots: [G, T], group_tables: [G, R, B], group_lens: [G, R], as slot_mapping, block_tables and context_lens
-    are, of the groups of caches behind the first, in engines whose layers do not all keep everything; entries of blocks
-    that were given back lead anywhere. None: those of the first group hold for all.
+    tree_masks: [T], int64, 0 outside of a tree: bit d of a token's mask hides the row d before its own. The visible
+    rows count as if they were consecutive, also for windows, so a token of a tree gets the same bits as at the end of
+    the chain that leads to it. Only the 63 rows before a token can be hidden from it.
+    sides: the side outputs that the step is to leave. hidden: [T, width] in fp32, for engines that read hidden states.
+    adapter_of_token: [T], 0 for none or 1 + the slot of the token's adapter, and
+    adapter_of_logit_row: [L], the same of the wanted rows; None if no token has one. state_slots: [R], int32, the slot
+    of each request's states, for engines with states; a request's first tokens start from zero states.
+    group_slots: [G, T], group_tables: [G, R, B], group_lens: [G, R], the slot_mapping, block_tables and context_lens of
+    cache groups 1 and up, for engines whose layers do not all keep everything; entries of released blocks are
+    undefined. None: those of group 0 apply to all.
     """
 
     input_ids: Ints
@@ -54,14 +54,14 @@ class Step:
     group_lens: Ints | None = None
 
     def arrays(self) -> Iterator[tuple[str, npt.NDArray[np.int32 | np.int64 | np.float32]]]:
-        """What there is, by name."""
+        """The present arrays by name."""
         for name in STEP_ARRAYS:
             value = getattr(self, name)
             if value is not None:
                 yield name, value
 
     def inputs(self) -> Iterator[tuple[str, npt.NDArray[np.int32 | np.int64 | np.float32]]]:
-        """What there is, by what kernels and graphs call it."""
+        """The present arrays by their names in kernels and graphs."""
         for name, value in self.arrays():
             if name not in _OF_GROUPS:
                 yield name, value
@@ -85,6 +85,6 @@ STEP_ARRAYS = tuple(field.name for field in fields(Step) if field.name != "sides
 
 
 def input_names(groups: int) -> set[str]:
-    """All that steps may have for graphs and kernels, with so many groups of caches behind the first."""
+    """The names of all inputs that steps may have, with `groups` cache groups after the first."""
     of_groups = {group_input(name, 1 + group) for group in range(groups) for name in GROUP_INPUTS}
     return {*STEP_ARRAYS, *of_groups} - _OF_GROUPS.keys()

@@ -16,9 +16,9 @@ from llmc.runtime.scheduling.step_plan import Chunk, StepPlan
 class StepInputs:
     """Room for the largest step that the limits allow.
 
-    What the decodes need stands at their places from step to step, and is advanced as a whole: only those that have
-    come to their place or have got a block are written anew. The chunks come after them, written for each step.
-    adapters: the slots of an engine that takes some. groups: of caches, each with blocks of its own.
+    The inputs of decodes stay at their places from step to step and are advanced as a whole; only new decodes and those
+    with a new block are rewritten. The chunks follow them and are written for each step. adapters: slots of the
+    engine's adapters. groups: cache groups, each with blocks of its own.
     """
 
     def __init__(self, limits: Limits, adapters: AdapterSlots | None = None, groups: int = 1) -> None:
@@ -38,7 +38,7 @@ class StepInputs:
         self._tables = np.zeros(groups * limits.max_sequences * blocks, np.int32)
         self._rows = np.zeros(limits.max_logit_rows, np.int32)
         self._masks = np.zeros(limits.max_batch_tokens, np.int64)
-        # What the last step has written of the masks: all others are 0.
+        # The masks that the last step has written; all others are 0.
         self._masked: list[slice] = []
         self._counting = np.arange(max(limits.max_batch_tokens, limits.max_sequences) + 1, dtype=np.int32)
         self._decodes = 0
@@ -106,7 +106,7 @@ class StepInputs:
             self._slots[:, :decodes] += 1
 
     def _grow(self, plan: StepPlan) -> None:
-        """Those that begin a block: it is their table's last, and they write its first slot."""
+        """Update decodes that begin a block: it is the last of their table, and they write its first slot."""
         placed = [(place, r.standing) for r in plan.grown if (place := r.decoding.place) is not None]
         if placed:
             places = [place for place, _ in placed]
@@ -152,7 +152,7 @@ class StepInputs:
 
 
 class StatefulStepInputs(StepInputs):
-    """Those of an engine with states: each request's are in the slot of its seat."""
+    """The inputs of an engine with states: each request's states are in the slot of its seat."""
 
     def fill(self, plan: StepPlan, sides: tuple[str, ...] = ()) -> Step:
         """With state_slots."""

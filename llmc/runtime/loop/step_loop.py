@@ -11,9 +11,12 @@ from llmc.runtime.executors.executor import (
     ChoosingExecutor,
     CompactingExecutor,
     Executor,
+    OffloadingExecutor,
     SnapshotExecutor,
     StateExecutor,
 )
+from llmc.runtime.kv_tier.block_offload import BlockOffload
+from llmc.runtime.kv_tier.tier import Tier
 from llmc.runtime.loop.publish import compute, compute_choosing, publish
 from llmc.runtime.loop.step_inputs import StatefulStepInputs, StepInputs
 from llmc.runtime.prefix_cache.state_snapshots import StateSnapshots
@@ -22,13 +25,14 @@ from llmc.runtime.requests.request import Origin, Request
 from llmc.runtime.scheduling.adapter_slots import AdapterSlots
 from llmc.runtime.scheduling.block_pool import BlockPool
 from llmc.runtime.scheduling.group_pool import group_pools
+from llmc.runtime.scheduling.request_blocks import Cuts
 from llmc.runtime.scheduling.scheduler import Scheduler
 from llmc.runtime.scheduling.step_plan import StepPlan
 from llmc.runtime.speculation.speculation import Speculation
 
 
 def step_failure(error: BaseException) -> EngineFailureError:
-    """What a step has failed of that no request is to blame for."""
+    """The failure of a step that no request has caused."""
     if isinstance(error, EngineFailureError):
         return error
     said = words_of(error, 300)
@@ -43,10 +47,10 @@ def step_failure(error: BaseException) -> EngineFailureError:
 class StepLoop:
     """Runs requests together on one executor; each step serves every request that fits in it.
 
-    blocks: of the executor's KV cache. max_step_tokens: a lower budget of tokens a step than the engine's limit.
-    executor_seconds: of the last step, spent in the executor. speculation: what drafts tokens, if anything does.
-    program: what the executor runs, for its adapters, states and groups of caches; None only if it has none.
-    whole_texts: a request's tokens come in one step.
+    blocks: number of blocks of the executor's KV cache. max_step_tokens: a lower limit of tokens per step than the
+    engine's. executor_seconds: time of the last step in the executor. speculation: the drafter, if any. program: the
+    executor's program, for its adapters, states and cache groups; None only if it has none of them. whole_texts: a
+    request's tokens come in one step. tier: receives the blocks that leave the pools.
     """
 
     def __init__(
@@ -59,6 +63,7 @@ class StepLoop:
         program: Program | None,
         speculation: Speculation | None = None,
         whole_texts: bool = False,
+        tier: Tier | None = None,
     ) -> None:
         self.speculation = speculation
         self.executor = executor
@@ -81,6 +86,10 @@ class StepLoop:
         if speculation is not None:
             speculation.watch(self.pool)
         self._whole_texts = whole_texts
+        self._tier = tier
+        self._offload = (
+            BlockOffload(tier, executor) if tier is not None and isinstance(executor, OffloadingExecutor) else None
+        )
         self.scheduler = Scheduler(
             limits,
             self.pool,
@@ -90,12 +99,14 @@ class StepLoop:
             snapshots=self._state_snapshots(),
             whole_texts=whole_texts,
             groups=self.groups,
+            offload=self._offload,
+            move_rows=self._move_rows,
         )
         self.executor_seconds = 0.0
 
     @property
     def finds_prefixes(self) -> bool:
-        """Whether a request can begin where another has left blocks: with states, only where these were kept, too."""
+        """Whether a request can start from blocks that another has left; models with states also need snapshots."""
         snapshots = self.scheduler.prefix_cache.snapshots
         return snapshots is None or snapshots.count > 0
 
@@ -122,7 +133,7 @@ class StepLoop:
         return expired
 
     def step(self) -> StepPlan:
-        """One step of whatever the scheduler chooses. The logits stay on a device where nobody needs them.
+        """Run one step that the scheduler chooses. Logits that are not needed stay on the device.
 
         A request that fails in it, which its `error` says, is in the plan, and holds nothing any more.
         """
@@ -142,12 +153,6 @@ class StepLoop:
         self._is_computing = True
         if self._slots is not None and self._adapted is not None:
             self._put_adapters(plan, self._slots, self._adapted)
-        for compaction in plan.compactions:
-            assert isinstance(self.executor, CompactingExecutor), "the engine was built for another executor"
-            self.executor.compact(np.array(compaction, np.int32))
-        for group, moves in plan.moves.items():
-            sources, destinations = np.array(moves, np.int32).T.copy()
-            self.executor.move_slots(sources, destinations, group)
         if plan.copies:
             self.executor.copy_blocks(plan.copies)
         for group, copies in plan.group_copies.items():
@@ -164,6 +169,17 @@ class StepLoop:
             for request, error in speculation.observe(plan, self.executor, results).items():
                 self.scheduler.fail(request, error)
         return plan
+
+    def _move_rows(self, cuts: Cuts) -> None:
+        """Do what tables that are cut need. The loop recovers from a failure as from one of a step."""
+        self._is_computing = True
+        for compaction in cuts.compactions:
+            assert isinstance(self.executor, CompactingExecutor), "the engine was built for another executor"
+            self.executor.compact(np.array(compaction, np.int32))
+        for group, moves in cuts.moves.items():
+            sources, destinations = np.array(moves, np.int32).T.copy()
+            self.executor.move_slots(sources, destinations, group)
+        self._is_computing = False
 
     def _put_adapters(self, plan: StepPlan, slots: AdapterSlots, executor: AdaptedExecutor) -> None:
         """Write what requests have that begin in this step. They fail with an adapter that cannot be written."""
@@ -198,7 +214,13 @@ class StepLoop:
             speculation=speculation,
             program=self._program,
             whole_texts=self._whole_texts,
+            tier=self._tier,
         )
+
+    def offload_all(self) -> None:
+        """Let the second tier keep what the prefix cache holds, for another process."""
+        if self._offload is not None and self._offload.tier.outlives:
+            self.scheduler.prefix_cache.offload_all(self._offload)
 
     def _state_snapshots(self) -> StateSnapshots | None:
         """None for a model without states, and where an engine cannot run."""

@@ -9,7 +9,7 @@ _ROOT = b"llmc prefix"
 
 
 def prefix_salt(tenant: str | None, adapter: str | None = None) -> bytes:
-    """What the chains of a tenant's requests with an adapter start from; those without a tenant share one.
+    """The salt of a tenant's requests with an adapter; requests without a tenant share one.
 
     adapter: the digest of its content, so that other weights under the same name find nothing.
     """
@@ -18,7 +18,7 @@ def prefix_salt(tenant: str | None, adapter: str | None = None) -> bytes:
 
 
 def root(salt: bytes) -> bytes:
-    """What stands before a sequence's first block."""
+    """The digest before a sequence's first block."""
     return _ROOT + salt
 
 
@@ -30,12 +30,13 @@ class BlockDigests:
         self._pack = Struct(f"<{block_size}i").pack
 
     def after(self, parent: bytes, tokens: Sequence[int], index: int) -> bytes:
-        """Of the index-th block of the tokens. parent: the block's before it, or the root."""
+        """The digest of the index-th block of the tokens. parent: the digest of the block before it, or the root."""
         start = index * self._block_size
         return sha256(parent + self._pack(*tokens[start : start + self._block_size])).digest()
 
     def of_prompt(self, tokens: Sequence[int], salt: bytes) -> list[bytes]:
-        """Of all blocks that a request with these tokens may find: at least the last token has to be computed."""
+        """The digests of all blocks that a request with these tokens may find. At least the last token must be
+        computed."""
         parent, found = root(salt), []
         for index in range((len(tokens) - 1) // self._block_size):
             parent = self.after(parent, tokens, index)

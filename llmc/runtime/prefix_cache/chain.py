@@ -1,11 +1,11 @@
-"""What the prefix cache knows of the blocks that a request has filled since it last looked."""
+"""Blocks that a request has filled since the prefix cache last processed them."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(eq=False, slots=True)
 class Chain:
-    """Blocks that one request has filled one after the other, and that are not hashed yet.
+    """Consecutive blocks that one request has filled and that are not hashed yet.
 
     tokens: the request's, which may grow. begin: the first of the blocks is its begin-th. parent: the digest of the
     block before that one, under which the chain is folded as long as it has blocks.

@@ -1,19 +1,21 @@
 """Find the blocks that hold the beginning of a request's tokens already, and remember those that it fills.
 
-Blocks are found by their digests (block_digests.py), which start from the request's salt, so tenants cannot tell what
-others have sent by how fast they are answered. Only full blocks are kept (as in vLLM's automatic prefix caching),
-generated tokens' blocks among them: the next turn of a conversation finds the answer of the last one. Of a model with
-states a prefix is found as far as it has a snapshot of them (state_snapshots.py), and of one with layers that do not
-keep everything as far as the blocks that the next token sees are still there (scheduling/group_pool.py).
+Blocks are found by their digests (block_digests.py), which start from the request's salt, so that tenants cannot infer
+the prompts of others from response times. Only full blocks are kept (as in vLLM's automatic prefix caching), generated
+tokens' blocks among them: the next turn of a conversation finds the answer of the last one. For a model with states, a
+prefix is found up to a snapshot (state_snapshots.py). With layers that do not keep everything, it is found as far as
+the blocks that the next token sees still exist (scheduling/group_pool.py).
 
-Hashing would be the dearest part of scheduling, and most of it for nobody. So a prompt is hashed before it comes here
-(requests/job_builder.py), and of the blocks that a request fills in a row only the first; the others stay folded under
-its digest, and each is hashed when somebody's tokens have matched the block before it.
+Hashing would be the most expensive part of scheduling, and mostly unused. A prompt is therefore hashed before it comes
+here (requests/job_builder.py), and only the first of the consecutive blocks that a request fills. The others are stored
+under its digest, and each is hashed when a request's tokens have matched the block before it.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 from llmc.runtime.engine_stats import SnapshotStats
+from llmc.runtime.kv_tier.block_offload import BlockOffload
 from llmc.runtime.prefix_cache.block_digests import BlockDigests, root
 from llmc.runtime.prefix_cache.chain import Chain
 from llmc.runtime.prefix_cache.state_snapshots import StateSnapshots
@@ -25,8 +27,9 @@ from llmc.runtime.scheduling.group_pool import GroupPool, usable
 class PrefixCache:
     """Blocks of `block_size` tokens by digest, kept in `pool`. queries, hits: tokens looked up and begun behind.
 
-    snapshots: of the states at their ends, of a model that has some. groups: of layers that do not keep everything,
-    which have blocks beside those.
+    snapshots: of the states at their ends, of a model that has some. groups: pools of layers that do not keep
+    everything, which have blocks of their own. offload: takes the blocks that the pools give away; none are folded
+    then.
 
     The content of a block in the pool is its digest, or the chain that it is folded in. A folded block has no holder
     but the request that filled it, which lets go of the end first: so the pool takes a chain's blocks from its end.
@@ -38,8 +41,10 @@ class PrefixCache:
         block_size: int,
         snapshots: StateSnapshots | None = None,
         groups: Sequence[GroupPool] = (),
+        offload: BlockOffload | None = None,
     ) -> None:
         self._pool = pool
+        self._offload = offload
         self._groups = groups
         self.snapshots = snapshots
         self._block_size = block_size
@@ -49,6 +54,9 @@ class PrefixCache:
         self.queries = 0
         self.hits = 0
         pool.tell_losses(self._lose)
+        if offload is not None:
+            for number, group in enumerate(groups, 1):
+                group.tell_losses(partial(self._offload_group, offload, number))
 
     @property
     def snapshot_stats(self) -> SnapshotStats | None:
@@ -60,6 +68,10 @@ class PrefixCache:
 
         At least the last token has to be computed, for its logits; of a request that wants its prompt's logits all are.
         """
+        return self._usable(request, self.run(request))
+
+    def run(self, request: Request) -> list[int]:
+        """The longest run of blocks that holds the request's beginning, of use or not."""
         if request.salt is None or request.scored < request.scored_end:
             return []
         found: list[int] = []
@@ -76,11 +88,34 @@ class PrefixCache:
             for chain in self._folded.pop(parent, ()):
                 self._hash_first(chain)
         request.prefix.common = len(found)
-        return self._usable(request, found)
+        return found
+
+    def digest(self, request: Request, index: int) -> bytes:
+        """The digest of the index-th block of a request with a salt."""
+        digests = request.prefix.digests
+        while len(digests) <= index:
+            parent = digests[-1] if digests else _root(request)
+            digests.append(self._digests.after(parent, request.tokens, len(digests)))
+        return digests[index]
+
+    def find(self, digest: bytes) -> int | None:
+        """The block of this digest; None if there is none."""
+        return self._blocks.get(digest)
+
+    def admit(self, block: int, digest: bytes) -> None:
+        """A held block has come back from the second tier: it can be found from now on."""
+        self._blocks[digest] = block
+        self._pool.keep((block,), digest)
+
+    def offload_all(self, offload: BlockOffload) -> None:
+        """Let the second tier keep the blocks that can be found, as far as it has room for them."""
+        found = [*self._blocks.items()][-offload.tier.place_blocks :]
+        for digest, block in reversed(found):
+            self._offload_blocks(offload, (block,), (digest,))
+            offload.tier.settle()
 
     def start(self, request: Request, blocks: int) -> None:
-        """The request begins, seated, on so many blocks that it has found. The first time it is put into the
-        statistics."""
+        """Start a seated request on `blocks` found blocks. Its first start is counted in the statistics."""
         request.prefix.registered = blocks
         if blocks and self.snapshots is not None:
             self.snapshots.restore(request)
@@ -89,7 +124,7 @@ class PrefixCache:
             self.hits += blocks * self._block_size
 
     def leave(self, request: Request) -> None:
-        """The request lets go of its blocks. Those without content will never be found."""
+        """Release the blocks of a request. Blocks without content will not be found again."""
         own = request.prefix
         if self.snapshots is not None:
             self.snapshots.leave(request, self._lost(request))
@@ -120,6 +155,8 @@ class PrefixCache:
         chain.blocks += added
         if not is_folded:
             self._hash_first(chain, known)
+        if self._offload is not None:
+            self._hash_all(chain)
 
     def fork(self, parent: Request, child: Request) -> None:
         """The child starts on the parent's blocks: hash those, because a folded block has one holder."""
@@ -127,9 +164,8 @@ class PrefixCache:
             return
         self.register(parent)
         chain = parent.prefix.chain
-        while chain is not None and chain.blocks:
-            self._unfold(chain)
-            self._hash_first(chain)
+        if chain is not None:
+            self._hash_all(chain)
         own = child.prefix
         own.digests = parent.prefix.digests.copy()
         own.common, own.registered = parent.prefix.common, parent.prefix.registered
@@ -148,7 +184,7 @@ class PrefixCache:
                 return found
 
     def _lost(self, request: Request) -> list[int]:
-        """Those of the request's blocks that nobody will find."""
+        """The request's blocks that no other request will find."""
         return [block for block in request.standing.blocks if self._pool.content(block) is None]
 
     def _hash_first(self, chain: Chain, digest: bytes | None = None) -> None:
@@ -170,6 +206,12 @@ class PrefixCache:
         if chain.blocks:
             self._folded.setdefault(digest, []).append(chain)
 
+    def _hash_all(self, chain: Chain) -> None:
+        """All blocks of the chain can be found from now on."""
+        while chain.blocks:
+            self._unfold(chain)
+            self._hash_first(chain)
+
     def _unfold(self, chain: Chain) -> None:
         siblings = self._folded[chain.parent]
         siblings.remove(chain)
@@ -178,6 +220,8 @@ class PrefixCache:
 
     def _lose(self, blocks: Sequence[int], contents: Sequence[object]) -> None:
         """The pool needs the blocks for something else. A request lets go of its chain at once: they come in runs."""
+        if self._offload is not None:
+            self._offload_blocks(self._offload, blocks, contents)
         if self.snapshots is not None:
             self.snapshots.drop(blocks)
         for group in self._groups:
@@ -199,10 +243,22 @@ class PrefixCache:
                 del self._blocks[content]
             begin = end
 
+    def _offload_blocks(self, offload: BlockOffload, blocks: Sequence[int], digests: Sequence[object]) -> None:
+        """Blocks of the first group that will not be found any more, and what goes with them in the others."""
+        offload.keep(0, blocks, digests)
+        for number, group in enumerate(self._groups, 1):
+            pairs = zip(blocks, digests, strict=True)
+            kept = {own: digest for block, digest in pairs if (own := group.kept(block)) is not None}
+            offload.keep(number, [*kept], [*kept.values()])
+
+    def _offload_group(self, offload: BlockOffload, number: int, blocks: Sequence[int], firsts: Sequence[int]) -> None:
+        """Blocks of another group, which go alone. firsts: those of the first group with the same tokens."""
+        offload.keep(number, blocks, [self._pool.content(first) for first in firsts])
+
 
 def hash_prompt(request: Request, digests: BlockDigests) -> None:
-    """Before the request is added, because it takes microseconds a block, and a step waits for what the scheduler
-    does."""
+    """Called before the request is added, because hashing takes microseconds per block, and a step waits for the
+    scheduler."""
     if request.salt is not None:
         request.prefix.digests = digests.of_prompt(request.tokens, request.salt)
 

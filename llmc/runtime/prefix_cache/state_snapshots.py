@@ -1,10 +1,10 @@
-"""What a sequence's states were at the ends of some blocks, so that a prefix that is found can be gone on from there.
+"""Snapshots of a sequence's states at the ends of some blocks, from which a found prefix can be continued.
 
 Keys and values of a prefix do not bring a model with states to its end: the states there do. They are as large after
 sixteen tokens as after thousands, so few ends of blocks have them, and a prefix counts as far as the last that has:
 
 - the last one in a prompt that leaves it a token to compute: who sends the prompt again begins there;
-- where a prompt parts from what was computed before (Marconi, Pan et al. 2024): the next one that parts there finds it;
+- where a prompt diverges from earlier ones (Marconi, Pan et al. 2024): the next prompt that diverges there finds it;
 - the latest in an answer, in the place of the one before: the next turn of the conversation begins there.
 
 Chunks of a prompt end where a snapshot is taken, which is a step more. That, and the copy, are worth it only where a
@@ -44,8 +44,8 @@ class StateSnapshots:
         return len(self._slots)
 
     def usable(self, request: Request, found: Sequence[int], computed: int) -> list[int]:
-        """The first of the blocks that were found, to the last one with a snapshot; plans where to take others.
-        computed: how many have been computed before, of which not all may be of use."""
+        """The found blocks up to the last one with a snapshot; also plans where to take further snapshots. computed:
+        number of blocks that were computed before, not all of which may be usable."""
         end = len(found)
         while end and found[end - 1] not in self._slots:
             end -= 1
@@ -90,7 +90,7 @@ class StateSnapshots:
                 known.latest = self._take(request)
 
     def leave(self, request: Request, lost: Iterable[int]) -> None:
-        """The request lets go of its blocks, of which these will not be found."""
+        """Release a request's blocks; those of `lost` will not be found again."""
         self.drop(lost)
         known = request.states
         known.stops, known.kept, known.latest = [], 0, None
@@ -109,7 +109,8 @@ class StateSnapshots:
                 self._free.append(slot)
 
     def _take(self, request: Request) -> int:
-        """The states at the end of what the request has computed, which is the end of a block: returns that block."""
+        """Take a snapshot of the states at the end of the request's computed tokens, which is the end of a block;
+        returns that block."""
         own, position = request.standing, request.computed
         assert own.seat is not None and not position % self._block_size
         block = own.blocks[position // self._block_size - 1]

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-# What works takes milliseconds.
+# A working exchange takes milliseconds.
 _SECONDS = 10.0
 # Words that nothing uses yet, and what is written there.
 _TESTED, _PATTERN = 64, 0x5A5A0000

@@ -1,7 +1,7 @@
 """Ranks that torchrun has started, on one machine or several: how the first finds all others, and they it.
 
-They meet in torch's store, where the first says at which port it listens. What it tells them goes over TCP, with the
-arrays of each step, and collectives go over gloo (gloo_exchange.py).
+They meet in torch's store, where the first rank publishes its port. Its messages and the arrays of each step go over
+TCP, and collectives over gloo (gloo_exchange.py).
 """
 
 import json
@@ -100,7 +100,7 @@ def join_ranks(engine: EngineDirectory, launch: Launch, threads: int) -> None:
 
 @contextmanager
 def meeting(launch: Launch) -> Iterator[Store]:
-    """The store in which all ranks meet. What goes wrong with it, or with gloo, is a RankError."""
+    """The store in which all ranks meet. Failures of the store or of gloo are raised as RankError."""
     try:
         yield PrefixStore("llmc", _store(launch, settings().rank_start_seconds))
     except (torch.distributed.DistError, OSError, RuntimeError) as error:
@@ -124,8 +124,8 @@ _SEE_FIRST = "look at what the first rank says"
 
 
 def _store(launch: Launch, seconds: float) -> Store:
-    """Where torch's env:// has it, which is in torchrun's own process or in the first rank. But nobody waits in it for
-    the others, as torch would: the first rank does so where it knows them apart (_await_all)."""
+    """The store at the place of torch's env://, in torchrun's own process or in the first rank. Unlike torch, it does
+    not wait for the other ranks; the first rank waits later, when it can tell which are missing (_await_all)."""
     is_here = launch.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     if not is_here:
         _await_port(launch, seconds)
@@ -141,8 +141,8 @@ def _store(launch: Launch, seconds: float) -> Store:
 
 
 def _await_port(launch: Launch, seconds: float) -> None:
-    """Until somebody listens where the first rank is to be. A store's client would wait as well, and in vain it would
-    write the calls of its library to stderr."""
+    """Wait until the first rank's port accepts connections. A store's client would also wait, but on failure it writes
+    a stack trace of its library to stderr."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -187,7 +187,7 @@ def _await_all(store: Store, launch: Launch, own: Greeting, members: list[Member
 
 
 def _greeted(channel: Channel, secret: str, own: Greeting) -> Member | None:
-    """The rank that has connected; None for somebody else. Raises RankError if it has another engine, and tells it."""
+    """The rank that has connected; None for a stranger. Raises RankError if it has another engine, and notifies it."""
     channel.socket.settimeout(_GREETING_SECONDS)
     keep_alive(channel.socket)
     try:

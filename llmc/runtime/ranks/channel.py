@@ -1,4 +1,4 @@
-"""What the first rank tells the others: JSON over a socket, and the arrays of steps through memory that all share."""
+"""Messages of the first rank to the others: JSON over a socket, and the arrays of steps through shared memory."""
 
 import json
 import mmap
@@ -27,7 +27,7 @@ class Channel:
         self.socket = connection
 
     def send(self, message: object, data: memoryview | bytes = b"") -> None:
-        """data: what goes with it, for `receive_into`. Raises OSError where nobody is at the other end."""
+        """data: bytes that follow the message, for `receive_into`. Raises OSError if the other end is closed."""
         text = json.dumps(message).encode()
         self.socket.sendall(_LENGTH.pack(len(text)) + text)
         if data:
@@ -40,7 +40,7 @@ class Channel:
         return None if text is None else json.loads(text)
 
     def receive_into(self, memory: memoryview) -> bool:
-        """What was sent with the last message, as long as the memory is; False where the other end is closed."""
+        """Receive the bytes sent with the last message, filling the memory; False if the other end is closed."""
         done = 0
         while done < len(memory):
             count = self.socket.recv_into(memory[done:])
@@ -111,7 +111,7 @@ def taken_choices(message: dict[str, Any], memory: Bytes) -> RowChoices | None:
 
 
 def copy_rows(message: dict[str, Any], executor: Executor) -> None:
-    """What a message says of the cache that is no step's."""
+    """Carry out a message's changes of the cache that do not belong to a step."""
     if message["do"] == "copy_blocks":
         executor.copy_blocks(dict(zip(message["to"], message["from"], strict=True)), message["group"])
     else:

@@ -1,9 +1,9 @@
-"""Run an engine for GPUs on several ranks of one machine, one process a GPU, of which this is the first.
+"""Run an engine for GPUs on several ranks of one machine, one process per GPU; this process is the first.
 
 The others are started as those of CPUs are (local_ranks.py), open their parts of the weights, and then all meet: in a
-store of torch's, over which they find each other's memory and the library's group. Each step is told to all, and all of
-them launch it; the first one chooses tokens. With executor="triton_interpreter" or "ptx" the same happens without GPUs:
-the ranks' memory is shared memory, and gloo is the library.
+store of torch's, through which they exchange memory handles and form the library's group. Each step is sent to all
+ranks, and all of them launch it; the first one chooses tokens. With executor="triton_interpreter" or "ptx" the same
+happens without GPUs: the ranks' memory is shared memory, and gloo is the library.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,24 +32,24 @@ from llmc.settings import settings
 
 
 class DeviceExecutor(ChoosingExecutor, SideOutputExecutor, Protocol):
-    """What each rank has: an executor that can be told where the others are."""
+    """The executor of each rank, which can be connected to the others."""
 
     def join(self, place: DevicePlace) -> None:
         """Before the first step."""
 
     def follow(self, step: Step) -> None:
-        """Run a step for its collectives and its cache; nobody here wants its results."""
+        """Run a step for its collectives and its cache; its results are not used on this rank."""
 
 
 _Found = TypeVar("_Found")
-# Of a rank: by its number among how many, over a store, with memory that all share. Raises RankError.
+# Connect a rank, by its number and the number of ranks, over a store, with memory that all share. Raises RankError.
 Meet = Callable[[int, int, Store, RankMemory], DevicePlace]
 
 
 class RankedDeviceExecutor:
-    """The first rank's executor, and a team that is told what it does. Raises RankError for a rank that does not come
-    up or cannot be met, and closes the executor then. blocks: of each rank's cache. executor: by which the others run,
-    None for the device's, or the interpreter where the environment asks for it."""
+    """The first rank's executor, with a team of ranks that follow it. Raises RankError if a rank does not start or
+    connect, and then closes the executor. blocks: number of blocks of each rank's cache. executor: the executor of the
+    other ranks; None takes the device's, or the interpreter if the environment selects it."""
 
     def __init__(
         self,
@@ -87,24 +87,24 @@ class RankedDeviceExecutor:
         return self._with_all(step, lambda: self._own.choose(step, wanted, choices))
 
     def logits(self, first: int, count: int) -> Logits:
-        """Of the first rank, which has all."""
+        """The logits of the first rank, which has all of them."""
         return self._own.logits(first, count)
 
     def side_output(self, name: str) -> SideArray:
         return self._own.side_output(name)
 
     def copy_blocks(self, copies: Mapping[int, int], group: int = 0) -> None:
-        """Of every rank's layers."""
+        """Apply this to every rank's layers."""
         self._team.tell({"do": "copy_blocks", "to": list(copies), "from": list(copies.values()), "group": group})
         self._own.copy_blocks(copies, group)
 
     def move_slots(self, sources: Ints, destinations: Ints, group: int = 0) -> None:
-        """Of every rank's layers."""
+        """Apply this to every rank's layers."""
         self._team.tell({"do": "move_slots", "from": sources.tolist(), "to": destinations.tolist(), "group": group})
         self._own.move_slots(sources, destinations, group)
 
     def close(self) -> None:
-        """End the other ranks, too."""
+        """Also end the other ranks."""
         self._team.close()
         if self._place is not None:
             self._place.part()
@@ -130,7 +130,7 @@ class RankedDeviceExecutor:
 def serve_device_rank(
     open_own: Callable[[], DeviceExecutor], meet: Meet, channel: Channel, memory: RankMemory, plan: RankPlan
 ) -> None:
-    """Be another rank: open the executor, and do what is told until the other end is closed. Raises LlmcError."""
+    """Run as another rank: open the executor, and execute messages until the other end is closed. Raises LlmcError."""
     executor = open_own()
     channel.send({})
     message = channel.receive()
@@ -170,7 +170,7 @@ def patience() -> timedelta:
 
 
 def part_from_group() -> None:
-    """Of torch's group, which is one for a process: so that it can be in another one."""
+    """Leave torch's process group, so that this process can join another one."""
     if distributed.is_initialized():
         distributed.destroy_process_group()
 

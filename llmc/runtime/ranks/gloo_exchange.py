@@ -20,10 +20,10 @@ _Gloo: Any = torch.distributed.ProcessGroupGloo
 
 
 class GlooExchange:
-    """What a step calls for each piece of a collective of the ranks of a stage. Each rank gets what every rank has put
-    into its place, and adds it up in the order of ranks as where they share memory: the same bits.
+    """The function that a step calls for each piece of a collective of a stage's ranks. Each rank receives the values
+    of all ranks and sums them in the order of ranks, as with shared memory: the bits are the same.
 
-    failed: told why ranks have lost each other; the step goes on to its end with what is there, and is of no use.
+    failed: called with the reason if ranks lose each other; the step then ends with invalid results.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class GlooExchange:
         self._group: Any = _Gloo(PrefixStore(f"gloo{stage}", store), self._rank, self._ranks, options)
 
     def close(self) -> None:
-        """End gloo's threads. They let go of what Python has made, so one that outlives the interpreter aborts the
+        """End gloo's threads. They release Python objects, so a thread that outlives the interpreter aborts the
         process."""
         self._group = None
 
@@ -50,7 +50,7 @@ class GlooExchange:
                 raise RuntimeError("the ranks have parted")
             places = [_bytes(first + rank * stride, nbytes) for rank in range(self._ranks)]
             group.allgather([places], [places[self._rank]]).wait()
-        except RuntimeError as error:  # What gloo raises, of which torch's DistError is one.
+        except RuntimeError as error:  # Exceptions of gloo, including torch's DistError.
             self._failed(" ".join(str(error).split()))
             return 0
         return 1

@@ -53,7 +53,7 @@ def meet_gpus(rank: int, ranks: int, store: Store, memory: RankMemory) -> Device
             group._get_backend(device).abort()
 
     def part() -> None:
-        leave()  # The others may have ended without a word: what is aborted waits for nobody.
+        leave()  # The others may have ended unexpectedly: aborting does not wait for them.
         part_from_group()
 
     return DevicePlace(tables_of(rank, addresses).to(device), has_memory, leave, part, found)

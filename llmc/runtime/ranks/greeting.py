@@ -1,4 +1,4 @@
-"""What a rank says first: which llmc it is, and which engine it has. All ranks must have the same."""
+"""The first message of a rank: its llmc version and its engine, which must be equal on all ranks."""
 
 import hashlib
 from dataclasses import asdict, dataclass

@@ -21,21 +21,21 @@ class Giving:
         self._channel, self._shares_memory = channel, shares_memory
 
     def give(self, number: int, rows: Rows) -> None:
-        """Of the step of that number. Nobody may be there any more: the first rank finds that out."""
+        """Send the rows of the step of that number. A closed receiver is ignored, because the first rank detects it."""
         data = b"" if self._shares_memory else rows.reshape(-1).view(np.uint8).data
         with suppress(OSError):
             self._channel.send([number, rows.nbytes], data)
 
     def close(self) -> None:
-        """The other end is told."""
+        """Close, notifying the other end."""
         self._channel.close()
 
 
 class Taking:
-    """The end that takes. place: for so many bytes of the step of a number, for rows that are sent.
+    """The receiving end. place: returns memory for a number of bytes of a step, for rows that are sent.
 
-    Those are read as they come, whatever this rank is doing: who gives never waits for who takes, so no ring of ranks
-    can wait for itself.
+    Sent rows are read as they arrive, independent of this rank's work: the sender never waits for the receiver, so a
+    ring of ranks cannot deadlock.
     """
 
     def __init__(self, channel: Channel, place: Callable[[int, int], memoryview] | None = None) -> None:
@@ -45,8 +45,8 @@ class Taking:
         threading.Thread(target=self._read, name="llmc-rows", daemon=True).start()
 
     def take(self, number: int, seconds: float | None = None) -> bool:
-        """Wait until the rows of that step are there. False where they will not come: nobody gives any more, or only
-        those of later steps. Raises TimeoutError."""
+        """Wait until the rows of that step have arrived. False if they will not arrive: the sender is closed, or has
+        sent those of later steps. Raises TimeoutError."""
         while self._next is None or self._next < number:
             try:
                 self._next = self._numbers.get(timeout=seconds)

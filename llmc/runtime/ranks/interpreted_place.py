@@ -1,4 +1,4 @@
-"""Ranks whose kernels are interpreted: their memory is a part of what all processes share, and gloo is the library."""
+"""Ranks whose kernels are interpreted: their memory is a part of shared memory, and gloo is the collective library."""
 
 import numpy as np
 import torch.distributed as distributed
@@ -13,7 +13,7 @@ _PAGE = 4096
 
 
 def shared_bytes(ranks: int) -> int:
-    """Of the memory that all share: a page in which ranks are said to be lost, then each one's."""
+    """Bytes of the shared memory: a page with the flags of lost ranks, then the memory of each rank."""
     return _PAGE + ranks * memory_bytes(ranks)
 
 

@@ -1,4 +1,4 @@
-"""What torchrun says to the processes that it starts: which rank each is, and where all of them meet."""
+"""The environment of processes that torchrun starts: their rank, and the address where they meet."""
 
 import os
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ class Launch:
     port: int
 
     def check(self, ranks: int) -> None:
-        """Raise RankError unless the engine has as many ranks as there are processes."""
+        """Raise RankError unless the engine's number of ranks equals the number of processes."""
         if ranks != self.ranks:
             raise RankError(
                 f"the engine was built for {ranks} ranks, and {self.ranks} processes were started",
@@ -31,7 +31,7 @@ class Launch:
 
 
 def refuse_launched(what: str, *, at: str, fix: str) -> None:
-    """Of what needs ranks of its own beside those that torchrun has started. Raises RankError in such a process."""
+    """Raise RankError in a process that torchrun has started, for a feature that starts ranks of its own."""
     launch = launched(os.environ)
     if launch is not None:
         raise RankError(
@@ -42,7 +42,7 @@ def refuse_launched(what: str, *, at: str, fix: str) -> None:
 
 
 def launched(environ: Mapping[str, str]) -> Launch | None:
-    """Which of several processes this is; None for one that was started alone. Raises RankError for what cannot be."""
+    """The launch environment of this process; None if it was started alone. Raises RankError if it is inconsistent."""
     if "RANK" not in environ or environ.get("WORLD_SIZE", "1") == "1":
         return None
     rank, ranks = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
@@ -69,5 +69,5 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
     if not text and default is not None:
         return default
     if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise RankError(f"{name} is no number: {text!r}", at=name, fix=f"start with torchrun, or {_BY_LLMC}")
+        raise RankError(f"{name} is not a number: {text!r}", at=name, fix=f"start with torchrun, or {_BY_LLMC}")
     return int(text)

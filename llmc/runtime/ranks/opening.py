@@ -1,4 +1,4 @@
-"""Open engines of several ranks, of which this process is the first: as their executors open those of one."""
+"""Open engines of several ranks with this process as the first rank."""
 
 from llmc.engine_format.reader import check_target
 from llmc.runtime.executors.opening_request import OpeningRequest
@@ -6,7 +6,7 @@ from llmc.runtime.ranks.device_ranks import RankedDeviceExecutor
 from llmc.runtime.ranks.ranked_executor import RankedCppExecutor
 from llmc.runtime.ranks.staged_executor import StagedCppExecutor
 
-# Of the memory that ranks' processes share, in which they are said to be lost: no values go through it.
+# Bytes of the memory that ranks' processes share for flags of lost ranks; no values go through it.
 _FLAGS_BYTES = 4096
 
 
@@ -20,7 +20,7 @@ def open_on_cpus(request: OpeningRequest) -> tuple[RankedCppExecutor, int]:
 
 
 def open_on_gpus(request: OpeningRequest) -> tuple[RankedDeviceExecutor, int]:
-    """On as many of torch's devices. Raises TargetError, ToolchainError, OptionError, RankError."""
+    """Open the ranks on torch's devices. Raises TargetError, ToolchainError, OptionError, RankError."""
     from llmc.runtime.executors.cuda import open_engine
     from llmc.runtime.ranks.gpu_place import meet_gpus
 

@@ -1,4 +1,4 @@
-"""What a process does that torchrun has started as another rank than the first."""
+"""The main function of a process that torchrun has started as a rank other than the first."""
 
 from __future__ import annotations
 

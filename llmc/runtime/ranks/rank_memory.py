@@ -1,8 +1,8 @@
 """The memory that the ranks of a machine share, or that each has by itself: what lies where in it.
 
-First what each stage's collectives use, which begins with a word that says that a rank was lost; then how many steps
-each rank has ended; then for each step under way its arrays, the rows that each rank hands to the same one of the next
-stage, and the logits. Steps have numbers, and there are as many places for them as stages: they take turns.
+It begins with the memory of each stage's collectives, whose first word is set once a rank is lost, and the number of
+steps that each rank has finished. Then follow, for each step in flight, its arrays, the rows that each rank hands to
+the same rank of the next stage, and the logits. Steps are numbered and use one place per stage cyclically.
 """
 
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class MemoryLayout:
 
     @property
     def nbytes(self) -> int:
-        """Of all."""
+        """Total bytes."""
         return self.begin(0) + self.ranks.pipeline * self.slot
 
     def begin(self, number: int) -> int:
@@ -74,7 +74,7 @@ class RankMemory:
 
     @property
     def lost(self) -> npt.NDArray[np.uint32]:
-        """The word of each stage that is not 0 once a rank was lost, at which the others leave their collectives."""
+        """The word of each stage that becomes nonzero once a rank is lost; the others then leave their collectives."""
         words = self.bytes.view(np.uint32)
         return words[: self.layout.ranks.pipeline * self.layout.exchange // 4 : self.layout.exchange // 4]
 
@@ -85,7 +85,7 @@ class RankMemory:
         return self.bytes[line : line + 4].view(np.uint32)
 
     def ended(self, rank: int) -> npt.NDArray[np.uint64]:
-        """The word that says how many steps a rank has ended."""
+        """The word with the number of steps that a rank has finished."""
         line = self.layout.ranks.pipeline * self.layout.exchange + rank * _ALIGNMENT
         return self.bytes[line : line + 8].view(np.uint64)
 
@@ -115,7 +115,7 @@ class RankMemory:
         return self.bytes[begin : begin + 4 * rows * columns].view(np.float32).reshape(rows, columns)
 
     def taken(self, number: int, rank: int, nbytes: int) -> Bytes:
-        """The first bytes of what a rank takes: rows, and the first of all the logits."""
+        """The first bytes of a rank's incoming rows; for the first rank, of the logits."""
         first = self.rows(number, rank, 1) if rank else self.logits(number, 1)
         begin = first.ctypes.data - self.bytes.ctypes.data
         return self.bytes[begin : begin + nbytes]

@@ -1,4 +1,4 @@
-"""What the first rank tells each other one when it has come up: who it is, and how much memory and threads it has."""
+"""The first rank's message to each started rank: its rank, memory and threads."""
 
 from dataclasses import dataclass
 

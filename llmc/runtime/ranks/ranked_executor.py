@@ -1,4 +1,4 @@
-"""Run an engine of several ranks on CPUs, of which this process is the first.
+"""Run an engine of several ranks on CPUs, with this process as the first rank.
 
 The first rank schedules and samples. A step's arrays go through shared memory, a message says that they are there, and
 all ranks run it at once, meeting in its collectives (codegen/cpp/kernels/ranks.h). A rank that ends is seen by its
@@ -60,8 +60,8 @@ class RankedCppExecutor(ChoosingCppExecutor):
         return logits
 
     def choose(self, step: Step, wanted: StepOutput, choices: RowChoices) -> Chosen:
-        """A step, then its rows' tokens. Where no row has filters and nobody reads logits, all ranks choose, each among
-        its own, and logits do not travel; but those of a step with a score that is not finite do after all."""
+        """Run a step, then choose its rows' tokens. If no row has filters and logits are not needed, each rank chooses
+        among its own logits, which are not gathered; they are still gathered if a score is not finite."""
         if not self._chooses_across or wanted is StepOutput.FILTERED or choices.reads_logits:
             return super().choose(step, wanted, choices)
         self._team.tell_step(step, choices=choices)
@@ -75,18 +75,18 @@ class RankedCppExecutor(ChoosingCppExecutor):
         return chosen
 
     def copy_blocks(self, copies: Mapping[int, int], group: int = 0) -> None:
-        """Of every rank's layers."""
+        """Apply this to every rank's layers."""
         self._team.tell({"do": "copy_blocks", "to": list(copies), "from": list(copies.values()), "group": group})
         super().copy_blocks(copies, group)
 
     def move_slots(self, sources: Ints, destinations: Ints, group: int = 0) -> None:
-        """Of every rank's layers."""
+        """Apply this to every rank's layers."""
         self._team.tell({"do": "move_slots", "from": sources.tolist(), "to": destinations.tolist(), "group": group})
         super().move_slots(sources, destinations, group)
 
     @property
     def lost(self) -> RankError | None:
-        """What has happened, once a rank is lost."""
+        """The error, once a rank is lost."""
         return self._team.error() if self._team.is_lost.is_set() else None
 
     def when_lost(self, tell: Callable[[], None]) -> None:
@@ -108,7 +108,7 @@ class RankedCppExecutor(ChoosingCppExecutor):
         self._team = self._gather()
 
     def close(self) -> None:
-        """End the other ranks, too."""
+        """Also end the other ranks."""
         self._team.close()
         super().close()
 

@@ -41,7 +41,7 @@ def _connected(store: Store, rank: int | None) -> Channel | None:
 
 
 def _accepted(listener: socket.socket, secret: str, rank: int) -> Channel:
-    """The rank that knows the secret; whoever else connects is let go."""
+    """The connection of the rank that knows the secret; other connections are closed."""
     seconds = settings().rank_start_seconds
     deadline = time.monotonic() + seconds
     while True:

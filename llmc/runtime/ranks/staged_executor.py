@@ -1,6 +1,6 @@
-"""Run an engine in pipeline stages on CPUs, of which this process is a rank of the first.
+"""Run an engine in pipeline stages on CPUs, with this process as a rank of the first stage.
 
-A step passes through the stages one after the other: its rows go from rank to rank, and the logits come back here.
+A step passes through the stages in order: its rows go from rank to rank, and the logits come back here.
 """
 
 from pathlib import Path

@@ -23,7 +23,7 @@ class StepRows:
     def between(
         memory: RankMemory, rank: int, before: Channel | None, behind: Channel | None, *, is_shared: bool = True
     ) -> "StepRows":
-        """Of a rank with connections to its neighbours. is_shared: whether they see the same memory."""
+        """The row exchange of a rank with connections to its neighbours. is_shared: whether they share memory."""
 
         def place(number: int, nbytes: int) -> memoryview:
             return memory.taken(number, rank, nbytes).data

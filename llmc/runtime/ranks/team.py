@@ -51,11 +51,11 @@ class Member:
 class Team:
     """Every rank but the first, all of them ready. It is watched from now on.
 
-    tell_lost: called by a thread once a rank is lost. place: of the first rank in its library's collectives. memory:
-    what all share, or this rank's own, made of `shared`. Once a rank is lost it says so, at which all that share it
-    leave their collectives. rows: with which neighbours the first rank exchanges rows, where there are stages. lost:
-    that rank; None also where ranks have lost each other without any that ended. part: called in the end, has what
-    brings the places of ranks that share no memory end its threads.
+    tell_lost: called by a thread once a rank is lost. place: the first rank's place in its library's collectives.
+    memory: shared by all ranks, or this rank's own, made from `shared`. Once a rank is lost, a flag in it makes all
+    ranks that share it leave their collectives. rows: the neighbours with which the first rank exchanges rows, if there
+    are stages. lost: the lost rank; None also if ranks lost each other without one that ended. part: called at the end;
+    ends the threads of ranks that share no memory.
     """
 
     def __init__(
@@ -155,7 +155,8 @@ class Team:
     def _watch(self) -> None:
         """Until a rank is lost or the engine is closed.
 
-        Time is counted in turns of this loop, so that a process that was stopped as a whole suspects nobody after it.
+        Time is counted in iterations of this loop, so that a process that was stopped does not suspect its ranks
+        afterwards.
         """
         patience, blame = _ticks(settings().rank_stall_seconds), _ticks(_BLAME_SECONDS)
         waited = failed = 0
@@ -229,7 +230,7 @@ def end(members: Sequence[Member]) -> None:
 
 
 def await_message(member: Member, seconds: float) -> Any:
-    """What a rank says that comes up. Raises RankError that names it."""
+    """The message of a starting rank. Raises RankError with its name."""
     member.channel.socket.settimeout(seconds)
     try:
         message = member.channel.receive()

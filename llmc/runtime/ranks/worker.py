@@ -1,4 +1,5 @@
-"""`python -m llmc.runtime.ranks.worker`: a rank but the first, which runs the steps that it is told of."""
+"""`python -m llmc.runtime.ranks.worker`: a rank other than the first, which runs the steps of the first rank's
+messages."""
 
 import os
 import signal
@@ -30,7 +31,7 @@ def main(arguments: list[str]) -> None:
     end_with(lifeline)
     channel, shared = Channel(socket.socket(fileno=connection)), SharedMemory(descriptor, nbytes)
     try:
-        # What the files are is checked by the first rank.
+        # The first rank checks the files.
         engine = read_engine(path, check_weights=False)
         channel.send(asdict(Greeting.of(engine)))
         plan = await_plan(channel)
@@ -51,7 +52,7 @@ def main(arguments: list[str]) -> None:
 
 
 def await_plan(channel: Channel) -> RankPlan | None:
-    """What the first rank wants of this one; None where it has ended."""
+    """The first rank's plan for this one; None if it has ended."""
     message = channel.receive()
     return None if message is None else RankPlan(**message)
 
@@ -67,9 +68,9 @@ def serve_steps(
     rows: StepRows,
     fetch: Callable[[memoryview], bool] = lambda memory: True,
 ) -> bool:
-    """Do what is told until the other end is closed; False where a step was broken off because a rank is lost.
+    """Execute messages until the other end is closed; False if a step was aborted because a rank was lost.
 
-    fetch: brings a step's arrays into the memory, where it does not share it; False if nobody is there to send them.
+    fetch: copies a step's arrays into memory that is not shared; False if the sender is closed.
     """
     memory = rows.memory
     while (message := channel.receive()) is not None:
@@ -92,7 +93,7 @@ def serve_steps(
 def take_cores(index: int, count: int) -> None:
     """An equal part of this process's, so that the ranks of a machine do not displace each other.
 
-    Not for the first rank: its process is the user's, whose other threads, and other engines, would be kept there, too.
+    Not for the first rank: its process belongs to the user, and its other threads and engines would also be pinned.
     """
     cores = sorted(os.sched_getaffinity(0))
     own = cores[index * len(cores) // count : (index + 1) * len(cores) // count]

@@ -1,1 +1,1 @@
-"""What clients ask for: one request to the scheduler for each sequence, what it becomes, and what is told of it."""
+"""Clients' requests: the scheduler's request per sequence, its states, and its outputs."""

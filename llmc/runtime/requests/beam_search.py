@@ -92,7 +92,7 @@ class BeamSearch:
         return [found for _, found in self._hypotheses[: self._params.n]]
 
     def stop(self, reason: FinishReason) -> None:
-        """End the search with what there is: the complete ones, then the live ones."""
+        """End the search with its current beams: the complete ones, then the live ones."""
         for beam in self._live:
             self._complete(beam.logprobs, beam.total, End(reason), beam.text)
         self._end()

@@ -16,12 +16,12 @@ from llmc.errors import LlmcError, RequestError, RequestFaultError, words_of
 Given = TypeVarTuple("Given")
 Found = TypeVar("Found")
 Name = TypeVar("Name", bound=Hashable)
-# What ends a task or a process is meant for the caller's thread, and is no fault there.
+# Exceptions that end a task or a process are meant for the caller's thread and are not faults.
 _ENDS = (KeyboardInterrupt, SystemExit, GeneratorExit, CancelledError)
 
 
 def attempt(work: Callable[[*Given], Found], *given: *Given) -> Found | RequestError:
-    """What the work returns, or the error that ends its request.
+    """The result of the work, or the error that ends its request.
 
     Libraries written in Rust raise panics that are not an Exception, so everything is caught. Only Ctrl-C passes.
     """
@@ -37,7 +37,7 @@ def attempts(work: Callable[[*Given], Found], rows: Iterable[tuple[*Given]]) -> 
 
 
 def errors(names: Iterable[Name], found: Iterable[object]) -> dict[Name, RequestError]:
-    """Of what `attempts` has found the errors, each by the name at its place."""
+    """The errors among the results of `attempts`, by the names at the same places."""
     return {name: each for name, each in zip(names, found, strict=True) if isinstance(each, RequestError)}
 
 

@@ -1,4 +1,4 @@
-"""What generating gives: completions with their choices, or the pieces of a stream."""
+"""Results of generation: completions with their choices, or the pieces of a stream."""
 
 from dataclasses import dataclass, field
 
@@ -13,9 +13,9 @@ class Choice:
     """One continuation of a prompt.
 
     text: without special tokens, and cut before a stop string; empty if the engine has no tokenizer. token_ids: all
-    that were generated, a stop token included. finish_reason: "stop" for a stop token or string, or the end of a
-    grammar, "length" for max_tokens or the engine's max_model_len. stop_reason: the stop string or stop token id.
-    logprobs: one a token, if asked for. cumulative_logprob: their sum, if known.
+    generated tokens, including a stop token. finish_reason: "stop" for a stop token or string, or the end of a grammar,
+    "length" for max_tokens or the engine's max_model_len. stop_reason: the stop string or stop token id.
+    logprobs: one per token, if requested. cumulative_logprob: their sum, if known.
     """
 
     text: str
@@ -33,7 +33,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Completion:
-    """What was generated for one prompt: params.n choices, and the first one's text, tokens and finish reason.
+    """The result for one prompt: params.n choices, and the first one's text, tokens and finish reason.
 
     prompt_tokens: how many the prompt had; cached_tokens: of those, found in the prefix cache. prompt_logprobs: if
     asked for, None for the first token, then one for each.
@@ -68,7 +68,8 @@ class Completion:
 class Piece:
     """A piece of streamed output: whole characters only, so a piece may hold several tokens.
 
-    token_ids: the tokens since the piece before. tokens: all generated so far. finish_reason: only in the last piece.
+    token_ids: the tokens since the piece before. tokens: number of tokens generated until now. finish_reason: only in
+    the last piece.
     """
 
     text: str

@@ -15,7 +15,7 @@ class End(NamedTuple):
 
 @dataclass(frozen=True)
 class Ending:
-    """What ends an output.
+    """The conditions that end an output.
 
     eos_ids: end it without a stop_reason. stop_ids: end it as its stop_reason. max_length: of prompt and output.
     min_tokens: tokens of output before which neither these nor stop strings end it.

@@ -20,10 +20,9 @@ from llmc.runtime.text.output_text import OutputText
 class Generation(SampledRequest):
     """One choice: samples a token from the last token's logits until it has to stop.
 
-    text: grows with the output where a stop string is looked for, else None. logprobs: one a token of the output,
-    with the given number of alternatives, or None. finish_reason: None until it has ended. prompt_logprobs: of the
-    prompt's second token and those that follow. siblings: the other choices; they start when this one, the first, has
-    computed the prompt.
+    text: the output's text if stop strings are searched for, otherwise None. logprobs: one per token of the output,
+    with the given number of alternatives, or None. finish_reason: None until the end. prompt_logprobs: those from the
+    prompt's second token on. siblings: the other choices; they start when this one, the first, has computed the prompt.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class Generation(SampledRequest):
 
     @property
     def output(self) -> tuple[int, ...]:
-        """The tokens generated so far."""
+        """The generated tokens."""
         return tuple(self.tokens[self.prompt_tokens :])
 
     @property
@@ -120,7 +119,7 @@ class Generation(SampledRequest):
         """Choose the first token from the last row of the prompt's logits."""
         self.is_steady = True
         if len(self.tokens) >= self.most:
-            # The blocks will be found by others, though nobody needs a token.
+            # Other requests will find the blocks, although no token is needed.
             best = int(logits[-1].argmax())
             check_finite(best, float(logits[-1][best]), self.sampler.dtype)
             return self._finish("length", None)
@@ -135,11 +134,11 @@ class Generation(SampledRequest):
         self._forks = []
 
     def expire(self) -> None:
-        """End with what there is."""
+        """End with the current output."""
         self.stop("deadline")
 
     def stop(self, reason: FinishReason) -> None:
-        """End with what there is, and the choices that wait for this one as well."""
+        """End with the current output, together with the choices that wait for this one."""
         for choice in (self, *self._siblings):
             if not choice.finished:
                 choice._finish(reason, None)

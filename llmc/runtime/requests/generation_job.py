@@ -11,7 +11,7 @@ from llmc.runtime.requests.request_output import ChoiceResult, FinishReason, Tok
 
 
 class GenerationJob(Protocol):
-    """What the loop's drivers need to know of a request."""
+    """The interface of a request for the loop's drivers."""
 
     @property
     def first(self) -> Request:

@@ -1,4 +1,4 @@
-"""What a client asks of the engine: a prompt, how to continue it, and how urgent it is."""
+"""A client's request to the engine: a prompt, its sampling parameters, and its priority."""
 
 from __future__ import annotations
 

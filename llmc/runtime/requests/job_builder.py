@@ -25,7 +25,7 @@ from llmc.runtime.text.output_text import Decode, OutputText
 from llmc.runtime.text.prompts import check_ids, check_length
 from llmc.runtime.text.tokenizer import Tokenizer
 
-# Masks at the beginning of a request's grammar, for so many choices.
+# Number of choices for which masks at the beginning of a grammar are prepared.
 NewMasks = Callable[[int], Sequence[TokenMask]]
 
 MAX_LOGPROBS = 128
@@ -53,8 +53,8 @@ def check_task(head: Head | None, *, wants_row: bool) -> None:
 
 
 class JobBuilder:
-    """What the checks need to know of an engine. prefix_cache: whether requests may share cached prefixes. head: what
-    the engine gives for a text; None for one that generates. longest_text: in tokens. policies: of requests' caches."""
+    """The facts about an engine that checks need. prefix_cache: whether requests may share cached prefixes. head: the
+    engine's head; None if it generates. longest_text: in tokens. policies: of requests' caches."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class JobBuilder:
         self._digests = BlockDigests(limits.block_size)
 
     def check(self, where: str, request: GenerationRequest) -> None:
-        """Raise RequestError for what this engine cannot serve. where: names the prompt in errors."""
+        """Raise RequestError if this engine cannot serve the request. where: names the prompt in errors."""
         tokens, params = request.prompt_token_ids, request.params
         check_task(self.head, wants_row=request.wants_row)
         if request.wants_row:

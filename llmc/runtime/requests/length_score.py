@@ -1,4 +1,4 @@
-"""What finished beams are ranked by: the sum of log-probabilities over a power of the length."""
+"""The score of finished beams: the sum of log-probabilities over a power of the length."""
 
 import math
 from decimal import Decimal

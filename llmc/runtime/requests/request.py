@@ -22,7 +22,7 @@ from llmc.runtime.sampling.sampler import Sampler
 
 
 class Forks(Protocol):
-    """What a request may do to sequences that share its prompt; see Scheduler."""
+    """Operations of a request on sequences that share its prompt; see Scheduler."""
 
     def fork(self, parent: "Request", child: "Request") -> None:
         """Start `child` on the parent's blocks."""
@@ -38,9 +38,9 @@ class Forks(Protocol):
 class Origin:
     """A client's request: all sequences that serve it have the same object.
 
-    salt: only requests with the same one share cached prefixes; None shares with nobody. arrived: time.monotonic(),
-    None for now. deadline: the same clock, None for no limit. adapter: that all its tokens are computed with.
-    policy: of the caches of layers whose requests choose one; None for the engine's.
+    salt: only requests with the same salt share cached prefixes; None shares with none. arrived: time.monotonic(); None
+    means now. deadline: on the same clock; None means no limit. adapter: the adapter of all its tokens. policy: of the
+    caches of layers whose requests choose one; None for the engine's.
     """
 
     priority: Priority = Priority.FREE
@@ -57,11 +57,11 @@ class Request(ABC):
     A client's request with several choices has one of these for each. The loop calls what subclasses define across the
     boundary (boundary.py): it may raise.
 
-    tokens: the prompt and what was generated so far. prompt_length: tokens of the prompt, which `tokens` begins with
-    (None: all that are given). finished: no step may follow. scored, scored_end: logits are
-    wanted after each token from position `scored` to before `scored_end`, and always after the last one. error: why it
-    cannot go on. origin: of the client's request; priority, salt, arrived, deadline, adapter: as it says, but a request
-    that has failed has no salt. standing, decoding, prefix, states: what others note; see request_state.py.
+    tokens: the prompt and the generated tokens. prompt_length: tokens of the prompt, which `tokens` begins with (None:
+    all that are given). finished: no step may follow. scored, scored_end: logits are needed after each token from
+    position `scored` to before `scored_end`, and always after the last one. error: the reason why it cannot continue.
+    origin: that of the client's request; priority, salt, arrived, deadline, adapter: its values, but a failed request
+    has no salt. standing, decoding, prefix, states: records of other modules; see request_state.py.
     """
 
     def __init__(
@@ -86,8 +86,8 @@ class Request(ABC):
 
     @property
     def computed(self) -> int:
-        """How many tokens have their keys and values in the blocks. While the request decodes it is all but the last,
-        and nobody has to count."""
+        """Number of tokens whose keys and values are in the blocks. While the request decodes, it is all except the
+        last, without counting."""
         return self.standing.computed if self.decoding.place is None else len(self.tokens) - 1
 
     @property
@@ -105,7 +105,8 @@ class Request(ABC):
         """Take the logits [rows, vocabulary] after the tokens from position `start` on; they are overwritten later."""
 
     def fail(self, error: RequestError) -> None:
-        """End without an answer, and let nobody find the blocks. For the scheduler: others raise the error."""
+        """End without an answer, and make the blocks unavailable to others. For the scheduler: callers raise the
+        error."""
         self.error = error
         self.salt = None
         self.end()
@@ -114,11 +115,11 @@ class Request(ABC):
         """Want no more steps."""
         self.finished = True
 
-    def follow(self, forks: Forks) -> None:  # noqa: B027  (most have nobody to start)
+    def follow(self, forks: Forks) -> None:  # noqa: B027  (most requests start no others)
         """After `receive`: start, resume or remove other sequences of the same client's request."""
 
     def expire(self) -> None:
-        """Its deadline has passed: end with what there is."""
+        """Its deadline has passed: end with the current output."""
         self.end()
 
     @property
@@ -127,7 +128,7 @@ class Request(ABC):
         return len(self.tokens) - self.computed
 
     def logit_rows(self, count: int) -> int:
-        """Rows of logits that a step over the next `count` tokens has to give: after the last so many of them."""
+        """Number of rows of logits that a step over the next `count` tokens must return, for the last of them."""
         end = self.computed + count
         if self.scored >= self.scored_end:
             return int(end == len(self.tokens))
@@ -137,7 +138,7 @@ class Request(ABC):
         return 1 if end == len(self.tokens) else 0
 
     def fitting(self, tokens: int, rows: int) -> int:
-        """How many of the pending tokens fit into a step with room for so many tokens and rows of logits."""
+        """Number of pending tokens that fit into a step with room for `tokens` tokens and `rows` rows of logits."""
         stops = self.states.stops
         count = min(self.pending, tokens, stops[0] - self.computed) if stops else min(self.pending, tokens)
         if rows and self.scored >= self.scored_end:

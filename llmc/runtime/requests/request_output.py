@@ -1,4 +1,4 @@
-"""What the engine gives back for a request: deltas of each choice, log-probabilities, token counts and times."""
+"""Outputs of a request: deltas of each choice, log-probabilities, token counts and times."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-# What a model gives for a whole text: [width], fp32.
+# A model's row for a whole text: [width], fp32.
 Row = npt.NDArray[np.float32]
 FinishReason = Literal["stop", "length", "abort", "deadline"]
 
@@ -15,8 +15,8 @@ FinishReason = Literal["stop", "length", "abort", "deadline"]
 class TokenLogprobs:
     """A token's natural log-probability under the model's own distribution: before penalties, bias, temperature.
 
-    rank: 1 for the likeliest. top: the likeliest tokens and their log-probabilities, likeliest first, as many as
-    were asked for.
+    rank: 1 for the likeliest. top: the requested number of likeliest tokens with their log-probabilities, likeliest
+    first.
     """
 
     token_id: int
@@ -41,12 +41,12 @@ class ChoiceResult:
 
 @dataclass(frozen=True)
 class ChoiceDelta:
-    """What one choice has gained since the last output that named it.
+    """The new part of one choice since its last output.
 
     text: whole characters only, cut before a stop string; may lag behind token_ids, and catches up in the last delta.
-    logprobs: one a token of token_ids, or None if not asked for. finish_reason: None until the choice's last delta.
-    stop_reason: the stop string or the stop token id that ended it (None for end-of-text and for other reasons). row:
-    of a request that a row answers, which has no tokens.
+    logprobs: one per token of token_ids, or None if not requested. finish_reason: None until the choice's last delta.
+    stop_reason: the stop string or stop token id that ended it (None for end-of-text and other reasons). row: the
+    answer of a request for a row, which has no tokens.
     """
 
     index: int
@@ -61,7 +61,8 @@ class ChoiceDelta:
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens so far. cached_tokens: of the prompt, found in the prefix cache. completion_tokens: over all choices."""
+    """Token counts until now. cached_tokens: prompt tokens found in the prefix cache. completion_tokens: sum over all
+    choices."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -70,7 +71,8 @@ class Usage:
 
 @dataclass(frozen=True)
 class RequestTimes:
-    """time.monotonic() seconds. started: first token of the prompt computed; None for what has not happened."""
+    """Times in seconds of time.monotonic(); None if an event has not happened. started: the first prompt token was
+    computed."""
 
     arrived: float
     started: float | None

@@ -1,4 +1,4 @@
-"""What is noted on a request while it is served: four records, each of which only one file writes."""
+"""Records attached to a request while it is served: four records, each written by one file only."""
 
 from dataclasses import dataclass, field
 
@@ -66,9 +66,9 @@ class Decoding:
 
 @dataclass(eq=False, slots=True)
 class KnownPrefix:
-    """Written by prefix_cache.py. digests: of the request's first blocks, as far as somebody asked. common: how many
-    blocks it had in common with others when it began, of use or not. registered: how many of its blocks the cache
-    knows; chain: the last of them."""
+    """Written by prefix_cache.py. digests: digests of the request's first blocks, computed on demand. common: number of
+    blocks in common with others at its start, usable or not. registered: number of its blocks that the cache knows;
+    chain: the last of them."""
 
     digests: list[bytes] = field(default_factory=list)
     common: int = 0

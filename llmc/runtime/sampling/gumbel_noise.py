@@ -1,8 +1,8 @@
 """Gumbel noise for the tokens of a row, and the draw that it makes: what llmc.ops.sampling and the kernels compute.
 
-The noise is a function of a request's seed, its count of tokens and the token's id: a request draws the same whatever
-runs beside it and whoever draws, up to the rounding of its logits. Philox 4x32 with ten rounds (Salmon, Moraes, Dror
-and Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3").
+The noise is a function of a request's seed, its count of tokens and the token's id: a request draws the same tokens in
+any batch and on any device, up to the rounding of its logits. Philox 4x32 with ten rounds (Salmon, Moraes, Dror and
+Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3").
 """
 
 import math
@@ -33,7 +33,7 @@ _LATEST = (1 + 1 / _GROUP) * 24 * math.log(2)  # of two numbers of at most 1 - 2
 def largest_sum(scaled: Floats, seed: int, counter: int) -> int:
     """The token of the largest sum of `scaled` and noise, the lowest of equals.
 
-    scaled: [vocabulary], logits over the temperature less the largest of them; -inf for what may not be drawn.
+    scaled: [vocabulary], (logits - maximum) / temperature; -inf for tokens that may not be drawn.
     """
     chosen, sums = _contenders(scaled, seed, counter, 1)
     place = int(sums.argmax())
@@ -50,7 +50,7 @@ def largest_sums(scaled: Floats, seed: int, counter: int, most: int) -> tuple[In
 
 
 def _contenders(scaled: Floats, seed: int, counter: int, most: int) -> tuple[Ints, Doubles]:
-    """Groups of which some have the `most` largest sums, and all sums of theirs: [groups, 64]."""
+    """Groups that include the `most` largest sums, and all sums of these groups: [groups, 64]."""
     vocabulary = len(scaled)
     groups = -(-vocabulary // _GROUP)
     padded = np.full(groups * _GROUP, -np.inf, np.float32)
@@ -59,8 +59,8 @@ def _contenders(scaled: Floats, seed: int, counter: int, most: int) -> tuple[Int
     number, winner, _, _ = _words(np.arange(_GROUP_PLACES, _GROUP_PLACES + groups, dtype=np.uint64), seed, counter)
     numbers = _uniform(number)
     winners = (winner >> _WINNER_SHIFT).astype(np.int64)
-    # No clock of a group rings before a 64th of its number. What bounds the largest sums from below: the winners' sums,
-    # and for the very largest that of the likeliest token, whose clock has rung by _LATEST.
+    # No clock of a group rings before a 64th of its number. Lower bounds of the largest sums are the winners' sums, and
+    # for the largest one that of the likeliest token, whose clock has rung by _LATEST.
     ringing = rows[np.arange(groups), winners] - np.log(_waiting_time(numbers) / _GROUP)
     if most == 1:
         least = max(float(ringing.max()), -math.log(_LATEST)) - 1e-3

@@ -1,8 +1,8 @@
-"""What changes a row of logits by what was written before it, made once for a request and shared by its choices.
+"""Edits of a row of logits that depend on the tokens before it, created once per request and shared by its choices.
 
-The order: DRY, the user's processors, banned words, allowed tokens. What is forbidden comes last, so that nothing
-undoes it. An edit keeps no state of its own: what it does follows from the tokens, so it is the same after preemption,
-in every fork, and in every beam.
+The order: DRY, the user's processors, banned words, allowed tokens. Bans come last, so that no other edit undoes them.
+An edit has no state: it depends on the tokens only, so it is the same after preemption, in every fork, and in every
+beam.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -23,7 +23,7 @@ LogitEdit = Callable[[Row, Written], Row]
 
 
 def logit_edits(params: SamplingParams, tokenizer: Tokenizer, vocab_size: int) -> tuple[LogitEdit, ...]:
-    """What a request's parameters ask for, in order. Raises RequestError for texts without a tokenizer."""
+    """The edits that a request's parameters ask for, in order. Raises RequestError for texts without a tokenizer."""
     edits: list[LogitEdit] = []
     if params.dry_multiplier:
         edits.append(

@@ -1,4 +1,4 @@
-"""A user's function of the tokens so far and the next token's logits, called for every token of its request."""
+"""A user's function of the previous tokens and the next token's logits, called for every token of its request."""
 
 import inspect
 from collections.abc import Callable
@@ -46,7 +46,7 @@ class CheckedProcessor:
             row = scores if given is scores else np.array(given, np.float32)
         except (TypeError, ValueError, RuntimeError) as error:
             raise self._failure(
-                f"returned a {type(given).__name__} that is no array: {words_of(error)}", fix
+                f"returned a {type(given).__name__} that is not an array: {words_of(error)}", fix
             ) from error
         if row.shape != shape:
             raise self._failure(f"returned an array of shape {list(row.shape)}", fix)

@@ -45,7 +45,7 @@ BEST = RowChoice(0.0, EVERY_TOKEN, 1.0, 0.0, 0, 0)
 class RowChoices:
     """The choices of a step's rows as arrays, [L] each; their names are those of llmc.program.CHOICE_INPUTS.
 
-    reads_logits: some rows have none, and who asks for the step reads their logits.
+    reads_logits: some rows have no choice, and the caller of the step reads their logits.
     """
 
     temperature: npt.NDArray[np.float32]
@@ -87,8 +87,8 @@ class RowChoices:
 
 
 def least_wanted(choices: Sequence[RowChoice | None]) -> StepOutput:
-    """What a step must give for these rows; None for one whose logits are wanted, which are there unless all take the
-    likeliest."""
+    """The minimum output of a step for these rows. A choice of None needs logits, which exist unless all rows take the
+    likeliest token."""
     if all(choice is BEST for choice in choices):
         return StepOutput.BEST
     kinds = {StepOutput.DRAWN if choice is None else choice.wanted for choice in choices}

@@ -30,7 +30,7 @@ DrawRows = Callable[[Logits, RowChoices], npt.NDArray[np.int32]]
 
 
 class TokenMask(Protocol):
-    """What a grammar allows next."""
+    """The tokens that a grammar allows next."""
 
     def allowed(self) -> npt.NDArray[np.bool_]:
         """By token id: [vocabulary]. Valid until the next call."""
@@ -42,7 +42,7 @@ class TokenMask(Protocol):
         """By token id, as if these had been chosen; None if they may not come, or nothing after them."""
 
     def count_acceptable(self, tokens: Sequence[int]) -> int:
-        """How many of these, from the first on, may come one after the other."""
+        """The number of these tokens, from the first on, that are allowed consecutively."""
 
     @property
     def is_complete(self) -> bool:
@@ -50,16 +50,16 @@ class TokenMask(Protocol):
 
     @property
     def is_accepting(self) -> bool:
-        """Whether what was chosen so far may be all."""
+        """Whether the chosen tokens may be the whole output."""
 
 
 class Sampler:
-    """One request's choice of tokens. What it draws depends on its seed and its own logits only.
+    """The token choice of one request. Draws depend on its seed and its own logits only.
 
-    forbidden_early: the tokens that may not come before params.min_tokens (end-of-text and stop tokens). choice: which
-    of the request's choices this is; each draws from its own stream of the seed. mask: which tokens may come at all.
-    edits: what else changes the logits by the tokens before them. dtype: the engine's, for what is said when its
-    logits are no numbers. is_random: whether it draws, and does not take the largest.
+    forbidden_early: tokens that are not allowed before params.min_tokens (end-of-text and stop tokens). choice: index
+    among the request's choices; each draws from its own stream of the seed. mask: the allowed tokens. edits: further
+    edits of the logits by the tokens before them. dtype: the engine's dtype, for errors about logits that are not
+    numbers. is_random: whether it draws instead of taking the largest.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Sampler:
     def sample(self, logits: Row) -> int:
         """The next token for a row of logits: [vocabulary], fp32, left unchanged.
 
-        Raises ModelFailureError for logits that are no numbers, RequestError where the parameters allow no token.
+        Raises ModelFailureError for logits that are not numbers, RequestError if the parameters allow no token.
         """
         scores, best = self.scores(logits)
         token = _draw(scores, best, self._params, self._seed, self._generated) if self.is_random else best
@@ -105,7 +105,8 @@ class Sampler:
         return token
 
     def scores(self, logits: Row) -> tuple[Row, int]:
-        """What to draw from, the logits or a changed copy, and where the largest is. Raises as `sample` does."""
+        """The scores to draw from, which are the logits or a changed copy, and the index of the largest. Raises as
+        `sample` does."""
         scores = self.adjusted(logits) if self._changes else logits
         best = int(scores.argmax())
         if scores[best] == -np.inf and np.isfinite(logits.max()):
@@ -114,7 +115,8 @@ class Sampler:
         return scores, best
 
     def probabilities(self, scores: Row, best: int) -> npt.NDArray[np.float64]:
-        """What `sample` draws from, given what `scores` or `scores_ahead` gave: [vocabulary], after all filters."""
+        """The distribution that `sample` draws from, given the result of `scores` or `scores_ahead`: [vocabulary],
+        after all filters."""
         ids, weights = candidates(scores, best, self._params)
         found = np.zeros(len(scores))
         found[slice(None) if ids is None else ids] = weights
@@ -123,7 +125,7 @@ class Sampler:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Of the next token's random numbers: the seed and the count of tokens before it."""
+        """The key of the next token's random numbers: the seed and the number of tokens before it."""
         return self._seed, self._generated
 
     def accept(self, token: int) -> None:
@@ -160,8 +162,8 @@ class Sampler:
         return None if choice is None else choice.later(count)
 
     def scores_ahead(self, logits: Row, tokens: Sequence[int]) -> Row:
-        """What to guess from if these tokens come next: the logits, or a copy with penalties, bias and mask. Edits,
-        which may be a user's own functions and take their time, are left out."""
+        """The scores to guess from if these tokens come next: the logits, or a copy with penalties, bias and mask.
+        Edits are left out, because they may be slow functions of the user."""
         if not (self._counts_tokens or self._mask is not None):
             return logits
         scores = logits.copy()
@@ -176,7 +178,7 @@ class Sampler:
         return scores
 
     def guess(self, scores: Row, count: int) -> int:
-        """The token after the next `count`, from what `scores_ahead` gave."""
+        """The token after the next `count`, from the result of `scores_ahead`."""
         best = int(scores.argmax())
         is_drawn = self.is_random and np.isfinite(scores[best])
         return _draw(scores, best, self._params, self._seed, self._generated + count) if is_drawn else best
@@ -190,7 +192,7 @@ class Sampler:
         if self.is_random:
             scaled = _scaled(scores, best, self._params)
             ids, sums = largest_sums(scaled, self._seed, self._generated + count, most)
-            # Those that are off by noise like that which draws are made by.
+            # Rounding differences are comparable to the noise of draws.
             weights = np.exp(sums - sums[0])
             return ids, weights / weights.sum()
         ids = np.argpartition(-scores, most)[:most] if most < len(scores) else np.arange(len(scores))
@@ -203,7 +205,7 @@ class Sampler:
         self._generated += 1
 
     def count_acceptable(self, tokens: Sequence[int]) -> int:
-        """How many of these, from the first on, the mask lets come one after the other."""
+        """The number of these tokens, from the first on, that the mask allows consecutively."""
         return len(tokens) if self._mask is None else self._mask.count_acceptable(tokens)
 
     @property
@@ -293,7 +295,7 @@ def choose_largest(samplers: Sequence[Sampler], logits: Logits, rows: Sequence[i
 
 
 class _Scored(NamedTuple):
-    """What a kernel is to draw from."""
+    """The scores that a kernel draws from."""
 
     scores: Row
     choice: RowChoice
@@ -315,7 +317,7 @@ def _checked(tokens: TokenIds, logits: Row, dtype: str) -> Sequence[int | Reques
 
 
 def nothing_allowed(params: SamplingParams) -> RequestError:
-    """What is forbidden leaves no token."""
+    """The error if all tokens are forbidden."""
     names = ("grammar", "min_tokens", "stop_token_ids", "bad_words", "allowed_token_ids", "logits_processors")
     given = [name for name in names if getattr(params, name)]
     return RequestError(
@@ -326,7 +328,7 @@ def nothing_allowed(params: SamplingParams) -> RequestError:
 
 
 def _seed(seed: int | None, choice: int) -> int:
-    """Of a choice's random numbers, 32 bits. None: another one each time."""
+    """The 32-bit seed of a choice's random numbers. None draws a new one each time."""
     sequence = np.random.SeedSequence(seed, spawn_key=(choice,) if choice else ())
     return int(sequence.generate_state(1).view(np.int32)[0])
 
@@ -337,7 +339,7 @@ def _draw(scores: Row, best: int, params: SamplingParams, seed: int, counter: in
 
 
 def _scaled(scores: Row, best: int, params: SamplingParams) -> Row:
-    """What noise is added to: over the temperature, and -inf for what the filters do not keep."""
+    """The scores to which noise is added: divided by the temperature, and -inf for filtered tokens."""
     ids, _ = candidates(scores, best, params)
     scaled: Row = (scores - scores[best]) * per_temperature(params)
     if ids is not None:

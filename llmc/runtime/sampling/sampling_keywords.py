@@ -1,4 +1,4 @@
-"""The fields of SamplingParams as keywords of what generates: `generate(prompt, max_tokens=5)`."""
+"""The fields of SamplingParams as keywords of generating functions: `generate(prompt, max_tokens=5)`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmc.runtime.sampling.sampling_params import SamplingParams
 
 
 class SamplingKeywords(TypedDict, total=False):
-    """For type checkers and editors; what each means stands in SamplingParams."""
+    """For type checkers and editors; SamplingParams documents each."""
 
     max_tokens: int
     min_tokens: int
@@ -57,9 +57,9 @@ def sampling_defaults() -> dict[str, Any]:
 
 
 def chosen_params(params: SamplingParams | None, keywords: SamplingKeywords) -> SamplingParams:
-    """What the caller wants: params, or those that the keywords make; the defaults without either.
+    """The sampling parameters of a call: params, or those made from keywords; the defaults without either.
 
-    Raises RequestError for both, for a params that is none, and for what SamplingParams refuses.
+    Raises RequestError if both are given, if params has another type, and for values that SamplingParams refuses.
     """
     if params is None:
         for name, value in keywords.items():
@@ -97,7 +97,7 @@ def params_of_each(
 def _given_twice(keywords: SamplingKeywords) -> RequestError:
     name, value = next(iter(keywords.items()))
     return RequestError(
-        f"{name}={value!r:.80} came beside a SamplingParams, which has a {name} of its own",
+        f"{name}={value!r:.80} came with a SamplingParams, which has a {name} of its own",
         at=name,
         fix=f"give one of them; dataclasses.replace(params, {name}={value!r:.80}) makes another SamplingParams",
     )

@@ -13,10 +13,10 @@ from llmc.runtime.grammar.grammar import Grammar
 from llmc.runtime.sampling.logits_processor import LogitsProcessor, argument_count
 from llmc.runtime.sampling.sampling_table import SAMPLING_NUMBERS, sampling_default
 
-# A logit in fp32 still counts beside it.
+# A logit in fp32 still matters when added to it.
 _MOST_BIAS = 1e6
 
-# What DRY's matches do not cross, as llama.cpp and text-generation-webui have it.
+# Texts that DRY's matches do not cross, as in llama.cpp and text-generation-webui.
 DRY_BREAKERS = ("\n", ":", '"', "*")
 
 
@@ -128,7 +128,7 @@ class SamplingParams:
         self._check_edits()
 
     def __repr__(self) -> str:
-        """What is not as it is by default."""
+        """Only the fields that differ from their defaults."""
         default = SamplingParams()
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         changed = [f"{name}={value!r}" for name, value in values.items() if value != getattr(default, name)]

@@ -34,7 +34,7 @@ class SamplingNumber:
         return isinstance(self.low, int)
 
     def refusal(self, value: object) -> str | None:
-        """What to give in the place of the value, in words; None if the value is allowed."""
+        """The expected values, in words; None if the value is allowed."""
         if value is None and self.default is None:
             return None
         kinds = int if self.is_whole else (int, float)
@@ -44,7 +44,7 @@ class SamplingNumber:
         return f"a {'whole ' if self.is_whole else ''}number {'above' if self.above else 'from'} {self.low:g}{upper}"
 
     def bounds(self) -> dict[str, Any]:
-        """What the server takes, as keywords of a pydantic Field."""
+        """The range that the server accepts, as keywords of a pydantic Field."""
         low, high = self.served or (self.low, self.high)
         finite = {} if self.is_whole else {"allow_inf_nan": False}
         return {"gt" if self.above and self.served is None else "ge": low, "le": high, **finite}

@@ -1,4 +1,5 @@
-"""Which tokens may be drawn: temperature, then top-k, top-p, min-p and typical-p, each of what the last one left.
+"""Filters of tokens to draw from: temperature, then top-k, top-p, min-p and typical-p, each applied to the result of
+the previous one.
 
 top-p: Holtzman et al. 2020; min-p: Nguyen et al. 2024; typical-p: Meister et al. 2022.
 """
@@ -36,7 +37,7 @@ def candidates(scores: Row, best: int, params: SamplingParams) -> tuple[TokenIds
 
 
 def per_temperature(params: SamplingParams) -> np.float32:
-    """What logits are multiplied with, as in the CPU's kernel. Bounded, so that equal ones do not make 0 · inf."""
+    """The factor of logits, as in the CPU's kernel; bounded, so that equal logits do not give 0 · inf."""
     with np.errstate(divide="ignore", over="ignore"):
         return min(np.float32(1.0) / np.float32(params.temperature), np.float32(1e30))
 

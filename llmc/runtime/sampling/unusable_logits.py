@@ -1,4 +1,4 @@
-"""What to say when the largest of a row of logits is no number."""
+"""The error for a row whose largest logit is not a number."""
 
 import math
 
@@ -15,7 +15,7 @@ _ADVICE = {
 
 
 def check_finite(token: int, logit: float, dtype: str) -> None:
-    """Raise ModelFailureError if the largest logit is no number. dtype: the engine's, as torch spells it."""
+    """Raise ModelFailureError if the largest logit is not a number. dtype: the engine's, as torch spells it."""
     if not math.isfinite(logit):
         raise unusable_logits(token, logit, dtype)
 

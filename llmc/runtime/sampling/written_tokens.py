@@ -1,4 +1,4 @@
-"""A sequence as those see it who look back at it: the tokens of its prompt and of its output so far."""
+"""A read-only view of a sequence: the tokens of its prompt and of its output until now."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ class Written:
 
     @property
     def output(self) -> TokenIds:
-        """What was generated."""
+        """The generated tokens."""
         return self.ids[self.prompt_tokens :]
 
 
@@ -38,5 +38,5 @@ class GrowingTokens:
         self._count += 1
 
     def written(self) -> Written:
-        """A view of what is there."""
+        """A view of the current tokens."""
         return Written(self._ids[: self._count], self._prompt_tokens)

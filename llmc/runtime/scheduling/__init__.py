@@ -1,1 +1,1 @@
-"""Which tokens of which requests the next step computes, and in which blocks of the KV cache."""
+"""Scheduling: the tokens and requests of the next step, and their blocks of the KV cache."""

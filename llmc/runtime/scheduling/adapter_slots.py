@@ -52,10 +52,10 @@ class AdapterSlots:
         self._lost.add(adapter)
 
     def number(self, adapter: PlacedAdapter | None) -> int:
-        """What stands for it in a step: 0 for none, or 1 + its slot."""
+        """The number of an adapter in a step: 0 for none, or 1 + its slot."""
         return 0 if adapter is None else 1 + self._slots[adapter]
 
     def take_writes(self) -> list[tuple[int, PlacedAdapter]]:
-        """What is to be put into slots before the next step, in order; once."""
+        """The adapters to write into slots before the next step, in order; each is returned once."""
         writes, self._writes = self._writes, []
         return writes

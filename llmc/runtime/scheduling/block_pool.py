@@ -1,4 +1,4 @@
-"""The KV cache's blocks: who holds them, which are free, and which keep something that nobody uses now."""
+"""The KV cache's blocks: their holders, free blocks, and unused blocks with cached content."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class BlockWatcher(Protocol):
-    """Somebody who keeps something of his own in blocks of the same numbers."""
+    """An observer that stores data of its own in blocks with the same numbers."""
 
     def given(self, blocks: Sequence[int]) -> None:
         """The blocks have got a new holder and begin empty."""
@@ -18,9 +18,9 @@ class BlockWatcher(Protocol):
 class BlockPool:
     """`count` blocks numbered from 0, each with the number of its holders.
 
-    A block without holders is free, or cached: it keeps the content that it was given until the pool needs it for
-    something else. Free blocks are given away first, then the cached one that was let go longest ago: of those that are
-    worth least, if there are any. What a content is, the pool does not know.
+    A block without holders is free, or cached: it keeps its content until the pool needs the block. Free blocks are
+    allocated first, then the least recently released cached block, among those of least worth if there are any.
+    Contents are opaque to the pool.
     """
 
     def __init__(self, count: int) -> None:
@@ -64,7 +64,7 @@ class BlockPool:
         return self._holders[block]
 
     def content(self, block: int) -> object:
-        """What the block was given to keep; None for nothing."""
+        """The content of the block; None if it has none."""
         return self._contents[block]
 
     def tell_losses(self, listener: Callable[[Sequence[int], Sequence[object]], None]) -> None:

@@ -1,4 +1,4 @@
-"""Which requests have run out of time. Those that are dropped before are not held."""
+"""Deadlines of requests. Dropped requests are not referenced any longer."""
 
 import heapq
 
@@ -27,14 +27,14 @@ class Deadlines:
             heapq.heappush(self._heap, key)
 
     def drop(self, request: Request) -> None:
-        """One that is not watched is no error."""
+        """Stop watching a request; one that is not watched is ignored."""
         if request.deadline is not None:
             self._requests.pop((request.deadline, id(request)), None)
             if len(self._heap) > 2 * len(self._requests):
                 self._heap = sorted(self._requests)
 
     def passed(self, now: float) -> list[Request]:
-        """Those whose deadline is not after `now`, the earliest first; they are watched no more."""
+        """The requests whose deadline is not after `now`, the earliest first; they are no longer watched."""
         found = []
         while self._heap and self._heap[0][0] <= now:
             # None for one that was dropped; the id may be another's by now, whose deadline is the same then.

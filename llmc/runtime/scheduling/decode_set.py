@@ -1,8 +1,8 @@
-"""The requests that decode: one token a step each, at fixed places, so that a step costs only what has changed.
+"""The decoding requests: one token per step each, at fixed places, so that a step only processes changes.
 
-A decoding request has read all of its tokens but the last, and every step gives it exactly one more or ends it. So
-nothing needs to be counted for it: how far it is follows from its tokens, and it fills a block every `block_size`
-steps, always in a step of the same number modulo block_size. Those that do so together are a cohort.
+A decoding request has read all of its tokens except the last, and every step gives it exactly one more or ends it. It
+therefore needs no counters: its progress follows from its tokens, and it fills a block every `block_size` steps, always
+in a step with the same number modulo block_size. Requests with the same remainder are a cohort.
 """
 
 from llmc.runtime.requests.request import Request, SampledRequest
@@ -28,7 +28,7 @@ class DecodeSet:
         return self._requests.copy()
 
     def cohort(self, number: int) -> dict[Request, None]:
-        """Those whose next token begins a block in the step of that number."""
+        """The requests whose next token begins a block in the step of that number."""
         return self._cohorts[number % self._block_size]
 
     def add(self, request: SampledRequest, number: int) -> None:

@@ -16,7 +16,7 @@ class Families:
         self._members.setdefault(request.origin, {})[request] = None
 
     def remove(self, request: Request) -> None:
-        """The scheduler knows it no more; one that it has not known is no error."""
+        """Remove a request; an unknown one is ignored."""
         members = self._members.get(request.origin)
         if members is not None:
             members.pop(request, None)
@@ -24,7 +24,7 @@ class Families:
                 del self._members[request.origin]
 
     def members(self, origin: Origin) -> list[Request]:
-        """Those of a client's request."""
+        """The sequences of a client's request."""
         return list(self._members.get(origin, ()))
 
     def fail(self, request: Request, error: RequestError) -> None:
@@ -34,6 +34,6 @@ class Families:
         self._failed.append(request.origin)
 
     def take_failed(self) -> list[Request]:
-        """The members of what has failed since the last call."""
+        """The members of families that have failed since the last call."""
         failed, self._failed = self._failed, []
         return [request for origin in failed for request in self.members(origin)]

@@ -1,7 +1,8 @@
 """The blocks of a group of layers that do not keep everything, and which of them other requests may begin behind."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from llmc.program import CachePolicy, Cut, Limits, Program
 from llmc.runtime.engine_stats import GroupStats
@@ -43,16 +44,17 @@ class GroupPool:
         self.pool.tell_losses(self._lose)
         self._policy, self._visible = policy, policy.visible
         self._slack, self._size, self._limits = slack, limits.block_size, limits
-        self.dropped = self.kept = 0
+        self.dropped_rows = self.kept_rows = 0
         self._pinned = limits.blocks_for(self._visible.pinned)
         # By block of group 0.
         self._kept: dict[int, int] = {}
+        self._on_loss: Callable[[Sequence[int], Sequence[int]], None] | None = None
 
     @property
     def stats(self) -> GroupStats:
         """Its blocks at this moment."""
         pool = self.pool
-        return GroupStats(str(self._policy), pool.count, pool.used, pool.cached, self.kept, self.dropped)
+        return GroupStats(str(self._policy), pool.count, pool.used, pool.cached, self.kept_rows, self.dropped_rows)
 
     def policy(self, request: Request) -> CachePolicy:
         """What the group's caches keep of a request."""
@@ -74,37 +76,74 @@ class GroupPool:
         of_tokens = limits.blocks_for(policy.most_rows(len(request.tokens)))
         return min(of_tokens, policy.sequence_blocks(limits, limits.max_batch_tokens + self._slack))
 
+    def tell_losses(self, listener: Callable[[Sequence[int], Sequence[int]], None]) -> None:
+        """Call the listener with kept blocks, and those of group 0 with the same tokens, when the pool gives the former
+        away."""
+        self._on_loss = listener
+
     def held(self, table: GroupTable) -> list[int]:
         """The blocks of a table that were not given back."""
-        return [*table.blocks[: self._pinned], *table.blocks[table.first :]]
+        return [table.blocks[place] for place in self.held_places(table, len(table.blocks))]
+
+    def held_places(self, table: GroupTable, end: int) -> list[int]:
+        """Where these stand among the table's first `end`."""
+        return [*range(min(self._pinned, end)), *range(max(self._pinned, table.first), end)]
+
+    def kept(self, block: int) -> int | None:
+        """The block with the same tokens as this one of group 0; None if there is none."""
+        return self._kept.get(block)
+
+    def admit(self, block: int, own: int) -> None:
+        """A held block has the same tokens as this one of group 0."""
+        self._kept[block] = own
+        self.pool.keep((own,), block)
 
     def until_cut(self, request: Request, computed: int, dropped: int) -> int:
         """Number of tokens that may follow `computed` tokens, `dropped` of which have no row, before the next cut."""
         end = self.policy(request).next_cut(request.prompt_length, dropped)
         return self._limits.max_model_len if end is None else end - computed
 
-    def lacking(self, request: Request, found: Sequence[int], end: int) -> int | None:
-        """The last place in found[:end] whose block the next token sees and this pool lacks; None if it has all.
+    def lacking(
+        self, request: Request, found: Sequence[int], end: int, elsewhere: Callable[[int], bool] = lambda place: False
+    ) -> int | None:
+        """The last place in the first `end` whose block the next token sees and this pool lacks; None if it has all.
 
         A table that was cut is not offered to others, so places from the last one before the first cut on count as
         lacking.
+
+        Args:
+            found: blocks of group 0, of the first places.
+            elsewhere: whether a place that the pool lacks is available elsewhere.
         """
         until_cut = self.until_cut(request, end * self._size, 0)
         if until_cut <= 0:
             return end - 1 + until_cut // self._size
-        return next((place for place in reversed(self._places(end)) if found[place] not in self._kept), None)
+        return next((place for place in reversed(self.absent(found, end)) if not elsewhere(place)), None)
+
+    def absent(self, found: Sequence[int], end: int) -> list[int]:
+        """The places in the first `end` whose blocks the next token sees and this pool has not."""
+        known = len(found)
+        return [place for place in self.places(end) if place >= known or found[place] not in self._kept]
+
+    def places(self, end: int) -> list[int]:
+        """The places of the first `end` blocks of a sequence whose rows the token behind them sees."""
+        return [*range(min(self._pinned, end)), *range(self._first(end * self._size), end)]
 
     def revived(self, found: Sequence[int]) -> int:
-        """Number of blocks behind these of group 0 that nobody holds."""
-        return sum(not self.pool.holders(self._kept[found[place]]) for place in self._places(len(found)))
+        """Number of this group's blocks for these blocks of group 0 that have no holder."""
+        return sum(not self.pool.holders(self._kept[found[place]]) for place in self.places(len(found)))
 
     def start(self, found: Sequence[int]) -> GroupTable:
         """The table of a request that begins behind these blocks of group 0; the pool must lack none."""
-        places, blocks = self._places(len(found)), [0] * len(found)
+        places, blocks = self.places(len(found)), [0] * len(found)
         for place in places:
             blocks[place] = self._kept[found[place]]
         self.pool.share([blocks[place] for place in places])
         return GroupTable(blocks, self._first(len(found) * self._size))
+
+    def must_return(self, request: Request, table: GroupTable) -> bool:
+        """Whether what the request's table holds cannot be computed again."""
+        return table.dropped > 0 and not self.policy(request).recomputes
 
     def retire(self, request: Request, table: GroupTable) -> None:
         """Give back the blocks that no later token of the request sees."""
@@ -153,8 +192,8 @@ class GroupPool:
             leaving += table.blocks[blocks]
             del table.blocks[blocks]
         table.dropped += cut.dropped
-        self.dropped += cut.dropped
-        self.kept += len(table.blocks) * self._size
+        self.dropped_rows += cut.dropped
+        self.kept_rows += len(table.blocks) * self._size
         rows = request.computed - table.dropped + cut.dropped
         places = table.blocks[: self._limits.blocks_for(cut.chosen)]
         return DoneCut(moves, leaving, rows, cut.chosen, before[: self._limits.blocks_for(rows)], places)
@@ -166,8 +205,7 @@ class GroupPool:
         for place in (*range(begin, min(end, self._pinned)), *range(max(begin, table.first), end)):
             block, own = request.standing.blocks[place], table.blocks[place]
             if block not in self._kept:
-                self._kept[block] = own
-                self.pool.keep((own,), block)
+                self.admit(block, own)
 
     def move(self, block: int, other: int) -> None:
         """Two blocks of group 0 hold the same tokens, and only the other one will be found from now on."""
@@ -215,13 +253,11 @@ class GroupPool:
         """The first block behind the pinned ones that a token in this row, or in a later one, sees."""
         return max(self._pinned, self._visible.first(max(0, row - self._slack)) // self._size)
 
-    def _places(self, end: int) -> list[int]:
-        """The places of the first `end` blocks of a sequence whose rows the token behind them sees."""
-        return [*range(min(self._pinned, end)), *range(self._first(end * self._size), end)]
-
     def _lose(self, blocks: Sequence[int], contents: Sequence[object]) -> None:
-        for block in contents:
-            assert isinstance(block, int)
+        firsts = [block for block in contents if isinstance(block, int)]
+        if self._on_loss is not None:
+            self._on_loss(blocks, firsts)
+        for block in firsts:
             del self._kept[block]
 
 
@@ -235,9 +271,28 @@ def group_pools(program: Program, blocks: int, slack: int = 0) -> tuple[GroupPoo
 
 def usable(groups: Sequence[GroupPool], request: Request, found: Sequence[int]) -> int:
     """The number of found blocks that a request can begin behind."""
-    end = len(found)
+    return usable_with(groups, request, found, len(found), lambda group, place: False)
+
+
+def usable_with(
+    groups: Sequence[GroupPool],
+    request: Request,
+    found: Sequence[int],
+    end: int,
+    elsewhere: Callable[[int, int], bool],
+) -> int:
+    """The number of places, at most `end`, that a request can begin behind.
+
+    Args:
+        found: blocks of group 0, of the first places.
+        elsewhere: whether a group's block, (group, place), that its pool lacks can be had all the same.
+    """
     while end:
-        lacking = [place for group in groups if (place := group.lacking(request, found, end)) is not None]
+        lacking = [
+            place
+            for number, group in enumerate(groups, 1)
+            if (place := group.lacking(request, found, end, partial(elsewhere, number))) is not None
+        ]
         if not lacking:
             break
         end = min(lacking)

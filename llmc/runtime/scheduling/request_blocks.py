@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from llmc.program import Limits
+from llmc.runtime.kv_tier.saved_request import SavedRequest, SavedTable
 from llmc.runtime.requests.request import Request
 from llmc.runtime.requests.request_state import GroupTable
 from llmc.runtime.scheduling.block_pool import BlockPool
@@ -31,7 +32,7 @@ class RequestBlocks:
         self.groups = tuple(groups)
 
     def fit(self, count: int) -> bool:
-        """Whether so many are left in every pool."""
+        """Whether every pool has `count` blocks left."""
         return count <= self._pool.available and all(count <= group.pool.available for group in self.groups)
 
     def append(self, requests: Iterable[Request], count: int) -> None:
@@ -89,8 +90,8 @@ class RequestBlocks:
         cuts.leaving.clear()
 
     def fitting(self, request: Request, tokens: int, rows: int) -> int:
-        """How many of its pending tokens the request can compute in a step with room for so many tokens and rows of
-        logits: none behind the next cut of one of its tables."""
+        """Number of pending tokens that the request can compute in a step with room for `tokens` tokens and `rows` rows
+        of logits, up to the next cut of one of its tables."""
         return request.fitting(min(tokens, self.until_cut(request)), rows)
 
     def until_cut(self, request: Request) -> int:
@@ -101,30 +102,80 @@ class RequestBlocks:
         return found
 
     def can_start(self, request: Request, found: Sequence[int], others: Sequence[Request]) -> bool:
-        """Whether there is room for a request behind the blocks that were found, and for what the others, which run,
-        still need for the tokens that they have."""
-        missing, pool = self._limits.blocks_for(len(request.tokens)) - len(found), self._pool
-        revived = sum(not pool.holders(block) for block in found) if found else 0
+        """Whether there is room for a request behind the found blocks, and for the blocks that the running requests of
+        `others` still need for their tokens."""
+        missing = self._limits.blocks_for(len(request.tokens)) - len(found)
+        needs = [min(missing + group.revived(found), group.most(request)) for group in self.groups]
+        return self._has_room(missing + self._revived(found), needs, others)
+
+    def can_return(
+        self, request: Request, found: Sequence[int], saved: SavedRequest, others: Sequence[Request]
+    ) -> bool:
+        """As `can_start`, of a request that was swapped out, behind the first blocks that were found again."""
+        total = self._limits.blocks_for(len(request.tokens))
+        growth = total - saved.blocks
+        needs = [
+            min(len(table.places) + growth, group.most(request))
+            for group, table in zip(self.groups, saved.tables[1:], strict=True)
+        ]
+        return self._has_room(total - len(found) + self._revived(found), needs, others)
+
+    def _has_room(self, need: int, needs: Sequence[int], others: Sequence[Request]) -> bool:
+        """Whether the pools have these blocks, and what the others still need. needs: of the groups."""
         lacks = [max(0, self._limits.blocks_for(len(r.tokens)) - len(r.standing.blocks)) for r in others]
-        if missing + revived + sum(lacks) > pool.available:
+        if need + sum(lacks) > self._pool.available:
             return False
-        for index, group in enumerate(self.groups):
+        for index, (group, own_need) in enumerate(zip(self.groups, needs, strict=True)):
             held = [len(group.held(other.standing.groups[index])) for other in others]
             promised = sum(
                 min(lack, max(0, group.most(other) - own)) for other, lack, own in zip(others, lacks, held, strict=True)
             )
-            if min(missing + group.revived(found), group.most(request)) + promised > group.pool.available:
+            if own_need + promised > group.pool.available:
                 return False
         return True
 
+    def _revived(self, found: Sequence[int]) -> int:
+        """Number of these blocks without a holder."""
+        return sum(not self._pool.holders(block) for block in found) if found else 0
+
     def start(self, request: Request, found: Sequence[int], count: int) -> None:
-        """Let the request begin on the blocks that were found, with as many more as make `count`."""
+        """Start the request on the found blocks, with further blocks up to `count`."""
         own = request.standing
         if found:
             self._pool.share(found)
         own.blocks = list(found)
         own.groups = tuple(group.start(found) for group in self.groups)
         self.extend(request, count - len(found))
+
+    def must_return(self, request: Request) -> bool:
+        """Whether what its blocks hold cannot be computed again."""
+        return any(group.must_return(request, table) for group, table in self._tables(request))
+
+    def saved(self, request: Request, shared: int) -> tuple[SavedTable, ...]:
+        """The request's tables as far as they hold what it has computed. shared: number of blocks of the first group
+        that are found again by their digests."""
+        own, count = request.standing, self._limits.blocks_for(request.computed)
+        tables = [SavedTable(count, tuple(range(shared, count)))]
+        for group, table in self._tables(request):
+            end = count - self._gone(table)
+            tables.append(SavedTable(end, tuple(group.held_places(table, end)), table.first, table.dropped))
+        assert all(len(own.table(number)) >= table.count for number, table in enumerate(tables))
+        return tuple(tables)
+
+    def restore(self, request: Request, found: Sequence[int], tables: Sequence[SavedTable]) -> None:
+        """Give the request tables as they were saved, with blocks of its own, and those of the first group that were
+        found again. There must be room."""
+        self._pool.share(found)
+        first, *others = tables
+        own = request.standing
+        own.blocks = [*found, *self._pool.allocate(len(first.places))]
+        restored = []
+        for group, table in zip(self.groups, others, strict=True):
+            blocks = [0] * table.count
+            for place, block in zip(table.places, group.pool.allocate(len(table.places)), strict=True):
+                blocks[place] = block
+            restored.append(GroupTable(blocks, table.first, table.dropped))
+        own.groups = tuple(restored)
 
     def fork(self, parent: Request, child: Request) -> None:
         """Let the child begin on the parent's blocks, as far as they hold what it has computed."""

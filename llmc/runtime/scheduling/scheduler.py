@@ -1,4 +1,5 @@
-"""Decide which tokens of which requests the next step computes. Knows no model, only counts and blocks.
+"""Choose the tokens and requests of the next step. The scheduler is independent of models and only counts tokens and
+blocks.
 
 There are no separate prefill and decode phases: a step has one budget of tokens; running requests that need a single
 token come first, then chunks of prompts, then new requests, the urgent ones first and each kind in order of arrival.
@@ -12,8 +13,10 @@ that decodes within a block that it has, and those whose blocks are full in the 
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from llmc.errors import RequestError
+from llmc.errors import RequestError, UnavailableError
 from llmc.program import Limits
+from llmc.runtime.kv_tier.block_offload import BlockOffload
+from llmc.runtime.kv_tier.saved_request import SavedRequest
 from llmc.runtime.prefix_cache.prefix_cache import PrefixCache
 from llmc.runtime.prefix_cache.state_snapshots import StateSnapshots
 from llmc.runtime.requests.request import Origin, Request, SampledRequest
@@ -24,7 +27,8 @@ from llmc.runtime.scheduling.decode_set import DecodeSet
 from llmc.runtime.scheduling.families import Families
 from llmc.runtime.scheduling.full_tables import FullTables
 from llmc.runtime.scheduling.group_pool import GroupPool
-from llmc.runtime.scheduling.request_blocks import RequestBlocks
+from llmc.runtime.scheduling.request_blocks import Cuts, RequestBlocks
+from llmc.runtime.scheduling.second_tier import SecondTier
 from llmc.runtime.scheduling.step_plan import Chunk, StepOutline, StepPlan
 from llmc.runtime.scheduling.waiting_requests import WaitingRequests
 from llmc.runtime.speculation.draft import NO_DRAFT
@@ -34,11 +38,11 @@ from llmc.runtime.speculation.speculation import Speculation
 class Scheduler:
     """Requests waiting, running (holding blocks) or parked (running, with nothing to compute yet), and their pool.
 
-    max_step_tokens: a lower budget of tokens a step than the engine's limit. clock: seconds, as Request.arrived counts
-    them. speculation: what drafts tokens that may come next; a request that has drafts is a chunk of its last token and
-    of those. adapters: slots of the engine's pools; a request whose adapter has none, and gets none, waits. snapshots:
-    of the states of a model that has some. whole_texts: all tokens of a request come in one step. groups: pools of
-    the groups of caches behind the first.
+    max_step_tokens: a lower limit of tokens per step than the engine's. clock: seconds, as in Request.arrived.
+    speculation: the drafter; a request with drafts is a chunk of its last token and the drafts. adapters: slots of the
+    engine's pools; a request waits if its adapter cannot get a slot. snapshots: those of a model with states.
+    whole_texts: all tokens of a request come in one step. groups: pools of cache groups 1 and up. offload: the second
+    tier, if there is one. move_rows: moves rows of the caches at once, between two steps.
     """
 
     def __init__(
@@ -53,13 +57,20 @@ class Scheduler:
         snapshots: StateSnapshots | None = None,
         whole_texts: bool = False,
         groups: Sequence[GroupPool] = (),
+        offload: BlockOffload | None = None,
+        move_rows: Callable[[Cuts], None] = lambda cuts: None,
     ) -> None:
         self._blocks = RequestBlocks(limits, pool, groups)
         self._whole_texts = whole_texts
         self._adapters = adapters
         self._speculation = speculation
         self._snapshots = snapshots
-        self.prefix_cache = PrefixCache(pool, limits.block_size, snapshots, groups)
+        self.prefix_cache = PrefixCache(pool, limits.block_size, snapshots, groups, offload)
+        self.second_tier = (
+            None if offload is None else SecondTier(offload, self.prefix_cache, pool, self._blocks, limits.block_size)
+        )
+        # Requests that cannot be computed again, and whose blocks are lost.
+        self._lost: set[Request] = set()
         self.preemptions = 0
         self.block_size, self._blocks_for = limits.block_size, limits.blocks_for
         self.groups = 1 + len(groups)
@@ -72,7 +83,7 @@ class Scheduler:
         self._decoding = DecodeSet(limits.block_size)
         self._drafting: dict[Request, SampledRequest] = {}  # Steady requests that get drafts: all of them, or none.
         self._forked: list[Request] = []  # Decoding requests that may share the block they write next.
-        self._full = FullTables(self._blocks, self._preempt)
+        self._full = FullTables(self._blocks, self._preempt, move_rows)
         # Not more than a step has room for, so every decoding request is in every step.
         self._free_seats = list(range(min(limits.max_sequences, self._budget, self._rows) - 1, -1, -1))
         self._deadlines = Deadlines()
@@ -134,8 +145,11 @@ class Scheduler:
             self._place(request)
 
     def remove(self, request: Request) -> None:
-        """Forget a request and free its blocks at once; one that is gone already is no error."""
+        """Forget a request and free its blocks at once; an unknown one is ignored."""
         self._families.remove(request)
+        self._lost.discard(request)
+        if self.second_tier is not None:
+            self.second_tier.forget(request)
         if request.decoding.place is not None or request in self._drafting:
             self._stop_decoding(request)
         elif request in self._parked:
@@ -194,7 +208,7 @@ class Scheduler:
         """Take every block back. The plan that was made last is not to be computed then."""
         for request in [*self._decoding.requests(), *self._drafting, *self._prefilling, *self._parked]:
             if request.standing.is_seated:
-                self._preempt(request)
+                self._preempt(request, None)
 
     def expired(self) -> list[Request]:
         """Requests whose deadline has passed since the last call; they are still in the queue."""
@@ -225,15 +239,17 @@ class Scheduler:
                 pass
         decodes, chunks = self._decoding.requests(), outline.chunks
         if preemptions != self.preemptions:
-            # Those that gave way are among them, perhaps.
+            # They may include preempted requests.
             chunks = [c for c in chunks if c.request.standing.is_seated]
         if not (decodes or chunks):
+            if self.second_tier is not None and self.second_tier.wait():
+                return self.schedule()
             # All that fitted has given way to others that did not fit, or parked ones hold what the waiting ones need.
-            is_stuck = self._parked and self.waiting and self._preempt_parked()
+            is_stuck = self._parked and self.waiting and self._preempt_parked(outline)
             if is_stuck or preemptions != self.preemptions:
                 return self.schedule()
-        entered, own, others = self._decoding.take_entered(), outline.copies, outline.group_copies
-        return StepPlan(decodes, chunks, own, outline.grown, entered, others, *self._full.take())
+        entered = self._decoding.take_entered()
+        return StepPlan(decodes, chunks, outline.copies, outline.grown, entered, outline.group_copies)
 
     def _by_urgency(self) -> list[Request]:
         """The prefilling requests: those with a single token first, then the urgent ones, each in order of arrival."""
@@ -247,7 +263,7 @@ class Scheduler:
         cohort = self._decoding.cohort(self._number)
         if self._snapshots is not None:
             self._snapshots.pass_ends(cohort)
-        for request in self._full.cut(cohort):
+        for request in self._full.cut(cohort, outline):
             self._decoding.note_exchange(request)
         if self._blocks.fit(len(cohort)):
             if cohort:
@@ -279,7 +295,7 @@ class Scheduler:
     def _extend_with_drafts(self, speculation: Speculation, outline: StepOutline) -> None:
         """Each drafting request's last token, and drafts as far as the step and the pool have room for them.
 
-        They get their blocks before they are made: a drafter may keep something in them, too.
+        Drafts get their blocks before they are made, because a drafter may also store data in them.
         """
         for request in list(self._drafting):
             if request.standing.is_seated:
@@ -305,10 +321,18 @@ class Scheduler:
         if request is None or not outline.tokens or not self._has_slot(request):
             return False
         own, found = request.standing, self.prefix_cache.match(request)
-        known = len(found)
         # With rows and tokens left, the running ones have got all that they want.
-        if not self._blocks.can_start(request, found, () if outline.rows else list(self._prefilling)):
+        others = () if outline.rows else list(self._prefilling)
+        if not self._blocks.can_start(request, found, others):
             return False
+        if self.second_tier is not None:
+            if not self.second_tier.has_arrived(request, outline):
+                return False
+            saved = self.second_tier.swapped(request)
+            if saved is not None:
+                return self._return(request, saved, others, outline)
+            found = self.prefix_cache.match(request)
+        known = len(found)
         own.computed = known * self.block_size
         count = self._blocks.fitting(request, outline.tokens, outline.rows)
         if not count or (self._whole_texts and count < request.pending):
@@ -323,6 +347,28 @@ class Scheduler:
             own.cached_tokens = own.computed
         self._prefilling[request] = None
         outline.include(request, count)
+        is_lost = self.second_tier is not None and self.second_tier.forget(request)
+        if is_lost or request in self._lost:
+            self.fail(request, _blocks_lost())
+        return True
+
+    def _return(self, request: Request, saved: SavedRequest, others: Sequence[Request], outline: StepOutline) -> bool:
+        """Let a request that was swapped out go on where it was, if there is room."""
+        assert self.second_tier is not None
+        found = self.prefix_cache.run(request)[: saved.shared]
+        if not self._blocks.can_return(request, found, saved, others):
+            return False
+        self._waiting.take(request)
+        self.second_tier.swap_in(request)
+        self._take_seat(request)
+        self.prefix_cache.start(request, saved.shared)
+        self._full.reach(request)  # It was swapped out before its full table was cut, perhaps.
+        self._full.cut({}, outline)
+        self._prefilling[request] = None
+        count = self._blocks.fitting(request, outline.tokens, outline.rows)
+        if count > 0:
+            self._blocks.extend(request, self._blocks_for(request.computed + count) - len(request.standing.blocks))
+            outline.include(request, count)
         return True
 
     def _grow(self, request: Request, count: int, outline: StepOutline) -> bool:
@@ -330,7 +376,7 @@ class Scheduler:
         index, end = request.computed // self.block_size, self._blocks_for(request.computed + count)
         while not self._blocks.can_write(request, index, end):
             victim = self._victim()
-            self._preempt(victim)
+            self._preempt(victim, outline)
             if victim is request:
                 return False
         self._blocks.write(request, index, end, outline)
@@ -345,22 +391,33 @@ class Scheduler:
     def _least_urgent(self, requests: Iterable[Request]) -> Request:
         return max(requests, key=lambda r: (not self._waiting.is_urgent(r), r.standing.sequence))
 
-    def _preempt(self, victim: Request) -> None:
+    def _preempt(self, victim: Request, outline: StepOutline | None) -> None:
+        """Take a request's blocks back. outline: the step that is planned; None after one that has failed, when no one
+        knows what it has copied."""
         self.preemptions += 1
         if victim in self._parked:
+            self._swap_out(victim, outline)
             self._release(victim)
             return
         if victim.decoding.place is not None or victim in self._drafting:
             self._stop_decoding(victim)
         else:
             del self._prefilling[victim]
+        self._swap_out(victim, outline)
         self._release(victim)
         self._waiting.put_back(victim)
 
-    def _preempt_parked(self) -> bool:
+    def _swap_out(self, victim: Request, outline: StepOutline | None) -> None:
+        must_return = self._blocks.must_return(victim)
+        tier = None if outline is None else self.second_tier
+        is_saved = tier is not None and outline is not None and tier.swap_out(victim, outline, must_return=must_return)
+        if must_return and not is_saved:
+            self._lost.add(victim)
+
+    def _preempt_parked(self, outline: StepOutline) -> bool:
         holding = [request for request in self._parked if request.standing.is_seated]
         if holding:
-            self._preempt(self._least_urgent(holding))
+            self._preempt(self._least_urgent(holding), outline)
         return bool(holding)
 
     def _stop_decoding(self, request: Request) -> None:
@@ -397,3 +454,11 @@ class Scheduler:
                 self._decoding.add(request, self._number + 1)
         else:
             (self._prefilling if pending else self._parked)[request] = None
+
+
+def _blocks_lost() -> UnavailableError:
+    return UnavailableError(
+        "the request had to give back blocks that cannot be computed again, and the second tier had no room for them, "
+        "or has lost them",
+        fix="load with a larger kv_cache_bytes, or with a kv_offloading_size that has room for more requests",
+    )

@@ -1,4 +1,4 @@
-"""What the scheduler asks of one step: which tokens of which requests, and what became of their blocks."""
+"""The scheduler's plan of one step: the tokens of each request, and changes of their blocks."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -22,17 +22,15 @@ class Chunk(NamedTuple):
 
     @property
     def token_ids(self) -> list[int]:
-        """Of the chunk's tokens, drafts among them."""
+        """Ids of the chunk's tokens, including drafts."""
         return [*self.request.tokens[self.start : self.start + self.tokens - len(self.draft)], *self.draft.tokens]
 
 
 class StepPlan(NamedTuple):
-    """What one step computes: first the decodes by place, one token and one row of logits each, then the chunks.
+    """The work of one step: first the decodes by place, with one token and one row of logits each, then the chunks.
 
     copies: blocks to be filled from others before the step, {destination: source}; all sources are read first.
     group_copies: the same of the groups of caches behind the first, by group.
-    moves: rows that move before that, by group: slots from and to; all sources are read first.
-    compactions: of requests whose rows are chosen before all that (llmc/ops/compact_kv.py).
     grown: decodes that have got one more block. entered: those that have come to their place, or whose blocks are
     others, since the last step. In both, requests without a place are to be ignored.
     """
@@ -43,8 +41,6 @@ class StepPlan(NamedTuple):
     grown: list[Request]
     entered: list[Request]
     group_copies: dict[int, dict[int, int]]
-    moves: dict[int, list[tuple[int, int]]]
-    compactions: list[list[int]]
 
     def __bool__(self) -> bool:
         return bool(self.decodes or self.chunks)
@@ -52,7 +48,7 @@ class StepPlan(NamedTuple):
 
 @dataclass(slots=True)
 class StepOutline:
-    """A step that is being planned, but for its decodes. tokens, rows: how many more it has room for."""
+    """A step under construction, without its decodes. tokens, rows: the remaining room."""
 
     tokens: int
     rows: int
@@ -60,6 +56,15 @@ class StepOutline:
     copies: dict[int, int] = field(default_factory=dict)
     grown: list[Request] = field(default_factory=list)
     group_copies: dict[int, dict[int, int]] = field(default_factory=dict)
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether blocks are to be filled from others before the step."""
+        return bool(self.copies) or any(self.group_copies.values())
+
+    def copies_of(self, group: int) -> dict[int, int]:
+        """Which blocks of a group of caches are to be filled from which others."""
+        return self.group_copies.get(group, {}) if group else self.copies
 
     def include(self, request: Request, count: int, draft: Draft = NO_DRAFT) -> None:
         """The request's next `count` tokens, drafts among them, and the rows of logits that it wants after them."""

@@ -10,7 +10,7 @@ _AGEING_SECONDS = 10.0
 
 
 class WaitingRequests:
-    """now: as Request.arrived counts seconds; whoever needs ages sets it."""
+    """now: on the clock of Request.arrived; set by callers that need ages."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -49,7 +49,7 @@ class WaitingRequests:
         request.standing.is_waiting = False
 
     def is_urgent(self, request: Request) -> bool:
-        """Of any request, waiting or not."""
+        """Whether a request is urgent, waiting or not."""
         return request.priority is Priority.PREMIUM or self._has_aged(request)
 
     def _queue_of(self, request: Request) -> deque[Request]:

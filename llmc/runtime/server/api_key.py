@@ -52,7 +52,7 @@ class RequireApiKey:
 
 
 class TrustRouter:
-    """ASGI middleware of a replica: whose a request is stands in the header that llmc's router adds."""
+    """ASGI middleware of a replica: the tenant of a request is in the header that llmc's router adds."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -70,7 +70,8 @@ def holder_of(request: Request) -> str | None:
 
 
 def tenant_of(request: Request, salt: str | None) -> str | None:
-    """Who may share cached prefixes: requests of one key with one salt. None if there is one key and no salt."""
+    """The tenant, within which cached prefixes are shared: requests of one key with one salt. None if there is one key
+    and no salt."""
     holder = holder_of(request)
     return None if holder is None and salt is None else f"{holder or ''}:{salt or ''}"
 

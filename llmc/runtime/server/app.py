@@ -59,8 +59,8 @@ def application(middleware: Sequence[Middleware], *routes: APIRouter) -> FastAPI
 
 
 def outer_middleware(lifecycle: Lifecycle, options: ServeOptions, hosts: Sequence[str] | None) -> list[Middleware]:
-    """Outermost first: a name for the request, by which name it comes, who asks, whether the server still serves, how
-    much is sent. hosts: names that requests may call the server, None for any.
+    """Middleware, outermost first: request id, host check, API key, lifecycle, body limit. hosts: allowed host names;
+    None allows any.
     """
     found = [Middleware(NameRequests, behind_router=options.behind_router)]
     if hosts is not None:

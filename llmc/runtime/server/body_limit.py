@@ -17,7 +17,7 @@ LEAST_BYTES_PER_SECOND = 64 << 10
 class LimitBody:
     """ASGI middleware: 413 for a body of more than max_bytes, 408 for one that comes too slowly.
 
-    A body has `seconds`, and as many more as its bytes take at LEAST_BYTES_PER_SECOND.
+    A body has `seconds`, plus the time that its bytes take at LEAST_BYTES_PER_SECOND.
 
     The body is read here, before any route starts, so that a slow client holds nothing but its connection.
     """

@@ -37,7 +37,7 @@ class ChatDeltas(ABC):
         """The deltas that are certain after this piece. ended: why no other follows; None if one may."""
 
     def finish_reason(self, reason: FinishReason) -> str:
-        """The engine's reason as the client is told it."""
+        """The engine's reason in the client's terms."""
         return reason
 
 
@@ -49,7 +49,7 @@ class ContentDeltas(ChatDeltas):
 
 
 class EventDeltas(ChatDeltas):
-    """What a reader finds: thoughts, content and tool calls, whose arguments come piece by piece.
+    """Deltas from a reader's events: thoughts, content and tool calls, whose arguments come piece by piece.
 
     single: nothing after the first call counts. forced: the function that the output calls and does nothing else.
     marks: of the form of calls; a stop string that is none of them may cut a call.
@@ -128,7 +128,7 @@ class EventDeltas(ChatDeltas):
 class ThinkingDeltas(ChatDeltas):
     """A model's thoughts under `reasoning`, then whatever its answer is.
 
-    answer: reads what comes after the thoughts. shows: whether the client is told them."""
+    answer: reads the text after the thoughts. shows: whether thoughts are sent to the client."""
 
     def __init__(self, reader: ThinkingReader, answer: ChatDeltas, shows: bool) -> None:
         self._reader = reader
@@ -169,7 +169,7 @@ def call_json(index: int, name: str, identity: str) -> Json:
 
 
 def thought_json(text: str) -> Json:
-    """What the model thought; OpenAI has no field for it, and vLLM has called it by both names."""
+    """The model's thoughts. OpenAI has no field for them; vLLM has used both names."""
     return {"reasoning": text, "reasoning_content": text}
 
 

@@ -1,4 +1,4 @@
-"""What the engine is asked for a chat request."""
+"""The engine's request for a chat request."""
 
 from collections.abc import Sequence
 
@@ -24,7 +24,7 @@ def generation_request(
     tenant: str | None,
     limit_field: str = "max_tokens",
 ) -> GenerationRequest:
-    """tenant: with whom it shares cached prefixes. limit_field: what the request calls its limit of tokens."""
+    """tenant: cached prefixes are shared within it. limit_field: the request's field with the token limit."""
     asked = asked_tokens(body)
     if asked == 0:
         raise bad_request("max_tokens is at least 1", "max_tokens")

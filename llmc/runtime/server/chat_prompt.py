@@ -13,7 +13,7 @@ from llmc.runtime.server.tokenizing import check_text
 from llmc.runtime.text.conversation import says_nothing
 from llmc.runtime.text.template_renderer import RenderedPrompt, TemplateInput
 
-# What templates call the variable that turns thinking off: Qwen's, and DeepSeek's and Granite's.
+# Template variables that turn thinking off: Qwen's, and that of DeepSeek and Granite.
 _THINKING_SWITCHES = ("enable_thinking", "thinking")
 
 
@@ -32,8 +32,8 @@ async def chat_prompt(
 
 
 def checked_message(message: Message) -> dict[str, Any]:
-    """A message as OpenAI has it, its content one text. 400 for what cannot be tokenized, and for one without content
-    that has to have some."""
+    """A message in OpenAI's form with its content as one text. 400 for text that cannot be tokenized, and for a message
+    without required content."""
     found = message.model_dump(exclude_none=True)
     for text in (message.text(), message.reasoning, message.reasoning_content):
         if text is not None:

@@ -14,7 +14,7 @@ from llmc.runtime.server.token_logprobs import logprob_json, prompt_logprobs_jso
 
 @dataclass
 class _Choice:
-    """A choice so far."""
+    """The current state of a choice."""
 
     reader: ChatDeltas
     deltas: list[Json] = field(default_factory=list)

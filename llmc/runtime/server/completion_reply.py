@@ -22,8 +22,8 @@ class EchoedPrompt:
 
 @dataclass
 class _Choice:
-    """A choice so far. offsets: of the output's tokens in its text. prompt: how many characters of `text` are the
-    prompt's."""
+    """The current state of a choice. offsets: those of the output's tokens in its text. prompt: number of characters of
+    `text` from the prompt."""
 
     offsets: OutputOffsets
     text: str = ""
@@ -36,7 +36,7 @@ class _Choice:
 
 
 class _Told(NamedTuple):
-    """A token that a client is told of. offset: where it begins in the text. entry: its log-probability, if known."""
+    """A token sent to the client. offset: its beginning in the text. entry: its log-probability, if known."""
 
     token: int
     offset: int

@@ -33,10 +33,10 @@ class EngineCollector(Collector):
             used = [(group.policy, group.used) for group in stats.groups]
             text = "KV blocks of layers that do not keep everything."
             yield self._family(GaugeMetricFamily, "kv_cache_group_blocks", text, total, "policy")
-            yield self._family(GaugeMetricFamily, "kv_cache_group_blocks_used", "Those of them in use.", used, "policy")
+            yield self._family(GaugeMetricFamily, "kv_cache_group_blocks_used", "The ones in use.", used, "policy")
             kept = [(group.policy, group.kept) for group in stats.groups]
             dropped = [(group.policy, group.dropped) for group in stats.groups]
-            text = "Rows that tables held behind a cut."
+            text = "Rows that tables held after a cut."
             yield self._family(CounterMetricFamily, "kv_cache_kept_rows", text, kept, "policy")
             text = "Rows that a cut has taken from tables."
             yield self._family(CounterMetricFamily, "kv_cache_evicted_rows", text, dropped, "policy")
@@ -84,6 +84,13 @@ def gauges(stats: EngineStats) -> list[tuple[str, str, float]]:
     if stats.snapshots is not None:
         found.append(("state_snapshots", "Snapshots of states that there is room for.", stats.snapshots.total))
         found.append(("state_snapshots_used", "Snapshots of states that prefixes have.", stats.snapshots.used))
+    if stats.offload is not None:
+        found += [
+            ("kv_offload_max_bytes", "Bytes that the second tier may hold.", stats.offload.max_bytes),
+            ("kv_offload_bytes", "Bytes that the second tier holds.", stats.offload.bytes),
+            ("kv_offload_blocks", "KV blocks in the second tier.", stats.offload.blocks),
+            ("kv_offload_requests", "Sequences that wait with their blocks in the second tier.", stats.offload.swapped),
+        ]
     if stats.output_cache is not None:
         found.append(("output_cache_bytes", "Bytes that the cache of outputs holds.", stats.output_cache.bytes))
         found.append(("output_cache_entries", "Outputs in the cache of outputs.", stats.output_cache.entries))
@@ -101,6 +108,16 @@ def counters(stats: EngineStats) -> list[tuple[str, str, float]]:
         ("engine_steps", "Steps of the engine.", stats.steps),
         ("engine_restarts", "How often the engine was opened anew after a failed step.", stats.restarts),
     ]
+    if stats.offload is not None:
+        found += [
+            ("kv_offload_hits", "Tokens that came from the second tier.", stats.offload.hits),
+            ("kv_offload_stored_blocks", "KV blocks that went to the second tier.", stats.offload.stored_blocks),
+            ("kv_offload_stored_bytes", "Bytes that went to the second tier.", stats.offload.stored_bytes),
+            ("kv_offload_loaded_blocks", "KV blocks that came back from there.", stats.offload.loaded_blocks),
+            ("kv_offload_loaded_bytes", "Bytes that came back from there.", stats.offload.loaded_bytes),
+            ("kv_offload_dropped_blocks", "KV blocks that it did not keep.", stats.offload.dropped_blocks),
+            ("kv_offload_damaged_blocks", "KV blocks that were not what it had kept.", stats.offload.damaged_blocks),
+        ]
     if stats.output_cache is not None:
         found.append(("output_cache_queries", "Requests looked up in the cache.", stats.output_cache.queries))
         found.append(("output_cache_hits", "Requests answered from the cache.", stats.output_cache.hits))

@@ -82,7 +82,7 @@ def of_llmc_error(error: LlmcError) -> ApiError:
 def answer_to(scope: Scope, error: Exception) -> ApiError:
     """The answer to an exception; what was not foreseen is a 500 without its traceback.
 
-    Every 500 is logged with the request's id, which stands in the answer, too.
+    Every 500 is logged with the request's id, which is also in the answer.
     """
     traceback: BaseException | None = None
     if isinstance(error, ApiError):

@@ -14,7 +14,7 @@ from llmc.runtime.server.errors import error_body
 
 MAX_HEADER_BYTES = 64 << 10
 MAX_HEADERS = 256
-# After a long turn of the event loop its timers run before what clients have sent is read.
+# After a long iteration of the event loop, its timers run before data from clients is read.
 _GRACE_SECONDS = 0.05
 
 
@@ -42,10 +42,10 @@ class _LimitHeaders(HttpToolsProtocol):
     _in_headers = True
     _in_message = False
     _refused = False
-    # Of the headers that are whole.
+    # Bytes of complete headers.
     _header_bytes = 0
     _headers = 0
-    # What the parser may hold of one that is not, since it has found no whole piece in it.
+    # Bytes that the parser may hold of an incomplete header.
     _held_bytes = 0
     _pieces = 0
 

@@ -1,7 +1,7 @@
 """Which names a server answers to, so that a page in a browser cannot reach it by a name of its own.
 
-A name that an attacker owns can be made to mean 127.0.0.1 (DNS rebinding): a page under that name then counts as of
-the same origin as a server here, which asks for no key. What the browser cannot change is the Host header.
+A name that an attacker owns can be made to mean 127.0.0.1 (DNS rebinding): a page under that name then has the same
+origin as a server here, which may need no key. The browser does not let the page change the Host header.
 """
 
 import ipaddress

@@ -15,7 +15,7 @@ _ALWAYS = frozenset({"/health", "/metrics", "/live", "/"})
 
 # For requests that were cut off to tell their clients.
 _CUT_SECONDS = 1.0
-# Of answers to requests that were refused before anything was done for them: another server may answer them.
+# A header for requests that were refused before any work: another server may serve them.
 NOT_BEGUN_HEADER = "x-llmc-not-begun"
 
 

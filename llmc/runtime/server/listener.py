@@ -77,9 +77,9 @@ def _unix_socket(path: Path) -> socket.socket:
 
 
 def _check_stale(path: Path) -> None:
-    """Raise OptionError unless the path is a socket that nobody listens on."""
+    """Raise OptionError unless the path is a stale socket, on which no process listens."""
     if not stat.S_ISSOCK(path.lstat().st_mode):
-        raise _refused(path, "there is a file that is no socket", "remove the file, or name another path")
+        raise _refused(path, "the path is a file that is not a socket", "remove the file, or name another path")
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(_PROBE_SECONDS)
         try:
@@ -87,7 +87,7 @@ def _check_stale(path: Path) -> None:
         except ConnectionRefusedError:
             return
         except TimeoutError:
-            pass  # Somebody listens who does not answer.
+            pass  # A process listens but does not answer.
     raise _refused(path, "another server listens on it", "end that server, or name another path")
 
 
@@ -106,7 +106,7 @@ def _locked(directory: Path) -> Iterator[None]:
 
 
 def _remove(path: Path, ours: os.stat_result) -> None:
-    """Remove the socket, unless somebody else has put another one there."""
+    """Remove the socket, unless another process has replaced it."""
     try:
         found = path.lstat()
         if (found.st_dev, found.st_ino) == (ours.st_dev, ours.st_ino):

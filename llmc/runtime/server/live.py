@@ -1,4 +1,4 @@
-"""What the page at / shows: gauges and counters of this moment, requests in flight, and the latest finished ones."""
+"""The page at /: current gauges and counters, requests in flight, and the latest finished ones."""
 
 import time
 from dataclasses import asdict
@@ -41,6 +41,7 @@ def live_view(model: ServedModel, started: float) -> dict[str, Any]:
         },
         "prefix_cache": {"queries": stats.prefix_cache_queries, "hits": stats.prefix_cache_hits},
         "snapshots": {} if stats.snapshots is None else asdict(stats.snapshots),
+        "offload": {} if stats.offload is None else asdict(stats.offload),
         "drafts": {} if drafts is None else {"tokens": drafts.draft_tokens, "accepted": drafts.accepted_tokens},
         "finished": dict(stats.finished),
         "step_seconds": [record.seconds for record in stats.recent_steps[-60:]],

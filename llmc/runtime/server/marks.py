@@ -1,4 +1,4 @@
-"""Marks of thoughts and calls as a tokenizer has them: text, or special tokens, which are no text."""
+"""Marks of thoughts and calls in a tokenizer: text, or special tokens, which are not text."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""What a server knows of how its model writes: the chat template, and the forms of tool calls and of thoughts."""
+"""The output forms of a server's model: the chat template, and the forms of tool calls and of thoughts."""
 
 from dataclasses import dataclass, replace
 
@@ -23,7 +23,7 @@ class ModelForms:
     think_tags: ThinkTags | None
 
     def described(self) -> str:
-        """One line for whoever starts the server."""
+        """A one-line description, printed at the start of the server."""
         thoughts = "none" if self.think_tags is None else f"{self.think_tags.opening} … {self.think_tags.closing}"
         return f"tool calls  {self.tools.form.name}    thoughts  {thoughts}"
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from llmc.errors import OptionError
+from llmc.runtime.kv_tier.wish import offloading_wish
 from llmc.runtime.speculation.config import parse_speculative_config
 
 UNKNOWN_FIELDS = ("error", "warn")
@@ -16,26 +17,28 @@ LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 class ServeOptions:
     """engine: an engine directory. uds: a Unix socket to listen on, instead of host and port.
 
-    served_model_name: what requests call the model; default the directory's name. max_model_len, max_num_seqs,
+    served_model_name: the model's name in requests; default the directory's name. max_model_len, max_num_seqs,
     max_num_batched_tokens: lower limits than the engine was built with. gpu_memory_utilization: the KV cache's share of
     the free memory, of the GPU or of this machine; kv_cache_memory_bytes: its size instead. enable_prefix_caching:
     reuse the keys and values of prompts with a common beginning. state_cache_bytes: of a model with states, for what
-    they were where such beginnings end; 0 for none. speculative_config: what drafts tokens, as JSON.
+    they were where such beginnings end; 0 for none. kv_offloading_size: of the second tier, such as `20GB`;
+    kv_offloading_dir: where its blocks stay for the next process. speculative_config: what drafts tokens, as JSON.
     output_cache_bytes: of the cache of finished deterministic outputs, 0 for none. response_store_bytes: of what
     /v1/responses keeps, 0 for nothing; response_store_seconds: how long.
     chat_template: a file, or a name of BUILT_IN; default the model's.
-    tool_call_parser: how the model writes tool calls; default what its template says. reasoning_parser: the tags of
-    what it thinks: `auto` by its template, `none`, a name or both tags. generation_config: `auto` takes the model's
-    sampling defaults, `llmc` OpenAI's. unknown_fields: of requests: `error`, or `warn`, which serves them without and
-    says so. max_waiting: requests that may wait before others get 429. stall_seconds: a step that takes longer makes
-    /health answer 503. drain_seconds: for requests in flight after SIGTERM. engine_restarts: how often the
-    engine is opened anew after a step has failed, before the process ends. allowed_hosts: names that the server
-    answers to, beside its own. proxy_headers: take who asks from a proxy's X-Forwarded-For; forwarded_allow_ips: the
-    proxies that are believed, addresses and networks with commas between them, or `*`. metrics_without_key: /metrics
-    needs no key. behind_router: only a router of llmc's own reaches this server, and says whose the requests are;
-    replica_index: which of its replicas this is. enable_lora: the engine has to take adapters; lora_modules: those that
-    requests may name from the start, each NAME=DIRECTORY; allow_lora_updates: whoever may ask may also load and unload
-    some, by paths on this machine.
+    tool_call_parser: the form of the model's tool calls; default that of its template. reasoning_parser: the tags of
+    its thoughts: `auto` by its template, `none`, a name or both tags. generation_config: `auto` takes the model's
+    sampling defaults, `llmc` OpenAI's. unknown_fields: treatment of unknown request fields: `error`, or `warn`, which
+    ignores them with a warning. max_waiting: maximum number of waiting requests before others get 429. stall_seconds: a
+    step that takes longer makes /health answer 503. drain_seconds: time for requests in flight after SIGTERM.
+    engine_restarts: how often the engine is reopened after a failed step before the process ends. allowed_hosts:
+    accepted host names in addition to the server's own. proxy_headers: take the client address from a proxy's
+    X-Forwarded-For; forwarded_allow_ips: trusted proxies, as addresses and networks separated by commas, or `*`.
+    metrics_without_key: /metrics needs no key.
+    behind_router: only llmc's own router reaches this server, and its header names the tenants; replica_index: the
+    index of this replica. enable_lora: require an engine that accepts adapters; lora_modules: adapters that are loaded
+    at the start, each NAME=DIRECTORY; allow_lora_updates: clients may also load and unload adapters by paths on this
+    machine.
     """
 
     engine: Path
@@ -54,6 +57,8 @@ class ServeOptions:
     kv_cache_memory_bytes: int | None = None
     enable_prefix_caching: bool = True
     state_cache_bytes: int | None = None
+    kv_offloading_size: str | None = None
+    kv_offloading_dir: Path | None = None
     speculative_config: str | None = None
     output_cache_bytes: int = 0
     response_store_bytes: int = 64 << 20
@@ -85,6 +90,7 @@ class ServeOptions:
         self._check("max_body_bytes", self.max_body_bytes >= 1024, "at least 1024")
         self._check("stall_seconds", self.stall_seconds > 0, "more than 0")
         self._check("response_store_seconds", self.response_store_seconds > 0, "more than 0")
+        offloading_wish(self.kv_offloading_size, self.kv_offloading_dir, prefix_cache=self.enable_prefix_caching)
         if self.speculative_config is not None:
             parse_speculative_config(self.speculative_config)
         share = self.gpu_memory_utilization
@@ -111,7 +117,7 @@ class ServeOptions:
 
     @property
     def adapters(self) -> tuple[tuple[str, Path], ...]:
-        """What lora_modules says: names and directories."""
+        """The names and directories in lora_modules."""
         return tuple((name, Path(path)) for name, _, path in (each.partition("=") for each in self.lora_modules))
 
     def _check(self, name: str, holds: bool, allowed: str) -> None:
@@ -127,7 +133,7 @@ def parsed(kind: type[Any], name: str, value: Any) -> Any:
     known = {field.name: field for field in fields(kind)}
     if name not in known:
         raise OptionError(f"unknown option {name!r}", at=name, fix="see ServeOptions and RayOptions")
-    if name in ("engine", "uds"):
+    if name in ("engine", "uds", "kv_offloading_dir"):
         return Path(value)
     kind_name = str(known[name].type)
     if kind_name.startswith("tuple"):

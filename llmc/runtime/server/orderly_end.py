@@ -42,7 +42,7 @@ class EndOrderly:
 
 
 class _Answer:
-    """What has been sent of an answer."""
+    """The sent part of an answer."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

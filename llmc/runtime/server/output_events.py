@@ -1,4 +1,4 @@
-"""What an output says, in order: thoughts, text, and calls that begin and whose arguments follow."""
+"""Events of an output, in order: thoughts, text, the beginnings of calls, and their arguments."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Thought:
-    """A piece of what the model thinks."""
+    """A piece of the model's thoughts."""
 
     text: str
 

@@ -1,4 +1,4 @@
-"""What all readers of a model's output are: text goes in piece by piece, events come out."""
+"""The interface of readers of a model's output, which turn pieces of text into events."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator

@@ -18,7 +18,7 @@ from llmc.runtime.server.errors import ApiError, answer_to, stream_end
 from llmc.runtime.server.served_model import ServedModel
 
 Event = dict[str, Any]
-# nginx's status for a client that left; nobody sees it but the log.
+# nginx's status for a client that disconnected; it only appears in the log.
 CLIENT_LEFT = 499
 
 
@@ -62,7 +62,7 @@ async def outputs_of(
 
 
 async def _measured(model: ServedModel, request: GenerationRequest) -> AsyncGenerator[RequestOutput, None]:
-    """The outputs of one request, which are told to the metrics."""
+    """The outputs of one request, recorded in the metrics."""
     loop, before = asyncio.get_running_loop(), None
     async with aclosing(model.engine.generate(request)) as stream:
         async for output in stream:

@@ -11,7 +11,7 @@ from llmc.runtime.server.schemas.text_rows import RowFields
 from llmc.runtime.server.served_model import ServedModel
 from llmc.runtime.server.tokenizing import check_text
 
-# Of a text that is only counted, or whose turns are left out, more may be read than can be continued.
+# A text that is only counted, or whose turns are dropped, may be longer than a prompt that is continued.
 MOST_CONTEXTS = 16
 # The fix for a text that is too long.
 CUT_IT = "shorten it, or have it cut by truncate_prompt_tokens"
@@ -47,7 +47,7 @@ def readable_part(model: ServedModel, fields: SamplingFields | RowFields, text: 
 def truncated(model: ServedModel, ids: list[int], fields: SamplingFields, max_tokens: int | None) -> list[int]:
     """The last (or with truncation_side `right` the first) tokens that the request asks for.
 
-    -1 asks for as many as leave room for max_tokens of output. 400 for 0.
+    -1 keeps the number of tokens that leaves room for max_tokens of output. 400 for 0.
     """
     most = fields.truncate_prompt_tokens
     if most is None:

@@ -13,10 +13,10 @@ _WORKERS = 2
 
 
 class RenderQueue:
-    """A renderer and who waits for it. most_waiting: with more, the next gets UnavailableError at once. pending: those
-    that are being rendered, and those that wait.
+    """A renderer with its waiting requests. most_waiting: beyond this number, a request gets UnavailableError at once.
+    pending: number of requests that are rendered or wait.
 
-    Its threads are no others': while they wait for a slow template, everything else goes on.
+    Its threads are dedicated: while they wait for a slow template, everything else continues.
     """
 
     def __init__(self, renderer: TemplateRenderer, threads: int, most_waiting: int) -> None:
@@ -58,7 +58,7 @@ class RenderQueue:
         return await asyncio.wrap_future(rendered)
 
     def close(self) -> None:
-        """End the workers; who waits for them gets an error."""
+        """End the workers; waiting requests get an error."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._renderer.close()
 

@@ -1,4 +1,4 @@
-"""What the answers of chat and of completions have in common: their frame, the chunks of a stream, token counts."""
+"""Shared parts of chat and completion answers: their frame, the chunks of a stream, token counts."""
 
 import time
 from abc import ABC, abstractmethod
@@ -58,7 +58,7 @@ class Reply(ABC, Generic[Body]):
 
     @abstractmethod
     def counts(self) -> Usage:
-        """The tokens so far."""
+        """The token counts until now."""
 
     def usage(self) -> Json:
         """Token counts, after the last output."""
@@ -69,7 +69,7 @@ class Reply(ABC, Generic[Body]):
         return {**self._frame, "choices": choices, "usage": self.usage(), **self._notes}
 
     def _heed(self, output: RequestOutput) -> None:
-        """Tell of what the engine has ignored, each once."""
+        """Add a warning for each parameter that the engine has ignored, once."""
         notes = [note for note in dict.fromkeys(output.notes) if note not in self._noted]
         if notes:
             self._noted.update(notes)

@@ -1,4 +1,4 @@
-"""What finished requests took, as Prometheus histograms with vLLM's names under `llmc:`, and the latest of them."""
+"""Metrics of finished requests, as Prometheus histograms with vLLM's names under `llmc:`, and the latest requests."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmc.runtime.requests.request_output import RequestOutput
 
-# Of answers before a route was chosen: a wrong key, a large body, an unknown path.
+# The path label of answers before routing: a wrong key, a large body, an unknown path.
 UNROUTED = "unrouted"
 
 _REMEMBERED = 240
@@ -52,7 +52,8 @@ class RequestMetrics:
         self._between.observe(seconds)
 
     def answered(self, path: str, status: int) -> None:
-        """An HTTP answer. path: the route's, of which there are few, not the client's."""
+        """Record an HTTP answer. path: the route's template, not the client's path, to keep the number of labels
+        small."""
         self._answers.labels(self._model, path, str(status)).inc()
 
     def finished(self, output: RequestOutput, choices: int) -> None:
@@ -83,7 +84,7 @@ class RequestMetrics:
 
 @dataclass(frozen=True)
 class Finished:
-    """A finished request: seconds to the first token, a later token and the end; None for what it never had."""
+    """A finished request: seconds to the first token, per later token and to the end; None if it had none."""
 
     at: float
     first_token: float | None

@@ -28,7 +28,7 @@ _OF_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "typical_p", "seed")
 
 @dataclass(frozen=True)
 class SamplingDefaults:
-    """What a request that does not say gets: the values of the model's generation_config.json."""
+    """Default sampling parameters of requests, from the model's generation_config.json."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -91,7 +91,7 @@ def sampling_params(
 
 
 def _given(fields: SamplingFields) -> dict[str, Any]:
-    """What the request says, by the names of SamplingParams; length_penalty, which only beams have, left out."""
+    """The request's values by the names of SamplingParams, without length_penalty, which only beams have."""
     values: dict[str, Any] = {name: value for name in _SHARED if (value := getattr(fields, name)) is not None}
     if "logit_bias" in values:
         values["logit_bias"] = _bias(values["logit_bias"])
@@ -103,7 +103,7 @@ def _given(fields: SamplingFields) -> dict[str, Any]:
 
 
 def grammar_of(fields: SamplingFields) -> Grammar | None:
-    """What response_format, structured_outputs or a guided_* field allows; more than one of them is an error."""
+    """The grammar of response_format, structured_outputs or a guided_* field; more than one of them is an error."""
     found = [*_of_format(fields), *_of_structured(fields.structured_outputs), *_of_guided(fields)]
     if len(found) > 1:
         raise bad_request(
@@ -130,7 +130,7 @@ def engine_request(
     tenant: str | None,
     adapter: PlacedAdapter | None,
 ) -> GenerationRequest:
-    """What the engine is asked. tenant: with whom the request shares cached prefixes. adapter: of its model's name."""
+    """The engine's request. tenant: cached prefixes are shared within it. adapter: the adapter named as the model."""
     # vLLM's numbers (lower is earlier, 0 is usual) and OpenAI's service tier are llmc's two classes.
     urgent = fields.priority < 0 or fields.service_tier == "priority"
     return GenerationRequest(
@@ -177,7 +177,7 @@ def _of_guided(fields: SamplingFields) -> list[tuple[str, Grammar]]:
 
 
 def _of_forms(prefix: str, given: Mapping[str, Any], param: str) -> list[tuple[str, Grammar]]:
-    """Those that are given, by vLLM's names, which Grammar has as well. param: of the field with a schema."""
+    """The given constraints by vLLM's names, which Grammar shares. param: the field with a schema."""
     return [
         (f"{prefix}{name}", json_schema(value, param) if name == "json" else Grammar(name, value))
         for name, value in given.items()

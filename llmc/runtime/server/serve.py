@@ -47,11 +47,10 @@ _TOLD_SECONDS = 5.0
 
 
 def serve(options: ServeOptions, listening: Callable[[str], None]) -> bool:
-    """Serve until the process is told to end; whether every request was finished then.
+    """Serve until the process is asked to end. Returns whether every request was finished.
 
-    listening: told the address once requests are answered.
-    Raises OptionError for an address that cannot be listened on, what `load` raises, and EngineFailureError when the
-    engine has died and every client has been told.
+    listening: called with the address once requests are answered. Raises OptionError for an address that cannot be
+    bound, the errors of `load`, and EngineFailureError when the engine has died and every client is notified.
     """
     work_for_first_rank(options.engine, options.threads)  # Before it would listen: only the first serves.
     with listen(options) as listener:
@@ -130,7 +129,7 @@ def open_model(options: ServeOptions, registry: CollectorRegistry) -> ServedMode
 
 
 def load_adapters(engine: Engine, options: ServeOptions, names: Sequence[str]) -> None:
-    """Those that the options name. names: of the model, which no adapter may have. Raises AdapterError."""
+    """Load the adapters of the options. names: the model's names, which adapters must not have. Raises AdapterError."""
     try:
         if (options.enable_lora or options.allow_lora_updates) and engine.adapters.pools is None:
             raise AdapterError(
@@ -153,6 +152,8 @@ def _load(options: ServeOptions) -> Engine:
         max_step_tokens=options.max_num_batched_tokens,
         prefix_cache=options.enable_prefix_caching,
         state_cache_bytes=options.state_cache_bytes,
+        kv_offloading_size=options.kv_offloading_size,
+        kv_offloading_dir=options.kv_offloading_dir,
         speculation=options.speculative_config,
         output_cache_bytes=options.output_cache_bytes,
     )
@@ -209,8 +210,9 @@ def _log_config(level: str) -> dict[str, Any]:
 
 
 class DrainingServer(uvicorn.Server):
-    """uvicorn's server, which on SIGTERM or SIGINT first finishes what is in flight; new requests get 503 meanwhile. A
-    second signal ends it at once. drained: whether nothing was left when it ended. beside: what runs while it serves.
+    """uvicorn's server, which on SIGTERM or SIGINT first finishes requests in flight; new requests get 503 meanwhile. A
+    second signal ends it at once. drained: whether all requests were finished at the end. beside: a coroutine that runs
+    while it serves.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What the routes share: the engine with its names, defaults, chat template and the settings of the server."""
+"""The object shared by all routes: the engine with its names, defaults, chat template and server settings."""
 
 import random
 import time
@@ -32,12 +32,12 @@ from llmc.runtime.text.template_renderer import RenderedPrompt, TemplateInput
 class ServedModel:
     """names: what requests may call the model, the first is how it calls itself. template: None if it has none.
 
-    tool_form: how the model writes tool calls; is_form_known: whether the template tells. think_tags: what the model
-    thinks comes between; None for a model that does not. max_model_len: tokens of prompt
-    and output together. request_renderer: of templates that requests bring, None if they may not. max_waiting:
-    sequences that may wait before new requests get 429; None is no limit. stall_seconds: a step that takes longer makes
-    the server unhealthy. warns_of_unknown: unknown fields of requests are left out with a warning. allows_lora_updates:
-    requests may load and unload adapters.
+    tool_form: the form of the model's tool calls; is_form_known: whether the template determines it. think_tags: the
+    tags around thoughts; None if the model does not think. max_model_len: tokens of prompt and output together.
+    request_renderer: renderer of templates in requests; None if they are not allowed. max_waiting: maximum number of
+    waiting sequences before new requests get 429; None means no limit. stall_seconds: a longer step makes the server
+    unhealthy. warns_of_unknown: unknown fields of requests are ignored with a warning. allows_lora_updates: requests
+    may load and unload adapters.
     """
 
     engine: AsyncEngine
@@ -69,7 +69,7 @@ class ServedModel:
 
     @property
     def route_class(self) -> type[APIRoute]:
-        """Of the routes that read bodies."""
+        """The route class of routes with bodies."""
         return WarningRoute if self.warns_of_unknown else APIRoute
 
     @property
@@ -114,8 +114,8 @@ class ServedModel:
     async def tokenize(
         self, text: str, add_special_tokens: bool, most: int | None = None, *, fix: str = "shorten it"
     ) -> list[int]:
-        """Token ids. most: how many may come of it, default max_model_len; ContextLengthError for more, with that
-        fix."""
+        """Token ids of a text. most: maximum number of tokens, default max_model_len; ContextLengthError with `fix` for
+        more."""
         return await self.tokenizing.ids(text, add_special_tokens, self.max_model_len if most is None else most, fix)
 
     def detokenize(self, ids: Sequence[int]) -> str:

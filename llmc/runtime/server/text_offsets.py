@@ -8,15 +8,15 @@ from llmc.runtime.text.tokenizer import Tokenizer
 
 
 class OutputOffsets:
-    """Of an output's tokens, one after the other, as its text grows: a token that is a part of a character begins where
-    the character does, and a special token that the text leaves out where the next one does."""
+    """Text offsets of an output's tokens as its text grows. A token that is a part of a character begins at the
+    character; a special token that the text omits begins at the next token."""
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
         self._text = OutputText(partial(tokenizer.decode, skip_special_tokens=skip_special_tokens), ())
 
     @property
     def end(self) -> int:
-        """The length of the text so far."""
+        """The current length of the text."""
         return len(self._text.text())
 
     def next(self, token: int) -> int:

@@ -42,8 +42,8 @@ async def read_texts(model: ServedModel, fields: RowFields, texts: Sequence[str]
 
 
 def readable_text(model: ServedModel, fields: RowFields, text: str) -> str:
-    """The part of a text that can be read: as many characters as the tokens of a whole text have at most. Raises
-    ContextLengthError for a longer text where the request does not say how to cut it."""
+    """The readable part of a text: the maximum number of characters that fit into the tokens of a whole text. Raises
+    ContextLengthError for a longer text if the request does not allow truncation."""
     if fields.truncate_prompt_tokens is None:
         model.tokenizing.check(text, model.max_model_len, "input", CUT_IT)
         return text
@@ -64,7 +64,7 @@ def cut(model: ServedModel, fields: RowFields, ids: list[int]) -> list[int]:
 
 
 async def rows_of(model: ServedModel, fields: RowFields, request: Request, texts: Sequence[Sequence[int]]) -> TextRows:
-    """What the engine gives for each text; those of one request share steps with all others."""
+    """The engine's rows for each text. Texts of one request share steps with all others."""
     identity, tenant = uuid.uuid4().hex, tenant_of(request, fields.cache_salt)
     priority = Priority.PREMIUM if fields.priority < 0 else Priority.FREE
     asked = [
@@ -106,7 +106,7 @@ async def input_ids(
 
 
 def framed(model: ServedModel, fields: RowFields, request: Request, kind: str, found: TextRows, **content: Any) -> Json:
-    """An answer with what all of them say; tokens as OpenAI counts for embeddings. kind: the beginning of its id."""
+    """An answer with the common fields; tokens are counted as in OpenAI's embeddings. kind: the prefix of its id."""
     warnings = ignored_of(request)
     return {
         "id": f"{kind}-{uuid.uuid4().hex}",

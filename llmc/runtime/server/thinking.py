@@ -1,4 +1,4 @@
-"""What a model thinks before it answers: text between tags, split off while the output comes."""
+"""A model's thoughts before its answer: text between tags, separated while the output is generated."""
 
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class ThinkTags:
 
 @dataclass(frozen=True)
 class Thinking:
-    """Of one output. begun: the prompt has opened the tag already; the output may repeat it.
+    """The thoughts of one output. begun: the prompt already has the opening tag; the output may repeat it.
 
     interrupts: marks that end the thinking without its tag, and belong to the answer.
     """
@@ -73,7 +73,7 @@ _ALSO_THINK = ("deepseek_r1", "deepseek_v3", "qwen3", "glm45", "kimi_k2", "minim
 
 
 def think_tags(parser: str, template: str) -> ThinkTags | None:
-    """Of --reasoning-parser: `auto` takes what the chat template names, `none` nothing.
+    """The tags of --reasoning-parser: `auto` takes those of the chat template, `none` has none.
 
     Otherwise it is a name of TAGS, or two tags. Raises OptionError for anything else.
     """
@@ -103,7 +103,7 @@ def _unlikeness(tags: ThinkTags, template: str) -> int:
 
 
 class ThinkingReader(OutputReader):
-    """Splits an output into what is thought and the answer. The tags and the blanks around them are neither."""
+    """Splits an output into thoughts and the answer. The tags and the blanks around them belong to neither."""
 
     def __init__(self, thinking: Thinking) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ async def log_throughput(engine: AsyncEngine, name: str = "", seconds: float = S
 
 
 def throughput(before: EngineStats, after: EngineStats, seconds: float) -> str:
-    """What an engine has done in so many seconds."""
+    """A line with an engine's throughput over `seconds` seconds."""
     generated = (after.generation_tokens - before.generation_tokens) / seconds
     read = (after.prompt_tokens - before.prompt_tokens) / seconds
     line = (

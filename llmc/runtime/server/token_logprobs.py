@@ -23,7 +23,7 @@ def logprob_json(texts: TokenTexts, entry: TokenLogprobs, top: int, text: Callab
 
 
 def prompt_logprobs_json(texts: TokenTexts, found: Sequence[TokenLogprobs | None]) -> list[Json | None]:
-    """Of a prompt's tokens as vLLM gives them: by token id, with rank and text."""
+    """Log-probabilities of a prompt's tokens in vLLM's form: by token id, with rank and text."""
     return [None if entry is None else _ranked_json(texts, entry) for entry in found]
 
 

@@ -17,7 +17,7 @@ from llmc.runtime.text.tokenizer import Tokenizer
 # Fewer and shorter texts are tokenized faster than a thread is asked to.
 _INLINE_TEXTS, _INLINE_CHARACTERS = 16, 4096
 _THREADS = 2
-# Of all texts of a piece of work in a thread, so that others come in between.
+# Maximum total length of texts per unit of work in a thread, so that other work can interleave.
 _PIECE_CHARACTERS = 1 << 16
 
 Encode = Callable[[str], list[int]]
@@ -32,9 +32,10 @@ class Tokenizing:
         self.pending = 0
 
     async def ids(self, text: str, add_special_tokens: bool, most: int, fix: str) -> list[int]:
-        """Token ids of a prompt. 400 for text that is no Unicode, ContextLengthError for more tokens than `most`.
+        """Token ids of a prompt. 400 for text that is not Unicode, ContextLengthError for more tokens than `most`.
 
-        A text of more characters than so many tokens can have is not read. fix: for a text that is too long.
+        A text with more characters than this number of tokens can have is not tokenized. fix: the advice for a text
+        that is too long.
         """
         self.check(text, most, "prompt", fix)
         (found,) = await self.of_all([text], partial(self._tokenizer.encode, add_special_tokens=add_special_tokens))
@@ -91,7 +92,7 @@ def check_text(text: str, param: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise bad_request("the text has half of a surrogate pair, which is no character", param) from None
+        raise bad_request("the text has half of a surrogate pair, which is not a character", param) from None
 
 
 def _pieces(texts: Sequence[str]) -> Iterator[list[str]]:

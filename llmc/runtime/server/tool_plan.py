@@ -1,4 +1,4 @@
-"""What a chat request's tools and tool_choice mean for its output."""
+"""The consequences of a chat request's tools and tool_choice for its output."""
 
 from dataclasses import dataclass, field, replace
 
@@ -14,11 +14,11 @@ from llmc.runtime.server.tool_calls.tools import ANY_ARGUMENTS, Tools, tools_of
 
 @dataclass(frozen=True)
 class ToolPlan:
-    """What tool_choice means for a request.
+    """The consequences of tool_choice for a request.
 
-    grammar: what the output is held to, None for nothing. tools: the functions whose calls are looked for. single: one
-    call at most. calls_only: the grammar is one of calls. forced: the function that the output has to call.
-    shows_tools: whether the template is told of the tools. warnings: sentences for the answer.
+    grammar: the constraint of the output; None for none. tools: the functions whose calls are recognised. single: at
+    most one call. calls_only: the grammar allows only calls. forced: the function that the output must call.
+    shows_tools: whether the template receives the tools. warnings: warnings for the answer.
     """
 
     grammar: Grammar | None

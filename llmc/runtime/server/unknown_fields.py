@@ -17,7 +17,7 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 class WarningRoute(APIRoute):
     """A route that reads a body with unknown fields without them, and notes their names for `ignored_of`.
 
-    Those that would have changed the answer are still an error.
+    Unknown fields that would change the answer are still an error.
     """
 
     def get_route_handler(self) -> Handler:
@@ -56,7 +56,8 @@ def without_unknown(body: Any, errors: Sequence[Any]) -> tuple[Any, list[str]]:
 
 
 def _take_out(body: Any, place: Sequence[Any]) -> str | None:
-    """Delete what is there; the place also names alternatives of unions, which are no keys. Its name if it was."""
+    """Delete the value at a place, which may also name alternatives of unions, which are not keys. Returns its name if
+    it existed."""
     *above, key = place
     path: list[str] = []
     for part in above:

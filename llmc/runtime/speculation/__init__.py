@@ -1,1 +1,1 @@
-"""Speculative decoding: drafts of what may come next, read by the model in the step that would give one token."""
+"""Speculative decoding: drafts of the next tokens, verified by the model in the step that would give one token."""

@@ -84,7 +84,7 @@ class Typical:
 
 
 def kept_or_redrawn(p: Probabilities, q: Probabilities, drafts: Tokens, uniforms: Probabilities) -> Tokens:
-    """Of each row the draft, or a token from max(0, p - q) in its place: [rows].
+    """For each row the draft, or a token drawn from max(0, p - q) in its place: [rows].
 
     p, q: [rows, vocabulary], each row summing to 1. drafts: [rows], drawn from q. uniforms: [rows, 2], in (0, 1).
     """
@@ -107,8 +107,8 @@ def is_typical(p: Probabilities, drafts: Tokens, threshold: float, alpha: float)
 
 
 class _Prepared(NamedTuple):
-    """What a judgement needs to know of a row: what tokens are drawn from, and the one that would be drawn without a
-    draft, if that is asked for; the draft and what it was drawn from; and the place of the row's random numbers."""
+    """The data for judging a row: the target's distribution, and the token that would be drawn without a draft, if
+    needed; the draft and its distribution; and the key of the row's random numbers."""
 
     probabilities: Probabilities
     drawn: int | None

@@ -53,7 +53,7 @@ def take_acceptance(values: dict[str, Any]) -> AcceptanceConfig:
 
 
 def check_reproducible(config: AcceptanceConfig) -> None:
-    """Raises OptionError where what a seed draws depends on load, for somebody who keeps such answers."""
+    """Raises OptionError if the draws of a seed depend on load, for callers that cache such answers."""
     if config.method is not AcceptanceMethod.INVARIANT:
         raise OptionError(
             f"answers to seeds depend on load with the rejection_sample_method {config.method.value!r}, and "

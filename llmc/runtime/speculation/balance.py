@@ -1,11 +1,13 @@
-"""What drafts have gained and lost, against decoding without them: they may lose a hundredth of the time, no more.
+"""The balance of time gained and lost by drafts against decoding without them. They may lose at most a hundredth of the
+time.
 
-A prediction may be wrong again and again, in ways that no measurement of its parts shows. So the time of each step with
-drafts is compared with what its tokens would have taken without; who has lost too much waits until that is made up for.
-What a drafter reads when it begins is lost, too, but pays only later: as long as drafts seem to pay it ends nothing.
+A prediction may be wrong repeatedly, in ways that no measurement of its parts shows. The time of each step with drafts
+is therefore compared with the time that its tokens would have taken without. If too much is lost, drafting pauses until
+the loss is compensated. The tokens that a drafter reads at its start also count as lost, but pay off later: they do not
+stop drafting as long as drafts seem to pay.
 """
 
-# Of all time, what drafts may lose.
+# The share of all time that drafts may lose.
 _ALLOWANCE = 0.01
 # In steps without drafts: what may be lost before drafts stop, what is remembered of gains, and of losses.
 _LEAST, _MOST, _FORGIVEN = -8.0, 16.0, -64.0

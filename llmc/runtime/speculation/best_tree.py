@@ -1,4 +1,4 @@
-"""Which guesses are worth a place in a step: the tree of so many nodes of which most are expected to come true.
+"""Choose the guesses for a step: the tree with a given number of nodes and the most expected accepted tokens.
 
 A node counts as a token only if all before it on its path have come true, so its worth is the product of the
 probabilities along the path. Children are never worth more than their parents: taking the best node that follows what
@@ -14,14 +14,14 @@ from llmc.runtime.speculation.draft import MOST_NODES, Draft
 
 
 class Candidate(NamedTuple):
-    """A token that may stand at some depth, and how likely it is to be right if all before it are."""
+    """A candidate token at a depth, and its probability of being right if all before it are."""
 
     token: int
     probability: float
 
 
 def best_tree(candidates: Sequence[Sequence[Candidate]], most: int) -> Draft:
-    """The best tree of at most `most` nodes, where what may stand at a depth does not depend on what stands before.
+    """The best tree of at most `most` nodes, if the candidates at a depth do not depend on the tokens before.
 
     candidates: by depth, the likeliest first, each token once; a depth's follow each of the one before. A candidate of
     no probability is never taken.
@@ -54,7 +54,7 @@ def best_nodes(draft: Draft, probabilities: Sequence[float], most: int) -> Draft
     for index, probability in enumerate(probabilities):
         parent = draft.parent(index)
         worth.append(probability if parent is None else probability * worth[parent])
-    # Of equals the parent first: it stands before its children.
+    # On ties the parent comes first, because it precedes its children.
     kept = sorted(sorted(range(len(draft)), key=lambda node: -worth[node])[: min(most, MOST_NODES)])
     places = {node: place for place, node in enumerate(kept)}
     parents = [None if (parent := draft.parent(node)) is None else places[parent] for node in kept]

@@ -1,4 +1,5 @@
-"""The engine inside an engine, of what drafts from its hidden states; and the one inside that, of its next layer."""
+"""The drafter's engine inside an engine, which reads its hidden states; and inside that, the engine of its next
+layer."""
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -30,7 +31,7 @@ class BuiltInDraft:
 
     @property
     def programs(self) -> tuple[Program, ...]:
-        """What their caches take of the memory follows from them. The first one's limits are those of all."""
+        """The programs, which determine the memory of the caches. The first one's limits apply to all."""
         return tuple(layer.directory.program for layer in self.layers)
 
     def open(self, blocks: int, threads: int, name: ExecutorName | None) -> list[Executor]:

@@ -1,4 +1,4 @@
-"""What may follow a token, by a draft's own logits: the one that a chain goes on with, or several for a tree."""
+"""Candidates for the next token by a drafter's own logits: one for a chain, or several for a tree."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -20,7 +20,7 @@ Place = tuple[SampledRequest, list[int]]
 
 
 class Following(NamedTuple):
-    """What may follow, the likeliest first. drawn_from: of the only one, if it was drawn and anybody asks."""
+    """Candidates, the likeliest first. drawn_from: the distribution of a single drawn one, if requested."""
 
     candidates: Sequence[Candidate]
     drawn_from: Probabilities | None = None
@@ -41,8 +41,8 @@ class Candidates(Protocol):
 
 
 class ChainCandidates:
-    """One each, drawn as the request draws its own tokens. says_from_what: whether it comes with what it was drawn
-    from."""
+    """One candidate each, drawn as the request draws its own tokens. says_from_what: whether it comes with its
+    distribution."""
 
     width = 1
 
@@ -91,7 +91,7 @@ class TreeCandidates:
         return Following(sorted(found, key=lambda each: -each.probability))
 
     def _learn(self, request: SampledRequest) -> None:
-        """What has come of what was said last, of candidates whose predecessors came true."""
+        """Record the outcome of the last candidates whose predecessors were accepted."""
         length, said = self._said.get(request, (0, {}))
         came = tuple(request.tokens[length:])
         for depth, token in enumerate(came):

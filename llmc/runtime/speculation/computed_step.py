@@ -12,11 +12,11 @@ from llmc.runtime.speculation.draft import NO_DRAFT, Draft
 
 
 class ComputedChunk(NamedTuple):
-    """What a step computed of a request: `tokens` tokens from position `start` on, drafts among them.
+    """The part of a step that belongs to a request: `tokens` tokens from position `start` on, including drafts.
 
-    token_row, logit_row: which row of the step's tokens and of its logit rows is the first of it; the `logit_rows`
-    rows are of its last tokens. own: which of its tokens are the request's own, in order: all that are no drafts, and
-    the drafts that came true and were followed by another token. draft: those, the last of its tokens.
+    token_row, logit_row: its first row among the step's tokens and logit rows; the `logit_rows` rows belong to its last
+    tokens. own: the request's own tokens, in order: all that are not drafts, and accepted drafts that were followed by
+    another token. draft: the drafts, which are its last tokens.
     """
 
     request: Request
@@ -30,7 +30,7 @@ class ComputedChunk(NamedTuple):
 
     @property
     def last_logit_row(self) -> int | None:
-        """Of the last token that is the request's own; None where no logits of it were asked for."""
+        """The logit row of the request's own last token; None if its logits were not requested."""
         row = self.own[-1] - (self.tokens - self.logit_rows)
         return self.logit_row + row if row >= 0 else None
 
@@ -52,7 +52,7 @@ class ComputedStep:
         return self.executor.side_output(name)
 
     def chunks(self) -> Iterator[ComputedChunk]:
-        """What was computed, request by request: those that decode first, in the order of the rows."""
+        """The computed parts by request: decodes first, in the order of rows."""
         for row, request in enumerate(self.plan.decodes):
             yield ComputedChunk(request, len(request.tokens) - 2, 1, row, row, 1, (0,))
         token_row = logit_row = len(self.plan.decodes)

@@ -1,4 +1,4 @@
-"""What --speculative-config says: vLLM's JSON, with its keys and its defaults."""
+"""The value of --speculative-config: vLLM's JSON, with its keys and defaults."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ EXAMPLE = '\'{"method": "ngram", "num_speculative_tokens": 4}\''
 
 @dataclass(frozen=True, kw_only=True)
 class MethodConfig:
-    """What every method has: how drafts are accepted, and num_speculative_tokens, drafts a step at the most."""
+    """Settings of every method: the acceptance of drafts, and num_speculative_tokens, the maximum number of drafts per
+    step."""
 
     num_speculative_tokens: int = number(1, MOST_DRAFTS)
     acceptance: AcceptanceConfig = field(default_factory=AcceptanceConfig)
@@ -46,7 +47,7 @@ class HiddenConfig(MethodConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Eagle3Config(HiddenConfig):
-    """Of an engine that was built with an EAGLE-3 draft."""
+    """Settings for an engine that was built with an EAGLE-3 drafter."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +71,7 @@ class LookaheadConfig(MethodConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class MtpConfig(HiddenConfig):
-    """Of an engine that was built with the layers that its model predicts further tokens with."""
+    """Settings for an engine that was built with its model's multi-token prediction layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,11 +85,11 @@ class NgramConfig(MethodConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SuffixConfig(MethodConfig):
-    """num_speculative_tokens: drafts a step at the most; default suffix_decoding_max_tree_depth.
-    suffix_decoding_max_tree_depth: of what matches and the drafts together; default 24.
-    suffix_decoding_max_cached_requests: how many earlier answers are kept; default 10000, 0 keeps none.
-    suffix_decoding_max_spec_factor: drafts for each token that matches; default 1.0. suffix_decoding_min_token_prob:
-    how likely a draft has to be, by how often its tokens followed each other; default 0.1."""
+    """num_speculative_tokens: maximum drafts per step; default suffix_decoding_max_tree_depth.
+    suffix_decoding_max_tree_depth: maximum length of match and drafts together; default 24.
+    suffix_decoding_max_cached_requests: number of earlier answers that are kept; default 10000, 0 keeps none.
+    suffix_decoding_max_spec_factor: drafts per matching token; default 1.0. suffix_decoding_min_token_prob: minimum
+    probability of a draft, by the frequency of its tokens; default 0.1."""
 
     suffix_decoding_max_tree_depth: int = number(1, 1024, 24)
     suffix_decoding_max_cached_requests: int = number(0, 10**9, 10_000)
@@ -205,9 +206,9 @@ def _object(given: object) -> Mapping[Any, object]:
         try:
             value = json.loads(given)
         except (ValueError, RecursionError) as error:
-            raise OptionError(f"{given!r:.200} is no JSON: {error}", at=OPTION, fix=f"give {EXAMPLE}") from None
+            raise OptionError(f"{given!r:.200} is not JSON: {error}", at=OPTION, fix=f"give {EXAMPLE}") from None
     if not isinstance(value, Mapping):
-        raise OptionError(f"{value!r:.200} is no JSON object", at=OPTION, fix=f"give {EXAMPLE}")
+        raise OptionError(f"{value!r:.200} is not a JSON object", at=OPTION, fix=f"give {EXAMPLE}")
     return value
 
 

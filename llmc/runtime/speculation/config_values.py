@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 OPTION = "--speculative-config"
-# Of every method, beside its own.
+# Keys of every method, in addition to its own.
 SHARED_KEYS = ("method", "rejection_sample_method", "draft_sample_method", "posterior_threshold", "posterior_alpha")
 Config = TypeVar("Config", bound="DataclassInstance")
 
@@ -43,7 +43,7 @@ def read_values(kind: type[Config], values: Mapping[str, Any], method: str) -> C
 
 
 def check_value(each: Field[Any], value: Any) -> None:
-    """Raises OptionError for what the field does not take."""
+    """Raises OptionError if the field does not accept the value."""
     if "example" in each.metadata:
         if not isinstance(value, str) or not value:
             raise OptionError(f"{each.name} cannot be {value!r:.80}", at=OPTION, fix="give a path")

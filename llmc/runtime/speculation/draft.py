@@ -1,4 +1,4 @@
-"""Tokens that may follow a request's: a chain, or a tree of which one path may come true."""
+"""Draft tokens for a request: a chain, or a tree with at most one accepted path."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from llmc.runtime.speculation.acceptance import Acceptance, Probabilities
 
-# Of a tree: with the request's last token they have 64 rows, as many as a mask reaches back.
+# Maximum nodes of a tree: with the request's last token they have 64 rows, the reach of a mask.
 MOST_NODES = 63
 
 
@@ -17,10 +17,10 @@ MOST_NODES = 63
 class Draft:
     """Guesses for one request and one step.
 
-    parents: for each token the index of the one that it follows, which stands before it, or None where it follows the
-    request's last token; None as a whole for a chain, in which each token follows the one before it. acceptance: how
-    the tokens of a chain are judged; None accepts those that would have been drawn. probabilities: what they were drawn
-    from, [vocabulary] each; None for one that was certain, and as a whole if they all were or nobody asks.
+    parents: for each token the index of its predecessor, which comes before it, or None if it follows the request's
+    last token; None as a whole for a chain, in which each token follows the previous one. acceptance: how the tokens of
+    a chain are judged; None accepts those that would have been drawn. probabilities: their distributions, [vocabulary]
+    each; None for a certain token, and as a whole if all were certain or distributions are not needed.
     """
 
     tokens: Sequence[int]
@@ -48,7 +48,7 @@ class Draft:
         return None
 
     def path(self, tokens: Sequence[int]) -> list[int]:
-        """The tokens of the draft that these are, one after the other, as far as they are any."""
+        """The indices of the draft's nodes that match these tokens, as far as they match."""
         nodes: list[int] = []
         for token in tokens:
             node = self.child(nodes[-1] if nodes else None, token)

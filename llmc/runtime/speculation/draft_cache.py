@@ -1,8 +1,8 @@
-"""What lies in a second engine's cache, which has blocks of the same numbers as the first one's.
+"""The contents of a second engine's cache, whose blocks have the same numbers as the first one's.
 
-A request's table of blocks leads to both caches. But the second engine may be behind: it reads nothing while nobody
-drafts, or it may have read drafts that did not come true. So for each block it is known which tokens its rows belong
-to. That outlives the request, as the block's content in the prefix cache does, and ends when the block is given anew.
+A request's block table is valid for both caches. But the second engine may lag behind: it reads nothing while no
+request drafts, and it may have read rejected drafts. The tokens of each block's rows are therefore recorded. The record
+outlives the request, as the block's content in the prefix cache does, and ends when the block is reallocated.
 """
 
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ class DraftCache:
         return min(len(tokens), place.checked * size)
 
     def skip(self, request: Request, blocks: int) -> None:
-        """Nobody will know the rows of so many of its blocks, from the first on: what is read begins behind them."""
+        """Skip the rows of the request's first `blocks` blocks: reading begins after them."""
         place = self._place(request)
         place.checked = place.skipped = blocks
 
@@ -79,7 +79,7 @@ class DraftCache:
             added = tokens[max(0, begin - start) : max(0, begin + size - start)]
             if not (held or added):
                 break
-            # What stood behind in this block or in later ones followed other tokens.
+            # Later rows of this block and of later blocks followed other tokens.
             self._tokens[blocks[index]] = [*kept, *added]
 
     def forget(self, request: Request) -> None:

@@ -4,11 +4,11 @@ import math
 
 from llmc.runtime.speculation.draft import Draft
 
-# Of an average, what the last value weighs at the least.
+# Minimum weight of the last value in an average.
 _NEW = 1 / 32
-# Of the average depth of trees, which are of the model's own making, what the last one weighs.
+# Weight of the last tree in the average depth of trees, whose shape the model decides.
 _NEW_DEPTH = 1 / 8
-# As if so many drafts had been seen already, and this share of them had come true.
+# Prior: as if this number of drafts had been seen, with this share accepted.
 _FIRST_SHARE, _FIRST_SEEN = 0.7, 1
 # As how many those count that were seen before drafts stopped; and of one depth, those of all depths.
 _OLD, _OF_ALL = 8, 8
@@ -30,15 +30,15 @@ class DraftGains:
     """Steps of requests that were asked for some number of drafts. Fewer may have been made, or trees of less depth."""
 
     def __init__(self) -> None:
-        # Of drafts that followed true ones, how many were true: all, and by depth, from the first on.
+        # Drafts after accepted ones: their number and the accepted number, in total and by depth.
         self._true, self._true_at = _Share(_FIRST_SHARE), list[_Share]()
-        # By number: whether so many were made.
+        # By number of drafts: whether that number was made.
         self._made: list[_Share] = []
-        # Of trees, by how many drafts were asked for; else each is one deeper.
+        # Depth of trees by the requested number of drafts; in chains each draft is one deeper.
         self._depths: dict[int, float] = {}
 
     def note(self, asked: int, draft: Draft, accepted: int) -> None:
-        """Of one request in one step."""
+        """Record the drafts of one request in one step."""
         depth, made = draft.depth, len(draft)
         if draft.parents is not None or asked in self._depths:
             usual = self._depths.setdefault(asked, depth)
@@ -67,7 +67,7 @@ class DraftGains:
         return found
 
     def depth(self, asked: int) -> float:
-        """Of the draft that is made for a request: what making it takes goes with this."""
+        """The depth of a draft for a request, to which the time of making it is proportional."""
         return sum(self._levels(asked))
 
     def drafts(self, asked: int) -> float:
@@ -75,7 +75,8 @@ class DraftGains:
         return sum(self._share_made(index) for index in range(asked))
 
     def _levels(self, asked: int) -> list[float]:
-        """By depth, how often a draft is as deep: as the deepest where so many were never asked for."""
+        """By depth, the share of drafts that are at least that deep; the deepest observed if more were never
+        requested."""
         deepest = self._depths.get(asked) or min(asked, max(self._depths.values(), default=asked))
         return [self._share_made(index) * min(1.0, deepest - index) for index in range(math.ceil(deepest))]
 
@@ -83,7 +84,7 @@ class DraftGains:
         return self._made[index].value if index < len(self._made) else 1.0
 
     def _share_true(self, index: int) -> float:
-        """Of a depth that was seen seldom it is mostly that of all."""
+        """For a rarely observed depth it is mostly the share over all depths."""
         if index >= len(self._true_at):
             return self._true.value
         share = self._true_at[index]

@@ -25,7 +25,7 @@ from llmc.runtime.speculation.drafter import CachingDrafter
 
 @dataclass(eq=False, slots=True)
 class _Writing:
-    """A request that wants so many drafts, and what there is of them. error: why there will be none."""
+    """A request for `most` drafts, and the drafts until now. error: the reason if there will be none."""
 
     request: SampledRequest
     most: int
@@ -48,8 +48,8 @@ class _Writing:
 
 
 class DraftModel(CachingDrafter):
-    """executor: with as many blocks as the first engine's. limits: of its steps. says_from_what: whether drafts come
-    with what they were drawn from."""
+    """executor: has the same number of blocks as the first engine's. limits: limits of its steps. says_from_what:
+    whether drafts come with their distributions."""
 
     def __init__(self, executor: Executor, limits: Limits, *, says_from_what: bool = False) -> None:
         self._executor = executor
@@ -67,7 +67,7 @@ class DraftModel(CachingDrafter):
         self._executor.close()
 
     def forget(self, request: SampledRequest) -> None:
-        """What it has read may serve others."""
+        """Its cached rows may serve other requests."""
         self._cache.forget(request)
 
     def write(self, asked: Sequence[tuple[SampledRequest, int]]) -> Sequence[Draft | RequestError]:
@@ -89,8 +89,8 @@ class DraftModel(CachingDrafter):
         return Draft(written.drafts, probabilities=written.origins if self._says_from_what else None)
 
     def _catch_up(self, writing: Sequence[_Writing]) -> tuple[list[_Writing], list[Reading]]:
-        """What one step can read of the requests' tokens, the shortest readings first; and of which that is the rest,
-        in the same order."""
+        """The tokens that one step can read, the shortest readings first; and the requests that it completes, in the
+        same order."""
         unread = attempts(self._unread, [(each,) for each in writing])
         room, found = self._limits.max_batch_tokens, []
         behind: list[tuple[_Writing, _Part]] = []
@@ -110,7 +110,7 @@ class DraftModel(CachingDrafter):
         return ready, [reading for _, reading in read]
 
     def _unread(self, each: _Writing) -> "_Part":
-        """What the draft model has not read of a request: at least its last token."""
+        """The tokens of a request that the draft model has not read: at least its last token."""
         tokens = each.request.tokens
         start = min(len(tokens) - 1, self._cache.known(each.request, tokens))
         return _Part(start, tokens[start:])

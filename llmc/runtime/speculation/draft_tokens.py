@@ -36,7 +36,7 @@ Guess = tuple[Sampler, Sequence[int]]
 def choose_drafts(
     executor: Executor, step: Step, guesses: Sequence[Guess], *, says_from_what: bool
 ) -> list[Drawn | RequestError]:
-    """Run the step: a draft for each guess, from the first of its rows of logits, of which there may be one more."""
+    """Run the step and choose a draft for each guess, from its first logit rows; there may be one more row."""
     if says_from_what:
         return attempts(_drawn, _with_rows(guesses, executor.step(step)))
     return draft_tokens(executor, step, guesses)
@@ -75,7 +75,7 @@ def _guess(executor: Executor, logits: Logits, guesses: Sequence[Guess]) -> list
 
 
 class _Scored(NamedTuple):
-    """What to guess from, and how a kernel draws from it; None where it cannot."""
+    """The scores to guess from, and a kernel's parameters for drawing from them; None if a kernel cannot."""
 
     scores: Row
     choice: RowChoice | None

@@ -57,7 +57,7 @@ class WidenedChooser(WidenedExecutor):
         return Chosen(np.zeros(rows, np.int32), np.zeros(rows, np.float32), np.zeros(rows, np.bool_))
 
     def logits(self, first: int, count: int) -> Logits:
-        """Of the last step, which was none for the likeliest tokens."""
+        """The logits of the last step, which did not choose the likeliest tokens itself."""
         return self._logits[first : first + count]
 
 

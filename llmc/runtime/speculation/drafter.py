@@ -1,4 +1,4 @@
-"""What guesses the next tokens of requests."""
+"""Drafters, which guess the next tokens of requests."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
@@ -14,8 +14,8 @@ from llmc.runtime.speculation.draft import NO_DRAFT, Draft
 class Drafter(Protocol):
     """Guesses from the tokens that requests have, which only grow; it sees them when it is asked.
 
-    What it does for one request may raise, which is that request's error; after that it is not asked again, and another
-    one begins anew.
+    An exception raised for one request is that request's error. The drafter is not called again afterwards; a new one
+    takes its place.
     """
 
     def sides(self, pays: bool, has_prompts: bool) -> tuple[str, ...]:
@@ -24,7 +24,7 @@ class Drafter(Protocol):
         return ()
 
     def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> Sequence[Draft | RequestError]:
-        """For each request at most so many tokens that may follow its tokens; NO_DRAFT for none."""
+        """For each request at most `most` draft tokens; NO_DRAFT for none."""
 
     def observe(self, step: ComputedStep) -> Mapping[Request, RequestError]:
         """After each step that left side outputs, or had drafts: what it computed, and what came true of it. Not of a
@@ -32,17 +32,18 @@ class Drafter(Protocol):
         return {}
 
     def forget(self, request: SampledRequest) -> None:
-        """The request has ended; what it wrote may be learnt from, by its salt; salt None: by nobody."""
+        """The request has ended. Its output may be reused for requests with the same salt; a salt of None forbids
+        it."""
 
 
 class EachDrafter(Drafter, Protocol):
     """A drafter that guesses for one request after the other."""
 
     def draft(self, request: SampledRequest, most: int) -> Draft:
-        """At most so many tokens, but not none at all, that may follow the request's."""
+        """At least one and at most `most` draft tokens for the request."""
 
     def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> Sequence[Draft | RequestError]:
-        """Of each that may have some."""
+        """Propose drafts for each request that may have some."""
         wanting = [index for index, count in enumerate(most) if count]
         drafts = attempts(self.draft, [(requests[index], most[index]) for index in wanting])
         found: list[Draft | RequestError] = [NO_DRAFT] * len(requests)
@@ -68,7 +69,7 @@ class CachingDrafter(Drafter, Protocol):
         """So many drafts for each of at most `seats` requests; none for one that it cannot go on from yet."""
 
     def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> Sequence[Draft | RequestError]:
-        """As many drafts as are asked for, for so many requests at a time as it has seats."""
+        """The requested number of drafts, for up to the number of seats requests at a time."""
         found: list[Draft | RequestError] = [NO_DRAFT] * len(requests)
         wanting = [index for index, count in enumerate(most) if count]
         for begin in range(0, len(wanting), self.seats):

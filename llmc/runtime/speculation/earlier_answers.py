@@ -1,7 +1,7 @@
-"""What requests wrote, kept for later ones of the same tenant: suffix automata by salt, within bounds.
+"""Outputs of earlier requests, kept for later ones of the same tenant: suffix automata by salt, with a size limit.
 
-Nothing can be taken out of an automaton. So a tenant's answers go into batches of up to half of what there is room for,
-and the least recently used tenant's oldest batch goes as a whole.
+An automaton does not support removal. A tenant's answers therefore go into batches of up to half of the room, and the
+oldest batch of the least recently used tenant is dropped as a whole.
 """
 
 from collections import OrderedDict, deque
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from llmc.runtime.speculation.suffix_automaton import SuffixAutomaton
 
-# Of all tenants' answers: about 230 MiB, at 460 bytes a token of English text.
+# Maximum tokens of all tenants' answers: about 230 MiB, at 460 bytes per token of English text.
 MAX_TOKENS = 1 << 19
 
 
@@ -22,7 +22,7 @@ class _Batch:
 
 
 class EarlierAnswers:
-    """At most so many answers and tokens in all, 0 for none. depth: as of SuffixAutomaton."""
+    """Keeps at most `answers` answers and `tokens` tokens in total, 0 for none. depth: as in SuffixAutomaton."""
 
     def __init__(self, depth: int, most_answers: int, most_tokens: int = MAX_TOKENS) -> None:
         self._depth = depth
@@ -32,7 +32,7 @@ class EarlierAnswers:
         self.answers = self.tokens = 0
 
     def of(self, salt: bytes | None) -> Iterable[SuffixAutomaton]:
-        """What this tenant's requests wrote; nothing for None, which shares with nobody."""
+        """The outputs of this tenant's requests; none for a salt of None, which shares with no other."""
         batches = None if salt is None else self._tenants.get(salt)
         if salt is None or batches is None:
             return ()

@@ -1,11 +1,10 @@
-"""How many drafts pay: from how many tokens they bring, and from what steps and drafts take.
+"""The number of drafts that pays off, from the tokens they gain and the time of steps and drafts.
 
-With k drafts a request gets the tokens that `DraftGains` expects of a step (with drafts of which each comes true with
-probability a, 1 + a + … + a^k: Leviathan et al. 2023, "Fast inference from transformers via speculative decoding"). For
-n requests that takes a step of n · (1 + k) tokens, and what the drafter takes for a draft of each, as often as drafts
-are deep. All are measured while the engine runs, the time of steps with all that belongs to them; before that, and for
-sizes that were not seen, times are the cost model's, corrected by those that were. Whether it comes out so is seen in
-`Balance`.
+With k drafts a request gets the tokens that `DraftGains` expects of a step (if each draft is accepted with probability
+a, 1 + a + … + a^k: Leviathan et al. 2023, "Fast inference from transformers via speculative decoding"). For
+n requests that takes a step of n · (1 + k) tokens, and the drafter's time for a draft of each, times the depth of
+drafts. All of these are measured while the engine runs, with the overhead of steps. Before that, and for sizes that
+were not observed, times come from the cost model, corrected by observations. `Balance` checks the outcome.
 """
 
 from llmc.runtime.speculation.balance import Balance
@@ -15,22 +14,23 @@ from llmc.runtime.speculation.step_times import Prior, StepTimes
 
 # Drafts have to be that much better than none, since times are noisy.
 _LEAST_GAIN = 1.03
-# Steps without drafts that are measured before there are any, and measured anew after so many steps with some.
+# Number of steps without drafts that are measured at the start, and again after this number of steps with drafts.
 _FIRST_STEPS, _DRAFTED_STEPS = 2, 1024
 # Steps until more drafts than seem best are tried; where some pay, doubled each time that more do not.
 _FIRST_PAUSE = 64
 _LONGEST_PAUSE = 4096
 _TRIAL_STEPS = 4
-# Looks take longer than the rest of a step's bookkeeping: as long as they all find the same, there are twice as many
-# steps from one to the next, up to so many.
+# A decision takes longer than the rest of a step's bookkeeping: as long as decisions agree, the number of steps between
+# them doubles, up to this maximum.
 _LONGEST_LOOK = 16
 # Looked at where more than four drafts may be had: more than these are not looked at one by one.
 _COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
 
 class Gate:
-    """most: drafts a request and step at the most. prior: of a step by its tokens. draft_prior: of the drafter, for one
-    draft of each of so many requests, wrong by the same factor as `prior`; None for next to nothing."""
+    """most: maximum drafts per request and step. prior: predicted time of a step by its tokens. draft_prior: predicted
+    time of the drafter for one draft of each of a number of requests, off by the same factor as `prior`; None if
+    negligible."""
 
     def __init__(self, most: int, prior: Prior | None = None, draft_prior: Prior | None = None) -> None:
         self.most = most
@@ -44,13 +44,14 @@ class Gate:
         self._pause, self._paused, self._trial = _FIRST_PAUSE, 0, 0
 
     def drafts(self, requests: int, room: int) -> int:
-        """How many drafts a request are best in a step of so many requests and at most `room` tokens; once a step."""
+        """The best number of drafts per request in a step of `requests` requests and at most `room` tokens; called once
+        per step."""
         if self._left and requests == self._requests and room == self._room:
             self._left -= 1
             return self._best
         self._requests, self._room, self._left = requests, room, 0
         if self._plain.times(requests) < _FIRST_STEPS:
-            return 0  # What drafts cost shows beside that.
+            return 0  # The cost of drafts is visible against it.
         most = max(0, min(self.most, room // requests - 1))
         best = self._best_count(requests, most) if self._balance.may_draft else 0
         if self._tries(best, most):
@@ -99,21 +100,22 @@ class Gate:
         return not self._left
 
     def note_plain(self, requests: int, seconds: float) -> None:
-        """What a step without drafts took, of so many requests that decode."""
+        """Record the time of a step without drafts and with `requests` decoding requests."""
         self._since_plain = 0
         self._plain.note(requests, seconds)
         self._steps.note(requests, seconds)
         self._balance.note(self._look, self._look)
 
     def note_drafts(self, asked: int, draft: Draft, accepted: int) -> None:
-        """Of one request in one step that had asked for so many."""
+        """Record one request's draft in a step, for which `asked` drafts were requested."""
         self._gains.note(asked, draft, accepted)
 
     def note_drafted(
         self, requests: int, tokens: int, gained: int, seconds: float, drafting: float, *, has_read: bool = False
     ) -> None:
-        """A step of so many requests with drafts, and of so many tokens, of which all requests got `gained`. seconds:
-        that it took without the drafter. drafting: that the drafter took; has_read: also for what it reads once."""
+        """Record a step of `requests` requests with drafts and `tokens` tokens, which gave all requests together
+        `gained` tokens. seconds: its time without the drafter. drafting: the drafter's time; has_read: whether that
+        includes one-time reading."""
         self._since_plain += 1
         self._steps.note(tokens, seconds)
         plain = self.seconds(requests, 0)
@@ -128,12 +130,12 @@ class Gate:
             self._balance.invest((drafting - own) / plain)
 
     def note_drafting(self, requests: int, depth: int, seconds: float) -> None:
-        """What the drafter took for drafts of that depth of each of so many requests."""
+        """Record the drafter's time for drafts of that depth for each of `requests` requests."""
         usual = self._draft_seconds(requests) if self._draft_prior is not None else 0.0
         self._drafting.note(requests, min(seconds / depth, 4 * usual) if usual else seconds / depth)
 
     def seconds(self, requests: int, drafts: int) -> float | None:
-        """Of a step with so many drafts asked for of each request, and of making them; None before the first step."""
+        """Seconds of a step with `drafts` drafts per request, including making them; None before the first step."""
         if not drafts:
             plain, step = self._plain.seconds(requests), self._steps.seconds(requests)
             # It takes no longer than one with drafts: it may have been held up.

@@ -1,9 +1,9 @@
-"""A request's draft while it is made: of what may follow the nodes that are read next, the best become its nodes.
+"""A request's draft under construction: the best candidates after the nodes that are read next become its nodes.
 
-A level of the tree takes a step of the draft, whatever its width. In each step those nodes are read whose children may
-be worth a place in the best tree of so many nodes: as children are worth no more than their parents, only those that
-have a place themselves. Where the draft is sure, it gets deep, and where it is not, it gets broad in fewer steps (Li et
-al. 2024, "EAGLE-2: faster inference of language models with dynamic draft trees").
+A level of the tree takes one step of the drafter, regardless of its width. Each step reads the nodes whose children may
+belong to the best tree of the maximum size; because children are worth at most as much as their parents, these are
+nodes of that tree themselves. A confident drafter grows deep trees, an uncertain one grows broad trees in fewer steps
+(Li et al. 2024, "EAGLE-2: faster inference of language models with dynamic draft trees").
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,8 @@ class GrowingTree:
         self._read: list[int] = []
 
     def grow(self, node: int | None, candidates: Sequence[Candidate], hidden: Hidden) -> None:
-        """What may follow a node, or the request's last token, each token once; and what the draft knows there."""
+        """Add the candidates after a node, or after the request's last token, without duplicates, and the drafter's
+        hidden state there."""
         if node in self._hidden:
             return
         self._hidden[node] = hidden
@@ -58,7 +59,7 @@ class GrowingTree:
         """The nodes to be read next; None if no more are worth it."""
         # The last one of the best could only have a child in its own place.
         best = sorted(range(len(self.tokens)), key=lambda node: -self._worth[node])[: self._most - 1]
-        # There are as many rows as nodes: half of what is left stays for what may be deeper.
+        # There is one row per node: half of the remaining rows are reserved for deeper nodes.
         room = min(self._width, -(-(self._most - len(self._read)) // 2))
         unread = [node for node in best if node not in self._hidden][:room]
         if not unread:
@@ -66,7 +67,7 @@ class GrowingTree:
         first = len(self._read)
         self._read += unread
         rows = {node: row for row, node in enumerate(self._read)}
-        # What has grown by itself was read in rows before those of the tree, as the request's last token was.
+        # Nodes of a chain were read in rows before those of the tree, like the request's last token.
         parents = [None if (parent := self._parents[node]) is None else rows.get(parent) for node in self._read]
         read = Draft([self.tokens[node] for node in self._read], parents)
         masks, depths = read.masks(), read.depths()
@@ -85,5 +86,5 @@ class GrowingTree:
         return found[::-1]
 
     def draft(self) -> Draft:
-        """The best of what has grown."""
+        """The best tree of the nodes added until now."""
         return best_nodes(Draft(self.tokens, self._parents), self._shares, self._most)

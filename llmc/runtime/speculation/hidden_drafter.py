@@ -1,9 +1,9 @@
 """Drafts from the target's hidden states, by EAGLE-3's layers and by those that models bring with them (MTP).
 
-The draft is a second engine over the target's blocks, whose row i is made of the target's hidden state after token i
-and of token i + 1. A step that gives a request its draft begins with the rows of what the target has computed since, of
-which the last one gives the first draft, or several; then the draft's own hidden states take the target's place, one
-token a step, or one level of a tree. Those rows are written over when the target has computed their tokens.
+The drafter is a second engine over the target's blocks. Its row i is computed from the target's hidden state after
+token i and from token i + 1. Drafting begins with the rows of the tokens that the target has computed since; the last
+of them gives the first draft, or several. Then the drafter's own hidden states replace the target's, one token per
+step, or one level of a tree. These rows are overwritten when the target has computed their tokens.
 
 A draft of several layers has an engine of each. The next layer reads the same rows, of the hidden states of the layer
 before and of tokens one place further on, where the last ones are drafts: each layer gives a draft further on. Drafts
@@ -43,8 +43,8 @@ Found = TypeVar("Found")
 
 @dataclass(eq=False, slots=True)
 class _Asked:
-    """Who wants so many drafts, and what there is of them. rows: that are yet to be read. is_ready: whether one step
-    reads them all. error: why there will be no drafts."""
+    """A request for `most` drafts, and the drafts until now. rows: rows still to be read. is_ready: whether one step
+    reads them all. error: the reason if there are none."""
 
     request: SampledRequest
     most: int
@@ -60,7 +60,7 @@ class _Asked:
 
 
 def _each(work: Callable[[_Asked], Found], asked: Iterable[_Asked]) -> list[tuple[_Asked, Found]]:
-    """What the work gives for each. One for which it raises has the error, and is left out."""
+    """The result of the work for each. One for which it raises gets the error and is left out."""
     asking, kept = [each for each in asked if each.error is None], []
     for each, found in zip(asking, attempts(work, [(each,) for each in asking]), strict=True):
         if isinstance(found, RequestError):
@@ -71,9 +71,9 @@ def _each(work: Callable[[_Asked], Found], asked: Iterable[_Asked]) -> list[tupl
 
 
 class HiddenDrafter(CachingDrafter):
-    """layers: executors of the draft, in the target's vocabulary, with as many blocks as the target's. limits: of their
-    steps. width: tokens of a request that a step goes on from; 1 for chains, as of several layers in any case.
-    says_from_what: whether drafts, which are chains then, come with what they were drawn from."""
+    """layers: executors of the drafter, in the target's vocabulary, with the target's number of blocks. limits: limits
+    of their steps. width: number of a request's nodes that a step expands; 1 for chains, and always with several
+    layers. says_from_what: whether drafts, which are then chains, come with their distributions."""
 
     def __init__(self, layers: Sequence[Executor], limits: Limits, *, width: int, says_from_what: bool = False) -> None:
         self._says_from_what = says_from_what
@@ -97,12 +97,12 @@ class HiddenDrafter(CachingDrafter):
             layer.close()
 
     def sides(self, pays: bool, has_prompts: bool) -> tuple[str, ...]:
-        """Hidden states: of what decodes where drafts pay, and of every prompt, which nobody computes again."""
+        """Hidden states: those of decodes if drafts pay, and those of every prompt, which is not computed again."""
         self._asked = pays or has_prompts
         return (HIDDEN,) if self._asked else ()
 
     def observe(self, step: ComputedStep) -> Mapping[Request, RequestError]:
-        """Keep the hidden states of what was computed, and read prompts at once, but for their last token."""
+        """Store the hidden states of computed tokens, and read prompts at once, except their last token."""
         if not self._asked:
             return {}
         hidden = step.side_output(HIDDEN).astype(np.float32, copy=False)
@@ -120,7 +120,7 @@ class HiddenDrafter(CachingDrafter):
         return failed | self._read_prompts([request for request in prompts if request not in failed])
 
     def forget(self, request: SampledRequest) -> None:
-        """What it has read may serve others."""
+        """Its cached rows may serve other requests."""
         self._unread.forget(request)
         self._candidates.forget(request)
 
@@ -153,7 +153,7 @@ class HiddenDrafter(CachingDrafter):
         return replace(draft, probabilities=asked.origins) if self._says_from_what else draft
 
     def _fitting(self, asked: Iterable[_Asked]) -> list[_Asked]:
-        """Those whose rows one step can read, the shortest first; of one more the first rows."""
+        """The requests whose rows one step can read, the shortest first, and the first rows of one more."""
         room, found = self._limits.max_batch_tokens, []
         for each in sorted(asked, key=lambda each: len(each.rows.hidden)):
             each.is_ready = len(each.rows.hidden) <= room
@@ -167,11 +167,11 @@ class HiddenDrafter(CachingDrafter):
         return found
 
     def _keep_complete(self, asked: _Asked) -> None:
-        """Of the rows those that no draft is read in."""
+        """Keep only the rows in which no draft is read."""
         asked.rows = self._unread.complete(asked.rows)
 
     def _read_rows(self, asked: Iterable[_Asked]) -> None:
-        """All layers read the rows; each gives a draft of those that are ready and want as many."""
+        """All layers read the rows; each layer gives one draft for the requests that are ready and need that many."""
         asked = [each for each, _ in _each(lambda each: self._unread.read(each.rows), asked)]
         for layer in range(len(self._layers)):
 
@@ -229,7 +229,7 @@ class HiddenDrafter(CachingDrafter):
         return failed
 
     def _next_of_prompt(self, request: SampledRequest, room: int) -> Unread | None:
-        """At most so many of the rows to be read next, which then count as read; None if there are no more."""
+        """At most `room` of the next rows to read, which then count as read; None if there are no more."""
         found = self._unread.of_prompt(request)
         if found is None:
             return None
@@ -257,7 +257,7 @@ def _grown(asked: _Asked, node: int | None, following: Following | RequestError,
 
 
 def _states(layer: Executor) -> Hidden:
-    """What the layer's last step left, kept."""
+    """A copy of the hidden states of the layer's last step."""
     assert isinstance(layer, SideOutputExecutor)
     states: Hidden = layer.side_output(HIDDEN).astype(np.float32)
     return states

@@ -1,9 +1,11 @@
-"""What a target knew after its last tokens, until a draft has read it: by request, and by block for who comes later.
+"""The target's hidden states after its last tokens, until a drafter has read them: by request, and by block for later
+requests.
 
-Row i of a draft's cache is made of the target's hidden state after token i and of token i + 1. The target gives a
-hidden state once, in the step that computes its token; who finds the token's block in the prefix cache gets none. So
-the last hidden state of each block is kept beside it: with it a draft can go on where another token follows than the
-one it has read. Of drafts of several layers, which read further tokens, the last ones are kept, as many as layers.
+Row i of a drafter's cache is computed from the target's hidden state after token i and from token i + 1. The target
+returns a hidden state once, in the step that computes its token; a request that finds the token's block in the prefix
+cache gets none. The last hidden state of each block is therefore stored with it, so that a drafter can continue with a
+different next token than the one it has read. For drafters with several layers, which read further tokens, the last
+states are stored, one per layer.
 """
 
 from collections.abc import Sequence
@@ -98,11 +100,11 @@ class HiddenRows:
         return pending.hidden[start - pending.start : end - pending.start]
 
     def pending(self, request: Request) -> Pending | None:
-        """What a request has of its own, not of its blocks."""
+        """The pending hidden states of a request itself, not of its blocks."""
         return self._pending.get(request)
 
     def read(self, request: Request, end: int) -> None:
-        """What comes before a position is needed no more."""
+        """Drop the hidden states before a position."""
         pending = self._pending.get(request)
         if pending is not None and pending.start < end:
             left = pending.hidden[end - pending.start :]

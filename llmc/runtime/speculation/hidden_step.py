@@ -1,4 +1,4 @@
-"""A step of a draft that reads hidden states beside tokens."""
+"""A step of a drafter that reads hidden states in addition to tokens."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,9 +13,9 @@ from llmc.runtime.speculation.hidden_rows import Hidden
 
 
 class HiddenReading(NamedTuple):
-    """Tokens of a request to be read into rows `start`… of its draft's cache, each with what was known before it.
+    """Tokens of a request to be read into rows `start`… of its drafter's cache, each with the hidden state before it.
 
-    blocks: the request's table, less what the draft has not read at its beginning. skipped: so many rows that was.
+    blocks: the request's table without the unread blocks at its beginning. skipped: number of rows in these blocks.
     """
 
     blocks: Sequence[int]
@@ -36,7 +36,7 @@ def hidden_step(readings: Sequence[HiddenReading], block_size: int, wanted: int,
 
 
 def level_step(levels: Sequence[tuple[HiddenReading, Level]], block_size: int, sides: tuple[str, ...]) -> Step:
-    """The step that reads nodes of trees, of which each sees what leads to it, and gives logits of them all."""
+    """The step that reads nodes of trees, each with the path to it visible, and returns logits for all of them."""
     readings = [reading for reading, _ in levels]
     step = hidden_step(readings, block_size, 0, sides)
     depths = [depth - place for _, level in levels for place, depth in enumerate(level.depths, level.first + 1)]

@@ -1,7 +1,8 @@
 """Lookahead decoding (Fu et al. 2024, "Break the sequential dependency of LLM inference using lookahead decoding").
 
-Drafts without any draft: beside guesses to be verified, a request's step has a window of tokens that may stand further
-on, and what the model says after them makes n-grams. Those that begin with the request's last token are its guesses.
+Drafting without a drafter: in addition to guesses to verify, a request's step has a window of tokens for later
+positions, and the model's outputs after them form n-grams. N-grams that begin with the request's last token are its
+guesses.
 
 The window has `ngram` - 1 levels of `window` columns. Column c of level l is a token at the position c + l + 1 after
 the last one; it sees the first level up to its column, and its column up to its level:
@@ -48,7 +49,7 @@ class LookaheadDrafter(EachDrafter):
         self._windows: dict[Request, _Window] = {}
 
     def observe(self, step: ComputedStep) -> Mapping[Request, RequestError]:
-        """What came after the windows' last levels."""
+        """Read the tokens after the windows' last levels."""
         windows = [(self._windows.get(chunk.request), chunk, step) for chunk in step.chunks() if chunk.draft]
         read = [(window, chunk, step) for window, chunk, step in windows if window is not None]
         return errors((chunk.request for _, chunk, _ in read), attempts(self._advance, read))
@@ -58,7 +59,7 @@ class LookaheadDrafter(EachDrafter):
         self._windows.pop(request, None)
 
     def draft(self, request: SampledRequest, most: int) -> Draft:
-        """Guesses, and of the window as many columns as there is room for."""
+        """Guesses, and the columns of the window that there is room for."""
         window = self._windows.get(request)
         if window is None:
             window = self._windows[request] = self._new_window(request)
@@ -119,7 +120,7 @@ class NgramPool:
             known.popitem(last=False)
 
     def after(self, token: int) -> list[tuple[int, ...]]:
-        """What followed the token in each, the one that was seen last first."""
+        """The continuations of the token in each n-gram, the most recent first."""
         return list(reversed(self._rest.get(token, ())))
 
 
@@ -132,7 +133,7 @@ class _Tree:
         self._children: dict[tuple[int | None, int], int] = {}
 
     def add(self, path: Sequence[int]) -> None:
-        """Tokens that may follow the request's last one, one after the other."""
+        """Add a path of tokens that may follow the request's last one."""
         node: int | None = None
         for token in path:
             child = self._children.get((node, token))
@@ -143,5 +144,5 @@ class _Tree:
             node = child
 
     def draft(self) -> Draft:
-        """What has grown."""
+        """The draft of the paths added until now."""
         return Draft(self.tokens, self._parents) if self.tokens else NO_DRAFT

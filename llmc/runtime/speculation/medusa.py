@@ -23,7 +23,7 @@ from llmc.runtime.speculation.rank_truth import RankTruth
 
 @dataclass(frozen=True)
 class _HeadRows:
-    """What heads said when a request had so many tokens. ids, probabilities: [heads, candidates]."""
+    """The heads' candidates when a request had `tokens` tokens. ids, probabilities: [heads, candidates]."""
 
     length: int
     ids: npt.NDArray[np.int32]
@@ -69,7 +69,7 @@ class MedusaDrafter(EachDrafter):
         self._said.pop(request, None)
 
     def draft(self, request: SampledRequest, most: int) -> Draft:
-        """Of a request whose last token the heads have been asked at."""
+        """The draft of a request whose heads were computed at its last token."""
         said = self._said.get(request)
         if said is None or self._truth is None or said.length != len(request.tokens):
             return NO_DRAFT
@@ -81,7 +81,7 @@ class MedusaDrafter(EachDrafter):
 
 
 def _learn(truth: RankTruth, said: _HeadRows, tokens: Sequence[int]) -> None:
-    """What has come of candidates: of those whose predecessors came true, too, mostly, as drafts have to."""
+    """Record the outcome of candidates, mostly of those whose predecessors were accepted, as drafts require."""
     known = np.asarray(tokens[said.length : said.length + len(said.ids)], np.int32)
     count = len(known)
     truth.note(said.probabilities[:count], said.ids[:count] == known[:, None])

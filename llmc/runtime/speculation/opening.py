@@ -1,4 +1,4 @@
-"""What --speculative-config asks for, beside an engine: checked before that is opened, started after."""
+"""Open the drafter of --speculative-config for an engine: checked before the engine is opened, started afterwards."""
 
 import warnings
 from collections.abc import Callable
@@ -44,11 +44,12 @@ class SpeculationPlan:
 
     @property
     def programs(self) -> tuple[Program, ...]:
-        """Of the engines that draft."""
+        """The programs of the drafting engines."""
         return () if self.second is None else self.second.programs
 
     def start(self, blocks: int, threads: int, name: ExecutorName | None) -> Speculation:
-        """Beside an engine whose cache has so many blocks. name: of its executor, if it was asked for."""
+        """Start the drafter for an engine whose cache has `blocks` blocks. name: the engine's executor, if one was
+        requested."""
         new_drafter = self._new_drafter(blocks, threads, name)
         most, acceptance = self.config.num_speculative_tokens, new_acceptance(self.config.acceptance)
         return Speculation(new_drafter, most, self._new_gate, acceptance)
@@ -73,7 +74,7 @@ class SpeculationPlan:
 
 
 def new_acceptance(config: AcceptanceConfig) -> Acceptance | None:
-    """None for what needs no judgement."""
+    """The acceptance method; None if drafts need no judgement."""
     if config.method is AcceptanceMethod.REJECTION:
         return Rejection()
     if config.method is AcceptanceMethod.TYPICAL:
@@ -91,8 +92,9 @@ def plan_speculation(
 ) -> SpeculationPlan:
     """For the engine that is about to be opened. limits: the engine's, or lower ones that were asked for.
 
-    Warns where many requests get fewer drafts than each may have. Raises OptionError for what does not fit the engine,
-    EngineFormatError for a draft model that is no whole engine, RankError for one whose ranks torchrun has not started.
+    Warns if many requests get fewer drafts than each may have. Raises OptionError for settings that do not fit the
+    engine, EngineFormatError if the draft model is not a complete engine, RankError if torchrun has not started its
+    ranks.
     """
     tokens = min(max_step_tokens or limits.max_batch_tokens, limits.max_batch_tokens)
     _check_room(config.num_speculative_tokens, tokens, limits)
@@ -114,7 +116,7 @@ def plan_speculation(
 
 
 def _check_ranks(second: Program, instead: str) -> None:
-    """Of what drafts: those that torchrun has started are ranks of the engine that it drafts for."""
+    """Check the drafter's ranks: those that torchrun has started belong to the target's engine."""
     if second.layout.ranks > 1:
         refuse_launched("the engine that drafts", at=OPTION, fix=f"{instead}; or start one process, without torchrun")
 
@@ -122,8 +124,7 @@ def _check_ranks(second: Program, instead: str) -> None:
 def _check_states(program: Program, path: Path) -> None:
     if program.states:
         raise OptionError(
-            f"the model keeps {len(program.states)} states of a sequence, out of which a draft that does not come true "
-            f"cannot be taken again",
+            f"the model keeps {len(program.states)} states of a sequence, which cannot be rolled back after a draft",
             at=path,
             fix="load it without speculation, or draft with a model that has none",
         )
@@ -144,7 +145,7 @@ def _check_room(most: int, tokens: int, limits: Limits) -> None:
     if most > room:
         larger = "rebuild the engine with larger max_batch_tokens and max_logit_rows"
         raise OptionError(
-            f"num_speculative_tokens is {most}, and a step has room for {room} beside the token before them",
+            f"num_speculative_tokens is {most}, and a step has room for {room} in addition to the token before them",
             at=OPTION,
             fix=f"give {room} at most, or {larger}" if room else larger,
         )

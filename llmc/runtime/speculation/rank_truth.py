@@ -1,4 +1,4 @@
-"""How often candidates come true, by depth and rank, beside what was said of them."""
+"""How often candidates are accepted, by depth and rank, compared with their stated probabilities."""
 
 import numpy as np
 import numpy.typing as npt
@@ -18,14 +18,15 @@ class RankTruth:
         self._true: Shares = np.full((depths, ranks), _PRIOR)
 
     def likely(self, said: Shares, depth: int = 0) -> Shares:
-        """How likely they are: [depths, ranks]. said: so are they by what gave them, at this depth and those below."""
+        """The corrected probabilities of candidates: [depths, ranks]. said: their stated probabilities, at this depth
+        and below."""
         depths, ranks = said.shape
         places = slice(depth, depth + depths), slice(ranks)
         found: Shares = np.minimum(said * (self._true[places] / self._expected[places]), 1.0)
         return found
 
     def note(self, said: Shares, is_true: npt.NDArray[np.bool_], depth: int = 0) -> None:
-        """What has come of candidates whose predecessors came true: [depths, ranks] each."""
+        """Record the outcome of candidates whose predecessors were accepted: [depths, ranks] each."""
         depths, ranks = said.shape
         places = slice(depth, depth + depths), slice(ranks)
         self._expected[places] += said

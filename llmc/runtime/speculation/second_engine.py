@@ -14,14 +14,14 @@ from llmc.runtime.text.tokenizer import TOKENIZER_NAME, Tokenizer
 
 @dataclass(frozen=True)
 class SecondEngine:
-    """One that drafts, or a layer of what does. check: of its weights, under way."""
+    """A drafting engine, or a layer of one. check: the running check of its weights."""
 
     directory: EngineDirectory
     check: WeightCheck | None
 
     @property
     def programs(self) -> tuple[Program, ...]:
-        """One. What its cache takes of the memory follows from it."""
+        """Its single program, which determines the memory of its cache."""
         return (self.directory.program,)
 
     def close(self) -> None:

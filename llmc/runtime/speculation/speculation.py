@@ -1,4 +1,4 @@
-"""Who drafts, how much, and what came of it. Answers never depend on it: see docs/speculation.md."""
+"""The drafter, the number of drafts, and their outcome. Answers never depend on drafts: see docs/speculation.md."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -40,11 +40,11 @@ class Speculation:
         self._pool: BlockPool | None = None
         self._gate = new_gate(most)
         self._most = 0
-        # Of the next step: when it began, and its drafts.
+        # The next step's beginning and drafts.
         self._begin = self._drafting = 0.0
         self._asked: dict[Request, int] = {}
         self._sides: tuple[str, ...] = ()
-        # So many steps of so many requests have no drafts, and nobody is asked.
+        # This number of steps with this number of requests have no drafts, without a new decision.
         self._rest, self._resting = 0, 0
         # Whether the next step, if it has no chunks, leaves no sides and is not observed: as most without drafts.
         self.is_idle = False
@@ -54,7 +54,7 @@ class Speculation:
 
     @property
     def stats(self) -> SpeculationStats:
-        """What came of the drafts so far."""
+        """Statistics of all drafts until now."""
         name = AcceptanceMethod.INVARIANT.value if self._acceptance is None else self._acceptance.name
         return SpeculationStats(self._drafts, self._draft_tokens, tuple(self._accepted_at), name)
 
@@ -70,18 +70,19 @@ class Speculation:
             self._drafter.close()
 
     def renewed(self) -> "Speculation":
-        """The same for a loop without requests; nothing is known of what the old one's wrote."""
+        """A new instance for a loop without requests, without the outputs of earlier ones."""
         return Speculation(self._new_drafter, self._gate.most, self._new_gate, self._acceptance, self._clock)
 
     def rests(self, requests: int) -> bool:
-        """Whether the next step, of so many requests, is without drafts as the last one: then nothing else is asked."""
+        """Whether the next step, of `requests` requests, has no drafts like the last one; no other call is then
+        needed."""
         if self._rest and requests == self._resting:
             self._rest -= 1
             return True
         return False
 
     def pays(self, requests: int, room: int) -> bool:
-        """Whether so many requests should get drafts in the next step, which begins now and has room for so many
+        """Whether `requests` requests should get drafts in the next step, which begins now and has room for `room`
         tokens."""
         if requests:
             self._most = self._gate.drafts(requests, room)
@@ -94,7 +95,8 @@ class Speculation:
         return self._most > 0
 
     def most(self, requests: Sequence[SampledRequest], room: int) -> list[int]:
-        """How many drafts each request may get: so many in all, and none that its own end would cut off."""
+        """The maximum number of drafts per request: at most `room` in total, and none that its own end would cut
+        off."""
         most = []
         for request in requests:
             count = max(0, min(self._most, room, request.most - len(request.tokens) - 1))
@@ -103,7 +105,7 @@ class Speculation:
         return most
 
     def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> Sequence[Draft | RequestError]:
-        """Drafts for each request, at most so many; it has blocks for them."""
+        """Drafts for each request, at most `most`; the request has blocks for them."""
         begin = self._clock()
         proposed = zip(requests, self._drafter.propose(requests, most), strict=True)
         found = attempts(self._checked, proposed)
@@ -116,7 +118,7 @@ class Speculation:
         return found
 
     def sides(self, plan: StepPlan) -> tuple[str, ...]:
-        """The side outputs that the step which was scheduled last is to leave; once a step."""
+        """The side outputs that the last scheduled step must return; called once per step."""
         self._sides = self._drafter.sides(self._most > 0, any(map(_is_of_prompt, plan.chunks)))
         return self._sides
 
@@ -125,7 +127,8 @@ class Speculation:
     ) -> Mapping[Request, RequestError]:
         """The plan's step has been computed, and its requests have got their tokens.
 
-        executor: for what the step left beside its logits. results: of the step. Returns which requests fail by it.
+        executor: has the step's side outputs. results: the step's results. Returns the requests that fail, with their
+        errors.
         """
         failed: Mapping[Request, RequestError] = {}
         if executor is not None and results is not None and (self._most or self._sides):
@@ -136,7 +139,7 @@ class Speculation:
             self._drafting += self._clock() - begin
         if self._most:
             self._note_drafted(plan)
-            # Who drafts for a request anew may have to read much, once.
+            # A drafter that starts with a request may have to read much, once.
             self._asked_before, self._asked = len(self._asked), {}
             self._proposed = 0
         elif not plan.chunks and self._gate.wants_time:
@@ -182,7 +185,8 @@ class Speculation:
             self._drafter.watch(self._pool)
 
     def _checked(self, request: SampledRequest, draft: Draft | RequestError) -> Draft:
-        """The draft without what cannot come true, and how it is judged. Raises the error that came instead."""
+        """The draft without tokens that cannot be accepted, and its acceptance method. Raises the error given in its
+        place."""
         if isinstance(draft, RequestError):
             raise draft
         kept = _allowed(request, draft)

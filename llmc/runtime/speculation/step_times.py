@@ -1,14 +1,13 @@
-"""How long steps take by their size: as measured, and for the other sizes as predicted, corrected by what was."""
+"""Times of steps by size: measured, or predicted and corrected by measurements of other sizes."""
 
 import bisect
 from collections.abc import Callable
 
-# Of an average, what the last value weighs if it is more, and if it is less: what disturbs a step
-# makes it longer.
+# Weights of the last value in an average, if it is larger and if it is smaller: disturbances only make steps longer.
 _LONGER, _SHORTER = 0.2, 0.4
 # Steps after which times are measured anew: of a size that seemed slow once, perhaps by chance, there are no others.
 _REMEMBERED_STEPS = 1024
-# Sizes of which one is at most so many times the other.
+# Maximum ratio of two sizes that count as similar.
 _ALIKE = 1.25
 
 # Seconds of a step of that size, perhaps all wrong by the same factor.
@@ -16,8 +15,9 @@ Prior = Callable[[int], float]
 
 
 class StepTimes:
-    """prior: None where nothing is predicted. Then a step of a size that was never seen is taken to cost the least that
-    it may, as much as the next smaller one or, below all, in proportion: so what could be better is tried, once."""
+    """prior: predicted times. If it is None, a step of an unobserved size is assumed to take the minimum possible
+    time: that of the next smaller size, or below all sizes a proportional time. Options that might be better are
+    therefore tried once."""
 
     def __init__(self, prior: Prior | None = None) -> None:
         self._prior = prior
@@ -54,7 +54,7 @@ class StepTimes:
         return sum(self._times[each] for each in self._sizes[first : bisect.bisect(self._sizes, size * _ALIKE)])
 
     def seconds(self, size: int) -> float | None:
-        """Of a step of that size; None before the first one.
+        """Seconds of a step of that size; None before the first step.
 
         Not more than of a larger one: where the larger one took less, the smaller one was held up.
         """

@@ -1,7 +1,7 @@
 """Suffix decoding (Oliaro et al. 2024): what followed the last tokens before, in this request or in earlier answers.
 
-As in Arctic Inference there is one structure for the request's own prompt and output, and one for what earlier requests
-of the same tenant wrote (not for their prompts). The draft of which more tokens are expected to come true is taken.
+As in Arctic Inference, there is one structure for the request's own prompt and output, and one for the outputs of
+earlier requests of the same tenant (not for their prompts). The draft with more expected accepted tokens is taken.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _READ_AT_ONCE = 2048
 
 @dataclass(slots=True)
 class _Own:
-    """What is known of a request. read: tokens that are in the automaton."""
+    """The state of a request. read: number of its tokens in the automaton."""
 
     automaton: SuffixAutomaton
     read: int = 0
@@ -36,7 +36,7 @@ class SuffixDrafter(EachDrafter):
         self._own: dict[SampledRequest, _Own] = {}
 
     def forget(self, request: SampledRequest) -> None:
-        """What it wrote is kept for those with the same salt: once, and not if nobody ever asked for its drafts."""
+        """Its output is kept for requests with the same salt: once, and only if drafts were requested for it."""
         if self._own.pop(request, None) is not None:
             self._earlier.add(request.salt, request.tokens[request.prompt_tokens :])
 

@@ -12,7 +12,7 @@ _ROOT = 0
 
 
 class Match(NamedTuple):
-    """A substring of so many tokens, by its state."""
+    """A substring of `length` tokens, by its state."""
 
     state: int
     length: int
@@ -29,13 +29,13 @@ NO_CONTINUATION = Continuation((), 0.0)
 
 
 class SuffixAutomaton:
-    """Texts are added one after the other; the last one may be continued. depth: of match and draft together."""
+    """Texts are added in order; the last one may be continued. depth: maximum length of match and draft together."""
 
     def __init__(self, depth: int) -> None:
         self._depth = depth
         self._next: list[dict[int, int]] = [{}]
         self._link = [-1]
-        # Of a state's longest substring.
+        # Length of a state's longest substring.
         self._length = [0]
         self._count = [0]
         self._last = _ROOT
@@ -43,7 +43,7 @@ class SuffixAutomaton:
         self._suffix, self._matched = _ROOT, 0
 
     def begin_text(self) -> None:
-        """What is added from now on does not follow what was added before."""
+        """Begin a new text, which does not continue the previous one."""
         self._last = self._suffix = _ROOT
         self._matched = 0
 
@@ -77,7 +77,7 @@ class SuffixAutomaton:
         return Match(state, matched)
 
     def draft(self, match: Match, most: int, factor: float, least: float) -> Continuation:
-        """What most likely follows: the best draft after any suffix of the match.
+        """The likeliest continuation: the best draft after any suffix of the match.
 
         At most `most` tokens, `factor` times as many as the suffix has, and with it no more than `depth`. least: how
         likely the whole draft has to be.
@@ -94,7 +94,8 @@ class SuffixAutomaton:
         return best
 
     def _room(self, shortest: int, longest: int, factor: float) -> int:
-        """The longest draft after a suffix of so many tokens: longer ones allow more of them, and leave less depth."""
+        """Maximum length of a draft after a suffix of `shortest` to `longest` tokens: longer suffixes allow more
+        tokens, and leave less depth."""
         peak = int(self._depth / (1 + factor))
         lengths = (min(max(n, shortest), longest) for n in (peak, peak + 1))
         return max(min(int(n * factor), self._depth - n) for n in lengths)

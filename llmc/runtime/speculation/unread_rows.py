@@ -1,8 +1,8 @@
-"""Which rows of its requests a draft is yet to read: of what the target has computed, less what is in its cache.
+"""The rows of requests that a drafter has not read: those computed by the target minus those in the drafter's cache.
 
-Row i of a draft's cache is made of the target's hidden state after token i and of token i + 1; that of its next layer,
-if it has several, of what the first one made of row i and of token i + 2, and so on. A row is called by the last of its
-layers' tokens, and known when it is right in all of them.
+Row i of a drafter's cache is computed from the target's hidden state after token i and from token i + 1. If there is a
+next layer, its row i is computed from the first layer's row i and from token i + 2, and so on. A row is named by the
+last of its layers' tokens, and known when it is right in all of them.
 """
 
 from collections.abc import Sequence
@@ -48,17 +48,17 @@ class UnreadRows:
         self._rows.add(request, start, hidden)
 
     def forget(self, request: SampledRequest) -> None:
-        """What it has read may serve others."""
+        """Its cached rows may serve other requests."""
         self._cache.forget(request)
         self._rows.forget(request)
 
     def complete(self, rows: Unread) -> Unread:
-        """Those whose tokens of all layers are there: no layer reads drafts in them."""
+        """The rows whose tokens of all layers exist, so that no layer reads drafts in them."""
         return rows.first(max(0, len(rows.request.tokens) - self._layers - rows.start))
 
     def of_prompt(self, request: SampledRequest) -> Unread | None:
-        """Complete rows, but for the last of what was computed, whose step gives the first draft. None if there are
-        none, or if hidden states are missing."""
+        """Complete rows, except the last computed one, whose step gives the first draft. None if there are none, or if
+        hidden states are missing."""
         pending = self._rows.pending(request)
         if pending is None:
             return None
@@ -76,7 +76,7 @@ class UnreadRows:
         self._rows.read(rows.request, end)
 
     def reading(self, rows: Unread, layer: int, drafts: Sequence[int]) -> HiddenReading:
-        """What a layer reads: the first of them has number 0. drafts: that follow the request's tokens."""
+        """The reading of a layer, numbered from 0. drafts: the drafts after the request's tokens."""
         first = rows.start + layer + 1
         tokens = [*rows.request.tokens[first : first + len(rows.hidden)], *drafts][: len(rows.hidden)]
         return self.place(rows.request, rows.start, tokens, rows.hidden)
@@ -93,7 +93,7 @@ class UnreadRows:
         start = min(self._cache.known(request, names), end - is_last)
         found = self._rows.found(request, start, end)
         if found is None and self._rows.found(request, end - 1, end) is not None:
-            # What comes between is lost: the cache begins behind it.
+            # The rows in between are lost: the cache begins after them.
             pending = self._rows.pending(request)
             if pending is not None and pending.start > start:
                 self._cache.skip(request, -(-pending.start // self._size))
@@ -105,7 +105,7 @@ class UnreadRows:
 
 
 class _Shifted(Sequence[int]):
-    """What rows of a draft's cache are called: each by the token so many places behind its own."""
+    """The names of rows in a drafter's cache: the token `by` places after the row's own."""
 
     def __init__(self, tokens: list[int], places: int) -> None:
         self._tokens, self._places = tokens, places

@@ -29,8 +29,8 @@ BUILT_IN: Mapping[str, str] = {
 class ChatTemplate:
     """A template's text and the special tokens (bos_token, eos_token, …) that it may name.
 
-    named: the model's templates by name, of which `tool_use` is for conversations with tools. call_example: a call, for
-    models whose template has no place for tools; None for one as the template writes it.
+    named: the model's templates by name; `tool_use` is for conversations with tools. call_example: an example call, for
+    models whose template has no place for tools; None uses the template's form.
     """
 
     source: str

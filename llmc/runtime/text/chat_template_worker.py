@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     # By a template's text, and the special tokens as JSON.
     Programs = _lru_cache_wrapper[TemplateProgram]
 
-# Of a model's templates, and of those that requests bring.
+# Size limits of a model's templates, and of those in requests.
 _PROGRAMS = 8
 
 
@@ -55,7 +55,8 @@ def limit_resources(memory_bytes: int) -> None:
 
 
 def template_environment() -> Environment:
-    """Jinja's sandbox with what Hugging Face templates expect (transformers' `_compile_jinja_template`)."""
+    """Jinja's sandbox with the extensions that Hugging Face templates expect (transformers'
+    `_compile_jinja_template`)."""
     from jinja2 import nodes
     from jinja2.exceptions import TemplateError
     from jinja2.ext import Extension
@@ -88,7 +89,7 @@ def template_environment() -> Environment:
 
 def answer(program: Programs, question: dict[str, Any]) -> dict[str, Any]:
     """`prompt` and `warnings`; `lacks` and `describes_tools` of each template if no conversation is given; or `error`
-    with what the template does instead, in one line."""
+    with the reason in one line if the template fails."""
     programs = [program(source, question["special_tokens"]) for source in question["sources"]]
     try:
         if question["messages"] is None:

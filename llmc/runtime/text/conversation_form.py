@@ -60,17 +60,17 @@ class Tools(Enum):
 class ConversationForm:
     """The form that a template takes. The defaults are how transformers passes conversations to templates.
 
-    parts: roles whose content is a list of parts. alternates: user and assistant speak in turn, the user first. blanks:
-    the assistant may have said nothing. developer: the role is known.
+    parts: roles whose content is a list of parts. alternates: user and assistant alternate, the user first. blanks: the
+    assistant's message may be empty. developer: the role is known.
 
     tools_name: the template's variable for tools. lists_no_tools: where there are none it is an empty list.
     fills_tools: each needs a description and parameters.
 
-    calls_need_tools: calls are text where a request has no tools. calls_with_text: a message may have both. call_style:
-    of calls as text. call_example: a call in another style, where tools are described; calls as text are like it.
-    raw_arguments: what is no JSON object is passed as the text that it is. results: have the role `tool`, or are the
-    user's. thought: the key of the assistant's thoughts, or `parts`. thought_with_text: a message of calls may have
-    both.
+    calls_need_tools: calls are written as text if a request has no tools. calls_with_text: a message may have both.
+    call_style: the style of calls as text. call_example: an example call in another style, where tools are described;
+    calls as text follow it. raw_arguments: arguments that are not a JSON object are passed as text. results: have the
+    role `tool`, or are the user's. thought: the key of the assistant's thoughts, or `parts`. thought_with_text: a
+    message of calls may have both.
     """
 
     parts: frozenset[str] = frozenset()

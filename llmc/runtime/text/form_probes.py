@@ -97,7 +97,7 @@ SYSTEMS = (
         (_SYSTEM, _OTHER_SYSTEM, _USER),
     ),
     Probe(
-        "messages of the developer beside the system's",
+        "messages of the developer and the system",
         (_SAYS_SYSTEM, _says("developer", _DEVELOPER), _SAYS_USER),
         (_SYSTEM, _DEVELOPER, _USER),
     ),
@@ -110,7 +110,7 @@ SYSTEMS = (
 )
 TOOLS = (
     Probe("tools", (_SAYS_USER,), (_USER,), _TOOL_WORDS, _TOOLS),
-    Probe("tools beside a message of the system", (_SAYS_SYSTEM, _SAYS_USER), (_SYSTEM, _USER), _TOOL_WORDS, _TOOLS),
+    Probe("tools and a message of the system", (_SAYS_SYSTEM, _SAYS_USER), (_SYSTEM, _USER), _TOOL_WORDS, _TOOLS),
     Probe("tools in later turns", TURNS.messages, TURNS.once, _TOOL_WORDS, _TOOLS),
     Probe(
         "tools without a description",
@@ -157,13 +157,13 @@ SEVERAL_CALLS = Probe(
 )
 TEXTS_AND_CALLS = (
     Probe(
-        "a text beside a call",
+        "a text with a call",
         (_SAYS_USER, {**_CALL, "content": _ANSWER}, _GIVES_RESULT),
         (_USER, _ANSWER, _VALUE, _RESULT),
         tools=_TOOLS,
     ),
     Probe(
-        "texts beside several calls in a row",
+        "texts with several calls in a row",
         (
             _SAYS_USER,
             {**_CALL, "content": _ANSWER},
@@ -184,7 +184,7 @@ USER_AFTER_RESULT = Probe(
     tools=_TOOLS,
 )
 RAW_ARGUMENTS = Probe(
-    "arguments that are no JSON",
+    "arguments that are not JSON",
     (_SAYS_USER, _calls((_NAME, f'{{"{_KEY}": "{_VALUE}')), _GIVES_RESULT),
     (_USER, _VALUE, _RESULT),
     tools=_TOOLS,
@@ -196,7 +196,7 @@ THOUGHT = Probe(
     tools=_TOOLS,
 )
 TEXT_THOUGHT_AND_CALL = Probe(
-    "a thought and a text beside a call",
+    "a thought and a text with a call",
     (_SAYS_USER, {**_CALL, "content": _ANSWER, "reasoning_content": _THOUGHT}, _GIVES_RESULT),
     (_USER, _ANSWER, _VALUE, _RESULT),
     tools=_TOOLS,

@@ -60,7 +60,7 @@ def fit(source: str, render: Render, end_token: str) -> Fit:
 
 
 def passes(probe: Probe, form: ConversationForm, render: Render) -> bool:
-    """Whether the prompt of a probe has all that it says, once, and nothing in place of what it does not say."""
+    """Whether the prompt of a probe contains all its parts once, and nothing in place of absent parts."""
     prompt = _prompt(probe.messages, probe.tools, form, render)
     if prompt is None or not probe.is_shown(prompt):
         return False
@@ -99,7 +99,7 @@ def _prompt(
 
 
 def _call_example(form: ConversationForm, render: Render, end_token: str) -> str | None:
-    """How the template writes a call: what comes after the beginning of an answer, without what ends any answer."""
+    """The template's form of a call: the text after the beginning of an answer, without the end of any answer."""
     user, call, answer = probes.EXAMPLE
     begun = _prompt((user,), None, form, render)
     called = _prompt((user, call), None, form, render, begins_answer=False)

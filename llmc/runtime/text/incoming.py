@@ -103,8 +103,8 @@ class Incoming:
     def piece(self, stops: Sequence[str], *, drops: bool = False) -> Wait[tuple[str, str | None]]:
         """The next piece of text before any of the stops, and the stop that follows it, which is not read.
 
-        ("", None) at the end of the text. No stop may be a part of another. drops: the beginning of a stop that the
-        text was cut in is no text.
+        ("", None) at the end of the text. No stop may be a part of another. drops: the beginning of a stop at the end
+        of the text is dropped.
         """
         while True:
             found = [(at, stop) for stop in stops if (at := self.text.find(stop, self.at)) >= 0]

@@ -18,7 +18,7 @@ def with_system(messages: Sequence[Json], text: str) -> list[Json]:
 
 
 def systems_first(messages: Sequence[Json]) -> list[Json]:
-    """One message of the system before all others, with what each has said."""
+    """A single system message before all others, with the contents of all of them."""
     said = [message for message in messages if message.get("role") in _SYSTEM]
     others = [message for message in messages if message.get("role") not in _SYSTEM]
     return [{**_joined(said), "role": "system"}, *others] if said else others
@@ -35,7 +35,8 @@ def systems_in_user(messages: Sequence[Json]) -> list[Json]:
 
 
 def alternating(messages: Iterable[Json], filler: str) -> list[Json]:
-    """User and assistant in turn, the user first: neighbours of one role are joined, and a turn that lacks is filled.
+    """User and assistant messages alternately, the user first: neighbours of one role are joined, and a missing turn is
+    filled.
 
     Messages of the system, of tools, and those with calls do not count as turns.
     """

@@ -1,4 +1,5 @@
-"""From the loop's raw news of a request to outputs with text: runs in the client's event loop, beside the next step."""
+"""Turn the loop's raw news of a request into outputs with text: runs in the client's event loop, concurrently with the
+next step."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -32,7 +33,7 @@ class ChoiceNews(NamedTuple):
 
 
 class News(NamedTuple):
-    """What a step has brought to one request; or why it has failed."""
+    """The result of a step for one request, or its error."""
 
     choices: tuple[ChoiceNews, ...]
     cached_tokens: int
@@ -45,8 +46,8 @@ class News(NamedTuple):
 class OutputStream:
     """The client's end of a request. Its news come in the event loop that it was made in, by `put`.
 
-    new_text: an empty text of the request; decode: the text of all tokens of a choice. notes: for the first output.
-    News that nobody has read yet are joined: a slow client gets fewer and longer outputs.
+    new_text: creates an empty text of the request; decode: returns the text of all tokens of a choice. notes: for the
+    first output. Unread news are joined, so that a slow client gets fewer and longer outputs.
     """
 
     def __init__(

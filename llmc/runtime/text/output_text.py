@@ -12,8 +12,8 @@ Decode = Callable[[Sequence[int]], str]
 class OutputText:
     """Decodes token by token in a sliding window, so that a token costs the same wherever it stands.
 
-    The window starts at a token boundary where the text was complete, one boundary earlier than what is out already,
-    because decoders treat the first token of a text specially (as in vLLM's incremental detokenizer).
+    The window starts at a token boundary where the text was complete, one boundary before the text that was already
+    sent, because decoders treat the first token of a text specially (as in vLLM's incremental detokenizer).
     keep_stop: the stop string stays in the text. stopped_by: the stop string that was found. pending: how many U+FFFD
     the text would end with if no token followed, for bytes that may still become a character.
     """
@@ -62,7 +62,7 @@ class OutputText:
         self._stop = ()
 
     def text(self) -> str:
-        """All text so far, also what a stop string may still take back."""
+        """All text until now, including text that a stop string may still remove."""
         return self._text
 
     def read(self) -> str:

@@ -38,7 +38,7 @@ def pieces(
 
 
 class _News:
-    """What a request has gained. Gathered between steps, because any thread may be stepping."""
+    """The new tokens of a request. Gathered between steps, because any thread may run steps."""
 
     def __init__(self, request: Generation) -> None:
         self._request = request

@@ -27,7 +27,7 @@ def prepared(preparation: TextPreparation, prompt: Any, name: str | None = None)
         raise RequestError(
             f"the model has no prompt {named!r:.60}; it has {', '.join(map(repr, prompts)) or 'none'}",
             at="prompt_name",
-            fix="give one of those, or write what should stand before the text into it",
+            fix="give one of those, or add the prefix to the text yourself",
         )
     if isinstance(prompt, Mapping) and prompt.get("prompt_token_ids") is None and isinstance(prompt.get("prompt"), str):
         return {**prompt, "prompt": prepared(preparation, prompt["prompt"], name)}

@@ -1,4 +1,4 @@
-"""What the user may give as prompts, turned into checked token ids."""
+"""Convert the user's prompts to checked token ids."""
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,8 +23,8 @@ _FIX = 'give a text, a list of int, {"prompt": text} or {"prompt_token_ids": ids
 def token_sequences(
     prompts: Prompts, tokenizer: Tokenizer, prepare: Callable[[Any], Any] = lambda prompt: prompt
 ) -> list[list[int]]:
-    """Token ids of one prompt or several, none for an empty list. prepare: a prompt, as the model reads it. Raises
-    RequestError for what is no prompt."""
+    """Token ids of one prompt or several, none for an empty list. prepare: converts a prompt to the form that the model
+    reads. Raises RequestError if it is not a prompt."""
     given, is_one = as_list(prompts)
     return [] if is_one and given == [[]] else [token_ids(prepare(prompt), tokenizer) for prompt in given]
 
@@ -78,7 +78,7 @@ def check_ids(where: str, ids: Iterable[int], vocab_size: int) -> None:
 
 
 def _content(prompt: Mapping[str, Any]) -> Any:
-    """What a dict has as its prompt."""
+    """The prompt in a dict."""
     unknown = [key for key in prompt if key not in PromptDict.__annotations__]
     if unknown:
         is_message = "role" in prompt and "content" in prompt

@@ -1,6 +1,6 @@
 """Chat messages to a prompt, by a Jinja template, rendered in a process that can be killed.
 
-A template is a program that came with somebody's checkpoint. It runs in Jinja's sandbox, in a worker with a limit on
+A template is a program from an untrusted checkpoint. It runs in Jinja's sandbox, in a worker with a limit on
 its memory and no files to write; one that does not answer in time is killed with its worker.
 """
 
@@ -45,7 +45,7 @@ class TemplateInput:
 @dataclass(frozen=True)
 class TemplateFit:
     """How a template, or several of a model, take conversations. lacks: the parts that no form shows, in words.
-    describes_tools: there is no place for tools, so that a message of the system describes them."""
+    describes_tools: the template has no place for tools, and a system message describes them instead."""
 
     lacks: tuple[str, ...]
     describes_tools: bool
@@ -62,9 +62,9 @@ class RenderedPrompt:
 class TemplateRenderer:
     """Workers that render templates, at most `workers` at once; made on first use, and again after one was killed.
 
-    seconds: that a template may run. patience_seconds: from a request's arrival until its prompt, with what it waits
-    for a worker, but without what one takes to start. memory_bytes: of a worker's address space beyond Python's own.
-    niceness: how far the workers stand back behind other processes, 0 to 19.
+    seconds: time limit of a template. patience_seconds: time limit from a request's arrival to its prompt, including
+    the wait for a worker, but not a worker's start. memory_bytes: limit of a worker's address space beyond Python's
+    own. niceness: nice level of the workers, 0 to 19.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class TemplateRenderer:
 
     def warm(self) -> None:
         """Start a worker now, so that the first chat does not wait for it."""
-        with self._free, suppress(RequestError):  # Whoever needs one is told.
+        with self._free, suppress(RequestError):  # A failure is reported when a worker is needed.
             self._put_back(self._worker())
 
     def fit(self, template: ChatTemplate) -> TemplateFit:
@@ -189,7 +189,7 @@ class TemplateRenderer:
 
 
 def warn_of_template(fit: Callable[[], TemplateFit]) -> TemplateFit | None:
-    """Warn of what a template does not show, or that it cannot be used. fit: as TemplateRenderer.fit.
+    """Warn about parts that a template does not show, or that it cannot be used. fit: as TemplateRenderer.fit.
 
     Returns:
         The fit; None for a template that cannot be used.

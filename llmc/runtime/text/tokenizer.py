@@ -62,7 +62,7 @@ class Tokenizer:
             if len(text) + len(pair or "") < _LONG_CHARACTERS:
                 return self._fast.encode(text, pair, add_special_tokens=add_special_tokens)
             given: Any = text if pair is None else (text, pair)
-            # Of several texts the library lets other threads run, which it does not of one.
+            # With several texts the library lets other threads run, which it does not with one.
             return self._fast.encode_batch([given], add_special_tokens=add_special_tokens)[0]
         except TypeError:
             raise RequestError(

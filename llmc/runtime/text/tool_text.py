@@ -15,7 +15,7 @@ To call a function, answer with its name and its arguments in this form, once fo
 {results}"""
 _RESULTS = "The result of a call comes between <tool_response> and </tool_response>."
 
-# Of the call that the prompt shows.
+# The names in the example call of the prompt.
 EXAMPLE_NAME = "NAME"
 EXAMPLE_ARGUMENTS: Mapping[str, str] = {"ARGUMENT": "VALUE"}
 
@@ -67,7 +67,7 @@ def calls_text(calls: Sequence[tuple[str, Any]], style: CallStyle) -> str:
 
 
 def calls_like(example: str, calls: Sequence[tuple[str, Any]]) -> str | None:
-    """Calls written as the example of one is; None if its arguments are no JSON object."""
+    """Calls in the form of the example; None if its arguments are not a JSON object."""
     before, arguments, after = example.partition(_json(EXAMPLE_ARGUMENTS))
     if not arguments:
         return None

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from llmc.codegen.cpp.kernel import SCALES
 from llmc.codegen.cpp.pack_codes import pack_codes
-from llmc.formats.code_format import CODE_FORMATS, CODE_PARTS
-from llmc.graph.code_numbers import code_dtype
+from llmc.formats.code_format import CODE_FORMATS
 from llmc.ops.token_codes import round_tokens
 from llmc.ops.weight_codes import weight_codes, weight_scales, weight_zeros
 from llmc.passes.quantization.round_weight import RoundedWeight
 from llmc.program import Layout
 from llmc.targets import CpuTarget
+from tests.blocked_parts import blocked_parts
 from tests.codegen.cpp.kernel_calls import call, kernels, pointer, rows
 
 
@@ -24,8 +24,8 @@ class QuantizedWeight(RoundedWeight):
 
     @property
     def group(self) -> int:
-        """Columns that share a scale."""
-        return CODE_FORMATS[self.format].group or self.codes.shape[1] // self.scales.shape[1]
+        """Columns that share a float scale."""
+        return self.codes.shape[1] // self.scales.shape[1]
 
     def fields(self) -> dict[str, str | bool]:
         """What the kernels' structs say of its codes."""
@@ -57,24 +57,8 @@ def quantized(
 
 def blocked(out: int, channels: int, format: str, *, scale_dtype: torch.dtype = torch.float16) -> QuantizedWeight:
     """Random parts of a blocked format, each over its whole range."""
-    record = CODE_FORMATS[format]
-    assert record.group is not None and record.run is not None
-    runs, groups = channels // record.run, channels // record.group
-    low, high = record.integers or (0, 15)
-    size = 1 / (record.largest * channels**0.5)
-    steps = record.steps
-    mean = 1.0 if steps is None else 2.0 ** (steps.bits - 2)
-    floats = [(torch.randn(out, runs) * size / mean).to(scale_dtype) for _ in range(2)]
-    parts: dict[str, Tensor | None] = dict.fromkeys(CODE_PARTS)
-    parts["codes"] = torch.randint(low, high + 1, (out, channels), dtype=code_dtype(format))
-    parts["scales"] = floats[0]
-    if steps is not None:
-        most = 1 << steps.bits
-        parts["scale_steps"] = torch.randint(steps.least, steps.least + most, (out, groups), dtype=torch.int8)
-    if record.has_minimum:
-        parts["minima"] = floats[1]
-        parts["minimum_steps"] = None if steps is None else torch.randint(0, most, (out, groups), dtype=torch.int8)
-    return QuantizedWeight(format=format, **parts)  # type: ignore[arg-type]
+    parts = blocked_parts(format, out, channels, scale_dtype=scale_dtype)
+    return QuantizedWeight(parts.pop("codes"), parts.pop("scales"), None, format, **parts)
 
 
 def operands(

@@ -82,10 +82,11 @@ def _taken_apart(packed: Tensor, row: int, shape: CodeShape) -> tuple[list[int],
         found[name] = bits.view(torch.float16).tolist()
     steps = shape.codes.steps
     for place, name in enumerate(("scale_steps", "minimum_steps")[:floats] if steps is not None else ()):
-        assert steps is not None
+        assert steps is not None and shape.codes.group is not None
+        of_run = shape.run // shape.codes.group
         strings = [sum(half << 16 * i for i, half in enumerate(run[floats:])) for run in halves]
-        first, least = place * steps.groups, steps.least if place == 0 else 0
-        fields = range(first, first + steps.groups)
+        first, least = place * of_run, steps.least if place == 0 else 0
+        fields = range(first, first + of_run)
         found[name] = [(s >> steps.bits * i & (1 << steps.bits) - 1) + least for s in strings for i in fields]
     words = block[shape.runs * shape.header_nbytes :].view(-1, 32, 4)[:, lane]
     codes = []
@@ -99,15 +100,17 @@ def _taken_apart(packed: Tensor, row: int, shape: CodeShape) -> tuple[list[int],
     return codes, found
 
 
+@pytest.mark.parametrize("columns", [512, 576])
 @pytest.mark.parametrize("format", [name for name, format in CODE_FORMATS.items() if format.is_blocked])
-def test_blocked_formats_are_stored_bit_by_bit(format: str) -> None:
+def test_blocked_formats_are_stored_bit_by_bit(format: str, columns: int) -> None:
     """Every code, scale, minimum and step, in as many bytes as a GGUF file takes for them."""
     torch.manual_seed(0)
-    weight = quantized(64, 512, format, scale_dtype=torch.float16)
+    weight = quantized(64, columns, format, scale_dtype=torch.float16)
     packed = weight.packed()
-    shape = CodeShape((64, 512), weight.scales.shape[1], format, torch.float16, has_zeros=False)
+    shape = CodeShape((64, columns), weight.scales.shape[1], format, torch.float16, has_zeros=False)
     blocks = next(kind for kind in BLOCK_TYPES.values() if kind.codes == format)
-    assert packed.nbytes == 64 * 512 // blocks.elements * blocks.nbytes
+    if columns % blocks.elements == 0:
+        assert packed.nbytes == 64 * columns // blocks.elements * blocks.nbytes
     for row in (0, 1, 31, 32, 63):
         codes, parts = _taken_apart(packed, row, shape)
         assert codes == (weight.codes[row].int() + shape.codes.unsigned_shift).tolist()

@@ -54,7 +54,7 @@ def test_it_replaces_an_earlier_one_and_nothing_else(checkpoint: Path, tmp_path:
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"stage": "lowered"}, OptionError, "'lowered' is no stage that can be exported"),
+        ({"stage": "lowered"}, OptionError, "'lowered' is not a stage that can be exported"),
         ({"dtype": "bfloat16"}, OptionError, "ONNX models compute in float32, not bfloat16"),
         ({"tensor_parallel_size": 2}, LoweringError, "runs on 2 ranks, and an ONNX model on one"),
     ],

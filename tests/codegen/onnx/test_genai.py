@@ -84,5 +84,5 @@ def test_what_it_cannot_do_is_named(captured: Callable[[str], Captured], tmp_pat
     graph = graph_at(model, Stage.CANONICAL, BuildOptions(dtype="float32"), default(), Stages(None))
     with pytest.raises(LoweringError, match="onnxruntime-genai keeps no state for it"):
         write_model_files(graph, model.source, tmp_path, nothing, for_genai=True)
-    with pytest.raises(OptionError, match="'tea' is no flavour"):
+    with pytest.raises(OptionError, match="'tea' is not a flavour"):
         llmc.export(module, tmp_path / "out", flavour="tea")  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from llmc.codegen.onnx.function_body import standard
 from llmc.errors import LoweringError
+from tests.blocked_parts import BLOCKED, blocked_parts
 from tests.codegen.onnx.calls import aten, check, in_onnxruntime, numbers, ops
 from tests.random_trees import random_tree
 
@@ -33,6 +34,24 @@ def test_rounded_tokens(format: str, scale: Tensor | None) -> None:
     x = numbers(6, 32)
     x[2] = 0
     check(ops.round_tokens.default, x, scale, format, torch.float32)
+
+
+@pytest.mark.parametrize("channels", [64, 70])
+def test_tokens_rounded_by_groups(channels: int) -> None:
+    x = numbers(6, channels)
+    x[2, 32:] = 0
+    check(ops.round_tokens.default, x, None, "int8", torch.float32, 32)
+
+
+@pytest.mark.parametrize("format", BLOCKED)
+def test_blocked_codes(format: str) -> None:
+    """Bit by bit what they stand for."""
+    parts = blocked_parts(format, 6, 512, generator=torch.Generator().manual_seed(0))
+    parts = {name: part.float() if part.is_floating_point() else part for name, part in parts.items()}
+    given = [parts.get(name) for name in ("codes", "scales", "zeros")]
+    more = [parts.get(name) for name in ("scale_steps", "minima", "minimum_steps")]
+    (found,) = in_onnxruntime(ops.dequantize.default, *given, format, torch.float32, *more)
+    assert torch.equal(torch.from_numpy(found), ops.dequantize.default(*given, format, torch.float32, *more))
 
 
 def test_choices() -> None:

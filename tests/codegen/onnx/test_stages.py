@@ -40,7 +40,18 @@ FAMILIES = (
 )
 # Of each op with states one model alone, and hybrids with attention and experts.
 RECURRENT = ("mamba", "mamba2", "falcon_h1", "jamba", "qwen3_next", "kimi_linear", "recurrent_gemma", "rwkv", "xlstm")
-SCHEMES = ("int4:channel:asym", "int4:g32:asym", "int8", "w8a8", "fp8", "nf4:g32", "int6:g32", "mxfp4", "w4a8:g32")
+SCHEMES = (
+    "int4:channel:asym",
+    "int4:g32:asym",
+    "int8",
+    "w8a8",
+    "fp8",
+    "nf4:g32",
+    "int6:g32",
+    "mxfp4",
+    "w4a8:g32",
+    "w4a8:g32:x32",
+)
 LARGEST_DIFFERENCE = 1e-4
 
 

@@ -24,7 +24,7 @@ STEPS = ((Chunk(0, 0, tuple(range(16))), Chunk(1, 0, (5, 9, 0))), (Chunk(0, 16, 
 STORED = {
     "dense": ({}, None),
     "int4": ({"quantize": "int4:g32"}, "dequantize"),
-    "w8a8": ({"quantize": "w8a8"}, "dequantize"),
+    "w8a8": ({"quantize": "w8a8:xrow"}, "dequantize"),
     "sparse": ({"sparsity": "magnitude:0.7"}, "sparse_bitmask"),
 }
 

@@ -5,9 +5,12 @@ The process that compiles is that of all tests: it takes seconds to import torch
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from llmc.codegen.triton.compile import Workers
+from tests.codegen.triton.execution_differences import Differences
 from tests.codegen.triton.ptx_device import PtxDevice
 from tests.kept_compiler import KeptCompiler
 
@@ -15,6 +18,13 @@ from tests.kept_compiler import KeptCompiler
 @pytest.fixture
 def workers(compiler: KeptCompiler) -> Workers:
     return compiler.workers()
+
+
+@pytest.fixture(scope="session")
+def differences(request: pytest.FixtureRequest) -> Differences:
+    """Of all tests of the process."""
+    file: str | None = request.config.getoption("--execution-table")
+    return Differences(None if file is None else Path(file))
 
 
 @pytest.fixture(
@@ -25,11 +35,11 @@ def workers(compiler: KeptCompiler) -> Workers:
         pytest.param("h100", marks=pytest.mark.slow),
     ]
 )
-def device(request: pytest.FixtureRequest, compiler: KeptCompiler) -> str:
+def device(request: pytest.FixtureRequest, compiler: KeptCompiler, differences: Differences) -> str:
     """`cpu` with the interpreter, `cuda` for real; for a GPU's name as compiled for it, in the machine for PTX."""
     name: str = request.param
     if name not in ("cpu", "cuda"):
-        return PtxDevice.of(name, compiler.workers)
+        return PtxDevice.of(name, compiler.workers, differences)
     if name == "cuda":
         import torch
         import triton

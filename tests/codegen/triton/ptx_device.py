@@ -6,7 +6,7 @@ import re
 import struct
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +19,24 @@ from llmc.program import DeviceBinary, DeviceKernel
 from llmc.ptx.code import Code, load_code
 from llmc.ptx.global_memory import Buffer
 from llmc.ptx.machine import Report, execute
+from tests.codegen.triton.execution_differences import Differences
 from tests.gpu_target import gpu_target
 
 _SPACING = 1 << 36
 
 
 class PtxDevice(str):
-    """The name of a GPU, where a test names a device. compiler: what compiles for it, asked for at the first launch."""
+    """The name of a GPU, where a test names a device. compiler: what compiles for it, asked for at the first launch.
+    differences: from what Triton's interpreter does, where a launch is made by both."""
 
     compiler: Callable[[], Workers]
+    differences: Differences
 
     @staticmethod
-    def of(name: str, compiler: Callable[[], Workers]) -> PtxDevice:
+    def of(name: str, compiler: Callable[[], Workers], differences: Differences | None = None) -> PtxDevice:
         """The device of a GPU's name."""
         device = PtxDevice(name)
-        device.compiler = compiler
+        device.compiler, device.differences = compiler, differences or Differences(None)
         return device
 
     def code(self, kernel: DeviceKernel, edits: Sequence[tuple[str, str]] = ()) -> tuple[Code, DeviceBinary]:
@@ -48,9 +51,9 @@ class PtxDevice(str):
         return _ready(text, kernel.function, binary.threads, binary.shared_bytes), binary
 
 
-@cache
+@lru_cache(maxsize=32)
 def _ready(text: str, name: str, threads: int, shared_bytes: int) -> Code:
-    """Tests launch the same kernels again and again."""
+    """Tests launch the same kernels again and again. One takes some megabytes: not all of them fit."""
     return load_code(text, f"{name}.ptx", threads=threads, shared_bytes=shared_bytes)
 
 

@@ -7,18 +7,19 @@ the width for the row stride is caught, and fills results with NaN, so that an e
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from llmc.codegen.call import CODE_ROW_PARTS
 from llmc.codegen.cpp.pack_codes import pack_codes
 from llmc.codegen.triton.backend import python_function
-from llmc.codegen.triton.code_rows import code_rows
+from llmc.codegen.triton.code_rows import blocked_rows, code_rows
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, LibraryFunction
 from llmc.codegen.triton.mask_rows import mask_rows
-from llmc.formats.code_format import CODE_PARTS
+from llmc.formats.code_format import CODE_FORMATS, CODE_PARTS
 from llmc.graph.op_record import RECORDS
 from llmc.program import Layout, Limits, code_rows_layout
 from llmc.program.launch_arguments import Argument, Count, Operand, Rows
@@ -31,8 +32,10 @@ from tests.gpu_target import gpu_target
 
 _GAP = 16
 # Arguments without a row for each token.
-_WHOLE = ("weight", "codes", "scales", "masks", "bias", "inv_freq", "order", "lora_a", "A")
+_WHOLE = ("weight", *CODE_PARTS, "masks", "bias", "inv_freq", "order", "lora_a", "A")
 _MOST_ROWS = 8192
+
+Memory = Mapping[tuple[str, str], Tensor]
 
 
 def check(
@@ -50,20 +53,19 @@ def check(
     number of SPLITS only those with one and with the most are run.
     gap: elements between rows. tolerance: of ‖out - reference‖ / ‖reference‖, for each result and each cache.
     """
-    gpu = gpu_target(device if isinstance(device, PtxDevice) else target)
     reference = RECORDS[template.op].reference
     expected_arguments = [a.clone() if isinstance(a, Tensor) else a for a in values_of(arguments)]
     returned = reference(*expected_arguments)
     expected = () if returned is None else (returned,) if isinstance(returned, Tensor) else tuple(returned)
     mutated = [i for i, a in enumerate(template.op._schema.arguments) if a.is_write]
     first = TensorCall(template, arguments, expected, device, in_place, gap)
-    candidates = [(i, c) for i, c in enumerate(template.candidates(first, gpu)) if _serves(c, first.tokens)]
+    candidates = [(i, c) for i, c in enumerate(first.candidates(target)) if _serves(c, first.tokens)]
     served = [c for _, c in candidates]
     for index, candidate in candidates:
         if device != "cuda" and any(_splits_more(other, candidate) for other in served):
             continue
         call = TensorCall(template, arguments, expected, device, in_place, gap)
-        launch = template.candidates(call, gpu)[index]
+        launch = call.candidates(target)[index]
         for step in (launch, *launch.then):
             call.run(step)
         call.check_written()
@@ -98,17 +100,21 @@ class TensorCall:
         in_place: bool,
         gap: int = _GAP,
     ) -> None:
-        self.op = template.op
+        self.op, self._template = template.op, template
         self._arguments = _by_name(template.op, arguments)
         self._gap = gap
         self._ptx = device if isinstance(device, PtxDevice) else None
-        self._device, self.memory, self.results = _home(device), dict[tuple[str, str], Tensor](), dict[int, Tensor]()
+        self._device, self.memory, self.results = home_of(device), dict[tuple[str, str], Tensor](), dict[int, Tensor]()
         # Where kernels may write, and which bytes of a tensor have a value; all of others have.
         self._writable: set[tuple[str, str]] = set()
         self._written: dict[tuple[str, str], Tensor] = {}
         self._expected = expected
         self._aliases = {index: name for name, index in template.in_place} if in_place else {}
         self.tokens = arguments[0].shape[0]
+
+    def candidates(self, target: str = "h100") -> Sequence[DeviceLaunch]:
+        """The launches for a target; where kernels are compiled for a GPU, for that."""
+        return self._template.candidates(self, gpu_target(self._ptx or target))
 
     def within(self, name: str) -> TensorCall | None:
         argument = self._arguments[name]
@@ -184,14 +190,19 @@ class TensorCall:
             self._put(Operand("weight", "starts"), mask_rows(masks, Layout.MASK_STARTS)),
         )
 
-    def code_rows(self) -> tuple[Operand, Operand, Operand | None]:
-        codes, scales, zeros = (self._arguments[name] for name in ("codes", "scales", "zeros"))
-        packed = code_rows(codes, code_rows_layout(self._arguments["format"]))
-        return (
-            self._put(Operand("weight", "codes"), packed),
-            self._put(Operand("weight", "scales"), scales.contiguous()),
-            None if zeros is None else self._put(Operand("weight", "zeros"), zeros.contiguous()),
-        )
+    def code_rows(self) -> dict[str, Operand | None]:
+        format, given = self._arguments["format"], self._arguments
+        layout, parts = code_rows_layout(format), {name: given[name] for name in CODE_PARTS if given[name] is not None}
+        floats = ("scales", "zeros", "minima")
+        stored: dict[str, Tensor] = {name: parts[name].contiguous() for name in floats if name in parts}
+        if not CODE_FORMATS[format].is_blocked:
+            stored["codes"] = code_rows(parts["codes"], layout)
+        else:
+            stored["codes"] = blocked_rows(parts, format, layout)
+        if "scale_steps" in parts:
+            stored["steps"] = blocked_rows(parts, format, Layout.STEP_ROWS)
+        placed = {name: self._put(Operand("weight", name), tensor) for name, tensor in stored.items()}
+        return {name: placed.get(name) for name in CODE_ROW_PARTS}
 
     def table(self, name: str) -> Layout:
         return Layout.ROWS
@@ -241,32 +252,36 @@ class TensorCall:
         if self._ptx is not None and not isinstance(launch.function, LibraryFunction):
             self._run_ptx(self._ptx, launch, grid, counts)
             return
-        bound = {name: self._bind(value, counts) for name, value in launch.arguments.items()}
-        if self._device == "cpu":
-            allow_computed_bounds()
         for value in launch.arguments.values():  # Of a library, which says nothing of what it writes.
             if isinstance(value, Operand) and (value.space, value.name) in self._writable & self._written.keys():
                 self._written[value.space, value.name].fill_(1)
+        self._run_python(launch, grid, counts, self.memory)
+
+    def _run_python(self, launch: DeviceLaunch, grid: tuple[int, ...], counts: dict[str, int], memory: Memory) -> None:
+        """By Triton: interpreted on the CPU, compiled on a device."""
+        bound = {name: _bind(value, counts, memory) for name, value in launch.arguments.items()}
+        if self._device == "cpu":
+            allow_computed_bounds()
         launch.function[grid](**bound, **launch.constants, num_warps=launch.num_warps, num_stages=launch.num_stages)
 
-    def _bind(self, value: Argument, counts: dict[str, int]) -> Any:
-        if isinstance(value, Operand):
-            return self.memory[value.space, value.name]
-        return value.at(counts) if isinstance(value, Count | Rows) else value
-
     def _run_ptx(self, device: PtxDevice, launch: DeviceLaunch, grid: tuple[int, ...], counts: dict[str, int]) -> None:
-        """As compiled for the device; only tensors that the launch is given can be reached."""
+        """As compiled for the device; only tensors that the launch is given can be reached. What the interpreter makes
+        of the same is compared."""
         given = {(v.space, v.name): v for v in launch.arguments.values() if isinstance(v, Operand)}
+        stored = [key for key in given if key in self._writable]
+        twin = self.memory | {key: self.memory[key].clone() for key in stored}
         buffers = {
             key: buffer_of(key[1], i, self.memory[key], self._written.get(key), is_writable=key in self._writable)
             for i, key in enumerate(given)
         }
         values = {
-            name: buffers[value.space, value.name].address if isinstance(value, Operand) else self._bind(value, counts)
+            name: buffers[value.space, value.name].address if isinstance(value, Operand) else _bind(value, counts, {})
             for name, value in launch.arguments.items()
         }
         kernel = specialized_kernel(self.memory, launch, python_function(launch.function).__name__)
         run_ptx(device, kernel, grid, values, list(buffers.values()))
+        self._run_python(launch, grid, counts, twin)
+        device.differences.add(kernel.function, {key[1]: (self.memory[key], twin[key]) for key in stored})
 
     def check_written(self) -> None:
         """On a PtxDevice, that each element of each result has been written."""
@@ -298,7 +313,13 @@ class TensorCall:
         return operand
 
 
-def _home(device: str) -> str:
+def _bind(value: Argument, counts: dict[str, int], memory: Memory) -> Any:
+    if isinstance(value, Operand):
+        return memory[value.space, value.name]
+    return value.at(counts) if isinstance(value, Count | Rows) else value
+
+
+def home_of(device: str) -> str:
     """Where a device's tensors are."""
     return device if device in ("cuda", "meta") else "cpu"
 

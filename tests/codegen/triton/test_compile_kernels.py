@@ -26,6 +26,7 @@ from llmc.codegen.triton.kernels.rows.layer_norm import add_layer_norm
 from llmc.codegen.triton.kernels.rows.rms_norm import add_rms_norm, rms_norm
 from llmc.codegen.triton.kernels.rows.rope import rope
 from llmc.codegen.triton.kernels.rows.rope_angles import rope_angles
+from llmc.codegen.triton.kernels.rows.rotate_heads import rotate_heads
 from llmc.errors import LoweringError
 from llmc.program import DeviceKernel
 from llmc.targets import GpuTarget
@@ -47,6 +48,7 @@ def _case(name: str, target: GpuTarget) -> list[DeviceKernel]:
         "add_layer_norm": (add_layer_norm, (x, x, norm, norm, 1e-5)),
         "rope_angles": (rope_angles, (ints, meta(64, dtype=f32), 1.0)),
         "rope": (rope, (q, angles, angles, True)),
+        "rotate_heads": (rotate_heads, (q, 128)),
         "kv_write": (kv_write, (k, k, cache, cache, ints)),
         "rope_kv_write": (rope_kv_write, (q, k, k, angles, angles, cache, cache, ints, False)),
         "embedding": (embedding, (ints, meta(128256, 4096))),
@@ -68,6 +70,7 @@ SIMPLE = [
     "add_layer_norm",
     "rope_angles",
     "rope",
+    "rotate_heads",
     "kv_write",
     "rope_kv_write",
     "embedding",

@@ -12,12 +12,14 @@ from llmc.codegen.triton.compile import Workers
 from llmc.codegen.triton.kernels.products.linear import fused_linear, gated_linear
 from llmc.codegen.triton.kernels.rows.embedding import embedding
 from llmc.codegen.triton.kernels.rows.select_channels import select_channels
+from llmc.formats.code_format import CODE_FORMATS
 from llmc.graph.code_numbers import code_dtype
 from llmc.program import DeviceKernel
 from llmc.targets import GpuTarget
+from tests.blocked_parts import BLOCKED
 from tests.codegen.triton.claimed import normed, rounded
 from tests.codegen.triton.offline_compile import OLDER_TRITON, compile_checked, largest, meta, node_kernels
-from tests.codegen.triton.quantized_weight import QuantizedWeight
+from tests.codegen.triton.quantized_weight import QuantizedWeight, meta_blocked
 from tests.gpu_target import EACH_KIND_OF_GPU, gpu_target, matrix_instruction
 
 PRODUCTS = [
@@ -77,6 +79,21 @@ def test_other_schemes(format: str, group: int | None, x_format: str, workers: W
     compile_checked(_linear(target, format, group, False, x_format), target, workers, tmp_path)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "format"),
+    [
+        (name, format)
+        for name in EACH_KIND_OF_GPU
+        for format in (BLOCKED if name in ("a100", "h100", "b200") else ("q4_k", "q6_k"))
+    ],
+)
+def test_blocked_formats(name: str, format: str, workers: Workers, tmp_path: Path) -> None:
+    target = gpu_target(name)
+    kernels = _linear(target, format, None, False, "none") + _gated(target, format, None, "none")
+    compile_checked(kernels, target, workers, tmp_path)
+
+
 @pytest.mark.parametrize(("format", "group"), [("int8", None), ("int4", 32)])
 def test_gates_in_fp32(format: str, group: int | None, workers: Workers, tmp_path: Path) -> None:
     target, weight = gpu_target("h100"), _weight(768, 256, format, group, False)
@@ -90,8 +107,8 @@ def test_memory_bound_kernels(name: str, workers: Workers, tmp_path: Path) -> No
     target = gpu_target(name)
     codes, ids = meta(128256, 4096, dtype=torch.int8), meta(2, dtype=torch.int32)
     kernels: list[DeviceKernel] = []
-    for format, groups in (("int8", 1), ("int4", 32), ("int6", 32)):
-        table = QuantizedWeight(codes, _scales(128256, groups), None, format)
+    tables = [QuantizedWeight(codes, _scales(128256, n), None, f) for f, n in (("int8", 1), ("int4", 32), ("int6", 32))]
+    for table in (*tables, meta_blocked("q6_k", 128256, 4096)):
         kernels += node_kernels(embedding, (ids, table.claimed(), torch.bfloat16), target)
     kernels += node_kernels(select_channels, (meta(2, 4096), meta(4096, dtype=torch.int32)), target)
     compile_checked(kernels, target, workers, tmp_path)
@@ -112,6 +129,8 @@ def _gated(target: GpuTarget, format: str, group: int | None, x_format: str) -> 
 
 
 def _weight(out: int, columns: int, format: str, group: int | None, asymmetric: bool) -> QuantizedWeight:
+    if CODE_FORMATS[format].is_blocked:
+        return meta_blocked(format, out, columns)
     groups = 1 if group is None else columns // group
     zeros = meta(out, groups, dtype=torch.int8) if asymmetric else None
     return QuantizedWeight(meta(out, columns, dtype=code_dtype(format)), _scales(out, groups), zeros, format)

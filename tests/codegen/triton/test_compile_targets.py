@@ -103,6 +103,6 @@ def test_every_prefill_tile_over_codes_fits(name: str, format: str, workers: Wor
     for heads, kv_heads, dim in ((32, 8, 64), (32, 8, 128), (32, 32, 96), (16, 8, 256)):
         extras = (4096, 50.0) if dim == 256 else (None, None)
         if format == "int4:g32" and dim == 96:
-            continue  # Half of a head is no whole number of groups.
+            continue  # Half of a head is not a whole number of groups.
         kernels += node_kernels(paged_attention, coded_attention(format, heads, kv_heads, dim, *extras), target)
     compile_checked(kernels, target, workers, tmp_path)

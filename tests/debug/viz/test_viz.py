@@ -76,7 +76,7 @@ def test_svg_is_laid_out(stages: dict[str, StageGraph], monkeypatch: pytest.Monk
 
 
 def test_unknown_stages_and_stages_not_reached(draft_engine: Path) -> None:
-    with pytest.raises(OptionError, match="no stage"):
+    with pytest.raises(OptionError, match="not a stage"):
         stage_graph(draft_engine, "fused", BuildOptions())
     with pytest.raises(OptionError, match="no graph of stage optimized"):
         stage_graph(MODEL, "optimized", BuildOptions(stop_after=10))

@@ -27,7 +27,7 @@ from llmc.passes.pipeline import canonical, default, quantization
 from llmc.passes.quantization.round_weight import round_to_nearest
 from llmc.passes.runner import PipelineResult, run_pipeline
 from tests.gguf_families import family_model
-from tests.gguf_files import write_gguf
+from tests.gguf_files import SCALES_AT, write_gguf
 from tests.tiny_models import tiny_model, tiny_tokens
 
 _TOKENS = tiny_tokens(19)
@@ -85,8 +85,7 @@ def test_codes_are_those_of_the_file_bit_by_bit(tmp_path: Path) -> None:
 
 
 def test_each_weight_is_taken_as_it_is_stored(tmp_path: Path) -> None:
-    """A file of many types: codes and numbers; and blocks that are rounded again where a target does not read them,
-    with the error that it costs."""
+    """A file of many types: codes and numbers."""
     path = tmp_path / "tiny.gguf"
     kinds = {"attn_q": "Q4_0", "attn_k": "Q8_0", "attn_v": "Q5_0", "attn_o": "F16", "gate": "BF16", "up": "Q4_1"}
     model = tiny_model("llama", **_WIDE)
@@ -106,19 +105,23 @@ def test_each_weight_is_taken_as_it_is_stored(tmp_path: Path) -> None:
     logits = run_tokens(result.graph, captured.source, _TOKENS)
     torch.testing.assert_close(logits, logits_of(model), rtol=1e-4, atol=1e-4)
 
-    options = parse_options({"dtype": "float32"})
-    again = run_pipeline(captured.graph, default(), options, data=ModelData(captured.source, takes_blocked_codes=False))
-    found = {weight.module.removeprefix("model."): weight for weight in again.graph.quantized}
-    schemes["layers.1.mlp.up_proj"] = "Q4_1 as int5:g32:asym"
-    assert {name: found[name].scheme for name in schemes} == schemes
+
+def test_blocks_without_a_format_are_rounded_again(tmp_path: Path) -> None:
+    """With the error that it costs."""
+    path = tmp_path / "tiny.gguf"
+    model = family_model("llama", hidden_size=256, intermediate_size=512, head_dim=64)
+    model.load_state_dict(write_gguf(path, model, "Q8_0", kinds={"up": "IQ3_S"}), strict=False)
+    captured, result = optimized(path)
+    found = {weight.module.removeprefix("model."): weight for weight in result.graph.quantized}
+    assert found["layers.1.mlp.up_proj"].scheme == "IQ3_S as int5:g32:asym"
+    assert found["layers.1.mlp.gate_proj"].scheme == "Q8_0 int8"
     error = found["layers.1.mlp.up_proj"].error
-    assert error is not None and 0.01 < error < 0.05
-    logits = run_tokens(again.graph, captured.source, _TOKENS)
+    assert error is not None and 0.01 < error < 0.1
+    logits = run_tokens(result.graph, captured.source, _TOKENS)
+    scheme = parse_scheme("int5:g32:asym")
+    assert scheme is not None
     close = model.state_dict()
-    for layer in range(2):
-        name = f"model.layers.{layer}.mlp.up_proj.weight"
-        scheme = parse_scheme("int5:g32:asym")
-        assert scheme is not None
+    for name in [name for name in close if ".up_proj." in name]:
         close[name] = round_to_nearest(close[name], scheme).values()
     model.load_state_dict(close)
     torch.testing.assert_close(logits, logits_of(model), rtol=1e-4, atol=1e-4)
@@ -142,19 +145,54 @@ def test_blocks_are_taken_apart_as_ggml_reads_them(kind: BlockType) -> None:
     assert torch.equal(unpacked.values(kind.codes), torch.from_numpy(expected))
 
 
-@pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_scales_that_are_no_numbers_are_refused(number: float, tmp_path: Path) -> None:
+# Where other types than those that are written at random have their scale, and Q4_1 and Q5_1 their minimum.
+_FLOATS_AT = {**SCALES_AT, "Q4_0": (0,), "Q5_0": (0,), "Q8_0": (0,), "Q4_1": (0, 2), "Q5_1": (0, 2), "TQ1_0": (52,)}
+_FLOATS_AT |= {"TQ2_0": (64,)}
+_SUPER_BLOCKS = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_hidden_layers": 1}
+
+
+@pytest.mark.parametrize(("kind", "at"), [(kind, at) for kind, places in _FLOATS_AT.items() for at in places])
+def test_scales_that_are_no_numbers_are_refused(kind: str, at: int, tmp_path: Path) -> None:
+    """The error names the tensor, its type, the value and its place, for scales and for the scales of minima."""
     path = tmp_path / "tiny.gguf"
-    model_in(path, "llama", "Q4_1")
-    tensor = next(each for each in gguf.GGUFReader(path).tensors if each.name == "blk.1.ffn_down.weight")
+    write_gguf(path, tiny_model("llama", **_SUPER_BLOCKS), "F16", kinds={"ffn_down": kind})
+    tensor = next(each for each in gguf.GGUFReader(path).tensors if each.name == "blk.0.ffn_down.weight")
+    blocks = tensor.data.reshape(256, -1, gguf.GGML_QUANT_SIZES[tensor.tensor_type][1])
+    number = float("nan") if at else float("inf")
+    blocks = blocks.copy()
+    blocks[3, -1, at : at + 2] = np.frombuffer(np.float16(number).tobytes(), np.uint8)
     content = bytearray(path.read_bytes())
-    at = tensor.data_offset + 20 * (4 * 3 + 1) + 2  # of row 3, block 1, the minimum
-    content[at : at + 2] = np.float16(number).tobytes()
+    content[tensor.data_offset : tensor.data_offset + blocks.size] = blocks.tobytes()
     path.write_bytes(content)
     source = GgufSource(local_model(path))
-    message = f"blk.1.ffn_down.weight, of type Q4_1, has 1 minima .* first -?{number} in row 3, block 1"
+    place = f"row 3, block {blocks.shape[1] - 1}"
+    message = f"blk.0.ffn_down.weight, of type {kind}, has .* not finite, the first -?{number} in {place}"
     with pytest.raises(CheckpointError, match=message):
-        source.load("model.layers.1.mlp.down_proj.weight::codes")
+        source.load("model.layers.0.mlp.down_proj.weight")
+
+
+_WITHOUT_FORMAT = [kind for kind in BLOCK_TYPES.values() if kind.rounded is not None and kind.codes is None]
+
+
+def test_blocks_without_a_format_are_rounded_again_and_the_error_is_told(tmp_path: Path) -> None:
+    """One matrix of each such type; the numbers that are rounded are those that the gguf package decodes."""
+    path, model = tmp_path / "tiny.gguf", tiny_model("llama", **{**_SUPER_BLOCKS, "num_hidden_layers": 2})
+    names = ("attn_q", "attn_k", "attn_v", "attn_o", "ffn_gate", "ffn_up", "ffn_down")
+    places = [f"{layer}.{name}" for layer in (0, 1) for name in names]
+    write_gguf(path, model, "Q8_0", kinds={p: kind.name for p, kind in zip(places, _WITHOUT_FORMAT, strict=False)})
+    decoded = {
+        each.name: torch.from_numpy(gguf.quants.dequantize(each.data, each.tensor_type))
+        for each in gguf.GGUFReader(path).tensors
+        if each.tensor_type in {kind.number for kind in _WITHOUT_FORMAT}
+    }
+    captured, result = optimized(path)
+    again = {weight.scheme: weight for weight in result.graph.quantized if " as " in weight.scheme}
+    assert again.keys() == {f"{kind.name} as {kind.rounded}" for kind in _WITHOUT_FORMAT}
+    assert len(again) == len(decoded) == 9
+    most = {"int4:g32:asym": 0.12, "int5:g32:asym": 0.06, "int8:g32": 0.01}
+    assert {name for name, weight in again.items() if not 0 < (weight.error or 0) < most[name.split()[-1]]} == set()
+    (down,) = (weight for weight in again.values() if weight.module.endswith("0.mlp.down_proj"))
+    assert torch.equal(captured.source.load(f"{down.module}.weight"), decoded["blk.0.ffn_down.weight"])
 
 
 @pytest.fixture(scope="module")
@@ -165,26 +203,28 @@ def q4(tmp_path_factory: pytest.TempPathFactory) -> Captured:
     return capture(path, parse_options({"dtype": "float32"}))
 
 
+_BY_32 = "int8 activations by 32"
+
+
 @pytest.mark.parametrize(
-    ("quantize", "takes_blocked", "q4_0", "q8_0", "q4_1"),
+    ("quantize", "q4_0", "q8_0", "q4_1"),
     [
-        ("w8a8", True, "Q4_0 int4, int8 activations", "Q8_0 int8, int8 activations", "Q4_1, int8 activations"),
-        ("w8a8", False, "Q4_0 int4, int8 activations", "Q8_0 int8, int8 activations", "w8a8"),
-        ("w4a8:g32:x32", True, "Q4_0 int4, int8 activations by 32", "w4a8:g32:x32", "Q4_1, int8 activations by 32"),
-        ("fp8", True, "fp8", "fp8", "fp8"),
-        ("none", True, None, None, None),
-        ("down_proj=int8", True, "Q4_0 int4", "Q8_0 int8", "Q4_1"),
-        ("down_proj=int8", False, "Q4_0 int4", "Q8_0 int8", "int8"),
-        ("up_proj=none", True, "Q4_0 int4", "Q8_0 int8", "Q4_1"),
-        ("up_proj=none", False, "Q4_0 int4", "Q8_0 int8", "Q4_1 as int5:g32:asym"),
+        ("w8a8:xrow", "Q4_0 int4, int8 activations", "Q8_0 int8, int8 activations", "Q4_1, int8 activations"),
+        ("w8a8", f"Q4_0 int4, {_BY_32}", f"Q8_0 int8, {_BY_32}", f"Q4_1, {_BY_32}"),
+        ("w4a8:g32:x32", f"Q4_0 int4, {_BY_32}", "w4a8:g32:x32", f"Q4_1, {_BY_32}"),
+        ("q4_k", "Q4_0 int4", "q4_k:s128", "Q4_1"),
+        ("fp8", "fp8", "fp8", "fp8"),
+        ("none", None, None, None),
+        ("down_proj=int8", "Q4_0 int4", "Q8_0 int8", "Q4_1"),
+        ("up_proj=none", "Q4_0 int4", "Q8_0 int8", "Q4_1"),
     ],
 )
 def test_what_is_asked_for_goes_before_but_codes_get_no_bits_that_say_nothing(
-    q4: Captured, quantize: str, takes_blocked: bool, q4_0: str | None, q8_0: str | None, q4_1: str | None
+    q4: Captured, quantize: str, q4_0: str | None, q8_0: str | None, q4_1: str | None
 ) -> None:
     options = parse_options({"dtype": "float32", "quantize": quantize})
     passes = (*canonical(), *quantization())
-    result = run_pipeline(q4.graph, passes, options, data=ModelData(q4.source, takes_blocked_codes=takes_blocked))
+    result = run_pipeline(q4.graph, passes, options, data=ModelData(q4.source))
     found = {weight.module: weight.scheme for weight in result.graph.quantized}
     seen = [found.get(f"model.layers.{place}_proj") for place in ("0.mlp.gate", "0.mlp.down", "1.mlp.down")]
     assert seen == [q4_0, q8_0, q4_1]

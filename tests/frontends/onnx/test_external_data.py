@@ -91,12 +91,12 @@ def test_an_absolute_location(tmp_path: Path) -> None:
     ("entries", "match"),
     [
         ({"offset": "1"}, "ends at byte 641 of 'data', which has 640"),
-        ({"offset": str(2**64)}, "no number of bytes"),
-        ({"offset": "-8"}, "no number of bytes"),
+        ({"offset": str(2**64)}, "not a number of bytes"),
+        ({"offset": "-8"}, "not a number of bytes"),
         ({"offset": "9223372036854775807"}, "ends at byte"),
         ({"length": "639"}, "has 639 bytes in 'data', where its shape and type take 640"),
         ({"length": str(2**40)}, "where its shape and type take 640"),
-        ({"length": "six"}, "no number of bytes"),
+        ({"length": "six"}, "not a number of bytes"),
     ],
 )
 def test_a_place_beyond_the_file(entries: dict[str, str], match: str, tmp_path: Path) -> None:

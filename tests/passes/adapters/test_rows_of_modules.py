@@ -43,9 +43,10 @@ def test_what_is_not_known_is_said() -> None:
     order = Constant(torch.tensor([0, 1]))
     mixed = Derived(aten.index_select.default, (merged(stored("q"), stored("k")), 0, order))
     assert modules_of_rows(mixed, KNOWN) == "rows of several modules are mixed"
-    assert modules_of_rows(stored("gate"), KNOWN) == "layers.0.gate is no linear layer of the model"
+    assert modules_of_rows(stored("gate"), KNOWN) == "layers.0.gate is not a linear layer of the model"
     assert (
-        modules_of_rows(merged(stored("q"), stored("gate")), KNOWN) == "layers.0.gate is no linear layer of the model"
+        modules_of_rows(merged(stored("q"), stored("gate")), KNOWN)
+        == "layers.0.gate is not a linear layer of the model"
     )
     both = Derived(aten.add.Tensor, (stored("q"), stored("k")))
     assert "made of 2 of the checkpoint's tensors" in str(modules_of_rows(both, KNOWN))

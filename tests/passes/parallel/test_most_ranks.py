@@ -16,7 +16,7 @@ def test_more_ranks_than_heads() -> None:
     close(graph, cut(graph, 6).graph, source)
     with pytest.raises(PassError) as caught:
         cut(graph, 8)
-    assert caught.value.fix == "the most that can be used is tensor_parallel_size=6"
+    assert caught.value.fix == "the maximum is tensor_parallel_size=6"
     assert caught.value.at == "tensor_parallel_size=8"
     assert "8 tensor ranks are more than can be used: the 96 elements of q_weight" in caught.value.problem
     assert "in 6 parts that stay together, such as heads, and 2 of the ranks would have none" in caught.value.problem

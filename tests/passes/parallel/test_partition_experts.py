@@ -115,4 +115,4 @@ def test_more_ranks_than_experts_are_an_error(captured: Captured) -> None:
     options = BuildOptions(tensor_parallel_size=5, enable_expert_parallel=True, disable_passes=("partition",))
     with pytest.raises(PassError, match="5 tensor ranks are more than can be used: a layer's 4 experts") as caught:
         run_pipeline(captured.graph, built_in(), options, data=ModelData(captured.source))
-    assert caught.value.fix is not None and "the most that can be used is tensor_parallel_size=4" in caught.value.fix
+    assert caught.value.fix is not None and "the maximum is tensor_parallel_size=4" in caught.value.fix

@@ -121,12 +121,12 @@ def test_a_norm_over_all_heads_is_named(captured_family: FamilyCaptures, tmp_pat
 @pytest.mark.parametrize(
     ("prune", "problem", "fix"),
     [
-        ("channels=1.5", "'1.5' is no share between 0 and 1", "channels=0.125"),
-        ("channels=0", "'0' is no share", "channels=0.125"),
-        ("heads=1", "'1' is no share between 0 and 1, of which something stays", "heads=0.125"),
-        ("heads=half", "'half' is no share", "heads=0.125"),
-        ("layers=0", "'0' is no number of layers", "layers=2"),
-        ("layers=1.5", "'1.5' is no number of layers", "layers=2"),
+        ("channels=1.5", "'1.5' is not a share between 0 and 1", "channels=0.125"),
+        ("channels=0", "'0' is not a share", "channels=0.125"),
+        ("heads=1", "'1' is not a share between 0 and 1 that leaves something", "heads=0.125"),
+        ("heads=half", "'half' is not a share", "heads=0.125"),
+        ("layers=0", "'0' is not a number of layers", "layers=2"),
+        ("layers=1.5", "'1.5' is not a number of layers", "layers=2"),
         ("0.5", "'0.5' does not say what is to be taken out", "channels=0.125"),
         ("chanels=0.5", "'chanels' is nothing that can be taken out", "did you mean channels?"),
         ("heads=0.5,heads=0.25", "heads is there twice", "leave one"),
@@ -141,7 +141,7 @@ def test_a_norm_over_all_heads_is_named(captured_family: FamilyCaptures, tmp_pat
         ("channels=0.5,*.o_proj=0.4", "*.o_proj=0.4 takes nothing out: 0.4 of the 2 KV heads", "a larger share"),
         ("*.mlp.*=0.5,*.down_proj=none", "*.mlp.*=0.5 takes nothing out: no weights of that name, and of no later", ""),
         ("layers=2", "2 layers cannot be taken out: the model has 2, and one has to stay", "at most layers=1"),
-        ("layers=1,*.layers.*=none", "the model has 2, of which 0 can go: layer 0, model.layers.0, stays", "leave"),
+        ("layers=1,*.layers.*=none", "the model has 2, but only 0 can go: layer 0, model.layers.0, stays", "leave"),
     ],
 )
 def test_what_cannot_be_is_an_error_with_a_fix(

@@ -33,6 +33,33 @@ def captured_llama() -> Captured:
     return Captured(run_pipeline(found.graph, canonical(), options).graph, found.source)
 
 
+# Columns of q_proj, as SmolLM2 has them, of o_proj, a third of 1,536, and of down_proj, as Qwen2 0.5B has them.
+_HIDDEN, _HEADS, _INNER = 576, 512, 896
+
+
+@functools.cache
+def odd_llama() -> Captured:
+    """A Llama of one layer whose widths are multiples of 32 and 64, at the canonical stage, and its weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=96,
+        hidden_size=_HIDDEN,
+        intermediate_size=_INNER,
+        num_hidden_layers=1,
+        num_attention_heads=_HEADS // 64,
+        num_key_value_heads=1,
+        head_dim=64,
+        max_position_embeddings=64,
+    )
+    options = parse_options({})
+    model: Any = LlamaForCausalLM(config)
+    model.train(False)
+    found = capture(model, options)
+    return Captured(run_pipeline(found.graph, canonical(), options).graph, found.source)
+
+
 def calibration_file(directory: Path, tokens: int = 2048) -> str:
     """Token ids that follow each other in runs, so that inputs are correlated as in text."""
     generator = torch.Generator().manual_seed(3)

@@ -42,10 +42,10 @@ def _with(name: str, number: float, at: int = 5) -> Captured:
 @pytest.mark.usefixtures("no_work")
 @pytest.mark.parametrize("name", [_UP, _INPUT_NORM, _EMBEDDING, _LAST, "lm_head.weight"])
 @pytest.mark.parametrize(
-    "scheme", ["int8", "int4-gptq:g32", "int4-awq:g32", "w8a8-smoothquant", "w8a8:static", "auto:5"]
+    "scheme", ["int8", "q4_k", "int4-gptq:g32", "int4-awq:g32", "w8a8-smoothquant", "w8a8:static", "auto:5"]
 )
 def test_names_the_tensor_that_holds_nan(scheme: str, name: str, tmp_path: Path) -> None:
-    calibration = calibration_file(tmp_path) if scheme != "int8" else None
+    calibration = calibration_file(tmp_path) if scheme not in ("int8", "q4_k") else None
     with pytest.raises(CheckpointError) as caught:
         quantized(scheme, captured=_with(name, float("nan")), calibration=calibration)
     assert caught.value.problem == f"tensor {name} holds 1 numbers that are NaN or infinite in float32"

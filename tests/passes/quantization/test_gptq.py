@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from llmc.errors import PassError
+from llmc.formats.code_format import CODE_FORMATS
 from llmc.formats.schemes import Scheme, parse_scheme
 from llmc.passes.quantization.column_sweep import gram, prepare
 from llmc.passes.quantization.gptq import gptq
@@ -67,14 +68,20 @@ def test_codes_are_those_of_the_published_update() -> None:
         left[:, k + 1 :] -= error[:, None] * upper[k, k + 1 :]
 
 
-@pytest.mark.parametrize("scheme", ["int4-gptq:g32", "int4-gptq:g64:asym", "int4-gptq:channel:noactorder", "int8-gptq"])
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        *("int4-gptq:g32", "int4-gptq:g64:asym", "int4-gptq:channel:noactorder", "int8-gptq"),
+        *("q4_k-gptq", "q4_1-gptq", "q6_k-gptq", "iq4_nl-gptq"),
+    ],
+)
 def test_error_on_the_tokens_is_far_below_that_of_the_nearest_codes(scheme: str) -> None:
     x, weight = _tokens(128, dead=True), torch.randn(48, 128, generator=torch.Generator().manual_seed(1))
     found = gptq(weight, prepare(gram([x], 128), _scheme(scheme)), _scheme(scheme))
     plain = round_to_nearest(weight, _scheme(scheme))
     errors = [float((x @ (r.values() - weight).t()).square().sum()) for r in (found, plain)]
     assert errors[0] < errors[1] / 3
-    smallest, largest = (-128, 127) if "int8" in scheme else (-8, 7)
+    smallest, largest = CODE_FORMATS[found.format].integers or (0, 15)
     assert int(found.codes.min()) >= smallest
     assert int(found.codes.max()) <= largest
 

@@ -24,8 +24,10 @@ from llmc.options import parse_options
 from llmc.passes.model_data import ModelData
 from llmc.passes.pipeline import canonical, quantization
 from llmc.passes.quantization.calibration import sequences_and_apart
+from llmc.passes.quantization.quantize_weights import errors_measured_on
 from llmc.passes.quantization.reference_divergence import Reference
 from llmc.passes.quantization.round_weight import round_to_nearest
+from llmc.passes.quantization.sensitivity import measured_on
 from llmc.passes.quantization.spend_bits import Rung, spend
 from llmc.passes.runner import PipelineResult, run_pipeline
 from tests.passes.quantization.quantizing import calibration_file, captured_llama, quantized
@@ -53,7 +55,8 @@ def test_spends_the_budget_on_what_is_sensitive(bard: Captured) -> None:
     elements = sum(w.rows * w.columns for w in weights)
     assert 4.8 < sum(w.bits * w.rows * w.columns for w in weights) / elements <= 5.0
     coded = product((4, 5, 6), ("", ":g64", ":g32"), ("", ":asym"))
-    assert {w.scheme for w in weights} <= {f"int{bits}-gptq{group}{zeros}" for bits, group, zeros in coded} | {"int8"}
+    given = {f"int{bits}-gptq{group}{zeros}" for bits, group, zeros in coded}
+    assert {w.scheme for w in weights} <= given | {f"q{bits}_k-gptq" for bits in (4, 5, 6)} | {"int8"}
     divergences = {w.module: float((w.reason or "").split()[1]) for w in weights}
     assert all("in sensitivity" in (w.reason or "") for w in weights)
     raised = [w for w in weights if w.scheme != "int4-gptq"]
@@ -206,3 +209,16 @@ def test_says_what_the_least_budget_is(bard: Captured) -> None:
     with pytest.raises(OptionError, match=r"all at 4 bits, with scales, take 4\.1") as caught:
         _quantized(bard, "auto:4.05")
     assert caught.value.fix == "give at least auto:4.13"
+
+
+def test_deep_models_are_measured_on_fewer_tokens() -> None:
+    """Bounded work: a model of twice as many weights reads half of the tokens for each."""
+    sequences = [torch.arange(256)] * 8
+    assert [len(measured_on(sequences, units)) for units in (1, 64, 65, 121, 400, 10_000)] == [4, 4, 3, 2, 1, 1]
+    assert all(len(each) == 128 for each in measured_on(sequences, 25))
+
+
+def test_errors_alone_are_measured_on_the_beginning_of_the_text() -> None:
+    sequences = (torch.arange(100), torch.arange(200), torch.arange(300))
+    assert errors_measured_on(sequences) == sequences[:2]
+    assert errors_measured_on(()) == ()

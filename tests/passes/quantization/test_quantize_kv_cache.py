@@ -17,6 +17,20 @@ def test_logits_stay_close(format: str, error: float) -> None:
     assert all(cache.dtype is torch.uint8 for cache in graph.caches)
 
 
+@pytest.mark.parametrize(("format", "error"), [("int4:head:rotated", 0.3), ("int8:g8:rotated", 0.02)])
+def test_rotated_heads_say_the_same(format: str, error: float) -> None:
+    graph = optimized("", kv_cache=format).graph
+    assert logit_error(graph) < error
+    assert {str(cache.format) for cache in graph.caches} == {format}
+    attentions = graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.paged_attention.default)
+    writes = graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.kv_write.default)
+    rotate = torch.ops.llmc.rotate_heads.default
+    assert len(attentions) == len(writes) == len(graph.caches)
+    for attention, write in zip(attentions, writes, strict=True):
+        assert [user.target for user in attention.users] == [rotate]
+        assert {attention.args[0].target, write.args[0].target, write.args[1].target} == {rotate}
+
+
 def test_steps_one_by_one_read_what_earlier_ones_wrote() -> None:
     from llmc.graph.execute import run_tokens
     from tests.passes.quantization.quantizing import TOKENS

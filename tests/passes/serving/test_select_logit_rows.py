@@ -96,7 +96,7 @@ def test_refuses_an_operand_that_is_no_matrix() -> None:
     b = GraphBuilder()
     heads = b.call(aten.reshape.default, b.embedded(), [-1, 2, 4])
     graph, source = b.finish(b.linear(b.call(aten.sum.dim_IntList, heads, [-1]), "up", 8))
-    assert "float32[T, 2, 4], not a matrix with one row a token" in _refusal(graph, source)
+    assert "float32[T, 2, 4], not a matrix with one row per token" in _refusal(graph, source)
 
 
 def test_moves_above_what_makes_a_mask() -> None:
@@ -122,7 +122,7 @@ def test_refuses_an_operand_that_is_no_number() -> None:
     result = _served(graph)
     same_logits(graph, result.graph, source, tolerance=1e-6)
     reasons = [refusal.reason for refusal in result.records[1].refusals]
-    assert "operand gt_scalar is bool[T, 8], of which rows cannot be selected" in reasons
+    assert "operand gt_scalar is bool[T, 8], whose rows cannot be selected" in reasons
 
 
 def test_refuses_what_other_ops_need_whole() -> None:
@@ -131,7 +131,7 @@ def test_refuses_what_other_ops_need_whole() -> None:
 
 
 def test_fails_where_logits_are_not_one_row_a_token() -> None:
-    with pytest.raises(PassError, match=r"the logits are float32\[2, 17\], not one row a token"):
+    with pytest.raises(PassError, match=r"the logits are float32\[2, 17\], not one row per token"):
         _served(_fixed_logits()[0])
 
 

@@ -102,7 +102,7 @@ def test_rules_choose_weights_and_the_head_needs_one() -> None:
 @pytest.mark.parametrize(
     ("sparsity", "quantize", "reason"),
     [
-        ("magnitude:0.02", "", "bits a weight behind masks"),
+        ("magnitude:0.02", "", "bits per weight with masks"),
         ("magnitude:0.5", "int4:g32", "its codes are int4"),
         ("magnitude:0.5", "int8:asym", "int8 with zero points"),
     ],
@@ -163,7 +163,7 @@ def test_a_weight_of_zeros_is_refused_by_name() -> None:
         ("magnitude:1.5", "no ratio of zeros between 0 and 1"),
         ("magnitude:0", "no ratio of zeros between 0 and 1"),
         ("magnitude", "no ratio of zeros between 0 and 1"),
-        ("magnitude:3:4", "3:4 is no pattern"),
+        ("magnitude:3:4", "3:4 is not a pattern"),
         ("magnitud:0.5", "unknown way to choose zeros 'magnitud'"),
         ("magnitude:0.5,wanda:0.5", "two schemes for everything"),
         ("dwn_proj=magnitude:0.5", "no weight is called 'dwn_proj'"),

@@ -133,10 +133,10 @@ def with_argument(name: str, value: Any) -> Callable[[Launch], Launch]:
         (with_argument("ids_ptr", Operand("input", "seeds")), "reads input:seeds in steps that choose no tokens"),
         (with_argument("y_ptr", Operand("output", "nothing")), "names output:nothing, which the program does not have"),
         (with_argument("y_ptr", Operand("buffer", "x")), "as y_ptr, which is .bf16 and not .fp32"),
-        (with_argument("n", "R2"), "passes 'R2' as n, which is no count of a step"),
+        (with_argument("n", "R2"), "passes 'R2' as n, which is not a count of a step"),
         (with_argument("n", 1 << 40), "as n, which is i64 and not i32"),
-        (with_argument("big", 1 << 64), "as big, which is no 64-bit number"),
-        (with_argument("scale", 1e39), "as scale, which is no fp32 number"),
+        (with_argument("big", 1 << 64), "as big, which is not a 64-bit number"),
+        (with_argument("scale", 1e39), "as scale, which is not an fp32 number"),
         (with_argument("scale", True), "passes True as scale"),
         (with_argument("more", 1), "has the arguments .*more, the kernel takes"),
         (lambda launch: replace(launch, grid=("T", "T * 128")), "has 65536 programs in one direction"),
@@ -177,7 +177,7 @@ def test_kernels_that_cannot_be() -> None:
     for changed, problem in (
         ((kernel, kernel), "is there twice"),
         ((replace(kernel, constants={"n": 1}),), "two parameters of one name"),
-        ((replace(kernel, source="library", function="system"),), "no function of llmc's library"),
+        ((replace(kernel, source="library", function="system"),), "not a function of llmc's library"),
         ((replace(kernel, binaries={"sm_90": replace(binary, threads=0)}),), "cannot be launched"),
         ((replace(kernel, binaries={"sm_90": replace(binary, scratch_alignment=3)}),), "cannot be launched"),
     ):

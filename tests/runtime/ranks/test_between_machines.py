@@ -181,8 +181,8 @@ def test_what_is_launched() -> None:
     ("change", "message"),
     [
         ({"RANK": "4"}, "there is no rank 4 of 4"),
-        ({"RANK": "-1"}, "RANK is no number: '-1'"),
-        ({"MASTER_PORT": ""}, "MASTER_PORT is no number: ''"),
+        ({"RANK": "-1"}, "RANK is not a number: '-1'"),
+        ({"MASTER_PORT": ""}, "MASTER_PORT is not a number: ''"),
         ({"MASTER_ADDR": ""}, "rank 1 of 4 does not know where the first one is"),
     ],
 )

@@ -38,18 +38,23 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(checkpoint, folder / "engine.llmc", target="h100", tensor_parallel_size=2, **LIMITS).path
 
 
+executors = pytest.mark.parametrize("executor", ["triton_interpreter", "ptx"])
+
+
+@executors
 @pytest.mark.parametrize("length", [5, 140])
-def test_kernels_of_two_processes_compute_the_graph(length: int, path: Path) -> None:
+def test_kernels_of_two_processes_compute_the_graph(length: int, executor: ExecutorName, path: Path) -> None:
     """Few rows out of each other's memory; 140, which are more than an H100 has processors, by the library."""
     prompt, greedy = tiny_tokens(length), SamplingParams(max_tokens=2, temperature=0.0, logprobs=1)
-    with load(path, executor="reference") as reference, load(path, executor="triton_interpreter") as engine:
+    with load(path, executor="reference") as reference, load(path, executor=executor) as engine:
         (expected,), (found,) = (each.generate([prompt], greedy) for each in (reference, engine))
     assert found.token_ids == expected.token_ids
     theirs, ours = ([token.logprob for token in each.choices[0].logprobs or ()] for each in (expected, found))
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
 
 
-def test_ranks_norm_a_share_of_many_rows_each(tmp_path: Path) -> None:
+@executors
+def test_ranks_norm_a_share_of_many_rows_each(executor: ExecutorName, tmp_path: Path) -> None:
     """46 of 140 on each of three, and two on all; the residual stream stays in parts up to its end."""
     checkpoint = tiny_checkpoint("qwen3", tmp_path / "model", num_hidden_layers=4)
     limits = {**LIMITS, "max_batch_tokens": 32768}
@@ -57,7 +62,7 @@ def test_ranks_norm_a_share_of_many_rows_each(tmp_path: Path) -> None:
     launches = read_engine(engine).program.launches
     assert sum(launch.family == "sum_shares_kernel" for launch in launches) >= 6
     prompt, greedy = tiny_tokens(140), SamplingParams(max_tokens=2, temperature=0.0, logprobs=1)
-    with load(engine, executor="reference") as reference, load(engine, executor="triton_interpreter") as ranks:
+    with load(engine, executor="reference") as reference, load(engine, executor=executor) as ranks:
         (expected,), (found,) = (each.generate([prompt], greedy) for each in (reference, ranks))
     assert found.token_ids == expected.token_ids
     theirs, ours = ([token.logprob for token in each.choices[0].logprobs or ()] for each in (expected, found))

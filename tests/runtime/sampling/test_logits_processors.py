@@ -66,7 +66,7 @@ def test_a_function_of_three_gets_prompt_and_output_apart() -> None:
         (lambda ids, logits: logits[:3], "returned an array of shape [3]"),
         (lambda ids, logits: logits * np.nan, "returned nan for token id 0"),
         (lambda ids, logits: logits + np.inf, "returned inf for token id 0"),
-        (lambda ids, logits: "high", "returned a str that is no array"),
+        (lambda ids, logits: "high", "returned a str that is not an array"),
         (lambda ids, logits: 1 / 0, "raised ZeroDivisionError: division by zero"),
         (lambda ids, logits: logits - np.inf, "no token may come next: logits_processors forbids every one"),
     ],

@@ -76,4 +76,4 @@ def test_old_positions_are_kept_by_stride() -> None:
     run.finish()
     assert all(each.tokens == each.expected() for request in requests for each in (request, *request.children))
     assert run.scheduler.prefix_cache.hits and run.scheduler.preemptions
-    assert run.groups[0].dropped and run.groups[0].kept
+    assert run.groups[0].dropped_rows and run.groups[0].kept_rows

@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from llmc.program import CachePolicy, Limits, Nearest
+from llmc.program import CachePolicy, Limits, Nearest, Stride
 from llmc.runtime.requests.generation_request import Priority
 from llmc.runtime.requests.request import Request
 from llmc.runtime.speculation.drafter import Drafter
@@ -36,6 +36,7 @@ POLICIES = (
     (Nearest(1, None), Nearest(7, 12)),
     (SinksAndRecent(3, 6),),
     (EveryOtherBlock(4, 4, 2),),
+    (Stride(step=2, recent=4, rows=4),),
     (SinksAndRecent(6, 1), EveryOtherBlock(4, 3, 1), Nearest(9)),
 )
 
@@ -54,6 +55,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         snapshots=st.integers(0, 8),
         spacing=st.sampled_from((1, 5, 8)),
         policies=st.sampled_from(POLICIES),
+        tier_blocks=st.sampled_from((None, 1, 12, 200)),
     )
     def start(
         self,
@@ -66,8 +68,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         snapshots: int,
         spacing: int,
         policies: tuple[CachePolicy, ...],
+        tier_blocks: int | None,
     ) -> None:
-        """States exclude drafts."""
+        """States exclude drafts, and a second tier."""
         self.now = 0.0
         limits = Limits(budget, sequences, rows, max_model_len=32, block_size=4)
 
@@ -82,9 +85,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             blocks,
             clock=lambda: self.now,
             speculation=speculation,
-            snapshots=snapshots if drafts is None else None,
+            snapshots=snapshots if drafts is None and tier_blocks is None else None,
             spacing=spacing,
             policies=policies,
+            tier_blocks=tier_blocks,
         )
         self.dropped: set[Request] = set()
         self.groups: list[Lockstep] = []

@@ -103,11 +103,11 @@ def test_each_method_has_its_drafter() -> None:
 @pytest.mark.parametrize(
     ("given", "problem", "fix"),
     [
-        ("{", "'{' is no JSON: Expecting property name", 'give \'{"method"'),
-        ("[" * 100_000, "is no JSON", "give"),
-        ("ngram", "'ngram' is no JSON", "give"),
-        ("[4]", r"\[4\] is no JSON object", "give"),
-        ("4", "4 is no JSON object", "give"),
+        ("{", "'{' is not JSON: Expecting property name", 'give \'{"method"'),
+        ("[" * 100_000, "is not JSON", "give"),
+        ("ngram", "'ngram' is not JSON", "give"),
+        ("[4]", r"\[4\] is not a JSON object", "give"),
+        ("4", "4 is not a JSON object", "give"),
         ({}, "no method is given", f"give one of {', '.join(METHODS)}"),
         ({"method": None}, "no method is given", f"give one of {', '.join(METHODS)}"),
         ({"method": "ngrams"}, "unknown method 'ngrams'", "did you mean 'ngram'?"),

@@ -97,7 +97,7 @@ def test_bench_takes_it(path: Path) -> None:
         *("--speculative-config", json.dumps(NGRAM)),
     )
     assert outcome.code == 0, outcome.err
-    assert "drafts accepted" in outcome.out and "tokens a step with drafts" in outcome.out
+    assert "drafts accepted" in outcome.out and "tokens per step with drafts" in outcome.out
 
 
 def test_the_configuration_file_of_the_server_may_spell_it_in_yaml(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def request(*tokens: int) -> Generation:
 
 
 def observe(drafter: MedusaDrafter, chunks: list[Chunk], left: Left) -> None:
-    drafter.observe(ComputedStep(StepPlan([], chunks, {}, [], [], {}, {}, []), SIDES, left, left))
+    drafter.observe(ComputedStep(StepPlan([], chunks, {}, [], [], {}), SIDES, left, left))
 
 
 def test_the_row_of_the_last_token_that_came_true_is_asked() -> None:

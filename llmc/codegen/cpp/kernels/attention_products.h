@@ -22,9 +22,30 @@ struct FloatSteps {
   static Vec load_steps(const T* from, Lanes channels) {
     return load(from, channels);
   }
-  template <class K, int VECTORS>
-  static void load_codes_across(const Cache<K>& cache, const CodeRow (&rows)[1], int64_t channel, Vec (&to)[VECTORS]) {
-    cache.values(rows[0], channel, to);
+  template <class K>
+  static Vec load_codes(const Cache<K>& cache, CodeRow row, int64_t channel) {
+    return cache.values(row, channel);
+  }
+  template <class K>
+  static Vec load_codes_across(const Cache<K>& cache, const CodeRow (&rows)[1], int64_t channel) {
+    return cache.values(rows[0], channel);
+  }
+  // A channel of a query in the order of for_quads.
+  template <class T>
+  static void store_channel(float* row, int64_t channel, T x) {
+    row[channel] = to_float(x);
+  }
+  // Calls emit(half of the bytes, step, numbers) for the codes of four channels in each lane.
+  template <class Format, class Emit>
+  static void for_quads(VecBits words, const Emit& emit) {
+    for (int step = 0; step < 4; step++, words >>= 8)
+      for (int half = 0; half < (Format::kNibbles ? 2 : 1); half++) emit(half, step, Format::value(words, half));
+  }
+  // One step of kLanes bytes of codes across rows; where bytes have two, of either half.
+  template <class Format>
+  static void load_numbers(const uint8_t* const (&rows)[1], int64_t byte, Vec* to) {
+    const VecBits codes = widened_bytes(rows[0] + byte);
+    for (int half = 0; half < (Format::kNibbles ? 2 : 1); half++) to[half] = Format::value(codes, half);
   }
   // One step across rows.
   template <class T, class Lanes>
@@ -55,26 +76,37 @@ struct PairSteps {
     return reinterpret_cast<Vec>(_mm512_maskz_loadu_epi16(static_cast<__mmask32>((1ull << channels) - 1), from));
   }
   template <class K>
-  static Vec load_codes(const Cache<K>& cache, CodeRow row, int64_t channel, AllLanes) {
-    Vec x[2];
-    cache.values(row, channel, x);
-    return reinterpret_cast<Vec>(_mm512_cvtne2ps_pbh(x[1], x[0]));
+  static Vec load_codes(const Cache<K>& cache, CodeRow row, int64_t channel) {
+    return reinterpret_cast<Vec>(
+        _mm512_cvtne2ps_pbh(cache.values(row, channel + kLanes), cache.values(row, channel)));
   }
   template <class K>
-  static Vec load_codes(const Cache<K>& cache, CodeRow row, int64_t channel, int64_t channels) {
-    const Vec low = cache.values(row, channel, std::min<int64_t>(channels, kLanes));
-    const Vec high = channels > kLanes ? cache.values(row, channel + kLanes, channels - kLanes) : Vec{};
-    return reinterpret_cast<Vec>(_mm512_cvtne2ps_pbh(high, low));
+  static Vec load_codes_across(const Cache<K>& cache, const CodeRow (&rows)[2], int64_t channel) {
+    return in_pairs(widen(narrow(cache.values(rows[0], channel))), widen(narrow(cache.values(rows[1], channel))));
   }
-  template <class K, int VECTORS>
-  static void load_codes_across(const Cache<K>& cache, const CodeRow (&rows)[2], int64_t channel, Vec (&to)[VECTORS]) {
-    Vec even[VECTORS], odd[VECTORS];
-    cache.values(rows[0], channel, even);
-    cache.values(rows[1], channel, odd);
-    const __m512i order = halves_in_turn();
-    for (int v = 0; v < VECTORS; v++) {
-      const __m512i halves = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd[v], even[v]));
-      to[v] = reinterpret_cast<Vec>(_mm512_maskz_permutexvar_epi16(~__mmask32{0}, order, halves));
+  // Pairs are every other channel of four.
+  static void store_channel(float* row, int64_t channel, bf16 x) {
+    std::memcpy(reinterpret_cast<bf16*>(row) + channel / 4 * 4 + channel % 2 * 2 + channel / 2 % 2, &x, sizeof x);
+  }
+  template <class Format, class Emit>
+  static void for_quads(VecBits words, const Emit& emit) {
+    for (int step = 0; step < 2; step++)
+      if constexpr (Format::kNibbles) {
+        emit(0, step, nibble_pairs(words >> 8 * step));
+        emit(1, step, nibble_pairs(words >> (8 * step + 4)));
+      } else {
+        emit(0, step, in_pairs(Format::value(words >> 8 * step), Format::value(words >> (8 * step + 16))));
+      }
+  }
+  template <class Format>
+  static void load_numbers(const uint8_t* const (&rows)[2], int64_t byte, Vec* to) {
+    const VecBits even = widened_bytes(rows[0] + byte), odd = widened_bytes(rows[1] + byte);
+    if constexpr (Format::kNibbles) {
+      const VecBits both = even | odd << 16;
+      to[0] = nibble_pairs(both);
+      to[1] = nibble_pairs(both >> 4);
+    } else {
+      to[0] = in_pairs(Format::value(even), Format::value(odd));
     }
   }
   template <class Lanes>
@@ -108,11 +140,17 @@ struct PairSteps {
     for (unsigned i = 0; i < kLanes; i++) pairs[i] = (first + i) | (32 + first + i) << 16;
     return reinterpret_cast<__m512i>(pairs);
   }
-  // (0, 16, 1, 17, …) of one register.
-  static __m512i halves_in_turn() {
-    VecBits pairs = {};
-    for (unsigned i = 0; i < kLanes; i++) pairs[i] = i | (kLanes + i) << 16;
-    return reinterpret_cast<__m512i>(pairs);
+  // Numbers that are exact in bf16.
+  static Vec in_pairs(Vec low, Vec high) { return from_bits(bits_of(low) >> 16 | bits_of(high)); }
+
+  // The numbers 0 … 15 that the low four of each 16 bits are: the table has them twice, for whatever the fifth bit is.
+  static Vec nibble_pairs(VecBits codes) {
+    alignas(64) static constexpr uint16_t kNumbers[32] = {
+        0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120,
+        0x4130, 0x4140, 0x4150, 0x4160, 0x4170, 0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0,
+        0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170};
+    const __m512i table = _mm512_load_si512(kNumbers), at = reinterpret_cast<__m512i>(codes);
+    return reinterpret_cast<Vec>(_mm512_maskz_permutexvar_epi16(~__mmask32{0}, at, table));
   }
 };
 template <class Q, class K>
@@ -156,7 +194,7 @@ struct CachedRows {
   template <class Steps, class Lanes>
   Vec load_steps(int64_t key, int64_t channel, Lanes lanes) const {
     if constexpr (kHoldsCodes<K>)
-      return Steps::template load_codes<K>(cache, row(key), channel, lanes);
+      return Steps::template load_codes<K>(cache, row(key), channel);
     else
       return Steps::load_steps(row(key) + channel, lanes);
   }
@@ -179,6 +217,15 @@ struct FetchNext {
     for (int64_t byte = 0; byte < key_bytes; byte += 64) fetch(keys, key, byte);
     for (int64_t byte = 0; byte < value_bytes; byte += 64) fetch(values, key, byte);
   }
+  // Those of kFetchScales keys.
+  __attribute__((always_inline)) void scales(int64_t key) const {
+    if constexpr (kHoldsCodes<K>) {
+      if (key_bytes == 0) return;
+      for (const CachedRows<K>* rows : {&keys, &values})
+        for (int64_t number = 0; number < rows->cache.numbers(); number++)
+          __builtin_prefetch(rows->row(key).scales + number * rows->cache.block_size * 2);
+    }
+  }
 
  private:
   __attribute__((always_inline)) static void fetch(const CachedRows<K>& rows, int64_t key, int64_t byte) {
@@ -187,6 +234,7 @@ struct FetchNext {
 };
 
 constexpr int64_t kFetchQuarter = kAttentionKeys / 4;
+constexpr int64_t kFetchScales = 8;  // keys whose scales of a group are taken to lie in one line
 
 // Values of a tile where they lie in the cache.
 template <class Steps, class K>
@@ -197,22 +245,16 @@ struct CachedValues {
   Vec load(int64_t step, int64_t channel, Lanes lanes) const {
     typename Cache<K>::Row rows[Steps::kWidth];
     find(step, rows);
-    if constexpr (kHoldsCodes<K>) {
-      Vec to[1];
-      Steps::template load_codes_across<K>(values.cache, rows, channel, to);
-      return keep(to[0], lanes);
-    } else {
+    if constexpr (kHoldsCodes<K>)
+      return Steps::template load_codes_across<K>(values.cache, rows, channel);
+    else
       return Steps::load_across(rows, channel, lanes);
-    }
   }
   template <int VECTORS>
   void load(int64_t step, int64_t channel, Vec (&to)[VECTORS]) const {
     typename Cache<K>::Row rows[Steps::kWidth];
     find(step, rows);
-    if constexpr (kHoldsCodes<K>)
-      Steps::template load_codes_across<K>(values.cache, rows, channel, to);
-    else
-      Steps::load_across(rows, channel, to);
+    Steps::load_across(rows, channel, to);
   }
 
  private:

@@ -9,6 +9,7 @@
 #pragma once
 #include <algorithm>
 
+#include "coded_products.h"
 #include "seen_keys.h"
 #include "softmax.h"
 
@@ -32,11 +33,18 @@ struct TileMemory {
   float* scores;         // [rows, kAttentionKeys]
   SoftmaxPart total;
   SoftmaxPart part;
+  // Of caches of codes, whose groups have at least four channels.
+  int64_t key_groups;
+  float* q_sums;         // [rows, key_groups]
+  float* key_scales;     // [scales and minima, key_groups, kAttentionKeys]
+  float* value_scales;   // the same of values
+  float* scaled;         // ScaledProbabilities
 
   static int64_t floats(int64_t head_dim, int64_t value_dim) {
     const int64_t depth = padded_to_lanes(head_dim), stride = padded_to_lanes(value_dim);
+    const int64_t of_groups = depth / 4 * (kAttentionRows + 2 * kAttentionKeys) + stride / 4 * 2 * kAttentionKeys;
     return (kAttentionRows + kAttentionKeys) * depth + kAttentionKeys * (stride + kAttentionRows) +
-           2 * SoftmaxPart::floats(kAttentionRows, stride);
+           2 * SoftmaxPart::floats(kAttentionRows, stride) + of_groups + ScaledProbabilities::floats(stride / 4);
   }
   TileMemory(float* memory, int64_t head_dim, int64_t value_dim)
       : q(memory),
@@ -44,7 +52,12 @@ struct TileMemory {
         values(keys + kAttentionKeys * padded_to_lanes(head_dim)),
         scores(values + kAttentionKeys * padded_to_lanes(value_dim)),
         total(scores + kAttentionRows * kAttentionKeys, kAttentionRows, padded_to_lanes(value_dim)),
-        part(total.sum + kAttentionRows, kAttentionRows, padded_to_lanes(value_dim)) {}
+        part(total.sum + kAttentionRows, kAttentionRows, padded_to_lanes(value_dim)),
+        key_groups(padded_to_lanes(head_dim) / 4),
+        q_sums(part.sum + kAttentionRows),
+        key_scales(q_sums + key_groups * kAttentionRows),
+        value_scales(key_scales + 2 * key_groups * kAttentionKeys),
+        scaled(value_scales + padded_to_lanes(value_dim) / 4 * 2 * kAttentionKeys) {}
 };
 
 template <class Q, class K>
@@ -75,7 +88,16 @@ class TileAttention {
   void pack_queries() const {
     for (int64_t row = 0; row < rows(); row++) {
       const Q* q = row_of<const Q>(a_.q, token(row)) + head(row) * a_.head_dim;
-      pack_query<Steps>(q, a_.head_dim, memory_.q + row * q_stride_);
+      float* to = memory_.q + row * q_stride_;
+      if constexpr (kHoldsCodes<K>) {
+        float* sums = memory_.q_sums + row * memory_.key_groups;
+        pack_query<Steps>(keys_, q, to, sums);
+        if (a_.latent != 0)
+          pack_query<Steps>(values_, q + keys_.channels, to + steps_of<Steps>(keys_.channels),
+                            sums + scaled_groups(keys_));
+      } else {
+        pack_query<Steps>(q, a_.head_dim, to);
+      }
     }
   }
 
@@ -102,12 +124,28 @@ class TileAttention {
       const float factor = softmax_factor(total.maximum[row], total.sum[row], sink);
       const float* values = total.values + row * total.stride;
       Q* y = row_of<Q>(a_.y, token(row)) + head(row) * a_.value_dim;
-      for_vectors(a_.value_dim, [&](int64_t c, auto lanes) { store(y + c, load(values + c) * factor, lanes); });
+      for_vectors(a_.value_dim, [&](int64_t c, auto lanes) {
+        store(y + channel_of(c), load(values + c) * factor, lanes);
+      });
     }
   }
 
  private:
   using Steps = StepsOf<Q, K>;
+
+  // Whether values are multiplied as codes. The order of their channels in sums is then that of a row's bytes.
+  bool codes_of_values() const {
+    if constexpr (kHoldsCodes<K>) return values_.has_vectors();
+    return false;
+  }
+  int64_t channel_of(int64_t place) const {
+    if constexpr (kHoldsCodes<K>)
+      if (values_.has_vectors()) return values_.channel_of(place);
+    return place;
+  }
+
+  // Groups of a cache whose scales are left for sums.
+  static int64_t scaled_groups(const Cache<K>& cache) { return cache.has_quads() ? cache.groups : 0; }
 
   // Some of a tile's rows of each head.
   struct RowSpan {
@@ -257,19 +295,40 @@ class TileAttention {
                              {values_, next.values, next_head * value_bytes},
                              keys_.row_bytes(),
                              values_.row_bytes()};
-    pack_keys<Steps>(keys, keys_.channels, fetch, memory_.keys);
+    pack(keys, fetch, memory_.keys, memory_.key_scales);
     if (a_.latent != 0)
-      pack_keys<Steps>(values, a_.latent, FetchNext<K>{fetch.keys, fetch.values, 0, 0},
-                       memory_.keys + steps_of<Steps>(keys_.channels) * kAttentionKeys);
-    const CachedValues<Steps, K> cached{values};
+      pack(values, FetchNext<K>{fetch.keys, fetch.values, 0, 0},
+           memory_.keys + steps_of<Steps>(keys_.channels) * kAttentionKeys, latent_scales());
     constexpr int64_t kFewRows = 8;
     const RowSpan of_head{head * tile_.rows + span.first, span.count};
-    if (span.count <= kFewRows && a_.value_dim % kLanes == 0) {
-      add_tile(base, seen, of_head, cached, fetch, to);
-    } else {
-      pack_values(cached, a_.value_dim, to.stride, memory_.values);
-      add_tile(base, seen, of_head, PackedValues{memory_.values, to.stride}, fetch, to);
+    if constexpr (kHoldsCodes<K>) {
+      if (codes_of_values()) {
+        const CodesOfValues<Steps, K> codes{values};
+        gather_scales(values, memory_.value_scales);
+        if (span.count <= kFewRows) return add_tile(base, seen, of_head, codes, fetch, to);
+        pack_codes_of_values(codes, a_.value_dim, memory_.values);
+        return add_tile(base, seen, of_head, PackedValues{memory_.values, to.stride}, fetch, to);
+      }
     }
+    const CachedValues<Steps, K> cached{values};
+    if constexpr (!kHoldsCodes<K>)
+      if (span.count <= kFewRows && a_.value_dim % kLanes == 0) return add_tile(base, seen, of_head, cached, fetch, to);
+    pack_values(cached, a_.value_dim, to.stride, memory_.values);
+    add_tile(base, seen, of_head, PackedValues{memory_.values, to.stride}, fetch, to);
+  }
+
+  // Keys as steps: codes as they are where their scales can be left for sums.
+  void pack(const CachedRows<K>& keys, const FetchNext<K>& fetch, float* packed, float* scales) const {
+    if constexpr (kHoldsCodes<K>)
+      if (keys.cache.has_quads()) return pack_codes<Steps>(keys, fetch, packed, scales);
+    pack_keys<Steps>(keys, keys.cache.channels, fetch, packed);
+  }
+
+  // Where the scales of a latent begin, which is a part of keys.
+  float* latent_scales() const {
+    if constexpr (kHoldsCodes<K>)
+      return memory_.key_scales + scaled_groups(keys_) * Cache<K>::kNumbers * kAttentionKeys;
+    return nullptr;
   }
 
   // Rows of one head over the packed keys.
@@ -305,15 +364,37 @@ class TileAttention {
     for (int r = 0; r < ROWS; r++) by_some |= chosen[r] &= chosen_from(token(row + r), base);
     if (by_some == 0) return;
     float* scores = memory_.scores + row * kAttentionKeys;
-    for (int64_t key = first / kBlockKeys * kBlockKeys; key < last; key += kBlockKeys)
-      score_block<Steps, ROWS>(memory_.q + row * q_stride_, q_stride_, memory_.keys + key, steps_of<Steps>(a_.head_dim),
-                               fetch, scores + key);
+    const float* q = memory_.q + row * q_stride_;
+    for (int64_t key = first / kBlockKeys * kBlockKeys; key < last; key += kBlockKeys) {
+      if constexpr (kHoldsCodes<K>) {
+        const StepRuns parts[2] = {step_runs<Steps>(keys_, memory_.key_scales), latent_runs()};
+        score_codes<Steps, ROWS>(q, q_stride_, memory_.q_sums + row * memory_.key_groups, memory_.key_groups,
+                                 memory_.keys, parts, key, fetch, scores);
+      } else {
+        score_block<Steps, ROWS>(q, q_stride_, memory_.keys + key, steps_of<Steps>(a_.head_dim), fetch, scores + key);
+      }
+    }
     float decay[ROWS];
     const ScoreScale by{a_.scale, a_.softcap, a_.slopes == nullptr ? nullptr : slopes,
                         a_.bias == nullptr ? nullptr : bias, a_.extent,
                         a_.chosen.data == nullptr && !has_pinned ? nullptr : chosen};
-    add_scores<Steps>(by, seen_by, fetch, scores, to.maximum + row, to.sum + row, decay);
-    add_values<Steps, ROWS>(scores, first, last, values, fetch, decay, to.values + row * to.stride, to.stride);
+    float* sums = to.values + row * to.stride;
+    if constexpr (kHoldsCodes<K>) {
+      if (codes_of_values()) {
+        const ScaledProbabilities scaled(memory_.scaled, values_.groups);
+        add_scores<FloatSteps>(by, seen_by, fetch, scores, to.maximum + row, to.sum + row, decay);
+        scale_probabilities<Steps, ROWS>(values_, memory_.value_scales, scores, scaled);
+        return add_coded_values<Steps, ROWS>(values_, scaled, first, last, values, fetch, decay, sums, to.stride);
+      }
+    }
+    if constexpr (!std::is_same_v<Values, CodesOfValues<Steps, K>>) {
+      add_scores<Steps>(by, seen_by, fetch, scores, to.maximum + row, to.sum + row, decay);
+      add_values<Steps, ROWS>(scores, first, last, values, fetch, decay, sums, to.stride);
+    }
+  }
+
+  StepRuns latent_runs() const {
+    return a_.latent == 0 ? StepRuns{0, 0, nullptr, nullptr} : step_runs<Steps>(values_, latent_scales());
   }
 
   const LlmcPagedAttention& a_;

@@ -27,18 +27,21 @@ struct CacheOf {
 };
 
 // ---- codes: llmc/ops/cache_codes.py ----------------------------------------------------------------------------
-// A format: value(code) for codes in the low bytes of lanes; encode(x) for |x| <= kLargest, in the low bits of lanes.
+// A format: value(code) for codes in the low bytes of lanes, or, where a byte has two, in the given half of them;
+// encode(x) for |x| <= kLargest, in the low bits of lanes.
 struct Int8Cache {
   static constexpr bool kNibbles = false;
   static constexpr float kLargest = 127.0f;
-  static Vec value(VecBits code) { return __builtin_convertvector(reinterpret_cast<VecInt>(code << 24) >> 24, Vec); }
+  static Vec value(VecBits code, int = 0) {
+    return __builtin_convertvector(reinterpret_cast<VecInt>(code << 24) >> 24, Vec);
+  }
   static VecBits encode(Vec x) { return reinterpret_cast<VecBits>(nearest_integer(x)); }
 };
 
 struct Fp8Cache {
   static constexpr bool kNibbles = false;
   static constexpr float kLargest = 448.0f;
-  static Vec value(VecBits code) { return e4m3_value(code); }
+  static Vec value(VecBits code, int = 0) { return e4m3_value(code); }
   static VecBits encode(Vec x) { return e4m3_code(x); }
 };
 
@@ -46,14 +49,16 @@ struct Fp8Cache {
 struct Int4Cache {
   static constexpr bool kNibbles = true;
   static constexpr float kLargest = 15.0f;
-  static Vec value(VecBits code) { return __builtin_convertvector(reinterpret_cast<VecInt>(code), Vec); }
+  static Vec value(VecBits code, int half) {
+    return __builtin_convertvector(reinterpret_cast<VecInt>(code >> 4 * half & 15u), Vec);
+  }
   static VecBits encode(Vec x) { return reinterpret_cast<VecBits>(nearest_integer(x)); }
 };
 
 template <class K>
 constexpr bool kHoldsCodes = !std::is_same_v<K, float> && !std::is_same_v<K, bf16>;
 
-inline VecBits widened_bytes(const uint8_t* from, AllLanes) {
+inline VecBits widened_bytes(const uint8_t* from) {
 #if defined(__AVX512F__)
   // GCC 12 converts bytes one by one.
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
@@ -68,12 +73,6 @@ inline VecBits widened_bytes(const uint8_t* from, AllLanes) {
 #endif
 }
 
-inline VecBits widened_bytes(const uint8_t* from, int64_t count) {
-  uint8_t bytes[kLanes] = {};
-  std::memcpy(bytes, from, static_cast<size_t>(std::min<int64_t>(count, kLanes)));
-  return widened_bytes(bytes, AllLanes{});
-}
-
 struct CodeRow {
   const uint8_t* codes;
   const uint8_t* scales;  // of the first group, bf16; those of the next are block_size further
@@ -85,17 +84,17 @@ struct CacheOfCodes {
   int64_t channels, block_size, width, groups;  // width: channels of a group
   // Of 2^32, rounded up: divides a channel by the width where a division would take longer than all else.
   uint64_t inverse_width;
-  bool one_scale_a_vector;
 
   CacheOfCodes(int64_t channels, int64_t block_size, int64_t group)
       : channels(channels),
         block_size(block_size),
         width(group == 0 ? channels : group),
         groups(channels / width),
-        inverse_width(((uint64_t{1} << 32) + static_cast<uint64_t>(width) - 1) / static_cast<uint64_t>(width)),
-        one_scale_a_vector(width % kLanes == 0) {}
+        inverse_width(((uint64_t{1} << 32) + static_cast<uint64_t>(width) - 1) / static_cast<uint64_t>(width)) {}
   int64_t row_bytes() const { return Format::kNibbles ? channels / 2 : channels; }  // codes
-  int64_t head_bytes() const { return block_size * (row_bytes() + groups * (Format::kNibbles ? 4 : 2)); }
+  static constexpr int64_t kNumbers = Format::kNibbles ? 2 : 1;  // a scale and a minimum
+  int64_t numbers() const { return kNumbers * groups; }          // of a row
+  int64_t head_bytes() const { return block_size * (row_bytes() + 2 * numbers()); }
   Row row(const void* block, int64_t position) const {
     const auto* data = static_cast<const uint8_t*>(block);
     return {data + position * row_bytes(), data + block_size * row_bytes() + 2 * position};
@@ -104,31 +103,22 @@ struct CacheOfCodes {
   static Row moved(Row row, int64_t bytes) { return {row.codes + bytes, row.scales + bytes}; }
   static const void* address(Row row) { return row.codes; }
 
-  template <class Lanes>
-  Vec values(Row row, int64_t channel, Lanes lanes) const {
-    const Vec x = Format::value(codes(row, channel, lanes)) * of_groups(row.scales, channel);
-    if constexpr (!Format::kNibbles) return x;
-    return x + of_groups(row.scales + groups * block_size * 2, channel);
+  // Whether four bytes of a row that follow each other share scales: then attention multiplies keys' codes as they are.
+  bool has_quads() const { return width % 4 == 0 && row_bytes() % 4 == 0; }
+  // Whether vectors of a row's bytes do: the same of values' codes.
+  bool has_vectors() const { return row_bytes() % kLanes == 0 && (groups == 1 || width % kLanes == 0); }
+  // The first channel of a vector of codes, in the order of the bytes; where a byte has two, the low halves come first.
+  int64_t channel_of(int64_t place) const {
+    if constexpr (!Format::kNibbles) return place;
+    const int64_t vector = place / kLanes;
+    return vector / 2 * kLanes + vector % 2 * row_bytes();
   }
-  // Whole vectors: a scale is read once for all that share it.
-  template <int VECTORS>
-  void values(Row row, int64_t channel, Vec (&to)[VECTORS]) const {
-    if (groups > 1 && !one_scale_a_vector) {
-      for (int v = 0; v < VECTORS; v++) to[v] = values(row, channel + v * kLanes, AllLanes{});
-      return;
-    }
-    int64_t end = channel;
-    Vec scale = {}, least = {};
-    for (int v = 0; v < VECTORS; v++, channel += kLanes) {
-      if (channel >= end) {
-        const int64_t group = group_of(channel);
-        end = (group + 1) * width;
-        scale = broadcast(bf16_at(row.scales + group * block_size * 2));
-        if constexpr (Format::kNibbles) least = broadcast(bf16_at(row.scales + (groups + group) * block_size * 2));
-      }
-      to[v] = Format::value(codes(row, channel, AllLanes{})) * scale;
-      if constexpr (Format::kNibbles) to[v] = to[v] + least;
-    }
+
+  // The numbers themselves, zero from channels on.
+  Vec values(Row row, int64_t channel) const {
+    Vec x = {};
+    for (int64_t c = channel; c < std::min(channel + kLanes, channels); c++) x[c - channel] = value(row, c);
+    return x;
   }
   int64_t group_of(int64_t channel) const {
     return static_cast<int64_t>(static_cast<uint64_t>(channel) * inverse_width >> 32);
@@ -141,29 +131,13 @@ struct CacheOfCodes {
     return to_float(value);
   }
 
-  template <class Lanes>
-  VecBits codes(Row row, int64_t channel, Lanes lanes) const {
-    if constexpr (!Format::kNibbles) {
-      return widened_bytes(row.codes + channel, lanes);
-    } else {
-      const int64_t half = channels / 2;
-      if (channel + kLanes <= half) return widened_bytes(row.codes + channel, lanes) & 15u;
-      if (channel >= half) return widened_bytes(row.codes + channel - half, lanes) >> 4;
-      VecBits bits = {};
-      for (int64_t c = channel; c < std::min(channel + kLanes, channels); c++)
-        bits[c - channel] = c < half ? row.codes[c] & 15u : row.codes[c - half] >> 4;
-      return bits;
-    }
-  }
-
-  // The scales or minima, of which `first` is that of the first group, of channels from `channel` on.
-  Vec of_groups(const uint8_t* first, int64_t channel) const {
-    if (groups == 1) return broadcast(bf16_at(first));
-    const auto of_channel = [&](int64_t c) { return bf16_at(first + group_of(c) * block_size * 2); };
-    if (one_scale_a_vector) return broadcast(of_channel(channel));
-    Vec x = {};
-    for (int64_t c = channel; c < std::min(channel + kLanes, channels); c++) x[c - channel] = of_channel(c);
-    return x;
+  float value(Row row, int64_t channel) const {
+    const bool high = Format::kNibbles && channel >= row_bytes();
+    const VecBits code = VecBits{} + row.codes[channel - (high ? row_bytes() : 0)];
+    const uint8_t* scale = row.scales + group_of(channel) * block_size * 2;
+    const float x = Format::value(code, high)[0] * bf16_at(scale);
+    if constexpr (!Format::kNibbles) return x;
+    return x + bf16_at(scale + groups * block_size * 2);
   }
 };
 

@@ -12,37 +12,38 @@ constexpr int kCodeVecs = 2;  // vectors of lanes that products take at a time
 
 // ---- what codes are ----------------------------------------------------------------------------------------------
 // A format. zero: the code of zero, as codes are stored. step_bits: of the steps by which a float is multiplied that
-// `run / group` groups share; 0 where each group has a float. group: of a blocked format; 0 where weights choose it.
+// several groups share; 0 where each group has a float. group: of a blocked format; 0 where weights choose it.
 struct CodeRecord {
   int64_t stored_bits;
   int32_t zero;
-  int64_t group, run, step_bits;
+  int64_t group, step_bits;
   int32_t least_step;
   bool has_minimum, is_table;
 };
 // CODE_FORMATS of llmc/formats/code_format.py, in the order of LlmcCodes.
 constexpr CodeRecord kRecords[] = {
-    {8, 128, 0, 0, 0, 0, false, false},      // int8
-    {4, 8, 0, 0, 0, 0, false, false},        // int4
-    {8, 128, 0, 0, 0, 0, false, false},      // fp8
-    {4, 8, 0, 0, 0, 0, false, false},        // nf4
-    {4, 8, 0, 0, 0, 0, false, false},        // mxfp4
-    {5, 16, 0, 0, 0, 0, false, false},       // int5
-    {6, 32, 0, 0, 0, 0, false, false},       // int6
-    {4, 0, 32, 32, 0, 0, true, false},       // q4_1
-    {5, 0, 32, 32, 0, 0, true, false},       // q5_1
-    {2, 0, 16, 256, 4, 0, true, false},      // q2_k
-    {3, 4, 16, 256, 6, -32, false, false},   // q3_k
-    {4, 0, 32, 256, 6, 0, true, false},      // q4_k
-    {5, 0, 32, 256, 6, 0, true, false},      // q5_k
-    {6, 32, 16, 256, 8, -128, false, false}, // q6_k
-    {4, 128, 32, 32, 0, 0, false, true},     // iq4_nl
-    {4, 128, 32, 256, 6, -32, false, true},  // iq4_xs
+    {8, 128, 0, 0, 0, false, false},      // int8
+    {4, 8, 0, 0, 0, false, false},        // int4
+    {8, 128, 0, 0, 0, false, false},      // fp8
+    {4, 8, 0, 0, 0, false, false},        // nf4
+    {4, 8, 0, 0, 0, false, false},        // mxfp4
+    {5, 16, 0, 0, 0, false, false},       // int5
+    {6, 32, 0, 0, 0, false, false},       // int6
+    {4, 0, 32, 0, 0, true, false},        // q4_1
+    {5, 0, 32, 0, 0, true, false},        // q5_1
+    {2, 0, 16, 4, 0, true, false},        // q2_k
+    {3, 4, 16, 6, -32, false, false},     // q3_k
+    {4, 0, 32, 6, 0, true, false},        // q4_k
+    {5, 0, 32, 6, 0, true, false},        // q5_k
+    {6, 32, 16, 8, -128, false, false},   // q6_k
+    {4, 128, 32, 0, 0, false, true},      // iq4_nl
+    {4, 128, 32, 6, -32, false, true},    // iq4_xs
 };
 
 // ---- where things lie ------------------------------------------------------------------------------------------
 // The panels of one weight. A part is a run of k inside one group. Products take codes of 4 or of 8 bits: what is
-// stored in planes, or as places in a table of integers, is joined to 8 first (code_planes.h).
+// stored in planes, or as places in a table of integers, is joined to 8 first (code_planes.h). run: of k that share a
+// float; of a blocked format several groups, which the weight chooses.
 struct CodePanels {
   const uint8_t* data;
   const CodeRecord& record;
@@ -55,8 +56,8 @@ struct CodePanels {
       : data(static_cast<const uint8_t*>(a.weight)),
         record(kRecords[a.format]),
         in(in),
-        group(a.group),
-        run(is_blocked() ? record.run : a.group),
+        group(is_blocked() ? record.group : a.group),
+        run(a.group),
         bits(record.stored_bits != 4 || record.is_table ? 8 : 4),
         scale_bytes(LLMC_PANEL * (a.scale_type == LLMC_SCALES_F32 ? 4 : 2)),
         scale_type(static_cast<LlmcScales>(a.scale_type)),
@@ -72,7 +73,8 @@ struct CodePanels {
   // Of a run.
   int64_t header_bytes() const {
     if (!is_blocked()) return scale_bytes + (has_zeros ? LLMC_PANEL * 2 : 0);
-    return float_bytes() + run / group * record.step_bits * (record.has_minimum ? 2 : 1) / 16 * LLMC_PANEL * 2;
+    const int64_t bits = run / group * record.step_bits * (record.has_minimum ? 2 : 1);
+    return float_bytes() + (bits + 15) / 16 * LLMC_PANEL * 2;
   }
   int64_t run_bytes() const { return header_bytes() + stored_words(run) * LLMC_PANEL * 4; }
   int64_t panel_bytes() const { return in / run * run_bytes(); }
@@ -170,17 +172,21 @@ inline ScaleAndMinimum scale_and_minimum(const CodePanels& panels, const uint8_t
 // Bytes of a group's scales, and minima where the format has them, in fp32.
 inline int64_t decoded_header_bytes(const CodeRecord& record) { return LLMC_PANEL * 4 * (record.has_minimum ? 2 : 1); }
 
-// Of all rows of a panel, for so many groups from the first of a run on.
-inline void decode_headers(const CodePanels& panels, const uint8_t* header, int64_t groups, uint8_t* to) {
+// Scales and minima of all rows of a panel, for `groups` groups from k on. header: the floats of their run.
+inline void decode_headers(const CodePanels& panels, const uint8_t* header, int64_t k, int64_t groups, uint8_t* to) {
   const int64_t of_run = panels.run / panels.group;
+  int64_t i = k % panels.run / panels.group;
   for (int64_t group = 0; group < groups; group++, to += decoded_header_bytes(panels.record)) {
     for (int lane = 0; lane < LLMC_PANEL; lane += kLanes) {
-      const ScaleAndMinimum found = scale_and_minimum(panels, header, group % of_run, lane);
+      const ScaleAndMinimum found = scale_and_minimum(panels, header, i, lane);
       float* at = reinterpret_cast<float*>(to) + lane;
       store(at, found.scale);
       if (panels.record.has_minimum) store(at + LLMC_PANEL, found.minimum);
     }
-    if ((group + 1) % of_run == 0) header += panels.header_bytes();
+    if (++i == of_run) {
+      i = 0;
+      header += panels.header_bytes();
+    }
   }
 }
 

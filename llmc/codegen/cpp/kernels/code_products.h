@@ -34,9 +34,10 @@ struct CodeBlock {
   }
 };
 
-// The block with headers in fp32, a scale and where there are some a minimum a group, which go `to` there.
-inline void decode_headers(CodeBlock& block, uint8_t* to) {
-  decode_headers(block.panels, block.header, block.groups, to);
+// The block, which begins at k, with headers in fp32, a scale and where there are some a minimum a group, which go `to`
+// there.
+inline void decode_headers(CodeBlock& block, int64_t k, uint8_t* to) {
+  decode_headers(block.panels, block.header, k, block.groups, to);
   block.header = to;
   block.header_bytes = decoded_header_bytes(block.panels.record);
   block.scale_type = LLMC_SCALES_F32;

@@ -74,13 +74,13 @@ void blocked_embedding(LlmcPool* pool, const LlmcQuantizedEmbedding& a) {
     const int64_t panel = a.ids[t] / LLMC_PANEL;
     const int lane = static_cast<int>(a.ids[t] % LLMC_PANEL), vector = lane / kLanes * kLanes;
     T* to = static_cast<T*>(a.y.data) + t * a.y.stride;
-    for (int64_t k = 0; k < a.channels; k += a.group) {
+    for (int64_t k = 0; k < a.channels; k += panels.group) {
       const ScaleAndMinimum found =
-          scale_and_minimum(panels, panels.header(panel, k), k % panels.run / a.group, vector);
+          scale_and_minimum(panels, panels.header(panel, k), k % panels.run / panels.group, vector);
       const float scale = found.scale[lane - vector], minimum = found.minimum[lane - vector];
       // The words that hold the group, one of them in the first lane.
       const int64_t first = k / Unit::kCodes * Unit::kCodes;
-      for (int64_t unit = first; unit < k + a.group; unit += Unit::kCodes) {
+      for (int64_t unit = first; unit < k + panels.group; unit += Unit::kCodes) {
         const uint8_t* word = panels.codes(panel, unit) + lane * 4;
         VecBits units[Unit::kWords] = {};
         for (int j = 0; j < Unit::kWords; j++) {
@@ -90,7 +90,7 @@ void blocked_embedding(LlmcPool* pool, const LlmcQuantizedEmbedding& a) {
         }
         for (int j = 0; j < Unit::kCodes; j++) {
           const int64_t c = unit + Unit::order(j);
-          if (c < k || c >= k + a.group) continue;
+          if (c < k || c >= k + panels.group) continue;
           const float value = Unit::value(units, j, zero)[0] * scale;
           to[c] = from_float<T>(panels.record.has_minimum ? value - minimum : value);
         }

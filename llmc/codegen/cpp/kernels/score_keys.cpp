@@ -36,7 +36,7 @@ void decode(const llmc::CacheOf<K>& cache, const K* row, float* to) {
 
 template <class Format>
 void decode(const llmc::CacheOfCodes<Format>& cache, llmc::CodeRow row, float* to) {
-  llmc::for_vectors(cache.channels, [&](int64_t c, auto lanes) { llmc::store(to + c, cache.values(row, c, lanes), lanes); });
+  llmc::for_vectors(cache.channels, [&](int64_t c, auto lanes) { llmc::store(to + c, cache.values(row, c), lanes); });
 }
 
 template <class T>

@@ -36,6 +36,29 @@ inline void transpose(Vec (&rows)[kLanes]) {
   }
 }
 
+// Transposes 16 rows of 8. Vector i holds two rows: low_row_of(i), and the row four below it.
+constexpr int low_row_of(int i) { return i < 4 ? i : i + 4; }
+
+inline void transpose_halves(Vec (&rows)[8]) {
+  constexpr __mmask16 kAll = 0xffff;
+  constexpr __mmask8 kAllPairs = 0xff;
+  __m512 squares[8];
+  for (int i = 0; i < 8; i += 4) {
+    const __m512d a = _mm512_castps_pd(_mm512_maskz_unpacklo_ps(kAll, rows[i], rows[i + 1]));
+    const __m512d b = _mm512_castps_pd(_mm512_maskz_unpackhi_ps(kAll, rows[i], rows[i + 1]));
+    const __m512d c = _mm512_castps_pd(_mm512_maskz_unpacklo_ps(kAll, rows[i + 2], rows[i + 3]));
+    const __m512d d = _mm512_castps_pd(_mm512_maskz_unpackhi_ps(kAll, rows[i + 2], rows[i + 3]));
+    squares[i] = _mm512_castpd_ps(_mm512_maskz_unpacklo_pd(kAllPairs, a, c));
+    squares[i + 1] = _mm512_castpd_ps(_mm512_maskz_unpackhi_pd(kAllPairs, a, c));
+    squares[i + 2] = _mm512_castpd_ps(_mm512_maskz_unpacklo_pd(kAllPairs, b, d));
+    squares[i + 3] = _mm512_castpd_ps(_mm512_maskz_unpackhi_pd(kAllPairs, b, d));
+  }
+  for (int i = 0; i < 4; i++) {
+    rows[i] = _mm512_maskz_shuffle_f32x4(kAll, squares[i], squares[4 + i], 0x88);
+    rows[4 + i] = _mm512_maskz_shuffle_f32x4(kAll, squares[i], squares[4 + i], 0xdd);
+  }
+}
+
 #elif defined(__AVX2__)
 
 inline void transpose(Vec (&rows)[kLanes]) {

@@ -1,1 +1,1 @@
-"""What each op is in standard ops of ONNX, one file a family of ops."""
+"""Each op in standard ops of ONNX, one file per family of ops."""

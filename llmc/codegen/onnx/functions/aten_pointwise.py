@@ -13,7 +13,7 @@ from llmc.graph.pointwise import Kind, emit, kind_of
 
 _TYPES = {Kind.FLOAT: TensorProto.FLOAT, Kind.INT: TensorProto.INT64, Kind.BOOL: TensorProto.BOOL}
 _NUMBERS = {Kind.FLOAT: np.float32, Kind.INT: np.int64, Kind.BOOL: np.bool_}
-# In ONNX, too, but for the capital.
+# The same name in ONNX, except for the capital letter.
 _NAMED_ALIKE = (
     "add sub mul div pow and or not neg abs reciprocal sqrt exp log sin cos erf floor ceil tanh sigmoid gelu relu "
     "softplus where"
@@ -90,7 +90,7 @@ def _floor_div(b: Body, kind: Kind, x: str, y: str) -> str:
 
 
 def _remainder(b: Body, kind: Kind, x: str, y: str) -> str:
-    """Of the divisor's sign, as Mod's of integers is."""
+    """The remainder with the sign of the divisor, like Mod of integers."""
     return b("Mod", x, y) if kind is Kind.INT else b("Sub", x, b("Mul", b("Floor", b("Div", x, y)), y))
 
 

@@ -96,7 +96,7 @@ def unbind(b: Body, self: Value, result: Sequence[Value], dim: int) -> tuple[str
 
 
 def repeat_interleave(b: Body, self: Value, repeats: int, dim: int) -> str:
-    """Each element so many times in a row."""
+    """Repeat each element `repeats` times."""
     rank = len(self.shape)
     axis = dim % rank
     times = [1] * (axis + 1) + [repeats] + [1] * (rank - axis - 1)
@@ -152,7 +152,7 @@ def arithmetic(op: str) -> Any:
     return build
 
 
-# They are the tensor itself: memory is nobody's business here.
+# They return the tensor itself, because memory layout does not matter here.
 _ALIASES = ("alias", "clone", "contiguous", "detach", "lift_fresh_copy")
 
 FUNCTIONS: dict[Any, Any] = {

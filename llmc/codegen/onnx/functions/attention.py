@@ -27,7 +27,7 @@ def attention(
     sinks: Value | None,
     latent: bool,
 ) -> str:
-    """Of all tokens over all tokens, one batch."""
+    """Attention of all tokens over all tokens, one batch."""
     heads, kv_heads = q.size(1), k.size(1)
     tokens = b.squeeze(b.length(q, 0), 0)
     rows = b.unsqueeze(b("Range", b.integer(0), tokens, b.integer(1)), 0)
@@ -60,7 +60,7 @@ def _attend(
     sinks: Value | None,
 ) -> str:
     """queries: [batch, kv_heads, group, rows, head_dim]; keys, values: [batch, kv_heads, keys, …]; visible: [batch,
-    rows, keys]. One product for each KV head: the rows of its query heads stand below each other."""
+    rows, keys]. One product per KV head: the rows of its query heads are stacked."""
     as_rows = b("Reshape", queries, b.integers([0, 0, -1, head_dim]))
     scores = b("MatMul", as_rows, b.transpose(keys, 0, 1, 3, 2))
     scores = b("Mul", scores, b.number(scale))
@@ -76,8 +76,8 @@ def _attend(
     largest = largest if logits is None else b("Max", largest, logits)
     flat = b("Concat", b.length(queries, 0), b.integers([0, -1]), b.length(keys, 2), axis=0)
     weights = b("Reshape", b("Exp", b("Sub", scores, largest)), flat)
-    # The sum of weights is one more channel: taken in the order of keys, too, it has the same bits whatever weights of
-    # zero stand between or behind them.
+    # The sum of weights is one more channel: also summed in the order of keys, it has the same bits for any zero
+    # weights between or behind them.
     ones = b("Expand", b.number(1.0), b("Concat", b("Shape", values, end=3), b.integers([1]), axis=0))
     sums = b("MatMul", weights, b("Concat", values, ones, axis=3))
     sums = b("Reshape", sums, b("Concat", b.length(queries, 0), b.integers([0, group, -1]), b.length(sums, 3), axis=0))
@@ -149,11 +149,10 @@ def paged_attention(
     tree_masks: Value | None,
     latent: bool,
 ) -> str:
-    """Requests in a batch, as many rows each as the one with the most queries has; those that a request lacks repeat
-    its last."""
+    """Requests in a batch, padded to the maximum number of queries; missing rows repeat the request's last row."""
     _check_plain(cache_format)
     heads, kv_heads = q.size(1), k_cache.size(1)
-    # Of a single row some libraries make another product, with other bits.
+    # Some libraries use a different product for a single row, with different bits.
     starts, counts, rows = padded(b, query_starts, least=2)
     lengths = b.unsqueeze(b.cast(context_lens, torch.int64), 1)
     own = b.unsqueeze(b("Add", b("Sub", lengths, counts), rows), 2)
@@ -166,7 +165,7 @@ def paged_attention(
     split = b("Reshape", queries, b.integers([0, 0, kv_heads, heads // kv_heads, q.size(2)]))
     tables = b.cast(block_tables, torch.int64)
     keys, values = (_cached(b, cache, tables) for cache in (k_cache, v_cache))
-    # What is in no row of the request is not used; but zero times what is not finite would be.
+    # Values outside of the request's rows are not used, but zero times a value that is not finite would be.
     row = b("Squeeze", key_rows, b.integers([1]))
     is_row = b("Less", row, lengths)
     if window is not None:

@@ -1,4 +1,5 @@
-"""What codes of weights and tokens stand for: llmc::dequantize, sparse_bitmask, sparse_codes and round_tokens."""
+"""The numbers that codes of weights and tokens represent: llmc::dequantize, sparse_bitmask, sparse_codes and
+round_tokens."""
 
 from typing import Any
 
@@ -13,23 +14,47 @@ from llmc.ops.sparse_weight import MASK_BITS
 llmc = torch.ops.llmc
 
 
-def dequantize(b: Body, codes: Value, scales: Value, zeros: Value | None, format: str) -> str:
-    """DequantizeLinear of blocks, a group of columns each; a table or a cast where codes are no integers."""
-    rows, columns, groups = codes.size(0), codes.size(1), scales.size(1)
+def dequantize(
+    b: Body,
+    codes: Value,
+    scales: Value,
+    zeros: Value | None,
+    format: str,
+    scale_steps: Value | None,
+    minima: Value | None,
+    minimum_steps: Value | None,
+) -> str:
+    """Decode blocks, one per group of columns, with DequantizeLinear; codes that are not integers by a table or a cast.
+    Standard ops around it apply steps and minima, with the same roundings."""
+    rows, columns, groups = codes.size(0), codes.size(1), (scale_steps or scales).size(1)
+    of_groups = _in_steps(b, scales, scale_steps)
     if CODE_FORMATS[format].integers is None:
-        return _scaled(b, code_numbers(b, codes, format), scales, rows, columns, groups)
-    return b("DequantizeLinear", codes, scales, zeros, axis=1, block_size=columns // groups)
+        values = _scaled(b, code_numbers(b, codes, format), of_groups, rows, columns, groups)
+    else:
+        values = b("DequantizeLinear", codes, of_groups, zeros, axis=1, block_size=columns // groups)
+    if minima is None:
+        return values
+    grouped = b.reshape(values, rows, groups, -1)
+    return b.reshape(b("Sub", grouped, b.unsqueeze(_in_steps(b, minima, minimum_steps), 2)), rows, columns)
+
+
+def _in_steps(b: Body, floats: Value, steps: Value | None) -> Operand:
+    """[rows, groups]: floats [rows, runs] times the steps of their groups, if there are some."""
+    if steps is None:
+        return floats
+    by_run = b.reshape(b("Cast", steps, to=TensorProto.FLOAT), steps.size(0), floats.size(1), -1)
+    return b.reshape(b("Mul", by_run, b.unsqueeze(floats, 2)), steps.size(0), steps.size(1))
 
 
 def code_numbers(b: Body, codes: Operand, format: str) -> str:
-    """What codes stand for before they are scaled, fp32."""
+    """The numbers that codes represent before they are scaled, in fp32."""
     table = CODE_FORMATS[format].table
     if table is None:
         return b("Cast", codes, to=TensorProto.FLOAT)
     return b("Gather", b.constant(np.array(table, np.float32)), b("Cast", codes, to=TensorProto.INT32), axis=0)
 
 
-def _scaled(b: Body, numbers: str, scales: Value, rows: int, columns: int, groups: int) -> str:
+def _scaled(b: Body, numbers: str, scales: Operand, rows: int, columns: int, groups: int) -> str:
     if groups == 1:
         return b("Mul", numbers, scales)
     grouped = b("Mul", b.reshape(numbers, rows, groups, -1), b.unsqueeze(scales, 2))
@@ -42,7 +67,7 @@ def sparse_bitmask(b: Body, values: Value, masks: Value, columns: int) -> str:
 
 
 def sparse_codes(b: Body, values: Value, masks: Value, scales: Value, columns: int, format: str) -> str:
-    """What the codes that masks say stand for."""
+    """The numbers of sparse codes at the places of their masks."""
     numbers = _expanded(b, Value(code_numbers(b, values, format), scales.fake), masks, columns)
     return _scaled(b, numbers, scales, masks.size(0), columns, scales.size(1))
 
@@ -58,8 +83,20 @@ def _expanded(b: Body, values: Value, masks: Value, columns: int) -> str:
     return b("Where", b("Cast", kept, to=TensorProto.BOOL), b.reshape(found, -1, columns), b.number(0.0))
 
 
-def round_tokens(b: Body, x: Value, scale: Value | None, format: str) -> str:
-    """Each token's channels rounded to codes with one scale, and back."""
+def round_tokens(b: Body, x: Value, scale: Value | None, format: str, group: int | None) -> str:
+    """Each token's channels rounded to codes with one scale, or one for each group of them, and back."""
+    if group is None:
+        return _rounded(b, x, scale, format)
+    channels, leading = x.size(-1), len(x.shape) - 1
+    missing = -channels % group
+    padded: Operand = b("Pad", x, b.integers([*[0] * (2 * leading + 1), missing])) if missing else x
+    grouped = b.reshape(padded, *[0] * leading, (channels + missing) // group, group)
+    rounded = b.reshape(_rounded(b, grouped, None, format), *[0] * leading, channels + missing)
+    return b.slice(rounded, leading, 0, channels) if missing else rounded
+
+
+def _rounded(b: Body, x: Operand, scale: Value | None, format: str) -> str:
+    """The same along the last axis, with one scale."""
     largest = CODE_FORMATS[format].largest
     if scale is None:
         magnitude = b("ReduceMax", b("Abs", x), b.integers([-1]), keepdims=1)

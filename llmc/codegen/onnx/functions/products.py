@@ -76,7 +76,7 @@ def _expert_loop(rows: str, slots: int, ids: str, used: str, weights: str, biase
     expert = inner("Gather", used, "round", axis=0)
     bias = None if biases is None else inner("Gather", biases, expert, axis=0)
     flat = inner("Gemm", rows, inner("Gather", weights, expert, axis=0), bias, transB=1)
-    # An expert's channels are as many as its weight has rows.
+    # The number of an expert's channels is the number of its weight's rows.
     shape = inner("Concat", inner.integers([-1, slots]), inner("Shape", flat, start=1), axis=0)
     y = inner("Reshape", flat, shape)
     sent = inner("Unsqueeze", inner("Equal", ids, expert), inner.integers([2]))

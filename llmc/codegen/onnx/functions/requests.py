@@ -7,8 +7,8 @@ from llmc.codegen.onnx.function_body import END, Body, Value
 
 
 def padded(b: Body, query_starts: Value, *, least: int = 1) -> tuple[str, str, str]:
-    """(starts, counts, rows): [requests, 1] twice, and which of a request's tokens stands in each of the rows that all
-    requests have, [requests, most]; int64. Rows that a request lacks repeat its last. least: there are no fewer."""
+    """(starts, counts, rows): [requests, 1] twice, and the token of each padded row of the requests, [requests, most];
+    int64. Missing rows repeat the request's last one. least: minimum number of rows."""
     bounds = b.cast(query_starts, torch.int64)
     starts = b("Slice", bounds, b.integers([0]), b.integers([-1]))
     ends = b("Slice", bounds, b.integers([1]), b.integers([END]))

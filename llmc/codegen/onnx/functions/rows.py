@@ -17,7 +17,7 @@ def rms_norm(b: Body, x: Value, weight: Value | None, eps: float) -> str:
 
 
 def add_rms_norm(b: Body, x: Value, residual: Value, weight: Value | None, eps: float) -> tuple[str, str]:
-    """Of the sum, and the sum."""
+    """The norm of the sum, and the sum."""
     total = Value(b("Add", x, residual), x.fake)
     return rms_norm(b, total, weight, eps), total.name
 
@@ -30,7 +30,7 @@ def layer_norm(b: Body, x: Value, weight: Value | None, bias: Value | None, eps:
 def add_layer_norm(
     b: Body, x: Value, residual: Value, weight: Value | None, bias: Value | None, eps: float
 ) -> tuple[str, str]:
-    """Of the sum, and the sum."""
+    """The norm of the sum, and the sum."""
     total = Value(b("Add", x, residual), x.fake)
     return layer_norm(b, total, weight, bias, eps), total.name
 

@@ -1,10 +1,10 @@
-"""Whose tokens an op with states takes one after the other: one whole sequence's, or those of a step's requests.
+"""The sequences whose tokens an op with states processes in order: one whole sequence, or a step's requests.
 
 Either way tokens are rows [requests, most, …], which requests take side by side, and states [requests, …]: Scan goes
 along the rows. A request that has fewer of them than another keeps its state in the rest.
 
-Of either, before: the states, [requests, …]. counts: tokens of each request, [requests, 1]. is_row: which rows are
-tokens, [requests, most]; None where all are.
+In both cases: before: the initial states, [requests, …]. counts: tokens of each request, [requests, 1]. is_row: which
+rows are tokens, [requests, most]; None if all are.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ from llmc.codegen.onnx.functions.requests import padded, places
 
 
 class OneSequence:
-    """Of one sequence, from its beginning. x: has its tokens. shape: of the state."""
+    """One sequence from its beginning. x: has its tokens. shape: shape of the state."""
 
     def __init__(self, b: Body, x: Value, shape: Sequence[int], initial: float = 0.0) -> None:
         self._b = b
@@ -36,7 +36,7 @@ class OneSequence:
 
 
 class StepSequences:
-    """Of a step's requests, whose states lie in slots; those whose tokens are their first begin anew."""
+    """The requests of a step, whose states are in slots; a request's first tokens start from zero states."""
 
     def __init__(
         self,
@@ -74,7 +74,8 @@ Sequences = OneSequence | StepSequences
 
 
 def sequences(b: Body, x: Value, shape: Sequence[int], step: Mapping[str, Value], initial: float = 0.0) -> Sequences:
-    """Those of a step where its arguments are given, else the one that x has the tokens of. shape: of the state."""
+    """The requests of a step if its arguments are given, otherwise the sequence of x's tokens. shape: shape of the
+    state."""
     return StepSequences(b, x, initial=initial, **step) if step else OneSequence(b, x, shape, initial)
 
 

@@ -70,7 +70,7 @@ def linear_attention(
 
 
 def _repeated(b: Body, x: Value, heads: int) -> str:
-    """[tokens, groups, …] as [tokens, heads, …]: each group stands for as many heads, one after the other."""
+    """[tokens, groups, …] as [tokens, heads, …]: each group is repeated for its consecutive heads."""
     groups, width = x.size(1), x.size(2)
     if heads == groups:
         return x.name

@@ -1,8 +1,8 @@
-"""bitsandbytes' layouts: NF4 in blocks of the flattened weight, and int8 with a scale a row (LLM.int8).
+"""bitsandbytes' layouts: NF4 in blocks of the flattened weight, and int8 with a scale per row (LLM.int8).
 
-NF4: two codes a byte, the first one high, over the whole weight; a block of 64 of them shares `absmax`, which is a
-number, or in turn a code of `nested_quant_map` times the `nested_absmax` of 256 of them, plus an offset. A JSON object
-beside them says the shape and sizes of blocks. Source: bitsandbytes (functional, nn.modules).
+NF4: two codes per byte, the first one high, over the whole weight. A block of 64 codes shares `absmax`, which is a
+number, or itself a code of `nested_quant_map` times the `nested_absmax` of 256 of them, plus an offset. A JSON object
+gives the shape and the block sizes. Source: bitsandbytes (functional, nn.modules).
 """
 
 import json

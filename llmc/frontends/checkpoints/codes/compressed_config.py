@@ -38,7 +38,7 @@ def compressed_tensors(config: Mapping[str, Any], file: Path) -> StoredQuantizat
 
 
 def _scheme(config: Mapping[str, Any], group: dict[str, Any], file: Path) -> tuple[StoredScheme, str | None]:
-    """Of one config group, and what a build should say of it."""
+    """The scheme of one config group, and a note for the build."""
     format = group.get("format") or config.get("format")
     if format not in _FORMATS:
         raise _unread(f"compressed-tensors format {format!r}", ", ".join(_FORMATS), file)
@@ -88,7 +88,7 @@ def _block(weights: dict[str, Any], file: Path) -> tuple[int, int] | None:
 
 
 def _activation(inputs: dict[str, Any] | None, file: Path) -> tuple[str, bool, str | None]:
-    """What tokens are rounded to, whether the scale is in the checkpoint, and a note where they are left unrounded."""
+    """The format of rounded tokens, whether its scale is in the checkpoint, and a note if tokens are left unrounded."""
     if inputs is None:
         return "none", False, None
     bits, kind, strategy = inputs.get("num_bits"), inputs.get("type", "int"), inputs.get("strategy")

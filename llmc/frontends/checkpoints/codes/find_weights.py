@@ -104,7 +104,7 @@ def _scheme(
         return found
     fitting = [each for each in group.schemes if all(suffix in tensors for suffix in each.layout.required)]
     if not fitting:
-        # Of those that it could be the one of which it has most.
+        # The possible layout with the most tensors present.
         nearest = max(group.schemes, key=lambda each: sum(suffix in tensors for suffix in each.layout.required))
         missing = next(suffix for suffix in nearest.layout.required if suffix not in tensors)
         raise CheckpointError(
@@ -143,21 +143,21 @@ def _with_stored_bits(module: str, scheme: StoredScheme, bits: int) -> StoredSch
     if scheme.bits == bits:
         return scheme
     if scheme.bits is not None:
-        raise ValueError(f"its tensors have {bits} bits a code, and {scheme.said} says {scheme.bits}")
+        raise ValueError(f"its tensors have {bits} bits per code, and {scheme.said} says {scheme.bits}")
     if bits not in INTEGERS:
-        raise ValueError(f"its tensors have {bits} bits a code, and 2, 3, 4 and 8 are read")
+        raise ValueError(f"its tensors have {bits} bits per code, and 2, 3, 4 and 8 are read")
     return replace(scheme, bits=bits, format=INTEGERS[bits])
 
 
 def _check_unexpected(files: SafetensorsSource, found: Mapping[str, PackedWeight], unused: Set[str]) -> None:
-    """A quantized module may have a bias beside its codes, and nothing else that is known."""
+    """A quantized module may have a bias in addition to its codes, and no other known tensor."""
     known = {name for weight in found.values() for name in weight.parts.names.values()} | unused
     known |= {weight.input_scale for weight in found.values() if weight.input_scale is not None}
     for name in files.names():
         module, _, suffix = name.rpartition(".")
         if f"{module}.weight" in found and name not in known and suffix != "bias":
             raise CheckpointError(
-                f"unexpected tensor {name!r} beside {found[f'{module}.weight'].scheme.method} codes",
+                f"unexpected tensor {name!r} next to {found[f'{module}.weight'].scheme.method} codes",
                 at=files.entry(name).file,
                 fix="llmc reads the formats that docs/quantization.md lists; requantize with one of them",
             )

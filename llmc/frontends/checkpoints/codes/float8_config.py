@@ -1,4 +1,4 @@
-"""What transformers, DeepSeek, fbgemm and ModelOpt say of weights in eight and four bits of floats, as schemes."""
+"""The schemes of float8 and float4 weights in the configs of transformers, DeepSeek, fbgemm and ModelOpt."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +17,7 @@ from llmc.frontends.checkpoints.codes.unread import unread
 
 _ALL = ("Linear",)
 _DEFAULT_BLOCK = (128, 128)
-# ModelOpt's names of what its tensors tell apart.
+# ModelOpt's names of layouts that its tensors distinguish.
 _ALGORITHMS = (
     "FP8",
     "FP8_PER_CHANNEL_PER_TOKEN",
@@ -47,7 +47,7 @@ def float8(config: Mapping[str, Any], file: Path) -> StoredQuantization:
 
 
 def fbgemm(config: Mapping[str, Any], file: Path) -> StoredQuantization:
-    """e4m3 with a scale a row."""
+    """e4m3 with a scale per row."""
     return StoredQuantization("fbgemm_fp8", (ModuleGroup(_ALL, (StoredScheme("fbgemm_fp8", "fp8", FLOAT8),)),))
 
 

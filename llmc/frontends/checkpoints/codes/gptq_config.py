@@ -1,4 +1,4 @@
-"""What GPTQ, AWQ and AutoRound say of their weights, as schemes."""
+"""The schemes of weights in the configs of GPTQ, AWQ and AutoRound."""
 
 import re
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from llmc.frontends.checkpoints.codes.stored_scheme import INTEGERS, ModuleGroup
 from llmc.frontends.checkpoints.codes.unread import unread
 
 _ALL = ("Linear",)
-# What the first of GPTQ's formats takes off zeros.
+# The offset that the first of GPTQ's formats subtracts from zeros.
 _OFFSET = 1
 _FORMAT_KEYS = ("checkpoint_format", "format")
 _OF_GPTQ = "2, 3, 4 or 8 bits"
@@ -46,7 +46,7 @@ def _gptq_scheme(bits: Any, offset: int, said: str, file: Path) -> StoredScheme:
 
 
 def _rule(key: str, value: Any, whole: StoredScheme, file: Path) -> ModuleGroup:
-    """`+:EXPRESSION` or `EXPRESSION` with what differs, `-:EXPRESSION` for modules that are not quantized."""
+    """`+:EXPRESSION` or `EXPRESSION` with differing settings, `-:EXPRESSION` for modules that are not quantized."""
     said = f"dynamic[{key!r:.80}]"
     expression = key.removeprefix("+:").removeprefix("-:")
     try:

@@ -23,7 +23,7 @@ from llmc.frontends.checkpoints.codes.unpack_codes import (
 )
 from llmc.graph.stored_codes import UnpackedCodes
 
-# Scales of what others round: activations, and keys and values in their caches.
+# Scales that llmc does not use: those of activations, and of cached keys and values.
 OF_ACTIVATIONS = ("input_scale", "activation_scale", "act_scale", "act_scales")
 OF_CACHES = ("k_scale", "v_scale", "q_scale", "k_bias", "v_bias", "output_scale")
 _UNUSED = (*OF_ACTIVATIONS, *OF_CACHES)
@@ -32,7 +32,7 @@ _EXPONENTS = (torch.uint8, torch.float8_e8m0fnu)
 
 def _scheme_bits(scheme: StoredScheme) -> int:
     if scheme.bits is None:
-        raise ValueError("nothing says how many bits a code has")
+        raise ValueError("the number of bits per code is not given")
     return scheme.bits
 
 
@@ -75,7 +75,7 @@ def _unpack_gptq(parts: StoredParts, shape: tuple[int, int], scheme: StoredSchem
 
 
 def zero_offset(zeros: Tensor, scheme: StoredScheme) -> int:
-    """What was taken off these zeros when they were stored."""
+    """The offset subtracted from these zeros when they were stored."""
     other = 1 - scheme.zero_offset
     return other if scheme.is_symmetric and are_middle(zeros, scheme.bits, other) else scheme.zero_offset
 
@@ -171,7 +171,7 @@ MARLIN_24 = CodeLayout(
 )
 
 
-# e2m1: two codes a byte, the first of two columns low. A group's scale is an exponent, or e4m3 times the tensor's.
+# e2m1: two codes per byte, the first of two columns low. A group's scale is an exponent, or e4m3 times the tensor's.
 
 
 def _e2m1_shape(codes: str, parts: StoredParts, scheme: StoredScheme) -> tuple[int, int]:
@@ -227,12 +227,13 @@ def _unpack_float8(suffix: str, parts: StoredParts, shape: tuple[int, int], sche
 
 
 def _sides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """ModelOpt's blocks have axes of one beside theirs."""
+    """ModelOpt's blocks have extra axes of size one."""
     return shape if len(shape) <= 2 else tuple(side for side in shape if side > 1)
 
 
 def _block_of(scales: tuple[int, ...], shape: tuple[int, int], block: tuple[int, int] | None) -> tuple[int, int] | None:
-    """Rows and columns that share a scale; None for one a row, or one in all. Raises ValueError for other shapes."""
+    """Rows and columns that share a scale; None for one scale per row, or a single one. Raises ValueError for other
+    shapes."""
     (rows, columns), sides = shape, _sides(scales)
     if math.prod(scales) == 1 or sides in ((rows,), (rows, 1)):
         return None
@@ -254,7 +255,7 @@ FLOAT8 = _float8("weight_scale")
 FLOAT8_INVERSE = _float8("weight_scale_inv")
 
 
-# ModelOpt's int8: rows and a scale a row.
+# ModelOpt's int8: rows with a scale per row.
 INT8_ROWS = replace(ROWS, optional=(), codes=("weight", ("I8",)))
 
 

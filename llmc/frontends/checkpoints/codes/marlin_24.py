@@ -69,7 +69,7 @@ def _places(meta: Tensor, out: int, columns: int) -> Tensor:
 
 
 def _scales(scales: Tensor) -> Tensor:
-    """[out, groups]; a single one a row is in place."""
+    """[out, groups]; a single scale per row is already in place."""
     if scales.shape[0] == 1:
         return scales.t().contiguous()
     mixed = torch.tensor([8 * i + j for i in range(8) for j in (0, 4, 1, 5, 2, 6, 3, 7)])

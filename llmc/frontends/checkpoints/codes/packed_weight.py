@@ -44,7 +44,7 @@ class PackedWeight:
 
     @property
     def stored_shapes(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """Of its tensors, by suffix."""
+        """The shapes of its tensors, by suffix."""
         return tuple((suffix, self.parts.shape(suffix)) for suffix in sorted(self.parts.names))
 
     def as_model_has_it(self, values: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What the files of a model directory say of how its weights are quantized."""
+"""The quantization settings in the files of a model directory."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -62,10 +62,10 @@ def stored_quantization(config: Mapping[str, Any], file: Path) -> StoredQuantiza
 
 
 def quantization_of(directory: Path) -> tuple[dict[str, Any], Path] | None:
-    """What a directory says of how its weights are quantized, and the file that says it; None if nothing does.
+    """The quantization settings of a directory and their file; None if there are none.
 
-    config.json goes before files of its own. What compressed-tensors says of zeros alone is not that. Raises
-    CheckpointError.
+    config.json takes precedence over separate files. Settings of compressed-tensors about sparsity alone do not count.
+    Raises CheckpointError.
     """
     file = directory / _CONFIG
     settings = read_json(file) if file.is_file() else {}
@@ -89,10 +89,10 @@ def _stated(settings: dict[str, Any], method: str, file: Path) -> dict[str, Any]
 
 
 def compression(settings: dict[str, Any], file: Path) -> dict[str, Any]:
-    """What a config.json says of how weights are stored, also under compressed-tensors' older name, or in the config of
-    the text half; empty if nothing.
+    """The settings in a config.json about stored weights, also under compressed-tensors' older name, or in the config
+    of the text half; empty if there are none.
 
-    Raises CheckpointError where that is no object."""
+    Raises CheckpointError if the settings are not an object."""
     text = settings.get("text_config")
     for each in (settings, text if isinstance(text, dict) else {}):
         name = next((key for key in _KEYS if each.get(key)), None)

@@ -41,7 +41,7 @@ class StoredParts:
 
 @dataclass(frozen=True)
 class CodeLayout:
-    """One published way to keep a weight's codes in tensors beside each other.
+    """A published layout of a weight's codes in several tensors.
 
     Args:
         required: suffixes of the tensors that every such weight has, after its module's name.
@@ -112,7 +112,7 @@ class ModuleGroup:
 
 @dataclass(frozen=True)
 class StoredQuantization:
-    """What a checkpoint says of its codes. notes: for a build to print."""
+    """The quantization settings of a checkpoint. notes: for a build to print."""
 
     method: str
     groups: tuple[ModuleGroup, ...]
@@ -120,7 +120,7 @@ class StoredQuantization:
 
     @property
     def schemes(self) -> Iterator[StoredScheme]:
-        """Of all groups."""
+        """The schemes of all groups."""
         return (scheme for group in self.groups for scheme in group.schemes)
 
 

@@ -1,6 +1,6 @@
 """How GPTQ, AWQ and compressed-tensors pack a weight's codes, and how they are unpacked, without rounding anything.
 
-What comes out is what llmc/ops/weight_codes.py describes: codes [out, in], scales and zeros [out, groups].
+The results are as llmc/ops/weight_codes.py describes: codes [out, in], scales and zeros [out, groups].
 """
 
 import math
@@ -51,9 +51,9 @@ def unpack_compressed(
     bits: int | None,
     block: tuple[int, int] | None,
 ) -> UnpackedCodes:
-    """weight: int32 words [out, in · bits / 32] if `bits`, else int8 or float8_e4m3fn [out, in]. scale: of the
-    tensor, of rows [out, 1], or of each `block` of rows and columns, of which a group is one row. zero_point: as scale;
-    packed along the rows if `bits`."""
+    """weight: int32 words [out, in · bits / 32] if `bits`, else int8 or float8_e4m3fn [out, in]. scale: of the tensor,
+    of rows [out, 1], or of each `block` of rows and columns; a group is one row of it. zero_point: as scale; packed
+    along the rows if `bits`."""
     rows, columns = shape
 
     def of_rows(values: Tensor) -> Tensor:

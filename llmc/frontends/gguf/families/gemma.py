@@ -10,8 +10,8 @@ _FOUR_NORMS = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-# Of the 27B models, whose scores are scaled by another number than the size of a head: files do not say it, and
-# llama.cpp knows them by their layers, too.
+# Layer counts of the 27B models, whose scores are not scaled by the head size. Files do not have the scale; llama.cpp
+# also recognises these models by their layers.
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 _LOCAL_THETA = 10000.0
 

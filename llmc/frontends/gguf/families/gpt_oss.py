@@ -1,6 +1,6 @@
 """gpt-oss: experts with biases in MXFP4, sinks of attention, and a window in every second layer.
 
-The model has the rows of an expert's gate and of what it lets through in turn, in one matrix; files have them in two.
+The model interleaves the rows of an expert's gate and up projections in one matrix; files have two matrices.
 """
 
 from llmc.errors import CheckpointError

@@ -35,7 +35,7 @@ def _group_query(call: Call) -> Translated:
     present = tuple(x.transpose(0, 1).unsqueeze(0) for x in (k, v))
     bias = call.optional(10)
     if bias is not None:
-        call.unless(sinks is None and window < 0, "it has a bias beside a window or sinks")
+        call.unless(sinks is None and window < 0, "it has both a bias and a window or sinks")
         each = [x.transpose(0, 1).unsqueeze(0) for x in (q, k, v)]
         mixed = _masked(each, _causal_bias(bias, call.positions), scale, softcap)
         return mixed.transpose(1, 2).flatten(2), *present
@@ -66,7 +66,7 @@ def _by_head(call: Call, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Ten
 
 
 def _causal_bias(bias: Tensor, positions: Tensor) -> Tensor:
-    """bias: [1, 1, T, T], added to scores; with what is hidden by the order of positions."""
+    """The causal mask added to a bias. bias: [1, 1, T, T], added to scores."""
     order = positions.squeeze(0)
     visible = order.unsqueeze(0) <= order.unsqueeze(1)
     return torch.where(visible, bias, torch.full((), -torch.inf, dtype=bias.dtype))
@@ -112,9 +112,10 @@ def _attended(
     is_causal: bool,
     softcap: float | None = None,
 ) -> Tensor:
-    """[1, heads, T, head_dim] each, of which K and V may have fewer heads."""
+    """[1, heads, T, head_dim] each; K and V may have fewer heads."""
     alike = statically_known_true(q.shape[2] == k.shape[2])
-    # With as many keys as queries there is one way to be causal; else two, between which runtimes differ.
+    # With equal numbers of keys and queries, causality is unambiguous; otherwise there are two forms, and runtimes
+    # differ.
     call.unless(alike, f"it has {k.shape[2]} keys for {q.shape[2]} queries of a whole sequence")
     if mask is None:
         call.unless(is_causal, "it is not causal: it has no mask", fix="only decoders with causal attention are built")

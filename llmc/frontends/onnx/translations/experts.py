@@ -1,7 +1,7 @@
 """Mixtures of experts: onnxruntime's MoE and QMoE.
 
-The weights of all experts stand here as one matrix [experts · out, in] of numbers, whether they are stored as such or
-as codes (codes.py).
+The weights of all experts are one matrix [experts · out, in] of numbers here, whether stored as numbers or as codes
+(codes.py).
 """
 
 from collections.abc import Callable, Mapping

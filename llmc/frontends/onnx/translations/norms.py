@@ -36,7 +36,7 @@ def _alone(norm: Callable[[Call, Tensor, int], Tensor]) -> Callable[[Call], Tran
 
 
 def _with_residual(norm: Callable[[Call, Tensor, int], Tensor], bias: int) -> Callable[[Call], Translated]:
-    """bias: which input is added to the sum, too."""
+    """bias: the index of the input that is also added to the sum."""
 
     def translate(call: Call) -> Translated:
         total = call.tensor(0) + call.tensor(1)

@@ -30,7 +30,7 @@ def _operand(value: Value, axes: int) -> Any:
 
 
 def number(value: Any) -> Any:
-    """Of an array of one element; a whole one as an integer, which is what patterns of powers look for."""
+    """The number in an array of one element; whole numbers become integers, which patterns of powers match."""
     found = value.reshape(-1)[0]
     return found.item() if hasattr(found, "item") else found
 
@@ -163,7 +163,7 @@ def _leaky(call: Call) -> Translated:
 
 
 _MICROSOFT = "com.microsoft"
-# In torch and in ONNX, but for the capital.
+# The names in torch and ONNX differ only in the capital letter.
 _NAMED_ALIKE = "Sin Cos Erf Tanh Sigmoid Relu"
 _IN_NUMPY_TOO = "Abs Exp Log Sqrt Reciprocal Floor Ceil"
 POINTWISE: Translations = {
@@ -190,7 +190,7 @@ POINTWISE: Translations = {
     ("", "Softplus"): _single(functional.softplus),
     ("", "LeakyRelu"): _leaky,
     ("", "Gelu"): _gelu,
-    # Of scores that are masked, and of sums of them: a row that sees itself has no such number.
+    # Values of masked scores and their sums: a row that sees itself has no such value.
     ("", "IsNaN"): _single(torch.isnan),
     ("", "Identity"): lambda call: call.value(0),
     ("", "Dropout"): lambda call: call.value(0),

@@ -1,6 +1,6 @@
 """Matrix products, of weights that are numbers and of weights that are codes, and lookups in tables of codes.
 
-An initializer of codes stands here for the numbers that they are (codes.py, linear_codes.py): [out, in].
+An initializer of codes represents their numbers here (codes.py, linear_codes.py): [out, in].
 """
 
 import torch

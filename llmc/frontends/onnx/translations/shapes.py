@@ -97,7 +97,7 @@ def _concat(call: Call) -> Translated:
     if call.makes_numbers:
         found = np.concatenate(parts, axis)
         return tidy(found, found)
-    # What the cache holds in front of a whole sequence: nothing.
+    # The cache in front of a whole sequence is empty.
     filled = [part for part in parts if not _is(part.shape[axis], 0)] or parts[:1]
     return filled[0] if len(filled) == 1 else torch.cat(filled, axis)
 
@@ -166,7 +166,7 @@ def _range(call: Call) -> Translated:
     start, end, step = (number(call.known(index)) for index in range(3))
     tokens = call.positions.shape[1]
     if isinstance(end, SymInt) and (start, step) == (0, 1) and statically_known_true(end == tokens):
-        return call.positions.squeeze(0)  # Of a whole sequence they are that; and in a step of many they still are.
+        return call.positions.squeeze(0)  # Also in a step of many sequences.
     whole = isinstance(end, SymInt | int)
     return torch.arange(start, end, step, dtype=torch.int64 if whole else torch.float32)
 

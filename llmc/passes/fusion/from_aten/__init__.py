@@ -1,1 +1,1 @@
-"""Fusions of what models write out in aten: it becomes one llmc:: op, while the graph is made canonical."""
+"""Fusions of aten ops into one llmc:: op, while the graph is made canonical."""

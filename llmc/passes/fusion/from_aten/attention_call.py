@@ -25,10 +25,10 @@ def attention_call(
     mask: CausalMask,
     softcap: float | None = None,
 ) -> Call:
-    """What takes node's place: llmc.attention by token, transposed to node's [heads, tokens, value_dim].
+    """The replacement of a node: llmc.attention by token, transposed to the node's [heads, tokens, value_dim].
 
-    qkv: query [heads, tokens, head_dim], key and value [kv_heads, tokens, …]; heads that were repeated are taken once.
-    Raises Refused for what llmc.attention does not take.
+    qkv: query [heads, tokens, head_dim], key and value [kv_heads, tokens, …]; repeated heads are passed once. Raises
+    Refused for arguments that llmc.attention does not support.
     """
     q, k, v = qkv
     query, key, value = (fake_of(t) for t in qkv)
@@ -36,7 +36,7 @@ def attention_call(
     if {query.dim(), key.dim(), value.dim()} != {3}:
         raise Refused(f"query, key and value are {shapes}, expected [heads, tokens, channels] each", node)
     if not same_size(query.shape[1], key.shape[1]) or not same_size(key.shape[1], value.shape[1]):
-        raise Refused(f"query, key and value are {shapes}, expected as many keys as queries", node)
+        raise Refused(f"query, key and value are {shapes}, expected equal numbers of keys and queries", node)
     if not query.dtype is key.dtype is value.dtype:
         raise Refused(f"query, key and value are {shapes}, expected one dtype", node)
     once = _repeated_heads(k), _repeated_heads(v)

@@ -1,4 +1,4 @@
-"""What an attention does to its scores between the product and the softmax, read by its values.
+"""The ops on an attention's scores between the product and the softmax, recognised by their values.
 
     score = factor · (q·k) + added, perhaps with cap · tanh(…) in between
 It may be scaled, masked, filled, clamped and biased, in any order and as often as a model likes: all but the product is
@@ -53,7 +53,8 @@ class _Line:
 
 
 def read_scores(softmax: fx.Node, graph: ModelGraph) -> Scores:
-    """What is taken the softmax of. Raises Refused with the op, or the query and key, that attention cannot express."""
+    """Analyse the input of a softmax. Raises Refused with the op, or the query and key, that attention cannot
+    express."""
     start: Any = softmax.args[0]
     product, chain = _chain(start, softmax)
     in_chain = {product, *chain}

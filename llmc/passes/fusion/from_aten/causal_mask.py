@@ -36,7 +36,7 @@ class CausalMask:
 
 @dataclass(frozen=True)
 class _Head:
-    """What one head's mask says."""
+    """The mask of one head."""
 
     window: int | None
     chunk: int | None
@@ -59,7 +59,7 @@ def read_mask(mask: fx.Node, graph: ModelGraph) -> CausalMask:
 
 
 def mask_value(node: fx.Node, graph: ModelGraph, length: int) -> Tensor:
-    """Of what a mask is made of, for so many tokens."""
+    """Evaluate a mask for `length` tokens."""
     try:
         return value_at(node, graph, torch.arange(length))
     except Refused as refused:
@@ -81,7 +81,7 @@ def lengths_to_look_at(masks: Sequence[fx.Node], graph: ModelGraph) -> list[int]
         longest = min(longest, graph.info.max_positions)
     if longest > _LONGEST:
         number = longest - 2
-        raise Refused(f"the mask is made with the number {number}, a window of which cannot be ruled out", masks[0])
+        raise Refused(f"the mask depends on the number {number}, which may be a window", masks[0])
     return sorted({min(_SHORT, longest), longest})
 
 
@@ -125,7 +125,7 @@ def _seen(visible: Tensor, node: fx.Node) -> tuple[int | None, int | None]:
     causal = key <= query
     if torch.equal(visible, causal):
         return None, None
-    # Of a window or a chunk, the first query that does not see the first key tells how wide it is.
+    # The first query that does not see the first key gives the width of a window or chunk.
     width = int((~visible[:, 0]).nonzero()[0]) if not visible[:, 0].all() else length
     if torch.equal(visible, causal & (key // max(width, 1) == query // max(width, 1))):
         return None, width
@@ -139,7 +139,7 @@ def _seen(visible: Tensor, node: fx.Node) -> tuple[int | None, int | None]:
 
 
 def _slope(added: Tensor, visible: Tensor, node: fx.Node) -> float:
-    """Of what is added where the mask shows: slope · (key - query), and any number that is a query's own."""
+    """The slope of the values added at visible keys: slope · (key - query), plus any constant per query."""
     if not (added[visible] != 0).any():
         return 0.0
     length = added.shape[0]

@@ -1,4 +1,4 @@
-"""Make products of all tokens with the weights of all experts, which stand in one tensor, products of experts.
+"""Turn products of all tokens with all experts' weights, stored in one tensor, into products of experts.
 
     matmul(x [n, T, in], weight [n, in, out])
         →  transpose(expert_linear(transpose(x), weights [n · out, in], index of every expert, n), 0, 1)
@@ -51,7 +51,7 @@ def _sum(node: fx.Node) -> Call | None:
 
 
 def _rounded_sum(node: fx.Node) -> Call | None:
-    """A sum in fp32 of what was widened for it."""
+    """A sum in fp32 of operands that were widened for it."""
     total: Any = node.args[0]
     if total.target is not aten.sum.dim_IntList or total.args[0].target is not aten._to_copy.default:
         return None

@@ -46,7 +46,7 @@ def in_fp32(x: Any, weight: Any, bias: Any, eps: Any, dtype: Any) -> Any:
 
 def _normalized(x: Any, eps: Any) -> Any:
     y = aten._to_copy.default(x, dtype=torch.float32)
-    # Both may stand there once or twice: merge_duplicates need not have run.
+    # Both may occur once or twice, because merge_duplicates need not have run.
     centred, again = (aten.sub.Tensor(y, aten.mean.dim(y, [-1], True)) for _ in range(2))
     variance = either(
         aten.mean.dim(aten.pow.Tensor_Scalar(again, 2), [-1], True),

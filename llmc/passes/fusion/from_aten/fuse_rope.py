@@ -6,8 +6,8 @@
     cat([a·C - b·S, b·C + a·S]), with a, b = x[:half], x[half:] and C = unsqueeze(cos)         →  rope(x, cos, sin)
     the same with a, b = x[0::2], x[1::2]                                       →  rope(cat([a, b]), cos, sin)
     cat([rope(x[:rotary], cos, sin), x[rotary:]])                                              →  rope(x, cos, sin)
-Must have: x of three axes, tokens and heads in either order, as C's axis of size 1 tells; as many angles as half of
-the channels that turn. x of [heads, tokens, channels] is transposed around the op.
+Must have: x of three axes, tokens and heads in either order, given by C's axis of size 1; one angle per pair of rotated
+channels. x of [heads, tokens, channels] is transposed around the op.
 """
 
 from collections.abc import Callable, Iterator

@@ -2,8 +2,8 @@
 
     SDPA(q, k, v, is_causal=True, scale=s)  →  llmc.attention(q, k, v, s), by token
     SDPA(q, k, v, mask)                     →  the same, with the window, chunk or slopes that the mask has
-Must have: causal, told or by the mask's values; no dropout; as many keys as queries, of [heads, tokens, channels].
-Key and value heads repeated in front of it, or by enable_gqa, are taken once.
+Must have: causal, by argument or by the mask's values; no dropout; equal numbers of keys and queries, [heads, tokens,
+channels]. Key and value heads repeated in front of it, or by enable_gqa, are passed once.
 """
 
 from functools import partial

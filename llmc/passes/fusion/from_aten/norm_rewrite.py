@@ -1,4 +1,4 @@
-"""What the rewrites of all norms have in common: what must hold, and an example of their shapes."""
+"""Shared parts of the rewrites of norms: preconditions, and an example of their shapes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,10 +17,10 @@ aten = torch.ops.aten
 
 
 def norm_rewrite(name: str, replacement: Callable[..., Any], *patterns: Callable[..., Any]) -> Rewrite:
-    """Patterns that return a norm of x over its last axis, of which they name weight, bias, shape and eps if they can.
+    """patterns: return a norm of x over its last axis, and name weight, bias, shape and eps if they have them.
 
-    eps: None where torch's op chooses it. What normalizes x may be shared with other norms of it, which become ops of
-    their own: keys and values of one projection (Gemma 4) have such.
+    eps: None if torch's op chooses it. The normalization of x may be shared with other norms, which become ops of their
+    own, as for keys and values of one projection (Gemma 4).
     """
     shapes = {"x": (2, 4), "weight": (4,), "bias": (4,), "shape": [4], "eps": 0.625}
     return Rewrite(

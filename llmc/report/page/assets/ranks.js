@@ -11,7 +11,7 @@ export function ranks() {
   return [
     el("h2", {}, "Ranks"),
     ...(tensor > 1 ? [el("p", { class: "lead" }, `${tensor} ranks${inStages ? " of each stage" : ""} run the same step, each with its part of the weights and of the cache.`)] : []),
-    ...(agreement ? [el("p", { class: "lead" }, `Beside Hugging Face's plan: ${agreement[1]} of ${agreement[0]} matrices are cut alike.`)] : []),
+    ...(agreement ? [el("p", { class: "lead" }, `Compared with Hugging Face's plan: ${agreement[1]} of ${agreement[0]} matrices are split alike.`)] : []),
     el("h3", {}, inStages ? "Stages" : "Memory of a rank"),
     filled([["Stage", "num"], ["Ranks", ""], ["Weights", "num"], ["KV cache, a token", "num"], ["Arena", "num"], ["Hands over, a token", "num"]],
       stages.map(({ first, last, memory, token_bytes }, number) => [inStages ? inCount(number) : "", first === last ? `${first}` : `${first}–${last}`, inBytes(memory.weights), inBytes(memory.kv_token), inBytes(memory.arena), token_bytes ? inBytes(token_bytes) : ""])),

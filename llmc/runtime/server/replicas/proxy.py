@@ -31,7 +31,7 @@ _RESPONSES = "/v1/responses"
 _PASSED_ON = ("/v1/completions", "/v1/chat/completions", _RESPONSES, "/tokenize", "/detokenize")
 _RESPONSE = f"{_RESPONSES}/{{response_id}}"
 _ASKED_OF_ANY = ("/v1/models", "/version")
-# Of the connection, not of the message (RFC 9110, section 7.6.1).
+# Headers of the connection, not of the message (RFC 9110, section 7.6.1).
 _HOP_BY_HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "upgrade", "te", "trailer", "host"})
 # Kept from replicas: the key, and what only the router may say.
 _DROPPED = _HOP_BY_HOP | {"authorization", "content-length", HOLDER_HEADER, REQUEST_ID_HEADER}
@@ -48,7 +48,7 @@ def proxy_routes(replicas: Sequence[Replica], router: Router, lifecycle: Lifecyc
     for path in (*_ASKED_OF_ANY, "/v1/models/{name:path}"):
         routes.add_api_route(path, passed_on, methods=["GET"], response_model=None)
 
-    # Of the replica that has it.
+    # The routes that go to the replica with the resource.
     routes.add_api_route(_RESPONSE, passed_on, methods=["GET", "DELETE"], response_model=None)
     routes.add_api_route(f"{_RESPONSE}/input_items", passed_on, methods=["GET"], response_model=None)
     routes.add_api_route(f"{_RESPONSE}/cancel", passed_on, methods=["POST"], response_model=None)
@@ -171,7 +171,7 @@ class PassedOn(Response):
 
 
 async def _whole_events(content: aiohttp.StreamReader) -> AsyncGenerator[bytes, None]:
-    """What comes up to the end of an event each time, so that an error can follow at any moment."""
+    """Yield whole events, so that an error can follow at any moment."""
     held = b""
     async for data in content.iter_any():
         held += data
@@ -227,7 +227,7 @@ def merged_view(views: Sequence[tuple[Replica, dict[str, Any]]], replicas: Seque
     merged: dict[str, Any] = {**views[0][1], "healthy": all(replica.healthy for replica in replicas)}
     for name in (*SUMMED_STATS, "requests_not_shown"):
         merged[name] = sum(view[name] for _, view in views)
-    for name in ("blocks", "prefix_cache", "snapshots", "drafts", "finished"):
+    for name in ("blocks", "prefix_cache", "snapshots", "offload", "drafts", "finished"):
         keys = {key: None for _, view in views for key in view[name]}
         merged[name] = {key: sum(view[name].get(key, 0) for _, view in views) for key in keys}
     for name in ("requests", "latest", "step_seconds", "step_tokens"):

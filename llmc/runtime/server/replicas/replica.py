@@ -39,8 +39,10 @@ class Replica:
         self.restarts = 0
         self.healthy = False
         self.socket = folder / f"replica-{index}.sock"
+        place = options.kv_offloading_dir
         self._options = replace(
             options,
+            kv_offloading_dir=None if place is None else place.absolute() / f"replica-{index}",
             uds=self.socket,
             api_keys=(),
             allowed_origins=(),
@@ -64,7 +66,7 @@ class Replica:
         return self._session
 
     async def start(self) -> None:
-        """Start the worker and wait until it answers. Raises LlmcError if it ends instead, with what it said."""
+        """Start the worker and wait until it answers. Raises LlmcError with its output if it ends instead."""
         await self._spawn()
         assert self._process is not None
         ended = asyncio.create_task(self._process.wait())

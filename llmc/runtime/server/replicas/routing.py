@@ -32,7 +32,7 @@ class Candidate:
 class Router:
     """Chooses replicas and remembers which prefixes each has seen.
 
-    slack: how many more requests than the least loaded one a replica may have and still be chosen for its prefix.
+    slack: number of requests by which a replica chosen for its prefix may exceed the least loaded one.
     """
 
     def __init__(self, routing: Routing, slack: int = 4) -> None:
@@ -41,7 +41,7 @@ class Router:
         self._seen: OrderedDict[bytes, int] = OrderedDict()
 
     def choose(self, candidates: Sequence[Candidate], prompt: str | None) -> int:
-        """The index of one of the candidates, of which there is at least one. prompt: None has no prefix."""
+        """The index of one of the candidates (at least one). prompt: None means no prefix."""
         least = min(candidates, key=lambda c: (c.in_flight, c.index))
         if self._routing is Routing.LEAST_LOADED or prompt is None:
             return least.index
@@ -82,7 +82,7 @@ def previous_response_of(body: bytes) -> str | None:
 
 
 def prompt_of(body: bytes) -> str | None:
-    """What the prefix of a request is judged by: its salt, then its prompt, messages or input; None without them."""
+    """The text that determines a request's prefix: its salt, then its prompt, messages or input; None without them."""
     content = _fields(body)
     prompt = content.get("prompt")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], list | str):
@@ -97,7 +97,7 @@ def prompt_of(body: bytes) -> str | None:
 
 
 def _fields(body: bytes) -> dict[str, Any]:
-    """Of a JSON object; none of what is no such thing, which the replica will say."""
+    """The fields of a JSON object; empty if the body is not one, which the replica reports."""
     try:
         content = json.loads(body)
     except (ValueError, RecursionError):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from llmc.errors import LlmcError, OptionError
+from llmc.runtime.kv_tier.wish import offloading_wish
 from llmc.runtime.ranks.launch import refuse_launched
 from llmc.runtime.server.app import application, outer_middleware
 from llmc.runtime.server.host_check import hosts_of
@@ -23,7 +24,7 @@ _STOP_SECONDS = 10.0
 
 
 def serve_replicas(options: ServeOptions, count: int, routing: str, listening: Callable[[str], None]) -> bool:
-    """Serve until the process is told to end; whether every request was finished then.
+    """Serve until the process is asked to end. Returns whether every request was finished.
 
     listening: told the address once every replica answers.
     Raises OptionError for an unknown routing, RankError in a process that torchrun has started, LlmcError if a replica
@@ -65,12 +66,14 @@ def serve_replicas(options: ServeOptions, count: int, routing: str, listening: C
 
 
 def options_of_worker(options: ServeOptions, count: int) -> ServeOptions:
-    """The machine shared out: each replica gets its part of the cores and of the memory."""
+    """The machine shared out: each replica gets its part of the cores, of the memory and of the second tier."""
     threads = options.threads or max(1, available_cores() // count)
     share = options.gpu_memory_utilization
     name = options.served_model_name or (options.engine.resolve().name.removesuffix(".llmc"),)
+    wish = offloading_wish(options.kv_offloading_size, options.kv_offloading_dir)
     return replace(
         options,
+        kv_offloading_size=None if wish is None else str(wish.size // count),
         engine=options.engine.resolve(),
         threads=threads,
         served_model_name=name,

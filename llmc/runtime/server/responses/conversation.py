@@ -76,10 +76,10 @@ def chat_request(body: ResponsesRequest, messages: Sequence[Message]) -> ChatReq
 
 
 def warnings_of_parts(body: ResponsesRequest) -> list[str]:
-    """A sentence for each setting inside a field that is ignored, and for what is left out."""
+    """A warning for each ignored setting inside a field, and for each omitted part."""
     found = [*body.left_out]
     found += [
-        f"include {each:.80} is ignored: there is no such thing here" for each in body.include or () if each != LOGPROBS
+        f"include {each:.80} is ignored: it is not supported here" for each in body.include or () if each != LOGPROBS
     ]
     for name in ("tools", "text", "reasoning", "stream_options"):
         found += unknown_in(name, getattr(body, name))

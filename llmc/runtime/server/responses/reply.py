@@ -75,7 +75,7 @@ class ResponseReply:
 
     @property
     def status(self) -> str:
-        """Of the whole response, after its last output."""
+        """The status of the whole response, after its last output."""
         return "completed" if self._reason in ("stop", "tool_calls") else "incomplete"
 
     def response(self, status: str) -> Json:
@@ -128,7 +128,7 @@ class ResponseReply:
             self._reason = self._reader.finish_reason(reason)
 
     def _new_logprobs(self) -> list[Json]:
-        """Those of the tokens that no event has told of, without those of thoughts."""
+        """Log-probabilities of tokens that no event has reported yet, without those of thoughts."""
         if not self._chat.logprobs:
             return []
         if self._told_logprobs is None:

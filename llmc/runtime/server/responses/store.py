@@ -9,7 +9,7 @@ from typing import Any
 
 from llmc.runtime.server.schemas.response_items import InputItem
 
-# Of an entry beside its texts: measured with sys.getsizeof on CPython 3.11, objects and what points to them.
+# Bytes of an entry without its texts: objects and references to them, measured with sys.getsizeof on CPython 3.11.
 _ENTRY_BYTES = 4096
 
 
@@ -49,7 +49,7 @@ class ResponseStore:
         return self._max_bytes > 0
 
     def new_id(self) -> str:
-        """An id for a response; nobody guesses it."""
+        """An unguessable id for a response."""
         return f"resp_{self._replica:02x}{uuid.uuid4().hex}"
 
     def get(self, identity: str, tenant: str | None) -> StoredResponse | None:
@@ -86,7 +86,7 @@ class ResponseStore:
 
 
 def replica_of(identity: str) -> int | None:
-    """The replica that made a response's id; None for what is no such id."""
+    """The replica that made a response's id; None if the text is not such an id."""
     digits = identity.removeprefix("resp_")
     if len(digits) != 34 or digits == identity:
         return None

@@ -47,7 +47,7 @@ def completion_routes(model: ServedModel) -> APIRouter:
 
 
 def check_supported(body: CompletionRequest) -> None:
-    """400 for what OpenAI's API has and this server does not."""
+    """400 for features of OpenAI's API that this server does not support."""
     if body.suffix:
         raise bad_request("suffix (text after the completion) is not supported", "suffix")
     if body.stream_options is not None and not body.stream:
@@ -80,7 +80,7 @@ async def read_prompt(model: ServedModel, body: CompletionRequest, prompt: str |
 def generation_request(
     model: ServedModel, body: CompletionRequest, prompt: EchoedPrompt, identity: str, tenant: str | None
 ) -> GenerationRequest:
-    """What the engine is asked for one prompt."""
+    """The engine's request for one prompt."""
     asked = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     limit = model.output_limit(asked, len(prompt.ids), "max_tokens")
     wants_prompt = body.prompt_logprobs

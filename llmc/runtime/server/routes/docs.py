@@ -16,7 +16,7 @@ _STYLE = (
 
 
 def docs_routes(app: FastAPI) -> APIRouter:
-    """The route, for what the application has when it is asked."""
+    """The route of the API documentation, generated when it is requested."""
     router = APIRouter()
 
     @router.get("/docs", response_model=None, include_in_schema=False)

@@ -91,7 +91,7 @@ class AskedResponse:
 
 
 def check_supported(model: ServedModel, body: ResponsesRequest) -> None:
-    """400 for what OpenAI's API has and this server does not."""
+    """400 for features of OpenAI's API that this server does not support."""
     check_text_of(body)
     if body.background:
         raise bad_request(
@@ -105,17 +105,17 @@ def check_supported(model: ServedModel, body: ResponsesRequest) -> None:
 
 
 def check_text_of(body: ResponsesRequest) -> None:
-    """400 for what the response, which repeats parts of the request, could not be written with."""
+    """400 for text that the response, which repeats parts of the request, could not encode."""
     try:
         json.dumps(body.model_dump(), ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:
-        raise bad_request("the text has half of a surrogate pair, which is no character", "input") from None
+        raise bad_request("the text has half of a surrogate pair, which is not a character", "input") from None
     except (ValueError, RecursionError) as error:
         raise bad_request(f"the request cannot be written as JSON: {error}", "input") from None
 
 
 async def asked_response(model: ServedModel, body: ResponsesRequest, request: Request) -> AskedResponse:
-    """What the engine is asked. Raises ApiError or RequestError for what cannot be."""
+    """The engine's request. Raises ApiError or RequestError if it cannot be served."""
     tenant = tenant_of(request, None)
     added, before = tuple(input_items(body)), conversation_before(model, body, tenant)
     chat = chat_request(body, messages_of([*before, *added]))
@@ -142,7 +142,7 @@ async def asked_response(model: ServedModel, body: ResponsesRequest, request: Re
 
 @contextmanager
 def errors_about_input() -> Iterator[None]:
-    """What is wrong with the messages that the input was made to is wrong with the input."""
+    """Report errors about messages as errors about the input from which they were made."""
     try:
         yield
     except (ApiError, RequestError) as error:

@@ -121,7 +121,7 @@ async def _scores(
     documents: list[str],
     activation: bool,
 ) -> tuple[list[float], TextRows]:
-    """Of pairs that a scorer reads together, or how alike the vectors are that an embedder makes of both.
+    """Scores of pairs that a scorer reads together, or similarities of an embedder's vectors.
 
     query: one for all documents, which is tokenized once, or one for each.
     """

@@ -1,1 +1,1 @@
-"""What requests may hold: pydantic models, closed, so that a misspelled field is an error and not ignored."""
+"""Pydantic models of requests. They are closed, so that a misspelled field is an error instead of being ignored."""

@@ -12,7 +12,7 @@ from llmc.runtime.server.schemas.token_fields import number
 
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 128
-# Of a call that was made, perhaps by another server.
+# The function of an earlier call, possibly from another server.
 MAX_NAME = 256
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 

@@ -1,4 +1,4 @@
-"""Tools that only the client's provider runs, such as web searches and MCP servers: left out, and that is told."""
+"""Tools that only the client's provider runs, such as web searches and MCP servers: omitted with a warning."""
 
 from collections.abc import Sequence
 from typing import Any

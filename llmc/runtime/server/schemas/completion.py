@@ -8,7 +8,7 @@ from llmc.runtime.server.schemas.sampling_fields import SamplingFields
 from llmc.runtime.server.schemas.token_fields import TokenId, number
 
 MAX_PROMPTS = 1024
-# Of all prompts together: the event loop makes each of them, and 1024 hold up others for at most 0.1 s at a time.
+# Maximum over all prompts: the event loop creates each of them, and 1024 delay other requests by at most 0.1 s.
 MAX_SEQUENCES = 1024
 TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 

@@ -29,7 +29,7 @@ class Readable(Fields):
 
     @classmethod
     def readable(cls, body: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        """The body without what is left out, and a sentence for each kind of that."""
+        """The body without unsupported parts, and a warning for each kind of them."""
         return body, []
 
     @model_validator(mode="wrap")

@@ -34,12 +34,12 @@ class FunctionCallItem(Fields, extra="ignore"):
 
 
 def _content_of(output: Any) -> Any:
-    """What older clients have in an object, with whether the call succeeded."""
+    """The content in older clients' form, an object that also has the success of the call."""
     return output.get("content", "") if isinstance(output, dict) else output
 
 
 class FunctionCallOutputItem(Fields, extra="ignore"):
-    """What the function returned to the call of that id."""
+    """The function's result for the call with that id."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -53,7 +53,7 @@ class ReasoningText(Fields, extra="ignore"):
 
 
 class ReasoningItem(Fields, extra="ignore"):
-    """What the assistant thought before the items that follow."""
+    """The assistant's thoughts before the items that follow."""
 
     type: Literal["reasoning"]
     content: list[ReasoningText] = Field(default_factory=list)

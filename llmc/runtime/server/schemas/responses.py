@@ -64,7 +64,7 @@ class ReasoningConfig(Fields, extra="allow"):
 
 
 class ResponseStreamOptions(Fields, extra="allow"):
-    """Of no effect: events are not padded."""
+    """Without effect: events are not padded."""
 
     include_obfuscation: bool | None = None
 

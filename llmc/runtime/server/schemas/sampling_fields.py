@@ -1,4 +1,4 @@
-"""The fields that completions and chat share beside how tokens are chosen."""
+"""Fields shared by completions and chat, except those of token choice."""
 
 from typing import Literal
 
@@ -18,7 +18,7 @@ class StreamOptions(Fields, extra="forbid"):
 
 
 class SamplingFields(TokenFields):
-    """Choices, their length and form, and what is told of them."""
+    """Number, length, form and reported details of choices."""
 
     max_tokens: int | None = number("max_tokens")
     n: int | None = number("n", 1)

@@ -33,7 +33,7 @@ class TextPart(Fields, extra="ignore"):
 
 
 class RefusalPart(Fields, extra="ignore"):
-    """What an assistant said in place of an answer."""
+    """An assistant's refusal in place of an answer."""
 
     type: Literal["refusal"]
     refusal: str
@@ -45,7 +45,7 @@ class RefusalPart(Fields, extra="ignore"):
 
 
 def refuse_media(content: Any) -> Any:
-    """Raise for a part that is no text, before the parts are read as such."""
+    """Raise for a part that is not text, before the parts are parsed as text."""
     for part in content if isinstance(content, list) else ():
         kind = part.get("type") if isinstance(part, dict) else None
         if isinstance(kind, str) and kind in _KINDS:

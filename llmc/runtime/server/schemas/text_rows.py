@@ -14,8 +14,8 @@ _Input = _Text | TokenIds | _Texts | Annotated[list[TokenIds], Field(min_length=
 
 
 class RowFields(Fields, extra="forbid", populate_by_name=True):
-    """truncate_prompt_tokens: so many of a text's tokens are read, -1 for as many as the engine takes; unless given a
-    longer text is an error. truncation_side: which end is cut."""
+    """truncate_prompt_tokens: maximum number of a text's tokens to read, -1 for the engine's limit; without it, a
+    longer text is an error. truncation_side: the end to cut."""
 
     model: str | None = Field(default=None, max_length=1000)
     truncate_prompt_tokens: int | None = Field(default=None, ge=-1, le=2**31)

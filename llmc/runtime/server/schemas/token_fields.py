@@ -46,7 +46,7 @@ class TokenFields(Fields, extra="forbid", populate_by_name=True):
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
-    # Of no effect: fast tokenizers' decoders put no spaces between special tokens.
+    # Without effect: fast tokenizers' decoders put no spaces between special tokens.
     spaces_between_special_tokens: bool = True
     kv_compression: ShortText | None = None
     priority: int = Field(default=0, ge=-(2**31), lt=2**31)
@@ -55,7 +55,7 @@ class TokenFields(Fields, extra="forbid", populate_by_name=True):
     request_id: str | None = Field(default=None, max_length=128)
     service_tier: str | None = None
 
-    # Who asks and how OpenAI or vLLM account for it, which changes no answer.
+    # Accounting fields of OpenAI and vLLM, which do not affect answers.
     user: str | None = None
     metadata: dict[str, Any] | None = None
     safety_identifier: str | None = None

@@ -13,7 +13,7 @@ _SEPARATORS = (",", ";", "[")
 
 
 class CallReader(OutputReader):
-    """Calls of known functions, and everything else as text. White space alone beside a call is neither."""
+    """Calls of known functions, and everything else as text. Only white space next to a call is neither."""
 
     def __init__(self, form: ToolForm, tools: Tools) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What readers of calls tell of them."""
+"""Events of readers of calls."""
 
 from collections.abc import Callable
 

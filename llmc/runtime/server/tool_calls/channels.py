@@ -20,7 +20,7 @@ _BETWEEN = "\n\n"
 
 
 class ChannelReader(OutputReader):
-    """What is said in the channel `analysis` is thought; a message to a known function is a call; all else is text.
+    """Messages in the channel `analysis` are thoughts; a message to a known function is a call; all others are text.
 
     prompt: what the output goes on with; it may end within a message.
     """
@@ -44,7 +44,7 @@ class ChannelReader(OutputReader):
                 self._source.at += len(end or "")
 
     def _header(self) -> Wait[str | None]:
-        """What comes before a message; None if no message follows."""
+        """The header of a message; None if no message follows."""
         header, mark = yield from self._source.word((MESSAGE,))
         if mark is not None:
             self._source.at += len(mark)

@@ -12,8 +12,8 @@ _USUAL = "hermes"
 
 @dataclass(frozen=True)
 class ChosenForm:
-    """is_known: asked for, or taught by the template, or there is no template that shows tools to a model.
-    is_taught: by the template, and not asked for."""
+    """is_known: the form is asked for or taught by the template, or no template shows tools to a model.
+    is_taught: the template teaches the form, and nobody asked for another."""
 
     form: ToolForm
     is_known: bool
@@ -21,7 +21,8 @@ class ChosenForm:
 
 
 def chosen_form(parser: str | None, template: str) -> ChosenForm:
-    """parser: of --tool-call-parser, None for what the template teaches. Raises OptionError for an unknown name."""
+    """parser: the value of --tool-call-parser; None takes the template's form. Raises OptionError for an unknown
+    name."""
     if parser is None:
         found = form_of_template(template)
         shows_tools = re.search(r"\btools\b", template) is not None

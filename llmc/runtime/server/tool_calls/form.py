@@ -1,4 +1,4 @@
-"""What a form of tool calls is: how calls are found in a text, how they are read, and how a grammar writes them."""
+"""A form of tool calls: how calls are found in a text, how they are parsed, and how a grammar writes them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Layout:
-    """What a grammar writes: before all calls, around each one, between two, and after all of them."""
+    """Texts that a grammar writes: before all calls, around each call, between two, and after all of them."""
 
     before: str = ""
     begin: str = ""
@@ -76,7 +76,7 @@ class ToolForm:
 
     @property
     def example(self) -> str:
-        """A call, for a model that is told how to write one."""
+        """An example call, for prompts that explain the form."""
         layout = self.layout
         call = self.notations[0].example("NAME", "ARGUMENT", "VALUE")
         return f"{layout.before}{layout.begin}{call}{layout.end}{layout.after}"

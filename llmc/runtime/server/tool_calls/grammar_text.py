@@ -41,7 +41,7 @@ class GrammarText:
         return f"r{self._names}"
 
     def define(self, name: str, body: str, options: str = "") -> None:
-        """What the rule of this name is."""
+        """Define the rule of this name."""
         self._rules.append(f"{name}{options}: {body}")
 
     def terminal(self, body: str) -> str:

@@ -16,7 +16,7 @@ _IDENTITIES = ("id",)
 
 @dataclass
 class _Call:
-    """An object so far. held: arguments that came before the name."""
+    """A partially read object. held: arguments that came before the name."""
 
     name: str | None = None
     identity: str | None = None

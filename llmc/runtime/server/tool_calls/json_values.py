@@ -80,8 +80,8 @@ def skip_value(source: Incoming) -> Wait[None]:
 def read_arguments(source: Incoming, begin: Callable[[], None], say: Say, empty: bool = False) -> Wait[bool]:
     """Pass on the arguments of a call: an object, null for none, or an object that is written as a string.
 
-    begin: called before, once it is certain that these are arguments. empty: nothing stands for none, too.
-    Returns whether they are; otherwise nothing was read.
+    begin: called once it is certain that these are arguments. empty: empty text also means no arguments. Returns
+    whether they are arguments; otherwise nothing was consumed.
     """
     first = yield from source.next_character()
     if first == "{":

@@ -31,7 +31,7 @@ class LiteralCalls:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Those that may be special tokens."""
+        """Marks that may be special tokens."""
         return self.dialect.quotes[:1]
 
     def read(self, source: Incoming, calls: Calls) -> Wait[bool]:

@@ -19,7 +19,8 @@ _DEEPEST = 64
 
 
 class LiteralGrammar:
-    """Adds the rules to a grammar. What a schema says beyond types, values, items and properties is not held."""
+    """Adds the rules to a grammar. Constraints of a schema other than types, values, items and properties are not
+    enforced."""
 
     def __init__(self, text: GrammarText, dialect: Dialect) -> None:
         self._text = text

@@ -19,7 +19,7 @@ Say = Callable[[str], None]
 
 
 class NotLiteral(Exception):
-    """The text is no value."""
+    """The text is not a value."""
 
 
 @dataclass(frozen=True)

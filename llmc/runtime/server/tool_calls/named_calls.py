@@ -17,10 +17,10 @@ _NAME = re.compile(r"(?P<name>[\w.-]+)", re.ASCII)
 class NamedCalls:
     """How the form writes a call: before the name, between it and the arguments, and after these.
 
-    name: what stands in the name's place, with a group `name`, and a group `identity` where models give calls their
-    ids. numbered: what comes between the name and a number. identity_mark: comes between the name and an id. also:
-    marks that are read in the place of `between`. ends: those that end a name as well, and belong to the arguments.
-    leads, trails: marks that are read over before the name and after the arguments.
+    name: a pattern for the name, with a group `name`, and a group `identity` if models give calls ids. numbered: the
+    separator between the name and a number. identity_mark: the separator between the name and an id. also: marks
+    accepted in place of `between`. ends: marks that also end a name, and belong to the arguments. leads, trails: marks
+    that are skipped before the name and after the arguments.
     """
 
     between: str
@@ -36,7 +36,7 @@ class NamedCalls:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Those that may be special tokens."""
+        """Marks that may be special tokens."""
         return tuple(
             filter(None, (self.before, self.between, self.after, self.identity_mark, *self.leads, *self.trails))
         )

@@ -15,9 +15,9 @@ from llmc.runtime.text.incoming import Incoming, Wait
 class TaggedCalls:
     """The texts of a call in order, with the line breaks that the form writes; reading needs none of them.
 
-    name_ends: marks that end a name. text_key_closing: in the place of key_closing before a text. value_opening: comes
-    after key_closing. ends: marks after a value that show that it has ended, since the same mark within it is text.
-    padded: a line break after key_closing and one before value_closing are no part of the value.
+    name_ends: marks that end a name. text_key_closing: replaces key_closing before a text. value_opening: follows
+    key_closing. ends: marks after a value that show that it has ended, because the same mark within it is text. padded:
+    a line break after key_closing and one before value_closing are not part of the value.
     """
 
     opening: str
@@ -34,7 +34,7 @@ class TaggedCalls:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Those that may be special tokens."""
+        """Marks that may be special tokens."""
         keys = (self.key_opening, self.key_closing, self.text_key_closing, self.value_opening, self.value_closing)
         return tuple(filter(None, (self.opening, *keys, self.closing)))
 
@@ -92,7 +92,7 @@ class TaggedCalls:
         return (yield from source.which(self.ends)) is not None
 
     def _value_opens(self, source: Incoming) -> Wait[bool]:
-        """Read over the mark before a value; whether one may follow, which it does without its mark, too."""
+        """Skip the optional mark before a value. Returns whether a value may follow."""
         if not self.value_opening:
             return True
         yield from source.skip_blank()

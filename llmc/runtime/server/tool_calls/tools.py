@@ -72,7 +72,7 @@ def tools_of(schemas: Mapping[str, Schema]) -> Tools:
 
 
 def resolved(schema: Any, root: Schema) -> Schema:
-    """The schema that a reference within the root stands for; one that leads nowhere is no constraint."""
+    """The schema that a reference within the root refers to; a dangling reference is not a constraint."""
     for _ in range(_MOST_REFERENCES):
         if not isinstance(schema, Mapping):
             return _ANYTHING

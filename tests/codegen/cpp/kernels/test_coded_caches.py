@@ -125,6 +125,33 @@ def test_attention_equals_the_reference(
 
 
 @targets
+@dtypes
+@pytest.mark.parametrize(
+    ("format_text", "head_dim", "value_dim"),
+    [("int8:g2", 36, 24), ("int4:g6", 36, 24), ("int4:head", 80, 80), ("int4:g16", 80, 48), ("fp8", 12, 6)],
+)
+def test_heads_and_groups_that_do_not_divide_vectors(
+    target: CpuTarget, dtype: torch.dtype, format_text: str, head_dim: int, value_dim: int
+) -> None:
+    requests = [(37, 37), (90, 1), (70, 9)]
+    batch = paged_batch(requests, head_dim=head_dim, value_dim=value_dim, dtype=dtype, cache_dtype=torch.float32)
+    batch = batch.coded(parse_cache_format(format_text))
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(batch.run(target), batch.expected(), rtol=tolerance, atol=tolerance)
+
+
+@targets
+@dtypes
+@pytest.mark.parametrize("format_text", ["int8", "int4"])
+def test_latents_that_are_keys_and_values(target: CpuTarget, dtype: torch.dtype, format_text: str) -> None:
+    requests = [(200, 1), (70, 70)]
+    batch = paged_batch(requests, kv_heads=1, head_dim=32, value_dim=64, latent=True, dtype=dtype)
+    batch = batch.coded(parse_cache_format(format_text))
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(batch.run(target), batch.expected(), rtol=tolerance, atol=tolerance)
+
+
+@targets
 @pytest.mark.parametrize("format_text", ["int8", "int4", "fp8:g16"])
 def test_long_contexts_windows_and_many_heads(target: CpuTarget, format_text: str) -> None:
     requests = [(2100, 1), (1030, 3), (70, 70)]

@@ -7,13 +7,17 @@ import torch
 from torch import Tensor
 
 from llmc.codegen.triton.backend import python_function
-from llmc.codegen.triton.code_rows import code_rows, row_bytes
+from llmc.codegen.triton.code_rows import blocked_rows, code_rows, row_bytes
 from llmc.codegen.triton.kernel import DeviceLaunch
 from llmc.codegen.triton.kernels.products.linear import fused_linear, gated_linear, linear, lm_head
 from llmc.codegen.triton.kernels.rows.embedding import embedding
 from llmc.codegen.triton.kernels.rows.select_channels import select_channels
+from llmc.formats.code_format import CODE_FORMATS, STEP_PARTS
+from llmc.graph.serialize import WeightOf
 from llmc.ops.token_codes import token_codes
-from llmc.program import Layout
+from llmc.program import Layout, WeightSlot, code_rows_layout, step_row_bytes
+from llmc.runtime.executors.stored_weights import blocked_in_rows
+from tests.blocked_parts import BLOCKED, blocked_parts
 from tests.codegen.triton.claimed import normed, rounded
 from tests.codegen.triton.quantized_weight import QuantizedWeight, quantized_weight
 from tests.codegen.triton.tensor_call import TensorCall, check
@@ -82,6 +86,30 @@ def test_every_scheme(device: str, format: str, group: int | None, asymmetric: b
 @pytest.mark.parametrize(("format", "group", "x_format"), [("int4", 128, "none"), ("int8", None, "int8")])
 def test_every_row_count(device: str, tokens: int, format: str, group: int | None, x_format: str) -> None:
     _linear(seeded_normal(0, tokens, 384).half(), quantized_weight(format, 136, 384, group), x_format, device)
+
+
+# Channels of an odd number of groups, where rows need not be whole super-blocks; outputs that fill no tile.
+@pytest.mark.parametrize(
+    ("format", "x_format"), quick_sample([(f, x) for f in BLOCKED for x in ("none", "int8")], [("q4_k", "none")])
+)
+def test_blocked_formats(device: str, format: str, x_format: str) -> None:
+    record = CODE_FORMATS[format]
+    weight = quantized_weight(format, 13, 512 if record.run == 256 else 288, None)
+    for tokens, dtype in ((1, torch.float32), (3, torch.bfloat16), (18, torch.float16)):
+        _linear(seeded_normal(tokens, tokens, weight.codes.shape[1]).to(dtype), weight, x_format, device)
+
+
+def test_a_single_group_has_a_minimum(device: str) -> None:
+    weight = quantized_weight("q4_1", 5, 32, None)
+    for tokens in (1, 5):
+        _linear(seeded_normal(tokens, tokens, 32).half(), weight, "none", device)
+
+
+@pytest.mark.parametrize("format", quick_sample(["q2_k", "q5_k", "q6_k"], ["q6_k"]))
+@pytest.mark.parametrize("tokens", [1, 20])
+def test_gates_of_blocked_formats(device: str, format: str, tokens: int) -> None:
+    weight, x = quantized_weight(format, 2 * 37, 256, None), seeded_normal(0, tokens, 256).half()
+    check(gated_linear, x, weight.claimed(), None, "silu", x.dtype, device=device, tolerance=1e-3)
 
 
 CODES = [("int4", "none"), ("int5", "none"), ("int6", "int8"), ("int8", "none"), ("int8", "int8"), ("fp8", "fp8")]
@@ -166,7 +194,7 @@ def test_long_rows_are_normed_in_blocks(device: str) -> None:
     weight = quantized_weight("int8", 1, 4100, None)
     arguments = (rounded(normed(x, norm), "int8"), weight.claimed())
     call = TensorCall(linear, arguments, (x[:, :1],), device, in_place=False)
-    launch = linear.candidates(call, H100)[0]
+    launch = call.candidates()[0]
     call.run(launch)
     codes, scales = token_codes(torch.ops.llmc.rms_norm(x, norm, 1e-5), None, "int8")
     assert (call.memory["buffer", "workspace_x_codes"][:, :4100].cpu() - codes).abs().max() <= 1
@@ -202,6 +230,13 @@ def test_embedding(device: str, format: str, group: int | None, dtype: torch.dty
     check(embedding, ids, weight.claimed(), dtype, device=device, tolerance=tolerance)
 
 
+@pytest.mark.parametrize("format", BLOCKED)
+def test_embedding_of_blocked_formats(device: str, format: str) -> None:
+    """Equal bits, except where one side rounds a product that the other fuses into a difference."""
+    weight, ids = quantized_weight(format, 50, 512, None), torch.tensor([3, 49, 0, 3], dtype=torch.int32)
+    check(embedding, ids, weight.claimed(), torch.float32, device=device, tolerance=1e-7)
+
+
 def test_channels_in_another_order(device: str) -> None:
     order = torch.randperm(100, generator=torch.Generator().manual_seed(0)).int()
     check(select_channels, seeded_normal(0, 5, 100).half(), order, device=device, tolerance=0.0)
@@ -214,6 +249,46 @@ def test_pairs_of_codes_lie_sixteen_channels_apart() -> None:
     runs = torch.stack((low.view(2, 2, 16), high.view(2, 2, 16)), 2).reshape(2, 64)
     assert torch.equal(runs[:, :40].to(torch.int8) - 8, codes)
     assert code_rows(codes, Layout.CODE_ROWS).view(2, 48)[:, :40].equal(codes)
+
+
+@pytest.mark.parametrize("format", BLOCKED)
+def test_rows_of_blocked_formats_are_read_back(format: str) -> None:
+    """Codes and steps, at the files' bits."""
+    parts, record = blocked_parts(format, 3, 512), CODE_FORMATS[format]
+    packed = blocked_rows(parts, format, code_rows_layout(format))
+    assert packed.numel() == 3 * 512 * record.bits // 8
+    slot = WeightSlot("codes", "U8", (3, 512), code_rows_layout(format), packed.numel())
+    assert torch.equal(blocked_in_rows(packed, slot, WeightOf("codes", "I8", format, "codes")), parts["codes"])
+    for name in (name for name in STEP_PARTS if name in parts):
+        steps = blocked_rows(parts, format, Layout.STEP_ROWS)
+        width = step_row_bytes(parts[name].shape[1], format)
+        assert steps.numel() == 3 * width
+        slot = WeightSlot("steps", "U8", (3, width), Layout.STEP_ROWS, steps.numel())
+        assert torch.equal(blocked_in_rows(steps, slot, WeightOf("steps", "I8", format, name)), parts[name])
+
+
+def test_steps_lie_in_their_bits() -> None:
+    """Taken apart bit by bit, as code_rows.py describes them: of q4_k, 6 bits of a scale, then 6 of a minimum."""
+    parts = blocked_parts("q4_k", 2, 512)
+    rows = blocked_rows(parts, "q4_k", Layout.STEP_ROWS).view(2, 24).tolist()
+    for row in range(2):
+        string = int.from_bytes(bytes(rows[row]), "little")
+        for group in range(16):
+            assert string >> 12 * group & 63 == parts["scale_steps"][row, group]
+            assert string >> 12 * group + 6 & 63 == parts["minimum_steps"][row, group]
+
+
+@pytest.mark.parametrize(("format", "low"), [("q2_k", 2), ("q3_k", 2)])
+def test_planes_of_two_bits(format: str, low: int) -> None:
+    parts, zero = blocked_parts(format, 2, 256), CODE_FORMATS[format].unsigned_shift
+    rows = blocked_rows(parts, format, code_rows_layout(format)).view(2, -1).tolist()
+    for row in range(2):
+        for channel in range(256):
+            run, half, place = channel // 32, channel % 32 // 16, channel % 16
+            code = rows[row][8 * run + place % 8] >> 4 * half + place // 8 * 2 & 3
+            if format == "q3_k":
+                code |= (rows[row][64 + 4 * run + place % 4] >> 4 * half + place // 4 & 1) << low
+            assert code - zero == parts["codes"][row, channel]
 
 
 @pytest.mark.parametrize(("layout", "bits"), [(Layout.CODE_5_ROWS, 5), (Layout.CODE_6_ROWS, 6)])

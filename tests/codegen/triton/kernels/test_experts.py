@@ -11,7 +11,6 @@ from llmc.codegen.triton.kernels.experts.expert_linear import expert_linear
 from llmc.codegen.triton.kernels.experts.sum_experts import sum_experts
 from tests.codegen.triton.quantized_weight import quantized_weight
 from tests.codegen.triton.tensor_call import TensorCall, check
-from tests.gpu_target import gpu_target
 from tests.quick_sample import quick_sample
 from tests.seeded_normal import seeded_normal
 from tests.tolerances import GPU_KERNELS
@@ -52,6 +51,14 @@ def test_codes(device: str, format: str, group: int | None, asymmetric: bool) ->
         check(expert_linear, *arguments, device=device, tolerance=GPU_KERNELS[dtype])
 
 
+@pytest.mark.parametrize("format", quick_sample(["q4_k", "q6_k", "q3_k", "iq4_nl"], ["q6_k"]))
+def test_blocked_codes(device: str, format: str) -> None:
+    weight = quantized_weight(format, EXPERTS * 24, 256, None)
+    for tokens, dtype in ((1, torch.float32), (7, torch.float16)):
+        arguments = (seeded_normal(0, tokens, 256).to(dtype), weight.claimed(), None, choose(tokens, 2), EXPERTS, None)
+        check(expert_linear, *arguments, device=device, tolerance=GPU_KERNELS[dtype])
+
+
 def test_neighbours_change_no_bit(device: str) -> None:
     """A token's numbers alone are those among others."""
     tokens, weight = 40, seeded_normal(1, EXPERTS * 32, 64).half()
@@ -65,7 +72,7 @@ def test_neighbours_change_no_bit(device: str) -> None:
 def _run(device: str, x: Tensor, weight: Tensor, index: Tensor) -> Tensor:
     arguments = (x, weight, None, index, EXPERTS, None)
     call = TensorCall(expert_linear, arguments, (x.new_empty(*index.shape, 32),), device, in_place=False)
-    (launch,) = expert_linear.candidates(call, gpu_target("h100"))
+    (launch,) = call.candidates()
     for step in (launch, *launch.then):
         call.run(step)
     return call.results[0].cpu().clone()

@@ -15,7 +15,6 @@ from llmc.ops.lora import lora as reference
 from tests.codegen.triton.claimed import Claimed, normed
 from tests.codegen.triton.quantized_weight import quantized_weight
 from tests.codegen.triton.tensor_call import TensorCall, check
-from tests.gpu_target import gpu_target
 from tests.quick_sample import quick_sample
 from tests.seeded_normal import seeded_normal
 from tests.tolerances import GPU_KERNELS
@@ -45,7 +44,7 @@ def computed(device: str, x: Tensor | Claimed, adapters: Tensor, dtype: torch.dt
     a, b, ranks = pools(dtype)
     expected = torch.zeros(len(adapters), ENDS[-1])
     call = TensorCall(lora, (x, a, b, ranks, adapters, ENDS), (expected,), device, in_place=False)
-    (launch,) = lora.candidates(call, gpu_target("h100"))
+    (launch,) = call.candidates()
     for step in (launch, *launch.then):
         call.run(step)
     return call.results[0].cpu()

@@ -13,6 +13,7 @@ from torch import fx
 
 from llmc.codegen.triton.kernels.attention.paged_attention import decode_splits, paged_attention, supports
 from llmc.graph.refusal import Refusal
+from llmc.runtime.speculation.draft import Draft
 from llmc.targets import GPU_TARGETS
 from tests.codegen.cpp.paged_batch import PagedBatch, paged_batch
 from tests.codegen.cpp.tree_batch import random_case, with_trees
@@ -126,7 +127,7 @@ def test_blocks_behind_the_window_are_not_read(device: str) -> None:
         blocks = batch.block_tables[request, : (first_query + 1 - 40) // 16].long()
         batch.k_cache[blocks] = batch.v_cache[blocks] = float("nan")
     call = TensorCall(paged_attention, _arguments(batch), [expected], device, in_place=False)
-    launch = paged_attention.candidates(call, gpu_target("h100"))[0]
+    launch = call.candidates()[0]
     for step in (launch, *launch.then):
         call.run(step)
     assert relative_error(call.results[0], expected) <= GPU_KERNELS[torch.float32]
@@ -145,7 +146,7 @@ def test_blocks_between_pinned_keys_and_the_window_are_not_read(device: str, pin
     batch = paged_batch([(200, 3), (90, 1), (300, 200)], pinned=pinned, window=40)
     expected, freed = batch.expected(), batch.without_freed_blocks()
     call = TensorCall(paged_attention, _arguments(freed), [expected], device, in_place=False)
-    launch = paged_attention.candidates(call, gpu_target("h100"))[0]
+    launch = call.candidates()[0]
     for step in (launch, *launch.then):
         call.run(step)
     assert relative_error(call.results[0], expected) <= GPU_KERNELS[torch.float32]
@@ -216,6 +217,22 @@ def _refusal(
 def test_trees(device: str, seed: int) -> None:
     batch, trees = random_case(seed)
     _check(with_trees(as_half(batch), trees), device)
+
+
+def test_slopes_count_from_a_trees_places_before_its_rows(device: str) -> None:
+    """In tiles that every query of a tree sees, and in pinned keys: what the tree hides lies between."""
+    tree = Draft(tokens=[7, 46, 21, 39, 69], parents=[None, 0, 1, 2, None])
+    for window, pinned in ((None, None), (30, 40)):
+        batch = paged_batch(
+            [(300, len(tree) + 1)],
+            heads=9,
+            kv_heads=3,
+            dtype=torch.float16,
+            slopes=True,
+            window=window,
+            pinned=pinned,
+        )
+        _check(with_trees(batch, {0: tree}), device)
 
 
 @pytest.mark.slow

@@ -1,4 +1,5 @@
-"""The rotation and cache-writing kernels: both kinds of pairs, partial rotation, every cache dtype, in place."""
+"""The rotation and cache-writing kernels: both kinds of pairs, partial rotation, every cache dtype, in place; and the
+rotation of whole heads before codes."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from llmc.codegen.triton.kernels.attention.kv_write import kv_write
 from llmc.codegen.triton.kernels.attention.rope_kv_write import rope_kv_write
 from llmc.codegen.triton.kernels.rows.rope import rope
 from llmc.codegen.triton.kernels.rows.rope_angles import rope_angles
+from llmc.codegen.triton.kernels.rows.rotate_heads import rotate_heads
 from tests.codegen.triton.tensor_call import check
 from tests.seeded_normal import seeded_normal
 from tests.tolerances import GPU_KERNELS
@@ -40,6 +42,14 @@ def test_rope(device: str, heads: int, head_dim: int, half: int, interleaved: bo
     x = seeded_normal(0, 3, heads, head_dim).to(dtype)
     for in_place in (False, True):
         check(rope, x, *_angles(3, half), interleaved, device=device, tolerance=GPU_KERNELS[dtype], in_place=in_place)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "head_dim", "first"), [(1, 1, 1), (5, 24, 24), (3, 64, 64), (2, 96, 32)])
+def test_rotate_heads(device: str, heads: int, head_dim: int, first: int, dtype: torch.dtype) -> None:
+    x = seeded_normal(0, 3, heads, head_dim).to(dtype)
+    for in_place in (False, True):
+        check(rotate_heads, x, first, device=device, tolerance=GPU_KERNELS[dtype], in_place=in_place)
 
 
 @pytest.mark.parametrize("cache_dtype", DTYPES)

@@ -61,7 +61,7 @@ def test_unusable_logits_show_in_the_score(device: str) -> None:
     logits = _logits(3, 5000)
     logits[0, 4500], logits[1], logits[2, 7] = float("nan"), float("-inf"), float("inf")
     call = TensorCall(argmax_rows, (logits,), sampling.argmax_rows(logits), device, in_place=False)
-    (launch,) = argmax_rows.candidates(call, H100)
+    (launch,) = call.candidates()
     for step in (launch, *launch.then):
         call.run(step)
     inf = float("inf")

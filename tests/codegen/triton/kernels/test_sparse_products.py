@@ -1,4 +1,4 @@
-"""Products of weights without their zeros: the reference's numbers, and the bits of the same tiles with the zeros."""
+"""Products of weights without their zeros: the reference's numbers, and the sums of the same tiles with the zeros."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from llmc.codegen.triton.kernels.rows.embedding import embedding
 from llmc.program import Layout
 from llmc.program.launch_arguments import Operand
 from tests.codegen.triton.claimed import normed, rounded, values_of
+from tests.codegen.triton.ptx_device import PtxDevice
 from tests.codegen.triton.sparse_weight import SparseRows, sparse_code_rows, sparse_rows
-from tests.codegen.triton.tensor_call import TensorCall, check
+from tests.codegen.triton.tensor_call import TensorCall, check, home_of, relative_error
 from tests.gpu_target import gpu_target
 from tests.seeded_normal import seeded_normal
 from tests.tolerances import GPU_KERNELS, NORMED_CODES, NORMED_PRODUCTS
@@ -25,28 +26,29 @@ from tests.tolerances import GPU_KERNELS, NORMED_CODES, NORMED_PRODUCTS
 H100 = gpu_target("h100")
 
 
-def _same_bits(template: KernelTemplate, weight: SparseRows, arguments: tuple[Any, ...], device: str) -> None:
+def _same_sums(template: KernelTemplate, weight: SparseRows, arguments: tuple[Any, ...], device: str) -> None:
     """Of every candidate that serves these rows: with the zeros stored, the same kernel in the same tiles gives the
-    same result."""
+    same result. Compiled, its threads hold other elements of a tile, and sum them in another order."""
     expected = (template.op(*values_of(arguments)),)
     found = TensorCall(template, arguments, expected, device, in_place=False)
     tokens = found.tokens
-    candidates = template.candidates(found, H100)
+    candidates = found.candidates()
     for index, each in enumerate(candidates):
         if each.min_tokens > tokens or (each.max_tokens is not None and each.max_tokens < tokens):
             continue
         results = []
         for has_zeros in (False, True):
             call = TensorCall(template, arguments, expected, device, in_place=False)
-            launch = template.candidates(call, H100)[index]
+            launch = call.candidates()[index]
             if has_zeros:
                 dense = weight.dense if weight.scales is None else code_rows(weight.dense, Layout.CODE_ROWS)
                 dtype = weight.dense.dtype if weight.scales is not None else arguments[0].dtype
-                call.memory["weight", "dense"] = dense.to(dtype).contiguous().to(device)
+                call.memory["weight", "dense"] = dense.to(dtype).contiguous().to(home_of(device))
             for step in (launch, *launch.then):
                 call.run(_dense(step) if has_zeros else step)
             results.append(call.results[0].clone())
-        assert torch.equal(*results), f"{each.function} {each.constants}"
+        tolerance = GPU_KERNELS[arguments[0].dtype] if isinstance(device, PtxDevice) else 0.0
+        assert relative_error(*results) <= tolerance, f"{each.function} {each.constants}"
 
 
 def _dense(launch: DeviceLaunch) -> DeviceLaunch:
@@ -65,7 +67,7 @@ def test_odd_shapes(device: str, outputs: int, channels: int, tokens: int) -> No
     for dtype in (torch.float32, torch.float16):
         weight, x = sparse_rows(outputs, channels, 0.5, dtype), seeded_normal(tokens, tokens, channels).to(dtype)
         check(linear, x, weight.claimed(), None, dtype, device=device, tolerance=GPU_KERNELS[dtype])
-        _same_bits(linear, weight, (x, weight.claimed(), None, dtype), device)
+        _same_sums(linear, weight, (x, weight.claimed(), None, dtype), device)
 
 
 @pytest.mark.slow
@@ -76,7 +78,7 @@ def test_every_row_count(device: str, tokens: int, scheme: str) -> None:
     weight = sparse_rows(136, 384, 0.6, x.dtype) if scheme == "bitmask" else sparse_code_rows(136, 384, 0.6, 128)
     arguments = (x if scheme == "bitmask" else rounded(x, scheme), weight.claimed(), None, x.dtype)
     check(linear, *arguments, device=device, tolerance=GPU_KERNELS[x.dtype])
-    _same_bits(linear, weight, arguments, device)
+    _same_sums(linear, weight, arguments, device)
 
 
 @pytest.mark.parametrize("tokens", [1, 9])
@@ -87,7 +89,7 @@ def test_codes(device: str, group: int | None, x_format: str, tokens: int) -> No
     weight, x = sparse_code_rows(24, 96, 0.5, group), seeded_normal(tokens, tokens, 96).half()
     arguments = (rounded(x, x_format), weight.claimed(), None, x.dtype)
     check(linear, *arguments, device=device, tolerance=GPU_KERNELS[x.dtype])
-    _same_bits(linear, weight, arguments, device)
+    _same_sums(linear, weight, arguments, device)
 
 
 @pytest.mark.parametrize(
@@ -103,9 +105,9 @@ def test_what_follows_the_sums(device: str, has_codes: bool, tokens: int) -> Non
     gated = (x, gates.claimed(), seeded_normal(2, 74).half(), "silu", x.dtype)
     for template, stored, arguments in ((fused_linear, weight, fused), (gated_linear, gates, gated)):
         check(template, *arguments, device=device, tolerance=2e-3)
-        _same_bits(template, stored, arguments, device)
+        _same_sums(template, stored, arguments, device)
     check(lm_head, x, weight.claimed(), device=device, tolerance=2e-6)
-    _same_bits(lm_head, weight, (x, weight.claimed()), device)
+    _same_sums(lm_head, weight, (x, weight.claimed()), device)
 
 
 @pytest.mark.parametrize("tokens", [1, 9])

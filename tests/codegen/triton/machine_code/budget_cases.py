@@ -16,6 +16,7 @@ from llmc.program import DeviceKernel
 from llmc.targets import GpuTarget
 from tests.codegen.triton.claimed import Claimed
 from tests.codegen.triton.offline_compile import largest, meta, node_kernels
+from tests.codegen.triton.quantized_weight import meta_blocked
 
 Case = tuple[KernelTemplate, tuple[Any, ...]]
 _OPS = torch.ops.llmc
@@ -49,6 +50,8 @@ CASES: Mapping[str, Callable[[], Case]] = {
     "product": lambda: _down_projection(meta(4096, 14336)),
     "product of int4": lambda: _down_projection(_codes("int4")),
     "product of fp8": lambda: _down_projection(_codes("fp8")),
+    "product of q4_k": lambda: _down_projection(meta_blocked("q4_k", 4096, 14336).claimed()),
+    "product of q6_k": lambda: _down_projection(meta_blocked("q6_k", 4096, 14336).claimed()),
     "lm_head": lambda: (lm_head, (meta(2, 4096), meta(128256, 4096), None)),
     "attention": _attention,
     "rope_kv_write": _rope_kv_write,

@@ -82,7 +82,7 @@ def test_refuses_another_number_of_keys() -> None:
         return flat(aten.scaled_dot_product_attention.default(heads(x), keys, keys, None, 0.0, True))
 
     (reason,) = refusals(PatternGraph(body), fuse_sdpa_attention)
-    assert reason.endswith("expected as many keys as queries")
+    assert reason.endswith("expected equal numbers of keys and queries")
 
 
 def test_refuses_a_batch_axis() -> None:

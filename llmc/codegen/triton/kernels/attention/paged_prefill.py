@@ -121,9 +121,10 @@ def paged_prefill_kernel(
     slopes = None
     if slopes_ptr is not None:
         slopes = tl.load(slopes_ptr + head, mask=present, other=0.0)
+    # Keys before all that a tree can hide are as near as they are without what it hides: they count from `places`.
     if BOUNDED and PINNED > 0:
         weighted, row_sum, row_max = attend_keys(
-            weighted, row_sum, row_max, q, q_values, own_rows, None, slopes, None, 0, tl.minimum(PINNED, start), 0,
+            weighted, row_sum, row_max, q, q_values, places, None, slopes, None, 0, tl.minimum(PINNED, start), 0,
             k_cache_ptr, v_cache_ptr, table_ptr, kv_head, scale,
             KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, KEY_TILE, CACHE_FORMAT, CACHE_GROUP, True,
         )  # fmt: skip
@@ -138,7 +139,7 @@ def paged_prefill_kernel(
         )  # fmt: skip
         start = all_see_from
     weighted, row_sum, row_max = attend_keys(
-        weighted, row_sum, row_max, q, q_values, own_rows, reach, slopes, None, start, all_see_to, first_key,
+        weighted, row_sum, row_max, q, q_values, places, reach, slopes, None, start, all_see_to, first_key,
         k_cache_ptr, v_cache_ptr, table_ptr, kv_head, scale,
         KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, KEY_TILE, CACHE_FORMAT, CACHE_GROUP, False,
     )  # fmt: skip

@@ -12,6 +12,7 @@ from llmc.codegen.triton.code_rows import row_bytes
 from llmc.codegen.triton.kernel import Constant, DeviceLaunch, KernelTemplate, named_arguments
 from llmc.codegen.triton.kernels.experts.expert_tile import expert_code_tile_kernel, expert_tile_kernel
 from llmc.codegen.triton.kernels.experts.sort_pairs import sort_launch
+from llmc.codegen.triton.kernels.products.coded_product import code_pointers, group_count, turn_channels
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks
 from llmc.codegen.triton.storages import STORAGES
 from llmc.formats.code_format import CODE_FORMATS
@@ -68,7 +69,7 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
         constants["IN_BLOCK"] = min(64, max(16, triton.next_power_of_2(channels)))
     else:
         function = expert_code_tile_kernel
-        given |= zip(("codes_ptr", "scales_ptr", "zeros_ptr"), stored.code_rows(), strict=True)
+        given |= code_pointers(stored.code_rows())
         constants |= _of_codes(call, stored, channels, target)
     pairs = f"{count} * {slots}"
     grid = (str(triton.cdiv(out, out_block)), f"min({pairs}, cdiv({pairs}, {_PAIRS}) + {experts})")
@@ -77,9 +78,9 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
 
 
 def _of_codes(call: Call, stored: Call, channels: int, target: GpuTarget) -> dict[str, Constant]:
-    format, groups = stored.plain("format"), stored.shape("scales")[1]
+    format, groups = stored.plain("format"), group_count(stored)
     most = 64 if target.backend == "hip" or call.dtype("x") is torch.float32 else 128
-    turn = min(most, channels // groups) if groups > 1 else most
+    turn = min(most, turn_channels(format, channels, groups) or most)
     return {
         "FORMAT": format,
         "ROW_BYTES": row_bytes(channels, code_rows_layout(format)),

@@ -10,6 +10,7 @@ import triton.language as tl
 
 from llmc.codegen.triton.kernels.experts.sort_pairs import expert_of_tile
 from llmc.codegen.triton.kernels.products.coded_tile import add_chunk
+from llmc.codegen.triton.kernels.products.format_facts import by_group, halves, in_pairs
 from llmc.codegen.triton.kernels.products.operand_tiles import multiply, read_tile
 
 
@@ -65,6 +66,8 @@ def expert_code_tile_kernel(
     codes_ptr: tl.tensor,
     scales_ptr: tl.tensor,
     zeros_ptr: tl.tensor,
+    minima_ptr: tl.tensor,
+    steps_ptr: tl.tensor,
     bias_ptr: tl.tensor,
     y_ptr: tl.tensor,
     y_row_stride: int,
@@ -86,10 +89,10 @@ def expert_code_tile_kernel(
 ) -> None:
     """The same with weights in codes (coded_tile.py), BYTE_BLOCK of their bytes a turn."""
     expert, first, end = expert_of_tile(starts_ptr, tl.program_id(1), tokens * SLOTS, EXPERTS, PAIR_BLOCK)
-    IN_PAIRS: tl.constexpr = FORMAT != "int8" and FORMAT != "fp8"
+    IN_PAIRS: tl.constexpr = in_pairs(FORMAT)
     PLACES: tl.constexpr = (IN + 31) // 32 * 16 if IN_PAIRS else ROW_BYTES
     COUNT: tl.constexpr = (PLACES + BYTE_BLOCK - 1) // BYTE_BLOCK
-    PER_GROUP: tl.constexpr = COUNT // GROUPS
+    PER_GROUP: tl.constexpr = 1 if halves(FORMAT) else COUNT // GROUPS
     MASKED: tl.constexpr = IN % (BYTE_BLOCK * (2 if IN_PAIRS else 1)) != 0
     if expert <= EXPERTS:
         place = first + tl.arange(0, PAIR_BLOCK)
@@ -107,10 +110,11 @@ def expert_code_tile_kernel(
                 if IN_PAIRS:
                     x_high = read_tile(x_row + (channel + 16)[:, None], (channel + 16 < IN)[:, None], MASKED)
                 product, _ = add_chunk(
-                    product, x_low, x_high, codes_ptr, scales_ptr, zeros_ptr, None, row, row, chunk * BYTE_BLOCK, byte,
-                    chunk // PER_GROUP, IN, FORMAT, ROW_BYTES, PLACES, GROUPS, OPERANDS, IN_PAIRS, MASKED,
+                    product, x_low, x_high, codes_ptr, scales_ptr, zeros_ptr, minima_ptr, steps_ptr, None, row, row,
+                    chunk * BYTE_BLOCK, byte, chunk // PER_GROUP, IN, FORMAT, ROW_BYTES, PLACES, GROUPS, OPERANDS,
+                    MASKED,
                 )  # fmt: skip
-            if GROUPS == 1:
+            if not by_group(FORMAT, GROUPS):
                 product *= tl.load(scales_ptr + row).to(tl.float32)[:, None]
             if bias_ptr is not None:
                 product += tl.load(bias_ptr + row)[:, None]

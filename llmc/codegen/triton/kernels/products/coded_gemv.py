@@ -8,6 +8,8 @@ products. x may be codes too, with a scale of each token's; W's codes may be sto
 import triton
 import triton.language as tl
 
+from llmc.codegen.triton.kernels.products.format_facts import by_group, halves, in_pairs, is_blocked
+from llmc.codegen.triton.kernels.products.group_scales import scale_and_minimum
 from llmc.codegen.triton.kernels.products.operand_tiles import read_tile
 from llmc.codegen.triton.kernels.products.product_store import store_product
 from llmc.codegen.triton.kernels.products.sparse_tile import first_elements, sparse_tile
@@ -16,6 +18,7 @@ from llmc.codegen.triton.kernels.products.weight_codes import (
     e4m3_values,
     high_codes,
     load_above,
+    load_codes,
     low_codes,
 )
 from llmc.codegen.triton.machine_code.budget import EDGE_FREE, STREAMING, Budget, Limit
@@ -29,6 +32,8 @@ def code_gemv_kernel(
     codes_ptr: tl.tensor,
     scales_ptr: tl.tensor,
     zeros_ptr: tl.tensor,
+    minima_ptr: tl.tensor,
+    steps_ptr: tl.tensor,
     masks_ptr: tl.tensor,
     starts_ptr: tl.tensor,
     bias_ptr: tl.tensor,
@@ -65,13 +70,13 @@ def code_gemv_kernel(
     x_token = tl.minimum(first_token + token, tokens - 1)
     x_row = x_ptr + x_token[:, None, None, None] * x_row_stride
     product = _sums(
-        x_row, codes_ptr, scales_ptr, zeros_ptr, masks_ptr, starts_ptr, row,
+        x_row, codes_ptr, scales_ptr, zeros_ptr, minima_ptr, steps_ptr, masks_ptr, starts_ptr, row,
         IN, FORMAT, X_FORMAT, ROW_BYTES, GROUPS, TOKENS, OUT_BLOCK, CHUNKS, CHUNK_BYTES,
     )  # fmt: skip
     up = product
     if GATED:
         up = _sums(
-            x_row, codes_ptr, scales_ptr, zeros_ptr, masks_ptr, starts_ptr, row + OUT,
+            x_row, codes_ptr, scales_ptr, zeros_ptr, minima_ptr, steps_ptr, masks_ptr, starts_ptr, row + OUT,
             IN, FORMAT, X_FORMAT, ROW_BYTES, GROUPS, TOKENS, OUT_BLOCK, CHUNKS, CHUNK_BYTES,
         )  # fmt: skip
     if X_FORMAT != "none":
@@ -90,6 +95,8 @@ def _sums(
     codes_ptr: tl.tensor,
     scales_ptr: tl.tensor,
     zeros_ptr: tl.tensor,
+    minima_ptr: tl.tensor,
+    steps_ptr: tl.tensor,
     masks_ptr: tl.tensor,
     starts_ptr: tl.tensor,
     row: tl.tensor,
@@ -104,12 +111,14 @@ def _sums(
     CHUNK_BYTES: tl.constexpr,
 ) -> tl.tensor:
     """W·x of the rows, [TOKENS, OUT_BLOCK]."""
-    IN_PAIRS: tl.constexpr = FORMAT != "int8" and FORMAT != "fp8"
-    IN_GROUPS: tl.constexpr = GROUPS > 1
+    IN_PAIRS: tl.constexpr = in_pairs(FORMAT)
+    IN_GROUPS: tl.constexpr = by_group(FORMAT, GROUPS)
+    BLOCKED: tl.constexpr = is_blocked(FORMAT)
+    HALVES: tl.constexpr = halves(FORMAT)
     # Chunks of a row, and of a group of columns with one scale.
     PLACES: tl.constexpr = (IN + 31) // 32 * 16 if IN_PAIRS else ROW_BYTES
     COUNT: tl.constexpr = (PLACES + CHUNK_BYTES - 1) // CHUNK_BYTES
-    PER_GROUP: tl.constexpr = COUNT // GROUPS
+    PER_GROUP: tl.constexpr = 1 if HALVES else COUNT // GROUPS
     MASKED: tl.constexpr = COUNT % CHUNKS != 0 or IN % (CHUNK_BYTES * (2 if IN_PAIRS else 1)) != 0
     chunk, byte = tl.arange(0, CHUNKS)[None, None, :, None], tl.arange(0, CHUNK_BYTES)[None, None, None, :]
     first, of_out = row, row
@@ -129,21 +138,35 @@ def _sums(
             )
             codes = codes.reshape(1, OUT_BLOCK, CHUNKS, CHUNK_BYTES)
         else:
-            codes = read_tile(codes_ptr + row * ROW_BYTES + place, place < PLACES, MASKED)
-        above = load_above(codes_ptr + row * ROW_BYTES, place, PLACES, FORMAT, MASKED)
+            codes = load_codes(codes_ptr + row * ROW_BYTES, place, place < PLACES, FORMAT, MASKED)
+        above = load_above(codes_ptr + row * ROW_BYTES, place, place < PLACES, PLACES, FORMAT, MASKED)
         zeros = row_zeros
         if IN_GROUPS:
-            group = row * GROUPS + (start + chunk) // PER_GROUP
+            group = (start + chunk) // PER_GROUP
             is_group = (row >= 0) & (start + chunk < COUNT)
-            scales = tl.load(scales_ptr + group, mask=is_group, other=0.0).to(tl.float32)
+            if HALVES:
+                group = (start + chunk) * 2
+            scales, minima = scale_and_minimum(
+                scales_ptr, minima_ptr, steps_ptr, row, group, is_group, GROUPS, FORMAT, True
+            )
             if zeros_ptr is not None:
-                zeros = tl.load(zeros_ptr + group, mask=is_group, other=0).to(tl.float32)
+                zeros = tl.load(zeros_ptr + row * GROUPS + group, mask=is_group, other=0).to(tl.float32)
         x = _x_values(x_row, channel, IN, X_FORMAT, MASKED)
-        part = x * code_values(low_codes(codes, above, FORMAT), zeros, FORMAT)
+        weight = code_values(low_codes(codes, above, FORMAT), zeros, FORMAT)
+        if BLOCKED:
+            weight = weight * scales - minima
+        part = x * weight
         if IN_PAIRS:
             x = _x_values(x_row, channel + 16, IN, X_FORMAT, MASKED)
-            part += x * code_values(high_codes(codes, above, FORMAT), zeros, FORMAT)
-        if IN_GROUPS:
+            weight = code_values(high_codes(codes, above, FORMAT), zeros, FORMAT)
+            if BLOCKED:
+                if HALVES:
+                    scales, minima = scale_and_minimum(
+                        scales_ptr, minima_ptr, steps_ptr, row, group + 1, is_group, GROUPS, FORMAT, True
+                    )
+                weight = weight * scales - minima
+            part += x * weight
+        if IN_GROUPS and not BLOCKED:
             part *= scales
         sums += part
     total = tl.sum(tl.sum(sums, axis=3), axis=2)

@@ -5,13 +5,16 @@ norm first. A few tokens are bound by reading the codes (code_gemv), more are mu
 (code_tile).
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
+import torch
 from torch import Tensor, fx
 
-from llmc.codegen.call import Call, arguments_of, stored_weight
+from llmc.codegen.call import CODE_ROW_PARTS, Call, arguments_of, stored_weight
 from llmc.codegen.triton.code_rows import row_bytes
 from llmc.codegen.triton.kernel import rows
+from llmc.codegen.triton.kernels.products.format_facts import by_group
 from llmc.codegen.triton.kernels.products.product import Codes, Epilogue, Product, product_of
 from llmc.codegen.triton.kernels.products.quantize_tokens import quantize_launch
 from llmc.codegen.triton.kernels.refusals import FLOATS, tensors_of
@@ -23,15 +26,14 @@ from llmc.program.launch_arguments import Argument, Operand
 from llmc.targets import GpuTarget
 
 _LEAST_GROUP = 32
+_DEQUANTIZE = torch.ops.llmc.dequantize.default
 
 
 def coded_refusal(node: fx.Node, target: GpuTarget) -> Refusal | None:
     """Groups of a power of two of columns, or one a row; x as it is, or in codes that multiply the weight's."""
     weight = unrounded_parts(node)["weight"]
     tensors, format = tensors_of(weight), arguments_of(weight)["format"]
-    if CODE_FORMATS[format].is_blocked:
-        return Refusal(f"GPU kernels do not read {format} so far", node)
-    refused = refuse_groups(node, tensors["scales"], int(tensors["codes"].shape[1]))
+    refused = refuse_groups(node, tensors["scales"], int(tensors["codes"].shape[1]), format)
     return refused or refuse_arrival(node, target, has_zeros="zeros" in tensors)
 
 
@@ -41,7 +43,7 @@ def refuse_arrival(node: fx.Node, target: GpuTarget, *, has_zeros: bool) -> Refu
     stored = arguments_of(parts["weight"])
     format, x_format = stored["format"], arguments_of(parts["x"])["format"] if "x" in parts else "none"
     if "x" in parts and arguments_of(parts["x"])["group"] is not None:
-        return Refusal("GPU kernels have one scale for each token", node)
+        return Refusal("GPU kernels multiply tokens that have one scale each, not one for each group of channels", node)
     if x_format not in CODE_FORMATS[format].activations:
         return Refusal(f"kernels do not multiply {x_format} activations and {format} weights", node)
     if x_format == "int8" and format == "int8" and has_zeros:
@@ -51,12 +53,18 @@ def refuse_arrival(node: fx.Node, target: GpuTarget, *, has_zeros: bool) -> Refu
     return None
 
 
-def refuse_groups(node: fx.Node, scales: Tensor, columns: int) -> Refusal | None:
-    """What no kernel reads of a product's or lookup's weight: other scales than of floats, other groups. scales: [out,
-    groups]."""
+def refuse_groups(node: fx.Node, scales: Tensor, columns: int, format: str) -> Refusal | None:
+    """What no kernel reads of a product's or lookup's weight: other scales than of floats, other groups than those that
+    blocked formats have. scales: [out, groups]."""
     if scales.dtype not in FLOATS:
         return Refusal(f"scales are {scales.dtype}; GPU kernels know float16, bfloat16 and float32", node)
     group = columns // int(scales.shape[1])
+    record = CODE_FORMATS[format]
+    if record.is_blocked:
+        if record.steps is None or group == record.run:
+            return None
+        reason = f"{group} columns share a float; GPU kernels read super-blocks of {record.run} columns in {format}"
+        return Refusal(reason, node)
     if scales.shape[1] > 1 and (group < _LEAST_GROUP or group & (group - 1)):
         reason = f"groups are of {group} columns; kernels know powers of two from {_LEAST_GROUP} on, or one a row"
         return Refusal(reason, node)
@@ -76,13 +84,12 @@ def codes_product(
     epilogue: Epilogue,
     stored: Call,
     shape: tuple[int, int],
-    parts: tuple[Operand, Operand, Operand | None],
+    parts: Mapping[str, Operand | None],
 ) -> Product:
-    """The same of codes [out, in], scales and zeros that lie anywhere. stored: the call of the weight's op."""
+    """The same of codes [out, in] that lie anywhere. stored: the call of the weight's op. parts: of Call.code_rows."""
     arrived = call.within("x")
     weight_rows, channels = shape
-    groups, format = stored.shape("scales")[1], stored.plain("format")
-    codes, scales, zeros = parts
+    groups, format = group_count(stored), stored.plain("format")
     width = row_bytes(channels, code_rows_layout(format))
     quantize, x_format, source = None, "none", call
     if arrived is None:
@@ -90,12 +97,40 @@ def codes_product(
     else:
         quantize, x = quantize_launch(arrived)
         x_format, source = arrived.plain("format"), arrived.within("x") or arrived
-    nbytes = weight_rows * (width + groups * (stored.dtype("scales").itemsize + (zeros is not None)))
-    operands = {**x, "codes_ptr": codes, "scales_ptr": scales, "zeros_ptr": zeros}
+    nbytes = weight_rows * (width + _group_bytes(stored, format, groups))
+    operands = {**x, **code_pointers(parts)}
     product = product_of(call, epilogue, source, shape, operands)
     constants = {"FORMAT": format, "X_FORMAT": x_format, "ROW_BYTES": width, "GROUPS": groups}
     return replace(
         product,
         constants={**product.constants, **constants},
-        codes=Codes(format, x_format, channels // groups if groups > 1 else None, nbytes, quantize),
+        codes=Codes(format, x_format, turn_channels(format, channels, groups), nbytes, quantize),
     )
+
+
+def code_pointers(parts: Mapping[str, Operand | None]) -> dict[str, Argument]:
+    """The parameters of kernels for codes. parts: some of Call.code_rows."""
+    return {f"{name}_ptr": parts.get(name) for name in CODE_ROW_PARTS}
+
+
+def group_count(stored: Call) -> int:
+    """Groups of a row's columns that have a scale of their own. stored: the call of the weight's op."""
+    floats = stored.shape("scales")[1]
+    steps = CODE_FORMATS[stored.plain("format")].steps
+    return floats if steps is None else floats * steps.groups
+
+
+def turn_channels(format: str, channels: int, groups: int) -> int | None:
+    """Channels at most that a kernel sums before it scales: of a group, or of two that lie in the halves of bytes; None
+    for all of a row."""
+    if not by_group(format, groups):
+        return None
+    return max(_LEAST_GROUP, channels // groups)
+
+
+def _group_bytes(stored: Call, format: str, groups: int) -> int:
+    """Of a row's scales, zeros, minima and steps."""
+    floats, record = stored.shape("scales")[1], CODE_FORMATS[format]
+    has_zeros = stored.op is _DEQUANTIZE and stored.plain("zeros") is not None
+    each = stored.dtype("scales").itemsize * (1 + record.has_minimum)
+    return floats * each + groups * has_zeros + groups * record.step_field_bits // 8

@@ -11,6 +11,8 @@ import triton.language as tl
 
 from llmc.codegen.triton.kernels.interpreted import INTERPRETED
 from llmc.codegen.triton.kernels.products.dense_tile import tile_of
+from llmc.codegen.triton.kernels.products.format_facts import by_group, halves, in_pairs
+from llmc.codegen.triton.kernels.products.group_scales import scale_and_minimum
 from llmc.codegen.triton.kernels.products.operand_tiles import multiply, read_tile
 from llmc.codegen.triton.kernels.products.product_store import store_product
 from llmc.codegen.triton.kernels.products.sparse_tile import first_elements, sparse_tile
@@ -19,6 +21,7 @@ from llmc.codegen.triton.kernels.products.weight_codes import (
     e4m3_values,
     high_codes,
     load_above,
+    load_codes,
     low_codes,
     signed_codes,
 )
@@ -33,6 +36,8 @@ def code_tile_kernel(
     codes_ptr: tl.tensor,
     scales_ptr: tl.tensor,
     zeros_ptr: tl.tensor,
+    minima_ptr: tl.tensor,
+    steps_ptr: tl.tensor,
     masks_ptr: tl.tensor,
     starts_ptr: tl.tensor,
     bias_ptr: tl.tensor,
@@ -73,14 +78,16 @@ def code_tile_kernel(
     row = tl.minimum(first_out + out, OUT - 1)
     x_token = tl.minimum(first_token + token, tokens - 1)
     x_row = x_ptr + x_token[None, :] * x_row_stride
-    IN_PAIRS: tl.constexpr = FORMAT != "int8" and FORMAT != "fp8"
+    IN_PAIRS: tl.constexpr = in_pairs(FORMAT)
+    IN_GROUPS: tl.constexpr = by_group(FORMAT, GROUPS)
     PLACES: tl.constexpr = (IN + 31) // 32 * 16 if IN_PAIRS else ROW_BYTES
     COUNT: tl.constexpr = (PLACES + BYTE_BLOCK - 1) // BYTE_BLOCK
     PER_SPLIT: tl.constexpr = (COUNT + SPLITS - 1) // SPLITS
-    PER_GROUP: tl.constexpr = COUNT // GROUPS
+    # Where each half of a turn's channels is a group, `group` counts pairs of them.
+    PER_GROUP: tl.constexpr = 1 if halves(FORMAT) else COUNT // GROUPS
     MASKED: tl.constexpr = IN % (BYTE_BLOCK * (2 if IN_PAIRS else 1)) != 0
     # Without groups integers are summed as such to the end.
-    SUMS: tl.constexpr = tl.int32 if OPERANDS == "int8" and GROUPS == 1 else tl.float32
+    SUMS: tl.constexpr = tl.int32 if OPERANDS == "int8" and not IN_GROUPS else tl.float32
     product = tl.zeros([OUT_BLOCK, TOKEN_BLOCK], dtype=SUMS)
     up = tl.zeros([OUT_BLOCK, TOKEN_BLOCK], dtype=SUMS)
     first, first_up = row, row
@@ -96,16 +103,17 @@ def code_tile_kernel(
         if IN_PAIRS:
             x_high = _x_operand(x_row, channel + 16, IN, X_FORMAT, OPERANDS, MASKED)
         product, first = add_chunk(
-            product, x_low, x_high, codes_ptr, scales_ptr, zeros_ptr, masks_ptr, first, row, chunk * BYTE_BLOCK, place,
-            chunk // PER_GROUP, IN, FORMAT, ROW_BYTES, PLACES, GROUPS, OPERANDS, IN_PAIRS, MASKED,
+            product, x_low, x_high, codes_ptr, scales_ptr, zeros_ptr, minima_ptr, steps_ptr, masks_ptr, first, row,
+            chunk * BYTE_BLOCK, place, chunk // PER_GROUP, IN, FORMAT, ROW_BYTES, PLACES, GROUPS, OPERANDS, MASKED,
         )  # fmt: skip
         if GATED:
             up, first_up = add_chunk(
-                up, x_low, x_high, codes_ptr, scales_ptr, zeros_ptr, masks_ptr, first_up, row + OUT, chunk * BYTE_BLOCK,
-                place, chunk // PER_GROUP, IN, FORMAT, ROW_BYTES, PLACES, GROUPS, OPERANDS, IN_PAIRS, MASKED,
+                up, x_low, x_high, codes_ptr, scales_ptr, zeros_ptr, minima_ptr, steps_ptr, masks_ptr, first_up,
+                row + OUT, chunk * BYTE_BLOCK, place, chunk // PER_GROUP, IN, FORMAT, ROW_BYTES, PLACES, GROUPS,
+                OPERANDS, MASKED,
             )  # fmt: skip
     product, up = product.to(tl.float32), up.to(tl.float32)
-    if GROUPS == 1:
+    if not IN_GROUPS:
         product *= tl.load(scales_ptr + row).to(tl.float32)[:, None]
         if GATED:
             up *= tl.load(scales_ptr + row + OUT).to(tl.float32)[:, None]
@@ -136,6 +144,8 @@ def add_chunk(
     codes_ptr: tl.tensor,
     scales_ptr: tl.tensor,
     zeros_ptr: tl.tensor,
+    minima_ptr: tl.tensor,
+    steps_ptr: tl.tensor,
     masks_ptr: tl.tensor,
     first: tl.tensor,
     row: tl.tensor,
@@ -148,31 +158,69 @@ def add_chunk(
     PLACES: tl.constexpr,
     GROUPS: tl.constexpr,
     OPERANDS: tl.constexpr,
-    IN_PAIRS: tl.constexpr,
     MASKED: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The sums with a chunk of channels added, all of one group, its scales included if there are several; and of codes
-    behind masks where the next chunk's begin. first: where those of the chunk's first column do."""
+    """The sums with a chunk of channels added, all of one group, or each half of one, its scales included if there are
+    several; and of codes behind masks where the next chunk's begin. first: where those of the chunk's first column do.
+    """
+    IN_PAIRS: tl.constexpr = in_pairs(FORMAT)
+    IN_GROUPS: tl.constexpr = by_group(FORMAT, GROUPS)
     if masks_ptr is not None:
         codes, first = sparse_tile(codes_ptr, masks_ptr, first, row, column, IN, place.shape[0])
     else:
         is_code = (place < PLACES)[None, :] & (row >= 0)[:, None]
-        codes = read_tile(codes_ptr + row[:, None] * ROW_BYTES + place[None, :], is_code, MASKED)
-    above = load_above(codes_ptr + row[:, None] * ROW_BYTES, place[None, :], PLACES, FORMAT, MASKED)
+        codes = load_codes(codes_ptr + row[:, None] * ROW_BYTES, place[None, :], is_code, FORMAT, MASKED)
+    inside = (place < PLACES)[None, :]
+    above = load_above(codes_ptr + row[:, None] * ROW_BYTES, place[None, :], inside, PLACES, FORMAT, MASKED)
     zeros = tl.zeros([row.shape[0], 1], dtype=tl.int32)
     if zeros_ptr is not None:
         zeros = tl.load(zeros_ptr + row * GROUPS + group).to(tl.int32)[:, None]
-    part = sums if GROUPS == 1 else tl.zeros(sums.shape, dtype=tl.int32 if OPERANDS == "int8" else tl.float32)
+    part = tl.zeros(sums.shape, dtype=tl.int32 if OPERANDS == "int8" else tl.float32) if IN_GROUPS else sums
     low = _operand(low_codes(codes, above, FORMAT), codes, zeros, FORMAT, OPERANDS)
-    part = _multiply(low, x_low, part, OPERANDS)
-    if IN_PAIRS:
+    if halves(FORMAT):
+        sums = _add_group(
+            sums, _multiply(low, x_low, part, OPERANDS), x_low, scales_ptr, minima_ptr, steps_ptr, row, group * 2,
+            GROUPS, FORMAT,
+        )  # fmt: skip
         high = _operand(high_codes(codes, above, FORMAT), codes, zeros, FORMAT, OPERANDS)
-        part = _multiply(high, x_high, part, OPERANDS)
-    if GROUPS == 1:
-        return part, first
+        sums = _add_group(
+            sums, _multiply(high, x_high, part, OPERANDS), x_high, scales_ptr, minima_ptr, steps_ptr, row,
+            group * 2 + 1, GROUPS, FORMAT,
+        )  # fmt: skip
+        return sums, first
     else:
-        scaled = part.to(tl.float32) * tl.load(scales_ptr + row * GROUPS + group).to(tl.float32)[:, None]
-        return sums + scaled, first
+        part = _multiply(low, x_low, part, OPERANDS)
+        x = x_low
+        if IN_PAIRS:
+            high = _operand(high_codes(codes, above, FORMAT), codes, zeros, FORMAT, OPERANDS)
+            part = _multiply(high, x_high, part, OPERANDS)
+        if IN_GROUPS:
+            if minima_ptr is not None:
+                x = x_low.to(tl.float32) + x_high.to(tl.float32)
+            part = _add_group(sums, part, x, scales_ptr, minima_ptr, steps_ptr, row, group, GROUPS, FORMAT)
+        return part, first
+
+
+@triton.jit
+def _add_group(
+    sums: tl.tensor,
+    part: tl.tensor,
+    x: tl.tensor,
+    scales_ptr: tl.tensor,
+    minima_ptr: tl.tensor,
+    steps_ptr: tl.tensor,
+    row: tl.tensor,
+    group: tl.tensor,
+    GROUPS: tl.constexpr,
+    FORMAT: tl.constexpr,
+) -> tl.tensor:
+    """sums + scale · Σ code · x - minimum · Σ x, of a group's channels. part: Σ code · x. x: its channels, or sums of
+    several of them, along the first axis."""
+    scale, minimum = scale_and_minimum(scales_ptr, minima_ptr, steps_ptr, row, group, row >= 0, GROUPS, FORMAT, False)
+    sums += part.to(tl.float32) * scale[:, None]
+    if minima_ptr is not None:
+        sums -= minimum[:, None] * tl.sum(x.to(tl.float32), axis=0)[None, :]
+    return sums
 
 
 @triton.jit
@@ -224,12 +272,17 @@ def _as_float(values: tl.tensor, OPERANDS: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def _multiply(a: tl.tensor, b: tl.tensor, total: tl.tensor, OPERANDS: tl.constexpr) -> tl.tensor:
-    """total + a·b. fp32 is multiplied as such, not as tf32; fp8 is summed in fp32 after 128 products at most."""
+    """total + a·b. fp32 is multiplied as such, not as tf32; fp8 is summed in fp32 after 128 products at most.
+
+    The matrix units of Hopper add fp8 products with 14 bits. max_num_imprecise_acc would have Triton add their sums in
+    fp32, too, but before it waits for them.
+    """
     # Triton 3.7 compiles what follows a return, too: each case has a branch.
     if OPERANDS == "int8":
         return tl.dot(a, b, total, out_dtype=tl.int32)
     elif OPERANDS == "fp8" and not INTERPRETED:
-        return tl.dot(a, b, total, max_num_imprecise_acc=128)
+        tl.static_assert(a.shape[1] <= 128, "the sums of more products have too few bits")
+        return total + tl.dot(a, b)
     else:
         return multiply(a, b, total)
 

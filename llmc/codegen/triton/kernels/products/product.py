@@ -35,9 +35,11 @@ class Norm:
 
 @dataclass(frozen=True)
 class Codes:
-    """How W is quantized. format, x_format: the op's. group: columns that share a scale; None for all of a row.
+    """How W is quantized. format, x_format: the op's. group: columns that are summed before they are scaled; None for
+    all of a row.
 
-    nbytes: of W, scales and zeros included. quantize: rounds x to codes into a workspace, where the kernels find it.
+    nbytes: of W, with all that its scales are made of. quantize: rounds x to codes into a workspace, where the kernels
+    find it.
     """
 
     format: str

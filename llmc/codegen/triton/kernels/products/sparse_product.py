@@ -43,7 +43,9 @@ def sparse_codes_refusal(node: fx.Node, target: GpuTarget) -> Refusal | None:
     """As of the same codes with their zeros."""
     stored = unrounded_parts(node)["weight"]
     scales, columns = arguments_of(stored)["scales"].meta["val"], arguments_of(stored)["columns"]
-    return refuse_groups(node, scales, columns) or refuse_arrival(node, target, has_zeros=False)
+    return refuse_groups(node, scales, columns, arguments_of(stored)["format"]) or refuse_arrival(
+        node, target, has_zeros=False
+    )
 
 
 def sparse_product(call: Call, epilogue: Epilogue) -> Product:
@@ -59,7 +61,7 @@ def sparse_codes_product(call: Call, epilogue: Epilogue) -> Product:
     stored = stored_weight(call)
     codes, sparse = _sparse(call, stored, torch.int8)
     shape, scales = (stored.shape("masks")[0], stored.plain("columns")), stored.weight("scales", Layout.ROWS)
-    return replace(codes_product(call, epilogue, stored, shape, (codes, scales, None)), sparse=sparse)
+    return replace(codes_product(call, epilogue, stored, shape, {"codes": codes, "scales": scales}), sparse=sparse)
 
 
 def _sparse(call: Call, stored: Call, dtype: torch.dtype) -> tuple[Operand, Sparse]:

@@ -2,8 +2,8 @@
 
 As codegen/triton/mask_rows.py lays them out: of each row bytes of mask, bit i of byte b for column 8·b + i, and where
 its elements begin. A thread takes a byte: it counts its bits, a scan over the bytes of a row says where its elements
-begin, and each bit moves on to the next. The tile is that of a dense weight, element for element, so that what is
-summed of it has the same bits.
+begin, and each bit moves on to the next. The tile is that of a dense weight, element for element. Its threads hold
+other elements of it than those that load a dense tile, so that a sum over them may differ in its last bits.
 """
 
 import triton

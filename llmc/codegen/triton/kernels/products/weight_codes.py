@@ -1,14 +1,21 @@
 """Device code for quantized weights: what codes stand for, without a table in memory.
 
 Integers and narrow floats are put together from their bits, so that every target and the interpreter compute the same
-exact numbers, and no slow conversion from bytes is needed. Formats are those of llmc/ops/weight_codes.py; codes of 4 to
-6 bits have their low four two in a byte (codegen/triton/code_rows.py): channel 32·i + j in the low half of byte
-16·i + j, channel 32·i + 16 + j in its high half.
+exact numbers, and no slow conversion from bytes is needed. Formats are those of llmc/ops/weight_codes.py. Of fewer than
+8 bits a place is of two channels (codegen/triton/code_rows.py): place 16·i + j of channel 32·i + j, whose bits lie in
+the low half of a byte, and of channel 32·i + 16 + j, whose bits lie in its high half.
 """
 
 import triton
 import triton.language as tl
 
+from llmc.codegen.triton.kernels.products.format_facts import (
+    above_bits,
+    has_integer_table,
+    low_bits,
+    stored_zero,
+    table_word,
+)
 from llmc.codegen.triton.kernels.products.operand_tiles import read_tile
 
 # 1.5·2²³: a small integer added to its bits is added to the number.
@@ -17,52 +24,74 @@ _INTEGER = tl.constexpr(12582912.0)
 
 
 @triton.jit
-def load_above(
-    row_ptr: tl.tensor, place: tl.tensor, PLACES: tl.constexpr, FORMAT: tl.constexpr, MASKED: tl.constexpr
+def load_codes(
+    row_ptr: tl.tensor, place: tl.tensor, inside: tl.tensor, FORMAT: tl.constexpr, MASKED: tl.constexpr
 ) -> tl.tensor:
-    """Of codes of 5 and 6 bits, what is above the low four: those of a byte's low half from bit 0, of its high half
-    from bit 4 on, int32. place: of the byte among a row's PLACES; MASKED: whether it may lie behind them. Neighbours in
-    a run of 16 places share bytes, which are close together: they come from the level-1 cache."""
-    if FORMAT == "int5" or FORMAT == "int6":
-        BITS: tl.constexpr = 2 if FORMAT == "int6" else 1
-        RUN: tl.constexpr = 4 * BITS
-        at = PLACES + place // 16 * RUN + place % RUN
-        above = read_tile(row_ptr + at, place < PLACES, MASKED)
-        return above.to(tl.int32) >> (place % 16 // RUN * BITS)
+    """Bytes of a row's first plane, or its codes of 8 bits: of both channels of each place. MASKED: whether a place may
+    not be inside."""
+    if low_bits(FORMAT) >= 4:
+        return read_tile(row_ptr + place, inside, MASKED)
+    else:
+        return _load_plane(row_ptr, place, inside, low_bits(FORMAT), MASKED)
+
+
+@triton.jit
+def load_above(
+    row_ptr: tl.tensor,
+    place: tl.tensor,
+    inside: tl.tensor,
+    PLACES: tl.constexpr,
+    FORMAT: tl.constexpr,
+    MASKED: tl.constexpr,
+) -> tl.tensor:
+    """Read the second plane, int32, of a row of PLACES codes. The result is unused if the format has one plane."""
+    if above_bits(FORMAT) > 0:
+        return _load_plane(row_ptr + PLACES * low_bits(FORMAT) // 4, place, inside, above_bits(FORMAT), MASKED)
     else:
         return place
 
 
 @triton.jit
+def _load_plane(
+    plane_ptr: tl.tensor, place: tl.tensor, inside: tl.tensor, BITS: tl.constexpr, MASKED: tl.constexpr
+) -> tl.tensor:
+    """Of a plane of 1 or 2 bits, int32: those of a place's low channel from bit 0, of its high one from bit 4 on.
+    Neighbours in a run of 16 places share bytes, which are close together: they come from the level-1 cache."""
+    RUN: tl.constexpr = 4 * BITS
+    found = read_tile(plane_ptr + (place // 16 * RUN + place % RUN), inside, MASKED)
+    return found.to(tl.int32) >> (place % 16 // RUN * BITS)
+
+
+@triton.jit
 def low_codes(codes: tl.tensor, above: tl.tensor, FORMAT: tl.constexpr) -> tl.tensor:
-    """int32 codes: the low halves of bytes and what is above them, or the whole bytes of a format of 8 bits."""
-    if FORMAT == "int8" or FORMAT == "fp8":
+    """int32 codes of low channels: what the planes have of them, or the whole bytes of a format of 8 bits."""
+    LOW: tl.constexpr = low_bits(FORMAT)
+    ABOVE: tl.constexpr = above_bits(FORMAT)
+    if LOW == 8:
         return codes.to(tl.int32)
-    elif FORMAT == "int6":
-        return (codes.to(tl.int32) & 15) | ((above & 3) << 4)
-    elif FORMAT == "int5":
-        return (codes.to(tl.int32) & 15) | ((above & 1) << 4)
+    elif ABOVE > 0:
+        return (codes.to(tl.int32) & ((1 << LOW) - 1)) | ((above & ((1 << ABOVE) - 1)) << LOW)
     else:
-        return codes.to(tl.int32) & 15
+        return codes.to(tl.int32) & ((1 << LOW) - 1)
 
 
 @triton.jit
 def high_codes(codes: tl.tensor, above: tl.tensor, FORMAT: tl.constexpr) -> tl.tensor:
-    """int32 codes: the high halves of bytes and what is above them."""
+    """The same of high channels."""
     return low_codes(codes.to(tl.int32) >> 4, above >> 4, FORMAT)
 
 
 @triton.jit
 def signed_codes(codes: tl.tensor, FORMAT: tl.constexpr) -> tl.tensor:
-    """int32 codes of an integer format as they are counted, from half of their range on."""
-    if FORMAT == "int4":
-        return codes - 8
-    elif FORMAT == "int5":
-        return codes - 16
-    elif FORMAT == "int6":
-        return codes - 32
+    """The integers that int32 codes stand for, of formats of integers and of tables of them."""
+    if has_integer_table(FORMAT):
+        first = tl.where((codes & 4) != 0, table_word(FORMAT, 1), table_word(FORMAT, 0))
+        second = tl.where((codes & 4) != 0, table_word(FORMAT, 3), table_word(FORMAT, 2))
+        words = tl.where(codes >= 8, second, first)
+        return ((words >> ((codes & 3) * 8)) & 255) - 128
+    elif stored_zero(FORMAT) > 0:
+        return codes - stored_zero(FORMAT)
     else:
-        tl.static_assert(FORMAT == "int8", "no integers")
         return codes
 
 
@@ -80,6 +109,12 @@ def code_values(codes: tl.tensor, zeros: tl.tensor, FORMAT: tl.constexpr) -> tl.
     else:
         signed = signed_codes(codes, FORMAT)
         return (signed + _INTEGER_BITS).to(tl.float32, bitcast=True) - (_INTEGER + zeros)
+
+
+@triton.jit
+def small_floats(integers: tl.tensor) -> tl.tensor:
+    """fp32 of int32 of up to 2²²."""
+    return (integers + _INTEGER_BITS).to(tl.float32, bitcast=True) - _INTEGER
 
 
 @triton.jit

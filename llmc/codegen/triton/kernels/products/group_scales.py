@@ -1,0 +1,67 @@
+"""Device code for the scales of a quantized weight's groups: here alone it matters what they are made of.
+
+A float a group; or, of blocked formats, a float that several groups share times a group's own small integer, and the
+same of what is taken off, its minimum. Steps lie as STEP_ROWS (codegen/triton/code_rows.py).
+"""
+
+import triton
+import triton.language as tl
+
+from llmc.codegen.triton.kernels.products.format_facts import groups_of_float, least_step, step_bits, step_field_bits
+from llmc.codegen.triton.kernels.products.operand_tiles import read_tile
+from llmc.codegen.triton.kernels.products.weight_codes import small_floats
+
+
+@triton.jit
+def scale_and_minimum(
+    scales_ptr: tl.tensor,
+    minima_ptr: tl.tensor,
+    steps_ptr: tl.tensor,
+    row: tl.tensor,
+    group: tl.tensor,
+    inside: tl.tensor,
+    GROUPS: tl.constexpr,
+    FORMAT: tl.constexpr,
+    MASKED: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """The scale and the minimum of a group of a row's columns, fp32; the minimum is 0 where the format has none.
+
+    row, group: of shapes that broadcast, as does `inside`, outside of which both are 0 and nothing is read if MASKED.
+    """
+    OF_FLOAT: tl.constexpr = groups_of_float(FORMAT)
+    place = row * GROUPS + group
+    if OF_FLOAT > 1:
+        place = row * (GROUPS // OF_FLOAT) + group // OF_FLOAT
+    scale = read_tile(scales_ptr + place, inside, MASKED).to(tl.float32)
+    minimum = tl.zeros_like(scale)
+    if minima_ptr is not None:
+        minimum = read_tile(minima_ptr + place, inside, MASKED).to(tl.float32)
+    if steps_ptr is not None:
+        BITS: tl.constexpr = step_bits(FORMAT)
+        steps = _steps(steps_ptr + row * (GROUPS * step_field_bits(FORMAT) // 8), group, inside, GROUPS, FORMAT, MASKED)
+        scale *= small_floats((steps & ((1 << BITS) - 1)) + least_step(FORMAT))
+        if minima_ptr is not None:
+            minimum *= small_floats((steps >> BITS) & ((1 << BITS) - 1))
+    return scale, minimum
+
+
+@triton.jit
+def _steps(
+    row_ptr: tl.tensor,
+    group: tl.tensor,
+    inside: tl.tensor,
+    GROUPS: tl.constexpr,
+    FORMAT: tl.constexpr,
+    MASKED: tl.constexpr,
+) -> tl.tensor:
+    """The bits of a group's steps from bit 0 on, int32."""
+    FIELD: tl.constexpr = step_field_bits(FORMAT)
+    if FIELD == 8:
+        return read_tile(row_ptr + group, inside, MASKED).to(tl.int32)
+    else:
+        LAST: tl.constexpr = GROUPS * FIELD // 8 - 1
+        byte = group * FIELD // 8
+        low = read_tile(row_ptr + byte, inside, MASKED).to(tl.int32)
+        # A row's last steps may end with its last byte.
+        high = read_tile(row_ptr + tl.minimum(byte + 1, LAST), inside, MASKED).to(tl.int32)
+        return (low | (high << 8)) >> (group * FIELD % 8)

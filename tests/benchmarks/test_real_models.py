@@ -1,0 +1,73 @@
+"""The tables of real models, on the shipped draft and a small file: figures, records that go on, numbers of codes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import llmc
+from benchmarks.quality import divergence
+from benchmarks.real_model_files import numbers_of
+from benchmarks.real_model_quality import Record, Row, Windows
+from benchmarks.real_model_speculation import requests
+from llmc.debug.compare import Logits, Perplexity
+from tests.gguf_families import family_model
+from tests.gguf_files import write_gguf
+
+ROW = Row("int4", 4.25, 27.5, 0.0123, 0.987, 61.0, 8192, "2026-11-28")
+ABOUT: dict[str, str | int | None] = {"machine": "one", "text": "heldout.txt", "length": 512, "windows": 16}
+
+
+def test_figures_are_those_of_the_whole_text(draft_engine: Path, tmp_path: Path) -> None:
+    pieces = [[(7 * i + j) % 4000 + 3 for i in range(40)] for j in range(2)]
+    judged = Windows(draft_engine, pieces, tmp_path, 1)
+    with llmc.load(draft_engine, threads=1) as engine:
+        plain: list[Logits] = [engine.logits(piece) for piece in pieces]
+    other: list[Logits] = [(each + np.sin(np.arange(each.shape[1]))).astype(np.float32) for each in plain]
+    row, perplexity = judged.row("other", other), Perplexity()
+    for found, piece in zip(other, pieces, strict=True):
+        perplexity.add(found, piece)
+    assert row.perplexity == pytest.approx(perplexity.value, rel=1e-5) and row.tokens == 80
+    assert row.divergence == pytest.approx(np.mean([divergence(p, o) for p, o in zip(plain, other, strict=True)]), 1e-4)
+    same = np.mean([p.argmax(-1) == o.argmax(-1) for p, o in zip(plain, other, strict=True)])
+    assert row.same == pytest.approx(same)
+    assert judged.unrounded().same == 1.0 and judged.unrounded().divergence < 1e-6
+
+
+def test_a_record_goes_on_where_it_ended(tmp_path: Path) -> None:
+    file = tmp_path / "results" / "quality.json"
+    Record.at(file, ABOUT).add(ROW)
+    again = Record.at(file, ABOUT)
+    assert again.has("int4") and not again.has("int8")
+    again.add(replace(ROW, form="int8", bits=None))
+    text, *lines = Record.at(file, ABOUT).lines()
+    assert text == "8,192 tokens of heldout.txt in windows of 512"
+    assert lines[2:] == [
+        "| int4 | 4.25 | 27.500 | 0.0123 | 98.7% | 61 |",
+        "| int8 |  | 27.500 | 0.0123 | 98.7% | 61 |",
+    ]
+    assert not Record.at(file, ABOUT | {"windows": None}).rows, "of other windows"
+
+
+def test_numbers_are_what_the_codes_of_a_file_stand_for(tmp_path: Path) -> None:
+    model, file = family_model("llama"), tmp_path / "small.gguf"
+    expected = write_gguf(file, model, "Q8_0")
+    directory = numbers_of(file, tmp_path)
+    assert directory == numbers_of(file, tmp_path) == tmp_path / "small"
+    found = load_file(directory / "model.safetensors")
+    for name, tensor in expected.items():
+        if name in found:
+            torch.testing.assert_close(found[name], tensor.float(), rtol=0, atol=0)
+    assert (directory / "config.json").exists() and not list(directory.glob("*.gguf"))
+    assert set(found) >= {name for name in expected if name.endswith("proj.weight")}
+
+
+def test_requests_are_about_eight_places_of_the_text() -> None:
+    asked = requests("prose " * 1000, "code " * 1000)
+    assert {len(prompts) for prompts in asked.values()} == {8}
+    assert all("code" in prompt for prompt in asked["a program with a name changed"])
