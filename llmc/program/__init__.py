@@ -2,7 +2,7 @@
 
 from llmc.program.adapter_pools import AdapterPools
 from llmc.program.cache_policy import EVERYTHING, MAX_SLOTS, TREE_REACH, CachePolicy, Cut, Nearest, Visible
-from llmc.program.compression import Compression, Stride, compression_problem, parse_compression
+from llmc.program.compression import Compression, compression_problem, parse_compression
 from llmc.program.device_kernel import LIBRARY, DeviceBinary, DeviceKernel, DeviceParameter
 from llmc.program.head import Activation, Head, Pooling, Task
 from llmc.program.limits import Limits
@@ -25,7 +25,8 @@ from llmc.program.program import (
     step_row_bytes,
 )
 from llmc.program.rank_layout import RankLayout
-from llmc.program.scored_compression import Scored, SnapKV
+from llmc.program.scored_compression import Scored
+from llmc.program.snapkv import SnapKV
 from llmc.program.state_slot import StateSlot, state_bytes
 from llmc.program.step_outputs import (
     ADAPTERS,
@@ -43,6 +44,7 @@ from llmc.program.step_outputs import (
     group_input,
     is_for,
 )
+from llmc.program.stride import Stride
 from llmc.program.text_preparation import Similarity, TextPreparation, TextPrompt
 
 __all__ = [

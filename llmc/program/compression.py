@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from llmc.errors import OptionError
-from llmc.program.cache_policy import EVERYTHING, CachePolicy, Cut, Visible
+from llmc.program.cache_policy import EVERYTHING, CachePolicy, Visible
 from llmc.program.limits import Limits
 
 # What kv_compression calls a cache that keeps everything.
@@ -21,6 +21,8 @@ class Compression(CachePolicy):
     """A policy that `kv_compression` can ask for. Requests choose their own, so kernels show all rows of a table."""
 
     NAME: ClassVar[str] = ""
+    # Whether ops of the graph do the policy's work, so that an engine has to be built for it.
+    IN_GRAPH: ClassVar[bool] = False
 
     @property
     def visible(self) -> Visible:
@@ -51,49 +53,9 @@ class Compression(CachePolicy):
 
     def runs(self, other: "CachePolicy") -> bool:
         """Whether an engine that was built for this policy can serve a request with another one."""
-        return other == EVERYTHING or isinstance(other, Stride | type(self))
-
-
-@dataclass(frozen=True)
-class Stride(Compression):
-    """Keeps every `step`-th old position, the first `sinks` and the last `recent`.
-
-    Args:
-        step: of this many old positions one is kept.
-        recent: number of positions before a cut that stay exact.
-        sinks: number of positions at the beginning that stay exact.
-        rows: number of rows that a cut leaves of step·rows old positions.
-    """
-
-    NAME: ClassVar[str] = "stride"
-    step: int
-    recent: int
-    sinks: int = 0
-    rows: int = LARGEST_BLOCK
-
-    def __post_init__(self) -> None:
-        if self.step < 2:
-            raise ValueError(f"step={self.step} drops nothing: give 2 or more, or kv_compression=everything")
-        if not self.recent or not self.rows:
-            raise ValueError(f"recent={self.recent} and rows={self.rows} must be 1 or more")
-
-    def in_blocks(self) -> tuple[str, ...]:
-        return ("recent", "sinks", "rows")
-
-    def next_cut(self, prompt: int, dropped: int) -> int:
-        return self.sinks + self.recent + self.step * self.rows * (1 + self._cuts(dropped))
-
-    def cut(self, prompt: int, dropped: int) -> Cut:
-        first = self.sinks + self.rows * self._cuts(dropped)
-        moves = tuple((first + self.step * row, first + row) for row in range(1, self.rows))
-        return Cut((range(first + self.rows, first + self.step * self.rows),), moves)
-
-    def most_rows(self, tokens: int) -> int:
-        exact = self.sinks + self.recent + self.step * self.rows
-        return min(tokens, exact + self.rows * max(0, -(-(tokens - exact) // (self.step * self.rows))))
-
-    def _cuts(self, dropped: int) -> int:
-        return dropped // ((self.step - 1) * self.rows)
+        if isinstance(other, Compression):
+            return isinstance(other, type(self)) or not other.IN_GRAPH
+        return other == EVERYTHING
 
 
 def parse_compression(text: str) -> CachePolicy:

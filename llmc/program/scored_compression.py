@@ -7,7 +7,7 @@ read whole by then. Later it is cut after every `every` tokens. Each cut leaves 
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from llmc.program.cache_policy import CachePolicy, Cut, Nearest
+from llmc.program.cache_policy import CachePolicy, Cut
 from llmc.program.compression import LARGEST_BLOCK, Compression
 
 
@@ -24,6 +24,7 @@ class Scored(Compression):
     """
 
     NAME: ClassVar[str] = ""
+    IN_GRAPH: ClassVar[bool] = True
     # Options that are parts of the graph: requests cannot change them.
     BUILT: ClassVar[tuple[str, ...]] = ()
     budget: int | None = None
@@ -91,31 +92,3 @@ class Scored(Compression):
     def _whole(self, rows: int) -> int:
         """The rows of the blocks that hold so many."""
         return -(-rows // self.block) * self.block
-
-
-@dataclass(frozen=True)
-class SnapKV(Scored):
-    """A row's score is the attention that the last `window` queries pay to it, averaged over `pool` neighbours.
-
-    Source: Li et al. 2024, "SnapKV: LLM knows what you are looking for before generation".
-    """
-
-    NAME: ClassVar[str] = "snapkv"
-    BUILT: ClassVar[tuple[str, ...]] = ("window", "pool", "sinks")
-    window: int = 64
-    pool: int = 5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 1 <= self.window <= 128:
-            raise ValueError(f"window={self.window} is not a number of queries from 1 to 128")
-        if self.pool % 2 == 0 or self.pool > 63:
-            raise ValueError(f"pool={self.pool} is not an odd number of rows up to 63")
-
-    @property
-    def recent(self) -> int:
-        return self.window
-
-    @property
-    def queries(self) -> CachePolicy:
-        return Nearest(window=self.window + 1)

@@ -45,8 +45,6 @@ class FullTables:
         Returns:
             Requests that decode and whose rows have got other numbers.
         """
-        if not self._blocks.groups:
-            return []
         for request in beginning:
             self.reach(request)
         noted, self._noted = self._noted, []

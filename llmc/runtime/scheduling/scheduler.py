@@ -263,7 +263,7 @@ class Scheduler:
         cohort = self._decoding.cohort(self._number)
         if self._snapshots is not None:
             self._snapshots.pass_ends(cohort)
-        for request in self._full.cut(cohort, outline):
+        for request in self._full.cut(cohort, outline) if self._blocks.groups else ():
             self._decoding.note_exchange(request)
         if self._blocks.fit(len(cohort)):
             if cohort:
@@ -363,7 +363,7 @@ class Scheduler:
         self._take_seat(request)
         self.prefix_cache.start(request, saved.shared)
         self._full.reach(request)  # It was swapped out before its full table was cut, perhaps.
-        self._full.cut({}, outline)
+        self._full.cut(dict[Request, None](), outline)
         self._prefilling[request] = None
         count = self._blocks.fitting(request, outline.tokens, outline.rows)
         if count > 0:
