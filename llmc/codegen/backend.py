@@ -98,8 +98,8 @@ _OF_CHOICES = {
     "(--max-model-len) need no choice"
 }
 _OF_ROWS = dict.fromkeys(
-    (_llmc.score_keys.default, _llmc.compact_kv.default),
-    "rows are scored on CPUs so far; GPUs have kv_compression=stride:step=4,recent=512",
+    (_llmc.score_keys.default, _llmc.compact_kv.default, _llmc.turn_rows.default),
+    "rows are scored and turned on CPUs so far; GPUs have kv_compression=stride:step=4,recent=512",
 )
 WITHOUT_KERNEL: Mapping[str, Mapping[OpOverload, str]] = MappingProxyType(
     {"cpp": _OF_STAGES, "triton": _OF_STAGES | _OF_CHOICES | _OF_ROWS}

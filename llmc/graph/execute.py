@@ -174,9 +174,9 @@ class _Caches:
 
 
 def _run_step(graph: ModelGraph, tensors: dict[str, Any], caches: _Caches, step: Sequence[Chunk]) -> list[Tensor]:
-    for group, policy in enumerate(graph.policies, 1):
+    for group in range(1, 1 + len(graph.policies)):
         for chunk in step:
-            _move_rows(graph, group, policy, caches, chunk)
+            _move_rows(graph, tensors, group, caches, chunk)
     logits = interpret(graph, tensors | _step_inputs(graph, caches, step))
     return list(logits.float().split([len(chunk.tokens) for chunk in step]))
 
@@ -200,13 +200,21 @@ def _cut_tables(policy: CachePolicy, caches: _Caches, step: Sequence[Chunk]) -> 
     return {"context_lens": lens, "block_tables": tables, "slot_mapping": slots}
 
 
-def _move_rows(graph: ModelGraph, group: int, policy: CachePolicy, caches: _Caches, chunk: Chunk) -> None:
+def _move_rows(graph: ModelGraph, tensors: dict[str, Any], group: int, caches: _Caches, chunk: Chunk) -> None:
     """What a cut behind the tokens before the chunk moves, in each cache of the group."""
+    policy = graph.policies[group - 1]
     if not chunk.start or chunk.start not in policy.cuts(chunk.start + 1, caches.longest):
         return
     before = caches.cut_table(policy, chunk.sequence, chunk.start - 1)
     dropped = (caches.blocks - len(before)) * caches.block_size
-    moves = policy.cut(caches.longest, dropped).moves
+    cut = policy.cut(caches.longest, dropped)
+    if cut.chosen and step_input(graph, COMPACTION) is not None:
+        rows = chunk.start - dropped
+        held, kept = (before[: -(-count // caches.block_size)] for count in (rows, cut.chosen))
+        compaction = torch.tensor([rows, cut.chosen, 0, *held, *kept], dtype=torch.int32)
+        GraphInterpreter(graph.graph).run_readers(COMPACTION, tensors | {COMPACTION: compaction})
+        return
+    moves = cut.moves
     sources = torch.tensor([caches.slot(before, row) for row, _ in moves])
     destinations = torch.tensor([caches.slot(before, row) for _, row in moves])
     for index, spec in enumerate(graph.caches):
@@ -220,11 +228,18 @@ def _move_rows(graph: ModelGraph, group: int, policy: CachePolicy, caches: _Cach
 def _step_inputs(graph: ModelGraph, caches: _Caches, step: Sequence[Chunk]) -> dict[str, Any]:
     lengths = [len(chunk.tokens) for chunk in step]
     positions = [chunk.start + i for chunk in step for i in range(len(chunk.tokens))]
+    turned = [policy for policy in graph.policies if policy.renumbers and step_input(graph, COMPACTION) is not None]
+    back = [
+        len(caches.table(chunk.sequence)) - len(caches.cut_table(policy, chunk.sequence, chunk.start))
+        for policy in turned
+        for chunk in step
+        for _ in chunk.tokens
+    ]
     owners = [caches.table(chunk.sequence) for chunk in step for _ in chunk.tokens]
     size = caches.block_size
     values = {
         "input_ids": [t for chunk in step for t in chunk.tokens],
-        "positions": positions,
+        "positions": [p - size * blocks for p, blocks in zip(positions, back, strict=True)] if turned else positions,
         "slot_mapping": [table[p // size] * size + p % size for table, p in zip(owners, positions, strict=True)],
         "query_starts": [sum(lengths[:i]) for i in range(len(lengths) + 1)],
         "context_lens": [chunk.start + len(chunk.tokens) for chunk in step],

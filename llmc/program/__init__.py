@@ -44,6 +44,7 @@ from llmc.program.step_outputs import (
     group_input,
     is_for,
 )
+from llmc.program.streaming import Streaming
 from llmc.program.stride import Stride
 from llmc.program.text_preparation import Similarity, TextPreparation, TextPrompt
 
@@ -94,6 +95,7 @@ __all__ = [
     "SnapKV",
     "StateSlot",
     "StepOutput",
+    "Streaming",
     "Stride",
     "Task",
     "TextPreparation",

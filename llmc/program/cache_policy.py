@@ -53,7 +53,8 @@ class Cut:
     Args:
         leaving: rows that leave it, in order; the others move up. Whole blocks.
         moves: rows that are copied before, from and to; every source is read first.
-        chosen: number of first rows that those with the highest scores move to before, in each layer and head others.
+        chosen: number of first rows that ops of the graph write before (llmc/passes/compaction): they do the moves, or
+            choose what moves by layer and head. 0: there are no such ops.
     """
 
     leaving: tuple[range, ...]
@@ -123,6 +124,11 @@ class CachePolicy:
     def most_rows(self, tokens: int) -> int:
         """The most rows that a table holds of a sequence of at most so many tokens."""
         return tokens if self.fills_at is None else min(tokens, self.fills_at)
+
+    @property
+    def renumbers(self) -> bool:
+        """Whether positions are rows of the policy's tables, in all layers."""
+        return False
 
     @property
     def recomputes(self) -> bool:

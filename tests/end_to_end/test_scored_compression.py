@@ -130,5 +130,5 @@ def test_a_policy_that_cannot_be_is_refused(text: str, problem: str, built: Call
 
 def test_gpus_are_refused(tmp_path: Path) -> None:
     options: dict[str, Any] = {"block_size": 8, "max_model_len": 256, "kv_compression": SNAPKV, "dtype": "float32"}
-    with pytest.raises(LlmcError, match="rows are scored on CPUs so far"):
+    with pytest.raises(LlmcError, match="rows are scored and turned on CPUs so far"):
         llmc.build(tiny_checkpoint("llama", tmp_path / "model"), tmp_path / "e.llmc", target="h100", **options)

@@ -15,6 +15,7 @@ from llmc.targets import CpuTarget
 MOST_PAIRS = 4096  # kMostPairs of kernels/score_keys.cpp
 _SCORED = tensor_axes("q_first[_ | heads _ half] k_cache[_ | kv_heads block_size _]")
 _MOVED = tensor_axes("k_cache[_ | kv_heads block_size _]")
+_TURNED = tensor_axes("k_cache[_ | kv_heads block_size _] inv_freq[half]")
 
 
 def scored(most_queries: int) -> Kernel:
@@ -51,15 +52,41 @@ def moved() -> Kernel:
     """The kernel of llmc::compact_kv, which copies bytes."""
 
     def arguments(call: Call) -> Arguments:
-        more: Arguments = {name: call.cache(name) for name in ("k_cache", "v_cache")}
         heads, _, _ = call.shape("k_cache")
-        for part, name in (("key", "head_dim"), ("value", "value_dim")):
-            codes, scales = _row(call, call.plain(name))
-            more |= {f"{part}_bytes": codes, f"{part}_scales": scales, name: None}
-        more |= {"longest": call.shape("scores")[-1] // heads, "cache_format": None}
+        more = _stored(call) | {"head_dim": None, "longest": call.shape("scores")[-1] // heads}
         return named_arguments(call, function_name("compact_kv", ()), _MOVED, (), more)
 
     return Kernel("compact_kv", lambda call: (), arguments, lambda node, target: None)
+
+
+def turned() -> Kernel:
+    """The kernel of llmc::turn_rows."""
+
+    def element_types(call: Call) -> tuple[str, ...]:
+        return (_codes(call),)
+
+    def arguments(call: Call) -> Arguments:
+        format = call.plain("cache_format")
+        group = None if format is None else parse_cache_format(format).group
+        function = function_name("turn_rows", element_types(call))
+        return named_arguments(call, function, _TURNED, (), _stored(call) | {"cache_group": group})
+
+    def refusal(node: fx.Node, target: CpuTarget) -> Refusal | None:
+        channels = arguments_of(node)["head_dim"]
+        if channels > CODED_HEAD:
+            return Refusal(f"heads have {channels} channels; the kernel takes {CODED_HEAD} at most", node)
+        return None
+
+    return Kernel("turn_rows", element_types, arguments, refusal)
+
+
+def _stored(call: Call) -> Arguments:
+    """The caches, and how a row of one head is stored in them."""
+    more: Arguments = {name: call.cache(name) for name in ("k_cache", "v_cache")}
+    for part, name in (("key", "head_dim"), ("value", "value_dim")):
+        codes, scales = _row(call, call.plain(name))
+        more |= {f"{part}_bytes": codes, f"{part}_scales": scales}
+    return more | {"value_dim": None, "cache_format": None}
 
 
 def _codes(call: Call) -> str:

@@ -6,7 +6,7 @@ import torch
 
 import llmc.ops  # noqa: F401  (registers the ops that the table names)
 from llmc.codegen.cpp.cache_kernels import attended, caching, rotating
-from llmc.codegen.cpp.compaction_kernels import moved, scored
+from llmc.codegen.cpp.compaction_kernels import moved, scored, turned
 from llmc.codegen.cpp.kernel import Kernel, by_name
 from llmc.codegen.cpp.more_arguments import adapted, choosing, of_requests, of_texts, pooled
 from llmc.codegen.cpp.products import lookup, of_heads, product, sent
@@ -68,6 +68,7 @@ KERNELS: dict[Any, Kernel] = {
     ),
     _llmc.score_keys.default: scored(128),
     _llmc.compact_kv.default: moved(),
+    _llmc.turn_rows.default: turned(),
     _llmc.causal_conv_with_state.default: carrying(
         "causal_conv", "x[_ | channels] weight[width _]", typed=None, widest=("weight", 0, WIDEST_CONV)
     ),

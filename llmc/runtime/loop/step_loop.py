@@ -81,7 +81,9 @@ class StepLoop:
         self._blocks = blocks
         self.groups = () if program is None else group_pools(program, blocks, slack)
         inputs = StatefulStepInputs if has_states else StepInputs
-        self._inputs = inputs(limits, slots, 1 + len(self.groups))
+        policies = () if program is None else program.policies
+        numbering = next((group for group, policy in enumerate(policies, 1) if policy.renumbers), 0)
+        self._inputs = inputs(limits, slots, 1 + len(self.groups), numbering)
         self.pool = BlockPool(blocks if program is None else program.group_blocks(blocks)[0])
         if speculation is not None:
             speculation.watch(self.pool)

@@ -230,11 +230,13 @@ class GroupPool:
 
     def _written(self, cut: Cut) -> list[int]:
         """The places of the blocks that rows move to."""
-        return [*range(self._limits.blocks_for(cut.chosen)), *sorted({to // self._size for _, to in cut.moves})]
+        if cut.chosen:
+            return list(range(self._limits.blocks_for(cut.chosen)))
+        return sorted({to // self._size for _, to in cut.moves})
 
     def _moves(self, cut: Cut) -> Iterator[tuple[int, int]]:
-        """The moves of a cut, with all rows of the blocks that are written and that stay as they are."""
-        moved = {to: row for row, to in cut.moves}
+        """The moves of a cut that no op of the graph does, with all other rows of the blocks that are written."""
+        moved = {} if cut.chosen else {to: row for row, to in cut.moves}
         for place in sorted({to // self._size for to in moved}):
             for to in range(place * self._size, (place + 1) * self._size):
                 yield moved.get(to, to), to

@@ -57,35 +57,16 @@ struct Choice {
   }
 };
 
-// One head's rows in a cache.
-struct Rows {
-  uint8_t* cache;
-  int64_t heads, head, block_size, bytes, scales;
-
-  uint8_t* block(int64_t number) const {
-    return cache + (number * heads + head) * block_size * (bytes + 2 * scales);
-  }
-  void copy(int64_t from_block, int64_t from, int64_t to_block, int64_t to) const {
-    const uint8_t* source = block(from_block);
-    uint8_t* destination = block(to_block);
-    std::memmove(destination + to * bytes, source + from * bytes, static_cast<size_t>(bytes));
-    for (int64_t scale = 0; scale < scales; scale++) {
-      const int64_t begin = block_size * (bytes + 2 * scale);
-      std::memmove(destination + begin + 2 * to, source + begin + 2 * from, 2);
-    }
-  }
-};
-
 void compact_head(const LlmcCompactKv& a, const llmc::Compaction& request, int64_t head) {
   const int64_t size = a.block_size;
-  const Rows keys{static_cast<uint8_t*>(a.k_cache), a.kv_heads, head, size, a.key_bytes, a.key_scales};
-  const Rows values{static_cast<uint8_t*>(a.v_cache), a.kv_heads, head, size, a.value_bytes, a.value_scales};
+  const llmc::StoredRows keys{static_cast<uint8_t*>(a.k_cache), a.kv_heads, head, size, a.key_bytes, a.key_scales};
+  const llmc::StoredRows values{static_cast<uint8_t*>(a.v_cache), a.kv_heads, head, size, a.value_bytes, a.value_scales};
   const int64_t scored = request.kept - a.sinks - a.recent;
   Choice choice(a.scores + head * a.longest, a.sinks, request.rows - a.recent, scored);
   int64_t to = 0;
   for (int64_t row = 0; row < request.rows; row++) {
     if (!choice.keeps(row)) continue;
-    for (const Rows& each : {keys, values})
+    for (const llmc::StoredRows& each : {keys, values})
       each.copy(request.blocks[row / size], row % size, request.places[to / size], to % size);
     to++;
   }

@@ -7,7 +7,7 @@
 #include <limits>
 
 #include "activation.h"
-#include "cached_rows.h"
+#include "cached_codes.h"
 #include "compaction.h"
 
 typedef struct {
@@ -28,16 +28,6 @@ typedef struct {
 namespace {
 
 constexpr int64_t kMostPairs = 4096;  // of a query and a head; llmc/codegen/cpp/compaction_kernels.py
-
-template <class K>
-void decode(const llmc::CacheOf<K>& cache, const K* row, float* to) {
-  llmc::for_vectors(cache.channels, [&](int64_t c, auto lanes) { llmc::store(to + c, llmc::load(row + c, lanes), lanes); });
-}
-
-template <class Format>
-void decode(const llmc::CacheOfCodes<Format>& cache, llmc::CodeRow row, float* to) {
-  llmc::for_vectors(cache.channels, [&](int64_t c, auto lanes) { llmc::store(to + c, cache.values(row, c), lanes); });
-}
 
 template <class T>
 float dot(const T* a, const float* b, int64_t channels) {
@@ -73,7 +63,7 @@ struct Head {
     float key[LLMC_CODED_HEAD];
     const int64_t block = request.blocks[row / a.block_size];
     const auto* data = static_cast<const uint8_t*>(a.k_cache) + (block * a.kv_heads + kv_head) * cache.head_bytes();
-    decode(cache, cache.row(data, row % a.block_size), key);
+    llmc::decode(cache, cache.row(data, row % a.block_size), key);
     for (int64_t query = 0, pair = 0; query < request.queries; query++) {
       const bool sees = row <= request.rows - request.queries + query;
       for (int64_t g = 0; g < group(); g++, pair++) {

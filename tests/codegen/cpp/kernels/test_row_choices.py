@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from llmc.formats.cache_format import parse_cache_format
+from llmc.ops.cache_codes import read_codes
 from llmc.ops.compact_kv import compact_kv
 from llmc.ops.kv_write import kv_write
 from llmc.ops.score_keys import score_keys
+from llmc.ops.turn_rows import turn_rows
 from llmc.program.program import CacheSlot
 from llmc.program.slot_views import cache_views
 from llmc.targets import CpuTarget
@@ -109,3 +111,44 @@ def test_rows_are_the_reference_s(target: CpuTarget, format: str | None, rows: i
     }
     call(target, "compact_kv", [], values)
     assert torch.equal(k, expected[0]) and torch.equal(v, expected[1])
+
+
+@targets
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_turned_rows_are_the_reference_s(target: CpuTarget, format: str | None, interleaved: bool) -> None:
+    k, v, compaction, _ = cached(format, rows=48, kept=24, queries=0)
+    expected = k.clone(), v.clone()
+    inv_freq = torch.tensor([1.0, 0.3, 0.1, 0.03, 0.01])
+    turn_rows(*expected, compaction, inv_freq, interleaved, 3, KEYS, VALUES, format)
+    parsed = None if format is None else parse_cache_format(format)
+    codes = [4 * n if parsed is None else parsed.code_bytes(n) for n in (KEYS, VALUES)]
+    whole = [4 * n if parsed is None else parsed.position_bytes(n) for n in (KEYS, VALUES)]
+    values = {
+        "kv_heads": KV_HEADS,
+        "block_size": BLOCK,
+        "head_dim": KEYS,
+        "half": len(inv_freq),
+        "interleaved": interleaved,
+        "k_cache": pointer(k),
+        "v_cache": pointer(v),
+        "key_bytes": codes[0],
+        "value_bytes": codes[1],
+        "key_scales": (whole[0] - codes[0]) // 2,
+        "value_scales": (whole[1] - codes[1]) // 2,
+        "compaction": pointer(compaction),
+        "inv_freq": pointer(inv_freq),
+        "sinks": 3,
+        "cache_group": 0 if parsed is None else parsed.group or 0,
+    }
+    call(target, "turn_rows", [k.dtype if parsed is None else parsed.codes], values)
+    assert torch.equal(v, expected[1])
+    if parsed is None:
+        torch.testing.assert_close(k, expected[0])
+        return
+    places = compaction[3 + 6 :].long()
+    found, right = (read_codes(cache[places], KEYS, str(parsed)) for cache in (k, expected[0]))
+    # A product that is rounded the other way may end in the next code.
+    largest = right.abs().amax(-1, keepdim=True)
+    assert ((found - right).abs() <= largest / (4 if parsed.codes == "int4" else 14)).all()
+    assert (found != right).float().mean() < 0.01
