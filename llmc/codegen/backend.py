@@ -98,7 +98,13 @@ _OF_CHOICES = {
     "(--max-model-len) need no choice"
 }
 _OF_ROWS = dict.fromkeys(
-    (_llmc.score_keys.default, _llmc.compact_kv.default, _llmc.turn_rows.default),
+    (
+        _llmc.score_keys.default,
+        _llmc.sum_attention.default,
+        _llmc.keep_sums.default,
+        _llmc.compact_kv.default,
+        _llmc.turn_rows.default,
+    ),
     "rows are scored and turned on CPUs so far; GPUs have kv_compression=stride:step=4,recent=512",
 )
 WITHOUT_KERNEL: Mapping[str, Mapping[OpOverload, str]] = MappingProxyType(

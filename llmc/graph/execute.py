@@ -76,7 +76,7 @@ def sequence_inputs(
         return [_whole_inputs(graph, tokens)]
     steps = _steps(tokens, chunk_sizes)
     for policy in graph.policies:
-        if any(policy.cut(len(tokens), 0).moves for end in policy.cuts(len(tokens))):
+        if any(cut.moves for _, cut in policy.cuts_before(len(tokens), len(tokens))):
             raise RequestError(
                 f"{policy} moves rows of the cache between steps, which a graph alone does not do",
                 fix=f"look at no more than {next(policy.cuts(len(tokens)))} tokens",
@@ -160,12 +160,10 @@ class _Caches:
 
     def cut_table(self, policy: CachePolicy, sequence: int, tokens: int) -> list[int]:
         """The blocks of a sequence that a policy leaves behind so many tokens; those after them are not in use."""
-        blocks, dropped = self.table(sequence), 0
-        for _ in policy.cuts(tokens + 1, self.longest):
-            cut = policy.cut(self.longest, dropped)
+        blocks = self.table(sequence)
+        for _, cut in policy.cuts_before(tokens + 1, self.longest):
             for rows in reversed(cut.leaving):
                 del blocks[rows.start // self.block_size : rows.stop // self.block_size]
-            dropped += cut.dropped
         return blocks
 
     def slot(self, blocks: Sequence[int], row: int) -> int:
@@ -203,11 +201,11 @@ def _cut_tables(policy: CachePolicy, caches: _Caches, step: Sequence[Chunk]) -> 
 def _move_rows(graph: ModelGraph, tensors: dict[str, Any], group: int, caches: _Caches, chunk: Chunk) -> None:
     """What a cut behind the tokens before the chunk moves, in each cache of the group."""
     policy = graph.policies[group - 1]
-    if not chunk.start or chunk.start not in policy.cuts(chunk.start + 1, caches.longest):
+    cut = dict(policy.cuts_before(chunk.start + 1, caches.longest)).get(chunk.start)
+    if cut is None or not cut.leaving:
         return
     before = caches.cut_table(policy, chunk.sequence, chunk.start - 1)
     dropped = (caches.blocks - len(before)) * caches.block_size
-    cut = policy.cut(caches.longest, dropped)
     if cut.chosen and step_input(graph, COMPACTION) is not None:
         rows = chunk.start - dropped
         held, kept = (before[: -(-count // caches.block_size)] for count in (rows, cut.chosen))

@@ -44,7 +44,7 @@ def best_rows(scores: Tensor, rows: int, kept: int, sinks: int, recent: int) -> 
     """
     found = scores[:, :rows].clone()
     found[:, :sinks] = float("inf")
-    found[:, rows - recent :] = float("inf")
+    found[:, max(0, rows - recent) :] = float("inf")
     order = torch.sort(found, dim=-1, descending=True, stable=True).indices
     return order[:, :kept].sort(dim=-1).values
 

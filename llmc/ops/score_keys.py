@@ -17,18 +17,36 @@ def window_scores(q: Tensor, k: Tensor, scale: float, pool: int, softcap: float 
     q: [queries, heads, head_dim], of the last positions; k: [keys, kv_heads, head_dim]. Each query sees the keys up to
     its own. Neighbours beyond the ends, or under the queries, count as 0. Query heads of one KV head are averaged.
     """
-    queries, heads = q.shape[:2]
-    keys, kv_heads = k.shape[:2]
-    group = heads // kv_heads
-    logits = torch.einsum("qhd,khd->hqk", q.float(), k.float().repeat_interleave(group, dim=1)) * scale
-    if softcap is not None:
-        logits = softcap * torch.tanh(logits / softcap)
-    own = torch.arange(keys - queries, keys)[:, None]
-    attention = logits.masked_fill(torch.arange(keys) > own, float("-inf")).softmax(-1)[..., : keys - queries]
-    mean = attention.mean(1).view(kv_heads, group, -1).mean(1)
+    attention = causal_attention(q, k, scale, softcap)[..., : k.shape[0] - q.shape[0]]
+    mean = attention.mean(1).view(k.shape[1], q.shape[1] // k.shape[1], -1).mean(1)
     if not mean.shape[1]:
         return mean
     return torch.nn.functional.avg_pool1d(mean[:, None], pool, stride=1, padding=pool // 2)[:, 0]
+
+
+def causal_attention(q: Tensor, k: Tensor, scale: float, softcap: float | None) -> Tensor:
+    """Probabilities [heads, queries, keys], fp32, of queries of the last positions. Arguments as of window_scores."""
+    queries, heads = q.shape[:2]
+    keys, kv_heads = k.shape[:2]
+    logits = torch.einsum("qhd,khd->hqk", q.float(), k.float().repeat_interleave(heads // kv_heads, dim=1)) * scale
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    own = torch.arange(keys - queries, keys)[:, None]
+    return logits.masked_fill(torch.arange(keys) > own, float("-inf")).softmax(-1)
+
+
+def last_queries(q_first: Tensor, q_second: Tensor, this: Compaction) -> Tensor:
+    """The queries of a compaction, [queries, heads, head_dim]. q_first, q_second: as of score_keys."""
+    slots, block_size = this.queries, q_first.shape[2]
+    halves = [cache[slots // block_size, :, slots % block_size] for cache in (q_first, q_second)]
+    return torch.cat(halves, dim=1).flatten(1).view(len(slots), q_first.shape[1], -1)
+
+
+def stored_keys(k_cache: Tensor, this: Compaction, channels: int, cache_format: str | None) -> Tensor:
+    """The keys of a compaction's rows, [rows, kv_heads, channels]."""
+    blocks = k_cache[this.blocks]
+    keys = blocks if cache_format is None else read_codes(blocks, channels, cache_format)
+    return keys.transpose(1, 2).flatten(0, 1)[: this.rows]
 
 
 @op(
@@ -57,12 +75,7 @@ def score_keys(
     found = k_cache.new_zeros((heads, longest), dtype=torch.float32)
     if len(compaction):
         this = Compaction.of(compaction, block_size)
-        slots = this.queries
-        halves = [cache[slots // block_size, :, slots % block_size] for cache in (q_first, q_second)]
-        q = torch.cat(halves, dim=1).flatten(1).view(len(slots), q_first.shape[1], -1)
-        blocks = k_cache[this.blocks]
-        k = blocks if cache_format is None else read_codes(blocks, q.shape[2], cache_format)
-        k = k.transpose(1, 2).flatten(0, 1)[: this.rows]
-        scores = window_scores(q, k, scale, pool, softcap)
+        q = last_queries(q_first, q_second, this)
+        scores = window_scores(q, stored_keys(k_cache, this, q.shape[2], cache_format), scale, pool, softcap)
         found[:, : scores.shape[1]] = scores
     return found.view(1, -1)

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from llmc.graph.dtype_names import DTYPE_NAMES
-from llmc.ops.cache_codes import read_codes
 from llmc.ops.compact_kv import Compaction
 from llmc.ops.kv_write import write_slots
 from llmc.ops.registry import FROM_SERVING, op, per_element
 from llmc.ops.rope import rotate
+from llmc.ops.score_keys import stored_keys
 from llmc.program.program import CacheSlot
 from llmc.program.slot_views import cache_views, move_slots
 
@@ -41,9 +41,7 @@ def turn_rows(
     rows = torch.where(kept < sinks, kept, kept + shift)
     sources = this.blocks[rows // block_size] * block_size + rows % block_size
     slots = this.places[kept // block_size] * block_size + kept % block_size
-    blocks = k_cache[this.blocks]
-    keys = blocks if cache_format is None else read_codes(blocks, head_dim, cache_format)
-    keys = keys.transpose(1, 2).flatten(0, 1)[rows[sinks:]].float()
+    keys = stored_keys(k_cache, this, head_dim, cache_format)[rows[sinks:]].float()
     for cache, part in ((k_cache, "k"), (v_cache, "v")):
         slot = CacheSlot(heads, head_dim, value_dim, DTYPE_NAMES[cache.dtype], cache_format)
         move_slots(cache_views(slot, part, cache.view(torch.uint8), block_size), sources, slots)

@@ -1,9 +1,10 @@
 """The lowered step as data: what code generation writes into an engine and what the runtime runs."""
 
 from llmc.program.adapter_pools import AdapterPools
-from llmc.program.cache_policy import EVERYTHING, MAX_SLOTS, TREE_REACH, CachePolicy, Cut, Nearest, Visible
+from llmc.program.cache_policy import EVERYTHING, MAX_SLOTS, TREE_REACH, CachePolicy, Cut, Nearest, Progress, Visible
 from llmc.program.compression import Compression, compression_problem, parse_compression
 from llmc.program.device_kernel import LIBRARY, DeviceBinary, DeviceKernel, DeviceParameter
+from llmc.program.h2o import H2O
 from llmc.program.head import Activation, Head, Pooling, Task
 from llmc.program.limits import Limits
 from llmc.program.program import (
@@ -55,6 +56,7 @@ __all__ = [
     "COMPACTION",
     "EVERYTHING",
     "GROUP_INPUTS",
+    "H2O",
     "HIDDEN",
     "ITEMSIZES",
     "LIBRARY",
@@ -86,6 +88,7 @@ __all__ = [
     "Origin",
     "Pooling",
     "Program",
+    "Progress",
     "RankLayout",
     "RowCount",
     "RowRange",

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from itertools import count, islice, pairwise
-from typing import ClassVar, TypeVar
+from itertools import count, islice, pairwise, takewhile
+from typing import ClassVar, NamedTuple, TypeVar
 
 from llmc.program.limits import Limits
 from llmc.program.step_outputs import GROUP_INPUTS
@@ -76,6 +76,22 @@ class Cut:
         return found
 
 
+class Progress(NamedTuple):
+    """What a request's table has been through.
+
+    prompt: tokens of the request's prompt. dropped: rows that have left the table. cut_at: number of tokens at its last
+    cut, 0 for none.
+    """
+
+    prompt: int
+    dropped: int = 0
+    cut_at: int = 0
+
+    def after(self, end: int, cut: Cut) -> "Progress":
+        """What it has been through behind a further cut."""
+        return Progress(self.prompt, self.dropped + cut.dropped, end)
+
+
 @dataclass(frozen=True)
 class CachePolicy:
     """Keeps every row. A policy that keeps less derives from this class.
@@ -108,17 +124,12 @@ class CachePolicy:
         """Whether tables are cut, so that rows are not positions."""
         return self.fills_at is not None
 
-    def next_cut(self, prompt: int, dropped: int) -> int | None:
-        """Number of tokens behind which a table is cut that has lost so many rows; None for never.
+    def next_cut(self, done: Progress) -> int | None:
+        """Number of tokens behind which a table is cut next; None for never."""
+        return None if self.fills_at is None else self.fills_at + done.dropped
 
-        Args:
-            prompt: tokens of the request's prompt.
-            dropped: rows that have left the table.
-        """
-        return None if self.fills_at is None else self.fills_at + dropped
-
-    def cut(self, prompt: int, dropped: int) -> Cut:
-        """What happens to the table then. Arguments as in `next_cut`."""
+    def cut(self, done: Progress) -> Cut:
+        """What happens to the table then. done: before the cut."""
         return Cut(tuple(self.leaving()))
 
     def most_rows(self, tokens: int) -> int:
@@ -158,10 +169,19 @@ class CachePolicy:
     def cuts(self, tokens: int, prompt: int | None = None) -> Iterator[int]:
         """The numbers of tokens, all below `tokens`, behind which a table is cut. prompt: tokens of it; None for all
         tokens."""
-        prompt, dropped = tokens if prompt is None else prompt, 0
-        while (end := self.next_cut(prompt, dropped)) is not None and end < tokens:
-            yield end
-            dropped += self.cut(prompt, dropped).dropped
+        return (end for end, _ in self.cuts_before(tokens, tokens if prompt is None else prompt))
+
+    def cuts_before(self, tokens: int, prompt: int) -> Iterator[tuple[int, Cut]]:
+        """The same with what happens."""
+        return takewhile(lambda made: made[0] < tokens, self.all_cuts(prompt))
+
+    def all_cuts(self, prompt: int) -> Iterator[tuple[int, Cut]]:
+        """The cuts of a request's table, and the tokens behind which they happen."""
+        done = Progress(prompt)
+        while (end := self.next_cut(done)) is not None:
+            cut = self.cut(done)
+            yield end, cut
+            done = done.after(end, cut)
 
     def held(self, tokens: int, prompt: int | None = None) -> list[int]:
         """The positions whose rows a table holds after this many tokens, in order."""
@@ -176,14 +196,14 @@ class CachePolicy:
 
     def _tables(self, prompt: int) -> Iterator[list[int]]:
         """The positions whose rows a table holds behind 0, 1, 2, … tokens; always the same list."""
-        kept, dropped = list[int](), 0
+        kept, cuts = list[int](), self.all_cuts(prompt)
+        end, cut = next(cuts, (None, Cut(())))
         for position in count():
             yield kept
             kept.append(position)
-            if position + 1 == self.next_cut(prompt, dropped):
-                cut = self.cut(prompt, dropped)
+            if position + 1 == end:
                 kept[:] = cut.left(kept)
-                dropped += cut.dropped
+                end, cut = next(cuts, (None, cut))
 
     def sequence_blocks(self, limits: Limits, tokens: int) -> int:
         """The most blocks that one sequence holds while a step adds `tokens` tokens to it."""

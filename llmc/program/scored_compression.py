@@ -7,7 +7,7 @@ read whole by then. Later it is cut after every `every` tokens. Each cut leaves 
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from llmc.program.cache_policy import CachePolicy, Cut
+from llmc.program.cache_policy import CachePolicy, Cut, Progress
 from llmc.program.compression import LARGEST_BLOCK, Compression
 
 
@@ -79,15 +79,15 @@ class Scored(Compression):
         assert self.share is not None
         return self._whole(max(-(-prompt * self.share // 100), self.protected + 1))
 
-    def next_cut(self, prompt: int, dropped: int) -> int:
-        kept, read = self.kept(prompt), self._whole(prompt)
-        if not dropped and read > kept:
+    def next_cut(self, done: Progress) -> int:
+        kept, read = self.kept(done.prompt), self._whole(done.prompt)
+        if not done.dropped and read > kept:
             return read
-        return kept + self.every + dropped
+        return kept + self.every + done.dropped
 
-    def cut(self, prompt: int, dropped: int) -> Cut:
-        kept = self.kept(prompt)
-        return Cut((range(kept, self.next_cut(prompt, dropped) - dropped),), chosen=kept)
+    def cut(self, done: Progress) -> Cut:
+        kept = self.kept(done.prompt)
+        return Cut((range(kept, self.next_cut(done) - done.dropped),), chosen=kept)
 
     def _whole(self, rows: int) -> int:
         """The rows of the blocks that hold so many."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from llmc.program.cache_policy import CachePolicy, Cut
+from llmc.program.cache_policy import CachePolicy, Cut, Progress
 from llmc.program.compression import LARGEST_BLOCK, Compression
 from llmc.program.limits import Limits
 
@@ -40,10 +40,10 @@ class Streaming(Compression):
     def in_blocks(self) -> tuple[str, ...]:
         return ("budget", "every")
 
-    def next_cut(self, prompt: int, dropped: int) -> int:
-        return self.budget + self.every + dropped
+    def next_cut(self, done: Progress) -> int:
+        return self.budget + self.every + done.dropped
 
-    def cut(self, prompt: int, dropped: int) -> Cut:
+    def cut(self, done: Progress) -> Cut:
         rows = self.budget + self.every
         moves = tuple((row + self.every, row) for row in range(self.sinks, self.budget))
         return Cut((range(self.budget, rows),), moves, chosen=self.budget)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from llmc.program.cache_policy import Cut
+from llmc.program.cache_policy import Cut, Progress
 from llmc.program.compression import LARGEST_BLOCK, Compression
 
 
@@ -33,11 +33,11 @@ class Stride(Compression):
     def in_blocks(self) -> tuple[str, ...]:
         return ("recent", "sinks", "rows")
 
-    def next_cut(self, prompt: int, dropped: int) -> int:
-        return self.sinks + self.recent + self.step * self.rows * (1 + self._cuts(dropped))
+    def next_cut(self, done: Progress) -> int:
+        return self.sinks + self.recent + self.step * self.rows * (1 + self._cuts(done.dropped))
 
-    def cut(self, prompt: int, dropped: int) -> Cut:
-        first = self.sinks + self.rows * self._cuts(dropped)
+    def cut(self, done: Progress) -> Cut:
+        first = self.sinks + self.rows * self._cuts(done.dropped)
         moves = tuple((first + self.step * row, first + row) for row in range(1, self.rows))
         return Cut((range(first + self.rows, first + self.step * self.rows),), moves)
 

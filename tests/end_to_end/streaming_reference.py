@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
-from llmc.program import Streaming
+from llmc.program import Progress, Streaming
 from tests.end_to_end.logits import Logits
 from tests.tiny_models import tiny_model
 
@@ -53,7 +53,7 @@ def streamed_logits(policy: Streaming, tokens: list[int]) -> Logits:
     found, dropped, start = list[Tensor](), 0, 0
     try:
         while start < len(tokens):
-            end = policy.next_cut(len(tokens), dropped)
+            end = policy.next_cut(Progress(len(tokens), dropped))
             new = tokens[start:end]
             positions = torch.arange(start - dropped, start - dropped + len(new))[None]
             with torch.inference_mode():

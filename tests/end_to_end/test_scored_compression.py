@@ -11,16 +11,21 @@ import pytest
 
 import llmc
 from llmc.errors import LlmcError, OptionError, RequestError
-from llmc.program import SnapKV
+from llmc.program import H2O, Scored, SnapKV
 from llmc.runtime.engine import Engine
-from tests.end_to_end.snapkv_reference import greedy
+from tests.end_to_end.scored_reference import greedy
 from tests.end_to_end.test_kv_compression import built, model
 from tests.tiny_models import tiny_checkpoint, tiny_tokens
 
 __all__ = ["built", "model"]
 
-POLICY = SnapKV(budget=48, every=16, sinks=2, block=8, window=16)
 SNAPKV = "snapkv:budget=48,window=16,every=16,sinks=2"
+H2O_TEXT = "h2o:budget=48,every=16,sinks=2,recent=16"
+POLICIES: dict[str, Scored] = {
+    SNAPKV: SnapKV(budget=48, every=16, sinks=2, block=8, window=16),
+    H2O_TEXT: H2O(budget=48, every=16, sinks=2, block=8, recent=16),
+}
+each_policy = pytest.mark.parametrize("text", POLICIES, ids=lambda text: text.partition(":")[0])
 TOKENS = tiny_tokens(200)
 
 
@@ -32,11 +37,12 @@ def said(engine: Engine, **options: Any) -> list[object]:
     return [(choice.token_ids, repr(choice.logprobs)) for answer in (*texts, *forks) for choice in answer.choices]
 
 
+@each_policy
 @pytest.mark.parametrize("target", ["cpu", pytest.param("reference", marks=pytest.mark.slow)])
-def test_tokens_are_those_of_the_published_algorithm(target: str, built: Callable[..., Path]) -> None:
+def test_tokens_are_those_of_the_published_algorithm(text: str, target: str, built: Callable[..., Path]) -> None:
     """In chunks of 1 and 5 and whole: a prompt is read whole before rows are chosen, however it comes."""
-    tokens, logprobs = greedy(POLICY, TOKENS[:100], 60)
-    path = built(kv_compression=SNAPKV, target=target)
+    tokens, logprobs = greedy(POLICIES[text], TOKENS[:100], 60)
+    path = built(kv_compression=text, target=target)
     for chunk in (1, 5, None):
         with llmc.load(path, threads=1, max_step_tokens=chunk) as engine:
             (answer,) = engine.generate([TOKENS[:100]], max_tokens=60, logprobs=0, ignore_eos=True)
@@ -49,9 +55,10 @@ def test_tokens_are_those_of_the_published_algorithm(target: str, built: Callabl
         np.testing.assert_allclose([each.logprob for each in choice.logprobs], logprobs, atol=2e-3)
 
 
-def test_bits_are_the_same_in_any_company(built: Callable[..., Path]) -> None:
+@each_policy
+def test_bits_are_the_same_in_any_company(text: str, built: Callable[..., Path]) -> None:
     """Found prefixes, chunks, threads, drafts and preemption change nothing."""
-    path = built(kv_compression=SNAPKV, target="cpu")
+    path = built(kv_compression=text, target="cpu")
     with llmc.load(path, threads=1) as engine:
         expected = said(engine)
         assert said(engine) == expected and engine.loop.scheduler.prefix_cache.hits
@@ -73,11 +80,12 @@ def test_bits_are_the_same_in_any_company(built: Callable[..., Path]) -> None:
             assert tier is None or tier.stats.loaded_blocks, "nothing came back"
 
 
+@each_policy
 @pytest.mark.parametrize("codes", ["int8", "int4:head:rotated"])
-def test_codes_are_scored_as_what_they_stand_for(codes: str, built: Callable[..., Path]) -> None:
+def test_codes_are_scored_as_what_they_stand_for(text: str, codes: str, built: Callable[..., Path]) -> None:
     """Rotated heads too, which keys and queries must share. Tokens are the same however a prompt comes in chunks."""
-    path, found = built(kv_compression=SNAPKV, target="cpu", kv_cache=codes), list[object]()
-    _, expected = greedy(POLICY, TOKENS[:100], 2)
+    path, found = built(kv_compression=text, target="cpu", kv_cache=codes), list[object]()
+    _, expected = greedy(POLICIES[text], TOKENS[:100], 2)
     for chunk in (5, None):
         with llmc.load(path, threads=1, max_step_tokens=chunk) as engine:
             (answer,) = engine.generate([TOKENS[:100]], max_tokens=30, logprobs=0, ignore_eos=True)
@@ -88,9 +96,10 @@ def test_codes_are_scored_as_what_they_stand_for(codes: str, built: Callable[...
     assert found[0] == found[1]
 
 
-def test_a_prefix_is_not_answered_by_compacted_blocks(built: Callable[..., Path]) -> None:
+@each_policy
+def test_a_prefix_is_not_answered_by_compacted_blocks(text: str, built: Callable[..., Path]) -> None:
     """A request that keeps everything finds the blocks of one that was compacted, as they were before."""
-    path = built(kv_compression=SNAPKV, target="cpu")
+    path = built(kv_compression=text, target="cpu")
     with llmc.load(path, threads=1) as engine:
         plain = said(engine, kv_compression="none")
     with llmc.load(path, threads=1) as engine:
@@ -98,11 +107,17 @@ def test_a_prefix_is_not_answered_by_compacted_blocks(built: Callable[..., Path]
         assert said(engine, kv_compression="none") == plain and engine.loop.scheduler.prefix_cache.hits
 
 
-def test_a_full_budget_changes_no_bit(built: Callable[..., Path]) -> None:
-    with llmc.load(built(kv_compression=SNAPKV, target="cpu"), threads=1) as engine:
-        plain = said(engine, kv_compression="none")
-        assert said(engine, kv_compression="snapkv:budget=248,window=16,sinks=2") == plain
-        assert said(engine, kv_compression="snapkv:share=100,window=16,every=128,sinks=2") == plain
+@pytest.mark.parametrize(
+    ("text", "full"),
+    [
+        (SNAPKV, "snapkv:budget=248,window=16,sinks=2"),
+        (SNAPKV, "snapkv:share=100,window=16,every=128,sinks=2"),
+        (H2O_TEXT, "h2o:budget=248,every=16,sinks=2,recent=16"),
+    ],
+)
+def test_a_full_budget_changes_no_bit(text: str, full: str, built: Callable[..., Path]) -> None:
+    with llmc.load(built(kv_compression=text, target="cpu"), threads=1) as engine:
+        assert said(engine, kv_compression=full) == said(engine, kv_compression="none")
 
 
 @pytest.mark.parametrize(
@@ -116,6 +131,7 @@ def test_a_full_budget_changes_no_bit(built: Callable[..., Path]) -> None:
         ("snapkv:share=50,window=200", "window=200 is not a number of queries from 1 to 128"),
         ("snapkv:budget=50,window=16,every=16,sinks=2", "budget=50 is not a multiple of block_size=8"),
         ("snapkv:share=50,window=32", "cannot run snapkv:share=50"),
+        ("h2o:budget=48,recent=16,every=16,sinks=2", "cannot run h2o:budget=48"),
     ],
 )
 def test_a_policy_that_cannot_be_is_refused(text: str, problem: str, built: Callable[..., Path]) -> None:
@@ -128,7 +144,23 @@ def test_a_policy_that_cannot_be_is_refused(text: str, problem: str, built: Call
     assert problem in asked.value.problem
 
 
-def test_gpus_are_refused(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"block_size": 8, "max_model_len": 256, "kv_compression": SNAPKV, "dtype": "float32"}
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("h2o:budget=64", "leaves no room beside the 64 rows that are protected (0 first ones, 64 last"),
+        ("h2o:share=50,every=160", "every=160 is not a number of queries from 1 to 128"),
+        ("h2o:share=50,recent=16,sinks=2,every=8", "cannot run h2o:share=50"),
+        ("snapkv:share=50", "cannot run snapkv:share=50"),
+    ],
+)
+def test_options_of_h2o_are_checked(text: str, problem: str, built: Callable[..., Path]) -> None:
+    with pytest.raises(OptionError) as caught:
+        llmc.load(built(kv_compression=H2O_TEXT, target="cpu"), kv_compression=text)
+    assert problem in caught.value.problem and caught.value.fix
+
+
+@each_policy
+def test_gpus_are_refused(text: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"block_size": 8, "max_model_len": 256, "kv_compression": text, "dtype": "float32"}
     with pytest.raises(LlmcError, match="rows are scored and turned on CPUs so far"):
         llmc.build(tiny_checkpoint("llama", tmp_path / "model"), tmp_path / "e.llmc", target="h100", **options)

@@ -17,13 +17,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from llmc.errors import ModelFailureError, RequestError
-from llmc.program import TREE_REACH, CachePolicy, Limits
+from llmc.program import TREE_REACH, CachePolicy, Limits, Streaming
 from llmc.runtime.kv_tier.block_offload import BlockOffload
 from llmc.runtime.kv_tier.block_store import BlockKey
 from llmc.runtime.kv_tier.host_blocks import HostBlocks
@@ -411,9 +412,26 @@ class Run:
             assert table[:used] == chunk.request.standing.blocks[:used]
 
     def _move_rows(self, cuts: Cuts) -> None:
+        for numbers in cuts.compactions:
+            self._compact(numbers)
         for group, moves in cuts.moves.items():
             sources, destinations = np.array(moves, np.int32).T.copy()
             self._move_slots(sources, destinations, group)
+
+    def _compact(self, numbers: Sequence[int]) -> None:
+        """What ops of a graph do in group 1: the first and the last rows stay, or all. See llmc/ops/compact_kv.py."""
+        (rows, kept, queries), size = numbers[:3], self.limits.block_size
+        ends = accumulate((-(-rows // size), -(-kept // size), queries), initial=3)
+        blocks, places, slots = (numbers[begin:end] for begin, end in pairwise(ends))
+        policy = self.policies[0]
+        sinks = policy.sinks if isinstance(policy, Streaming) else kept
+        sources = [*range(sinks), *range(rows - kept + sinks, rows)]
+        cells = self.group_cells[0].reshape(-1)
+        read = cells[[blocks[row // size] * size + row % size for row in sources]]
+        cells[[places[row // size] * size + row % size for row in range(kept)]] = read
+        if policy.queries is not None:
+            held = self.group_cells[self.policies.index(policy.queries)].reshape(-1)[list(slots)]
+            assert held.tolist() == read[kept - queries :].tolist(), "these are not the last queries"
 
     def _move_slots(self, sources: Ints, destinations: Ints, group: int) -> None:
         cells = (self.cells, *self.group_cells)[group].reshape(-1)

@@ -1,5 +1,7 @@
 """Kernels that score and move rows of the KV cache between two steps."""
 
+from collections.abc import Callable
+
 import torch
 from torch import fx
 
@@ -12,14 +14,41 @@ from llmc.graph.axes import tensor_axes
 from llmc.graph.refusal import Refusal
 from llmc.targets import CpuTarget
 
-MOST_PAIRS = 4096  # kMostPairs of kernels/score_keys.cpp
+MOST_PAIRS = 4096  # kMostPairs of kernels/key_attention.h
 _SCORED = tensor_axes("q_first[_ | heads _ half] k_cache[_ | kv_heads block_size _]")
 _MOVED = tensor_axes("k_cache[_ | kv_heads block_size _]")
+_SUMS = tensor_axes("sums[_ | kv_heads block_size _]")
 _TURNED = tensor_axes("k_cache[_ | kv_heads block_size _] inv_freq[half]")
 
 
 def scored(most_queries: int) -> Kernel:
     """The kernel of llmc::score_keys. most_queries: of a window."""
+
+    def sums(call: Call) -> Arguments:
+        columns = call.shape("k_cache")[0] * call.plain("longest")
+        return {"sums": call.workspace("sums", 1, columns, torch.float32).pointer}
+
+    return _reading_queries("score_keys", most_queries, sums)
+
+
+def summed(most_queries: int) -> Kernel:
+    """The kernel of llmc::sum_attention. most_queries: between two sums."""
+    return _reading_queries("sum_attention", most_queries, lambda call: {"sums": call.cache("sums")})
+
+
+def sums_kept() -> Kernel:
+    """The kernel of llmc::keep_sums."""
+
+    def arguments(call: Call) -> Arguments:
+        heads, _, _ = call.shape("sums")
+        more: Arguments = {"sums": call.cache("sums"), "longest": call.shape("scores")[-1] // heads}
+        return named_arguments(call, function_name("keep_sums", ()), _SUMS, (), more)
+
+    return Kernel("keep_sums", lambda call: (), arguments, lambda node, target: None)
+
+
+def _reading_queries(family: str, most_queries: int, sums: Callable[[Call], Arguments]) -> Kernel:
+    """A kernel that scores rows by the last queries. sums: its further argument."""
 
     def element_types(call: Call) -> tuple[str, ...]:
         return DTYPES[call.dtype("q_first")], _codes(call)
@@ -27,13 +56,12 @@ def scored(most_queries: int) -> Kernel:
     def arguments(call: Call) -> Arguments:
         format = call.plain("cache_format")
         more: Arguments = {name: call.cache(name) for name in ("q_first", "q_second", "k_cache")}
-        columns = call.shape("k_cache")[0] * call.plain("longest")
         more |= {
-            "sums": call.workspace("sums", 1, columns, torch.float32).pointer,
             "cache_group": None if format is None else parse_cache_format(format).group,
             "cache_format": None,
         }
-        return named_arguments(call, function_name("score_keys", element_types(call)), _SCORED, ("scores",), more)
+        function = function_name(family, element_types(call))
+        return named_arguments(call, function, _SCORED, ("scores",), more | sums(call))
 
     def refusal(node: fx.Node, target: CpuTarget) -> Refusal | None:
         given = arguments_of(node)
@@ -45,7 +73,7 @@ def scored(most_queries: int) -> Kernel:
             return Refusal(f"{group} heads read each KV head; the kernel takes {MOST_PAIRS // most_queries}", node)
         return None
 
-    return Kernel("score_keys", element_types, arguments, refusal)
+    return Kernel(family, element_types, arguments, refusal)
 
 
 def moved() -> Kernel:

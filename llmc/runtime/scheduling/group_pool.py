@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from llmc.program import CachePolicy, Cut, Limits, Program
+from llmc.program import CachePolicy, Cut, Limits, Program, Progress
 from llmc.runtime.engine_stats import GroupStats
 from llmc.runtime.requests.request import Request
 from llmc.runtime.requests.request_state import GroupTable
@@ -98,9 +98,10 @@ class GroupPool:
         self._kept[block] = own
         self.pool.keep((own,), block)
 
-    def until_cut(self, request: Request, computed: int, dropped: int) -> int:
-        """Number of tokens that may follow `computed` tokens, `dropped` of which have no row, before the next cut."""
-        end = self.policy(request).next_cut(request.prompt_length, dropped)
+    def until_cut(self, request: Request, computed: int, table: GroupTable | None = None) -> int:
+        """Number of tokens that may follow `computed` tokens before the next cut. table: None before the first one."""
+        done = _progress(request, table)
+        end = self.policy(request).next_cut(done)
         return self._limits.max_model_len if end is None else end - computed
 
     def lacking(
@@ -115,7 +116,7 @@ class GroupPool:
             found: blocks of group 0, of the first places.
             elsewhere: whether a place that the pool lacks is available elsewhere.
         """
-        until_cut = self.until_cut(request, end * self._size, 0)
+        until_cut = self.until_cut(request, end * self._size)
         if until_cut <= 0:
             return end - 1 + until_cut // self._size
         return next((place for place in reversed(self.absent(found, end)) if not elsewhere(place)), None)
@@ -160,7 +161,7 @@ class GroupPool:
 
     def is_full(self, request: Request, table: GroupTable) -> bool:
         """Whether the table is to be cut."""
-        return self.until_cut(request, request.computed, table.dropped) <= 0
+        return self.until_cut(request, request.computed, table) <= 0
 
     def missing(self, request: Request, table: GroupTable) -> int:
         """Number of blocks that a full table needs to be cut: no other request holds those that rows move to."""
@@ -179,7 +180,8 @@ class GroupPool:
         room = self.pool.available - self.missing(request, table)
         for place in self._written(cut):
             block = before[place]
-            is_found = self.pool.content(block) is not None
+            # Where no row leaves, keys and values stay as they are.
+            is_found = bool(cut.leaving) and self.pool.content(block) is not None
             if self.pool.holders(block) > 1 or (is_found and room > 0):
                 room -= self.pool.holders(block) == 1
                 (table.blocks[place],) = self.pool.allocate(1)
@@ -192,8 +194,9 @@ class GroupPool:
             leaving += table.blocks[blocks]
             del table.blocks[blocks]
         table.dropped += cut.dropped
+        table.cut_at = request.computed
         self.dropped_rows += cut.dropped
-        self.kept_rows += len(table.blocks) * self._size
+        self.kept_rows += len(table.blocks) * self._size if cut.leaving else 0
         rows = request.computed - table.dropped + cut.dropped
         places = table.blocks[: self._limits.blocks_for(cut.chosen)]
         return DoneCut(moves, leaving, rows, cut.chosen, before[: self._limits.blocks_for(rows)], places)
@@ -226,7 +229,7 @@ class GroupPool:
                 self.pool.forget(own)
 
     def _cut(self, request: Request, table: GroupTable) -> Cut:
-        return self.policy(request).cut(request.prompt_length, table.dropped)
+        return self.policy(request).cut(_progress(request, table))
 
     def _written(self, cut: Cut) -> list[int]:
         """The places of the blocks that rows move to."""
@@ -261,6 +264,11 @@ class GroupPool:
             self._on_loss(blocks, firsts)
         for block in firsts:
             del self._kept[block]
+
+
+def _progress(request: Request, table: GroupTable | None) -> Progress:
+    dropped, cut_at = (0, 0) if table is None else (table.dropped, table.cut_at)
+    return Progress(request.prompt_length, dropped, cut_at)
 
 
 def group_pools(program: Program, blocks: int, slack: int = 0) -> tuple[GroupPool, ...]:

@@ -98,7 +98,7 @@ class RequestBlocks:
         """How many tokens may follow those that the request has computed until one of its tables is cut."""
         found, tables = self._limits.max_model_len, request.standing.groups
         for index, group in enumerate(self.groups):
-            found = min(found, group.until_cut(request, request.computed, tables[index].dropped if tables else 0))
+            found = min(found, group.until_cut(request, request.computed, tables[index] if tables else None))
         return found
 
     def can_start(self, request: Request, found: Sequence[int], others: Sequence[Request]) -> bool:
@@ -158,7 +158,9 @@ class RequestBlocks:
         tables = [SavedTable(count, tuple(range(shared, count)))]
         for group, table in self._tables(request):
             end = count - self._gone(table)
-            tables.append(SavedTable(end, tuple(group.held_places(table, end)), table.first, table.dropped))
+            tables.append(
+                SavedTable(end, tuple(group.held_places(table, end)), table.first, table.dropped, table.cut_at)
+            )
         assert all(len(own.table(number)) >= table.count for number, table in enumerate(tables))
         return tuple(tables)
 
@@ -174,7 +176,7 @@ class RequestBlocks:
             blocks = [0] * table.count
             for place, block in zip(table.places, group.pool.allocate(len(table.places)), strict=True):
                 blocks[place] = block
-            restored.append(GroupTable(blocks, table.first, table.dropped))
+            restored.append(GroupTable(blocks, table.first, table.dropped, table.cut_at))
         own.groups = tuple(restored)
 
     def fork(self, parent: Request, child: Request) -> None:

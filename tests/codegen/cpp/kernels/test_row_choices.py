@@ -11,6 +11,7 @@ from llmc.ops.cache_codes import read_codes
 from llmc.ops.compact_kv import compact_kv
 from llmc.ops.kv_write import kv_write
 from llmc.ops.score_keys import score_keys
+from llmc.ops.sum_attention import keep_sums, sum_attention
 from llmc.ops.turn_rows import turn_rows
 from llmc.program.program import CacheSlot
 from llmc.program.slot_views import cache_views
@@ -152,3 +153,46 @@ def test_turned_rows_are_the_reference_s(target: CpuTarget, format: str | None, 
     largest = right.abs().amax(-1, keepdim=True)
     assert ((found - right).abs() <= largest / (4 if parsed.codes == "int4" else 14)).all()
     assert (found != right).float().mean() < 0.01
+
+
+@targets
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+def test_sums_are_the_reference_s(target: CpuTarget, dtype: torch.dtype, format: str | None) -> None:
+    k, _, compaction, scores = cached(format, rows=43, kept=24, dtype=dtype)
+    queries = torch.randn(2, 4, 6, BLOCK, KEYS // 2).to(dtype)
+    sums = torch.rand(k.shape[0], KV_HEADS, BLOCK, 1)
+    expected = sum_attention(queries[0], queries[1], k, sums, compaction, 0.3, 20.0, LONGEST, format)
+    parsed, found = None if format is None else parse_cache_format(format), torch.empty(1, KV_HEADS * LONGEST)
+    values = {
+        "heads": 6,
+        "kv_heads": KV_HEADS,
+        "block_size": BLOCK,
+        "half": KEYS // 2,
+        "q_first": pointer(queries[0]),
+        "q_second": pointer(queries[1]),
+        "k_cache": pointer(k),
+        "sums": pointer(sums),
+        "compaction": pointer(compaction),
+        "scale": 0.3,
+        "softcap": 20.0,
+        "longest": LONGEST,
+        "cache_group": 0 if parsed is None else parsed.group or 0,
+        "scores": pointer(found),
+    }
+    call(target, "sum_attention", [dtype, k.dtype if parsed is None else parsed.codes], values)
+    torch.testing.assert_close(found, expected)
+    before = sums.clone()
+    keep_sums(before, scores, compaction, 2, 3)
+    values = {
+        "kv_heads": KV_HEADS,
+        "block_size": BLOCK,
+        "longest": LONGEST,
+        "sums": pointer(sums),
+        "scores": pointer(scores),
+        "compaction": pointer(compaction),
+        "kept_first": 2,
+        "kept_last": 3,
+    }
+    call(target, "keep_sums", [], values)
+    assert torch.equal(sums, before)
