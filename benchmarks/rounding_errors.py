@@ -22,7 +22,8 @@ from torch import Tensor
 
 from benchmarks.real_model_files import MODELS, fetched
 from llmc.formats.code_format import CODE_FORMATS
-from llmc.formats.schemes import Scheme, parse_scheme
+from llmc.formats.scheme_text import parse_scheme
+from llmc.formats.schemes import Scheme
 from llmc.frontends.gguf.block_types import BLOCK_TYPES, BlockType
 from llmc.passes.quantization.round_weight import round_to_nearest
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from llmc.codegen.weight_slots import CodesRecipe, SlotRecipe
 from llmc.formats.quantized_weight import QuantizedWeight
-from llmc.formats.schemes import parse_scheme
+from llmc.formats.scheme_text import parse_scheme
 from llmc.graph.weights import Constant, Derived, PerRank, Recipe, Stored, WeightSource
 from llmc.passes.quantization.round_weight import RoundedWeight, round_to_nearest
 

@@ -29,16 +29,18 @@ class EnglishPattern:
         pattern: Matches the construction within one paragraph of prose.
         example: A sentence that the pattern catches.
         instead: What to write instead.
+        allowed: A sentence that looks like it and is plain English, which the pattern must not catch.
     """
 
     name: str
     pattern: re.Pattern[str]
     example: str
     instead: str
+    allowed: str | None = None
 
 
-def _pattern(name: str, pattern: str, example: str, instead: str) -> EnglishPattern:
-    return EnglishPattern(name, re.compile(pattern), example, instead)
+def _pattern(name: str, pattern: str, example: str, instead: str, allowed: str | None = None) -> EnglishPattern:
+    return EnglishPattern(name, re.compile(pattern), example, instead, allowed)
 
 
 PATTERNS = (
@@ -69,7 +71,13 @@ PATTERNS = (
         "a path that is no socket",
         "is not a socket",
     ),
-    _pattern("too, at the end", r", too\b", "Windows work, too.", "also"),
+    _pattern(
+        "too, at the end",
+        r", too\b(?! (?:few|many|much|large|small|long|short)\b)",
+        "Windows work, too.",
+        "also",
+        allowed="more stalls, too few bytes in flight",
+    ),
     _pattern("but for", r"\bbut for\b", "equal but for one element", "except"),
     _pattern(
         "as many",
@@ -120,9 +128,10 @@ PATTERNS = (
     _pattern("thousand million", r"\bthousand millions?\b", "1.3 thousand million weights", "billion"),
     _pattern(
         "plural of one",
-        r"(?<![\d.,])(?<!of )\b1 (?:tokens|launches|rows|bytes|blocks|requests|weights|layers|near-misses|ranks|steps|"
-        r"passes|files|processes|sequences|texts|columns|rewrites|nodes|kernels|engines|replicas)\b",
+        r"(?<![\d.,])(?<!of )(?<!layer )(?<!\+ )\b1 (?:tokens|launches|rows|bytes|blocks|requests|weights|layers|"
+        r"near-misses|ranks|steps|passes|files|processes|sequences|texts|columns|rewrites|nodes|kernels|engines|replicas)\b",
         "the prompt has 1 tokens",
         "1 token",
+        allowed="the attention of layer 1 passes its own mask, for k + 1 rows",
     ),
 )

@@ -1,4 +1,4 @@
-"""Pages of the site that are made from what stands elsewhere: the README, docstrings, and the commands themselves."""
+"""Pages of the site that are generated: from the README, from docstrings, and from the commands themselves."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import llmc
 from llmc.cli.app import command_line
 
 ROOT = Path(__file__).parent.parent
-# Page → the file in the root that it is.
+# Page → its file in the root.
 FROM_ROOT = {
     "index.md": "README.md",
     "changelog.md": "CHANGELOG.md",
     "security.md": "SECURITY.md",
     "contributing.md": "CONTRIBUTING.md",
 }
-# What the public names take and return.
+# Argument and result types of the public names.
 ALSO = (
     "llmc.options.BuildOptions",
     "llmc.runtime.requests.completion.Completion",
@@ -35,7 +35,7 @@ _LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)\s]+)\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Called by MkDocs with the files of docs/: adds the pages that no file holds."""
+    """Called by MkDocs with the files of docs/: adds the generated pages."""
     for page, name in FROM_ROOT.items():
         text = from_root((ROOT / name).read_text(encoding="utf-8"))
         files.append(File.generated(config, page, content=text))
@@ -45,12 +45,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    """Called by MkDocs with each page: a link out of docs/, which the site has no page for, becomes the file's name."""
+    """Called by MkDocs with each page: a link to a file outside of docs/ becomes the file's name."""
     return re.sub(r"\[([^]]*)\]\(\.\./[^)]*\)", r"\1", markdown)
 
 
 def from_root(text: str) -> str:
-    """A file of the root as a page beside those of docs/: its links lead to the site's pages, or are only text."""
+    """A file of the root as a page of the site: its links lead to the site's pages, or become text."""
     pages = {name: page for page, name in FROM_ROOT.items()}
 
     def linked(match: re.Match[str]) -> str:
@@ -64,7 +64,7 @@ def from_root(text: str) -> str:
 
 def python_reference() -> str:
     """Everything in `llmc.__all__`, from its docstrings."""
-    parts = ["# Python\n\nWhat `import llmc` offers. All of it is typed.\n"]
+    parts = ["# Python\n\nThe public names of `import llmc`, with their types.\n"]
     for name in sorted(set(llmc.__all__) - {"passes"}, key=str.lower):
         public = getattr(llmc, name)
         parts.append(_section(name, f"{public.__module__}.{public.__qualname__}"))
@@ -88,7 +88,7 @@ def command_reference() -> str:
 
 
 def _say_whole(command: Any) -> None:
-    """Give every verb's first sentence as its line in the list, which is else cut after 45 letters."""
+    """Use every verb's first sentence as its line in the list, which typer otherwise cuts after 45 letters."""
     for each in getattr(command, "commands", {}).values():
         each.short_help = (each.help or "").partition(". ")[0].partition("\n\n")[0].rstrip(".") + "."
         _say_whole(each)

@@ -77,18 +77,32 @@ def compile(
 ) -> Engine:
     """Compile a causal language model and open the engine.
 
-    For any target on any machine: where the engine cannot run, it can be looked at (`report`, `explain`, `predict`) and
-    saved, and what needs the target raises TargetError.
+    The target need not run on this machine. Such an engine can be inspected (`report`, `explain`, `predict`) and saved,
+    and calls that need the target raise TargetError.
 
-    model: a Hugging Face directory, a .gguf or .onnx file, a name on the hub (org/name, org/name@revision), a
-    transformers model, a torch.nn.Module from token ids [1, T] to logits [1, T, V], or an ExportedProgram of one.
-    target: a name from `llmc targets`. output: where the engine directory goes; without it, a temporary one that lives
-    as long as the engine (Engine.save keeps it). passes: replaces llmc.passes.default(). tokenizer: for a model object,
-    or in the place of a directory's own: a fast tokenizer of transformers, a tokenizers.Tokenizer, or a directory.
-    executor: as in llmc.load. parallel: "auto" divides `ranks`, each with this many GB of memory (by default the
-    target's), as the
-    simulator finds best under the load of a trace (by default 200 requests at once; docs/parallel.md). options: the
-    fields of llmc.options.BuildOptions. Raises LlmcError.
+    Args:
+        model: A Hugging Face directory, a .gguf or .onnx file, a name on the hub (org/name, org/name@revision), a
+            transformers model, a torch.nn.Module from token ids [1, T] to logits [1, T, V], or an ExportedProgram of
+            one.
+        target: A name from `llmc targets`.
+        output: Path of the engine directory. By default it is temporary and is deleted with the engine; Engine.save
+            keeps it.
+        passes: The pipeline, by default `llmc.passes.default()`.
+        tokenizer: The tokenizer of a model object, or a replacement for a directory's own: a fast tokenizer of
+            transformers, a tokenizers.Tokenizer, or a directory.
+        executor: As in `llmc.load`.
+        parallel: "auto" divides the model among `ranks` as the simulator finds best (docs/parallel.md).
+        ranks: With `parallel`, the number of ranks.
+        memory: With `parallel`, the memory of a rank in GB, by default the target's.
+        trace: With `parallel`, a file with the load, by default 200 requests at once.
+        **options: The fields of llmc.options.BuildOptions.
+
+    Returns:
+        The engine, loaded.
+
+    Raises:
+        LlmcError: The subclasses in llmc.errors: OptionError and TargetError for arguments, CheckpointError and
+            CaptureError for the model, PassError, LoweringError and ToolchainError for the build.
     """
     owned = None if output is not None else ScratchDirectory()
     path = output if owned is None else owned.path / "engine.llmc"
@@ -113,7 +127,20 @@ def build(
     trace: str | Path | None = None,
     **options: Unpack[BuildKeywords],
 ) -> BuildReport:
-    """Compile a model into an engine directory at `output`, whole or not at all. Arguments as in `compile`."""
+    """Compile a model into an engine directory, without loading it.
+
+    Args:
+        model: As in `compile`.
+        output: Path of the engine directory, which is created atomically.
+        target: As in `compile`, and so are the arguments that are not listed here.
+        progress: Receives the stages of the build.
+
+    Returns:
+        The figures of the build: sizes in bytes, times in seconds, and the outcome for each pass and weight.
+
+    Raises:
+        LlmcError: As in `compile`.
+    """
     place, resolved, parsed = path_argument("output", output), resolve_target(target), parse_options(options)
     wish = DivisionWish(parallel, ranks, memory, None if trace is None else path_argument("trace", trace))
     wish.check(options)
@@ -264,13 +291,7 @@ def run_passes(
     if options.check_passes:
         watchers.append(PassChecker(captured.graph, captured.source))
     observe = dumped(captured.graph, *watchers)
-    data = ModelData(
-        captured.source,
-        captured.tokenizer,
-        stages.count,
-        rounds_tokens=kind.rounds_tokens,
-        token_group=kind.token_group,
-    )
+    data = ModelData(captured.source, captured.tokenizer, stages.count, kind.tokens)
     result = run_pipeline(captured.graph, passes, options, observe, data, essential=essential())
     if result.graph.stage not in (Stage.SERVING, Stage.OPTIMIZED):
         raise OptionError(

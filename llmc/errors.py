@@ -9,8 +9,12 @@ from os import PathLike
 class LlmcError(Exception):
     """Input that llmc cannot work with.
 
-    problem: what was seen, with actual values. at: the file, option, node or source line it is in.
-    fix: what the user can do. The command line prints one line for each and exits with `exit_code`.
+    The command line prints a line for each argument and exits with `exit_code`.
+
+    Args:
+        problem: The problem, with the actual values.
+        at: The file, option, node or source line where it is.
+        fix: How the user can fix it.
     """
 
     exit_code = 2
@@ -52,7 +56,7 @@ class CheckpointError(LlmcError):
 
 
 class AdapterError(LlmcError):
-    """A LoRA adapter that is missing, corrupt, of a kind that is not computed, or made for another model."""
+    """A LoRA adapter that is missing, corrupt, of an unsupported kind, or made for another model."""
 
 
 class CaptureError(LlmcError):
@@ -76,7 +80,7 @@ class EngineFormatError(LlmcError):
 
 
 class RankError(LlmcError):
-    """A process of an engine of several ranks that does not come up, or was lost. rank: which, if one is to blame."""
+    """A process of an engine of several ranks that did not start, or was lost. rank: its number, if known."""
 
     def __init__(
         self, problem: str, *, at: str | PathLike[str] | None = None, fix: str | None = None, rank: int | None = None
@@ -96,11 +100,11 @@ class RequestError(LlmcError):
 
 
 class ContextLengthError(RequestError):
-    """A prompt that is too long for the engine, alone or with the output that was asked for."""
+    """A prompt that is too long for the engine, alone or together with the requested output."""
 
 
 class UnavailableError(RequestError):
-    """The engine takes no request now: it is draining, closed, or its loop has died."""
+    """The engine accepts no requests now: it is draining, closed, or its loop has died."""
 
 
 class RequestFaultError(RequestError):
@@ -108,7 +112,7 @@ class RequestFaultError(RequestError):
 
 
 class ModelFailureError(RequestError):
-    """The model gave logits that are not finite for this request."""
+    """The model computed logits that are not finite for this request."""
 
 
 def words_of(error: BaseException, most: int = 200) -> str:
@@ -123,12 +127,12 @@ def words_of(error: BaseException, most: int = 200) -> str:
 
 
 def bad_value(name: str, value: object, fix: str) -> OptionError:
-    """For a keyword that was given a value which it cannot have."""
+    """The error for a keyword argument with an invalid value."""
     return OptionError(f"{name} cannot be {value!r}", at=f"{name}={value!r}", fix=fix)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The beginning of a fix for a name that is not known: the one that is nearest; nothing where none is near."""
+    """The start of a fix for an unknown name: the most similar known name, or nothing if none is similar."""
     import difflib  # Here, because few processes come to need it.
 
     near = difflib.get_close_matches(name, list(known), n=1)

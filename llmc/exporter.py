@@ -39,7 +39,17 @@ _CONFIG = "config.json"
 
 @dataclass(frozen=True)
 class ExportReport:
-    """The outcome of an export. nodes: calls in the graph, of `functions` ops; seconds: by part."""
+    """The outcome of an export.
+
+    Attributes:
+        path: The directory.
+        stage: The stage of the graph.
+        nodes: Number of calls in the graph.
+        functions: Number of different ops that they call.
+        model_bytes: Size of model.onnx.
+        weight_bytes: Size of the weights.
+        seconds: Times by part of the export.
+    """
 
     path: Path
     stage: str
@@ -63,14 +73,26 @@ def export(
     progress: Progress | None = None,
     **options: Unpack[BuildKeywords],
 ) -> ExportReport:
-    """Write a model's graph at a stage as ONNX that onnxruntime runs, into a directory, whole or not at all.
+    """Write a model's graph at a stage as an ONNX model, into a directory that is created atomically.
 
-    stage: captured, canonical, serving or optimized, the last by default. flavour: standard, which has standard ops
-    alone; genai, a canonical graph that onnxruntime-genai runs, with its config. model may be an engine, with the model
-    that it was built from as `against`: of that the stages that the engine's options make; without, an engine for
-    onnxruntime gives the graph that it runs, and its weights as they are. Numbers are fp32, weights of fewer bits
-    widened; codes stay codes. The other arguments are as in `compile`. An earlier export at `output` is replaced.
-    Raises LlmcError.
+    Numbers are fp32, and weights of fewer bits are widened; codes stay codes.
+
+    Args:
+        model: As in `compile`, or an engine directory.
+        output: Path of the directory. An earlier export at this path is replaced.
+        stage: "captured", "canonical", "serving" or "optimized"; default "optimized".
+        flavour: "standard" uses only standard ops. "genai" writes a canonical graph for onnxruntime-genai, with its
+            config.
+        against: For an engine, the model that it was built from; the stages follow the engine's options. Without it, an
+            engine for onnxruntime is exported as it is.
+        passes: As in `compile`, and so are `tokenizer` and the options.
+        progress: Receives the stages of the export.
+
+    Returns:
+        The path, the stage, the number of nodes and ops, sizes in bytes and times in seconds.
+
+    Raises:
+        LlmcError: As in `compile`, and OptionError if the package onnx is missing.
     """
     require_onnx("export")
     # Here, where it is known that the packages of the extra are there.

@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from llmc.errors import OptionError, did_you_mean
 from llmc.formats.cache_format import parse_cache_format
 from llmc.formats.pruning import Pruning, parse_pruning
-from llmc.formats.schemes import Quantization, parse_quantization
+from llmc.formats.scheme_text import parse_quantization
+from llmc.formats.schemes import Quantization
 from llmc.formats.sparsity import Sparsity, parse_sparsity
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -52,37 +53,49 @@ Contract = Literal["rope", "linear", "pointwise", "paged_attention", "states", "
 class BuildOptions(BaseModel):
     """How to build an engine.
 
-    task: generate, or a row per text: embed, score or classify (docs/embeddings.md); auto follows config.json.
-    pooling: of an embedding, last, cls or mean; auto is as modules.json says, else last for a causal model and mean.
-    dtype: of weights and activations; auto keeps the checkpoint's. float16 is for GPUs: for a CPU, a float16 checkpoint
-    is built as bfloat16. bf16, fp16, half, fp32, float and torch's own dtypes are taken too.
-    kv_dtype: of the KV cache; auto is dtype. kv_cache: int8, int4 or fp8 codes instead (llmc/formats/cache_format.py).
-    kv_compression: what the KV cache keeps of long sequences, as NAME:OPTION=NUMBER,… (docs/kv-compression.md); none is
-    everything, and requests may ask for less compression.
-    quantize: schemes of weights and activations (formats/schemes.py); one for all, then PATTERN=SCHEME for some;
-    a text is split at commas. sparsity: which elements of weights become zero (formats/sparsity.py), in the same form.
-    prune: the share or number of inner channels, heads and layers to remove (formats/pruning.py), then PATTERN=SHARE or
-    =none for some.
-    calibration: the path of a UTF-8 text, or of token ids in a .json or .npy file, for
-    methods that look at data; calibration_sequences of calibration_length tokens are taken from its beginning.
-    max_model_len: longest sequence in tokens, prompt and output together; None is the model's own limit.
-    max_batch_tokens, max_sequences, max_logit_rows: limits of one step. If max_logit_rows is None, it is one per
-    sequence, or nine with `speculative` or on a CPU (for eight drafts), but at least 64 and at most max_batch_tokens.
-    block_size: positions in a KV block.
-    speculative: the drafter to build into the engine: a .safetensors file of Medusa heads or its
-    directory, the directory of an EAGLE-3 or MTP checkpoint, or "mtp" for MTP layers in the model's own directory.
-    lora: PEFT directories of adapters to merge into the weights, as NAME=DIRECTORY, or by their names
-    (docs/adapters.md).
-    enable_lora: adapters can be loaded while the engine runs: at most max_loras at once, of rank at most max_lora_rank.
-    lora_targets: the modules they may change, by the last word of their names; all linear ones if empty.
-    tensor_parallel_size: number of ranks that share the weights (docs/parallel.md). enable_expert_parallel: each of
-    these ranks holds some of the experts, instead of some channels of each (docs/experts.md). pipeline_parallel_size:
-    number of stages that the layers are split into, each on tensor_parallel_size ranks of its own.
-    disable_passes: names from `llmc passes`. stop_after: cut the pipeline after this rewrite number. finish_cut: still
-    run the passes that every engine needs. allow_fallback: contracts to waive instead of failing the build; such an
-    engine runs, but slower.
-    check_passes: run the graph before and after each pass on real inputs, against the pass's numerics class.
-    strict: fail if `llmc explain` would report missing coverage.
+    Attributes:
+        task: generate, or one row per text: embed, score or classify (docs/embeddings.md); auto follows config.json.
+        pooling: Pooling of an embedding: last, cls or mean. auto follows modules.json; without it, last for a causal
+            model and mean for others.
+        dtype: Type of weights and activations; auto keeps the checkpoint's. float16 is for GPUs: for a CPU, a float16
+            checkpoint is built as bfloat16. bf16, fp16, half, fp32, float and torch's own dtypes are also accepted.
+        kv_dtype: Type of the KV cache; auto is dtype.
+        kv_cache: int8, int4 or fp8 codes for the KV cache (llmc/formats/cache_format.py).
+        kv_compression: The policy that drops rows of the KV cache, as NAME:OPTION=NUMBER,… (docs/kv-compression.md);
+            none keeps all rows.
+        quantize: Schemes of weights and activations (formats/schemes.py): one for all, then PATTERN=SCHEME for some. A
+            text is split at commas.
+        sparsity: Which elements of weights become zero (formats/sparsity.py), in the same form.
+        prune: Share or number of inner channels, heads and layers to remove (formats/pruning.py), then PATTERN=SHARE or
+            =none for some.
+        calibration: Path of a UTF-8 text, or of token ids in a .json or .npy file, for methods that need data.
+        calibration_sequences: Number of sequences that are read from its beginning.
+        calibration_length: Tokens per calibration sequence.
+        max_model_len: Maximum sequence in tokens, prompt and output together; None is the model's own limit.
+        max_batch_tokens: Maximum tokens per step.
+        max_sequences: Maximum requests per step.
+        max_logit_rows: Maximum rows of logits per step. None is one per sequence, or nine with `speculative` or on a
+            CPU (for eight drafts), but at least 64 and at most max_batch_tokens.
+        block_size: Positions in a KV block.
+        speculative: The drafter to build into the engine: a .safetensors file of Medusa heads or its directory, the
+            directory of an EAGLE-3 or MTP checkpoint, or "mtp" for MTP layers in the model's own directory.
+        lora: PEFT directories of adapters to merge into the weights, as NAME=DIRECTORY, or by their names
+            (docs/adapters.md).
+        enable_lora: Adapters can be loaded while the engine runs.
+        max_loras: Maximum number of adapters in use at once.
+        max_lora_rank: Maximum rank of an adapter.
+        lora_targets: The modules that adapters may change, by the last part of their names; all linear ones if empty.
+        tensor_parallel_size: Number of ranks that share the weights (docs/parallel.md).
+        enable_expert_parallel: Each of these ranks has some of the experts, instead of some channels of each
+            (docs/experts.md).
+        pipeline_parallel_size: Number of stages of layers, each on its own tensor_parallel_size ranks.
+        disable_passes: Names from `llmc passes`.
+        stop_after: Cut the pipeline after this rewrite number.
+        finish_cut: After a cut, still run the passes that every engine needs.
+        allow_fallback: Contracts to waive instead of failing the build; such an engine runs, but slower.
+        check_passes: Run the graph before and after each pass on real inputs, and compare with the pass's numerics
+            class.
+        strict: Fail if `llmc explain` would report missing coverage.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False)

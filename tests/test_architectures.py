@@ -48,7 +48,7 @@ def test_the_page_says_each_verdict_once() -> None:
         Outcome("b", "BForCausalLM", Verdict.REFUSED, reason="it has a | in it"),
     ]
     page = models_page(outcomes, "5.0", LENGTH)
-    assert "Of architectures **1** compile and match, **1** refused; of variants **1** compile and match." in page
+    assert "Architectures: **1** compile and match, **1** refused. Variants: **1** compile and match." in page
     assert "| `a` | AForCausalLM | ≤ 1e-05 | 512 | 1,024 |" in page and "it has a \\| in it" in page
 
 
@@ -56,7 +56,7 @@ def test_docs_have_a_row_for_every_architecture() -> None:
     text = PAGE.read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([\w+-]+)` \|", text, re.MULTILINE)
     assert len(rows) == len(set(rows)) and set(KNOWN) <= set(rows)
-    made_with = re.search(r"transformers\s+([\d.]+) the command", text)
+    made_with = re.search(r"transformers\s+([\d.]+)\s+that llmc", text)
     assert made_with is not None
     # An older transformers lacks some that the page has.
     assert set(KNOWN) == set(rows) or Version(transformers.__version__) < Version(made_with.group(1))

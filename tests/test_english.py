@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from docs.check_english import findings, paragraphs
+from docs.check_english import CHECKED, findings, paragraphs
 from docs.english_patterns import PATTERNS, EnglishPattern
+from tests.documentation import ROOT
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: pattern.name)
@@ -15,6 +16,16 @@ def test_a_pattern_finds_its_example(pattern: EnglishPattern, tmp_path: Path) ->
     page = tmp_path / "page.md"
     page.write_text(f"# A page\n\nAll is well here. {pattern.example}\n")
     assert pattern.name in {finding.pattern.name for finding in findings([tmp_path])}
+
+
+@pytest.mark.parametrize("pattern", [each for each in PATTERNS if each.allowed], ids=lambda pattern: pattern.name)
+def test_a_pattern_leaves_plain_english(pattern: EnglishPattern) -> None:
+    assert pattern.allowed is not None and pattern.pattern.search(pattern.allowed) is None
+
+
+def test_the_package_and_its_documentation_are_plain_english(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert [str(finding) for finding in findings(Path(checked) for checked in CHECKED)] == []
 
 
 def test_prose_of_a_source_is_its_comments_docstrings_and_messages(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from llmc.cli.model_argument import model_argument
 from llmc.cli.model_options import ModelOptions
 from llmc.cli.sample_options import SampleOptions
 from llmc.cli.status_line import status_line
+from llmc.cli.target_option import DEFAULT_TARGET, TargetOption
 from llmc.errors import LlmcError, OptionError
 from llmc.files.scratch_directory import ScratchDirectory
 from llmc.plural import counted
@@ -37,7 +38,7 @@ def bisect(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="where the reproduction goes; default MODEL-bisect")
     ] = None,
-    target: Annotated[str, typer.Option(help="of engines that are built for the check")] = "cpu",
+    target: TargetOption = DEFAULT_TARGET,
     sample: SampleOptions,
     options: ModelOptions,
     json: Annotated[bool, typer.Option("--json", help="the finding as JSON")] = False,

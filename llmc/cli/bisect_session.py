@@ -12,6 +12,7 @@ from typer import Option
 
 from llmc.cli.model_argument import model_option
 from llmc.cli.model_options import ModelOptions
+from llmc.cli.target_option import tokens_for
 from llmc.debug.sample_tokens import Sample, sample_tokens
 from llmc.engine_format.manifest import is_engine
 from llmc.errors import OptionError
@@ -107,7 +108,7 @@ def open_session(
         )
     options, passes = chosen.parse(), chosen.passes()
     captured = capture(model, options)
-    pipeline = Pipeline(captured, passes, options, progress)
+    pipeline = Pipeline(captured, passes, options, progress, tokens_for(target))
     info = captured.graph.info
     ids = sample_tokens(model / "tokenizer.json", info.vocab_size, sample, info.max_positions)
     runner = MemoRun(captured.source, ids, chunk_sizes=default_chunks(len(ids)), block_size=options.block_size)

@@ -18,6 +18,7 @@ from llmc.cli.repeated_rows import fold
 from llmc.cli.sample_options import SampleOptions
 from llmc.cli.status_line import status_line
 from llmc.cli.table import Column, FittingTable, numeric, standard_output
+from llmc.cli.target_option import DEFAULT_TARGET, TargetOption, tokens_for
 from llmc.debug.sample_tokens import Sample, sample_tokens
 from llmc.errors import OptionError
 from llmc.plural import counted
@@ -40,6 +41,7 @@ def diff(
     everything: Annotated[bool, typer.Option("--all", help="of two engines, every row that differs")] = False,
     *,
     sample: SampleOptions,
+    target: TargetOption = DEFAULT_TARGET,
     options: ModelOptions,
     json: Annotated[bool, typer.Option("--json", help="everything as JSON")] = False,
 ) -> None:
@@ -48,7 +50,7 @@ def diff(
     Exits with 1 if a pass changed the logits by more than its numerics class allows.
     """
     if other is not None:
-        if passes is not None or nodes or options.chosen:
+        if passes is not None or nodes or options.chosen or target != DEFAULT_TARGET:
             raise OptionError(
                 "the passes of two engines have run already",
                 at=str(other),
@@ -56,7 +58,7 @@ def diff(
             )
         _diff_engines(model, other, sample, json, everything)
         return
-    found = _diff_model(model, options, passes, nodes, sample)
+    found = _diff_model(model, options, target, passes, nodes, sample)
     if json:
         print(json_text.dumps(model_json(found), indent=1, ensure_ascii=False))
     else:
@@ -67,7 +69,9 @@ def diff(
         raise typer.Exit(OVER_BUDGET)
 
 
-def _diff_model(model: Path, options: ModelOptions, passes: str | None, nodes: bool, sample: Sample) -> ModelDifference:
+def _diff_model(
+    model: Path, options: ModelOptions, target: str, passes: str | None, nodes: bool, sample: Sample
+) -> ModelDifference:
     from llmc.engine_format.manifest import MANIFEST_NAME
 
     if (model / MANIFEST_NAME).exists():
@@ -96,6 +100,7 @@ def _diff_model(model: Path, options: ModelOptions, passes: str | None, nodes: b
             last=last,
             by_rewrite=nodes,
             progress=lambda name: tell(f"run {name}"),
+            token_default=tokens_for(target),
         )
 
 

@@ -15,6 +15,7 @@ from rich.text import Text
 from llmc.cli.model_argument import model_argument
 from llmc.cli.model_options import ModelOptions
 from llmc.cli.status_line import status_line
+from llmc.cli.target_option import DEFAULT_TARGET, TargetOption, tokens_for
 
 if TYPE_CHECKING:
     from llmc.report.explanation import Explanation
@@ -26,6 +27,7 @@ def explain(
     only_pass: Annotated[str | None, typer.Option("--pass", help="every rewrite and refusal of one pass")] = None,
     node: Annotated[str | None, typer.Option(help="what happened to one node")] = None,
     *,
+    target: TargetOption = DEFAULT_TARGET,
     options: ModelOptions,
     strict: Annotated[bool, typer.Option("--strict", help="exit with 2 if anything is not covered")] = False,
     json: Annotated[bool, typer.Option("--json", help="everything as JSON")] = False,
@@ -35,7 +37,7 @@ def explain(
     from llmc.report.explanation import history
     from llmc.report.explanation_text import history_lines, overview_lines, pass_lines
 
-    explanation = _explanation(model, options)
+    explanation = _explanation(model, options, target)
     if json:
         print(json_text.dumps(explanation.to_json(), indent=1, ensure_ascii=False))
     elif node is not None:
@@ -56,13 +58,13 @@ def _print(lines: Iterable[Line]) -> None:
         console.print(Text(line.text, style=line.style))
 
 
-def _explanation(model: Path, options: ModelOptions) -> Explanation:
+def _explanation(model: Path, options: ModelOptions, target: str) -> Explanation:
     from llmc.engine_format.manifest import MANIFEST_NAME
 
     if (model / MANIFEST_NAME).exists():
         from llmc.report.explanation import explain_engine
 
-        options.refuse_for_engine()
+        options.refuse_for_engine(target)
         return explain_engine(model)
     with warnings.catch_warnings(), status_line("capturing and rewriting") as tell:
         # Torch's warnings about its own graphs, which a user cannot act on.
@@ -71,4 +73,4 @@ def _explanation(model: Path, options: ModelOptions) -> Explanation:
         from llmc.frontends.capture import capture
 
         parsed, passes = options.parse(), options.passes()
-        return explain_model(capture(model, parsed, may_lack_weights=True), passes, parsed, tell)
+        return explain_model(capture(model, parsed, may_lack_weights=True), passes, parsed, tell, tokens_for(target))

@@ -11,6 +11,7 @@ from typer import Option
 from llmc.cli.cache_dtype import KvCacheDtype, KvCompression, cache_options
 from llmc.cli.completion import complete_schemes
 from llmc.cli.option_group import changed_options
+from llmc.cli.target_option import DEFAULT_TARGET
 from llmc.errors import OptionError
 from llmc.options import BuildOptions, parse_options
 
@@ -102,12 +103,13 @@ class ModelOptions:
             check_named_inputs(self.passes(), parsed)
         return parsed
 
-    def refuse_for_engine(self) -> None:
-        """Raise OptionError if anything was chosen."""
-        if self.chosen:
+    def refuse_for_engine(self, target: str = DEFAULT_TARGET) -> None:
+        """Raise OptionError if anything was chosen, or another target than the default."""
+        chosen = (*self.chosen, *(() if target == DEFAULT_TARGET else (f"--target {target}",)))
+        if chosen:
             raise OptionError(
                 "an engine's passes have run already: they cannot be chosen",
-                at=", ".join(self.chosen),
+                at=", ".join(chosen),
                 fix="name the model directory, or leave the options out",
             )
 

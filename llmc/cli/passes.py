@@ -12,6 +12,7 @@ from llmc.cli.model_argument import model_argument
 from llmc.cli.model_options import ModelOptions
 from llmc.cli.status_line import status_line
 from llmc.cli.table import Column, FittingTable, numeric, standard_output
+from llmc.cli.target_option import DEFAULT_TARGET, TargetOption, tokens_for
 
 if TYPE_CHECKING:
     from llmc.passes.rewrite import Pass
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 def passes(
     model: Annotated[Path | None, model_argument("model directory to run the pipeline on")] = None,
     *,
+    target: TargetOption = DEFAULT_TARGET,
     chosen: ModelOptions,
     stop_after: Annotated[int | None, typer.Option(help="cut the pipeline after this rewrite number")] = None,
     graph: Annotated[bool, typer.Option("--graph", help="print the graph that comes out")] = False,
@@ -49,7 +51,7 @@ def passes(
     options = chosen.parse(stop_after=stop_after)
     with status_line("capturing and rewriting"):
         captured = capture(model, options)
-        data = ModelData(captured.source, captured.tokenizer)
+        data = ModelData(captured.source, captured.tokenizer, tokens=tokens_for(target))
         result = run_pipeline(captured.graph, pipeline, options, dumped(captured.graph), data)
     if graph:
         print(render(result.graph), end="")

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from llmc.cli.status_line import status_line
 from llmc.cli.table import Column, FittingTable, numeric, standard_output
+from llmc.cli.target_option import tokens_for
 from llmc.errors import LlmcError
 from llmc.plural import counted
 
@@ -38,7 +39,7 @@ def opinion_on_stages(engine: Engine, model: Path, tokens: Sequence[int]) -> Log
     options = in_single_precision(parse_options(built))
     with status_line("capture") as tell:
         captured = capture(model, options)
-        pipeline = Pipeline(captured, default(), options, tell)
+        pipeline = Pipeline(captured, default(), options, tell, tokens_for(engine.manifest.target.name))
         tell("ask onnxruntime")
         found = list(stage_opinions(pipeline, tokens))
         oracle = OnnxOracle(captured.graph, captured.source)

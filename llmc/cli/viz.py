@@ -12,6 +12,7 @@ from llmc.cli.model_argument import model_argument
 from llmc.cli.model_options import ModelOptions
 from llmc.cli.output_file import check_output, write_output
 from llmc.cli.status_line import status_line
+from llmc.cli.target_option import DEFAULT_TARGET, TargetOption, tokens_for
 from llmc.errors import OptionError
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def viz(
         bool, typer.Option("--every-layer", help="in pictures, draw identical layers one by one")
     ] = False,
     *,
+    target: TargetOption = DEFAULT_TARGET,
     options: ModelOptions,
 ) -> None:
     """Write the graph of one stage. Pictures leave weights out and show identical layers once."""
@@ -40,9 +42,10 @@ def viz(
     from llmc.engine_format.manifest import MANIFEST_NAME
 
     if (source / MANIFEST_NAME).exists():
-        options.refuse_for_engine()
+        options.refuse_for_engine(target)
     with status_line("reading the graph"):
-        content = rendered(stage_graph(source, stage, options.parse(), options.added_passes()), form, every_layer)
+        found = stage_graph(source, stage, options.parse(), options.added_passes(), tokens_for(target))
+        content = rendered(found, form, every_layer)
     if output is None:
         sys.stdout.write(content.decode())
         return

@@ -105,7 +105,7 @@ _OF_ROWS = dict.fromkeys(
         _llmc.compact_kv.default,
         _llmc.turn_rows.default,
     ),
-    "rows are scored and turned on CPUs so far; GPUs have kv_compression=stride:step=4,recent=512",
+    "rows are scored and turned on CPUs only; GPUs have kv_compression=stride:step=4,recent=512",
 )
 WITHOUT_KERNEL: Mapping[str, Mapping[OpOverload, str]] = MappingProxyType(
     {"cpp": _OF_STAGES, "triton": _OF_STAGES | _OF_CHOICES | _OF_ROWS}

@@ -10,7 +10,7 @@ from llmc.graph.call_arguments import call_arguments
 from llmc.program import Layout, Limits
 from llmc.program.launch_arguments import Count, Operand, Rows
 
-# What Call.code_rows gives: a quantized weight's arguments, with one part for the steps of scales and minima.
+# The keys of Call.code_rows: a quantized weight's arguments, with one part for the steps of scales and minima.
 CODE_ROW_PARTS = ("codes", "scales", "zeros", "minima", "steps")
 
 
@@ -81,8 +81,8 @@ class Call(RowsCall, Protocol):
         itself."""
 
     def code_rows(self) -> dict[str, Operand | None]:
-        """The same arguments, each by itself, by the names in CODE_ROW_PARTS: codes row-major (code_rows_layout), steps
-        of scales and minima in one. None for what the weight does not have."""
+        """The same arguments as separate operands, by the names in CODE_ROW_PARTS: codes are row-major
+        (code_rows_layout), and steps of scales and minima are one operand. A part that the weight lacks is None."""
 
     def table(self, name: str) -> Layout:
         """The layout in which an embedding's weight is stored: PANELS if a product reads the same weight."""

@@ -12,8 +12,8 @@ import llmc.ops  # noqa: F401  (registers the ops that are asked for)
 from llmc.codegen.backend import Backend
 from llmc.errors import OptionError
 from llmc.formats.cache_format import CacheFormat, parse_cache_format
-from llmc.formats.code_format import TOKEN_GROUP
-from llmc.formats.schemes import SCHEMES, WHOLE_TOKENS, Scheme, on_target
+from llmc.formats.scheme_text import WHOLE_TOKENS
+from llmc.formats.schemes import SCHEMES, Scheme, TokenDefault, on_target
 from llmc.graph.code_numbers import code_dtype
 from llmc.options import BuildOptions
 
@@ -22,12 +22,19 @@ _llmc = torch.ops.llmc
 _ROWS, _COLUMNS, _TOKENS = 256, 256, 4
 
 
-def check_kernels(options: BuildOptions, backend: Backend, target: str, *, rounds_tokens: bool = False) -> None:
-    """Raise OptionError for a scheme or a KV cache format that the target has no kernel for. rounds_tokens: as of the
-    target's kind."""
+def check_kernels(options: BuildOptions, backend: Backend, target: str, tokens: TokenDefault | None = None) -> None:
+    """Raise OptionError for a scheme or a KV cache format that the target has no kernel for.
+
+    Args:
+        options: The options of the build.
+        backend: The backend whose kernels are asked.
+        target: The target's name, for errors.
+        tokens: How the target rounds tokens by default; None if schemes are checked as they are spelled.
+    """
     dtype = {"float32": torch.float32, "float16": torch.float16}.get(options.dtype, torch.bfloat16)
-    token_group = TOKEN_GROUP if rounds_tokens else None
-    quantization = on_target(options.quantization, token_group, rounds_plain=options.dtype != "float32")
+    quantization = options.quantization
+    if tokens is not None:
+        quantization = on_target(quantization, tokens.in_dtype(options.dtype))
     for scheme in quantization.schemes + (() if quantization.budget is None else quantization.budget.schemes):
         reason = _scheme_refusal(scheme, backend, dtype)
         if reason is not None:
@@ -47,7 +54,7 @@ def check_kernels(options: BuildOptions, backend: Backend, target: str, *, round
 
 
 def _instead(scheme: Scheme, backend: Backend, dtype: torch.dtype) -> str:
-    """What the target runs in the place of a scheme."""
+    """Advice for an error: what to use instead of a scheme that the target does not support."""
     if scheme.token_group is not None and _scheme_refusal(replace(scheme, token_group=None), backend, dtype) is None:
         whole = scheme.name.replace(f":x{scheme.token_group}", f":{WHOLE_TOKENS}")
         return f"give each token one scale: quantize={whole}"

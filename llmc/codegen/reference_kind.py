@@ -14,7 +14,7 @@ from llmc.codegen.target_kind import refuse_adapters, refuse_stages
 from llmc.engine_format.engine_kinds import GRAPH_NAME
 from llmc.engine_format.writer import EngineWriter
 from llmc.errors import LoweringError
-from llmc.formats.code_format import TOKEN_GROUP
+from llmc.formats.schemes import DEFAULT_TOKENS, TokenDefault
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
 from llmc.program import Layout, Program, WeightSlot
@@ -26,8 +26,7 @@ class ReferenceKind:
     target: ReferenceTarget
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
     has_stages: bool = False
-    rounds_tokens: bool = False
-    token_group: int | None = TOKEN_GROUP
+    tokens: TokenDefault = DEFAULT_TOKENS
 
     def check(self, options: BuildOptions) -> None:
         """The eager ops take every dtype and scheme. Raises OptionError for several stages."""

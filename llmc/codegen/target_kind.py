@@ -16,6 +16,7 @@ from llmc.api.build_stages import Stages
 from llmc.codegen.weight_slots import SlotRecipe
 from llmc.engine_format.writer import EngineWriter
 from llmc.errors import OptionError
+from llmc.formats.schemes import TokenDefault
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
 from llmc.program import Layout, Program, WeightSlot
@@ -72,12 +73,8 @@ class TargetKind(Protocol):
         """Codes with their scales and zeros in one slot, where the kind stores them so."""
 
     @property
-    def rounds_tokens(self) -> bool:
-        """Whether products with a GGUF file's codes are faster with tokens in int8 by groups, as llama.cpp has them."""
-
-    @property
-    def token_group(self) -> int | None:
-        """Number of channels of a token that share a scale in int8 schemes that do not say; None for all channels."""
+    def tokens(self) -> TokenDefault:
+        """How tokens are rounded where neither a scheme nor a checkpoint says so."""
 
     def dense_reason(self, storage: fx.Node) -> str | None:
         """Why a sparse weight is stored with its zeros all the same; None where what is left is read faster."""

@@ -22,7 +22,7 @@ from llmc.program import Layout, WeightSlot, code_rows_layout, step_row_bytes
 
 @dataclass(frozen=True)
 class CodesRecipe:
-    """What code panels, or codes or steps in rows, are made of, by the names of llmc::dequantize's arguments."""
+    """The parts of code panels, or of codes or steps in rows, by the names of llmc::dequantize's arguments."""
 
     parts: Mapping[str, Recipe]
     format: str

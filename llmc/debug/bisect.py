@@ -11,11 +11,12 @@ import torch
 
 from llmc.debug.difference import BUDGETS
 from llmc.errors import LlmcError, OptionError, PassError
+from llmc.formats.schemes import DEFAULT_TOKENS, TokenDefault
 from llmc.frontends.captured import Captured
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.pass_record import PassRecord, RewriteRecord
 from llmc.options import BuildOptions
-from llmc.passes.model_data import ModelData
+from llmc.passes.model_data import ModelData, in_one_line
 from llmc.passes.pipeline import essential
 from llmc.passes.rewrite import Numerics, Pass
 from llmc.passes.runner import run_pipeline
@@ -26,19 +27,23 @@ from llmc.plural import counted
 class Pipeline:
     """The pipeline to cut: a captured model, and the passes and options applied to it.
 
-    progress: told what passes that take long are doing.
+    progress: told what passes that take long are doing. tokens: how the target rounds tokens by default.
     """
 
     captured: Captured
     passes: tuple[Pass, ...]
     options: BuildOptions
     progress: Callable[[str], None] = lambda doing: None
+    tokens: TokenDefault = DEFAULT_TOKENS
 
     @property
     def data(self) -> ModelData:
         """The model data that passes may read."""
         return ModelData(
-            self.captured.source, self.captured.tokenizer, lambda what, done, of: self.progress(f"{what} {done}/{of}")
+            self.captured.source,
+            self.captured.tokenizer,
+            in_one_line(self.progress),
+            self.tokens,
         )
 
 

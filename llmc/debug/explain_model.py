@@ -5,11 +5,12 @@ from collections.abc import Callable, Sequence
 from llmc.codegen.sketch import sketch
 from llmc.debug.dump import dumped
 from llmc.errors import LlmcError
+from llmc.formats.schemes import DEFAULT_TOKENS, TokenDefault
 from llmc.frontends.captured import Captured
 from llmc.graph.pass_record import PassRecord
 from llmc.graph.stages import stage_graphs
 from llmc.options import BuildOptions
-from llmc.passes.model_data import ModelData
+from llmc.passes.model_data import ModelData, in_one_line
 from llmc.passes.pipeline import built_in, essential
 from llmc.passes.rewrite import Pass
 from llmc.passes.runner import run_pipeline
@@ -25,14 +26,15 @@ def explain_model(
     passes: Sequence[Pass],
     options: BuildOptions,
     progress: Callable[[str], None] = lambda doing: None,
+    tokens: TokenDefault = DEFAULT_TOKENS,
 ) -> Explanation:
     """Run the passes on a captured model and watch. A pass that fails ends it, and is the explanation's error.
 
-    progress: told what passes that take long are doing.
+    progress: told what passes that take long are doing. tokens: how the target rounds tokens by default.
     """
     records: list[PassRecord] = []
     observer = CoverageObserver({p.name for p in built_in()}, options)
-    data = ModelData(captured.source, captured.tokenizer, lambda what, done, of: progress(f"{what} {done}/{of}"))
+    data = ModelData(captured.source, captured.tokenizer, in_one_line(progress), tokens)
 
     placed = PlacementObserver(options.pipeline_parallel_size)
     observe = dumped(captured.graph, lambda record, after: records.append(record), observer, placed)

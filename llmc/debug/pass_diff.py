@@ -11,11 +11,12 @@ from llmc.debug.difference import BUDGETS, Difference, budget, difference
 from llmc.debug.dump import dumped
 from llmc.debug.memo_run import MemoRun, default_chunks
 from llmc.errors import OptionError, PassError, did_you_mean
+from llmc.formats.schemes import DEFAULT_TOKENS, TokenDefault
 from llmc.frontends.captured import Captured
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.pass_record import PassRecord, RewriteRecord
 from llmc.options import BuildOptions
-from llmc.passes.model_data import ModelData
+from llmc.passes.model_data import ModelData, in_one_line
 from llmc.passes.pipeline import essential
 from llmc.passes.rewrite import Numerics, Pass
 from llmc.passes.runner import run_pipeline
@@ -78,16 +79,18 @@ def diff_passes(
     last: str | None = None,
     by_rewrite: bool = False,
     progress: Callable[[str], None] = lambda name: None,
+    token_default: TokenDefault = DEFAULT_TOKENS,
 ) -> ModelDifference:
     """Run the pipeline once, and the graph before and after each pass from `first` to `last` (both included).
 
-    by_rewrite: also compare around every rewrite. progress: called with the name of the next run. Memory holds one
-    graph's activations and one weight at a time. Raises OptionError if the range names an unknown pass.
+    by_rewrite: also compare around every rewrite. progress: called with the name of the next run. token_default: how
+    the target rounds tokens. Memory holds one graph's activations and one weight at a time. Raises OptionError if the
+    range names an unknown pass.
     """
     chosen = pass_range(passes, first, last)
     runner = MemoRun(captured.source, tokens, chunk_sizes=default_chunks(len(tokens)), block_size=options.block_size)
     watcher = _Watcher(runner, captured.graph, chosen, by_rewrite, progress)
-    data = ModelData(captured.source, captured.tokenizer, lambda what, done, of: progress(f"{what} {done}/{of}"))
+    data = ModelData(captured.source, captured.tokenizer, in_one_line(progress), token_default)
     observe = dumped(captured.graph, watcher.after_pass)
     error: PassError | None = None
     try:

@@ -31,14 +31,23 @@ class _Signature:
 
 
 class LLM(TextGenerator):
-    """A model, ready to generate, for any number of threads. Close it, or use it as a context manager.
+    """A model that generates text. Close it, or use it as a context manager.
 
-    model: an engine directory, an Engine, or a Hugging Face directory or hub name, which is compiled when it is first
-    used and found in the engine cache from then on. target and build_options: for that, as in llmc.compile; an engine
-    that was not built so is refused. threads, kv_cache_bytes, kv_memory, prefix_cache, state_cache_bytes,
-    output_cache_bytes, kv_offloading_size, kv_offloading_dir, speculation: as in llmc.load, so not for an Engine, which
-    is loaded. chat_template: a template's text, a Jinja file, or the name of a built-in template; default is the
-    model's own. Raises LlmcError.
+    It may be called from any number of threads.
+
+    Args:
+        model: An engine directory, an Engine, or a Hugging Face directory or hub name. A model is compiled at the first
+            use and then found in the engine cache.
+        target: As in `llmc.compile`. An existing engine for another target is an error.
+        threads: As in `llmc.load`, and so are kv_cache_bytes, kv_memory, prefix_cache, state_cache_bytes,
+            output_cache_bytes, kv_offloading_size, kv_offloading_dir and speculation. They are errors for an Engine,
+            which is already loaded.
+        chat_template: A template's text, a Jinja file, or the name of a built-in template; default the model's own.
+        **build_options: The fields of llmc.options.BuildOptions. An existing engine that was built otherwise is an
+            error.
+
+    Raises:
+        LlmcError: As in `llmc.compile` and `llmc.load`.
     """
 
     __signature__ = _Signature()
@@ -84,7 +93,7 @@ class LLM(TextGenerator):
 
     @property
     def engine(self) -> Engine:
-        """The underlying engine: its limits, its tokenizer, logits."""
+        """The underlying engine, for its limits, tokenizer and logits."""
         return self._engine
 
     def close(self) -> None:

@@ -55,8 +55,8 @@ def parse_cache_format(text: str) -> CacheFormat:
     """Parse `int8`, `int4` or `fp8` with options: `:gN` or `:head`, and `:rotated`.
 
     Args:
-        text: the format. `:gN` is a scale for N channels, `:head` one for all of a head's. int8 and fp8 alone have one
-            scale a head; int4 has one for 32 channels.
+        text: the format. `:gN` means one scale per N channels, `:head` one per head. The default is one per head for
+            int8 and fp8, and one per 32 channels for int4.
 
     Raises:
         OptionError: for an unknown format or option.

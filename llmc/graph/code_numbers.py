@@ -12,7 +12,7 @@ def code_dtype(format: str) -> torch.dtype:
 
 
 def code_numbers(codes: Tensor, format: str) -> Tensor:
-    """What codes stand for before zeros and scales, fp32."""
+    """The values of codes before zeros and scales are applied, fp32."""
     record = CODE_FORMATS[format]
     if record.table is not None:
         return torch.tensor(record.table, dtype=torch.float32, device=codes.device)[codes.int()]

@@ -159,7 +159,7 @@ class _Caches:
         return blocks[::-1] if sequence % 2 else blocks
 
     def cut_table(self, policy: CachePolicy, sequence: int, tokens: int) -> list[int]:
-        """The blocks of a sequence that a policy leaves behind so many tokens; those after them are not in use."""
+        """The blocks in a sequence's table after `tokens` tokens."""
         blocks = self.table(sequence)
         for _, cut in policy.cuts_before(tokens + 1, self.longest):
             for rows in reversed(cut.leaving):
@@ -199,7 +199,7 @@ def _cut_tables(policy: CachePolicy, caches: _Caches, step: Sequence[Chunk]) -> 
 
 
 def _move_rows(graph: ModelGraph, tensors: dict[str, Any], group: int, caches: _Caches, chunk: Chunk) -> None:
-    """What a cut behind the tokens before the chunk moves, in each cache of the group."""
+    """Move rows in each cache of the group if its table is cut before the chunk."""
     policy = graph.policies[group - 1]
     cut = dict(policy.cuts_before(chunk.start + 1, caches.longest)).get(chunk.start)
     if cut is None or not cut.leaving:

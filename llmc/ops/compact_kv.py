@@ -19,8 +19,15 @@ from llmc.program.slot_views import cache_views
 
 @dataclass(frozen=True)
 class Compaction:
-    """What a compaction says: rows, kept: how many. blocks: of the rows; places: of those that are kept. queries:
-    their slots."""
+    """The numbers of a compaction.
+
+    Args:
+        rows: Number of rows of the request.
+        kept: Number of rows that are kept.
+        blocks: Blocks of the rows.
+        places: Blocks that the kept rows move to.
+        queries: Slots of the queries.
+    """
 
     rows: int
     kept: int
@@ -38,7 +45,7 @@ class Compaction:
 
 
 def best_rows(scores: Tensor, rows: int, kept: int, sinks: int, recent: int) -> Tensor:
-    """The rows that are kept, in order: [heads, kept]. Of equal scores the first rows count.
+    """The rows that are kept, in order: [heads, kept]. Ties go to the first rows.
 
     scores: [heads, rows or more]. The first `sinks` and the last `recent` rows are kept whatever their scores.
     """

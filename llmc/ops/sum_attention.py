@@ -1,4 +1,4 @@
-"""llmc::sum_attention and llmc::keep_sums — how much attention a request's rows have got from all queries so far.
+"""llmc::sum_attention and llmc::keep_sums — the attention that all queries until now have paid to a request's rows.
 
 Source: Zhang et al. 2023, "H2O: Heavy-Hitter Oracle for efficient generative inference of large language models".
 """

@@ -9,36 +9,44 @@ from llmc.passes.rewrite import Pass, Rewrite
 
 _NUMERICS = {
     "exact": "the same bits",
-    "reorder": "the same mathematics in another order, or rounded fewer times",
+    "reorder": "the same mathematics in another order, or with less rounding",
     "lossy": "within a declared budget",
 }
 _HEAD = """\
 # The passes
 
-Generated from the passes' docstrings by `llmc passes --markdown`; do not edit. `a → b` or `a -> b` is what stands in
-the graph before and after. *Must have* is what is checked before a rewrite; a candidate that lacks it is left alone,
-and `llmc explain MODEL` says why. Numerics: {numerics}. What a class allows is checked by `llmc diff MODEL` and
-`llmc build --check-passes`. The last words about each pass are the verdict of `llmc prove`: whether what it rewrites is
-the same over the reals. How to add one: [custom-passes.md](custom-passes.md).
+Generated from the passes' docstrings by `llmc passes --markdown`; do not edit. It describes every built-in pass in the
+order of the pipeline. To see what they do to a model:
+
+    llmc passes MODEL --rewrites
+
+`a → b` or `a -> b` is the graph before and after a rewrite. *Must have* lists the conditions of a rewrite; a candidate
+that does not meet them is not changed, and `llmc explain MODEL` gives the reason. `llmc diff MODEL` and
+`llmc build --check-passes` check the numerics of a pass:
+
+{numerics}
+
+The last words about each pass are the verdict of `llmc prove`: whether its rewrites are exact over the reals. To add a
+pass: [custom-passes.md](custom-passes.md).
 """
 _GROUPS = (
     ("Canonical", "From aten, as torch.export returns it, to llmc:: ops over tokens.", canonical),
-    ("Speculative", "Passes for drafting tokens, as `--speculative` asks.", speculative),
+    ("Speculative", "Passes for drafting tokens, for `--speculative`.", speculative),
     (
         "Quantization",
-        "Less of a model, zeros, codes: as `--prune`, `--sparsity`, `--quantize` ask.",
+        "Pruning, sparsity and codes, for `--prune`, `--sparsity` and `--quantize`.",
         quantization,
     ),
     (
         "Parallel",
-        "A part of the weights or of the layers for each rank, as `--tensor-parallel-size` and "
-        "`--pipeline-parallel-size` ask.",
+        "Division of the weights or the layers among ranks, for `--tensor-parallel-size` and "
+        "`--pipeline-parallel-size`.",
         parallel,
     ),
     ("Serving", "From one whole sequence to a step of many requests.", serving),
-    ("Draft heads", "Draft heads in addition to the logits, as `--speculative` asks.", draft_heads),
-    ("Fusion", "Fewer trips to memory.", fusion),
-    ("Adapters", "Adapters loaded at run time, as `--enable-lora` asks.", adapters),
+    ("Draft heads", "Draft heads in addition to the logits, for `--speculative`.", draft_heads),
+    ("Fusion", "Fusions that reduce memory traffic.", fusion),
+    ("Adapters", "Adapters that are loaded at run time, for `--enable-lora`.", adapters),
 )
 
 
@@ -47,7 +55,7 @@ def passes_page(verdicts: Mapping[str, str]) -> str:
 
     verdicts: of `llmc prove`, by the passes' names.
     """
-    numerics = "; ".join(f"**{name}**, {meaning}" for name, meaning in _NUMERICS.items())
+    numerics = "\n".join(f"- **{name}**: {meaning}" for name, meaning in _NUMERICS.items())
     order = " → ".join(each.name for _, _, members in _GROUPS for each in members())
     parts = [_HEAD.format(numerics=numerics), f"In order: {order}\n"]
     for title, summary, members in _GROUPS:

@@ -16,11 +16,16 @@ from llmc.targets import GpuTarget
 
 @dataclass(frozen=True)
 class StepPrediction:
-    """A step on a target, predicted and not measured.
+    """The predicted cost of a step on a target. Nothing is measured.
 
-    step: in words. seconds, bytes_moved, flops: of all launches; kernel_seconds, kernel_bytes, kernel_launches: by
-    kernel. launches: those that do something. bandwidth_share, peak_share: of the target's bytes and bf16 operations
-    per second.
+    Attributes:
+        target: The target's name.
+        step: A description of the step.
+        seconds: Time of all launches; bytes_moved and flops are also totals.
+        launches: Number of launches that do something.
+        kernel_seconds: Time by kernel, and so are kernel_bytes and kernel_launches.
+        bandwidth_share: Share of the target's memory bandwidth.
+        peak_share: Share of the target's bf16 operations per second.
     """
 
     target: str

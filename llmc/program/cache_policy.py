@@ -48,7 +48,7 @@ class Visible:
 
 @dataclass(frozen=True)
 class Cut:
-    """What happens to a table that is full.
+    """The change of a table that is full.
 
     Args:
         leaving: rows that leave it, in order; the others move up. Whole blocks.
@@ -67,7 +67,7 @@ class Cut:
         return sum(map(len, self.leaving))
 
     def left(self, rows: Sequence[Row]) -> list[Row]:
-        """What a table holds afterwards. rows: what it held in each of its rows."""
+        """The rows of a table after the cut. rows: those before it."""
         found = list(rows)
         for source, destination in self.moves:
             found[destination] = rows[source]
@@ -77,7 +77,7 @@ class Cut:
 
 
 class Progress(NamedTuple):
-    """What a request's table has been through.
+    """The past cuts of a request's table.
 
     prompt: tokens of the request's prompt. dropped: rows that have left the table. cut_at: number of tokens at its last
     cut, 0 for none.
@@ -88,7 +88,7 @@ class Progress(NamedTuple):
     cut_at: int = 0
 
     def after(self, end: int, cut: Cut) -> "Progress":
-        """What it has been through behind a further cut."""
+        """The past cuts after a further one."""
         return Progress(self.prompt, self.dropped + cut.dropped, end)
 
 
@@ -129,11 +129,11 @@ class CachePolicy:
         return None if self.fills_at is None else self.fills_at + done.dropped
 
     def cut(self, done: Progress) -> Cut:
-        """What happens to the table then. done: before the cut."""
+        """The next cut. done: the cuts before it."""
         return Cut(tuple(self.leaving()))
 
     def most_rows(self, tokens: int) -> int:
-        """The most rows that a table holds of a sequence of at most so many tokens."""
+        """The most rows in the table of a sequence of at most this many tokens."""
         return tokens if self.fills_at is None else min(tokens, self.fills_at)
 
     @property
@@ -172,7 +172,7 @@ class CachePolicy:
         return (end for end, _ in self.cuts_before(tokens, tokens if prompt is None else prompt))
 
     def cuts_before(self, tokens: int, prompt: int) -> Iterator[tuple[int, Cut]]:
-        """The same with what happens."""
+        """The same, each with its cut."""
         return takewhile(lambda made: made[0] < tokens, self.all_cuts(prompt))
 
     def all_cuts(self, prompt: int) -> Iterator[tuple[int, Cut]]:
@@ -219,7 +219,7 @@ class CachePolicy:
 
     @property
     def queries(self) -> "CachePolicy | None":
-        """What is kept of queries, in a group of their own, for scores of keys; None for nothing."""
+        """The policy of the group that holds queries, for scores of keys; None if no scores are made."""
         return None
 
     @property
@@ -292,7 +292,7 @@ def group_blocks(policies: Sequence[CachePolicy], limits: Limits, blocks: int, *
     """How many blocks each group of caches has, given those of the first one that holds whole sequences.
 
     That is group 0, unless it has no caches (`has_first`) and another one holds whole sequences too: then its blocks
-    are only numbers, and there are as many as sequences may ask for. policies: of the groups from 1 on.
+    are only numbers, one for each block that sequences may ask for. policies: of the groups from 1 on.
     """
     first = blocks
     if not has_first and any(policy.per_request for policy in policies):

@@ -10,7 +10,7 @@ from llmc.errors import OptionError
 from llmc.program.cache_policy import EVERYTHING, CachePolicy, Visible
 from llmc.program.limits import Limits
 
-# What kv_compression calls a cache that keeps everything.
+# The value of kv_compression that keeps everything.
 NONE = "none"
 # Every block size divides it.
 LARGEST_BLOCK = 128

@@ -1,7 +1,7 @@
 """Cache policies that keep the rows with the highest scores, in each layer and KV head for itself.
 
 A table is cut for the first time where the first block begins at or behind the end of the prompt, which the model has
-read whole by then. Later it is cut after every `every` tokens. Each cut leaves as many rows in all heads.
+read whole by then. Later it is cut after every `every` tokens. All heads keep the same number of rows.
 """
 
 from dataclasses import dataclass, replace
@@ -42,7 +42,7 @@ class Scored(Compression):
             raise ValueError(f"every={self.every} must be 1 or more")
         if self.budget is not None and self.budget <= self.protected:
             raise ValueError(
-                f"budget={self.budget} leaves no room beside the {self.protected} rows that are protected "
+                f"budget={self.budget} leaves no room in addition to the {self.protected} protected rows "
                 f"({self.sinks} first ones, {self.protected - self.sinks} last ones)"
             )
 
@@ -58,7 +58,7 @@ class Scored(Compression):
 
     @property
     def queries(self) -> CachePolicy | None:
-        """What is kept of the queries that scores are made of; None if they need none."""
+        """The policy of the group that holds queries; None if scores need none."""
         return None
 
     def in_blocks(self) -> tuple[str, ...]:
@@ -90,5 +90,5 @@ class Scored(Compression):
         return Cut((range(kept, self.next_cut(done) - done.dropped),), chosen=kept)
 
     def _whole(self, rows: int) -> int:
-        """The rows of the blocks that hold so many."""
+        """The number of rows, rounded up to whole blocks."""
         return -(-rows // self.block) * self.block

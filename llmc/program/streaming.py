@@ -12,7 +12,7 @@ from llmc.program.limits import Limits
 class Streaming(Compression):
     """Keeps the first `sinks` rows and the latest ones. Positions count rows, so they never reach budget + every.
 
-    Keys turn back by `every` positions when as many rows leave.
+    When `every` rows leave, the keys behind them turn back by `every` positions.
     Source: Xiao et al. 2023, "Efficient streaming language models with attention sinks".
 
     Args:
@@ -31,7 +31,9 @@ class Streaming(Compression):
         if self.every < 1:
             raise ValueError(f"every={self.every} must be 1 or more")
         if self.budget <= self.sinks:
-            raise ValueError(f"budget={self.budget} leaves no room beside the {self.sinks} first rows, which stay")
+            raise ValueError(
+                f"budget={self.budget} leaves no room in addition to the {self.sinks} first rows, which stay"
+            )
 
     @property
     def renumbers(self) -> bool:

@@ -28,12 +28,24 @@ from llmc.targets import Target
 class BuildReport:
     """The figures of a build for its closing table. Sizes are in bytes, times in seconds.
 
-    kernels: launches of each kernel in a step of one token. binaries: GPU binaries by kernel and instruction set.
-    decode_bytes: bytes that a step with a single token at a context of 1 moves. unplanned_bytes: size of the
-    intermediates if they did not share one arena. fitting_sequences: number of sequences of max_model_len tokens that
-    fit into a GPU's memory with the engine; None for a CPU. program: the launches of a step, in all stages. quantized:
-    the outcome for each weight. sparse: the outcome for each weight with zeros. pruned: the removed share of each part.
-    kv_bytes: bytes of the KV cache per token. warnings: one line per fact that users may not expect.
+    Attributes:
+        path: The engine directory.
+        target: The target that it was built for.
+        passes: The record of each pass.
+        kernels: Number of launches of each kernel in a step of one token.
+        binaries: GPU binaries by kernel and instruction set.
+        engine_bytes: Size of the directory; weight_bytes is the part of the weights.
+        arena_bytes: Size of the intermediates; unplanned_bytes is their size if they did not share one arena.
+        fitting_sequences: Number of sequences of max_model_len tokens that fit into a GPU's memory with the engine;
+            None for a CPU.
+        decode_bytes: Bytes that a step with a single token at a context of 1 moves.
+        program: The launches of a step, in all stages.
+        seconds: Times by stage of the build.
+        quantized: The outcome for each quantized weight.
+        sparse: The outcome for each weight with zeros.
+        pruned: The removed share of each part.
+        kv_bytes: Bytes of the KV cache per token.
+        warnings: One line per fact that users may not expect.
     """
 
     path: Path

@@ -1,4 +1,4 @@
-"""The engine as its users see it: text_generator.py makes text of it, and here are logits and what it is."""
+"""The engine's public interface: logits, and the facts about an engine; text_generator.py generates text."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
 
 class Engine(TextGenerator):
-    """A loaded engine; made by `llmc.load` or `llmc.compile`. Close it, or use it as a context manager.
+    """A loaded engine, made by `llmc.load` or `llmc.compile`. Close it, or use it as a context manager.
 
-    For any number of threads. Requests that run together share steps, also those of different threads and streams; a
-    request's tokens do not depend on the others.
+    It may be called from any number of threads. Requests of all threads and streams share steps, and a request's tokens
+    do not depend on the others.
     """
 
     def __init__(
@@ -99,22 +99,26 @@ class Engine(TextGenerator):
 
     @property
     def manifest(self) -> Manifest:
-        """Everything that the engine's manifest says."""
+        """The engine's manifest."""
         return self._directory.manifest
 
     @property
     def limits(self) -> Limits:
-        """The longest sequence, and the most tokens, requests and logit rows of a step."""
+        """Limits of the engine: tokens per sequence, and tokens, requests and logit rows per step."""
         return self._directory.program.limits
 
     def wait_until_checked(self) -> None:
-        """Until the weights are compared with their hashes, which no answer precedes. Raises EngineFormatError."""
+        """Wait until the weights have been compared with their hashes. Answers wait for this as well.
+
+        Raises:
+            EngineFormatError: If the weights are corrupt.
+        """
         if self._check is not None:
             self._check.wait()
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The engine's tokenizer, which may not exist."""
+        """The engine's tokenizer; `exists` is false if the engine has none."""
         return self._tokenizer
 
     @property
@@ -134,7 +138,7 @@ class Engine(TextGenerator):
 
     @property
     def shared_loop(self) -> SharedLoop:
-        """For who serves requests. It raises TargetError where this machine cannot run the engine."""
+        """The loop for servers. It raises TargetError if this machine cannot run the engine."""
         return self._shared
 
     @property
@@ -153,20 +157,36 @@ class Engine(TextGenerator):
         return self._adapters
 
     def load_adapter(self, name: str, directory: str | Path) -> None:
-        """Read a PEFT directory; from now on requests may name it: generate(…, adapter=name). Raises AdapterError."""
+        """Read a LoRA adapter, for requests with `generate(…, adapter=name)`.
+
+        Args:
+            name: The name of the adapter in requests.
+            directory: A directory that PEFT has saved.
+
+        Raises:
+            AdapterError: If the adapter cannot be read, does not fit the engine, or the name is in use.
+        """
         self._adapters.load(name, path_argument("directory", directory))
 
     def unload_adapter(self, name: str) -> None:
-        """Forget an adapter; what runs with it goes on. Raises AdapterError."""
+        """Remove an adapter. Running requests keep it.
+
+        Raises:
+            AdapterError: For an unknown name.
+        """
         self._adapters.unload(name)
 
     @property
     def output_cache(self) -> OutputCache | None:
-        """Answers that are kept; None if none are."""
+        """The cache of answers; None if it is disabled."""
         return self._output_cache
 
     def tokenize(self, text: str) -> list[int]:
-        """Token ids of a text, as a prompt. Raises RequestError if the engine has no tokenizer."""
+        """The token ids of a text, as in a prompt.
+
+        Raises:
+            RequestError: If the engine has no tokenizer.
+        """
         if not isinstance(text, str):
             raise RequestError(f"a text cannot be {text!r:.80} ({type(text).__name__})", fix="give a str")
         return self._tokenizer.encode(text)
@@ -184,7 +204,18 @@ class Engine(TextGenerator):
     def logits(
         self, tokens: Sequence[int] | Sequence[Sequence[int]], *, adapter: str | None = None
     ) -> Logits | list[Logits]:
-        """The logits after each token: [tokens, vocabulary], fp32, for one sequence; a list of them for several."""
+        """The logits after each token.
+
+        Args:
+            tokens: A sequence of token ids, or several sequences.
+            adapter: The name of a loaded adapter; None uses the plain model.
+
+        Returns:
+            A numpy array [tokens, vocabulary] in fp32, or a list with one for each sequence.
+
+        Raises:
+            RequestError: For a sequence that is empty or too long, or an id outside of the vocabulary.
+        """
         check_task(self.info.head, wants_row=False)
         given, is_one = as_list(tokens)
         sequences = [ids_of(each, self._tokenizer) for each in given]
@@ -202,29 +233,45 @@ class Engine(TextGenerator):
         return requests[0].logits if is_one else [request.logits for request in requests]
 
     def report(self) -> Path:
-        """Where the engine's page is: one HTML file with passes, graphs, kernels, roofline and memory. Raises
-        EngineFormatError for an engine that was written without one."""
+        """The path of the engine's report: one HTML file with passes, graphs, kernels, roofline and memory.
+
+        Raises:
+            EngineFormatError: If the engine was written without a report.
+        """
         return report_file(self._directory)
 
     def explain(self) -> str:
-        """The explanation that `llmc explain` prints: coverage, rewrites and refusals. Raises EngineFormatError if the
-        engine has no report."""
+        """The explanation that `llmc explain` prints: coverage, rewrites and refusals.
+
+        Raises:
+            EngineFormatError: If the engine has no report.
+        """
         return explanation(self._directory)
 
     def predict(self, *, requests: int = 1, context: int | None = None, prefill: int | None = None) -> StepPrediction:
-        """Predict the time of a GPU engine's step from the target's table: a decode of `requests` requests with
-        `context` cached positions each (default 1024, or the maximum length if shorter), or a prompt of `prefill`
-        tokens. Needs torch, but not a GPU.
+        """Predict the time of a GPU engine's step from the target's table. Needs torch, but not a GPU.
 
-        For an engine for several GPUs, the first is predicted. Raises TargetError for a CPU engine, OptionError for a
-        step beyond the engine's limits.
+        For an engine for several GPUs, the prediction is for the first.
+
+        Args:
+            requests: Number of requests of a decode step.
+            context: Number of cached positions of each request; default 1024, or the maximum length if shorter.
+            prefill: Number of tokens of a prompt, to predict a prefill step instead.
+
+        Returns:
+            The time in seconds, the bytes and operations, and their shares of the device's limits.
+
+        Raises:
+            TargetError: For a CPU engine.
+            OptionError: For a step beyond the engine's limits.
         """
         return predicted_step(self._directory, requests, context, prefill)
 
     def reopen(self) -> StepLoop:
-        """Open the executor anew, with empty caches, after a step has failed. For who has claimed the loop.
+        """Reopen the executor, with empty caches, after a step has failed. For the owner of the loop.
 
-        Raises what opening raises, such as TargetError.
+        Raises:
+            LlmcError: As for opening the engine, such as TargetError.
         """
         with suppress(Exception):  # Close the broken parts first.
             self._close_executors()
@@ -233,14 +280,20 @@ class Engine(TextGenerator):
         return self._shared.renew(loop)
 
     def save(self, path: str | Path) -> Path:
-        """Copy the engine to another place, whole or not at all; returns that place."""
+        """Copy the engine directory to `path`, atomically.
+
+        Returns:
+            The path of the copy.
+        """
         return copy_engine(self._directory.path, self._directory.manifest, path_argument("path", path))
 
     def close(self) -> None:
-        """Stop the threads, free the memory, delete a temporary engine directory.
+        """Stop the threads, free the memory, and delete a temporary engine directory.
 
-        Requests of other threads in flight end with an UnavailableError. Raises RequestError if an AsyncEngine uses the
-        engine.
+        Requests of other threads in flight end with an UnavailableError.
+
+        Raises:
+            RequestError: If an AsyncEngine uses the engine.
         """
         if self._shared.close(self._closed):
             if self._tier is not None:

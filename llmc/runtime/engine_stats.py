@@ -132,12 +132,13 @@ class EngineStats:
     """Gauges of this moment, and counters since the engine was opened.
 
     running, waiting: sequences (a request with n choices has n). blocks_used + blocks_cached + blocks_free =
-    blocks_total; cached blocks hold a prefix that nobody uses now and are given away when needed. groups: the same of
-    the layers that do not keep everything, which have blocks of their own.
-    prefix_cache_queries and prefix_cache_hits: in tokens, as vLLM counts them; of a model with states, too, a hit is
-    what has not to be computed again. snapshots: None for other models. finished: requests by finish reason,
-    "error" among them. recent_steps: the latest steps, oldest first. rank_restarts: how often each rank but the first
-    was lost and started again. restarts: how often the engine was opened anew. offload: None without a second tier.
+    blocks_total; cached blocks hold a prefix that no request uses now, and are reused when needed. groups: the same
+    counts for layers that do not keep the whole sequence, which have their own blocks.
+    prefix_cache_queries and prefix_cache_hits: in tokens, as vLLM counts them; a hit is a token that need not be
+    computed again, also for models with states. snapshots: of a model with states, None for other models. finished:
+    requests by finish reason, including "error". recent_steps: the latest steps, oldest first. rank_restarts: number of
+    restarts of each rank except the first after it was lost. restarts: number of times the engine was reopened.
+    offload: None without a second tier.
     """
 
     running: int

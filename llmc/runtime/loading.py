@@ -43,22 +43,38 @@ def load(
 ) -> Engine:
     """Open an engine directory.
 
-    executor: the executor of the steps; by default the one that the engine was built for. If this machine cannot run
-    it, the engine still opens, for inspection and saving, and its steps raise TargetError; an executor named explicitly
-    is an error at once. "reference" runs a GPU engine's graph in torch, "triton_interpreter" its kernels, on the CPU.
-    threads: of a step; default LLMC_THREADS, else the physical cores available. kv_cache_bytes: default as in
-    kv_capacity.block_count; untouched parts of it cost nothing. kv_memory: the same as a share of the free memory (a
-    GPU's on a GPU). max_step_tokens, max_sequences: lower limits of a step than the engine was built for. prefix_cache:
-    keep the blocks of finished requests for those that begin alike. state_cache_bytes: of a recurrent model's states
-    where those end; default as in snapshot_count. output_cache_bytes: keep the answers to requests without chance
-    (greedy, seeded, beam search). kv_compression: what the KV cache keeps of requests that do not say, within what the
-    engine was built for; default as it was built. kv_offloading_size: bytes, or a size such as "20GB", of the second
-    tier, where blocks go that the KV cache has no room for; None for none. kv_offloading_dir: keep them in files there,
-    where the next process finds prefixes; default: a GPU engine's in memory, others' in files that go with the engine.
-    speculation: what drafts tokens that may come next, in a dict or JSON, as vLLM's --speculative-config.
-    check_weights: compare the weights' hashes, beside the start: if they are corrupt, EngineFormatError comes before
-    the first token or logit. owned: a directory to delete with the engine. A process that torchrun started as another
-    rank than the first ends here. Raises the errors named, OptionError and RankError.
+    In a process that torchrun started as a rank other than the first, the call serves that rank and ends the process.
+
+    Args:
+        path: The engine directory.
+        threads: Threads of a step; default LLMC_THREADS, else the number of available physical cores.
+        kv_cache_bytes: Size of the KV cache; default as in `kv_capacity.block_count`. Unused parts take no memory.
+        kv_memory: Size of the KV cache as a share of the free memory, of the GPU for GPU engines.
+        max_step_tokens: Limit of tokens per step, at most the engine's.
+        max_sequences: Limit of sequences per step, at most the engine's.
+        prefix_cache: Keep the blocks of finished requests for later requests with the same prefix.
+        state_cache_bytes: Size of the cache of a recurrent model's states at the ends of prefixes; default as in
+            `snapshot_count`.
+        output_cache_bytes: Size of the cache of answers to deterministic requests (greedy, seeded, beam search).
+        kv_compression: Policy for the KV cache of requests that name none, within the one that the engine was built
+            for; default is that one.
+        kv_offloading_size: Size of the second tier for blocks that leave the KV cache: bytes, or a text such as
+            "20GB". None disables it.
+        kv_offloading_dir: Directory for the second tier, where later processes find prefixes. By default GPU engines
+            use memory, and other engines use files that are deleted with the engine.
+        speculation: The drafter, as a dict or JSON, as vLLM's --speculative-config.
+        check_weights: Compare the weights' hashes in the background; corrupt weights raise EngineFormatError before the
+            first token or logit is returned.
+        executor: The executor of the steps, by default the one that the engine was built for. "reference" runs a GPU
+            engine's graph in torch on the CPU, "triton_interpreter" its kernels.
+        owned: A directory to delete with the engine.
+
+    Raises:
+        EngineFormatError: If the directory is not an engine of this version, or its files are corrupt.
+        TargetError: If this machine cannot run `executor`. Without the argument the engine still opens, for inspection
+            and saving, and its steps raise the error.
+        OptionError: If an option contradicts the engine or another option.
+        RankError: If ranks cannot be started or found.
     """
     drafts = None if speculation is None else _speculative_config(speculation, output_cache_bytes)
     place = path_argument("path", path)

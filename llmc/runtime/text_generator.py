@@ -16,7 +16,10 @@ from llmc.runtime.text_reader import TextReader
 
 
 class TextGenerator(TextReader, ABC):
-    """Close it, or use it as a context manager. chat_template: of conversations that name none; None is the model's."""
+    """Base of Engine and LLM. Close it, or use it as a context manager.
+
+    chat_template: the template of conversations that name none; None is the model's.
+    """
 
     def __init__(
         self, completer: Completer, conversations: ConversationPrompts, chat_template: str | None = None
@@ -35,14 +38,23 @@ class TextGenerator(TextReader, ABC):
         progress: Progress = False,
         **sampling: Unpack[SamplingKeywords],
     ) -> list[Completion]:
-        """Continue one prompt or several, all in the same steps. Returns one completion a prompt, in order.
+        """Continue one prompt or several, which share steps.
 
-        prompts: texts, lists of token ids, or dicts with "prompt" or "prompt_token_ids"; one, or any iterable of them.
-        params: for all prompts, or one each; default greedy. Or give its fields as keywords: max_tokens=5.
-        adapter: the name of a loaded one (Engine.load_adapter); None uses the plain model. progress: True for a bar on
-        standard error, or a function called with the number of finished prompts and the total. Raises RequestError for
-        a prompt or parameter that this engine cannot serve, before anything is computed, and UnavailableError if the
-        engine is closed meanwhile.
+        Args:
+            prompts: A prompt or an iterable of prompts: texts, lists of token ids, or dicts with "prompt" or
+                "prompt_token_ids".
+            params: Parameters for all prompts, or one per prompt; default greedy.
+            adapter: The name of a loaded adapter (Engine.load_adapter); None uses the plain model.
+            progress: True for a progress bar on standard error, or a function that is called with the number of
+                finished prompts and the total.
+            **sampling: The fields of SamplingParams, such as max_tokens=5, instead of `params`.
+
+        Returns:
+            One completion per prompt, in order.
+
+        Raises:
+            RequestError: For a prompt or parameter that this engine cannot serve, before anything is computed.
+            UnavailableError: If the engine is closed meanwhile.
         """
         sequences = token_sequences(prompts, self._completer.tokenizer)
         return self._completer.complete(sequences, params_of_each(len(sequences), params, sampling), progress, adapter)
@@ -56,10 +68,21 @@ class TextGenerator(TextReader, ABC):
         adapter: str | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> Generator[Piece, None, None]:
-        """Continue one prompt, piece by piece; the pieces' texts together are the completion's text.
+        """Continue one prompt, piece by piece.
 
-        For one choice: n, best_of and beam_width may not ask for more. Raises RequestError at once for requests that
-        `generate` refuses. Stopping early frees the request.
+        Closing the generator early frees the request.
+
+        Args:
+            prompt: A prompt, as in `generate`.
+            params: Its parameters, for one choice: n, best_of and beam_width must be 1 or None.
+            adapter: As in `generate`.
+            **sampling: The fields of SamplingParams, instead of `params`.
+
+        Returns:
+            The pieces; their texts together are the completion's text.
+
+        Raises:
+            RequestError: As in `generate`, at the call.
         """
         tokens = token_ids(prompt, self._completer.tokenizer)
         return self._completer.stream(tokens, chosen_params(params, sampling), adapter)
@@ -79,12 +102,25 @@ class TextGenerator(TextReader, ABC):
         progress: Progress = False,
         **sampling: Unpack[SamplingKeywords],
     ) -> list[Completion]:
-        """Answer one conversation or several: lists of {"role": ..., "content": ...}, as OpenAI has them.
+        """Answer one conversation or several, which share steps.
 
-        tools: as OpenAI has them, for the template to tell the model. chat_template: a template's text, a Jinja file,
-        or the name of a built-in one, `plain` or `chatml`; default the model's. continue_final_message: go on with the
-        last message instead of answering it. chat_template_kwargs: other variables of the template. The rest as in
-        `generate`.
+        Args:
+            messages: A conversation or an iterable of conversations: lists of {"role": ..., "content": ...}, as in
+                OpenAI's API.
+            params: As in `generate`.
+            tools: Tools for the template, as in OpenAI's API.
+            chat_template: A template's text, a Jinja file, or the name of a built-in one, `plain` or `chatml`; default
+                the model's.
+            add_generation_prompt: Whether the template opens the answer.
+            continue_final_message: Continue the last message instead of answering it.
+            chat_template_kwargs: Other variables of the template.
+            adapter: As in `generate`, and so are `progress` and `sampling`.
+
+        Returns:
+            One completion per conversation, in order.
+
+        Raises:
+            RequestError: As in `generate`, and for a conversation that the template cannot render.
         """
         prompts = [
             self._conversations.token_ids(
@@ -111,7 +147,7 @@ class TextGenerator(TextReader, ABC):
         adapter: str | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> Generator[Piece, None, None]:
-        """Answer one conversation piece by piece. Arguments as in `chat`."""
+        """Answer one conversation, piece by piece. Arguments as in `chat`, result as in `stream`."""
         tokens = self._conversations.token_ids(
             messages,
             tools=tools,

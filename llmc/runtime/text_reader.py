@@ -40,14 +40,23 @@ class TextReader:
         adapter: str | None = None,
         progress: Progress = False,
     ) -> Rows:
-        """A vector of each text, [texts, width] in fp32; texts of any lengths share steps.
+        """Compute a vector for each text. Texts of any lengths share steps.
 
-        texts: as in generate: one, or any iterable. dimensions: number of leading elements to keep, for Matryoshka
-        models. normalize: scale to length 1; None follows the model's modules. prompt_name: the prompt to prepend to
-        each text, as named by sentence-transformers; None takes the model's default, if it has one. Token ids are used
-        unchanged. truncate: read only the beginning of a text that is longer than the engine's limit. adapter,
-        progress: as in generate. Raises RequestError for a text that is too long, for an unknown prompt, and
-        for an engine that is not built with task=embed.
+        Args:
+            texts: A text or an iterable of texts, as in `generate`.
+            dimensions: Number of leading elements to keep, for Matryoshka models.
+            normalize: Whether to scale vectors to length 1; None follows the model's modules.
+            prompt_name: The prompt to prepend to each text, as named by sentence-transformers; None is the model's
+                default, if it has one. Token ids are used unchanged.
+            truncate: Whether to cut texts that are longer than the engine's limit.
+            adapter: As in `generate`, and so is `progress`.
+
+        Returns:
+            A numpy array [texts, width] in fp32.
+
+        Raises:
+            RequestError: For a text that is too long, an unknown prompt, or an engine that is not built with
+                task=embed.
         """
         head = self._head(Task.EMBED)
         prepare = partial(prepared, head.preparation, name=prompt_name)
@@ -66,11 +75,23 @@ class TextReader:
         adapter: str | None = None,
         progress: Progress = False,
     ) -> list[float]:
-        """How well each document fits the query, or the query at its place in a list of as many.
+        """Compute how well each document fits a query.
 
-        An engine that scores reads the two as a pair, which takes texts; of one that embeds it is how alike their
-        vectors are, by the cosine unless its model says otherwise, and with its prompts of queries and of documents.
-        activation: a scorer's own, or the bare number. The rest as in `embed`.
+        An engine built with task=score reads query and document as a pair of texts. An engine built with task=embed
+        compares their vectors, by the cosine unless its model says otherwise, with its prompts for queries and
+        documents.
+
+        Args:
+            query: One query, or a list with one per document.
+            documents: A document or an iterable of documents.
+            activation: Whether to apply the scorer's activation; otherwise scores are logits.
+            truncate: As in `embed`, and so are `adapter` and `progress`.
+
+        Returns:
+            One score per document.
+
+        Raises:
+            RequestError: As in `embed`, and for numbers of queries and documents that differ.
         """
         head = self._completer.job_builder.head
         found = [documents] if isinstance(documents, str) else list(documents)
@@ -103,8 +124,19 @@ class TextReader:
         adapter: str | None = None,
         progress: Progress = False,
     ) -> list[Classification]:
-        """How well the model's labels fit each text. activation: softmax or sigmoid, as the model's config says, or the
-        bare numbers. The rest as in `embed`, for an engine that is built with task=classify."""
+        """Compute how well the model's labels fit each text.
+
+        Args:
+            texts: A text or an iterable of texts, as in `generate`.
+            activation: Whether to apply softmax or sigmoid, as the model's config says; otherwise values are logits.
+            truncate: As in `embed`, and so are `adapter` and `progress`.
+
+        Returns:
+            One classification per text.
+
+        Raises:
+            RequestError: As in `embed`, for an engine that is not built with task=classify.
+        """
         head = self._head(Task.CLASSIFY)
         rows = self._rows(token_sequences(texts, self._completer.tokenizer), truncate, progress, adapter)
         return [classification(head, row, activation) for row in rows]

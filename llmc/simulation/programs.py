@@ -4,11 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from llmc.codegen.sketch import sketch
+from llmc.codegen.target_kind import kind_of
 from llmc.errors import PassError
 from llmc.frontends.captured import Captured
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
-from llmc.passes.model_data import ModelData
+from llmc.passes.model_data import ModelData, in_one_line
 from llmc.passes.pipeline import parallel
 from llmc.passes.rewrite import Pass
 from llmc.passes.runner import run_pipeline
@@ -52,7 +53,12 @@ def model_programs(
     progress: Callable[[str], None] = lambda doing: None,
 ) -> ModelPrograms:
     """Run the passes up to those that cut the model. progress: told what those that take long are doing."""
-    data = ModelData(captured.source, captured.tokenizer, lambda what, done, of: progress(f"{what} {done}/{of}"))
+    data = ModelData(
+        captured.source,
+        captured.tokenizer,
+        in_one_line(progress),
+        kind_of(target).tokens,
+    )
     kept = [each for each in passes if each.name not in options.disable_passes]
     options = options.model_copy(update={"disable_passes": ()})
     names = {each.name for each in parallel()}

@@ -34,8 +34,16 @@ _KEPT_APART = 0.1
 
 @dataclass(frozen=True)
 class TrainedHeads:
-    """path: of the heads. tokens: that they were trained on. epochs: until the loss on what was kept apart fell no
-    more. losses: there, before training and after each epoch. heads: the first one first."""
+    """The outcome of `train_medusa`.
+
+    Attributes:
+        path: The file of the heads.
+        tokens: Number of tokens that they were trained on.
+        epochs: Number of epochs until the loss on held-out sequences stopped falling.
+        losses: Losses on held-out sequences, before training and after each epoch.
+        heads: The acceptance of each head, in order.
+        seconds: Times by stage.
+    """
 
     path: Path
     tokens: int
@@ -60,14 +68,29 @@ def train_medusa(
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> TrainedHeads:
-    """Train heads for the model of a CPU engine and write them with a config.json.
+    """Train Medusa heads for the model of a CPU engine, and write them with a config.json.
 
-    engine: its directory. text: a UTF-8 file that prompts are cut from. output: a .safetensors file, for
-    `llmc build --speculative`. heads: how many tokens after the next one are drafted. layers: of each head. tokens:
-    that the engine writes to train on, at this temperature. chat: prompts are what a user says, in the model's chat
-    template, and heads learn the answers alone. epochs: at the most. The same arguments give the same heads on one
-    machine.
-    Raises LlmcError.
+    The same arguments give the same heads on one machine.
+
+    Args:
+        engine: The engine directory.
+        text: A UTF-8 file from which prompts are cut.
+        output: A .safetensors file, for `llmc build --speculative`.
+        heads: Number of tokens to draft after the next one.
+        layers: Number of layers of each head.
+        tokens: Number of tokens that the engine generates for training.
+        temperature: Temperature of this generation; 0 is greedy.
+        chat: Use prompts as user messages in the model's chat template, and train on the answers only.
+        epochs: Maximum number of epochs.
+        seed: Seed of prompts, generation and training.
+        threads: Threads; default as in `llmc.load`.
+        progress: Receives the stages of the training.
+
+    Returns:
+        The path of the heads, the losses, and the acceptance of each head on held-out sequences.
+
+    Raises:
+        LlmcError: For wrong arguments, or an engine that cannot be used.
     """
     place, source, file = path_argument("output", output), path_argument("text", text), path_argument("engine", engine)
     for name, value in (("heads", heads), ("layers", layers), ("tokens", tokens), ("epochs", epochs)):

@@ -193,3 +193,24 @@ def test_a_dump_is_asked_for_by_the_environment(model: Path, tmp_path: Path, mon
     assert outcome.code == 0, outcome.err
     assert (tmp_path / "dump" / "00-captured.txt").read_text().startswith("stage captured\n")
     assert len(list((tmp_path / "dump").iterdir())) > 40
+
+
+def test_passes_and_viz_round_tokens_as_their_target_does(model: Path) -> None:
+    """A scale for every 32 channels of a token on CPUs, one for the whole token on GPUs."""
+    schemes = ("--quantize", "w8a8", "--dtype", "float32")
+    graphs = {target: llmc("passes", model, *schemes, "--graph", "--target", target) for target in ("cpu", "h100")}
+    assert all(outcome.code == 0 for outcome in graphs.values()), graphs
+    assert graphs["cpu"].out != graphs["h100"].out
+    drawn = llmc("viz", model, *schemes, "--format", "json", "--target", "h100")
+    assert drawn.code == 0, drawn.err
+    assert drawn.out != llmc("viz", model, *schemes, "--format", "json").out
+
+
+def test_an_unknown_target_names_those_that_there_are(model: Path) -> None:
+    for verb in ("passes", "explain", "viz", "diff"):
+        assert_user_error(llmc(verb, model, "--target", "h1000"), "h1000", "h100")
+
+
+def test_an_engine_has_a_target_already(engine: Path) -> None:
+    for verb in ("explain", "viz"):
+        assert_user_error(llmc(verb, engine, "--target", "h100"), "passes have run already", "--target h100")

@@ -123,7 +123,7 @@ def test_a_full_budget_changes_no_bit(text: str, full: str, built: Callable[...,
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("snapkv:budget=16,window=16", "leaves no room beside the 16 rows that are protected (0 first ones, 16 last"),
+        ("snapkv:budget=16,window=16", "leaves no room in addition to the 16 protected rows (0 first ones, 16 last"),
         ("snapkv:budget=48,share=50", "budget=48 and share=50: give one of them"),
         ("snapkv:window=16", "budget=None and share=None: give one of them"),
         ("snapkv:share=0", "share=0 is not a percentage from 1 to 100"),
@@ -147,7 +147,7 @@ def test_a_policy_that_cannot_be_is_refused(text: str, problem: str, built: Call
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("h2o:budget=64", "leaves no room beside the 64 rows that are protected (0 first ones, 64 last"),
+        ("h2o:budget=64", "leaves no room in addition to the 64 protected rows (0 first ones, 64 last"),
         ("h2o:share=50,every=160", "every=160 is not a number of queries from 1 to 128"),
         ("h2o:share=50,recent=16,sinks=2,every=8", "cannot run h2o:share=50"),
         ("snapkv:share=50", "cannot run snapkv:share=50"),
@@ -162,5 +162,5 @@ def test_options_of_h2o_are_checked(text: str, problem: str, built: Callable[...
 @each_policy
 def test_gpus_are_refused(text: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"block_size": 8, "max_model_len": 256, "kv_compression": text, "dtype": "float32"}
-    with pytest.raises(LlmcError, match="rows are scored and turned on CPUs so far"):
+    with pytest.raises(LlmcError, match="rows are scored and turned on CPUs only"):
         llmc.build(tiny_checkpoint("llama", tmp_path / "model"), tmp_path / "e.llmc", target="h100", **options)

@@ -113,7 +113,7 @@ def test_a_long_text_needs_no_more_memory_than_a_short_one(model: Path, tmp_path
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("streaming:budget=4", "budget=4 leaves no room beside the 4 first rows"),
+        ("streaming:budget=4", "budget=4 leaves no room in addition to the 4 first rows"),
         ("streaming:budget=48,every=0", "every=0 must be 1 or more"),
         ("streaming:budget=44,sinks=3,every=16", "budget=44 is not a multiple of block_size=8"),
         ("streaming:budget=48,sinks=3,every=24", "cannot run streaming:budget=48,sinks=3,every=24"),
@@ -132,8 +132,8 @@ def test_a_policy_that_cannot_be_is_refused(text: str, problem: str, built: Call
     ("family", "problem"),
     [
         ("gpt2", "not from llmc::rope alone"),
-        ("gemma2", "others beside it whose caches keep positions"),
-        ("deepseek_v2", "latents, whose keys are no rows of one cache"),
+        ("gemma2", "a cache by rows, but other layers keep positions"),
+        ("deepseek_v2", "latents, whose keys are not rows of one cache"),
     ],
 )
 def test_layers_whose_keys_do_not_turn_are_refused(family: str, problem: str, tmp_path: Path) -> None:

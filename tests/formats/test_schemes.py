@@ -10,7 +10,8 @@ import torch
 from llmc.codegen.cpp.pack_codes import CodeShape
 from llmc.errors import OptionError
 from llmc.formats.code_format import CODE_FORMATS
-from llmc.formats.schemes import SCHEMES, on_target, parse_quantization, parse_scheme
+from llmc.formats.scheme_text import parse_quantization, parse_scheme
+from llmc.formats.schemes import SCHEMES, TokenDefault, on_target
 from llmc.options import parse_options
 from llmc.passes.quantization.round_weight import round_to_nearest
 from llmc.program import Layout
@@ -109,7 +110,9 @@ def test_tokens_beside_blocked_formats_follow_the_target_unless_named() -> None:
         ("int4", ("none", None), ("none", None)),
     ):
         for token_group, expected in ((32, on_cpu), (None, elsewhere)):
-            asked = on_target(parse_quantization((name, f"lm_head={name}")), token_group, rounds_plain=True)
+            asked = on_target(
+                parse_quantization((name, f"lm_head={name}")), TokenDefault(token_group, rounds_plain=True)
+            )
             assert [(each.activation, each.token_group) for each in asked.schemes] == [expected] * 2
 
 

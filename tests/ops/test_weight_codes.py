@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from llmc.formats.code_format import CODE_FORMATS
-from llmc.formats.schemes import parse_scheme
+from llmc.formats.scheme_text import parse_scheme
 from llmc.graph.code_numbers import weight_values
 from llmc.ops.weight_codes import nearest_codes, weight_codes, weight_scales, weight_zeros
 

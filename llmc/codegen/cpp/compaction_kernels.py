@@ -123,7 +123,7 @@ def _codes(call: Call) -> str:
 
 
 def _row(call: Call, channels: int) -> tuple[int, int]:
-    """Bytes of a row of one head, and how many scales and minima it has beside them."""
+    """Bytes of a row of one head, and the number of its scales and minima."""
     format = call.plain("cache_format")
     if format is None:
         return channels * call.dtype("k_cache").itemsize, 0

@@ -22,7 +22,7 @@ from llmc.codegen.quantized_support import check_kernels
 from llmc.codegen.target_kind import check_adapters
 from llmc.engine_format.writer import EngineWriter
 from llmc.errors import OptionError
-from llmc.formats.code_format import TOKEN_GROUP
+from llmc.formats.schemes import TokenDefault
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.product_parts import is_of_experts
@@ -30,14 +30,15 @@ from llmc.options import BuildOptions
 from llmc.program import Layout, Program, WeightSlot
 from llmc.targets import CpuTarget
 
+_TOKENS = TokenDefault(rounds_plain=True)
+
 
 @dataclass(frozen=True)
 class CppKind:
     target: CpuTarget
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
     has_stages: bool = True
-    rounds_tokens: bool = True
-    token_group: int | None = TOKEN_GROUP
+    tokens: TokenDefault = _TOKENS
 
     def check(self, options: BuildOptions) -> None:
         """Raise LlmcError for a dtype, a scheme or a KV cache that kernels lack, and where nothing can be compiled."""
@@ -55,7 +56,7 @@ class CppKind:
                 fix="use tensor_parallel_size alone, or draft with another engine, ngram, suffix or lookahead",
             )
         check_adapters(options)
-        check_kernels(options, CppBackend(self.target), self.target.name, rounds_tokens=self.rounds_tokens)
+        check_kernels(options, CppBackend(self.target), self.target.name, self.tokens)
         check_toolchain(self.target, parts_of(options))
 
     @contextmanager

@@ -19,7 +19,7 @@ from llmc.engine_format.engine_kinds import MODEL_NAME
 from llmc.engine_format.reader import find_weights
 from llmc.engine_format.writer import EngineWriter
 from llmc.errors import LoweringError, OptionError
-from llmc.formats.code_format import TOKEN_GROUP
+from llmc.formats.schemes import DEFAULT_TOKENS, TokenDefault
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import Recipe
 from llmc.options import BuildOptions
@@ -34,8 +34,7 @@ class OnnxKind:
     target: OnnxTarget
     dtypes: tuple[torch.dtype, ...] = (torch.float32,)
     has_stages: bool = False
-    rounds_tokens: bool = False
-    token_group: int | None = TOKEN_GROUP
+    tokens: TokenDefault = DEFAULT_TOKENS
 
     def check(self, options: BuildOptions) -> None:
         """Raise OptionError for another dtype, codes in the cache, several ranks, and drafts in the engine."""

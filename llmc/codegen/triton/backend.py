@@ -148,8 +148,8 @@ def alternatives(
 
 
 def _of_counts(launch: DeviceLaunch) -> tuple[DeviceLaunch, ...]:
-    """The launch by counts of a step, where it is made for a number of rows of which each count has several; none where
-    no count has as many."""
+    """The launch with its limits as counts of a step, if its rows are several per count; empty if no count is within
+    the limits."""
     times = next((value.times for value in _values(launch) if isinstance(value, Rows)), 1)
     first, last = -(-launch.min_tokens // times), None if launch.max_tokens is None else launch.max_tokens // times
     return () if last is not None and last < first else (replace(launch, min_tokens=first, max_tokens=last),)
@@ -162,11 +162,11 @@ def _serves_all(launch: DeviceLaunch, first: int, last: int | None) -> bool:
 
 
 def _counted(launch: DeviceLaunch) -> RowCount:
-    """What the launch's rows are."""
+    """Whether the launch's rows are tokens or logit rows."""
     counts = [value.count if isinstance(value, Rows) else value for value in _values(launch)]
     return RowCount.LOGIT_ROWS if Count.LOGIT_ROWS in counts else RowCount.TOKENS
 
 
 def _values(launch: DeviceLaunch) -> list[Argument]:
-    """What it and those that follow it are given."""
+    """The arguments of the launch and of the launches that follow it."""
     return [value for each in (launch, *launch.then) for value in each.arguments.values()]

@@ -1,16 +1,16 @@
-"""Put quantized weights' codes into the rows that GPU kernels read: a byte a code, or two codes of 4 bits in a byte.
+"""Put quantized weights' codes into the rows that GPU kernels read: one byte per code, or two 4-bit codes per byte.
 
-Codes of 8 bits lie as they are. Others lie in planes, of their low four bits (two where they have fewer) and of what is
-above: a plane of `b` bits has, of each 32 channels of a row, 4·b bytes. The j-th has the bits of channels whose place
-among 16 is j, j + 4·b and so on: those of channels 32·i + place from bit 0 on, those of 32·i + 16 + place from bit 4
-on. So in CODE_PAIR_ROWS channel 32·i + j is in the low half of byte 16·i + j, and channel 32·i + 16 + j in its high
-half: what a thread reads of x beside 16 bytes of codes are two runs of 16 channels, and its 16 bytes find what is above
-them in one short run. A row has one plane behind the other. Integer codes are stored without sign, plus half of their
-range; of blocked formats, less the least code. Rows end at multiples of 16 bytes, so that each starts at one; what
-fills them up is multiplied by zeros.
+Codes of 8 bits are stored as they are. Other codes are stored as bit planes: a plane of the low four bits (low two for
+codes of fewer bits) and a plane of the remaining high bits. A plane of `b` bits takes 4·b bytes per 32 channels of a
+row. Byte j holds the bits of the channels whose place among 16 is j, j + 4·b and so on: channels 32·i + place from bit
+0 up, channels 32·i + 16 + place from bit 4 up. So in CODE_PAIR_ROWS channel 32·i + j is in the low half of byte
+16·i + j, and channel 32·i + 16 + j in its high half. A thread that reads 16 bytes of codes therefore needs two runs of
+16 channels of x, and finds the high bits in one short run. The planes of a row are consecutive. Integer codes are made
+unsigned by adding half of their range; codes of blocked formats by subtracting the least code. Rows are padded to
+multiples of 16 bytes, so that each row is aligned; padding is multiplied by zeros.
 
-STEP_ROWS are the steps of scales and minima, less their least: of each group its scale's, then its minimum's, in as
-many bits as they have, from the low bits of bytes on.
+STEP_ROWS are the steps of scales and minima, minus the least step: each group's scale step, then its minimum's step, in
+their own number of bits, from the low bits of bytes up.
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ def code_rows(codes: Tensor, layout: Layout) -> Tensor:
 
 
 def blocked_rows(parts: Mapping[str, Tensor], format: str, layout: Layout) -> Tensor:
-    """Of a blocked format codes [out, in], or steps [out, groups] in STEP_ROWS; 1-D, uint8."""
+    """Pack a blocked format's codes [out, in], or its steps [out, groups] for STEP_ROWS, into 1-D uint8."""
     record = CODE_FORMATS[format]
     if layout is not Layout.STEP_ROWS:
         return _planes((parts["codes"] + record.unsigned_shift).view(torch.uint8), record.bits)

@@ -46,7 +46,7 @@ def require_triton() -> None:
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """A kernel's binary, and the file with what it was assembled from (PTX or AMD assembly)."""
+    """A kernel's binary, and the file of its assembly (PTX or AMD)."""
 
     binary: DeviceBinary
     assembly: Path
@@ -60,11 +60,12 @@ def compile_program(
     folder: str = "kernels",
     workers: "Workers | None" = None,
 ) -> Program:
-    """The program with binaries, in the folder, for the kernels that its steps launch; of NVIDIA's GPUs with their PTX.
+    """Compile the kernels that a program's steps launch, and return the program with the binaries' file names.
 
-    Those of a library stay as they are. directory: the engine's, which kernels' sources are relative to, and the folder
-    too. progress: told 1 for each kernel compiled. workers: if some are running already. Raises LoweringError for a
-    kernel that does not compile or does not fit the target's shared memory.
+    Binaries are written to the folder, for NVIDIA's GPUs with their PTX. Library kernels stay as they are. directory:
+    the engine's; kernels' sources and the folder are relative to it. progress: called with 1 for each compiled kernel.
+    workers: running workers, if any. Raises LoweringError for a kernel that does not compile or does not fit the
+    target's shared memory.
     """
     kernels = program.launched_kernels()
     if not kernels:
@@ -89,7 +90,7 @@ class Workers:
     def __init__(self, count: int) -> None:
         self._cache = open_cache(CacheKind.TRITON)
         self._processes: list[CompileProcess] = []
-        # Where Triton and the assembler keep their temporary files, of which a killed process would leave some.
+        # Triton and the assembler write temporary files here, because killed processes leave theirs behind.
         self._scratch = ScratchDirectory(self._cache.path, ".workers")
         self._idle: SimpleQueue[CompileProcess | None] = SimpleQueue()
         for _ in range(count):
@@ -196,7 +197,7 @@ class Workers:
 
 
 def _kept_ptx(stem: str, assembly: Path, directory: Path) -> str:
-    """Write PTX compressed beside its binary; the file's name. It is a gzip file without a time or a name."""
+    """Write PTX, compressed, next to its binary and return the file's name. The gzip header has no time or name."""
     name = f"{stem}.ptx.gz"
     (directory / name).write_bytes(zlib.compress(assembly.read_bytes(), 9, wbits=31))
     return name

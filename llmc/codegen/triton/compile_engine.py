@@ -1,8 +1,8 @@
 """Compile an engine's kernels, from the sources in it, for an instruction set that it carries no binaries for.
 
-Run as a process with one argument, a JSON object: engine, program (a file in it), arch, shared_memory (bytes a block
-may have) and output, a directory that appears whole: program.json, whose kernels name the binaries, and the binaries
-beside the sources.
+Run as a process with one argument, a JSON object: engine, program (a file in it), arch, shared_memory (limit per block,
+in bytes) and output. Output is a directory that is created atomically: program.json, whose kernels name the binaries,
+the sources, and the binaries next to them.
 """
 
 import json

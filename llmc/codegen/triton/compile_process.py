@@ -42,7 +42,8 @@ class CompileProcess:
         return answer
 
     def end(self, at_once: bool) -> None:
-        """at_once: it may be compiling. One that was never asked may still be importing: nobody need wait for that."""
+        """End the process. at_once: kill it even while it compiles. A process without a request is always killed, since
+        it may still be importing modules."""
         assert self.process.stdin is not None and self.process.stdout is not None
         if at_once or not self._is_asked:
             self.process.kill()

@@ -1,4 +1,4 @@
-"""Compile Triton kernels for one request a line of standard input; answer each with a line of JSON.
+"""Compile Triton kernels: read one request per line of standard input, and answer each with a line of JSON.
 
 A process of its own, because Triton decides at the definition of a kernel whether it is interpreted, and because
 several of them compile in parallel. No GPU is needed. Request: source, function, signature, constants, divisible,
@@ -25,10 +25,10 @@ from llmc.processes.lifeline import end_with
 
 
 def main() -> None:
-    """Serve requests until standard input ends; the argument is a lifeline. What kernels' modules print goes to
-    standard error."""
+    """Serve requests until standard input ends; the argument is a lifeline. Output of kernels' modules goes to standard
+    error."""
     end_with(int(sys.argv[1]))
-    others = os.umask(0o077)  # Of Triton's cache nothing is for others; of an engine everything may be.
+    others = os.umask(0o077)  # Triton's cache is private; the files of an engine get the usual permissions.
     importlib.import_module("llmc.ops")  # The kernels' modules name the ops that they compute.
     answers, sys.stdout = sys.stdout, sys.stderr
     for line in sys.stdin:
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def _causes(error: BaseException) -> str:
-    """What is behind an error: where calls are nested, Triton names the outermost and puts the fault into causes."""
+    """The causes of an error: for nested calls, Triton reports the outermost call and chains the actual error."""
     cause = error.__cause__
     return "" if cause is None else f"\ncaused by {type(cause).__name__}: {cause}{_causes(cause)}"
 

@@ -1,4 +1,4 @@
-"""What lowering for a GPU gives. This file needs no Triton; the kernels and lowering.py do."""
+"""The result of lowering for a GPU. This file does not need Triton; the kernels and lowering.py do."""
 
 from dataclasses import dataclass
 
@@ -9,10 +9,10 @@ from llmc.program import Program
 
 @dataclass(frozen=True)
 class DeviceLowered:
-    """What the engine is made of. programs: by target's name, with the same weights and limits and their own kernels.
+    """The parts of an engine. programs: by target name, with the same weights and limits and their own kernels.
 
-    sources: Python text of each file that kernels are in. recipes: of the weights. refusals: norms that no product took
-    in, and why. graph_text: of the graph that was lowered, for machines without the GPU; None if it has no text.
+    sources: the Python text of each file of kernels. recipes: how to make each weight. refusals: norms that were not
+    fused into a product, and why. graph_text: the lowered graph, for machines without the GPU; None if it has no text.
     """
 
     programs: dict[str, Program]

@@ -1,6 +1,6 @@
-"""Compiled kernels, kept under LLMC_CACHE_DIR/gpu-kernels and found again by all that they were compiled from.
+"""The cache of compiled kernels under LLMC_CACHE_DIR/gpu-kernels, keyed by everything that affects compilation.
 
-Triton keeps what it compiles, too, but asking it takes a process that imports it, reads the kernel's source and runs
+Triton has its own cache, but a lookup there takes a process that imports Triton, reads the kernel's source and runs
 the toolkit's programs.
 """
 
@@ -17,15 +17,15 @@ from llmc.cache import CacheKind, open_cache
 from llmc.cache.installed_version import installed_version
 from llmc.cache.source_digest import source_digest
 
-# What kernels import, and what compiles them.
+# The packages that kernels import, and the ones that compile them.
 _ROOMS = ("codegen", "formats", "ops", "program", "processes")
 _ENVIRONMENT = "TRITON_"
-# What each compiling process is told otherwise.
+# Variables that are set for each compiling process, whatever their value here.
 _REPLACED = ("TRITON_CACHE_DIR", "TRITON_INTERPRET")
 
 
 def kernel_entry(request: Mapping[str, Any]) -> str:
-    """The name in the cache of what a request to a compiling process (compile_worker.py) makes."""
+    """The cache entry for a request to a compiling process (compile_worker.py)."""
     parts = {
         **{name: value for name, value in request.items() if name not in ("source", "output")},
         "source": Path(request["source"]).read_text(encoding="utf-8"),
@@ -39,8 +39,8 @@ def kernel_entry(request: Mapping[str, Any]) -> str:
 
 
 def find_kernel(entry: str, output: str) -> dict[str, Any] | None:
-    """Write a kept kernel's binary and assembly to the path `output` with their suffixes; the answer of the process
-    that compiled it, or None if there is none that is whole."""
+    """Write a cached kernel's binary and assembly to the path `output` with their suffixes. Returns the answer of the
+    process that compiled it, or None if there is no complete entry."""
     text = open_cache(CacheKind.GPU_KERNELS).read_text(entry)
     if text is None:
         return None
@@ -51,7 +51,7 @@ def find_kernel(entry: str, output: str) -> dict[str, Any] | None:
 
 
 def keep_kernel(entry: str, answer: Mapping[str, Any], binary: Path) -> None:
-    """Keep what was compiled just now; a full disk is passed over."""
+    """Write a kernel that was just compiled to the cache; errors such as a full disk are ignored."""
     assembly = Path(answer["assembly"])
     files = [(path.suffix, base64.b64encode(path.read_bytes()).decode()) for path in (binary, assembly)]
     with suppress(OSError):

@@ -1,4 +1,4 @@
-"""What a Triton kernel says about itself: which op it computes, when it can, and the ways to launch it, as data."""
+"""The description of a Triton kernel, as data: the op that it computes, its preconditions and the ways to launch it."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ Constant = int | float | bool | str | None
 
 @dataclass(frozen=True)
 class DeviceLaunch:
-    """One way to launch a kernel for a node.
+    """One way to launch a node's kernel.
 
     function: a @triton.jit function at the top of a module, or a LibraryFunction. arguments, by the function's
     parameter names: an operand without a stride, a count, an int or a float, or None for a pointer that is absent (then
@@ -76,7 +76,7 @@ class KernelTemplate:
 
 @dataclass(frozen=True)
 class RowsTemplate(KernelTemplate):
-    """Of a kernel that needs neither weights nor caches, so that no node need be there that calls it."""
+    """Template of a kernel that needs neither weights nor caches, so that it can be launched without a node."""
 
     candidates: Callable[[RowsCall, GpuTarget], tuple[DeviceLaunch, ...]]
 
@@ -93,7 +93,7 @@ def named_arguments(
 ) -> dict[str, Argument]:
     """The arguments of a kernel whose pointers have the names of the op's arguments, or of its results.
 
-    `{name}_ptr` beside `{name}_row_stride` are rows, by itself it is a vector. more: what is none of these.
+    `{name}_ptr` with a `{name}_row_stride` is passed as rows, without one as a vector. more: all other arguments.
     """
     parameters = inspect.signature(kernel.fn).parameters
     found: dict[str, Argument] = {}

@@ -1,4 +1,4 @@
-"""Which Triton kernel computes an llmc:: op: the templates in the files of kernels/, by what they compute."""
+"""The table from llmc:: ops to the Triton kernels that compute them: the templates in the files of kernels/."""
 
 import importlib
 import pkgutil

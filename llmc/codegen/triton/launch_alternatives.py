@@ -11,7 +11,7 @@ from llmc.program.launch_arguments import Operand
 def launch_alternatives(program: Program, chosen: Sequence[Alternative]) -> Program:
     """The program with those of its alternatives launched, at most one for a site, and memory planned anew.
 
-    What was launched there before becomes an alternative.
+    The replaced launches become alternatives.
     """
     replaced: dict[int, tuple[int, tuple[Launch, ...]]] = {}
     for alternative in chosen:

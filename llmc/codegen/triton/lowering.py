@@ -47,7 +47,7 @@ def _lower(graph: ModelGraph, target: GpuTarget, options: BuildOptions) -> Devic
     planned = add_token_choice(plan.program, backend, target)
     modules = {kernel.module for kernel in backend.kernels.values() if kernel.module not in (None, LIBRARY)}
     files = {module: f"kernels/{module.rpartition('.')[2]}.py" for module in sorted(modules | _imported(modules))}
-    assert len(set(files.values())) == len(files), "modules are told apart by their last names in an engine"
+    assert len(set(files.values())) == len(files), "two kernel modules would share a file name in the engine"
     program = specialize(planned, backend.kernels, files, LOOPS_SOURCE)
     sources = {file: inspect.getsource(importlib.import_module(module)) for module, file in files.items()}
     if plan.loops:

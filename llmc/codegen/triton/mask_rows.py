@@ -1,7 +1,7 @@
-"""Weights without their zeros as GPU kernels read them: masks and what is not zero, both row after row.
+"""Sparse weights as GPU kernels read them: masks and nonzero elements, both by row.
 
-Three weights of their own. MASK_ROWS: the bytes of each row's masks (llmc/ops/sparse_weight.py). MASK_STARTS: of each
-row where its elements begin. The elements are as the op has them. So a weight takes 64 bits a row more than on paper.
+A weight is stored as three. MASK_ROWS: the bytes of each row's masks (llmc/ops/sparse_weight.py). MASK_STARTS: the
+offset of each row's first element. The elements are stored as in the op. The offsets cost 64 bits per row.
 """
 
 import torch
@@ -13,7 +13,7 @@ _START_BYTES, _WORD_BYTES = 8, 8
 
 
 def mask_nbytes(shape: tuple[int, ...], layout: Layout) -> int:
-    """Of masks [out, words] in one of the two layouts."""
+    """Size of masks [out, words] in one of the two layouts, in bytes."""
     return shape[0] * (_START_BYTES if layout is Layout.MASK_STARTS else shape[1] * _WORD_BYTES)
 
 

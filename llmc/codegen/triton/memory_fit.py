@@ -9,7 +9,7 @@ from llmc.options import BuildOptions
 from llmc.program import Program, state_bytes
 from llmc.targets import GpuTarget
 
-# What the driver and the runtime take for themselves.
+# Memory that the driver and the runtime use.
 RESERVED_BYTES = 1 << 30
 
 
@@ -30,10 +30,10 @@ class _Needs:
 
 
 def check_memory(program: Program, target: GpuTarget, options: BuildOptions) -> None:
-    """Raise OptionError with the arithmetic if a GPU cannot hold the engine and the sequences that were asked for.
+    """Raise OptionError with the arithmetic if a GPU cannot hold the engine and the requested sequences.
 
-    Those are max_sequences of max_model_len tokens where the options name both; else one, since the defaults promise
-    no more: a step then serves as many requests as there is room for.
+    If the options set max_sequences and max_model_len, all of these sequences must fit; otherwise one must. The
+    defaults guarantee no more, and a step then serves the requests that fit.
     """
     limits, needs = program.limits, _needs(program)
     count = limits.max_sequences if {"max_sequences", "max_model_len"} <= options.model_fields_set else 1
@@ -58,13 +58,13 @@ def check_memory(program: Program, target: GpuTarget, options: BuildOptions) -> 
 
 
 def fitting_sequences(program: Program, target: GpuTarget) -> int:
-    """How many sequences of max_model_len tokens the GPU holds beside the engine, up to max_sequences."""
+    """Number of sequences of max_model_len tokens that fit on the GPU with the engine, up to max_sequences."""
     room, limits = target.memory_bytes - _needs(program).fixed, program.limits
     return _most(limits.max_sequences, room, lambda count: _cache_bytes(program, count, limits.max_model_len))
 
 
 def _what_fits(program: Program, target: GpuTarget, needs: _Needs, count: int) -> str:
-    """Of this engine, and how many ranks hold all that was asked for."""
+    """Describe for an error which sequences fit, and how many ranks would hold everything that was requested."""
     size, room = program.limits.block_size, target.memory_bytes - needs.fixed
     whole = program.limits.blocks_for(program.limits.max_model_len)
     length = size * _most(whole, room, lambda blocks: _cache_bytes(program, 1, blocks * size))
@@ -80,7 +80,7 @@ def _what_fits(program: Program, target: GpuTarget, needs: _Needs, count: int) -
 
 
 def _enough_ranks(program: Program, target: GpuTarget, needs: _Needs, count: int) -> int | None:
-    """The least power of two; None if there is none that the target's links reach.
+    """The smallest sufficient power of two; None if it is larger than the target's links support.
 
     Reckoned so that it is enough: matrices are divided, with a part in twenty for padding, and KV heads as far as there
     are any to be divided.
@@ -106,19 +106,19 @@ def _needs(program: Program) -> _Needs:
         arena=program.arena.at(tokens=limits.max_batch_tokens, logit_rows=limits.max_logit_rows),
         logits=4 * limits.max_logit_rows * program.vocab_size,
         adapters=0 if program.adapters is None else sum(program.adapters.nbytes().values()),
-        # Of every sequence, however many fit, and a slot for padding.
+        # States of max_sequences sequences, whether they all fit or not, and a slot for padding.
         states=(limits.max_sequences + 1) * state_bytes(program.states),
     )
 
 
 def _cache_bytes(program: Program, count: int, length: int) -> int:
-    """Of the KV cache of so many sequences of that length, if that is the longest."""
+    """Size of the KV cache of `count` sequences of `length` tokens, if that is the maximum length."""
     limits = replace(program.limits, max_model_len=length)
     return sum(replace(program, limits=limits).memories(count * limits.blocks_for(length)).values())
 
 
 def _most(count: int, room: int, nbytes: Callable[[int], int]) -> int:
-    """At most `count`, that take no more bytes than there is room for."""
+    """The largest number, at most `count`, whose bytes are within `room`."""
     return bisect.bisect_right(range(1, count + 1), room, key=nbytes)
 
 

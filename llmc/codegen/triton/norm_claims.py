@@ -1,10 +1,10 @@
-"""What launches take in on GPUs beside parts of products: products the RMS norm before them, so that they may norm
-their rows on the way, and norms the sum over ranks before them, so that what the ranks have is read once.
+"""Fusions into GPU launches, in addition to those of products: a product fuses the RMS norm before it and may norm its
+rows on the way, and a norm fuses the sum over ranks before it, so that the ranks' rows are read once.
 
     linear(rms_norm(x, norm, eps), weight, bias), gated_linear(…)       in the product's kernel, or in a launch before
     linear(round_tokens(rms_norm(x, norm, eps), …), dequantize(…), …)   where x is rounded
-Must have: the product is the norm's only reader, beside adapters that add to it and norm for themselves; x has rank 2,
-and is no fp16 where x·norm is an operand, which could overflow; of weights that are codes, products that round x
+Must have: the product is the norm's only reader, except adapters that add to it and compute the norm themselves; x has
+rank 2; x is not fp16 where x·norm is an operand, which could overflow; if weights are codes, the product rounds x
 anyway.
 
     rms_norm(all_reduce(x)), add_rms_norm(residual, all_reduce(x)), …   in the launch that sums
@@ -32,20 +32,20 @@ _NORMS = (
 
 
 def taken_in(node: fx.Node) -> fx.Node | Refusal | None:
-    """What a node takes in, or why it leaves what is before it; None if there is nothing to take in."""
+    """The node that `node` fuses, or why it does not fuse its input; None if there is nothing to fuse."""
     if node.target is _llmc.lora.default:
         return _norm_of_product(node)
     return _sum_before(node) if node.target in _NORMS else norm_before(node)
 
 
 def _norm_of_product(lora: fx.Node) -> fx.Node | None:
-    """The norm before what adapters read, where the product to which they add takes it in."""
+    """The norm of the adapters' input, if the product to which they add fuses it."""
     found = (norm_before(user) for user in lora.users if arguments_of(user).get("delta") is lora)
     return next((norm for norm in found if norm is arguments_of(lora)["x"]), None)
 
 
 def _sum_before(norm: fx.Node) -> fx.Node | Refusal | None:
-    """Of either summand."""
+    """The sum over ranks of either summand, or why it is not fused."""
     arguments = arguments_of(norm)
     found = [_taken_sum(arguments[name]) for name in ("residual", "x") if name in arguments]
     taken = next((each for each in found if isinstance(each, fx.Node)), None)
@@ -88,8 +88,8 @@ def norm_before(product: fx.Node) -> fx.Node | Refusal | None:
         return Refusal("x times the norm's weight may be more than fp16 holds before it is scaled", norm)
     if weight is not None and has_codes and arrived is None:
         reason = (
-            f"each program of {product.name} would read the norm's weight, {4 * value.shape[1]} bytes in fp32, beside "
-            f"rows of {arguments_of(weight)['format']} codes, which are fewer: that costs more than the launch it saves"
+            f"each program of {product.name} would read the norm's weight, {4 * value.shape[1]} bytes in fp32, for few "
+            f"rows of {arguments_of(weight)['format']} codes: that costs more than the launch it saves"
         )
         return Refusal(reason, norm, users=(product,))
     return norm

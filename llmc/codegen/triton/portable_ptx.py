@@ -1,8 +1,8 @@
 """PTX as engines keep it: the instructions and their line table, without this machine's paths.
 
-Of the line table stay `.file` and `.loc`, and the functions' names that `.loc` refers to. The other sections repeat
-them for debuggers and hold paths as bytes. Files are named as the engine names them: a kernel's by its name, Triton's
-own from the package on. The same kernel gives the same text on every machine, and ptxas still takes it.
+The line table keeps `.file` and `.loc`, and the functions' names that `.loc` refers to. The other sections repeat them
+for debuggers and hold paths as bytes. Files have the engine's names: a kernel's file has its own name, and Triton's
+files have paths from the package on. The same kernel gives the same text on every machine, and ptxas accepts it.
 """
 
 import re

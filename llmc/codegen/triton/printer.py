@@ -64,7 +64,7 @@ _BY_KIND = {
 }
 # Rounded by itself, so that the threads that add up squares agree on their sum (kernels/agreed_sums.py).
 _SQUARE = "tl.fma({0}, {0}, 0.0)"
-# What stands for a masked column, how two columns are joined, and how a block is.
+# The value of a masked column, the operation on two columns, and the operation on a block.
 _REDUCTIONS = {
     "sum": ("0.0", "{} + {}", "agreed_sum({}, 1, True)"),
     "mean": ("0.0", "{} + {}", "agreed_sum({}, 1, True)"),

@@ -1,7 +1,7 @@
 """Give every launch the kernel specialization that its arguments allow; equal ones are one kernel.
 
-A parameter's type follows from what is passed. That a pointer's address, or a number, is a multiple of 16 lets the
-compiler load 16 bytes at once: it holds for a pointer if it does for every T and L, and for a number known now.
+A parameter's type follows from its argument. If a pointer's address, or a number, is known to be a multiple of 16, the
+compiler can load 16 bytes at once. A pointer qualifies if this is true for every T and L, a number if it is constant.
 """
 
 from collections import Counter
@@ -60,5 +60,5 @@ def _parameter(dtypes: OperandDtypes, name: str, value: Argument) -> DeviceParam
 
 
 def _dtypes(launch: Launch, dtypes: OperandDtypes) -> tuple[str, ...]:
-    """Those that the launch's operands have, in order."""
+    """The distinct dtypes of the launch's operands, in order."""
     return tuple(dict.fromkeys(dtype_of(dtypes, a) for a in launch.arguments.values() if isinstance(a, Operand)))

@@ -41,7 +41,7 @@ class Storage:
     arrivals: frozenset[Any] = frozenset()
 
 
-# None: a dense weight, which is no op's.
+# None: a dense weight, which no op computes.
 STORAGES: Mapping[Any, Storage] = MappingProxyType(
     {
         None: Storage(dense_product, table_lookup, dense_refusal),

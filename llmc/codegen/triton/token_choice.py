@@ -50,7 +50,7 @@ def add_token_choice(program: Program, backend: TritonBackend, target: GpuTarget
     """The program with those launches. Its own give the logits, which BEST does without where it can."""
     tail = _Tail(program, backend, target)
     launches = list(program.launches)
-    # What changes the logits after the product, such as a cap, may change which is the largest.
+    # Operations on the logits after the product, such as a cap, may change which logit is the largest.
     are_final = all(
         launch.arguments.get("y_ptr") == _LOGITS for launch in launches if _touches_logits(launch) and not launch.sides
     )
@@ -64,7 +64,7 @@ def add_token_choice(program: Program, backend: TritonBackend, target: GpuTarget
     for only in rows_left(tail.launches):
         tail.add(*best_from_logits, only)
     if sides:
-        # Another product stands in for the one that has the best token in it, and leaves logits.
+        # On these sides another product replaces the one that finds the best token, and it writes only logits.
         tail.add(*best_from_logits, sides=sides)
     noise = {"logits": tail.logits, **tail.inputs("temperature", "seeds", "counters")}
     tail.add(draw_rows, (StepOutput.DRAWN,), noise, {0: "tokens", 1: "scores"})
@@ -158,7 +158,7 @@ class _Tensor:
 
     @property
     def rows(self) -> Operand:
-        """Its rows, one after the other."""
+        """Its rows, without gaps."""
         return replace(self.pointer, stride=self.columns)
 
 

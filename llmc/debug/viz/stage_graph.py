@@ -13,6 +13,7 @@ from llmc.engine_format.manifest import MANIFEST_NAME
 from llmc.engine_format.reader import NODES_NAME
 from llmc.errors import EngineFormatError, OptionError
 from llmc.files.typed_json import REBUILD
+from llmc.formats.schemes import DEFAULT_TOKENS, TokenDefault
 from llmc.graph.graph_text import GraphText, read_graph_text
 from llmc.options import BuildOptions
 from llmc.report.contents import Provenance, read_graphs, read_provenance
@@ -40,12 +41,18 @@ class StageGraph:
     origins: dict[str, NodeOrigin]
 
 
-def stage_graph(source: Path, stage: str, options: BuildOptions, passes: Sequence[Pass] | None = None) -> StageGraph:
+def stage_graph(
+    source: Path,
+    stage: str,
+    options: BuildOptions,
+    passes: Sequence[Pass] | None = None,
+    tokens: TokenDefault = DEFAULT_TOKENS,
+) -> StageGraph:
     """The graph as it is when the stage's last pass has run; of stage captured, as torch.export gives it.
 
     source: a model directory, whose passes are run now, or an engine, whose report is read. passes: the default ones
-    unless given. Raises OptionError for a
-    stage that the pipeline did not reach, and what capture, passes and read_engine raise.
+    unless given. tokens: how the target rounds tokens by default. Raises OptionError for a stage that the pipeline did
+    not reach, and what capture, passes and read_engine raise.
     """
     if stage not in STAGES:
         raise OptionError(f"{stage!r} is not a stage", at=f"--stage={stage}", fix=f"stages: {', '.join(STAGES)}")
@@ -53,7 +60,7 @@ def stage_graph(source: Path, stage: str, options: BuildOptions, passes: Sequenc
         engine = read_engine(source, check_weights=False, check_machine=False)
         name, graphs, known = engine.manifest.model.name, read_graphs(engine.files), read_provenance(engine.files)
     else:
-        name, graphs, known = _run(source, options, passes)
+        name, graphs, known = _run(source, options, passes, tokens)
     texts = [read_graph_text(text, source) for _, _, text in graphs]
     reached = [text for text in texts if text.stage == stage]
     if not reached:
@@ -77,7 +84,7 @@ def _origin(known: Provenance, node: str, engine: Path) -> NodeOrigin:
 
 
 def _run(
-    model: Path, options: BuildOptions, passes: Sequence[Pass] | None
+    model: Path, options: BuildOptions, passes: Sequence[Pass] | None, tokens: TokenDefault
 ) -> tuple[str, tuple[tuple[int, str, str], ...], Provenance]:
     from llmc.debug.dump import dumped
     from llmc.frontends.capture import capture
@@ -89,7 +96,7 @@ def _run(
     from llmc.report.graph_record import GraphRecord  # imports torch, which the graphs of an engine do without
 
     record = GraphRecord(captured.graph)
-    data = ModelData(captured.source, captured.tokenizer)
+    data = ModelData(captured.source, captured.tokenizer, tokens=tokens)
     run_pipeline(captured.graph, passes or default(), options, dumped(captured.graph, record), data)
     return captured.graph.info.name, record.numbered(), record.provenance()
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from llmc.errors import CheckpointError
-from llmc.formats.schemes import parse_scheme
+from llmc.formats.scheme_text import parse_scheme
 from llmc.frontends.checkpoints.safetensors import check_shape
 from llmc.frontends.gguf.architectures import described
 from llmc.frontends.gguf.block_codes import NUMBERS, decoded, unpack_blocks

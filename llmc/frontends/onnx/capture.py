@@ -89,7 +89,7 @@ class _Tensors:
         self.known: dict[str, Known] = {}
         self.recipes: dict[str, Recipe] = {}
         self._dtypes = dtypes
-        parts = {each.name for c in coded.values() for each in (c.codes, c.scales, c.zeros) if each is not None}
+        parts = {part.name for each in coded.values() for part in each.parts}
         for name, codes in coded.items():
             (own,) = dtypes
             self._weight(name, (codes.rows, codes.columns), own)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import torch
@@ -18,7 +18,8 @@ FORMATS: Mapping[int, str] = MappingProxyType({2: "int4", 4: "int4", 8: "int8"})
 @dataclass(frozen=True)
 class CodedTensor:
     """op: whose codes they are. rows, columns: of the weight [out, in], of all experts one below the other. block:
-    columns that share a scale. is_turned: whether the codes are stored [in, out]."""
+    columns that share a scale. is_turned: whether the codes are stored [in, out]. own_format: the code format, where
+    llmc exported it. others: further parts of such codes, by their names in CODE_PARTS."""
 
     op: str
     codes: OnnxTensor
@@ -29,11 +30,18 @@ class CodedTensor:
     columns: int
     block: int
     is_turned: bool = False
+    own_format: str | None = None
+    others: Mapping[str, OnnxTensor] = field(default_factory=dict)
 
     @property
     def format(self) -> str:
         """The code format in llmc; two bits are stored in four."""
-        return FORMATS[self.bits]
+        return self.own_format or FORMATS[self.bits]
+
+    @property
+    def parts(self) -> tuple[OnnxTensor, ...]:
+        """All tensors that the weight is stored in."""
+        return tuple(each for each in (self.codes, self.scales, self.zeros, *self.others.values()) if each is not None)
 
     @property
     def groups(self) -> int:

@@ -1,9 +1,9 @@
 """Weights that are codes: which initializers are, and what MatMulNBits, GatherBlockQuantized and QMoE make of them.
 
 Their codes are unsigned, packed low bits first along the rows [out, in / block, block], and stand for
-(code - zero) · scale, zero the middle of the range where none is given; those of DequantizeLinear are in
-linear_codes.py. Here they become what llmc/ops/weight_codes.py describes, bit by bit. Source: onnxruntime's
-ContribOperators.md.
+(code - zero) · scale, zero the middle of the range where none is given. Codes of DequantizeLinear are in
+linear_codes.py, those of llmc's own exports in own_codes.py. Here they become what llmc/ops/weight_codes.py
+describes, bit by bit. Source: onnxruntime's ContribOperators.md.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,21 +16,29 @@ from torch import Tensor
 from llmc.errors import CheckpointError
 from llmc.frontends.onnx.coded_tensor import FORMATS, CodedTensor, initializer, optional_initializer, unfit, whole
 from llmc.frontends.onnx.linear_codes import LINEAR, linear_codes, linear_weight
-from llmc.frontends.onnx.model import OnnxGraph, OnnxNode
+from llmc.frontends.onnx.model import Function, OnnxFunction, OnnxGraph, OnnxNode
+from llmc.frontends.onnx.own_codes import DEQUANTIZE, own_codes, own_weight
 from llmc.frontends.onnx.tensors import OnnxTensor
 from llmc.graph.stored_codes import UnpackedCodes
 
 
-def coded_tensors(graph: OnnxGraph) -> dict[str, CodedTensor]:
+def coded_tensors(graph: OnnxGraph, functions: Mapping[Function, OnnxFunction]) -> dict[str, CodedTensor]:
     """By the name of the value that stands for the weight: an initializer, or the reshape of one.
+
+    functions: the model's own.
 
     Raises CheckpointError for codes that do not fit together, or that are kept in a way that is not read.
     """
     made_by = {output: node for node in graph.nodes for output in node.outputs}
     found: dict[str, CodedTensor] = {}
     for node in graph.nodes:
-        finder = _FINDERS.get((node.domain, node.op_type))
-        for name, coded in finder(node, graph, made_by) if finder is not None else ():
+        if (node.domain, node.op_type) == ("llmc", DEQUANTIZE):
+            weights = own_weight(node, graph, functions)
+        elif (finder := _FINDERS.get((node.domain, node.op_type))) is not None:
+            weights = finder(node, graph, made_by)
+        else:
+            continue
+        for name, coded in weights:
             if found.setdefault(name, coded) != coded and replace(found[name], op=coded.op) != coded:
                 raise unfit(node, f"the codes {name!r:.80} are read in two ways")
     return found
@@ -40,6 +48,8 @@ def unpacked(coded: CodedTensor) -> UnpackedCodes:
     """All parts of the codes. Raises CheckpointError if the file has changed, or if zeros are not codes."""
     if coded.op == LINEAR:
         return linear_codes(coded)
+    if coded.op == DEQUANTIZE:
+        return own_codes(coded)
     middle = 1 << (coded.bits - 1)
     packed = coded.codes.load().reshape(coded.rows, -1)
     codes = _unpacked(packed, coded.bits)[:, : coded.columns] - middle

@@ -16,6 +16,8 @@ _MOST_NODES = 1 << 20
 _MOST_DEPTH = 8
 # protobuf's own limit, which writers of larger models keep by external data.
 _MOST_BYTES = 1 << 31
+# A function of the model: its domain, name and overload.
+Function = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class OnnxNode:
         return f"{self.domain}::{self.op_type}" if self.domain else self.op_type
 
     @property
-    def function(self) -> tuple[str, str, str]:
+    def function(self) -> Function:
         """The key of the model's own function that it would call."""
         return self.domain, self.op_type, self.overload
 
@@ -82,7 +84,7 @@ class OnnxModel:
 
     file: Path
     graph: OnnxGraph
-    functions: Mapping[tuple[str, str, str], OnnxFunction]
+    functions: Mapping[Function, OnnxFunction]
     opsets: Mapping[str, int]
     metadata: Mapping[str, str]
 
@@ -98,7 +100,7 @@ def read_model(file: Path) -> OnnxModel:
     """The model of a file; data of tensors are not read. Raises CheckpointError."""
     proto = _parsed(file)
     reader = _Reader(file)
-    functions: dict[tuple[str, str, str], OnnxFunction] = {}
+    functions: dict[Function, OnnxFunction] = {}
     for each in proto.functions:
         key = (reader.domain(each.domain), reader.text(each.name), reader.text(each.overload))
         if key in functions:

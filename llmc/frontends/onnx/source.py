@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from llmc.errors import CheckpointError
+from llmc.formats.code_format import CODE_PARTS
 from llmc.frontends.onnx.coded_tensor import CodedTensor
 from llmc.frontends.onnx.codes import coded_tensors, unpacked
 from llmc.frontends.onnx.files import describing, genai_settings
@@ -49,7 +50,7 @@ def parsed_file(file: Path) -> ParsedFile:
     graph = heads_apart(needed_graph(model, interface.logits))
     check_operators(model, graph.nodes)
     check_expansion(model, graph.nodes)
-    return ParsedFile(model, settings, interface, graph, coded_tensors(graph))
+    return ParsedFile(model, settings, interface, graph, coded_tensors(graph, model.functions))
 
 
 def _head_dim(settings: dict[str, Any]) -> int | None:
@@ -79,7 +80,7 @@ class OnnxSource:
 
     def names(self) -> tuple[str, ...]:
         """All tensor names, sorted; parts of codes are not among them."""
-        parts = {each.name for c in self._coded.values() for each in (c.codes, c.scales, c.zeros) if each is not None}
+        parts = {part.name for each in self._coded.values() for part in each.parts}
         return tuple(sorted((self._tensors.keys() - parts) | self._coded.keys()))
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -111,7 +112,7 @@ class OnnxSource:
     def load(self, name: str) -> Tensor:
         """The tensor on the CPU: numbers in fp32 if it is codes, or the part of those that is named after `::`."""
         base, _, part = name.rpartition("::")
-        if base in self._coded and part in ("codes", "scales", "zeros"):
+        if base in self._coded and part in CODE_PARTS:
             found: Tensor | None = getattr(self._unpacked(base), part)
             if found is None:
                 raise CheckpointError(f"weight {base!r:.80} has no {part}", at=self.file, fix="build the model again")

@@ -28,7 +28,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
         return
     if graph.draft is not None:
         raise OptionError(
-            f"the engine drafts with layers of its own, whose caches keep every position, beside {policy}",
+            f"the engine drafts with layers of its own, whose caches keep every position, and {policy} drops rows",
             at=f"kv_compression={policy}",
             fix="build without speculative, or without kv_compression; drafts by ngram or lookahead work with it",
         )
@@ -45,7 +45,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
             node.update_kwarg("keeps", str(policy))
     if not found:
         raise OptionError(
-            f"no layer of {graph.info.name} has a cache that keeps everything, so {policy} has nothing to take away",
+            f"no layer of {graph.info.name} has a cache that keeps everything, so {policy} cannot drop rows",
             at=f"kv_compression={policy}",
             fix="build without kv_compression",
         )
@@ -55,7 +55,7 @@ compress_kv_cache = GraphPass("compress_kv_cache", run, Numerics.LOSSY, Stage.CA
 
 
 def asked_policy(options: BuildOptions) -> CachePolicy:
-    """What `kv_compression` says. Raises OptionError for what no policy is, or does not fit the blocks."""
+    """The policy of `kv_compression`. Raises OptionError for an unknown policy, or for one that does not fit blocks."""
     policy = parse_compression(options.kv_compression).fitted(options.block_size)
     problem = policy.cut_problem(options.block_size)
     if problem is not None:

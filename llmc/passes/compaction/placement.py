@@ -1,4 +1,4 @@
-"""What a KV compression policy has to say to the pass that places its ops (llmc/passes/serving/place_compaction.py)."""
+"""The record by which the pass `place_compaction` places the ops of a KV compression policy."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -16,7 +16,7 @@ _llmc = torch.ops.llmc
 
 @dataclass(frozen=True)
 class _Rotation:
-    """How the keys of a layer are rotated: by angles of which weight, and in which pairs."""
+    """The rotation of a layer's keys: the weight with its frequencies, and whether pairs are interleaved."""
 
     inv_freq: fx.Node
     interleaved: bool
@@ -43,11 +43,11 @@ def _problem(layer: Layer) -> str | None:
     if isinstance(rotation, str):
         return rotation
     if any(spec.group != layer.spec.group for spec in graph.caches):
-        return "others beside it whose caches keep positions, and positions are those within the cache"
+        return "a cache by rows, but other layers keep positions, and positions are those within the cache"
     positions = step_input(graph, "positions")
     readers = () if positions is None else positions.users
     other = next((user for user in readers if user.target is not _llmc.rope_angles.default), None)
-    return None if other is None else f"{other.name} beside it, which reads positions: only rotations may"
+    return None if other is None else f"positions that {other.name} reads, and only rotations may"
 
 
 def _place(layer: Layer, caches: tuple[fx.Node, ...]) -> None:

@@ -16,7 +16,7 @@ Ids = np.ndarray[tuple[int], np.dtype[np.int64]]
 # Fewer say next to nothing of a model's activations.
 _LEAST_TOKENS = 512
 # Sequences that candidates of mixed precision are judged by.
-_APART = 16
+_APART = 8
 
 
 def sequences_and_apart(

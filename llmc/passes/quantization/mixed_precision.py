@@ -12,6 +12,8 @@ and the one whose output diverges least, on text held apart, is taken.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
 
 from torch import Tensor
 
@@ -43,6 +45,13 @@ _SMALLEST = 1e-12
 SchemeOf = Mapping[str, Scheme | None]
 
 
+class Measure(Protocol):
+    """Measures plans."""
+
+    def __call__(self, schemes: SchemeOf, *, is_rough: bool) -> float:
+        """The divergence of the model with these schemes, by module."""
+
+
 @dataclass(frozen=True)
 class Candidate:
     """name: for messages, of a uniform scheme as the option spells it. schemes: of each unit. bits: a weight, in the
@@ -60,12 +69,12 @@ def choose_schemes(
     budget: Budget,
     sequences: Sequence[Tensor],
     data: ModelData,
-    measure: Callable[[SchemeOf], float],
+    measure: Measure,
 ) -> tuple[tuple[Planned, ...], dict[str, str]]:
     """The plan with a scheme for every weight that no rule decides on, and for each of those the reason.
 
-    measure: the divergence of the model with these schemes, by module. Raises OptionError for a budget that all at 4
-    bits exceed.
+    measure: the divergence of the model with these schemes, by module; roughly if a scale is all that it is for.
+    Raises OptionError for a budget that all at 4 bits exceed.
     """
     units = units_of([each for each in planned if not each.is_ruled and each.products])
     if not units:
@@ -75,10 +84,11 @@ def choose_schemes(
     elements = sum(elements_of(each) for each in planned if each.products)
     _check_budget(units, schemes_of, budget, fixed, elements)
     rungs = ladders(graph, units, schemes_of, Change(rounded, bits_of), sequences, data)
-    trials = _Trials(units, measure)
-    choice = _Choice(units, _scaled(units, rungs, trials), fixed, elements, budget)
+    rough = partial(measure, is_rough=True)
+    choice = _Choice(units, _scaled(units, rungs, rough), fixed, elements, budget)
     shortlist = choice.shortlist()
-    found = [(trials.divergence(each.schemes), each) for each in data.told("candidates", shortlist, len(shortlist))]
+    told = data.told("candidates", shortlist, len(shortlist))
+    found = [(measure(by_module(units, each.schemes), is_rough=False), each) for each in told]
     divergence, best = min(found, key=lambda each: each[0])
     schemes = by_module(units, best.schemes)
     why = f"{best.name}, KL {divergence:.2e} on text held apart, the least of {len(found)}"
@@ -86,22 +96,8 @@ def choose_schemes(
     return with_schemes(planned, schemes), {module: f"{reason}; as in {why}" for module, reason in reasons.items()}
 
 
-class _Trials:
-    """Measurements of plans, each carried out once."""
-
-    def __init__(self, units: Sequence[Sequence[Planned]], measure: Callable[[SchemeOf], float]) -> None:
-        self._units, self._measure = units, measure
-        self._found: dict[tuple[Scheme | None, ...], float] = {}
-
-    def divergence(self, schemes: tuple[Scheme | None, ...]) -> float:
-        """The divergence with one scheme per unit."""
-        if schemes not in self._found:
-            self._found[schemes] = self._measure(by_module(self._units, schemes))
-        return self._found[schemes]
-
-
 def _scaled(
-    units: Sequence[Sequence[Planned]], rungs: Sequence[Sequence[Rung[Scheme]]], trials: _Trials
+    units: Sequence[Sequence[Planned]], rungs: Sequence[Sequence[Rung[Scheme]]], measure: Callable[[SchemeOf], float]
 ) -> Sequence[Sequence[Rung[Scheme]]]:
     """The rungs of the output projection, and those of all other weights, scaled to what they are measured to do."""
     heads = [i for i, unit in enumerate(units) if any(each.module == HEAD for each in unit)]
@@ -109,8 +105,9 @@ def _scaled(
         return rungs
     (head,) = heads
     at_4 = tuple(of_unit[0].scheme for of_unit in rungs)
-    both = trials.divergence(at_4)
-    others = trials.divergence(tuple(SCHEMES["int8"] if i == head else scheme for i, scheme in enumerate(at_4)))
+    both = measure(by_module(units, at_4))
+    head_at_8 = tuple(SCHEMES["int8"] if i == head else scheme for i, scheme in enumerate(at_4))
+    others = measure(by_module(units, head_at_8))
     expected = [of_unit[0].divergence for of_unit in rungs]
     of_head = (both - others) / max(expected[head], _SMALLEST)
     of_others = others / max(sum(expected) - expected[head], _SMALLEST)

@@ -4,17 +4,8 @@ from dataclasses import replace
 
 from llmc.errors import OptionError
 from llmc.formats.code_format import RUN_UNIT
-from llmc.formats.schemes import (
-    GROUPS,
-    ROUNDING,
-    SCHEMES,
-    SHARING,
-    Quantization,
-    Scheme,
-    names_run,
-    on_target,
-    parse_scheme,
-)
+from llmc.formats.scheme_text import ROUNDING, SHARING, names_run, parse_scheme
+from llmc.formats.schemes import GROUPS, SCHEMES, Quantization, Scheme, on_target
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
@@ -33,8 +24,7 @@ def plan(graph: ModelGraph, quantization: Quantization) -> tuple[Planned, ...]:
 
 def asked(options: BuildOptions, data: ModelData) -> Quantization:
     """The schemes of `quantize` for the build's target. In float32, only schemes that round tokens anyway do so."""
-    rounds_plain = data.rounds_tokens and options.dtype != "float32"
-    return on_target(options.quantization, data.token_group, rounds_plain=rounds_plain)
+    return on_target(options.quantization, data.tokens.in_dtype(options.dtype))
 
 
 def _fitted(planned: Planned) -> Planned:

@@ -1,12 +1,13 @@
-"""Keep keys and values as codes, each position and head with scales of its own, as the option `kv_cache` asks.
+"""Keep keys and values as codes, with scales for each position and head, for the option `kv_cache`.
 
     kv_write(k, v, kc, vc, slots)   ->  kv_write(k, v, kc, vc, slots, "int8")
     paged_attention(q, kc, vc, …)   ->  paged_attention(q, kc, vc, …, "int8", value_dim)
-and the caches become bytes (llmc/ops/cache_codes.py). One rewrite a layer. Scales come from what is written, so that
-no calibration is needed and an entry never changes; attention's kernels read codes. A format that is `rotated` has
+and the caches become bytes (llmc/ops/cache_codes.py). One rewrite per layer. Scales are computed when keys and values
+are written, so that no calibration is needed and an entry never changes; attention's kernels read codes. A `rotated`
+format has
     kv_write(rotate_heads(k), rotate_heads(v), …);  rotate_heads(paged_attention(rotate_heads(q), …))
-in their places: scores are the same, and outliers are shared by a head's channels.
-Must have: paged caches, whose heads the format's groups divide. Numerics: lossy.
+instead: scores are the same, and a head's channels share outliers.
+Must have: paged caches, with heads that the format's groups divide. Numerics: lossy.
 """
 
 from dataclasses import replace

@@ -50,8 +50,10 @@ from llmc.passes.quantization.stream import Stream
 from llmc.passes.rewrite import Numerics, WeightPass
 from llmc.passes.rewrite_log import RewriteLog
 
-# Tokens that errors are measured on.
+# Number of tokens on which errors are measured.
 _MEASURED_ROWS = 256
+# Number of sequences on which a plan is carried out if only the scale of its loss is needed.
+_ROUGH = 8
 
 
 def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData) -> None:
@@ -67,15 +69,18 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
         sequences, apart = sequences_and_apart(graph, options, data)
         reference = Reference(graph, data.source, apart)
 
-        def divergence(schemes: SchemeOf) -> float:
+        rough_codes = RememberedCodes()
+
+        def divergence(schemes: SchemeOf, *, is_rough: bool) -> float:
             """How far a copy of the graph moves from the reference when its weights get these, by module."""
             trial = graph.copy()
             chosen = with_schemes(plan(trial, quantization), schemes)
-            is_run = bool(sequences) and _looks_at_inputs(chosen, codes)
-            stream = Stream(trial, data.source, sequences) if is_run else None
-            Quantizer(trial, None, replace(data, progress=lambda *_: None), stream, {}, codes).run(chosen)
+            known, text = (rough_codes, sequences[:_ROUGH]) if is_rough else (codes, sequences)
+            is_run = bool(text) and _looks_at_inputs(chosen, known)
+            stream = Stream(trial, data.source, text) if is_run else None
+            Quantizer(trial, None, replace(data, progress=lambda *_: None), stream, {}, known).run(chosen)
             found = reference.divergence(trial)
-            codes.end_plan(found)
+            known.end_plan(found)
             return found
 
         planned, reasons = choose_schemes(graph, planned, quantization.budget, sequences, data, divergence)

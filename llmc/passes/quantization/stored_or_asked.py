@@ -74,7 +74,7 @@ def _as_asked(
     is_none = NOT_QUANTIZED in options.quantize
     multiplies = any(map(is_product, readers))
     if rule is None and not is_none and not (quantization.is_for_all and multiplies):
-        return _with_tokens(stored, options) if multiplies and data.rounds_tokens else stored
+        return _with_tokens(stored, options) if multiplies and data.tokens.rounds_plain else stored
     scheme = quantization.default if rule is None else rule.scheme
     if rule is None and scheme is not None and module == HEAD:
         scheme = head_scheme(scheme)

@@ -7,7 +7,7 @@
 for `snapkv`; every policy has a file in llmc/passes/compaction. A step with a `compaction` does what these ops say for
 one request, and nothing else; in all other steps they do nothing. The first rewrite adds that input; each attention is
 one more.
-Must have: keys that are no part of latents; one rank and one stage; what the policy's ops need besides.
+Must have: keys that are not part of latents; one rank and one stage; the further conditions of the policy's ops.
 Numerics: exact, since steps without a compaction compute what they did before.
 """
 
@@ -73,7 +73,7 @@ def _check(layer: Layer, placement: Placement) -> None:
     if graph.ranks > 1 or graph.pipeline_stages > 1:
         problem: str | None = f"{graph.ranks} ranks and {graph.pipeline_stages} stages, and rows move on one of each"
     elif layer.given["latent"]:
-        problem = "latents, whose keys are no rows of one cache"
+        problem = "latents, whose keys are not rows of one cache"
     else:
         problem = placement.problem(layer)
     if problem is not None:

@@ -12,9 +12,15 @@ from llmc.errors import RequestError, did_you_mean
 
 
 class GrammarKind(Enum):
-    """JSON_SCHEMA: source is the schema as JSON text. JSON_OBJECT: any JSON object; source is empty.
-    REGEX: source is the expression. CHOICE: source is a JSON list of texts. EBNF: source is a grammar, in Lark's or in
-    llama.cpp's (GBNF) notation."""
+    """The kind of a grammar, which defines its source.
+
+    Attributes:
+        JSON_SCHEMA: The source is the schema as JSON text.
+        JSON_OBJECT: Any JSON object; the source is empty.
+        REGEX: The source is a regular expression.
+        CHOICE: The source is a JSON list of texts.
+        EBNF: The source is a grammar in the notation of Lark or llama.cpp (GBNF).
+    """
 
     JSON_SCHEMA = "json_schema"
     JSON_OBJECT = "json_object"
@@ -33,10 +39,13 @@ Marks = tuple[Mark, ...]
 
 @dataclass(frozen=True)
 class Preamble:
-    """Free text before the part that a grammar constrains, such as a model's thoughts.
+    """Free text before the part that a grammar constrains, such as a model's reasoning.
 
-    opening, closing: its marks. With an opening of None it has begun already; otherwise an output may do without it.
-    repeats: several may follow each other. heading: what comes after it, and before a sentence of the grammar.
+    Attributes:
+        opening: The mark that opens it. None means that the prompt has opened it; otherwise it is optional.
+        closing: The mark that closes it.
+        repeats: Whether several may follow each other.
+        heading: Marks between it and the sentence of the grammar.
     """
 
     opening: Marks | None
@@ -54,8 +63,12 @@ _DATA = {GrammarKind.JSON_SCHEMA: Mapping, GrammarKind.CHOICE: Sequence}
 class Grammar:
     """A constraint for SamplingParams(grammar=...). It is compiled when the request is submitted.
 
-    preamble: the constraint applies to the text after it; None constrains the whole output. instead: a grammar in
-    Lark's notation; the text after the preamble, without its heading, may alternatively be a sentence of it.
+    Attributes:
+        kind: The kind of the source.
+        source: The source, as text.
+        preamble: Free text before the constrained part; None constrains the whole output.
+        instead: A grammar in Lark's notation. The text after the preamble, without its heading, may be a sentence of it
+            instead.
     """
 
     kind: GrammarKind
@@ -70,10 +83,12 @@ class Grammar:
         preamble: Preamble | None = None,
         instead: str | None = None,
     ) -> None:
-        """kind: a GrammarKind or its value, such as "regex"; "json" is a schema and "grammar" is EBNF.
+        """Args: kind: A GrammarKind or its value, such as "regex". "json" is a schema, and "grammar" is EBNF. source: A
+        text. A schema may also be a dict, and a choice a list of texts. "json" without a source means any JSON object.
+        preamble: Free text before the constrained part. instead: An alternative grammar in Lark's notation.
 
-        source: text; of a schema also the schema as a dict, of a choice also the list of texts. "json" without a source
-        is any JSON object. Raises RequestError.
+        Raises:
+            RequestError: For an unknown kind, or a source of the wrong type.
         """
         found = _kind(kind)
         if found is GrammarKind.JSON_SCHEMA and kind == "json" and isinstance(source, str) and not source:

@@ -16,7 +16,7 @@ from llmc.runtime.speculation.opening import SpeculationPlan
 
 @dataclass(frozen=True)
 class LoopOpening:
-    """What llmc.load has checked, to open a loop with, and again after a step has failed.
+    """The checked arguments of llmc.load that open a loop, and open it again after a failed step.
 
     limits, max_step_tokens: of the loop's steps. drafts: what drafts, if anything does. threads: of a step. check: of
     the weights. is_temporary: the engine's directory goes with it. whole_texts, tier: see StepLoop.

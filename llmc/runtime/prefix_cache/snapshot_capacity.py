@@ -10,8 +10,8 @@ MEMORY_FRACTION = 0.1
 
 
 def snapshot_count(program: Program, state_cache_bytes: int | None, free: int) -> int:
-    """As many as state_cache_bytes holds; by default four for each sequence of a step, and not more than a tenth of the
-    `free` bytes holds. None for a model without states. Raises OptionError."""
+    """Number of snapshots that fit into state_cache_bytes; by default four per sequence of a step, but at most the
+    number that fits into a tenth of the `free` bytes. 0 for a model without states. Raises OptionError."""
     if state_cache_bytes is not None and (type(state_cache_bytes) is not int or state_cache_bytes < 0):
         fix = "give a whole number of bytes, 0 for no snapshots, or None for a share of the free memory"
         raise bad_value("state_cache_bytes", state_cache_bytes, fix)

@@ -12,10 +12,14 @@ _SHOWN = 60
 class Choice:
     """One continuation of a prompt.
 
-    text: without special tokens, and cut before a stop string; empty if the engine has no tokenizer. token_ids: all
-    generated tokens, including a stop token. finish_reason: "stop" for a stop token or string, or the end of a grammar,
-    "length" for max_tokens or the engine's max_model_len. stop_reason: the stop string or stop token id.
-    logprobs: one per token, if requested. cumulative_logprob: their sum, if known.
+    Attributes:
+        text: The text without special tokens, cut before a stop string; empty if the engine has no tokenizer.
+        token_ids: All generated tokens, including a stop token.
+        finish_reason: "stop" for a stop token or string, or the end of a grammar; "length" for max_tokens or the
+            engine's max_model_len.
+        stop_reason: The stop string or stop token id.
+        logprobs: One per token, if requested.
+        cumulative_logprob: Their sum, if known.
     """
 
     text: str
@@ -33,10 +37,13 @@ class Choice:
 
 @dataclass(frozen=True)
 class Completion:
-    """The result for one prompt: params.n choices, and the first one's text, tokens and finish reason.
+    """The result for one prompt.
 
-    prompt_tokens: how many the prompt had; cached_tokens: of those, found in the prefix cache. prompt_logprobs: if
-    asked for, None for the first token, then one for each.
+    Attributes:
+        choices: `params.n` choices. `text`, `token_ids` and `finish_reason` are those of the first.
+        prompt_tokens: Number of tokens in the prompt.
+        cached_tokens: Number of them that were found in the prefix cache.
+        prompt_logprobs: If requested, None for the first token and one entry for each other token.
     """
 
     choices: tuple[Choice, ...]
@@ -46,17 +53,17 @@ class Completion:
 
     @property
     def text(self) -> str:
-        """The first choice's."""
+        """The text of the first choice."""
         return self.choices[0].text
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """The first choice's."""
+        """The tokens of the first choice."""
         return self.choices[0].token_ids
 
     @property
     def finish_reason(self) -> FinishReason:
-        """The first choice's."""
+        """The finish reason of the first choice."""
         return self.choices[0].finish_reason
 
     def __repr__(self) -> str:
@@ -66,10 +73,13 @@ class Completion:
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of streamed output: whole characters only, so a piece may hold several tokens.
+    """A piece of streamed output. It has whole characters only, so it may contain several tokens.
 
-    token_ids: the tokens since the piece before. tokens: number of tokens generated until now. finish_reason: only in
-    the last piece.
+    Attributes:
+        text: The new text.
+        token_ids: The tokens since the previous piece.
+        tokens: Number of tokens generated until now.
+        finish_reason: Set in the last piece only.
     """
 
     text: str

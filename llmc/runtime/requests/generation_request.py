@@ -10,7 +10,8 @@ from llmc.runtime.sampling.sampling_params import SamplingParams
 
 
 class Priority(Enum):
-    """Which requests start first. A FREE one that waits long enough is treated as PREMIUM, so that none starves."""
+    """Which requests start first. A FREE request that waits long enough is treated as PREMIUM, so that it always
+    starts."""
 
     PREMIUM = "premium"
     FREE = "free"
@@ -20,12 +21,17 @@ class Priority(Enum):
 class GenerationRequest:
     """One prompt and its parameters.
 
-    prompt_token_ids: at least one id, all in the vocabulary. request_id: unique among the requests in flight.
-    deadline_seconds: counted from submission; when it has passed, the request ends with finish_reason "deadline" and
-    what it has until then. tenant: requests share cached prefixes only with requests of the same tenant; None is a
-    tenant of its own. streams: outputs are wanted as they come; otherwise there is one, when all is done, which costs
-    less. adapter: one of the engine's (Engine.adapters); None for the model as it is. wants_row: the answer is what a
-    model with a head gives for the text (Engine.embed), and nothing is generated; params are of no account.
+    Attributes:
+        prompt_token_ids: At least one id, all in the vocabulary.
+        params: How to continue the prompt.
+        request_id: A name that is unique among the requests in flight.
+        priority: Which requests start first.
+        deadline_seconds: Time from submission until the request ends with finish_reason "deadline" and its tokens.
+        tenant: Requests share cached prefixes only within a tenant; None is a tenant of its own.
+        streams: Whether outputs are returned as they come. Otherwise there is one output at the end, which is cheaper.
+        adapter: One of the engine's (Engine.adapters); None uses the plain model.
+        wants_row: Whether the result is the row of a model with a head (Engine.embed). Nothing is generated then, and
+            params are ignored.
     """
 
     prompt_token_ids: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What the KV cache keeps of each request: what the request, the load or the build says, in this order."""
+"""The KV compression of each request: as the request, the load or the build says, in this order."""
 
 from collections.abc import Sequence
 
@@ -33,7 +33,7 @@ class RequestPolicies:
             raise RequestError(error.problem, at=error.at, fix=error.fix) from None
 
     def check_drafts(self, programs: Sequence[Program]) -> None:
-        """Raise OptionError for drafts whose caches lie in the blocks of positions, beside KV compression.
+        """Raise OptionError for drafts whose caches are in the blocks of positions, if there is KV compression.
 
         Args:
             programs: what drafts for the engine, besides the engine itself.

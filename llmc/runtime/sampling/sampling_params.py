@@ -23,43 +23,57 @@ DRY_BREAKERS = ("\n", ":", '"', "*")
 @shows_fields
 @dataclass(frozen=True, kw_only=True, repr=False)
 class SamplingParams:
-    """Each value is checked; one out of range, or a name that does not exist, is a RequestError. Numbers have their
-    defaults and ranges in sampling_table.py.
+    """How to choose a request's tokens, and when to stop.
 
-    max_tokens: how many to generate at most; 0 computes prompt_logprobs only. min_tokens: before this many, no
-    end-of-text and no stop token.
-    temperature: divides the logits; 0 is greedy (the likeliest token after penalties and bias), and the filters below
-    then do nothing.
-    top_k: keep the k likeliest tokens and ties; None keeps all.
-    top_p: keep the smallest set of likeliest tokens whose probabilities sum to at least top_p.
-    min_p: keep tokens with at least min_p times the likeliest's probability.
-    typical_p: keep the smallest set of tokens, those first whose surprise is nearest to the one expected, whose
-    probabilities sum to at least typical_p (locally typical sampling, Meister et al. 2022).
-    repetition_penalty: logits of tokens in the prompt or output are divided by it if positive, multiplied if negative.
-    presence_penalty, frequency_penalty: taken from the logits of tokens in the output, once, and per occurrence.
-    dry_multiplier: 0 for none; what DRY takes from the logit of a token that would go on repeating the last
-    dry_allowed_length tokens, and dry_base times as much for every token more that is repeated. dry_sequence_breakers:
-    texts that no repetition goes across. dry_penalty_last_n: looks at this many of the last tokens; None for all.
-    logit_bias: added to the logits, by token id.
-    bad_words: texts whose tokens are not generated in this order; the last is banned where the output ends with the
-    others. allowed_token_ids: no other token comes, and end-of-text only if it is one of them.
-    logits_processors: functions of (ids of prompt and output, logits), or of (ids of the prompt, ids of the output,
-    logits), that return the logits: float32 arrays [vocabulary]. They run for every token, after penalties and bias,
-    and while they run, every other request waits.
-    seed: None draws one from the operating system.
-    stop: the text ends before any of these. stop_token_ids: the output ends with any of these.
-    ignore_eos: go on after the model's end-of-text token. include_stop_str_in_output: the text keeps the stop string
-    that ended it. skip_special_tokens: the text leaves out tokens such as end-of-text.
-    n: how many choices. best_of: how many are sampled, the n with the highest mean log-probability are given (None: n).
-    With a seed, choice i draws from the seed's i-th stream, so each is reproducible and they differ.
-    logprobs: give each token's log-probability and this many of the likeliest (0: the token's only). prompt_logprobs:
-    the same for the prompt's tokens.
-    beam_width: beam search with this many beams instead of sampling; n (at most beam_width) are given, best first, by
-    sum of log-probabilities, after penalties and bias, over length**length_penalty. early_stopping: stop as soon as
-    beam_width beams are complete.
-    grammar: the output has to be a sentence of it.
-    kv_compression: what the KV cache keeps of the request, as NAME:OPTION=NUMBER,…, within what the engine was built
-    for; None is as the engine was loaded.
+    Values are checked: one out of range, or an unknown name, is a RequestError. sampling_table.py has the defaults and
+    ranges of numbers.
+
+    Attributes:
+        max_tokens: Maximum number of generated tokens; 0 computes prompt_logprobs only.
+        min_tokens: Number of tokens before which no end-of-text and no stop token is chosen.
+        temperature: Divides the logits; 0 is greedy (the most likely token after penalties and bias) and disables the
+            filters below.
+        top_k: Keep the k most likely tokens and ties; None keeps all.
+        top_p: Keep the smallest set of most likely tokens whose probabilities sum to at least top_p.
+        min_p: Keep tokens with at least min_p times the probability of the most likely one.
+        typical_p: Keep the smallest set of tokens whose probabilities sum to at least typical_p, in the order of the
+            distance of their surprise from the expected one (locally typical sampling, Meister et al. 2022).
+        repetition_penalty: Logits of tokens in the prompt or output are divided by it if positive, multiplied if
+            negative.
+        presence_penalty: Subtracted once from the logits of tokens in the output.
+        frequency_penalty: Subtracted per occurrence from the logits of tokens in the output.
+        dry_multiplier: DRY subtracts this from the logit of a token that would continue a repetition of the last
+            dry_allowed_length tokens; 0 disables it.
+        dry_base: Factor for each further token of the repetition.
+        dry_allowed_length: Length of a repetition without penalty.
+        dry_sequence_breakers: Texts that end a repetition.
+        dry_penalty_last_n: Number of last tokens in which repetitions are found; None for all.
+        logit_bias: Added to the logits, by token id.
+        bad_words: Texts that are not generated: if the output ends with all tokens of one but the last, the last is
+            banned.
+        allowed_token_ids: All other tokens are banned, including end-of-text.
+        logits_processors: Functions of (ids of prompt and output, logits), or of (ids of the prompt, ids of the output,
+            logits), that return the logits: float32 arrays [vocabulary]. They run for every token, after penalties and
+            bias, and all other requests wait for them.
+        seed: None draws one from the operating system.
+        stop: The text ends before any of these.
+        stop_token_ids: The output ends with any of these.
+        ignore_eos: Continue after the model's end-of-text token.
+        include_stop_str_in_output: Keep the stop string that ended the text.
+        skip_special_tokens: Omit tokens such as end-of-text from the text.
+        n: Number of choices. With a seed, choice i draws from the seed's i-th stream, so choices are reproducible and
+            differ.
+        best_of: Number of choices that are sampled; the n with the highest mean log-probability are returned. None is
+            n.
+        logprobs: Return each token's log-probability and this number of most likely tokens (0: the token's only).
+        prompt_logprobs: The same for the prompt's tokens.
+        beam_width: Number of beams of a beam search, instead of sampling. The best n (at most beam_width) are returned,
+            by sum of log-probabilities, after penalties and bias, over length**length_penalty.
+        length_penalty: The exponent of the length in beam search.
+        early_stopping: Stop beam search when beam_width beams are complete.
+        grammar: The output follows this grammar.
+        kv_compression: Policy for the request's KV cache, as NAME:OPTION=NUMBER,…, within the one that the engine was
+            built for; None is the default of the load.
     """
 
     max_tokens: int = sampling_default("max_tokens")
@@ -135,10 +149,11 @@ class SamplingParams:
         return f"SamplingParams({', '.join(changed)})"
 
     def sampled_choices(self) -> int:
-        """How many sequences are generated at a time: best_of or n, or the beams."""
+        """Number of sequences that are generated at a time: best_of or n, or the number of beams."""
         return self.beam_width or self.best_of or self.n
 
     def stop_strings(self) -> tuple[str, ...]:
+        """`stop` as a tuple."""
         return (self.stop,) if isinstance(self.stop, str) else self.stop
 
     def changes_logits(self) -> bool:

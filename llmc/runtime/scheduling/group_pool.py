@@ -13,7 +13,7 @@ from llmc.runtime.scheduling.block_pool import BlockPool
 
 @dataclass(frozen=True)
 class DoneCut:
-    """What follows from a table that was cut.
+    """The consequences of a table that was cut.
 
     moves: slots of rows that move, from and to. leaving: blocks that are to go back to the pool. rows: how many the
     table had; blocks: that hold them. chosen: how many of them are kept by score; places: blocks that those move to.
@@ -57,7 +57,7 @@ class GroupPool:
         return GroupStats(str(self._policy), pool.count, pool.used, pool.cached, self.kept_rows, self.dropped_rows)
 
     def policy(self, request: Request) -> CachePolicy:
-        """What the group's caches keep of a request."""
+        """The policy for a request's caches."""
         own = request.origin.policy
         return own if own is not None and self._policy.per_request else self._policy
 
@@ -245,7 +245,7 @@ class GroupPool:
                 yield moved.get(to, to), to
 
     def _forget(self, block: int) -> None:
-        """Nobody finds the block any more."""
+        """Remove the block from the blocks that requests can find."""
         content = self.pool.content(block)
         assert isinstance(content, int)
         del self._kept[content]

@@ -17,7 +17,13 @@ Moves = list[tuple[int, int]]
 
 @dataclass
 class Cuts:
-    """What follows from the tables that are cut before a step: see StepPlan. leaving: blocks that are to go back."""
+    """The consequences of the tables that are cut before a step.
+
+    Args:
+        moves: Slots of rows that move, from and to, by group. All sources are read first.
+        compactions: Arguments of the ops that move rows (llmc/ops/compact_kv.py), one for each table.
+        leaving: Blocks that return to their pools.
+    """
 
     moves: dict[int, Moves] = field(default_factory=dict)
     compactions: list[list[int]] = field(default_factory=list)
@@ -84,7 +90,7 @@ class RequestBlocks:
                     cuts.compactions.append(self._compaction(request, group, done))
 
     def give_back(self, cuts: Cuts) -> None:
-        """What tables have lost, when all of a step are cut: what rows move to is none of it."""
+        """Release the blocks that left tables, after rows have moved."""
         for group, blocks in cuts.leaving:
             group.pool.release(blocks, least=True)
         cuts.leaving.clear()

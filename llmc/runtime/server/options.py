@@ -20,11 +20,11 @@ class ServeOptions:
     served_model_name: the model's name in requests; default the directory's name. max_model_len, max_num_seqs,
     max_num_batched_tokens: lower limits than the engine was built with. gpu_memory_utilization: the KV cache's share of
     the free memory, of the GPU or of this machine; kv_cache_memory_bytes: its size instead. enable_prefix_caching:
-    reuse the keys and values of prompts with a common beginning. state_cache_bytes: of a model with states, for what
-    they were where such beginnings end; 0 for none. kv_offloading_size: of the second tier, such as `20GB`;
-    kv_offloading_dir: where its blocks stay for the next process. speculative_config: what drafts tokens, as JSON.
-    output_cache_bytes: of the cache of finished deterministic outputs, 0 for none. response_store_bytes: of what
-    /v1/responses keeps, 0 for nothing; response_store_seconds: how long.
+    reuse the keys and values of prompts with a common prefix. state_cache_bytes: size of the cache of a recurrent
+    model's states at the ends of prefixes; 0 disables it. kv_offloading_size: size of the second tier, such as `20GB`;
+    kv_offloading_dir: a directory that keeps its blocks for the next process. speculative_config: the drafter, as JSON.
+    output_cache_bytes: size of the cache of deterministic outputs; 0 disables it. response_store_bytes: size of the
+    store of /v1/responses; 0 disables it; response_store_seconds: how long responses are kept.
     chat_template: a file, or a name of BUILT_IN; default the model's.
     tool_call_parser: the form of the model's tool calls; default that of its template. reasoning_parser: the tags of
     its thoughts: `auto` by its template, `none`, a name or both tags. generation_config: `auto` takes the model's

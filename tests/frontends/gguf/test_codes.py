@@ -13,7 +13,7 @@ from torch import Tensor
 
 from llmc.errors import CheckpointError
 from llmc.formats.code_format import CODE_FORMATS
-from llmc.formats.schemes import parse_scheme
+from llmc.formats.scheme_text import parse_scheme
 from llmc.frontends.capture import capture
 from llmc.frontends.captured import Captured
 from llmc.frontends.gguf.block_codes import unpack_blocks

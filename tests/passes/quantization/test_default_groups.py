@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from llmc.errors import OptionError
-from llmc.formats.schemes import SCHEMES, parse_scheme
+from llmc.formats.scheme_text import parse_scheme
+from llmc.formats.schemes import SCHEMES
 from tests.passes.quantization.quantizing import calibration_file, logits, odd_llama, quantized
 from tests.quick_sample import quick_sample
 

@@ -8,7 +8,8 @@ import torch
 from llmc.codegen.target_kind import kind_of
 from llmc.errors import OptionError
 from llmc.formats.code_format import TOKEN_GROUP
-from llmc.formats.schemes import SCHEMES, parse_scheme
+from llmc.formats.scheme_text import parse_scheme
+from llmc.formats.schemes import SCHEMES, TokenDefault
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import parse_options
@@ -24,7 +25,7 @@ _GPU = "h100"
 
 def quantized_for(target: str, quantize: str) -> ModelGraph:
     captured, kind = captured_llama(), kind_of(resolve_target(target))
-    data = ModelData(captured.source, token_group=kind.token_group)
+    data = ModelData(captured.source, tokens=kind.tokens)
     return run_pipeline(captured.graph, quantization(), parse_options({"quantize": quantize}), data=data).graph
 
 
@@ -60,10 +61,10 @@ def test_the_table_says_how_tokens_are_rounded() -> None:
 @pytest.mark.parametrize("name", _BY_INTEGERS)
 def test_every_scheme_of_rounded_tokens_has_both(name: str) -> None:
     plain, groups, whole = (parse_scheme(name + option) for option in ("", ":x32", ":xrow"))
-    assert plain is not None and plain.on_target(TOKEN_GROUP, rounds_plain=True) == groups
-    assert whole is not None and whole.on_target(TOKEN_GROUP, rounds_plain=True) == whole and whole.token_group is None
+    assert plain is not None and plain.on_target(TokenDefault(rounds_plain=True)) == groups
+    assert whole is not None and whole.on_target(TokenDefault(rounds_plain=True)) == whole and whole.token_group is None
     static = parse_scheme(f"{name}:static")
-    assert static is not None and static.on_target(TOKEN_GROUP, rounds_plain=True) == static
+    assert static is not None and static.on_target(TokenDefault(rounds_plain=True)) == static
 
 
 def test_a_gpu_refuses_groups_before_work_is_done() -> None:

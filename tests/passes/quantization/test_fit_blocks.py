@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from llmc.formats.code_format import CODE_FORMATS
-from llmc.formats.schemes import SCHEMES, Scheme, parse_scheme
+from llmc.formats.scheme_text import parse_scheme
+from llmc.formats.schemes import SCHEMES, Scheme
 from llmc.graph.code_numbers import code_numbers
 from llmc.passes.quantization.round_weight import RoundedWeight, round_to_nearest
 

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from llmc.errors import PassError
 from llmc.formats.code_format import CODE_FORMATS
-from llmc.formats.schemes import Scheme, parse_scheme
+from llmc.formats.scheme_text import parse_scheme
+from llmc.formats.schemes import Scheme
 from llmc.passes.quantization.column_sweep import gram, prepare
 from llmc.passes.quantization.gptq import gptq
 from llmc.passes.quantization.round_weight import round_to_nearest

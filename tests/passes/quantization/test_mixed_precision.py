@@ -15,7 +15,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from llmc.errors import OptionError
-from llmc.formats.schemes import Scheme, parse_scheme
+from llmc.formats.scheme_text import parse_scheme
+from llmc.formats.schemes import Scheme
 from llmc.frontends.capture import capture
 from llmc.frontends.captured import Captured
 from llmc.graph.execute import run_tokens

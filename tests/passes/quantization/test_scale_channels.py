@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from llmc.formats.schemes import parse_scheme
+from llmc.formats.scheme_text import parse_scheme
 from llmc.frontends.captured import Captured
 from llmc.frontends.checkpoints.memory_source import MemorySource
 from llmc.passes.quantization.round_weight import round_to_nearest

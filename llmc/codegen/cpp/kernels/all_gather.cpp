@@ -1,8 +1,8 @@
-// llmc::all_gather: y = all ranks' channels of x one after the other, without their padding.
+// llmc::all_gather: y is the concatenation of all ranks' channels of x, without padding.
 #include "ranks.h"
 #include "row.h"
 
-// ends: where each rank's channels end in y, which has `channels` for each of a row's groups; of x each rank has `width`.
+// ends: where each rank's channels end in y, which has `channels` for each group of a row; each rank's x has `width`.
 typedef struct {
   int64_t tokens, groups, width, channels;
   const int32_t* ends;

@@ -65,7 +65,7 @@ enum LlmcCodes {
   LLMC_IQ4_NL = 14,
   LLMC_IQ4_XS = 15,
 };
-// What x is rounded to first: llmc/ops/token_codes.py.
+// The format that x is rounded to before the product: llmc/ops/token_codes.py.
 enum LlmcXCodes { LLMC_X_NONE = 0, LLMC_X_INT8 = 1, LLMC_X_FP8 = 2 };
 enum LlmcScales { LLMC_SCALES_F32 = 0, LLMC_SCALES_F16 = 1, LLMC_SCALES_BF16 = 2 };
 
@@ -73,20 +73,19 @@ enum LlmcScales { LLMC_SCALES_F32 = 0, LLMC_SCALES_F16 = 1, LLMC_SCALES_BF16 = 2
 // one group of one panel are
 //   scale[lane]; zero[lane] as int16, if the weight has zeros; code words[k / codes a word][lane]
 // 8 bits: a byte for each of four k. 4 bits: for each of eight k; byte i holds the i-th low, the (i + 4)-th high.
-// Other numbers of bits: of each 32 k one plane after the other, of 5 and 6 bits the low 4 and what is above, of 3 the low
-// 2 and what is above; of a plane of n bits n words: in byte i the bits of k = i, i + 4, … from the lowest on; the last
-// 32 k of a group are filled up.
-// Integers, and their zeros, are shifted to be unsigned: by half of their range. What stands for no row has scale 0. A
-// group is a multiple of 16, or all of in; then the last word is filled up.
-// Of formats that are blocked (kRecords in code_panels.h) all headers of a panel stand before all of its codes, and of
-// each run of groups that share a float the header is
+// Other numbers of bits: each 32 k are stored as bit planes. 5 and 6 bits have a plane of the low 4 bits and one of the
+// rest; 3 bits have a plane of the low 2 bits and one of the rest. A plane of n bits takes n words: byte i holds the
+// bits of k = i, i + 4, … from the lowest bit up. The last 32 k of a group are padded. Integers and their zeros are
+// made unsigned by adding half of their range. Padding rows have scale 0. A group is a multiple of 16, or all of in;
+// then the last word is padded. Blocked formats (kRecords in code_panels.h) store all headers of a panel before all of
+// its codes. The header of a run of groups that share a float is
 //   scale[lane]; minimum[lane], if the format has one; step halves[lane] as uint16
-// Lane by lane the halves are a string of bits: the steps of the groups' scales, from the least one on, then those of
-// their minima.
+// Each lane's halves are a string of bits: the steps of the groups' scales, lowest bit first, then the steps of their
+// minima.
 
 // ---- weights without their zeros --------------------------------------------------------------------------------
-// Sparse panels, and sparse code panels of 8 bits without zero points: what stands in panels as above, in that order,
-// without the elements that are zero (bytes that are 128: codes of zero).
+// Sparse panels, and sparse code panels of 8 bits without zero points: the elements of the panels above, in the same
+// order, without those that are zero (bytes of value 128: the code of zero).
 //   offset[panel + 1] as uint64, in bytes from the beginning: where each panel's elements are, and where the last end
 //   mask[panel][…] as uint64: bit i for the i-th of 64 elements; a row of 32 lanes is half a mask of f32, one of bf16,
 //   two of codes; the last mask of a panel is filled up
@@ -124,7 +123,8 @@ int64_t llmc_choose_rows_scratch(int64_t vocabulary);
 // ---- scratch ---------------------------------------------------------------------------------------------------
 // Scratch bytes that one thread needs for attention of these shapes: what the pool must be created with.
 int64_t llmc_paged_attention_scratch(int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t value_dim);
-// Scratch bytes that one thread needs for the matrix products up to this `in` and tokens a step.
+// Scratch bytes that one thread needs for matrix products with at most max_in input channels and max_tokens tokens per
+// step.
 int64_t llmc_linear_scratch(int64_t max_tokens, int64_t max_in);
 
 // ---- measuring -------------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ int64_t llmc_multiply_in_cache_int8(LlmcPool* pool, int64_t repeats);
 // ---- a compiled engine -----------------------------------------------------------------------------------------
 enum { LLMC_ENGINE_ABI = 4 };
 
-// One step: T tokens of R requests, of which L rows want logits.
+// One step: T tokens of R requests; L of the rows need logits.
 typedef struct {
   int32_t tokens, requests, logit_rows, max_blocks;
   const int32_t* input_ids;      // [T]
@@ -189,14 +189,16 @@ typedef struct {
 
 typedef struct LlmcEngine LlmcEngine;
 int32_t llmc_engine_abi(void);
-// Of LlmcRanks.memory.
+// Size of LlmcRanks.memory in bytes.
 int64_t llmc_engine_ranks_bytes(int32_t ranks);
-// What the engine takes for granted of the memory in its bindings and steps, as llmc/program/program_interface.py says it.
+// The engine's assumptions about the memory in its bindings and steps, in the form of
+// llmc/program/program_interface.py.
 const char* llmc_engine_interface(void);
 LlmcEngine* llmc_engine_open(const LlmcBindings* bindings);
 void llmc_engine_step(LlmcEngine* engine, const LlmcStep* step);
-// Of engines of several ranks: a step that gives tokens instead of logits, on all ranks at once, and the same ones. choices:
-// temperature, seeds and counters of its rows, which have no filters, and where their tokens and scores go.
+// For engines of several ranks: runs a step that returns tokens instead of logits. All ranks call it together and get
+// the same tokens. choices: temperature, seeds and counters of the rows, without filters, and where tokens and scores
+// go.
 void llmc_engine_step_choosing(LlmcEngine* engine, const LlmcStep* step, const LlmcChooseRows* choices);
 // Chooses tokens with the engine's threads, of logits that a step has given.
 void llmc_engine_choose(LlmcEngine* engine, const LlmcChooseRows* rows);

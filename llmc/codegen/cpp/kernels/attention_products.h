@@ -10,8 +10,8 @@ namespace llmc {
 
 constexpr int kAttentionKeys = 64;  // keys in a tile
 
-// What one step of a product multiplies: one number in fp32, or two in bf16 where the processor has that. Steps go
-// along the channels for scores, along the keys for values; then a probability is rounded to bf16 as a key is.
+// One step of a product multiplies one number in fp32, or two in bf16 if the processor supports it. Steps run along the
+// channels for scores and along the keys for values; in bf16 probabilities are rounded as keys are.
 struct FloatSteps {
   using Step = float;
   static constexpr int kWidth = 1;
@@ -217,7 +217,7 @@ struct FetchNext {
     for (int64_t byte = 0; byte < key_bytes; byte += 64) fetch(keys, key, byte);
     for (int64_t byte = 0; byte < value_bytes; byte += 64) fetch(values, key, byte);
   }
-  // Those of kFetchScales keys.
+  // Fetches the scales of kFetchScales keys.
   __attribute__((always_inline)) void scales(int64_t key) const {
     if constexpr (kHoldsCodes<K>) {
       if (key_bytes == 0) return;
@@ -296,7 +296,7 @@ constexpr int kBlockVectors = kLanes == 16 ? 4 : 2;
 constexpr int kBlockKeys = kBlockVectors * kLanes;
 
 // scores[row][key] = q[row] · keys for kBlockKeys keys; rows of scores are kAttentionKeys apart. Fetches the second
-// quarter: a row has about as many steps as 16 lines.
+// quarter: the steps of a row cover about 16 cache lines.
 template <class Steps, int ROWS, class T>
 inline void score_block(const float* q, int64_t q_stride, const float* keys, int64_t steps, const FetchNext<T>& fetch,
                         float* scores) {

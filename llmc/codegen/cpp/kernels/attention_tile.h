@@ -33,11 +33,11 @@ struct TileMemory {
   float* scores;         // [rows, kAttentionKeys]
   SoftmaxPart total;
   SoftmaxPart part;
-  // Of caches of codes, whose groups have at least four channels.
+  // For caches of codes, whose groups have at least four channels.
   int64_t key_groups;
   float* q_sums;         // [rows, key_groups]
   float* key_scales;     // [scales and minima, key_groups, kAttentionKeys]
-  float* value_scales;   // the same of values
+  float* value_scales;   // the same for values
   float* scaled;         // ScaledProbabilities
 
   static int64_t floats(int64_t head_dim, int64_t value_dim) {
@@ -79,7 +79,7 @@ class TileAttention {
 
   int64_t rows() const { return tile_.kv_heads * tile_.rows; }
 
-  // The keys that any row of the tile may see, beside those that are pinned.
+  // The keys that any row of the tile may see, except pinned keys.
   Keys keys() const {
     const int64_t last = rows_of(token_of_request(tile_.rows - 1)).own;
     return seen_from(a_, tree_, rows_of(token_of_request(0)).own, end_seen(a_, last, all_rows_));
@@ -196,7 +196,7 @@ class TileAttention {
     return {first_own_row_ + token, tree_ == nullptr ? 0 : static_cast<uint64_t>(tree_[token])};
   }
 
-  // Of a tile of keys before this place all tokens of the tile see the same rows.
+  // All tokens of the tile see the same rows of every tile of keys before this place.
   int64_t first_hidden() const {
     if (tree_ == nullptr) return INT64_MAX;
     int64_t first = INT64_MAX;
@@ -286,7 +286,7 @@ class TileAttention {
     }
   }
 
-  // One tile of keys of one head, from place `base` on, of which some row of `span` sees `seen`.
+  // Attends one tile of keys of one head that starts at place `base`. seen: the keys that some row of `span` sees.
   void attend_keys(int64_t base, Keys seen, int64_t head, RowSpan span, const CachedKeys& now, const CachedKeys& next,
                    int64_t next_head, const SoftmaxPart& to) const {
     const int64_t key_bytes = keys_.head_bytes(), value_bytes = values_.head_bytes();

@@ -1,15 +1,16 @@
-// A token of each row of logits of which each rank has a part: llmc::choose_across. The ranks tell each other what each
-// has found in its own part, a few bytes a row, in the place of the logits.
+// llmc::choose_across: one token for each row of logits, when each rank holds a part of the row. The ranks exchange
+// what they found in their own parts, a few bytes per row, instead of the logits.
 //
-// First each rank's likeliest token, then, where rows draw, what each has drawn with all ranks' largest logit: so numbers
-// have the bits that they have in whole rows, as llmc_choose_rows sees them, and the tokens are the same.
+// The ranks first exchange their most likely tokens. For rows that draw they then exchange the tokens drawn with the
+// largest logit of all ranks. So numbers have the same bits as in whole rows, which llmc_choose_rows reads, and the
+// tokens are the same.
 #include <cmath>
 
 #include "logit_row.h"
 #include "ranks.h"
 
-// ends: where each rank's channels end in the whole row; of x each rank has `width`. choices: temperature, seeds, counters,
-// tokens and scores of the rows, as of llmc_choose_rows, without filters.
+// ends: where each rank's channels end in the whole row; each rank's x has `width`. choices: temperature, seeds,
+// counters, tokens and scores of the rows, as for llmc_choose_rows, without filters.
 typedef struct {
   int64_t tokens, width;
   const int32_t* ends;
@@ -74,7 +75,8 @@ bool draws(const LlmcChooseRows& choices, int64_t index) {
   return choices.temperature[index] > 0.0f && std::isfinite(choices.scores[index]);
 }
 
-// Of what all ranks have found, by row: each rank's own of(row, scratch), and take(row, what ranks have found, of each).
+// Exchanges results between ranks. Each rank computes of(row, scratch) for its part; take(row, found) then receives
+// found(rank), the result of each rank.
 template <class T, class Of, class Take>
 void across(LlmcPool* pool, const LlmcChooseAcross& a, const Of& of, const Take& take) {
   LlmcRanks& all = *static_cast<LlmcRanks*>(a.ranks);

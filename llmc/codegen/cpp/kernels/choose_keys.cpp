@@ -27,8 +27,8 @@ namespace {
 
 constexpr int32_t kNoPlace = INT32_MAX;
 
-// The best that were seen so far: a heap with the worst in front. Places come in ascending order, so one that scores as
-// much as the worst comes after it and stays out.
+// The best keys until now: a heap with the worst in front. Places arrive in ascending order, so a key that ties with
+// the worst comes later and is not inserted.
 struct Best {
   float* scores;
   int32_t* places;

@@ -21,23 +21,23 @@ using Row = llmc::LogitRow;
 // Weights in (2^-64, 1] by the upper 13 of their bits, 16 bins for each power of two; all others are in the last.
 constexpr int kBinShift = 19;
 constexpr uint32_t kBins = 64 * 16 + 1;
-// One vector in so many is looked at to guess.
+// The guess reads one vector in kSample.
 constexpr int kSample = 32;
 
-// Tokens that may come, in order, and their weights; a vector more than a row has fits.
+// Candidate tokens, in order, and their weights; there is room for one vector more than a row has.
 struct Candidates {
   float* weights;
   int32_t* tokens;
   int64_t count;
 };
 
-// What one thread works with.
+// The buffers of one thread.
 struct Scratch {
   double* bins;
   LogitBlock* blocks;
   float* weights;  // candidates'
   int32_t* tokens;
-  float* spare;  // as many as weights
+  float* spare;  // the same length as weights
 
   static int64_t candidates_of(int64_t vocabulary) { return Row::blocks_of(vocabulary) * llmc::kLogitBlock + llmc::kLanes; }
   static int64_t bytes(int64_t vocabulary) {
@@ -52,7 +52,7 @@ struct Scratch {
         spare(reinterpret_cast<float*>(tokens + candidates_of(vocabulary))) {}
 };
 
-// The tokens whose logit is at least `least`. Without branches, which nobody could predict.
+// The tokens whose logit is at least `least`. Without branches, which would be unpredictable.
 Candidates gather(const Row& row, float least, const Scratch& scratch) {
   float* const weights = scratch.weights;
   int32_t* const tokens = scratch.tokens;
@@ -92,7 +92,7 @@ double sum_of(const Candidates& c) {
   return (sums[0] + sums[2]) + (sums[1] + sums[3]);
 }
 
-// Those for which keep(index) holds.
+// The candidates for which keep(index) holds.
 template <class Keep>
 Candidates filter(const Candidates& c, const Keep& keep) {
   int64_t count = 0;
@@ -215,7 +215,7 @@ void choose_row(const LlmcChooseRows& a, int64_t index, void* memory) {
   if (!is_random || !std::isfinite(row.largest)) {
     const int32_t token = row.largest == -kInfinity ? 0 : llmc::first_largest(row);
     a.tokens[index] = token;
-    if (row.largest == kInfinity) a.scores[index] = logits[token];  // NaN is told from infinity
+    if (row.largest == kInfinity) a.scores[index] = logits[token];  // distinguishes NaN from infinity
     return;
   }
   for (int64_t block = 0; needs_total && block < blocks; block++)

@@ -70,7 +70,7 @@ struct CodePanels {
   int64_t words(int64_t k) const { return (k * bits + 31) / 32; }
   int64_t stored_words(int64_t k) const { return is_joined() ? (k + 31) / 32 * record.stored_bits : words(k); }
   int64_t float_bytes() const { return scale_bytes * (record.has_minimum ? 2 : 1); }
-  // Of a run.
+  // Size of one run's header.
   int64_t header_bytes() const {
     if (!is_blocked()) return scale_bytes + (has_zeros ? LLMC_PANEL * 2 : 0);
     const int64_t bits = run / group * record.step_bits * (record.has_minimum ? 2 : 1);
@@ -78,9 +78,9 @@ struct CodePanels {
   }
   int64_t run_bytes() const { return header_bytes() + stored_words(run) * LLMC_PANEL * 4; }
   int64_t panel_bytes() const { return in / run * run_bytes(); }
-  // From one group's codes to the next's, of what is not joined.
+  // Distance between the codes of neighbouring groups, for codes that are not joined.
   int64_t group_bytes() const { return is_blocked() ? words(group) * LLMC_PANEL * 4 : run_bytes(); }
-  // Without their zeros, which symmetric codes of 8 bits alone may be.
+  // The panels stored without zeros; only symmetric codes of 8 bits can be stored so.
   SparsePanels sparse(int64_t panels) const {
     return {data, panels, in / group * words(group) * (LLMC_PANEL * 4 / 64), in / group * scale_bytes};
   }
@@ -117,7 +117,7 @@ inline Vec load_halves(const uint8_t* from) {
 #endif
 }
 
-// Of kLanes rows from `lane` on.
+// Loads the scales of kLanes rows, starting at `lane`.
 inline Vec load_scales(const uint8_t* header, LlmcScales type, int lane) {
   switch (type) {
     case LLMC_SCALES_F32:
@@ -138,7 +138,7 @@ inline VecInt load_zeros(const CodePanels& panels, const uint8_t* header, int la
   return __builtin_convertvector(zeros, VecInt);
 }
 
-// Of kLanes rows: `bits` bits of each one's string of halves, from bit `at` on.
+// Loads `bits` bits of each row's string of halves, starting at bit `at`, for kLanes rows.
 inline VecInt load_steps(const uint8_t* halves, int64_t at, int64_t bits, int lane) {
   typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
   Halves half;
@@ -251,7 +251,7 @@ inline Vec number_at(VecBits word, int at, VecInt zero) {
   return number - (power + __builtin_convertvector(zero, Vec));
 }
 
-// A format: kCodes in a word; value(word, j, zero) of the code at the j-th place, of which order(j) is the k.
+// A format: kCodes codes per word; value(word, j, zero) of the code at the j-th place, which belongs to k = order(j).
 struct Int4Codes {
   static constexpr int kCodes = 8;
   static constexpr int order(int j) { return kNibbleOrder[j]; }

@@ -5,7 +5,7 @@
 
 namespace llmc {
 
-// In each byte, what stands in kIq4Bytes at that place.
+// Looks up each byte in kIq4Bytes.
 inline VecBits looked_up(VecBits places) {
 #if defined(__AVX512BW__)
   const __m512i table = _mm512_maskz_broadcast_i32x4(0xffff, _mm_load_si128(reinterpret_cast<const __m128i*>(kIq4Bytes)));
@@ -52,7 +52,7 @@ inline void join_units(const uint8_t* from, int64_t words, uint8_t* to) {
   }
 }
 
-// Calls body with the join of a format: of how many bits, of which more, and whether of a table.
+// Calls body(low, more, table) for a format: the bits of its two planes, and whether codes are looked up in a table.
 template <class Body>
 inline void with_planes(const CodeRecord& record, const Body& body) {
   using std::integral_constant;

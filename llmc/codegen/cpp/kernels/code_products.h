@@ -15,9 +15,9 @@ namespace llmc {
 // spills (60%).
 constexpr int kCodeTokens = kLanes == 16 ? 8 : 4;
 
-// Some groups' codes in one panel: of each group a header, header_bytes from one to the next, and `words` words of
-// codes, group_bytes from one group's to the next's. next: the memory behind the codes, of which as much is wanted next
-// as the block took: `bytes`. has_minima: whether they stand behind the scales, which are fp32 then.
+// The codes of some groups in one panel. Each group has a header, header_bytes apart, and `words` words of codes,
+// group_bytes apart. next: the memory behind the codes; its first `bytes`, the size of this block, are read next.
+// has_minima: whether minima follow the scales, which are fp32 then.
 struct CodeBlock {
   const CodePanels& panels;
   const uint8_t* header;
@@ -44,7 +44,7 @@ inline void decode_headers(CodeBlock& block, int64_t k, uint8_t* to) {
   block.has_minima = block.panels.record.has_minimum;
 }
 
-// What is wanted next, fetched into cache two lines at a time.
+// Prefetches the memory that is read next, two cache lines at a time.
 struct FetchCodes {
   const uint8_t* next;
   int64_t stride;
@@ -62,8 +62,9 @@ struct FetchCodes {
 
 // By `tiles` of `tokens` together, each `fetches` times.
 inline FetchCodes fetch_after(const CodeBlock& block, int64_t tokens, int64_t tiles, int64_t fetches) {
-  // Codes of 4 bits gain by asking for lines that are there: 32 instead of 30 GB/s (two cores of a Zen 4), and 25 if they
-  // ask for what comes next. One token's of 8 bits come as fast either way, and at 0.9 of that without a word.
+  // 4-bit codes are read at 32 GB/s if the prefetch targets lines that are already in cache, at 30 GB/s without a
+  // prefetch, and at 25 GB/s if it targets the next block (two cores of a Zen 4). For 8-bit codes and one token both
+  // prefetches are equally fast, and none reaches 0.9 of that.
   if (block.panels.bits == 4 && is_read_ahead(tokens, 4)) return {block.codes, 1};
   return {block.next, (block.bytes / fetches + tiles - 1) / tiles};
 }
@@ -85,7 +86,7 @@ inline __attribute__((always_inline)) void next_word(SparseCursor& at, VecBits (
 }
 #endif
 
-// What a group's weights are: scale · code - minimum.
+// Scales and minima of a group: a weight is scale · code - minimum.
 struct GroupScales {
   Vec scales[kCodeVecs], minima[kCodeVecs];
   bool has_minima;
@@ -163,15 +164,16 @@ void multiply_codes(const CodeBlock& block, const typename Product::X* x, float*
 }
 
 #if defined(__AVX512VBMI2__)
-// GCC 12 would else keep each of a loop's sums in two registers, of which there are not enough for those of eight tokens.
+// Without this, GCC 12 keeps each sum of a loop in two registers, and there are too few registers for eight tokens'
+// sums.
 #if defined(__clang__)
 #define LLMC_KEEP_SUMS
 #else
 #define LLMC_KEEP_SUMS __attribute__((optimize("no-tree-ter")))
 #endif
 
-// The same of codes without their zeros, which are put into their places on the way, a word while the one before it is
-// multiplied; and left there, at `keep`, for other tiles if kKeeps. Returns where the block's codes end.
+// The same for codes stored without zeros. Each word is expanded while the previous word is multiplied; if kKeeps, the
+// expanded codes are kept at `keep` for other tiles. Returns where the block's codes end.
 template <class Product, int kHeight, bool kKeeps>
 LLMC_KEEP_SUMS SparseCursor multiply_sparse_codes(const CodeBlock& block, SparseCursor at, uint8_t* keep,
                                                   const typename Product::X* x, float* sums, bool first) {
@@ -200,7 +202,7 @@ LLMC_KEEP_SUMS SparseCursor multiply_sparse_codes(const CodeBlock& block, Sparse
         if constexpr (kKeeps) keep += kCodeVecs * 64;
         at = after;
         at.fetch();
-        // Behind the last word this is what follows the block, and read by nobody.
+        // After the last word this reads past the block; the value is not used.
         next_word(after, ahead);
         running.add(words, zeros, x);
         x += Product::kXPerWord * kHeight;

@@ -105,8 +105,8 @@ inline void pack_codes(const CachedRows<Format>& keys, const FetchNext<Format>& 
   }
 }
 
-// scores[row][key] for kBlockKeys keys, the first of which `keys` and the runs' scales begin with `key` places before;
-// q_sums: [row][group], `sums_stride` apart. Fetches the second quarter.
+// Computes scores[row][key] for kBlockKeys keys. `keys` and the runs' scales begin `key` places before the first of
+// them. q_sums: [row][group], with stride `sums_stride`. Fetches the second quarter.
 template <class Steps, int ROWS, class T>
 inline void score_codes(const float* q, int64_t q_stride, const float* q_sums, int64_t sums_stride, const float* keys,
                         const StepRuns (&parts)[2], int64_t key, const FetchNext<T>& fetch, float* scores) {

@@ -25,8 +25,8 @@ struct SortedPairs {
   }
 };
 
-// Puts the pairs of each expert after those of the one before, in their order. a: with an index [tokens, slots] and room
-// for as many pairs. Where the index is no expert, y is zero.
+// Sorts pairs by expert, keeping the order of each expert's pairs. a: has an index [tokens, slots] and room for
+// tokens · slots pairs. y is zero where the index does not name an expert.
 template <class T, class Arguments>
 SortedPairs sort_pairs(const Arguments& a) {
   const int64_t pairs = a.tokens * a.slots;

@@ -125,7 +125,7 @@ struct FloatSums {
   Vec value(int t, int v) const { return sums[t][v]; }
 };
 
-// What is packed of a run before its steps: where weights have minima, minus the sum of each token's values.
+// The values packed before the steps of a run: if weights have minima, the negated sum of each token's values.
 template <class Step, bool kMinimum>
 struct FloatTerms {
   using X = Step;

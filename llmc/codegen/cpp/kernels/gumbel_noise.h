@@ -1,10 +1,10 @@
 // Gumbel noise of the tokens of a row, and the search for the largest sum of noise and logit: llmc/ops/sampling.py.
 //
-// The noise of a token is -log of the time at which its clock rings. Of a group of clocks the first rings after a 64th of
-// an exponential time, and each is as likely to be it; as clocks have no memory, each other one rings an exponential
-// time after it. So one number tells how large the noise of 64 tokens can be, and few groups need more numbers.
-// Random numbers: Philox 4x32 with ten rounds (Salmon, Moraes, Dror and Shaw 2011), keyed by a request's seed and its
-// own counter.
+// The noise of a token is -log of an exponential arrival time. The first of a group of 64 arrivals comes after 1/64 of
+// an exponential time, and each token is equally likely to be the first. Because the exponential distribution has no
+// memory, every other arrival comes an exponential time after the first. So one random number bounds the noise of 64
+// tokens, and few groups need more. Random numbers: Philox 4x32 with ten rounds (Salmon, Moraes, Dror and Shaw 2011),
+// keyed by a request's seed and its own counter.
 #pragma once
 #include <algorithm>
 #include <cmath>

@@ -1,7 +1,7 @@
 // Products of weight codes with x in int8, summed up as integers: exact, so that their order is free.
 //
-// Codes are unsigned (api.h). What that adds too much is taken off again: minus the sum of a token's codes, times the
-// weight's zero.
+// Codes are unsigned (api.h). The sum of a token's codes times the weight's zero is subtracted to compensate for the
+// offset.
 #pragma once
 #include "code_panels.h"
 
@@ -106,8 +106,8 @@ struct IntegerSteps {
 // k whose channels of a token share a scale, where tokens are rounded by groups: TOKEN_GROUP of formats/code_format.py.
 constexpr int64_t kTokenGroup = 32;
 
-// What is packed of a run after the sum that it starts from: where runs are scaled apart, the scale of each token's run,
-// and minus the sum of its values, for weights with minima.
+// The values packed after the initial sum of a run: the scale of each token's run, if runs have their own scales, and
+// the negated sum of its values, if weights have minima.
 template <bool kByRuns>
 struct IntegerTerms {
   using X = int32_t;

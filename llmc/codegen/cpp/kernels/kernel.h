@@ -4,7 +4,7 @@
 #include "api.h"
 #include "bf16.h"
 
-// Before the definition of what is called from outside: all else is compiled with -fvisibility=hidden.
+// Marks a function that is called from outside; everything else is compiled with -fvisibility=hidden.
 #define LLMC_EXPORT extern "C" __attribute__((visibility("default")))
 
 // llmc_NAME: what follows the name, called with the pool and the arguments.

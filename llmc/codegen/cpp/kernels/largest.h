@@ -5,7 +5,7 @@
 
 namespace llmc {
 
-// Of equals the one that was offered first is before.
+// The largest values that were offered, in descending order. Equal values stay in the order in which they were offered.
 template <int64_t kMost>
 struct Largest {
   float values[kMost];

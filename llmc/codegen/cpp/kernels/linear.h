@@ -40,23 +40,23 @@ constexpr int64_t kSerialPack = 16384;
 template <class T>
 constexpr int64_t kBlockIn = 24576 / (LLMC_PANEL * sizeof(T));
 
-// What one packed token takes at most, for any type and with quantized weights (words of eight codes).
-// Weights with minima take one more of each group of 16.
+// Upper bound of the floats of one packed token, for any type and for quantized weights (words of eight codes).
+// Weights with minima take one more float per group of 16.
 inline int64_t packed_floats(int64_t in) { return (in + in / 16 + 15) / 8 * 8; }
 
-// What a block of codes takes in cache, and how far ahead memory is read: twice that is slower.
+// Size of a block of codes in cache, and how far ahead memory is read; twice this size is slower.
 constexpr int64_t kCodeBlockBytes = 8192;
-// One such block with each code as a number, or one of bytes so and as it is; the scales and minima of its groups; and
-// what it takes to begin at a cache line.
+// Room for one such block with each code decoded to a float, or for a block of bytes both decoded and as stored; for
+// the scales and minima of its groups; and for the alignment to a cache line.
 constexpr int64_t kBlockGroups = 16;  // of 16 k with codes of 8 bits, or of 32 with 4: of blocked formats
 constexpr int64_t kDecodedFloats = kCodeBlockBytes * 2 + kBlockGroups * 2 * LLMC_PANEL + 16;
 
-// Panels whose blocks are multiplied one after the other by the same k of x, which then is in the level-2 cache. Tiles
-// are so fast that many tokens' x would else come too slowly; a few tokens' fit anyway.
+// Panels whose blocks are multiplied consecutively by the same k of x, so that x stays in the level-2 cache. Tiles are
+// so fast that reading the x of many tokens would otherwise limit them; the x of a few tokens fits anyway.
 constexpr int64_t kMostPanelsTogether = 4;
 constexpr int64_t panels_together(int64_t tokens) { return kHasTiles && tokens > 64 ? kMostPanelsTogether : 1; }
 
-// Of one thread: packed x, a scale for each token, the sums of some panels, a decoded block.
+// Scratch bytes of one thread: packed x, a scale for each token, the sums of some panels, a decoded block.
 inline int64_t linear_scratch_bytes(int64_t tokens, int64_t in) {
   const int64_t sums = panels_together(tokens) * LLMC_PANEL;
   const int64_t floats = std::min(tokens, kBlockTokens) * (packed_floats(in) + 1 + sums) + kDecodedFloats;
@@ -136,7 +136,7 @@ void pack_tile(const Row& row, int64_t in, int64_t height, typename PanelProduct
     }
 }
 
-// Tokens from `first` on, by channels k to k + in: their tiles one after the other.
+// Packs channels k to k + in of the tokens from `first` on, tile by tile.
 template <class T, class Row>
 void pack_tiles(const Tiles& tiles, const Row& row, int64_t first, int64_t k, int64_t in,
                 typename PanelProduct<T>::X* to) {
@@ -219,8 +219,8 @@ struct PanelBlock {
   float* sums;
 };
 
-// The tiles from the given one on, one after the other. What is wanted next is fetched evenly, from `next` on,
-// next_stride elements a step. A stride of zero: nothing is.
+// Multiplies the tiles from `from` on. Prefetches memory from `next` on evenly, next_stride elements per step; a stride
+// of zero prefetches nothing.
 template <class T>
 inline void multiply_tiles(TileProduct<T>& multiply, const PanelBlock<T>& block, int64_t from, const T* weight,
                            const T* next, int64_t next_stride) {
@@ -233,7 +233,7 @@ inline void multiply_tiles(TileProduct<T>& multiply, const PanelBlock<T>& block,
   }
 }
 
-// The panels of a dense weight of so many steps. Reader: of one thread, for the panels from first to end.
+// The panels of a dense weight with `steps` steps each. Reader: reads the panels from first to end in one thread.
 template <class T>
 struct DensePanels {
   const T* weight;

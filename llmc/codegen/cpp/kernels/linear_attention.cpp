@@ -18,8 +18,8 @@ typedef struct {
 namespace {
 
 constexpr int64_t kWidestKey = 1024;  // WIDEST_KEY of llmc/codegen/cpp/state_kernels.py
-// Vectors of columns beside each other: as many as one token reads in the order of memory; and fewer, which stay in the
-// first cache for several tokens.
+// Number of adjacent vectors of columns: kOnce for one token, which reads memory in order, and kAgain for several
+// tokens, so that the columns stay in the level-1 cache.
 constexpr int64_t kOnce = 4, kAgain = 2;
 // Tokens that pass over a state at once.
 constexpr int64_t kTokens = llmc::kLanes == 16 ? 4 : 2;
@@ -79,7 +79,7 @@ void add(const LlmcLinearAttention& a, const Head& h, int64_t token, Lanes lanes
   }
 }
 
-// What the delta rule finds under a token's key, once the state has decayed.
+// The value that the delta rule reads for a token's key from the decayed state.
 template <int64_t kVectors>
 struct Found {
   float kept[kWidestKey], key[kWidestKey];  // key: k times kept
@@ -146,8 +146,8 @@ void attend_all(const LlmcLinearAttention& a, const llmc::Carried& request, cons
   for (; token < request.end; token++) add<kVectors, 1>(a, h, token, lanes);
 }
 
-// All tokens of a request through some columns of a head, which lie beside each other meanwhile if there are several:
-// rows of a state are so far apart that few of them have a place in the first cache.
+// Passes all tokens of a request through some columns of a head. If there are several tokens, the columns are copied
+// next to each other first: rows of a state are so far apart that few of them fit into the level-1 cache.
 template <int64_t kVectors, class Lanes>
 void attend(const LlmcLinearAttention& a, const llmc::Carried& request, int64_t head, int64_t column, Lanes lanes) {
   constexpr int64_t kWidth = kVectors * llmc::kLanes;

@@ -63,7 +63,7 @@ inline float largest_of(const float* logits, int64_t count) {
   return found;
 }
 
-// Of e^((logit - largest) / temperature).
+// The sum of e^((logit - largest) / temperature).
 inline float sum_of_weights(const float* logits, int64_t count, float largest, float per_temperature) {
   Vec sum = {};
   for_vectors(count, [&](int64_t i, auto lanes) {
@@ -84,7 +84,7 @@ inline int32_t first_largest(const LogitRow& row) {
   }
 }
 
-// Those at the beginning of a part of a row that begins within a group of noise.
+// Offers the first tokens of a part of a row that begins within a group of noise, and returns their number.
 inline int64_t offer_begun_group(const LogitRow& row, int64_t first, LargestSum* found) {
   const int64_t left = (kNoiseGroup - first % kNoiseGroup) % kNoiseGroup, count = std::min(left, row.vocabulary);
   int32_t tokens[kNoiseGroup];

@@ -1,6 +1,6 @@
-// What generated loops call: element types and elementary functions, free of branches so that compilers vectorize them.
+// Element types and elementary functions for generated loops, free of branches so that compilers vectorize them.
 //
-// On scalars, unlike activation.h: a loop mixes element types and strides, and the compiler chooses how wide it is.
+// They take scalars, unlike activation.h: a loop mixes element types and strides, and the compiler chooses its width.
 // exp and tanh follow Cephes' expf and tanhf (Moshier); erf is formula 7.1.26 of Abramowitz and Stegun, of absolute
 // error 1.5e-7. Arithmetic is fp32.
 #pragma once
@@ -11,8 +11,8 @@
 #include "bf16.h"
 #include "thread_pool.h"
 
-// Of a loop's body: one copy, for one thread and for many. A compiler may sum up in another order in each copy, and
-// bits would depend on who runs it.
+// Keeps one copy of a loop's body, for one thread and for many. A compiler may order sums differently in each copy, and
+// then the bits would depend on the number of threads.
 #if defined(__clang__)
 #define LLMC_ONE_COPY __attribute__((noinline))
 #else

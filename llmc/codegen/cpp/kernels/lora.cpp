@@ -1,8 +1,8 @@
-// What adapters add to a product's sums: delta[t] = (x[t] · A[s]ᵀ) · B[s], at each adapter's own rank, in fp32.
+// Adds adapters to a product's sums: delta[t] = (x[t] · A[s]ᵀ) · B[s], at each adapter's own rank, in fp32.
 //
-// The tokens of a step are grouped by adapter, and a group's are taken a few at a time, so that A and B are read once
-// for those; what is added to one token does not depend on the others. Tokens without an adapter are passed over, and
-// a step without any costs a comparison. Sums over channels and ranks run in one order.
+// The tokens of a step are grouped by adapter, and a few tokens of a group are processed at a time, so that A and B are
+// read once for them. The delta of a token does not depend on other tokens. Tokens without an adapter are skipped, and
+// a step without adapters costs one comparison. Sums over channels and ranks have a fixed order.
 #include <algorithm>
 
 #include "row.h"

@@ -1,4 +1,4 @@
-// What the processor can multiply: the inner loop of the matrix products on operands that stay in the nearest cache.
+// Measures peak multiplication throughput: the inner loop of the matrix products on operands in the level-1 cache.
 #include "panel_product.h"
 #include "quantized_linear.h"
 #include "thread_pool.h"
@@ -25,7 +25,7 @@ int64_t multiply_in_cache(LlmcPool* pool, int64_t repeats) {
   return 2 * repeats * kPerChunk * kSteps * Product::kStep * LLMC_PANEL * kHeight;
 }
 
-// int8 codes and activations, one scale a row.
+// int8 codes and activations, one scale per row.
 int64_t multiply_codes_in_cache(LlmcPool* pool, int64_t repeats) {
   using Product = IntegerProduct<Int8Codes>;
   constexpr int64_t kWords = 64;

@@ -4,7 +4,7 @@
 
 namespace llmc {
 
-// kLanes words of 32 bits, of which `bytes` are there; the rest reads as zero.
+// Loads kLanes words of 32 bits. Only the first `bytes` bytes exist; the rest reads as zero.
 inline VecBits load_words(const void* from, int64_t bytes) {
   constexpr int64_t kAll = kLanes * 4;
 #if defined(__AVX512BW__)

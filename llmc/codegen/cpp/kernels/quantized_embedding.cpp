@@ -15,7 +15,7 @@ typedef struct {
 namespace llmc {
 namespace {
 
-// As many words as hold whole codes: kCodes of them, the j-th of which is the k at order(j).
+// The smallest unit of words that holds whole codes: kCodes codes; the j-th one belongs to k = order(j).
 template <class Codes>
 struct OneWord {
   static constexpr int kWords = 1, kCodes = Codes::kCodes;
@@ -65,7 +65,7 @@ void embedding(LlmcPool* pool, const LlmcQuantizedEmbedding& a) {
   });
 }
 
-// Of a blocked format, whose units may hold several groups: all numbers, then their scales and minima.
+// Embedding for a blocked format, whose units may hold codes of several groups.
 template <class Unit, class T>
 void blocked_embedding(LlmcPool* pool, const LlmcQuantizedEmbedding& a) {
   const CodePanels panels(a, a.channels);

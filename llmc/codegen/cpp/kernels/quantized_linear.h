@@ -1,7 +1,7 @@
 // Matrix products with quantized weights: packing x into tiles, and a block of codes times all tiles.
 //
-// See quantized_runs.h for how panels are shared among threads, code_products.h for the inner loop, linear.h for what
-// this has in common with plain weights.
+// See quantized_runs.h for how threads share panels, code_products.h for the inner loop, and linear.h for the code
+// shared with plain weights.
 #pragma once
 #include "code_planes.h"
 #include "linear.h"
@@ -58,7 +58,8 @@ inline CodeBlock block_of(const CodePanels& panels, int64_t panel, const Part& p
   return {panels, header, codes, part.groups, panels.words(count), stride, stride, codes + bytes, bytes, type};
 }
 
-// Of weights without their zeros; codes: where they are expanded to. What comes next is as much as was not zero here.
+// The block of a weight stored without zeros. codes: where its codes are expanded to. The next block is assumed to have
+// the same number of nonzero codes as this one.
 inline CodeBlock sparse_block(const CodePanels& panels, const SparsePanels& sparse, int64_t panel, const Part& part,
                               const SparseCursor& cursor, uint8_t* codes) {
   const int64_t words = panels.words(part.count / part.groups), row = LLMC_PANEL * 4;
@@ -84,8 +85,8 @@ inline bool fits_tiles(const CodePanels& panels) {
 #endif
 
 // ---- packing x -------------------------------------------------------------------------------------------------
-// One token's values of one run, to[i · height]; scale: of them, where runs are scaled apart. Where the run is no
-// multiple of 16 long, zeros must follow.
+// Packs one token's values of one run to to[i · height]. scale: their scale, if runs have their own scales. If the
+// length of the run is not a multiple of 16, zeros must follow.
 template <class Codes, bool kByRuns>
 inline void pack_run(IntegerProduct<Codes, kByRuns>, const CodePanels& panels, const float* values, int64_t words,
                      int64_t height, int64_t token, float scale, int32_t* to) {
@@ -147,7 +148,7 @@ inline void pack_group(Product product, const CodePanels& panels, const float* v
   }
 }
 
-// What is multiplied instead of x, in fp32 and less the scale: integers are rounded in pack_group.
+// The values of x divided by its scale and rounded to `format`, in fp32; pack_group rounds integers.
 template <class T>
 inline void round_values(const T* x, int64_t count, const TokenScale& scale, LlmcXCodes format, float* values) {
   const float largest = largest_code(format);
@@ -174,7 +175,7 @@ struct PackedX {
     return runs * Product::kXPerRun + words * Product::kXPerWord;
   }
   int64_t part_size(const Part& part) const { return part.groups * group_size(part.count / part.groups); }
-  // Of all parts: what a token takes.
+  // The packed size of a token: the sum over all parts.
   int64_t token_size() const {
     int64_t size = 0;
     for (int64_t k = 0; k < panels.in;) {
@@ -225,7 +226,7 @@ struct PackedX {
 };
 
 // ---- the product -----------------------------------------------------------------------------------------------
-// Heights of tiles from kCodeTokens + 1 tokens on, which are split into few.
+// The smallest tile height for more than kCodeTokens tokens, which are split into few tiles.
 constexpr int kLeastDecoded = (kDecodedTokens + 1) / 2;
 
 // Adds a block of codes to the sums of all tiles of tokens.
@@ -245,7 +246,7 @@ struct BlockProduct {
   // Where a block is decoded for all tiles, it is expanded before.
   bool expands_on_the_way() const { return !decodes; }
 
-  // Of a block that the first tile expands on the way, to `codes`.
+  // For a block that the first tile expands to `codes` while it multiplies.
   void operator()(const CodeBlock& block, SparseCursor& cursor, uint8_t* codes, const X* values, int64_t values_per_token,
                   float* sums, bool first) const {
     static constexpr auto kMultiply =
@@ -265,7 +266,7 @@ struct BlockProduct {
                   int64_t from = 0) const {
     const int64_t words = block.groups * block.words;
     constexpr int64_t kPasses = LLMC_PANEL / (kCodeVecs * kLanes);
-    // What is fetched `fetches` times by each tile in turn.
+    // Runs `multiply` for each tile; each tile prefetches `fetches` times.
     const auto for_tiles = [&](int64_t fetches, const auto& multiply) {
       FetchCodes fetch = fetch_after(block, tiles.tokens(), tiles.count, fetches);
       for (int64_t tile = from; tile < tiles.count; tile++) {

@@ -27,7 +27,7 @@ void integer_product(LlmcPool* pool, const LlmcQuantizedLinear& a, const AllRuns
   all.each(1, most, [&](const Runs& runs) { quantized_product<IntegerProduct<Codes>, T, Epilogue>(pool, a, runs); });
 }
 
-// Of int8 tokens, or weights, that are more than codes and a scale.
+// Whether int8 tokens have a scale per run, or weights have minima.
 inline bool is_by_runs(const LlmcQuantizedLinear& a) {
   return a.x_format == LLMC_X_INT8 && (a.x_group != 0 || kRecords[a.format].has_minimum);
 }

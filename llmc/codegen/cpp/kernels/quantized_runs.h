@@ -51,8 +51,8 @@ struct ExpertRuns {
   const LlmcQuantizedLinear& a;
   const SortedPairs sorted = sort_pairs<T>(a);
 
-  // Calls body(runs) for the experts with at least `least` pairs and fewer than `fewer`, as many at a time as are packed
-  // together: a decode step's in one parallel loop, however few each has.
+  // Calls body(runs) for the experts that have at least `least` and fewer than `fewer` pairs. Each call gets the
+  // experts that are packed together: those of a decode step run in one parallel loop, however few pairs each has.
   template <class Body>
   void each(int64_t least, int64_t fewer, const Body& body) const {
     const int64_t bytes = a.out / LLMC_PANEL * CodePanels(a, a.in).panel_bytes();
@@ -161,8 +161,9 @@ class RunProduct {
   PackedX<Product> x_{panels_, tiles_, run_.tokens, nullptr, nullptr};
 };
 
-// Panels that a thread multiplies one after the other: between two products of one each it would not read memory for a
-// while. One token's then come at 31 instead of 28 GB/s where 35 can be had (two Zen 4 cores, scales of 32 codes).
+// Panels that a thread multiplies consecutively: with one panel per product it would stop reading memory between two
+// products. Panels of one token are read at 31 instead of 28 GB/s, of 35 possible (two Zen 4 cores, scales of 32
+// codes).
 constexpr int64_t kPanelsTaken = 4;
 
 template <class Product, class T, class Epilogue>
@@ -180,7 +181,7 @@ void quantized_product(LlmcPool* pool, const LlmcQuantizedLinear& a, const Runs&
   parallel_for(pool, packed * most, pack, tokens * a.in < kSerialPack);
   const int64_t panels = Epilogue{a}.panels();
   const int64_t together = BlockProduct<Product>::kIsTiled ? panels_together(longest) : 1;
-  // What a product is set up for at a time; and enough of them that no thread waits for another at the end.
+  // Panels per product; at least 16 products per thread, so that threads finish at about the same time.
   const int64_t taken = std::max(together, std::clamp<int64_t>(runs.count * panels / (16 * pool->threads()), 1, kPanelsTaken));
   const int64_t groups = (panels + taken - 1) / taken;
   parallel_for(pool, runs.count * groups, [&](int64_t index, void* scratch) {

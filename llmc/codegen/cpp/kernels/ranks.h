@@ -1,10 +1,12 @@
-// What the ranks of one machine share: a piece of memory in which each has a place, and a way to wait for all others.
+// Memory that the ranks of one machine share, with a place for each rank, and a barrier over all ranks.
 //
-// A collective goes in rounds: each rank puts a part of its values into its own place, waits until all have, and reads
-// all places. Places are double, so that a rank that is a round ahead writes into the other one; none can be two ahead.
-// Who waits spins for some microseconds and then sleeps (a futex), and wakes by itself to see whether a rank was lost.
+// A collective runs in rounds: each rank writes a part of its values to its own place, waits for all ranks, and reads
+// all places. Places are double-buffered: a rank that is one round ahead writes to the other buffer. No rank can be two
+// rounds ahead. A waiting rank spins for some microseconds and then sleeps (a futex); it wakes regularly to check for
+// lost ranks.
 //
-// Ranks of several machines have such a memory each, and `exchange` brings the places of all others into it.
+// If ranks are on several machines, each machine has such a memory, and `exchange` copies the places of all others to
+// it.
 #pragma once
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -19,9 +21,9 @@
 namespace llmc {
 
 constexpr int64_t kRankLine = 64;
-constexpr int64_t kRankPlace = 1 << 20;  // bytes a rank and round
+constexpr int64_t kRankPlace = 1 << 20;  // bytes per rank and round
 
-// The first line says that a rank was lost, the others how far each rank is.
+// The first line is nonzero if a rank was lost; the others hold the round that each rank has reached.
 inline std::atomic<uint32_t>* rank_word(const LlmcRanks& all, int32_t line) {
   return reinterpret_cast<std::atomic<uint32_t>*>(static_cast<char*>(all.memory) + line * kRankLine);
 }
@@ -53,7 +55,7 @@ inline bool wait_for_rank(const LlmcRanks& all, int32_t rank, uint32_t round) {
   }
 }
 
-// What this rank has put into its place (bytes) may be read, and so may all others'. False if a rank was lost.
+// Publishes the first `bytes` of this rank's place and waits for all other ranks. Returns false if a rank was lost.
 inline bool meet(LlmcRanks& all, int64_t bytes) {
   if (all.exchange != nullptr) return all.exchange(rank_place<char>(all, 0), 2 * kRankPlace, bytes) != 0;
   const uint32_t round = static_cast<uint32_t>(all.round + 1);

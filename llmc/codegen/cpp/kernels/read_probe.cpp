@@ -1,4 +1,4 @@
-// What memory can deliver: a loop that only reads, the roofline of every decode step.
+// Measures memory bandwidth with a loop that only reads: the roofline of every decode step.
 #include "thread_pool.h"
 #include "vector.h"
 

@@ -1,4 +1,4 @@
-// What it costs to share work among the threads and wait for all of them: loops with nothing in them.
+// Measures the cost of a parallel region: empty loops that start all threads and wait for them.
 #include "thread_pool.h"
 
 void llmc_empty_regions(LlmcPool* pool, int64_t repeats) {

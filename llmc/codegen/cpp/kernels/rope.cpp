@@ -36,7 +36,7 @@ void rope(LlmcPool* pool, const LlmcRope& a) {
 }
 
 // The angle is rounded to fp32 before its cosine is taken, as torch does: at position 1,000,000 that rounding alone
-// moves the angle by up to 0.03, so a better one would differ from what the model was trained with.
+// moves the angle by up to 0.03, so a more exact angle would differ from the one in the model's training.
 void rope_angles(LlmcPool* pool, const LlmcRopeAngles& a) {
   constexpr int64_t kWork = 64;  // of a cosf and a sinf, against an element of a light loop
   llmc::for_rows(pool, a.tokens, kWork * a.half, [&](int64_t token) {

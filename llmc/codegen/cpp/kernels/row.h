@@ -1,4 +1,4 @@
-// How the kernels that work on rows, one after the other, walk channels and share rows among threads.
+// How kernels that process rows independently walk channels and share rows among threads.
 #pragma once
 #include <algorithm>
 

@@ -43,8 +43,8 @@ struct RowReader {
   void operator()(int64_t row, int64_t k, int64_t count, float* to) const { read(parts, row, k, count, to); }
 };
 
-// Which row of the weight is a lane of a panel of so many outputs; none: -1. Gated panels hold as many gate rows as rows
-// of up.
+// The row of the weight in a lane of a panel with `outputs` outputs, or -1 if the lane is padding. A gated panel holds
+// `outputs` gate rows and `outputs` up rows.
 inline int64_t row_of_lane(int64_t panel, int64_t lane, int64_t out, int64_t outputs) {
   const int64_t row = panel * outputs + lane % outputs;
   return row >= out ? -1 : lane < outputs ? row : row + out;

@@ -31,7 +31,7 @@ typedef struct {
   LlmcRows k, v;        // where there is no cache: of the step's tokens, [tokens, kv_heads * head_dim or value_dim]; then
                         // each token sees all of its request, or those nearer than the window
   int64_t sink_stride;  // from one token's sinks to the next one's; 0: all have the same
-  const float* bias;    // [tokens, heads, extent], added to the score of the key so many places back; null: nothing
+  const float* bias;    // [tokens, heads, extent], by distance between query and key, added to the score; null: nothing
   int64_t extent;
   LlmcRows chosen;      // [tokens, chosen_count] int32, in order: places of the keys that a token sees; null: all
   int64_t chosen_count;
@@ -45,7 +45,7 @@ constexpr int64_t kAttentionRange = 1024;
 // Whether keys and values are those of the step, which no query is before or behind.
 inline bool both_ways(const LlmcPagedAttention& a) { return a.k.data != nullptr; }
 
-// Of a request, with those of this step.
+// Number of cached rows of a request, with the rows of this step.
 inline int64_t cached_rows(const LlmcPagedAttention& a, int64_t request) {
   return both_ways(a) ? a.query_starts[request + 1] - a.query_starts[request] : a.context_lens[request];
 }
@@ -56,7 +56,7 @@ inline const int64_t* tree_of(const LlmcPagedAttention& a, int64_t request) {
   return a.tree_masks == nullptr || begin == end || a.tree_masks[end - 1] == 0 ? nullptr : a.tree_masks + begin;
 }
 
-// Of the keys that a query in this place sees, behind those that are pinned.
+// The first key that a query at this place sees, after the pinned keys.
 inline int64_t first_seen(const LlmcPagedAttention& a, int64_t place) {
   const int64_t by_window = a.window == 0 ? 0 : place - a.window + 1;
   const int64_t by_chunk = a.chunk == 0 ? 0 : place - place % a.chunk;

@@ -11,8 +11,8 @@ namespace llmc {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-// Of rows over some keys: the greatest score m, the sum of e^(score - m), and that of e^(score - m)·value. A row that
-// has seen no key has m = -inf and zeros.
+// The softmax state of rows over some keys: the greatest score m, the sum of e^(score - m), and the sum of
+// e^(score - m)·value. A row that has seen no key has m = -inf and zero sums.
 struct SoftmaxPart {
   float* maximum;  // [rows]
   float* sum;      // [rows]
@@ -30,7 +30,7 @@ struct SoftmaxPart {
   }
 };
 
-// What to subtract before exp, so that -inf stays -inf: a row that has seen nothing has no greatest score.
+// The value to subtract before exp. It is 0 for a row that has seen no key, so that scores of -inf stay -inf.
 inline float softmax_origin(float maximum) { return maximum == kMinusInfinity ? 0.0f : maximum; }
 
 inline float greater(float a, float b) { return a > b ? a : b; }
@@ -80,7 +80,7 @@ inline Vec masked_by(Vec x, int index, uint64_t chosen) {
   return load(seen);
 }
 
-// What the lanes from `index` on get, the row's own key being `own`.
+// The bias of the keys from `index` on, for a row whose own key is `own`.
 inline Vec bias_of(const float* bias, int64_t extent, int64_t own, int64_t index) {
   float added[kLanes];
   for (int64_t lane = 0; lane < kLanes; lane++) {
@@ -114,8 +114,8 @@ inline float prepare_scores(const ScoreScale& by, bool scaled_later, int row, Ke
   return maximum_of(greatest);
 }
 
-// Turns a tile of scores, of which each row sees some, into steps of e^(score - m), and brings m and sum up to date.
-// decay: the factors that what was summed before must shrink by. Fetches the third quarter.
+// Turns a tile of scores into steps of e^(score - m), and updates m and sum. seen: the keys that each row sees. decay:
+// the factors by which earlier sums must be scaled. Fetches the third quarter.
 template <class Steps, int ROWS, class T>
 inline void add_scores(const ScoreScale& by, const Keys (&seen)[ROWS], const FetchNext<T>& fetch, float* scores,
                        float* maximum, float* sum, float (&decay)[ROWS]) {
@@ -128,7 +128,7 @@ inline void add_scores(const ScoreScale& by, const Keys (&seen)[ROWS], const Fet
     origin[r] = softmax_origin(maximum[r]);
     decay[r] = before == maximum[r] ? 1.0f : exp_of(before - origin[r]);
   }
-  // Rows one after the other would each wait for the sum of the one before.
+  // Interleave the rows: sums of single rows would be chains of dependent additions.
   Vec total[ROWS] = {};
   for (int r = 0; r < ROWS; r++) {
     float* row = scores + r * kAttentionKeys;
@@ -155,8 +155,7 @@ inline void join(const SoftmaxPart& to, const SoftmaxPart& part, int64_t rows) {
   }
 }
 
-// What a row's values must be multiplied by once all keys are seen. sink: a score that takes probability and adds no
-// value, or null.
+// The factor for a row's values after all keys. sink: a score that takes probability and adds no value, or null.
 inline float softmax_factor(float maximum, float sum, const float* sink) {
   if (sink == nullptr) return 1.0f / sum;
   const float origin = greater(maximum, *sink);

@@ -74,7 +74,7 @@ struct SparseBlocks {
     void multiply(const PanelBlock<T>& block) {
       constexpr int64_t kElements = LLMC_PANEL * PanelProduct<T>::kStep;
       SparseCursor& cursor = cursors_[block.panel - first_];
-      // What comes next of this panel is most of what the next block reads.
+      // The next block mostly reads the elements that follow in this panel.
       const int64_t next_stride = (kElements / 2 + block.tiles.count - 1) / block.tiles.count;
       if constexpr (kMultipliesSparse<T>) {
         multiply_first_tile(cursor, block, expanded_);

@@ -20,7 +20,7 @@ constexpr auto kSpin = std::chrono::microseconds(40);
 
 constexpr int64_t kLargePage = 2 << 20;
 
-// What a preempted thread can hold up at most.
+// Limit of the indices in one claim, and so of the work that a preempted thread can delay.
 constexpr int64_t kLongestClaim = 8;
 
 inline void pause_briefly() {

@@ -1,8 +1,8 @@
-// A small thread pool for many short parallel loops: the caller takes part, chunks are claimed one by one, and
-// whoever waits spins for a few microseconds and then parks.
+// A small thread pool for many short parallel loops: the caller takes part, chunks are claimed one by one, and a
+// waiting thread spins for a few microseconds and then parks.
 //
-// Claiming: a thread that the system preempts holds one chunk and not a share of the loop. Parking: a waiting caller
-// leaves its processor free, so that the system can move a preempted worker there. Nothing allocates after create.
+// Because chunks are claimed, a preempted thread delays one chunk and not its share of the loop. Because waiting
+// callers park, the system can move a preempted worker to their processor. Nothing allocates after create.
 #pragma once
 #include <pthread.h>
 
@@ -85,7 +85,7 @@ inline void parallel_ranges(LlmcPool* pool, int64_t count, int64_t grain, const 
   });
 }
 
-// Calls body(index) for each index in [0, count), of which a thread takes `grain` neighbours at a time.
+// Calls body(index) for each index in [0, count); a thread claims `grain` neighbouring indices at a time.
 template <class Body>
 inline void parallel_each(LlmcPool* pool, int64_t count, int64_t grain, const Body& body) {
   parallel_ranges(pool, count, grain, [&](int64_t begin, int64_t end, void*) {

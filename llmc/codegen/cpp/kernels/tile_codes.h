@@ -9,12 +9,12 @@
 #if defined(__AMX_INT8__)
 namespace llmc {
 
-// From so many tokens on; with fewer, vectors are as fast.
+// The fewest tokens for which tiles are used; below this, vectors are equally fast.
 constexpr int64_t kLeastTiled = 12;
-// Words of four codes of a group that tiles take at a time: at least so many, or tiles are not worth it.
+// The fewest words (of four codes of a group) for which a tile is faster than vectors.
 constexpr int64_t kLeastTileWords = 8;
 
-// As many of `words` as divide them evenly.
+// The number of words per tile: a divisor of `words`.
 inline int64_t tile_words(int64_t words) {
   int64_t most = std::min(words, kTileRows);
   while (words % most != 0) most--;

@@ -17,10 +17,10 @@ constexpr bool kHasTiles = true;
 constexpr int64_t kTileRows = 16;
 // Tokens that are multiplied at a time.
 constexpr int kTileTokens = 2 * kTileRows;
-// Of a row of weights: a word of each lane of a panel.
+// Bytes of a tile's row of weights: one word of each lane of a panel.
 constexpr int64_t kTileWeightBytes = LLMC_PANEL * 4;
 
-// What compilers do not know: tiles are loaded from memory that was written as something else.
+// A compiler barrier: tiles are loaded from memory that was written with another type.
 inline void publish_to_tiles() { asm volatile("" ::: "memory"); }
 
 // The shape of one thread's tiles, which outlives no loop.
@@ -33,7 +33,8 @@ class TileRegisters {
   TileRegisters(const TileRegisters&) = delete;
   TileRegisters& operator=(const TileRegisters&) = delete;
 
-  // For `height` tokens, 32 at most, by `words` of four bytes of k, 16 at most. What tiles held is lost.
+  // Shapes the tiles for `height` tokens (at most 32) and `words` words of four bytes of k (at most 16). Clears the
+  // tiles.
   void shape(int64_t height, int64_t words) {
     if (height == height_ && words == words_) return;
     height_ = height;

@@ -11,7 +11,7 @@ struct TokenScale {
   float scale, inverse;
 };
 
-// What the greatest of some magnitudes' bits stands for.
+// The greatest of some magnitudes, given as bits.
 inline float magnitude_of(VecInt bits) {
   int32_t greatest = 0;
   for (int lane = 0; lane < kLanes; lane++) greatest = bits[lane] > greatest ? bits[lane] : greatest;

@@ -1,4 +1,4 @@
-// Which rows of its request's cache a token sees: all up to its own, but for those that a tree hides from it.
+// The rows of its request's cache that a token sees: all up to its own, except those that a tree hides from it.
 #pragma once
 #include <algorithm>
 #include <cstdint>

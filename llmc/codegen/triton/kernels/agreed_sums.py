@@ -20,6 +20,6 @@ def sum_of_products(a: tl.tensor, b: tl.tensor, axis: tl.constexpr) -> tl.tensor
 def agreed_sum(x: tl.tensor, axis: tl.constexpr, keep_dims: tl.constexpr) -> tl.tensor:
     """tl.sum(x, axis) in fp32, the same bits in every thread that holds it.
 
-    x: no square, unless it is tl.fma(a, a, 0.0): LLVM leaves out the 0 that is added to what is no negative 0.
+    x: not a square, except tl.fma(a, a, 0.0): LLVM omits an addition of 0 to a value that cannot be -0.0.
     """
     return tl.sum(x + 0.0, axis, keep_dims)

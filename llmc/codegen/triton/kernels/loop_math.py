@@ -41,12 +41,12 @@ def floor_div_int(x: tl.tensor, y: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def remainder_float(x: tl.tensor, y: tl.tensor) -> tl.tensor:
-    """What is left of x after floor division, of y's sign."""
+    """The remainder of floor division, with the sign of y."""
     return x - tl.floor(x / y) * y
 
 
 @triton.jit
 def remainder_int(x: tl.tensor, y: tl.tensor) -> tl.tensor:
-    """What is left of x after floor division, of y's sign."""
+    """The remainder of floor division, with the sign of y."""
     rest = x - (x // y) * y
     return tl.where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest)

@@ -1,4 +1,4 @@
-"""What several kernels cannot do, told with the actual values: dtypes, ranks, rows."""
+"""Refusals that several kernels share, with the actual values in their messages: dtypes, ranks, rows."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,13 +12,13 @@ from llmc.graph.refusal import Refusal
 from llmc.targets import GpuTarget
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
-# What tables of them hold; they lie in memory as int32.
+# The dtypes of tables of ids, which are int32 in memory.
 IDS = (torch.int32, torch.int64)
 
 
 def takes(axes: str, typed: Sequence[str] | None = None) -> Callable[[fx.Node, GpuTarget], Refusal | None]:
-    """What a kernel supports that takes tensors of these axes, such as `x[tokens | groups? channels]` (graph/axes.py).
-    typed: those of one float dtype; the first of axes unless given."""
+    """The check of a kernel that takes tensors of these axes, such as `x[tokens | groups? channels]` (graph/axes.py).
+    typed: the tensors that must share a float dtype; the first of axes unless given."""
     ranks = {name: ranks_of(each) for name, each in tensor_axes(axes).items()}
     names = tuple(ranks)[:1] if typed is None else typed
 

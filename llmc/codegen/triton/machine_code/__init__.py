@@ -1,1 +1,1 @@
-"""What compiled GPU kernels look like in machine code (SASS), and the budgets that they are held to."""
+"""Analysis of compiled GPU kernels' machine code (SASS), and the budgets that they must meet."""

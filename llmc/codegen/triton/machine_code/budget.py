@@ -1,4 +1,4 @@
-"""Budgets for a kernel's machine code: data that stands beside the kernel, each limit with its reason."""
+"""Budgets for a kernel's machine code: data in the kernel's own file, each limit with its reason."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,11 +48,11 @@ class Limit:
 
 @dataclass(frozen=True)
 class Budget:
-    """What the machine code of one kernel must keep to.
+    """The limits for the machine code of one kernel.
 
     Attributes:
         function: Name of the @triton.jit function.
-        limits: Bounds on its figures, beside those of `EVERY_KERNEL`.
+        limits: Bounds on its figures, in addition to those of `EVERY_KERNEL`.
         streams: Pointer parameters whose memory bounds the kernel: it reads each byte once.
     """
 
@@ -85,35 +85,35 @@ EVERY_KERNEL = (
     ),
 )
 
-# Of a kernel that reads much memory once: weights of few tokens, or a cache.
+# Limits of a kernel that reads much memory once: the weights for few tokens, or a cache.
 _READ_ONCE = (
-    Limit("narrow_loads", "a load of 16 bytes a thread takes as long as a narrower one", at_most=0),
+    Limit("narrow_loads", "a load of 16 bytes per thread takes as long as a narrower one", at_most=0),
     Limit(
         "bytes_in_flight",
-        "fewer bytes asked for at once leave the memory idle while they are on their way",
+        "with fewer bytes in flight the memory is idle while they arrive",
         at_least=bytes_to_keep_in_flight,
     ),
 )
-# An H200's four schedulers issue one instruction a cycle each, and must take 4.8 bytes a cycle each. At three
-# instructions a byte half of the cycles are left for what is not in the loop, and for stalls.
+# Each of an H200's four schedulers issues one instruction per cycle, and must process 4.8 bytes per cycle. At three
+# instructions per byte, half of the cycles are left for instructions outside of the loop and for stalls.
 STREAMING = (
-    Limit("instructions_per_byte", "the schedulers issue no more while the memory brings a byte", at_most=3),
+    Limit("instructions_per_byte", "the schedulers issue no more in the time that memory takes per byte", at_most=3),
     *_READ_ONCE,
 )
-# Of a kernel that reads few bytes of scales beside its codes, and reads a cache through a table of blocks.
+# Limits of a kernel that reads few bytes of scales along with its codes, and reads a cache through a table of blocks.
 READ_ONCE = _READ_ONCE
-# Launches follow each other every few microseconds: weights do not depend on the launch before, so they are asked for
+# Launches follow each other every few microseconds. Weights do not depend on the launch before, so they are loaded
 # while it still runs.
 EDGE_FREE = (
     Limit(
         "releases_dependents_first",
-        "the next launch's blocks take free places while this one runs",
+        "blocks of the next launch start on free multiprocessors while this one runs",
         at_least=1,
         arches=_DEPENDENT_LAUNCH,
     ),
     Limit(
         "stream_loads_before_wait",
-        "weights are on their way while the launch before ends",
+        "weights are being loaded while the launch before ends",
         at_least=1,
         arches=_DEPENDENT_LAUNCH,
     ),

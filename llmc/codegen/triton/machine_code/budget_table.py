@@ -1,4 +1,4 @@
-"""The budgets that stand beside kernels, by the kernels' functions."""
+"""The budgets in the kernels' files, by the kernels' functions."""
 
 import importlib
 import pkgutil

@@ -11,7 +11,7 @@ import networkx as nx
 from llmc.codegen.triton.machine_code.disassembly import Instruction
 
 _TARGET = re.compile(r"0x([0-9a-f]+)$")
-# What leaves a block. A call of a slow path of arithmetic comes back behind itself; so does BSYNC.
+# The instructions that leave a block. Calls of slow paths of arithmetic return to the next instruction, as does BSYNC.
 _JUMPS = ("BRA", "EXIT", "RET")
 # Memory accesses, matrix instructions and floating-point arithmetic.
 _WORK = re.compile(r"(LD|ST)(G|S|L)|UTMA|UBLKCP|UTC\w*MMA|\w?[HIQO]G?MMA|[FHD](ADD|MUL|FMA)|RED|ATOM|MUFU")

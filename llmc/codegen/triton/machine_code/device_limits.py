@@ -1,4 +1,4 @@
-"""What a multiprocessor holds and issues, of NVIDIA's compute capabilities."""
+"""Limits and issue rates of a multiprocessor, by NVIDIA compute capability."""
 
 import math
 from dataclasses import dataclass
@@ -60,6 +60,6 @@ def bandwidth_in_flight(target: GpuTarget, in_flight: float) -> float:
 
 
 def issue_rate(target: GpuTarget) -> float:
-    """Warp instructions a second of all schedulers, one a cycle each."""
+    """Warp instructions per second of all schedulers, at one per cycle each."""
     clock = target.fp32_rate / (2 * MULTIPROCESSORS[int(target.arch)].fp32_lanes * target.sm_count)
     return _SCHEDULERS * clock * target.sm_count

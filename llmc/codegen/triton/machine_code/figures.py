@@ -78,7 +78,7 @@ class KernelCode:
 
     @property
     def narrow_loads(self) -> int:
-        """Loads of the streams in the main loop that are narrower than 16 bytes a thread."""
+        """Loads of the streams in the main loop that are narrower than 16 bytes per thread."""
         return sum(each.width < 16 for each in self.stream_loads(self.main_loop))
 
     @property
@@ -88,10 +88,10 @@ class KernelCode:
 
     @property
     def bytes_in_flight(self) -> int:
-        """Bytes of the streams that a multiprocessor can have asked for and not received.
+        """Bytes of the streams that a multiprocessor can have in flight.
 
-        Of loads into registers: the most that are outstanding between two waits, by the scoreboards, in two turns of
-        the main loop. Of copies into shared memory: all stages of the ring but the one that is being read.
+        For loads into registers: the maximum between two waits, by the scoreboards, in two iterations of the main loop.
+        For copies into shared memory: all stages of the ring except the one that is being read.
         """
         if any(each.name in ("LDGSTS", *_BULK_COPIES) for each in self.code.instructions):
             stages = max(2, self.kernel.num_stages)
@@ -132,7 +132,7 @@ class KernelCode:
 
     @property
     def matrix_instructions(self) -> int:
-        """Of the matrix units, in the main loop."""
+        """Number of matrix instructions in the main loop."""
         return _count(self.main_loop, *_MATRIX)
 
     @property

@@ -15,12 +15,12 @@ from llmc.targets import GpuTarget
 
 @dataclass(frozen=True)
 class Finding:
-    """One figure of a kernel beside its limit.
+    """One figure of a kernel compared with its limit.
 
     Attributes:
         limit: The bound and its reason.
         value: The figure; None if the machine code does not show it.
-        is_met: Whether it keeps to the bound.
+        is_met: Whether it is within the bound.
     """
 
     limit: Limit
@@ -50,7 +50,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class KernelFindings:
-    """One kernel's figures beside its budget.
+    """One kernel's figures compared with its budget.
 
     Attributes:
         code: The kernel.

@@ -100,6 +100,6 @@ def _results(instruction: Instruction) -> int:
 
 
 def _address_registers(instruction: Instruction) -> list[Register]:
-    """Registers of a global address; a copy to shared memory has another address beside it."""
+    """Registers of a global address; a copy to shared memory also has a shared address."""
     found = _DESCRIBED.findall(instruction.operands) or _BRACKETED.findall(instruction.operands)[-1:]
     return [Register(int(number), kind == "UR") for text in found for kind, number in _NUMBERED.findall(text)]

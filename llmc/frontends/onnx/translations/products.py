@@ -1,6 +1,6 @@
 """Matrix products, of weights that are numbers and of weights that are codes, and lookups in tables of codes.
 
-An initializer of codes represents their numbers here (codes.py, linear_codes.py): [out, in].
+An initializer of codes represents their numbers here (codes.py, linear_codes.py, own_codes.py): [out, in].
 """
 
 import torch
@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from llmc.frontends.onnx.call import Call, Translated, Translations
 from llmc.frontends.onnx.linear_codes import LINEAR, has_columns_first
+from llmc.frontends.onnx.own_codes import DEQUANTIZE
 
 
 def _matmul(call: Call) -> Translated:
@@ -51,10 +52,15 @@ def _linear_codes(call: Call) -> Translated:
     return weight.t() if has_columns_first(call.node) else weight
 
 
+def _own_codes(call: Call) -> Translated:
+    return call.tensor(0)
+
+
 PRODUCTS: Translations = {
     ("", "MatMul"): _matmul,
     ("", "Gemm"): _gemm,
     ("", LINEAR): _linear_codes,
+    ("llmc", DEQUANTIZE): _own_codes,
     ("com.microsoft", "FusedMatMul"): _fused_matmul,
     ("com.microsoft", "MatMulNBits"): _coded_matmul,
     ("com.microsoft", "GatherBlockQuantized"): _coded_lookup,

@@ -12,8 +12,8 @@ _USUAL = "hermes"
 
 @dataclass(frozen=True)
 class ChosenForm:
-    """is_known: the form is asked for or taught by the template, or no template shows tools to a model.
-    is_taught: the template teaches the form, and nobody asked for another."""
+    """is_known: the option or the template names the form, or no template shows tools to the model.
+    is_taught: the template teaches the form, and the option names no other."""
 
     form: ToolForm
     is_known: bool

@@ -182,7 +182,7 @@ def first_seen(place: tl.tensor, WINDOW: tl.constexpr, CHUNK: tl.constexpr) -> t
 
 @triton.jit
 def not_hidden(hidden: tl.tensor, back: tl.tensor) -> tl.tensor:
-    """Which keys so far before each row's own it sees."""
+    """Whether each row sees the key `back` places before its own."""
     # Bit 0 is never set.
     shift = tl.where((back > 0) & (back < 64), back, 0).to(tl.int64)
     return ((hidden[:, None] >> shift) & 1) == 0
@@ -190,7 +190,7 @@ def not_hidden(hidden: tl.tensor, back: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def hidden_between(hidden: tl.tensor, back: tl.tensor) -> tl.tensor:
-    """How many of the keys after those so far before each row's own are hidden from it."""
+    """Number of keys hidden from each row among the last `back - 1` before its own."""
     shift = tl.where((back > 0) & (back < 64), back, 0).to(tl.int64)
     between = tl.where(back < 64, (shift * 0 + 1 << shift) - 1, -1)
     return bits_set(hidden[:, None] & between).to(tl.int32)
@@ -209,7 +209,7 @@ def bits_set(word: tl.tensor) -> tl.tensor:
 def _load(
     ptrs: tl.tensor, present: tl.tensor, inside: tl.tensor, MASK_ROWS: tl.constexpr, MASK_COLUMNS: tl.constexpr
 ) -> tl.tensor:
-    """A tile, with zeros for what is left out; no mask where none is needed."""
+    """Load a tile, with zeros for masked elements; without a mask where none is needed."""
     if MASK_ROWS and MASK_COLUMNS:
         return tl.load(ptrs, mask=present & inside, other=0.0)
     elif MASK_ROWS:

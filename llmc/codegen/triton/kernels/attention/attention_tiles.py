@@ -6,7 +6,7 @@ import triton
 
 from llmc.targets import GpuTarget
 
-# Query heads of a program over latents: one matrix instruction's rows. More do not fit beside 512 channels.
+# Query heads of a program over latents: one matrix instruction's rows. More do not fit with 512 channels.
 _LATENT_HEADS = 16
 
 
@@ -21,14 +21,14 @@ class Tile:
 
 
 def heads_together(group: int, is_latent: bool) -> int:
-    """Of the query heads that read one KV head, how many a program has."""
+    """Number of query heads per program, of those that read the same KV head."""
     if not is_latent:
         return group
     return next(count for count in range(min(group, _LATENT_HEADS), 0, -1) if group % count == 0)
 
 
 def latent_tile(target: GpuTarget, is_fp32: bool) -> Tile:
-    """The tile of every program over values of up to 512 channels that are keys, too."""
+    """The tile of every program over latents: values of up to 512 channels that are also keys."""
     if is_fp32:
         return Tile(16, 16, 8, 1)
     if target.backend == "hip":

@@ -1,7 +1,7 @@
 """Device code for quantized KV caches (llmc/ops/cache_codes.py): one head's channels to codes and back, in registers.
 
-Of one block and head the codes of all positions come first, then the scales and, of int4, the minima, in bf16 by group
-and position. Rounding to bf16 is done on the bits, to nearest even, so that the interpreter does the same.
+A block stores, for each head, the codes of all positions, then the scales and for int4 the minima, in bf16 by group and
+position. Rounding to bf16 is done on the bits, to nearest even, so that the interpreter does the same.
 """
 
 import triton
@@ -38,7 +38,7 @@ def write_codes(
     lane = tl.arange(0, HALF_BLOCK)
     inside = (lane < HALF).reshape(1, 1, COUNT, WIDTH)
     grouped = values.reshape(HEAD_BLOCK, 2, COUNT, WIDTH)
-    # What a float's minimum and maximum may pass over.
+    # Floating-point minimum and maximum may ignore NaN.
     nans = tl.max((inside & (grouped != grouped)).to(tl.int32), axis=3, keep_dims=True)
     if GROUP == 0:
         nans = tl.max(nans, axis=1, keep_dims=True)
@@ -136,7 +136,7 @@ def read_codes(
 
 @triton.jit
 def _scale_bits(scales: tl.tensor, nans: tl.tensor) -> tl.tensor:
-    """bf16 bits in int32, with 1 for what rounds to no positive number, and NaN where nans is not 0."""
+    """bf16 bits in int32: 1.0 where the scale does not round to a positive number, NaN where nans is not 0."""
     bits = _bf16_bits(scales)
     positive = tl.where((bits > 0) & (bits < 0x8000), bits, 0x3F80)
     return tl.where(nans > 0, 0x7FC0, positive)

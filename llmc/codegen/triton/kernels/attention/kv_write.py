@@ -94,7 +94,7 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
 
 
 def caches(call: Call) -> dict[str, Argument]:
-    """Of keys and of values."""
+    """The arguments for the caches of keys and values."""
     return {f"{name}_ptr": call.cache(name) for name in ("k_cache", "v_cache")}
 
 
@@ -106,7 +106,7 @@ def cache_constants(call: Call) -> dict[str, int]:
 
 
 def cache_codes(call: Call) -> dict[str, Constant]:
-    """What the cache holds: CACHE_FORMAT is none for numbers; CACHE_GROUP is 0 for a scale a head."""
+    """Constants for the cache's format: CACHE_FORMAT is none for numbers; CACHE_GROUP is 0 for one scale per head."""
     text = call.plain("cache_format")
     if text is None:
         return {"CACHE_FORMAT": "none", "CACHE_GROUP": 0}

@@ -1,6 +1,6 @@
 """llmc::kv_write and the keys of llmc::rope_kv_write into a cache of codes: turn, round to codes, put in place.
 
-Memory-bound: moves T·KV·(D + Dv) elements and as many codes. A program takes a few heads of one token: keys, or values.
+Memory-bound: reads T·KV·(D + Dv) elements and writes one code each. A program takes some heads of a token's k or v.
 """
 
 from collections.abc import Mapping
@@ -103,7 +103,7 @@ def _turned(
 def code_launch(
     call: Call, arguments: Mapping[str, Argument], slot: Mapping[str, int], constants: Mapping[str, Constant]
 ) -> DeviceLaunch:
-    """The launch. slot, constants: of a slot's shape, and of what caches hold and how keys are turned."""
+    """The launch. slot: constants for a slot's shape. constants: for the caches' format and the rotation of keys."""
     heads, half_block = slot["KV_HEADS"], triton.next_power_of_2(max(slot["HEAD_DIM"], slot["VALUE_DIM"]) // 2)
     block = min(triton.next_power_of_2(heads), max(1, _ELEMENTS_PER_PROGRAM // (2 * half_block)))
     return DeviceLaunch(

@@ -6,7 +6,7 @@ Each launch leaves the other kinds' requests alone, so that any mix is right. A 
 first two grids are empty then.
 
 Memory-bound in decode: moves C·KV·(D + Dv) elements of the cache, C positions in all requests, and 2·SPLITS·heads·Dv
-fp32 partial sums a request at most. Matrix-bound in prefill: 2·A·heads·(D + Dv) operations for A query-key pairs.
+fp32 partial sums per request at most. Matrix-bound in prefill: 2·A·heads·(D + Dv) operations for A query-key pairs.
 """
 
 import torch
@@ -32,11 +32,11 @@ from llmc.program.launch_arguments import Argument, Count
 from llmc.targets import GpuTarget
 
 _MAX_DIM = 256
-# Of values that are keys, too: fewer rows have room beside them.
+# Limit for values that are also keys: fewer rows fit with them.
 _MAX_LATENT_DIM = 512
 # Query rows times columns that a program can hold in registers on every target.
 _MAX_ROW_ELEMENTS = 128 * 128
-# Two programs a multiprocessor hide each other's latencies; more splits than this make joining them dear.
+# Two programs per multiprocessor hide each other's latencies; with more splits, joining them is expensive.
 _PROGRAMS_PER_MULTIPROCESSOR = 2
 _MAX_SPLITS = 64
 # A grid's second and third dimension.
@@ -72,9 +72,9 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
         reason = f"{heads // kv_heads} query heads share a KV head; with these dimensions a program holds {most}"
         return Refusal(reason, node)
     if given["bias"] is not None or (given["sinks"] is not None and given["sinks"].meta["val"].dim() == 2):
-        return Refusal("each token has a bias or sinks of its own, which GPU kernels do not know so far", node)
+        return Refusal("each token has a bias or sinks of its own, which GPU kernels do not support yet", node)
     if given["chosen"] is not None:
-        return Refusal("each token sees chosen keys alone, which GPU kernels do not know so far", node)
+        return Refusal("each token sees chosen keys only, which GPU kernels do not support yet", node)
     if given["scale"] <= 0:
         return Refusal(f"scale is {given['scale']}: the running maximum needs a positive one", node)
     return None

@@ -121,7 +121,7 @@ def paged_prefill_kernel(
     slopes = None
     if slopes_ptr is not None:
         slopes = tl.load(slopes_ptr + head, mask=present, other=0.0)
-    # Keys before all that a tree can hide are as near as they are without what it hides: they count from `places`.
+    # No tree hides keys this far back, so their distance counts hidden keys: it is measured from `places`.
     if BOUNDED and PINNED > 0:
         weighted, row_sum, row_max = attend_keys(
             weighted, row_sum, row_max, q, q_values, places, None, slopes, None, 0, tl.minimum(PINNED, start), 0,
@@ -159,8 +159,8 @@ def paged_prefill_kernel(
 def request_of(query_starts_ptr: tl.tensor, tile: tl.tensor, requests: int, QUERY_TILE: tl.constexpr) -> tl.tensor:
     """The last request whose tiles start at or before `tile`.
 
-    Request r's tiles start at query_starts[r] // QUERY_TILE + r: at least as many as it needs lie before the next
-    request's, so that the grid depends on T and R alone; the tiles left over find no query and end.
+    Request r's tiles start at query_starts[r] // QUERY_TILE + r. This leaves enough tiles for it before the next
+    request's, and the grid depends on T and R only; the surplus tiles find no query and end.
     """
     low = tile * 0
     high = low + requests

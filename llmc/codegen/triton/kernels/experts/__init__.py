@@ -1,1 +1,1 @@
-"""Mixtures of experts: pairs of tokens and experts put in order, and products with what each token was sent to."""
+"""Mixtures of experts: sorting pairs of tokens and experts, and products of tokens with their experts."""

@@ -1,8 +1,8 @@
 """Pairs of a token and a slot in the order of their experts, ahead of the products with those.
 
-A program is for an expert: it goes over all pairs twice, once to know where its own begin, once to write them. No
-atomics: the order is that of the pairs, whatever runs beside it. Moves 8·(E + 1)·T·slots bytes, most of them from the
-cache.
+Each program handles one expert. It reads all pairs twice: once to find where its own begin, and once to write them. It
+uses no atomics, so that the order of pairs does not depend on other programs. Moves 8·(E + 1)·T·slots bytes, most of
+them from the cache.
 """
 
 import torch
@@ -45,7 +45,7 @@ def sort_pairs_kernel(
 def _experts(
     index_ptr: tl.tensor, first: tl.tensor, count: tl.tensor, EXPERTS: tl.constexpr, BLOCK: tl.constexpr
 ) -> tl.tensor:
-    """Of pairs from `first` on; EXPERTS where the index is none, and more behind the last pair."""
+    """The experts of the pairs from `first` on: EXPERTS for an invalid index, and more past the last pair."""
     pair = first + tl.arange(0, BLOCK)
     expert = tl.load(index_ptr + pair, mask=pair < count, other=0)
     expert = tl.where((expert < 0) | (expert > EXPERTS), EXPERTS, expert)

@@ -1,1 +1,1 @@
-"""Matrix products: of dense weights and of codes, each in several ways for as many numbers of rows."""
+"""Matrix products with dense weights and with codes, each with several kernels for different numbers of rows."""

@@ -1,8 +1,8 @@
 """Products of one to four tokens with quantized weights: y[t] = W·x[t], bound by reading W's codes once.
 
-A program computes OUT_BLOCK outputs of all tokens. Its threads lie along IN and read 16 bytes of codes each, which
-become numbers in registers, exactly; x and the scales stay in the L1 cache. What follows the sums is as for other
-products. x may be codes too, with a scale of each token's; W's codes may be stored without those that are zero.
+A program computes OUT_BLOCK outputs of all tokens. Its threads are spread along IN and read 16 bytes of codes each,
+which are decoded exactly in registers; x and the scales stay in the L1 cache. The epilogue is the same as for other
+products. x may also be codes, with one scale per token; W's codes may be stored without zeros.
 """
 
 import triton

@@ -30,7 +30,7 @@ _DEQUANTIZE = torch.ops.llmc.dequantize.default
 
 
 def coded_refusal(node: fx.Node, target: GpuTarget) -> Refusal | None:
-    """Groups of a power of two of columns, or one a row; x as it is, or in codes that multiply the weight's."""
+    """Refuse groups that are neither a power of two of columns nor a row, and codes of x that no kernel supports."""
     weight = unrounded_parts(node)["weight"]
     tensors, format = tensors_of(weight), arguments_of(weight)["format"]
     refused = refuse_groups(node, tensors["scales"], int(tensors["codes"].shape[1]), format)
@@ -38,7 +38,7 @@ def coded_refusal(node: fx.Node, target: GpuTarget) -> Refusal | None:
 
 
 def refuse_arrival(node: fx.Node, target: GpuTarget, *, has_zeros: bool) -> Refusal | None:
-    """What codes of x no kernel multiplies with the weight's. has_zeros: whether those have zero points."""
+    """Refuse codes of x that no kernel multiplies with the weight's. has_zeros: whether the weight has zero points."""
     parts = unrounded_parts(node)
     stored = arguments_of(parts["weight"])
     format, x_format = stored["format"], arguments_of(parts["x"])["format"] if "x" in parts else "none"
@@ -54,8 +54,8 @@ def refuse_arrival(node: fx.Node, target: GpuTarget, *, has_zeros: bool) -> Refu
 
 
 def refuse_groups(node: fx.Node, scales: Tensor, columns: int, format: str) -> Refusal | None:
-    """What no kernel reads of a product's or lookup's weight: other scales than of floats, other groups than those that
-    blocked formats have. scales: [out, groups]."""
+    """Refuse weights of products and lookups whose scales are not floats, or whose groups no kernel supports.
+    scales: [out, groups]."""
     if scales.dtype not in FLOATS:
         return Refusal(f"scales are {scales.dtype}; GPU kernels know float16, bfloat16 and float32", node)
     group = columns // int(scales.shape[1])
@@ -66,7 +66,7 @@ def refuse_groups(node: fx.Node, scales: Tensor, columns: int, format: str) -> R
         reason = f"{group} columns share a float; GPU kernels read super-blocks of {record.run} columns in {format}"
         return Refusal(reason, node)
     if scales.shape[1] > 1 and (group < _LEAST_GROUP or group & (group - 1)):
-        reason = f"groups are of {group} columns; kernels know powers of two from {_LEAST_GROUP} on, or one a row"
+        reason = f"groups have {group} columns; kernels support powers of two from {_LEAST_GROUP}, or one group per row"
         return Refusal(reason, node)
     return None
 
@@ -129,7 +129,7 @@ def turn_channels(format: str, channels: int, groups: int) -> int | None:
 
 
 def _group_bytes(stored: Call, format: str, groups: int) -> int:
-    """Of a row's scales, zeros, minima and steps."""
+    """Bytes of a row's scales, zeros, minima and steps."""
     floats, record = stored.shape("scales")[1], CODE_FORMATS[format]
     has_zeros = stored.op is _DEQUANTIZE and stored.plain("zeros") is not None
     each = stored.dtype("scales").itemsize * (1 + record.has_minimum)

@@ -1,9 +1,9 @@
 """Products of many tokens with quantized weights on the matrix units: yᵀ = W·xᵀ, codes made numbers in registers.
 
-W is the left operand, which matrix units take from registers: its codes are read once for a tile of tokens, and never
-written anywhere as numbers. Codes are exact in the operands' type: their scales multiply the sums, of each group of
-columns in turn, so that nothing is rounded before the fp32 sums. With int8 or fp8 codes of x on the units of those
-types. Where few programs would be busy, SPLITS of them share a tile as in dense_narrow.py.
+W is the left operand, which matrix units read from registers: its codes are read once per tile of tokens, and decoded
+values are never written to memory. Codes are exact in the operands' type, and scales multiply the sums of each group of
+columns, so that nothing is rounded before the fp32 sums. int8 or fp8 codes of x use the matrix units for these types.
+If few programs would be busy, SPLITS of them share a tile as in dense_narrow.py.
 """
 
 import triton
@@ -274,10 +274,10 @@ def _as_float(values: tl.tensor, OPERANDS: tl.constexpr) -> tl.tensor:
 def _multiply(a: tl.tensor, b: tl.tensor, total: tl.tensor, OPERANDS: tl.constexpr) -> tl.tensor:
     """total + a·b. fp32 is multiplied as such, not as tf32; fp8 is summed in fp32 after 128 products at most.
 
-    The matrix units of Hopper add fp8 products with 14 bits. max_num_imprecise_acc would have Triton add their sums in
-    fp32, too, but before it waits for them.
+    The matrix units of Hopper add fp8 products with 14 bits. max_num_imprecise_acc would also make Triton add their
+    sums in fp32, but before it waits for them.
     """
-    # Triton 3.7 compiles what follows a return, too: each case has a branch.
+    # Triton 3.7 also compiles code after a return: each case has a branch.
     if OPERANDS == "int8":
         return tl.dot(a, b, total, out_dtype=tl.int32)
     elif OPERANDS == "fp8" and not INTERPRETED:

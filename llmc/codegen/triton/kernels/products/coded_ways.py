@@ -11,12 +11,12 @@ from llmc.targets import GpuTarget
 # Bytes of codes that a thread reads at once, and channels of a tile's turn without groups.
 _THREAD_BYTES = 16
 _CHANNELS = 128
-# Of both operands, in a matrix instruction of 8-bit numbers.
+# The least depth of both operands in a matrix instruction of 8-bit numbers.
 _LEAST_DEPTH = 32
 
 
 def code_operands(product: Product, codes: Codes, target: GpuTarget) -> str:
-    """What the matrix units multiply: int8 or fp8 codes where they can, else numbers of x's type, exact for codes."""
+    """The operand type of the matrix units: int8 or fp8 codes where supported, else x's type, which is exact."""
     depth = _tile_channels(product, codes, target) // codes.per_byte
     if codes.x_format == "int8" and depth >= _LEAST_DEPTH:
         return "int8"
@@ -45,8 +45,8 @@ def code_tilings(product: Product, codes: Codes, target: GpuTarget, tokens: int)
             if splits == 1 or product.channels >= splits * in_block:
                 shapes.append(Tiling(Way.CODED_TILE, block, 64, in_block, 4, 3, 0.35, splits))
     if tokens > 32:
-        # Sums of a gate and its partner and those of a group spill where matrix units leave theirs to the registers.
-        # So do codes' bits above the low four, which take shared memory, too.
+        # Where matrix units keep sums in registers, the sums of a gate, its partner and a group spill.
+        # So do codes' bits above the low four, which also take shared memory.
         is_wide = target.arch in (90, 100) or not (product.gated or codes.in_planes)
         if is_wide:
             wide = 64 if product.gated else 128

@@ -1,9 +1,9 @@
 """Matrix products of one to four tokens: y[t] = W·x[t], bound by reading W once; x may be normed on the way in.
 
-Moves IN·OUT elements of W; x stays in the L1 cache. A program computes OUT_BLOCK outputs of all tokens. Its threads
-lie along IN, so that a warp reads 512 neighbouring bytes of a row of W at once, and each keeps its own partial sums:
-nothing is exchanged before the end. With a norm, Σ x² is summed beside Σ W·(weight·x), and scales it at the end. W may
-be stored without its zeros.
+Moves IN·OUT elements of W; x stays in the L1 cache. A program computes OUT_BLOCK outputs of all tokens. Its threads are
+spread along IN, so that a warp reads 512 neighbouring bytes of a row of W at once. Each thread keeps its own partial
+sums, which are combined at the end. With a norm, Σ x² is summed along with Σ W·(weight·x), and scales it at the end. W
+may be stored without its zeros.
 """
 
 import triton

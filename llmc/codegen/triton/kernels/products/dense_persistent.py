@@ -57,11 +57,11 @@ def persistent_kernel(
             product = multiply(x, w_tiles.load([first_out, start]).T, product)
             if GATED:
                 up = multiply(x, w_tiles.load([OUT + first_out, start]).T, up)
-        # In halves, since a whole tile's addresses would not fit in registers beside its sums.
+        # In halves: the addresses of a whole tile and its sums do not fit in registers together.
         HALF: tl.constexpr = OUT_BLOCK // 2
         left, right = _halves(product)
         up_left, up_right = _halves(up)
-        # And what adapters add to a half of the widest tile would not fit beside the other half.
+        # The adapters' sums for a half of the widest tile do not fit together with the other half.
         PIECE: tl.constexpr = HALF if delta_ptr is None else min(HALF, 64)
         token, out = tl.arange(0, TOKEN_BLOCK)[:, None], tl.arange(0, PIECE)[None, :]
         for place in tl.static_range(OUT_BLOCK // PIECE):

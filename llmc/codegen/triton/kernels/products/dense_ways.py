@@ -1,8 +1,8 @@
-"""The ways to compute a matrix product on a target, and what each should take.
+"""The ways to compute a matrix product on a target, and the predicted time of each.
 
-The prediction is the roofline's, max(bytes / bandwidth, operations / rate), with what a way adds to it: processors
-left idle by the last wave of programs or by too few of them, partial sums written and read, further launches. The
-shares of bandwidth and peak that each way reaches are starting values, until `llmc tune` measures on a device.
+The prediction is the roofline's, max(bytes / bandwidth, operations / rate), plus the costs of a way: processors left
+idle by the last wave of programs or by too few programs, partial sums written and read, further launches. The shares
+of bandwidth and peak that each way reaches are starting values until `llmc tune` measures on a device.
 """
 
 from dataclasses import replace
@@ -15,18 +15,18 @@ from llmc.codegen.triton.kernels.products.product_way import MOST_GEMV_ROWS, MOS
 from llmc.codegen.triton.kernels.products.sparse_ways import expanding_seconds, sparse_tilings
 from llmc.targets import GpuTarget
 
-# Of the processors, how many must have a program with loads in flight before the memory is the limit.
+# Share of the processors that must have a program with loads in flight before memory is the limit.
 _BUSY_SHARE = 0.7
 # Programs of one multiprocessor at a time, of the kernels that the memory bounds.
 _PROGRAMS_AT_ONCE = 8
 # The L2 cache's bandwidth over the memory's.
 _L2_SPEED = 2.0
 _RESERVED_SHARED_BYTES = 2048
-# Of the memory's bandwidth, where a weight gets its zeros back.
+# Share of the memory bandwidth that is reached when a sparse weight is expanded.
 _EXPANDING_SHARE = 0.7
 
 
-# Of the memory's bandwidth, where that is the limit.
+# Share of the memory bandwidth that each way reaches where memory is the limit.
 _BANDWIDTH_SHARE = {
     Way.DENSE_GEMV: 0.9,
     Way.DENSE_NARROW: 0.85,
@@ -47,7 +47,7 @@ def tilings(product: Product, target: GpuTarget, tokens: int) -> tuple[Tiling, .
 
 
 def _tilings(product: Product, target: GpuTarget, tokens: int) -> tuple[Tiling, ...]:
-    """Those that read W as it is stored."""
+    """The tilings that read W as it is stored."""
     if product.codes is not None:
         return code_tilings(product, product.codes, target, tokens)
     if product.sparse is not None:
@@ -123,7 +123,7 @@ def _rate(product: Product, target: GpuTarget) -> float:
 
 
 def _gemv(product: Product, target: GpuTarget, tokens: int) -> Tiling:
-    """16 bytes a thread along the channels; fewer outputs a program where there would be too few programs."""
+    """16 bytes per thread along the channels; fewer outputs per program where there would be too few programs."""
     per_warp = target.warp_size * 16 // product.itemsize
     warps = next(
         (w for w in (4, 2) if product.channels % (w * per_warp) == 0), 1 if product.channels <= per_warp else 4
@@ -161,7 +161,7 @@ def _shapes(product: Product, target: GpuTarget, tokens: int) -> list[Tiling]:
 
 
 def _fit(product: Product, target: GpuTarget, tiling: Tiling) -> Tiling | None:
-    """With as many stages, of at least two, as the target's shared memory holds; None if it does not hold two."""
+    """The tiling with the most stages that fit into the target's shared memory; None if two do not fit."""
     if tiling.way is Way.DENSE_GEMV:
         return tiling
     outs = tiling.out_block * (2 if product.gated else 1)

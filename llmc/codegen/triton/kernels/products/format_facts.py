@@ -1,4 +1,4 @@
-"""What kernels know of a format of codes when they are compiled, from its record (llmc/formats/code_format.py)."""
+"""Facts about a format of codes for use in kernels at compile time, from its record (llmc/formats/code_format.py)."""
 
 import triton
 

@@ -1,7 +1,7 @@
-"""Device code for the scales of a quantized weight's groups: here alone it matters what they are made of.
+"""Device code for the scales of a quantized weight's groups; no other kernel code depends on their representation.
 
-A float a group; or, of blocked formats, a float that several groups share times a group's own small integer, and the
-same of what is taken off, its minimum. Steps lie as STEP_ROWS (codegen/triton/code_rows.py).
+A scale is one float per group. In blocked formats it is a float shared by several groups times the group's own small
+integer, the step, and so is the minimum. Steps are stored as STEP_ROWS (codegen/triton/code_rows.py).
 """
 
 import triton
@@ -26,7 +26,7 @@ def scale_and_minimum(
 ) -> tuple[tl.tensor, tl.tensor]:
     """The scale and the minimum of a group of a row's columns, fp32; the minimum is 0 where the format has none.
 
-    row, group: of shapes that broadcast, as does `inside`, outside of which both are 0 and nothing is read if MASKED.
+    row, group, inside: of shapes that broadcast. If MASKED, results are 0 outside of `inside` and nothing is read.
     """
     OF_FLOAT: tl.constexpr = groups_of_float(FORMAT)
     place = row * GROUPS + group

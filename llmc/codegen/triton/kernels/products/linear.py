@@ -36,7 +36,7 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
     return found or storage.refusal(node, target)
 
 
-# Storages of which kernels norm x where they round it.
+# Storages whose kernels apply the norm where they round x.
 OF_CODES = frozenset({_llmc.dequantize.default, _llmc.sparse_codes.default})
 OF_ALL = OF_CODES | {None, _llmc.sparse_bitmask.default}
 

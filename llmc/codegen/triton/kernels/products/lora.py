@@ -1,9 +1,9 @@
-"""llmc::lora — what adapters add to a product's sums: delta[t] = (x[t]·A[s]ᵀ)·B[s], s the slot of t's adapter.
+"""llmc::lora: the adapters' contribution to a product's sums, delta[t] = (x[t]·A[s]ᵀ)·B[s], s the slot of t's adapter.
 
-Two launches, in steps in which a token has an adapter. Tokens are taken sixteen together; of these, each adapter's are
-one program's, which reads that adapter's A or B once, at its true rank, and passes over the other tokens: a row's sums
-are the same in any company. Bound by reading the adapters' matrices: each different one's of sixteen tokens once. Sums
-and what lies between the launches are fp32. What is said of tokens without an adapter nobody reads.
+Two launches, in steps in which a token has an adapter. Tokens are processed in tiles of sixteen. One program per tile
+and adapter reads that adapter's A or B once, at its true rank, and skips the other adapters' tokens: a row's sums do
+not depend on the rest of the tile. Bound by reading the adapters' matrices, once per tile and adapter. Sums and the
+values between the launches are fp32. The delta of tokens without an adapter is undefined and not read.
 Source: Chen et al. 2023, "Punica: multi-tenant LoRA serving".
 """
 

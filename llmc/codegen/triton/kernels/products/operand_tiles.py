@@ -8,7 +8,7 @@ from llmc.codegen.triton.kernels.interpreted import INTERPRETED
 
 @triton.jit
 def read_tile(pointers: tl.tensor, inside: tl.tensor, MASKED: tl.constexpr) -> tl.tensor:
-    """A tile with zeros for what is not inside; read without a mask where all of it always is."""
+    """Load a tile, with zeros where `inside` is false; without a mask if not MASKED."""
     if MASKED:
         return tl.load(pointers, mask=inside, other=0)
     else:

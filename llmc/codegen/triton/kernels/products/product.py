@@ -61,10 +61,10 @@ class Codes:
 
 @dataclass(frozen=True)
 class Sparse:
-    """Of a W without its zeros (mask_rows.py). arguments: masks_ptr and starts_ptr. nbytes: of W, masks and starts
-    included, and scales of codes.
+    """A W stored without zeros (mask_rows.py). arguments: masks_ptr and starts_ptr. nbytes: size of W with masks,
+    starts and the scales of codes.
 
-    expand: puts W with its zeros into a workspace; expanded: weight_ptr or codes_ptr there, of so many bytes.
+    expand: the launch that expands W to a workspace. expanded: weight_ptr or codes_ptr there, and its size in bytes.
     """
 
     arguments: dict[str, Argument]
@@ -131,9 +131,9 @@ class Product:
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What a product does with its sums: activation(sum + bias)·scale + residual, or activation(gate)·up if gated.
+    """The epilogue of a product: activation(sum + bias)·scale + residual, or activation(gate)·up if gated.
 
-    in_fp32: whether the result is, where x is not.
+    in_fp32: whether the result is fp32 even if x is not.
     """
 
     activation: str = "identity"
@@ -179,7 +179,7 @@ def rows_product(call: Call, epilogue: Epilogue, shape: tuple[int, int], weight:
 def product_of(
     call: Call, epilogue: Epilogue, source: Call, shape: tuple[int, int], operands: Mapping[str, Argument]
 ) -> Product:
-    """What is said of any weight [out, in]. source: the call whose x is read. operands: pointers to x and weight."""
+    """The product with any weight [out, in]. source: the call whose x is read. operands: pointers to x and weight."""
     weight_rows, channels = shape
     outputs = weight_rows // 2 if epilogue.gated else weight_rows
     count, itemsize = source.count("x"), source.dtype("x").itemsize
@@ -206,7 +206,7 @@ def product_of(
 
 
 def delta_arguments(call: Call) -> Mapping[str, Argument]:
-    """What adapters add to the sums of a product, and to which tokens."""
+    """The arguments for the adapters' delta, which is added to a product's sums, and for each token's adapter."""
     if "delta" not in call.names() or call.plain("delta") is None:
         return WITHOUT_DELTA
     return {**rows("delta", call.rows("delta")), "adapters_ptr": call.vector("adapters")}

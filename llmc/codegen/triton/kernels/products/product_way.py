@@ -1,11 +1,11 @@
-"""What says how a matrix product is computed: which kernel, and the sizes of its tiles."""
+"""The choices that define how a matrix product is computed: its kernel and the sizes of its tiles."""
 
 from dataclasses import dataclass
 from enum import Enum
 
 import triton
 
-# Rows of x that kernels along a row's channels take, and of which sums are split, at most.
+# The maximum number of rows of x for GEMV kernels, and for kernels that split sums.
 MOST_GEMV_ROWS, MOST_SPLIT_ROWS = 4, 256
 
 
@@ -42,5 +42,5 @@ class Tiling:
 
 
 def token_block(tokens: int, most: int) -> int:
-    """Rows of x in a tile for so many: as matrix units take them, at least 16."""
+    """Rows of x in a tile for this number of tokens: a power of two from 16, as matrix units require, to `most`."""
     return int(min(most, max(16, triton.next_power_of_2(tokens))))

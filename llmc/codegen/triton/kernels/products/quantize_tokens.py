@@ -2,10 +2,10 @@
 
     scale[t] = max |x[t]| / largest (or a static one),   code = nearest(x / scale), ties to even, saturated
 
-A NaN in a row makes its scale one (llmc/ops/token_codes.py): largest numbers are found by their bits, of which a NaN's
-are the greatest, as a float's maximum may pass it over.
-x may go through an RMS norm first, rounded to x's dtype as a norm of its own would leave it. Memory-bound: moves T·C
-elements of x and as many codes; later readings come from the cache. A program takes a row.
+A NaN in a row makes its scale NaN (llmc/ops/token_codes.py): the maximum is taken over the bits, where NaN is the
+greatest, because a floating-point maximum may ignore NaN.
+x may go through an RMS norm first; the result is rounded to x's dtype, as by a separate norm. Memory-bound: reads T·C
+elements of x and writes one code each; later reads hit the cache. A program takes a row.
 """
 
 import torch

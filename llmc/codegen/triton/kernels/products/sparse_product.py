@@ -25,7 +25,7 @@ from llmc.program import Layout
 from llmc.program.launch_arguments import Argument, Operand
 from llmc.targets import GpuTarget
 
-# Of a program that gives rows of a weight their zeros back: rows, and columns at a time.
+# Rows of a program that expands a sparse weight, and columns that it expands at a time.
 _EXPANDED_ROWS, _EXPANDED_COLUMNS = 8, 256
 
 

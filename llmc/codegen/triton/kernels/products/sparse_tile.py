@@ -62,9 +62,9 @@ def sparse_tile(
     IN: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Of rows [ROWS] the BLOCK columns from `column` on, [ROWS, BLOCK], and where the next column's elements begin.
+    """Load BLOCK columns from `column` on of the rows: [ROWS, BLOCK], and where the next column's elements begin.
 
-    first: where those of `column` begin.
+    first: where the elements of `column` begin.
     """
     ROW_BYTES: tl.constexpr = (IN + 63) // 64 * 8
     byte = column // 8 + tl.arange(0, BLOCK // 8)[None, :]
@@ -97,7 +97,7 @@ def _element(row_ptr: tl.tensor, at: tl.tensor, bits: tl.tensor, BIT: tl.constex
 
 @triton.jit
 def _bit_counts(bits: tl.tensor) -> tl.tensor:
-    """Of bytes, int32."""
+    """The number of bits set in each byte, int32."""
     pairs = bits - ((bits >> 1) & 0x55)
     fours = (pairs & 0x33) + ((pairs >> 2) & 0x33)
     return (fours + (fours >> 4)) & 0x0F

@@ -1,8 +1,8 @@
-"""The ways to compute a product with a weight without its zeros on a target, and where its zeros had better be stored.
+"""The ways to compute a product with a sparse weight on a target, and whether a dense weight would be faster.
 
-What it takes beside bytes is instructions: of an element's bit, its place, its load and the sum, as compiled for sm_89
-and sm_90. Multiprocessors start 128 of a lane in a cycle. How much of that rate such kernels reach is a starting value,
-until it is measured on a device.
+In addition to bytes, instructions limit these kernels: for an element's bit, its place, its load and the sum, as
+compiled for sm_89 and sm_90. A multiprocessor starts 128 lane instructions per cycle. The share of that rate that the
+kernels reach is a starting value until it is measured on a device.
 """
 
 import torch
@@ -14,19 +14,19 @@ from llmc.codegen.triton.kernels.products.product import Product
 from llmc.codegen.triton.kernels.products.product_way import MOST_GEMV_ROWS, MOST_SPLIT_ROWS, Tiling, Way, token_block
 from llmc.targets import GpuTarget
 
-# Those whose kernels know masks.
+# The ways whose kernels support masks.
 SPARSE_WAYS = frozenset({Way.DENSE_GEMV, Way.DENSE_NARROW, Way.CODED_GEMV, Way.CODED_TILE})
 # For each element of a tile; tests count them in the machine code.
 INSTRUCTIONS = 18
 _ISSUE_SHARE = 0.6
 # A warp's columns at a time, eight or sixteen for each lane: a scan over a row's bytes then stays within the warp.
 _GEMV_COLUMNS = {1: 512, 2: 256, 4: 256}
-# Of the memory's bandwidth, as a product of one token reaches it with dense weights and with codes.
+# Shares of the memory bandwidth that a product of one token reaches with dense weights and with codes.
 _DENSE_SHARE, _CODES_SHARE = 0.9, 0.75
 
 
 def sparse_gemv(product: Product, target: GpuTarget, tokens: int, way: Way) -> Tiling:
-    """A warp a program: its rows one after the other would wait for each other's elements, so it takes several."""
+    """One warp per program. It processes several rows together, since single rows would wait for their elements."""
     block = triton.next_power_of_2(tokens)
     out_block = max(1, (2 if product.gated else 4) // block)
     while out_block > 1 and product.outputs < 16 * target.sm_count * out_block:
@@ -50,7 +50,7 @@ def sparse_tilings(product: Product, target: GpuTarget, tokens: int) -> list[Til
 
 
 def expanding_seconds(elements: int, token_tiles: int, target: GpuTarget) -> float:
-    """What it takes to put so many elements, zeros too, into their places, once for each tile of tokens."""
+    """Seconds to expand a weight with this number of elements, zeros included, once for each tile of tokens."""
     return elements * token_tiles * INSTRUCTIONS / (_ISSUE_SHARE * _issue_rate(target))
 
 

@@ -1,9 +1,9 @@
 """Device code for quantized weights: what codes stand for, without a table in memory.
 
 Integers and narrow floats are put together from their bits, so that every target and the interpreter compute the same
-exact numbers, and no slow conversion from bytes is needed. Formats are those of llmc/ops/weight_codes.py. Of fewer than
-8 bits a place is of two channels (codegen/triton/code_rows.py): place 16·i + j of channel 32·i + j, whose bits lie in
-the low half of a byte, and of channel 32·i + 16 + j, whose bits lie in its high half.
+exact numbers, and no slow conversion from bytes is needed. Formats are those of llmc/ops/weight_codes.py. Codes of
+fewer than 8 bits share places (codegen/triton/code_rows.py): place 16·i + j holds channel 32·i + j in the low half of a
+byte, and channel 32·i + 16 + j in the high half.
 """
 
 import triton
@@ -55,7 +55,7 @@ def load_above(
 def _load_plane(
     plane_ptr: tl.tensor, place: tl.tensor, inside: tl.tensor, BITS: tl.constexpr, MASKED: tl.constexpr
 ) -> tl.tensor:
-    """Of a plane of 1 or 2 bits, int32: those of a place's low channel from bit 0, of its high one from bit 4 on.
+    """Bits from a plane of 1 or 2 bits, int32: a place's low channel from bit 0 up, its high one from bit 4 up.
     Neighbours in a run of 16 places share bytes, which are close together: they come from the level-1 cache."""
     RUN: tl.constexpr = 4 * BITS
     found = read_tile(plane_ptr + (place // 16 * RUN + place % RUN), inside, MASKED)
@@ -97,7 +97,7 @@ def signed_codes(codes: tl.tensor, FORMAT: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def code_values(codes: tl.tensor, zeros: tl.tensor, FORMAT: tl.constexpr) -> tl.tensor:
-    """What int32 codes stand for before they are scaled, fp32. zeros: fp32, of integer formats; broadcast to codes."""
+    """The values of int32 codes before scaling, fp32. zeros: fp32, for integer formats; broadcast to codes."""
     if FORMAT == "fp8":
         return e4m3_values(codes)
     elif FORMAT == "mxfp4":

@@ -1,7 +1,7 @@
-"""llmc::all_gather: all ranks' channels one after the other, without the padding of each.
+"""llmc::all_gather: the concatenation of all ranks' channels, without the padding of each rank.
 
-Few rows come out of the ranks' memory (exchange.py), more out of what a library has gathered. Memory-bound: moves the
-rows once in, and of all ranks once out.
+Few rows are read from the ranks' memory (exchange.py); more rows are gathered by a library first. Memory-bound: reads
+this rank's rows once, and writes the rows of all ranks once.
 """
 
 from dataclasses import replace

@@ -1,9 +1,9 @@
-"""How kernels of several GPUs exchange values: each program puts its own into its rank's memory, tells all ranks that
-they are there, waits until all have told it, and reads everybody's.
+"""How kernels of several GPUs exchange values: each program writes its own values to its rank's memory, sets a flag on
+all ranks, waits for the flags of all ranks, and reads the values of all ranks.
 
-What lies where stands in llmc/program/rank_memory.py. The number of the exchange is the same on all ranks, since they
-run the same launches; it grows when the last program of a launch ends. Programs wait for those of the same number on
-other ranks, so that all of a launch must run at once: candidates see to it that there are no more than processors.
+llmc/program/rank_memory.py defines the memory's layout. The number of the exchange is the same on all ranks, since they
+run the same launches; it is incremented when the last program of a launch ends. Programs wait for the programs of the
+same number on other ranks, so all programs of a launch must run at once: candidates launch at most one per processor.
 
 Memory order: a program's stores are before its release on the flag (a barrier of the block, then one thread's atomic),
 and its loads after the acquire of all flags. Source: the PTX memory model, causality order; Triton's own barriers for
@@ -22,7 +22,7 @@ def rank_memory(ranks_ptr: tl.tensor, rank: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def exchange_number(ranks_ptr: tl.tensor) -> tl.tensor:
-    """Of the exchange that this launch is. It wraps around, as comparisons do."""
+    """The number of this launch's exchange. It wraps around, and comparisons allow for that."""
     own = rank_memory(ranks_ptr, tl.load(ranks_ptr))
     return tl.load(own.to(tl.pointer_type(tl.int32))) + 1
 

@@ -1,8 +1,8 @@
 """Sums over ranks, with the residual sum and the norm that follow: y = norm(residual + Σ_r x_r) · weight + bias.
 
-Σ is taken in fp32 in the order of ranks and rounded once, however the values come: out of the ranks' memory, where each
-program first puts its own (reduce_rows_kernel, few rows), or out of what a library has gathered (many rows). So a
-token's bits do not depend on how many others a step has. A program owns one row where there is a norm, else a block.
+Σ is computed in fp32 in the order of ranks and rounded once, from either source: the ranks' memory, to which each
+program first writes its own values (reduce_rows_kernel, few rows), or rows that a library has gathered (many rows). So
+a token's bits do not depend on the number of tokens in a step. A program handles one row with a norm, else a block.
 """
 
 import triton
@@ -111,7 +111,7 @@ def take_row(
     inside = (channel < CHANNELS)[None, :]
     # Negative zeros, to which whatever is added stays itself.
     total = tl.full([1, BLOCK], -0.0, dtype=tl.float32)
-    # So many loads at once as registers hold: one after the other, each would wait for the link.
+    # AT_ONCE loads at once, limited by registers: sequential loads would each wait for the link.
     for first in range(0, RANKS, AT_ONCE):
         for i in tl.static_range(AT_ONCE):
             place = place_of(ranks_ptr, tl.minimum(first + i, RANKS - 1), number, x_ptr, AT, SIZE)

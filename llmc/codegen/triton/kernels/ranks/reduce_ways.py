@@ -1,10 +1,10 @@
 """The ways to launch a sum over ranks, by how many rows there are, with the residual sum and the norm that follow it.
 
-few rows   one launch, in which the ranks read each other's memory
-more       a library gathers all ranks' rows, one launch sums them: of two ranks as many bytes as any other way
-of more    the library gives each rank a part of all ranks' rows, a launch sums these, the library gathers the sums,
-ranks      and where something follows, another launch: 2 · (ranks - 1) / ranks times the bytes
-or shares  the same with whole rows, where a norm follows that each rank computes for its share (row_shares.py)
+few rows    one launch, in which the ranks read each other's memory
+more rows   a library gathers all ranks' rows, one launch sums them: for two ranks no other way moves fewer bytes
+more ranks  the library sends each rank a part of all ranks' rows, a launch sums these, the library gathers the sums;
+            an operation that follows takes another launch: 2 · (ranks - 1) / ranks times the bytes
+or shares   the same with whole rows, where a norm follows that each rank computes for its share (row_shares.py)
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ GATHER_ROWS = LibraryFunction(library_collectives.gather_rows)
 EXCHANGE_PARTS = LibraryFunction(library_collectives.exchange_parts)
 EXCHANGE_ROWS = LibraryFunction(library_collectives.exchange_rows)
 GATHER_SHARES = LibraryFunction(library_collectives.gather_shares)
-# A norm's program holds a whole row, in so many registers that more would spill.
+# A norm's program holds a whole row in registers; longer rows would spill.
 LONGEST_NORMED_ROW = 16384
 _BLOCK = 2048
 _RANKS_AT_ONCE = 4
@@ -36,8 +36,8 @@ _ELEMENTS_PER_WARP = 256
 
 @dataclass(frozen=True)
 class Following:
-    """What comes after a sum. arguments: of residual, weight, bias, sum and eps, by the kernels' names. shares: how its
-    rows are shared; None where every rank does it for all."""
+    """The operation after a sum. arguments: residual, weight, bias, sum and eps, by the kernels' names. shares: how the
+    ranks share its rows; None if every rank computes all rows."""
 
     arguments: Mapping[str, Argument]
     is_normed: bool = False
@@ -56,7 +56,7 @@ NOTHING: Mapping[str, Argument] = {
 
 @dataclass(frozen=True)
 class _Sum:
-    """One to be launched: of which rows, and where it goes."""
+    """A sum to launch: its rows, and its destination."""
 
     x: Operand
     y: Operand
@@ -74,19 +74,19 @@ class _Sum:
 
     @property
     def programs(self) -> int:
-        """Of one row."""
+        """Programs per row."""
         return -(-self.channels // self.block)
 
     @property
     def row_bytes(self) -> int:
-        """Of one rank's values."""
+        """Bytes of one rank's values in a row."""
         return self.channels * self.dtype.itemsize
 
 
 def reduce_launches(
     collective: Call, into: Operand, following: Following, target: GpuTarget
 ) -> tuple[DeviceLaunch, ...]:
-    """The launches of a sum over ranks by itself, or of what has claimed it. into: rows."""
+    """The launches of a sum over ranks, or of the operation that fused it. into: rows."""
     x, (channels,) = collective.rows("x"), collective.shape("x")
     assert x is not None
     ranks = collective.plain("ranks")
@@ -115,14 +115,14 @@ def most_rows(row_bytes: int, programs: int, ranks: int, target: GpuTarget) -> i
 
 
 def memory_seconds(nbytes: int, ranks: int, target: GpuTarget) -> float:
-    """Until every rank has read values of so many bytes of all others."""
+    """Seconds until every rank has read `nbytes` bytes of values from each other rank."""
     link = target.links.of(ranks)
     assert link.shot is not None
     return link.shot.start + (ranks - 1) * nbytes / link.bandwidth
 
 
 def memory_constants(ranks: int) -> dict[str, Constant]:
-    """What kernels know of the ranks' memory."""
+    """The constants for the layout of the ranks' memory."""
     return {"RANKS": ranks, "FLAGS": FLAGS, "AT": places_at(ranks), "SIZE": PLACE_BYTES, "LOST": LOST_WORD}
 
 
@@ -163,7 +163,7 @@ def _by_parts(call: Call, s: _Sum) -> DeviceLaunch:
 def _by_shares(call: Call, s: _Sum) -> DeviceLaunch:
     shares, following = s.following.shares, s.following.arguments
     assert shares is not None
-    # Of all rows that a step may have, and for each rank those behind all shares.
+    # Elements of all rows that a step may have, and of the rows past all shares, for each rank.
     most = (call.limits().max_batch_tokens + s.ranks * (s.ranks - 1)) * s.channels
     sent, parts = (call.workspace(name, 1, most, s.dtype).pointer for name in ("sent", "parts"))
     wanted = {"y": s.y}

@@ -1,12 +1,12 @@
-"""Sequence parallel: whether the norm behind a sum over ranks is computed by each rank for a share of the rows only.
+"""Sequence parallel: whether each rank computes the norm after a sum over ranks for a share of the rows only.
 
     whole rows    every rank gets all sums, adds the residual and norms all rows
     shares        every rank gets the sums of its share of the rows (reduce_scatter), adds its residual rows, norms
-                  these, and all get the normed rows of all (all_gather): as many bytes, 1 / ranks of the work
-Rows that do not divide, fewer than ranks, are computed by all. The residual sum of a share stays on its rank: who adds
-to it next needs no other rows, as long as that is such a sum, too. Norms whose residuals come from one another are a
-chain. Where something else reads the last one's residual sum, it is gathered, once a chain; so a chain takes shares if
-that takes less than its norms save.
+                  these, and all ranks get all normed rows (all_gather): the same bytes, 1 / ranks of the work
+The remaining rows, fewer than ranks, are computed by all ranks. The residual sum of a share stays on its rank: the next
+sum adds to it without other rows, if that sum is shared as well. Norms whose residuals come from one another are a
+chain. If another operation reads the last residual sum, it is gathered, once per chain; so a chain uses shares if the
+gather takes less time than its norms save.
 Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models".
 """
 
@@ -18,7 +18,7 @@ from llmc.targets import GpuTarget
 
 @dataclass(frozen=True)
 class RowShares:
-    """gathers_sum: whether all ranks need the residual sum, too."""
+    """gathers_sum: whether all ranks also need the residual sum."""
 
     gathers_sum: bool
 
@@ -66,7 +66,7 @@ def _readers(call: Call) -> tuple[Call, ...]:
 
 
 def residual_of(call: Call) -> str | None:
-    """The argument that is added to a sum over ranks which the call takes in; None where it is no such call."""
+    """The argument that is added to the sum over ranks that the call fuses; None if the call fuses none."""
     names = call.names()
     if "residual" not in names or "x" not in names:
         return None

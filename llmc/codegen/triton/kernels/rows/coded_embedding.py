@@ -1,6 +1,6 @@
-"""llmc::embedding of a table in codes: y[t] = what row ids[t] of a quantized table stands for, rounded once.
+"""llmc::embedding of a table in codes: y[t] = the decoded row ids[t] of a quantized table, rounded once.
 
-Memory-bound: moves T·C elements and as many codes, only of the rows looked up. The table may be lm_head's.
+Memory-bound: reads T·C codes, of the rows that are looked up, and writes T·C elements. The table may be lm_head's.
 """
 
 import triton

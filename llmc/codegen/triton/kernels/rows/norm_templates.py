@@ -32,7 +32,7 @@ def norm(op: Any, *, centred: bool) -> KernelTemplate:
 
 
 def _following(call: Call, reduced: Call, residual: str | None, centred: bool, target: GpuTarget) -> Following:
-    """What a norm does with a sum over ranks. residual: the argument that is added to it."""
+    """The part of a norm that follows a sum over ranks. residual: the argument that is added to the sum."""
     arguments: dict[str, Argument] = {
         "weight_ptr": call.vector("weight"),
         "bias_ptr": call.vector("bias") if centred else None,

@@ -1,6 +1,6 @@
 """llmc::rope_angles: cos and sin of positions[t]·inv_freq[i], times scale.
 
-Arithmetic on special functions, T·rotary of them; writes 8 bytes for each pair. Computed once a step, for all layers.
+Bound by T·rotary special functions; writes 8 bytes for each pair. Computed once per step, for all layers.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""What a program of a memory-bound kernel handles at a time: a few short rows, or a part of a long one."""
+"""The block that a program of a memory-bound kernel handles at a time: a few short rows, or a part of a long one."""
 
 from dataclasses import dataclass
 

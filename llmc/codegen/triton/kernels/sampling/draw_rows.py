@@ -20,7 +20,7 @@ from llmc.program.launch_arguments import Argument, Count, Rows
 from llmc.targets import GpuTarget
 
 _CHUNK = 4096
-# What join_chunks_kernel holds at once.
+# The maximum tile of join_chunks_kernel.
 _MAX_CHUNK_TILE = 4096
 _HALF_UNIT = tl.constexpr(2.3283063671e-10)
 _SMALL = tl.constexpr(0.015625)

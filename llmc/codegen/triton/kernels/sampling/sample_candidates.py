@@ -1,9 +1,9 @@
 """llmc::sample_candidates: draw a token from each row's candidates: temperature, top-k, top-p, min-p, noise.
 
     w[i] = exp((z[i] - z[0]) / temperature), by which the filters keep or drop
-    y = indices[i] of the largest z[i] / temperature + Gumbel noise of what they keep
+    y = indices[i] with the largest z[i] / temperature + Gumbel noise among the candidates that they keep
 
-Reads K candidates and eight numbers a row, one program each: a launch's latency is all that it costs.
+Reads K candidates and eight numbers per row, one program each: its cost is the latency of a launch.
 """
 
 import torch

@@ -104,7 +104,7 @@ def order_key(logits: tl.tensor, index: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def largest_keys(keys: tl.tensor, K: tl.constexpr) -> tl.tensor:
-    """The K largest keys in descending order, in as many lanes, or the next power of two."""
+    """The K largest keys in descending order, in K lanes rounded up to a power of two."""
     LANES: tl.constexpr = triton.next_power_of_2(K)
     lane = tl.arange(0, LANES)
     found = tl.zeros([LANES], tl.int64)

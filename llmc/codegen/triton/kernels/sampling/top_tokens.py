@@ -2,7 +2,7 @@
 
     logprob = logit - largest - log Σ_chunks e^(chunk's largest - largest) · Σ_v e^(logit[v] - chunk's largest)
 
-As top_k_rows, with each chunk's sum beside its largest ones: reads the logits once.
+As top_k_rows, with each chunk's sum stored next to its largest logits: reads the logits once.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""What every kernel with a state reads of a step: one request's tokens, and the slot that its state is in."""
+"""The inputs of a step that every kernel with a state reads: one request's tokens, and the slot of its state."""
 
 import triton
 import triton.language as tl

@@ -1,8 +1,8 @@
 """llmc::causal_conv_with_state: y[t, c] = bias[c] + Σ_j weight[j, c]·x[t - width + 1 + j, c].
 
-A program takes a block of channels of one request through its tokens, a tile of them at a time; what lies before a
-step's tokens comes from the state. Memory-bound: moves 2·T·C elements; a row is read width times, but for the first
-from the cache.
+A program processes a block of channels of one request, a tile of tokens at a time; tokens before the step's come from
+the state. Memory-bound: moves 2·T·C elements; a row is read width times, and all reads except the first hit the
+cache.
 """
 
 import torch
@@ -47,7 +47,7 @@ def causal_conv_kernel(
     channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = channel < CHANNELS
     own_state_ptr = state_ptr + slot * (BEFORE * CHANNELS)
-    # The first token of which x or the state has a row.
+    # The first token that has a row in x or in the state.
     known = tl.where(earlier > 0, first - BEFORE, first)
     bias = tl.zeros([BLOCK], tl.float32)
     if bias_ptr is not None:

@@ -19,7 +19,7 @@ from llmc.graph.refusal import Refusal
 from llmc.program.launch_arguments import Count
 from llmc.targets import GpuTarget
 
-# Of a state, in a warp's registers; and the least columns, which are what memory is read by.
+# Elements of a state in a warp's registers; and the least columns, one memory transaction.
 _ELEMENTS = 1024
 _LEAST_COLUMNS = 8
 WIDEST_KEY = 2048

@@ -18,7 +18,7 @@ from llmc.graph.refusal import Refusal
 from llmc.program.launch_arguments import Count
 from llmc.targets import GpuTarget
 
-# Of a state, in a warp's registers.
+# Elements of a state in a warp's registers.
 _ELEMENTS = 512
 _MOST_WARPS = 8
 

@@ -48,7 +48,7 @@ def pool_rows_kernel(
 
 @triton.jit
 def _first_token(query_starts_ptr: tl.tensor, token: tl.tensor, requests: int) -> tl.tensor:
-    """Of the text that has the token."""
+    """The first token of the text that contains `token`."""
     low = token * 0
     high = low + requests
     while low + 1 < high:

@@ -1,4 +1,4 @@
-"""llmc::segments_of_texts: y[t] = how often the separator stands before t in t's text, count - 1 at most."""
+"""llmc::segments_of_texts: y[t] = number of separators before t in t's text, count - 1 at most."""
 
 import torch
 import triton
