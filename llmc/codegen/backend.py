@@ -101,6 +101,7 @@ _OF_ROWS = dict.fromkeys(
     (
         _llmc.score_keys.default,
         _llmc.sum_attention.default,
+        _llmc.last_uses.default,
         _llmc.keep_sums.default,
         _llmc.compact_kv.default,
         _llmc.turn_rows.default,

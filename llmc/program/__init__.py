@@ -7,6 +7,7 @@ from llmc.program.device_kernel import LIBRARY, DeviceBinary, DeviceKernel, Devi
 from llmc.program.h2o import H2O
 from llmc.program.head import Activation, Head, Pooling, Task
 from llmc.program.limits import Limits
+from llmc.program.lru import Lru
 from llmc.program.program import (
     ITEMSIZES,
     LOOP,
@@ -84,6 +85,7 @@ __all__ = [
     "Launch",
     "Layout",
     "Limits",
+    "Lru",
     "Nearest",
     "Origin",
     "Pooling",

@@ -11,7 +11,7 @@ import pytest
 
 import llmc
 from llmc.errors import LlmcError, OptionError, RequestError
-from llmc.program import H2O, Scored, SnapKV
+from llmc.program import H2O, Lru, Scored, SnapKV
 from llmc.runtime.engine import Engine
 from tests.end_to_end.scored_reference import greedy
 from tests.end_to_end.test_kv_compression import built, model
@@ -21,9 +21,11 @@ __all__ = ["built", "model"]
 
 SNAPKV = "snapkv:budget=48,window=16,every=16,sinks=2"
 H2O_TEXT = "h2o:budget=48,every=16,sinks=2,recent=16"
+LRU = "lru:budget=48,every=16,sinks=8,recent=16"
 POLICIES: dict[str, Scored] = {
     SNAPKV: SnapKV(budget=48, every=16, sinks=2, block=8, window=16),
     H2O_TEXT: H2O(budget=48, every=16, sinks=2, block=8, recent=16),
+    LRU: Lru(budget=48, every=16, sinks=8, block=8, recent=16),
 }
 each_policy = pytest.mark.parametrize("text", POLICIES, ids=lambda text: text.partition(":")[0])
 TOKENS = tiny_tokens(200)
@@ -113,6 +115,7 @@ def test_a_prefix_is_not_answered_by_compacted_blocks(text: str, built: Callable
         (SNAPKV, "snapkv:budget=248,window=16,sinks=2"),
         (SNAPKV, "snapkv:share=100,window=16,every=128,sinks=2"),
         (H2O_TEXT, "h2o:budget=248,every=16,sinks=2,recent=16"),
+        (LRU, "lru:budget=248,every=16,sinks=8,recent=16"),
     ],
 )
 def test_a_full_budget_changes_no_bit(text: str, full: str, built: Callable[..., Path]) -> None:
@@ -151,11 +154,26 @@ def test_a_policy_that_cannot_be_is_refused(text: str, problem: str, built: Call
         ("h2o:share=50,every=160", "every=160 is not a number of queries from 1 to 128"),
         ("h2o:share=50,recent=16,sinks=2,every=8", "cannot run h2o:share=50"),
         ("snapkv:share=50", "cannot run snapkv:share=50"),
+        (LRU, "cannot run lru:budget=48"),
     ],
 )
 def test_options_of_h2o_are_checked(text: str, problem: str, built: Callable[..., Path]) -> None:
     with pytest.raises(OptionError) as caught:
         llmc.load(built(kv_compression=H2O_TEXT, target="cpu"), kv_compression=text)
+    assert problem in caught.value.problem and caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("lru:budget=64,sinks=8", "leaves no room in addition to the 72 protected rows"),
+        ("lru:budget=48,every=16,sinks=2,recent=16", "sinks=2 is not a multiple of block_size=8"),
+        ("lru:budget=48,every=16,sinks=8,recent=12", "recent=12 is not a multiple of block_size=8"),
+    ],
+)
+def test_options_of_lru_are_checked(text: str, problem: str, model: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionError) as caught:
+        llmc.build(model, tmp_path / "engine.llmc", block_size=8, kv_compression=text)
     assert problem in caught.value.problem and caught.value.fix
 
 

@@ -31,9 +31,9 @@ def scored(most_queries: int) -> Kernel:
     return _reading_queries("score_keys", most_queries, sums)
 
 
-def summed(most_queries: int) -> Kernel:
-    """The kernel of llmc::sum_attention. most_queries: between two sums."""
-    return _reading_queries("sum_attention", most_queries, lambda call: {"sums": call.cache("sums")})
+def updated(family: str, most_queries: int) -> Kernel:
+    """A kernel that updates scores by the queries since the last update, `most_queries` at most."""
+    return _reading_queries(family, most_queries, lambda call: {"sums": call.cache("sums")})
 
 
 def sums_kept() -> Kernel:

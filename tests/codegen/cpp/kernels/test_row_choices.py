@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -10,6 +12,7 @@ from llmc.formats.cache_format import parse_cache_format
 from llmc.ops.cache_codes import read_codes
 from llmc.ops.compact_kv import compact_kv
 from llmc.ops.kv_write import kv_write
+from llmc.ops.last_uses import last_uses
 from llmc.ops.score_keys import score_keys
 from llmc.ops.sum_attention import keep_sums, sum_attention
 from llmc.ops.turn_rows import turn_rows
@@ -158,11 +161,15 @@ def test_turned_rows_are_the_reference_s(target: CpuTarget, format: str | None, 
 @targets
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
-def test_sums_are_the_reference_s(target: CpuTarget, dtype: torch.dtype, format: str | None) -> None:
-    k, _, compaction, scores = cached(format, rows=43, kept=24, dtype=dtype)
+@pytest.mark.parametrize("update", [sum_attention, last_uses], ids=["sum_attention", "last_uses"])
+def test_updates_are_the_reference_s(
+    target: CpuTarget, update: Callable[..., Tensor], dtype: torch.dtype, format: str | None
+) -> None:
+    rows, queries_count = (43, 5) if update is sum_attention else (48, BLOCK)
+    k, _, compaction, scores = cached(format, rows=rows, kept=24, queries=queries_count, dtype=dtype)
     queries = torch.randn(2, 4, 6, BLOCK, KEYS // 2).to(dtype)
-    sums = torch.rand(k.shape[0], KV_HEADS, BLOCK, 1)
-    expected = sum_attention(queries[0], queries[1], k, sums, compaction, 0.3, 20.0, LONGEST, format)
+    sums = torch.rand(k.shape[0], KV_HEADS, 1, 1).mul(5).expand(-1, -1, BLOCK, -1).contiguous()
+    expected = update(queries[0], queries[1], k, sums, compaction, 0.3, 20.0, LONGEST, format)
     parsed, found = None if format is None else parse_cache_format(format), torch.empty(1, KV_HEADS * LONGEST)
     values = {
         "heads": 6,
@@ -180,7 +187,7 @@ def test_sums_are_the_reference_s(target: CpuTarget, dtype: torch.dtype, format:
         "cache_group": 0 if parsed is None else parsed.group or 0,
         "scores": pointer(found),
     }
-    call(target, "sum_attention", [dtype, k.dtype if parsed is None else parsed.codes], values)
+    call(target, update.__name__, [dtype, k.dtype if parsed is None else parsed.codes], values)
     torch.testing.assert_close(found, expected)
     before = sums.clone()
     keep_sums(before, scores, compaction, 2, 3)

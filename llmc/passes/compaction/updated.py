@@ -1,16 +1,20 @@
-"""Ops of `h2o`: keep the queries of each token, add their attention to the sums of rows, and move the best rows.
+"""Ops of `h2o` and `lru`: keep the queries of each token, update the scores of rows by them, and move the best rows.
 
-The sums lie in a cache of the policy's own group, so that they move, part and leave with their rows.
+The scores are in a cache of the policy's own group, so that they move, are copied and leave with their rows.
 """
+
+from functools import partial
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from llmc.graph.model_graph import CacheSpec
 from llmc.graph.step_inputs import add_step_input
 from llmc.passes.compaction.placement import Layer, Placement
 from llmc.passes.compaction.snapkv import keep_queries, queries_problem
-from llmc.program import H2O, group_input
+from llmc.program import group_input
+from llmc.program.updated_compression import Updated
 
 _llmc = torch.ops.llmc
 
@@ -28,18 +32,19 @@ def _add_caches(layer: Layer) -> tuple[fx.Node, ...]:
     return *queries, sums
 
 
-def _place(layer: Layer, caches: tuple[fx.Node, ...]) -> None:
+def _place(layer: Layer, caches: tuple[fx.Node, ...], update: OpOverload) -> None:
     policy, given, spec, graph = layer.policy, layer.given, layer.spec, layer.graph.graph
-    assert isinstance(policy, H2O)
+    assert isinstance(policy, Updated)
     *queries, sums = caches
     keys, values, format, compaction = given["k_cache"], given["v_cache"], given["cache_format"], layer.compaction
     with graph.inserting_before(layer.write):
-        summed = (keys, sums, compaction, given["scale"], given["softcap"], layer.longest, format)
-        scores = graph.call_function(_llmc.sum_attention.default, (*queries, *summed))
+        read = (keys, sums, compaction, given["scale"], given["softcap"], layer.longest, format)
+        scores = graph.call_function(update, (*queries, *read))
         stays = (policy.sinks, policy.recent)
         moved = (keys, values, scores, compaction, spec.head_dim, spec.value_dim, *stays, format)
         graph.call_function(_llmc.compact_kv.default, moved)
         graph.call_function(_llmc.keep_sums.default, (sums, scores, compaction, *stays))
 
 
-h2o = Placement(queries_problem, _place, _add_caches)
+h2o = Placement(queries_problem, partial(_place, update=_llmc.sum_attention.default), _add_caches)
+lru = Placement(queries_problem, partial(_place, update=_llmc.last_uses.default), _add_caches)
