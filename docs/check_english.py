@@ -1,6 +1,6 @@
 """Report constructions that read as a translation, in docstrings, comments, messages and pages.
 
-    python -m docs.check_english            # llmc/, docs/, README.md, CHANGELOG.md
+    python -m docs.check_english            # llmc/, docs/ and the pages of the root
     python -m docs.check_english llmc/ptx docs/gguf.md
 
 Prints the place, the text around each finding and what to write instead. Exits with 1 if there is a finding.
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from docs.english_patterns import PATTERNS, EnglishPattern
 
-CHECKED = ("llmc", "docs", "README.md", "CHANGELOG.md")
+CHECKED = ("llmc", "docs", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 SUFFIXES = frozenset({".py", ".h", ".cpp", ".md"})
 # This page quotes the constructions it describes.
 QUOTES = frozenset({Path("docs/english_patterns.py")})

@@ -81,7 +81,7 @@ PATTERNS = (
     _pattern("but for", r"\bbut for\b", "equal but for one element", "except"),
     _pattern(
         "as many",
-        r"(?<!half )(?<!twice )(?<!times )(?<!\bof )\bas many\b",
+        r"(?<!half )(?<!twice )(?<!times )\b[Aa]s many\b",
         "as many blocks as there are rows",
         "name the number: one block per row, at most `count` blocks",
     ),
@@ -115,15 +115,16 @@ PATTERNS = (
     ),
     _pattern(
         "superlative clause",
-        r"\bat its (?:least|most)\b|\bthe (?:most|least|fewest) that\b",
+        r"\bat its (?:least|most)\b|\bat the most\b|\bthe (?:most|least|fewest) that\b",
         "8,192 tokens, the most that are taken",
         "maximum, minimum, limit",
     ),
     _pattern(
         "literal verb",
-        r"\btaken? away\b|\bgoes? before\b|\bno such thing\b|\bis the matter\b|\bcomes? of\b|\bmend(?:s|ed)\b",
-        "the 1 is taken away",
-        "subtract, take precedence, not one, the problem, result from, fix",
+        r"\btaken? away\b|\bgoes? before\b|\bno such thing\b|\bis the matter\b|\bcomes? of\b|\bmend(?:s|ed)\b|"
+        r"\banew\b|\bc[oa]mes? true\b|\b(?:kept|held) apart\b|\bgiven back\b|\breckon",
+        "the 1 is taken away, and the draft came true",
+        "subtract, take precedence, not one, the problem, result from, fix, again, accepted, held-out, freed, estimate",
     ),
     _pattern("thousand million", r"\bthousand millions?\b", "1.3 thousand million weights", "billion"),
     _pattern(

@@ -32,7 +32,7 @@ SHORTEST, LONGEST = 4, 8
 
 
 def untrained() -> LlamaForCausalLM:
-    """Two heads for each KV head, so that compression meets grouped queries.
+    """Two heads for each KV head, so that compression meets grouped queries. A head is wide enough to carry a token.
 
     The embeddings stay random: copying is then the same for all tokens, and is learned from few of each.
     """
@@ -44,7 +44,7 @@ def untrained() -> LlamaForCausalLM:
             num_hidden_layers=2,
             num_attention_heads=4,
             num_key_value_heads=2,
-            head_dim=32,
+            head_dim=64,
             max_position_embeddings=4096,
             tie_word_embeddings=True,
             rms_norm_eps=1e-6,

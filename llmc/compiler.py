@@ -297,7 +297,7 @@ def run_passes(
         raise OptionError(
             f"the pipeline ended at stage {result.graph.stage.value}; an engine needs a graph of stage serving",
             at=f"stop_after={options.stop_after}" if result.was_cut else "passes",
-            fix="cut later, or look at the graph with: llmc passes MODEL --stop-after N --graph"
+            fix="cut later, or see the graph with: llmc passes MODEL --stop-after N --graph"
             if result.was_cut
             else "keep every default pass up to page_kv_cache: passes=[*llmc.passes.default(), my_pass]",
         )

@@ -72,7 +72,7 @@ _DOTS3 = {
     **{"num_key_value_heads": 4, "shared_experts_intermediate_size": 32},
     "per_layer_config": {"1": _DOTS3_WINDOWS},
 }
-# Layers before those that recur, these, and layers behind them: one of each kind in all.
+# Layers before the recurrent ones, the recurrent ones, and layers after them: one of each kind.
 _DORY = {
     **{"num_hidden_layers": 6, "n_input_layers": 2, "n_recurrent_layers": 2, "n_output_layers": 2},
     "layer_types": ["sliding_attention", "full_attention"] * 3,

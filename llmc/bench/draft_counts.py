@@ -18,7 +18,7 @@ class DraftCounts:
 
     @property
     def acceptance(self) -> float:
-        """The share of the drafted tokens that came true."""
+        """The share of the drafted tokens that were accepted."""
         return self.accepted_tokens / self.draft_tokens if self.draft_tokens else 0.0
 
     @property

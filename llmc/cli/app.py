@@ -23,8 +23,8 @@ INTERRUPTED = 130
 
 PANELS = {
     "Build and run": ("build", "export", "run", "chat", "serve", "tune", "train-medusa", "targets", "models", "env"),
-    "See what was built": ("inspect", "report", "viz", "profile", "verify", "ptx"),
-    "See what the passes do": ("passes", "prove", "explain", "simulate", "diff", "bisect"),
+    "Inspect an engine": ("inspect", "report", "viz", "profile", "verify", "ptx"),
+    "Inspect the passes": ("passes", "prove", "explain", "simulate", "diff", "bisect"),
 }
 # A verb named here is a file with subcommands.
 GROUPS = {"bench": "Build and run", "cache": "Build and run"}

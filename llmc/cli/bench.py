@@ -34,31 +34,33 @@ if TYPE_CHECKING:
 
 bench = typer.Typer(name="bench", cls=GroupHelp, help="Measure a server or an engine.", no_args_is_help=True)
 
-Seed = Annotated[int, typer.Option(help="of prompts and arrivals")]
-Json = Annotated[Path | None, typer.Option("--json", help="write the figures here")]
-Threads = Annotated[int | None, typer.Option(help="of a step; default: every core")]
+Seed = Annotated[int, typer.Option(help="seed of prompts and arrivals")]
+Json = Annotated[Path | None, typer.Option("--json", help="file for the figures, as JSON")]
+Threads = Annotated[int | None, typer.Option(help="threads per step; default: all cores")]
 
 
 @bench.command("serve", cls=VerbHelp)
 @expand_groups
 def bench_serve(
     *,
-    base_url: Annotated[str, typer.Option(help="of the server")] = "http://127.0.0.1:8000",
-    model: Annotated[str | None, typer.Option(help="default: the server's first")] = None,
-    num_prompts: Annotated[int, typer.Option(help="requests in all", min=1)] = 100,
+    base_url: Annotated[str, typer.Option(help="URL of the server")] = "http://127.0.0.1:8000",
+    model: Annotated[str | None, typer.Option(help="model name; default: the server's first model")] = None,
+    num_prompts: Annotated[int, typer.Option(help="total number of requests", min=1)] = 100,
     request_rate: Annotated[
         float | None, typer.Option(help="average requests per second; default: all at once")
     ] = None,
-    burstiness: Annotated[float, typer.Option(help="1 is a Poisson process, less is burstier")] = 1.0,
-    max_concurrency: Annotated[int | None, typer.Option(help="users who each wait for their answer")] = None,
+    burstiness: Annotated[float, typer.Option(help="1 is a Poisson process; smaller values are burstier")] = 1.0,
+    max_concurrency: Annotated[
+        int | None, typer.Option(help="concurrent clients, each with one request in flight")
+    ] = None,
     shape: ShapeOptions,
-    vocab_size: Annotated[int, typer.Option(help="token ids of prompts are below it", min=2)] = 1000,
+    vocab_size: Annotated[int, typer.Option(help="upper limit of the prompts' token ids", min=2)] = 1000,
     goodput: Annotated[list[str] | None, typer.Option(help="a goal such as ttft:200, in ms (repeatable)")] = None,
-    warmup: Annotated[int, typer.Option(help="requests before, not measured", min=0)] = 1,
-    api_key: Annotated[str | None, typer.Option(help="also LLMC_API_KEY")] = None,
+    warmup: Annotated[int, typer.Option(help="requests before the measurement", min=0)] = 1,
+    api_key: Annotated[str | None, typer.Option(help="API key; default: LLMC_API_KEY")] = None,
     seed: Seed = 0,
     json_file: Json = None,
-    plot: Annotated[Path | None, typer.Option(help="write a picture here (.png, .svg)")] = None,
+    plot: Annotated[Path | None, typer.Option(help="file for a plot (.png, .svg)")] = None,
 ) -> None:
     """Send requests to an OpenAI-compatible server and measure what its clients see."""
     from llmc.bench.client import fetch_counts, find_server
@@ -103,7 +105,7 @@ def bench_serve(
 def bench_throughput(
     engine: Annotated[Path, typer.Argument(help="engine directory")],
     *,
-    num_prompts: Annotated[int, typer.Option(help="requests in all", min=1)] = 64,
+    num_prompts: Annotated[int, typer.Option(help="total number of requests", min=1)] = 64,
     shape: ShapeOptions,
     threads: Threads = None,
     speculative_config: SpeculativeConfig = None,
@@ -148,11 +150,11 @@ def bench_throughput(
 @bench.command("latency", cls=VerbHelp)
 def bench_latency(
     engine: Annotated[Path, typer.Argument(help="engine directory")],
-    batch_size: Annotated[int, typer.Option(help="prompts in a batch", min=1)] = 1,
-    input_len: Annotated[int, typer.Option(help="tokens of a prompt")] = 32,
-    output_len: Annotated[int, typer.Option(help="tokens to generate for each")] = 128,
-    iterations: Annotated[int, typer.Option(help="measured batches", min=1)] = 10,
-    warmup: Annotated[int, typer.Option(help="batches before, not measured", min=0)] = 2,
+    batch_size: Annotated[int, typer.Option(help="prompts per batch", min=1)] = 1,
+    input_len: Annotated[int, typer.Option(help="tokens per prompt")] = 32,
+    output_len: Annotated[int, typer.Option(help="tokens to generate per prompt")] = 128,
+    iterations: Annotated[int, typer.Option(help="number of measured batches", min=1)] = 10,
+    warmup: Annotated[int, typer.Option(help="batches before the measurement", min=0)] = 2,
     threads: Threads = None,
     speculative_config: SpeculativeConfig = None,
     seed: Seed = 0,
@@ -200,7 +202,7 @@ def bench_latency(
 @bench.command("startup", cls=VerbHelp)
 def bench_startup(
     engine: Annotated[Path, typer.Argument(help="engine directory")],
-    iterations: Annotated[int, typer.Option(help="fresh processes", min=1)] = 5,
+    iterations: Annotated[int, typer.Option(help="number of new processes", min=1)] = 5,
     json_file: Json = None,
 ) -> None:
     """Time from a new process to the first token, and to the first answer of a server."""

@@ -33,20 +33,20 @@ def bisect(
     model: Annotated[Path, model_argument("model directory")],
     *,
     asked: Asked,
-    good: Annotated[int, typer.Option(help="start from this many rewrites, known to be good", min=0)] = 0,
-    at: Annotated[int | None, typer.Option(help="only check with and without this rewrite", min=1)] = None,
+    good: Annotated[int, typer.Option(help="number of rewrites that are known to be good", min=0)] = 0,
+    at: Annotated[int | None, typer.Option(help="check only with and without this rewrite", min=1)] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="where the reproduction goes; default MODEL-bisect")
+        Path | None, typer.Option("--output", "-o", help="directory for the reproduction; default: MODEL-bisect")
     ] = None,
     target: TargetOption = DEFAULT_TARGET,
     sample: SampleOptions,
     options: ModelOptions,
-    json: Annotated[bool, typer.Option("--json", help="the finding as JSON")] = False,
+    json: Annotated[bool, typer.Option("--json", help="print the result as JSON")] = False,
 ) -> None:
-    """Cut the pipeline in ever smaller steps until one rewrite is left that makes the check fail.
+    """Find the single rewrite that makes a check fail, by bisecting the pipeline.
 
-    Checks: --check COMMAND; --slower-than RATIO; --oracle onnxruntime; otherwise logits, against those of --against or
-    of the captured graph. A pass that crashes fails every check.
+    Checks: --check COMMAND; --slower-than RATIO; --oracle onnxruntime; by default logits, compared with those of
+    --against or of the captured graph. A pass that crashes fails every check.
     """
     asked.validate()
     directory = output or Path(f"{model.name}-bisect")

@@ -42,13 +42,13 @@ class Asked:
     against: Annotated[
         Path | None, model_option("model or engine whose logits are right; default: the captured graph")
     ] = None
-    tolerance: Annotated[float | None, Option(help="largest difference over the logits' spread; default by dtype")] = (
-        None
-    )
-    slower_than: Annotated[float | None, Option(help="find what makes a decode step take this many times as long")] = (
-        None
-    )
-    oracle: Annotated[str | None, Option(help="onnxruntime: find from which rewrite on it computes something else")] = (
+    tolerance: Annotated[
+        float | None, Option(help="maximum difference of logits divided by their standard deviation; default: by dtype")
+    ] = None
+    slower_than: Annotated[
+        float | None, Option(help="find the rewrite that makes a decode step this many times slower")
+    ] = None
+    oracle: Annotated[str | None, Option(help="onnxruntime: find the first rewrite after which its results differ")] = (
         None
     )
 

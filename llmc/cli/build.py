@@ -44,14 +44,19 @@ def build(
     model: Annotated[Path, model_argument("directory of safetensors, a .gguf or .onnx file, or a name on the hub")],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="engine directory to write; default: MODEL-TARGET.llmc, in this directory"),
+        typer.Option(
+            "--output", "-o", help="engine directory to write; default: MODEL-TARGET.llmc in the current directory"
+        ),
     ] = None,
     target: Annotated[
         str,
-        typer.Option(help="see `llmc targets`; cpu means this machine, auto its GPU", autocompletion=complete_targets),
+        typer.Option(
+            help="target (see `llmc targets`); cpu is this machine's CPU, auto its GPU or else its CPU",
+            autocompletion=complete_targets,
+        ),
     ] = "cpu",
     everything: Annotated[
-        bool, typer.Option("--all", help="every row of the tables that fold what repeats for each layer")
+        bool, typer.Option("--all", help="show every row of tables, instead of folding rows that repeat for each layer")
     ] = False,
     force: Annotated[bool, typer.Option("--force", "-f", help="replace an engine without asking")] = False,
     *,
@@ -73,13 +78,14 @@ def build(
         from llmc.passes.named_inputs import check_build_inputs
 
         check_build_inputs(chosen.passes(), parsed)
-        if open_model(model).front_end is CONFIG_ALONE:  # As any path is that holds no model.
+        opened = open_model(model)
+        if opened.front_end is CONFIG_ALONE:  # As any path is that holds no model.
             check_directory(model)
         if output is None:
             Console(stderr=True, highlight=False, soft_wrap=True).print(f"writes {path}", markup=False)
         from llmc.compiler import build as build_engine
 
-        options |= plan.divide(model, resolved, options, chosen.passes())
+        options |= plan.divide(opened, resolved, options, chosen.passes())
         added = chosen.added_passes()
         with StageBars() as shown, warnings.catch_warnings():
             warnings.simplefilter("ignore", BuildWarning)  # They are shown below the tables.
@@ -91,7 +97,9 @@ def build(
 class LimitOptions:
     """Build options of an engine's steps, and of how far the passes run."""
 
-    max_model_len: Annotated[int | None, typer.Option(help="longest sequence, prompt and output together")] = None
+    max_model_len: Annotated[
+        int | None, typer.Option(help="maximum tokens per sequence, prompt and output together")
+    ] = None
     max_batch_tokens: Annotated[
         int, typer.Option("--max-batch-tokens", "--max-num-batched-tokens", help="maximum tokens per step")
     ] = _DEFAULTS.max_batch_tokens
@@ -104,15 +112,19 @@ class LimitOptions:
         ),
     ] = None
     max_logit_rows: Annotated[
-        int | None, typer.Option(help="rows of logits a step; with drafts a request takes several")
+        int | None, typer.Option(help="maximum rows of logits per step; a request with drafts needs several")
     ] = None
     block_size: Annotated[int, typer.Option(help="positions in a KV block")] = _DEFAULTS.block_size
     stop_after: Annotated[int | None, typer.Option(help="cut the pipeline after this rewrite number")] = None
     finish_cut: Annotated[
-        bool, typer.Option("--finish-cut", help="after the cut, still run the passes that an engine needs")
+        bool, typer.Option("--finish-cut", help="after a cut, still run the passes that every engine needs")
     ] = False
-    check_passes: Annotated[bool, typer.Option("--check-passes", help="run the graph around each pass")] = False
-    strict: Annotated[bool, typer.Option("--strict", help="fail if anything is not covered: see explain")] = False
+    check_passes: Annotated[
+        bool, typer.Option("--check-passes", help="run the graph before and after each pass, and compare")
+    ] = False
+    strict: Annotated[bool, typer.Option("--strict", help="fail if coverage is incomplete (see `llmc explain`)")] = (
+        False
+    )
 
     def values(self) -> dict[str, Any]:
         """By the names of BuildOptions, what was given: only max_sequences that were asked for have to fit a GPU."""

@@ -17,18 +17,18 @@ from llmc.settings import settings
 cache = typer.Typer(name="cache", cls=GroupHelp)
 
 _KINDS = f"{', '.join(kind.value for kind in CacheKind)}; all, if none is named"
-Json = Annotated[bool, typer.Option("--json", help="everything as JSON")]
+Json = Annotated[bool, typer.Option("--json", help="print everything as JSON")]
 
 
 @cache.callback(invoke_without_command=True)
 def show(
     context: typer.Context,
-    entries: Annotated[bool, typer.Option("--entries", help="each entry, the one used last first")] = False,
+    entries: Annotated[bool, typer.Option("--entries", help="list each entry, the most recently used first")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show what is kept between runs: engines of model directories, compiled kernels, captured graphs.
+    """Show the files that are kept between runs: engines of model directories, compiled kernels, captured graphs.
 
-    LLMC_CACHE_DIR says where, LLMC_CACHE_SIZE how much; what was used longest ago goes first.
+    LLMC_CACHE_DIR sets the directory and LLMC_CACHE_SIZE the limit; the least recently used files are deleted first.
     """
     if context.invoked_subcommand is not None:
         return

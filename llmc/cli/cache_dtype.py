@@ -12,7 +12,7 @@ KvCacheDtype = Annotated[
         "--kv-cache-dtype",
         "--kv-dtype",
         "--kv-cache",
-        help="of the KV cache: auto, a dtype, or codes: int8, int4, fp8, with options such as int8:g32:rotated",
+        help="format of the KV cache: auto, a dtype, or codes (int8, int4, fp8) with options such as int8:g32:rotated",
     ),
 ]
 KvCompression = Annotated[

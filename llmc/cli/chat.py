@@ -22,7 +22,7 @@ from llmc.plural import counted
 COMMANDS = {
     "/help": "this list",
     "/clear": "forget the conversation",
-    "/system TEXT": "set the system message (alone: remove it)",
+    "/system TEXT": "set the system message; without a text, remove it",
     "/retry": "answer the last message again",
     "/undo": "take back the last message and its answer",
     "/history": "show the conversation",
@@ -34,26 +34,26 @@ COMMANDS = {
 
 
 def chat(
-    model: Annotated[Path, model_argument("engine directory, or a model directory that is built (once) for it")],
+    model: Annotated[Path, model_argument("engine directory, or a model, whose engine is built once and cached")],
     system: Annotated[str | None, typer.Option(help="system message")] = None,
     chat_template: Annotated[str | None, typer.Option(help=TEMPLATE_HELP)] = None,
-    max_tokens: Annotated[int, typer.Option(help="of an answer")] = 512,
+    max_tokens: Annotated[int, typer.Option(help="maximum tokens of an answer")] = 512,
     temperature: Annotated[float, number("temperature")] = 0.7,
     top_p: Annotated[float, number("top_p")] = 0.95,
     seed: Annotated[int | None, number("seed")] = None,
     max_model_len: Annotated[
-        int | None, typer.Option(help="of a model directory's engine: longest conversation, in tokens")
+        int | None, typer.Option(help="for a model directory: maximum tokens of a conversation")
     ] = None,
     when_full: Annotated[
         WhenFull,
-        typer.Option(help="the oldest messages, when the context is full: left out, summarized, or an error"),
+        typer.Option(help="when the context is full: drop the oldest messages, summarize them, or stop with an error"),
     ] = WhenFull.SHIFT,
     *,
     tokens: TokenOptions,
     opening: OpeningOptions,
     built: EngineOptions,
 ) -> None:
-    """Talk with a model. /help lists what else can be typed."""
+    """Chat with a model in the terminal. /help lists the commands."""
     settings = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, **tokens.values()}
     if seed is not None:
         settings["seed"] = seed

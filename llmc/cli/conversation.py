@@ -89,7 +89,7 @@ class Conversation:
             stops = self.when_full is WhenFull.STOP
             raise RequestError(
                 f"the {'conversation' if stops else 'message'} has {count} tokens, the model takes {self.limit}",
-                fix="start anew with /clear, take back turns with /undo, or start with --when-full shift"
+                fix="start again with /clear, remove turns with /undo, or restart with --when-full shift"
                 if stops
                 else "send a shorter one",
             )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from llmc.runtime.engine import Engine
 
-TEMPLATE_HELP = "a Jinja file, `plain` or `chatml`; default: the model's, else plain"
+TEMPLATE_HELP = "chat template: a Jinja file, `plain` or `chatml`; default: the model's, or else plain"
 
 
 @dataclass(frozen=True)

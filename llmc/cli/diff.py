@@ -36,18 +36,20 @@ _SECTION = 2
 def diff(
     model: Annotated[Path, model_argument("model directory, or an engine to compare with another")],
     other: Annotated[Path | None, typer.Argument(help="the other engine")] = None,
-    passes: Annotated[str | None, typer.Option(help="which passes: A..B, A.., ..B or A; default: all")] = None,
-    nodes: Annotated[bool, typer.Option("--nodes", help="every rewrite that changed a bit, with its nodes")] = False,
-    everything: Annotated[bool, typer.Option("--all", help="of two engines, every row that differs")] = False,
+    passes: Annotated[str | None, typer.Option(help="passes to compare: A..B, A.., ..B or A; default: all")] = None,
+    nodes: Annotated[
+        bool, typer.Option("--nodes", help="show every rewrite that changed a bit, with its nodes")
+    ] = False,
+    everything: Annotated[bool, typer.Option("--all", help="for two engines: show every row that differs")] = False,
     *,
     sample: SampleOptions,
     target: TargetOption = DEFAULT_TARGET,
     options: ModelOptions,
-    json: Annotated[bool, typer.Option("--json", help="everything as JSON")] = False,
+    json: Annotated[bool, typer.Option("--json", help="print everything as JSON")] = False,
 ) -> None:
-    """Run the graph before and after each pass on the same tokens; or compare two engines.
+    """Compare the graph before and after each pass on the same tokens; or compare two engines.
 
-    Exits with 1 if a pass changed the logits by more than its numerics class allows.
+    The exit code is 1 if a pass changed the logits by more than its numerics class allows.
     """
     if other is not None:
         if passes is not None or nodes or options.chosen or target != DEFAULT_TARGET:

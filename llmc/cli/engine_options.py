@@ -17,15 +17,16 @@ class EngineOptions:
     panel: ClassVar[str] = "If MODEL is a model directory: how its engine is built"
 
     target: Annotated[
-        str | None, Option(help="see `llmc targets`; cpu unless given", autocompletion=complete_targets)
+        str | None, Option(help="target (see `llmc targets`); default: cpu", autocompletion=complete_targets)
     ] = None
-    dtype: Annotated[str, Option(help="of weights and activations, as for `llmc build`")] = "auto"
+    dtype: Annotated[str, Option(help="dtype of weights and activations, as for `llmc build`")] = "auto"
     kv_cache_dtype: KvCacheDtype = "auto"
     kv_compression: KvCompression = "none"
     quantize: Annotated[
-        list[str] | None, Option(help="scheme, as for `llmc build` (repeatable)", autocompletion=complete_schemes)
+        list[str] | None,
+        Option(help="quantization scheme, as for `llmc build` (repeatable)", autocompletion=complete_schemes),
     ] = None
-    calibration: Annotated[Path | None, Option(help="text or token file for schemes that look at data")] = None
+    calibration: Annotated[Path | None, Option(help="text or token file for schemes that need data")] = None
 
     def engine(self, path: Path, *, longest: int | None = None, **limits: int | None) -> Path:
         """The engine at `path`, or that of the model directory there, from the engine cache or built now.

@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 def explain(
     model: Annotated[Path, model_argument("model directory, or an engine")],
-    only_pass: Annotated[str | None, typer.Option("--pass", help="every rewrite and refusal of one pass")] = None,
-    node: Annotated[str | None, typer.Option(help="what happened to one node")] = None,
+    only_pass: Annotated[str | None, typer.Option("--pass", help="show every rewrite and refusal of one pass")] = None,
+    node: Annotated[str | None, typer.Option(help="show the history of one node")] = None,
     *,
     target: TargetOption = DEFAULT_TARGET,
     options: ModelOptions,
-    strict: Annotated[bool, typer.Option("--strict", help="exit with 2 if anything is not covered")] = False,
-    json: Annotated[bool, typer.Option("--json", help="everything as JSON")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="exit with code 2 if coverage is incomplete")] = False,
+    json: Annotated[bool, typer.Option("--json", help="print everything as JSON")] = False,
 ) -> None:
-    """Say what each pass rewrote and, for each near-miss, what it expected, what it found, and where."""
+    """Show what each pass rewrote and, for each near-miss, the expected and actual values and the source line."""
     from llmc.report.coverage.coverage import check_complete
     from llmc.report.explanation import history
     from llmc.report.explanation_text import history_lines, overview_lines, pass_lines

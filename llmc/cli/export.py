@@ -24,24 +24,25 @@ def export(
     model: Annotated[Path, model_argument("model directory, a .gguf or .onnx file, a name on the hub, or an engine")],
     stage: Annotated[
         str | None,
-        typer.Option(help="captured, canonical, serving or optimized; default: optimized"),
+        typer.Option(help="stage of the graph: captured, canonical, serving or optimized; default: optimized"),
     ] = None,
     flavour: Annotated[
-        Literal["standard", "genai"], typer.Option(help="standard ops alone, or as onnxruntime-genai runs it")
+        Literal["standard", "genai"],
+        typer.Option(help="standard: only standard ops; genai: the form of onnxruntime-genai"),
     ] = "standard",
     against: Annotated[
         Path | None,
-        typer.Option(help="if MODEL is an engine: the model that it was built from, whose stages are wanted"),
+        typer.Option(help="if MODEL is an engine: the model that it was built from"),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="directory to write; default: MODEL-STAGE.onnx, in this directory"),
+        typer.Option("--output", "-o", help="directory to write; default: MODEL-STAGE.onnx in the current directory"),
     ] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="replace an earlier export")] = False,
     *,
     chosen: ModelOptions,
 ) -> None:
-    """Write the graph of a stage as an ONNX model that onnxruntime runs: model.onnx, weights, tokenizer and config."""
+    """Write the graph of a stage as an ONNX model for onnxruntime: model.onnx, weights, tokenizer and config."""
     from llmc.exporter import export as export_model
 
     path = output or Path(f"{model_name(model)}-{stage or flavour}.onnx")

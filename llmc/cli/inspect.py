@@ -26,23 +26,31 @@ if TYPE_CHECKING:
 
 def inspect(
     engine: Annotated[Path, typer.Argument(help="engine directory")],
-    launches: Annotated[bool, typer.Option("--launches", help="every launch with where it comes from")] = False,
-    weights: Annotated[bool, typer.Option("--weights", help="every weight with its layout")] = False,
-    quantization: Annotated[bool, typer.Option("--quantization", help="scheme, bits and error of each weight")] = False,
-    sparsity: Annotated[bool, typer.Option("--sparsity", help="zeros, bits and error of each sparse weight")] = False,
-    pruning: Annotated[bool, typer.Option("--pruning", help="what was taken out of each part, and its error")] = False,
+    launches: Annotated[
+        bool, typer.Option("--launches", help="list every launch with its rewrite and source line")
+    ] = False,
+    weights: Annotated[bool, typer.Option("--weights", help="list every weight with its layout")] = False,
+    quantization: Annotated[
+        bool, typer.Option("--quantization", help="show scheme, bits and error of each weight")
+    ] = False,
+    sparsity: Annotated[
+        bool, typer.Option("--sparsity", help="show zeros, bits and error of each sparse weight")
+    ] = False,
+    pruning: Annotated[
+        bool, typer.Option("--pruning", help="show the removed share of each part, and its error")
+    ] = False,
     sass: Annotated[
         bool, typer.Option("--sass", help="show figures of each GPU kernel's machine code with their budgets")
     ] = False,
     everything: Annotated[
         bool,
-        typer.Option("--all", help="every row of folded tables; with --sass other steps and met budgets"),
+        typer.Option("--all", help="show every row of folded tables; with --sass also other steps and met budgets"),
     ] = False,
     context: Annotated[
         int | None,
-        typer.Option(help="cached positions of the decode step that costs are for; default: up to 1024", min=1),
+        typer.Option(help="cached positions of the decode step whose costs are shown; default: up to 1024", min=1),
     ] = None,
-    requests: Annotated[int, typer.Option(help="requests of that step; on GPUs", min=1)] = 1,
+    requests: Annotated[int, typer.Option(help="requests of that step; GPUs only", min=1)] = 1,
     prefill: Annotated[
         int | None, typer.Option(help="predict a prompt of this many tokens instead; GPUs only", min=1)
     ] = None,

@@ -25,61 +25,86 @@ _DEFAULTS = BuildOptions()
 class ModelOptions:
     """Build options that decide what the passes do, as they are given on the command line."""
 
-    task: Annotated[str, Option(help="auto, generate, or for a row of each text embed, score, classify")] = (
-        _DEFAULTS.task
-    )
-    pooling: Annotated[str, Option(help="of an embedding: auto, last, cls, mean")] = _DEFAULTS.pooling
-    dtype: Annotated[str, Option(help="auto, float32, bfloat16, or float16 on GPUs")] = _DEFAULTS.dtype
+    task: Annotated[str, Option(help="auto, generate, or a per-text output: embed, score, classify")] = _DEFAULTS.task
+    pooling: Annotated[str, Option(help="pooling of embeddings: auto, last, cls, mean")] = _DEFAULTS.pooling
+    dtype: Annotated[
+        str, Option(help="dtype of weights and activations: auto, float32, bfloat16, or float16 on GPUs")
+    ] = _DEFAULTS.dtype
     kv_cache_dtype: KvCacheDtype = "auto"
     kv_compression: KvCompression = "none"
     quantize: Annotated[
         list[str] | None,
         Option(
-            help="scheme, such as int4-gptq:g64, or PATTERN=SCHEME for some weights (repeatable, or commas)",
+            help=(
+                "quantization scheme, such as int4-gptq:g64, or PATTERN=SCHEME for some weights (repeatable, or "
+                "comma-separated)"
+            ),
             autocompletion=complete_schemes,
         ),
     ] = None
     sparsity: Annotated[
         list[str] | None,
-        Option(help="zeros, such as sparsegpt:0.5 or wanda:2:4, or PATTERN=… for some weights (repeatable, or commas)"),
+        Option(
+            help=(
+                "zeros to make, such as sparsegpt:0.5 or wanda:2:4, or PATTERN=… for some weights (repeatable, or "
+                "comma-separated)"
+            )
+        ),
     ] = None
     prune: Annotated[
         list[str] | None,
-        Option(help="channels=0.125, heads=0.25, layers=2, or PATTERN=SHARE for some parts (repeatable, or commas)"),
+        Option(
+            help=(
+                "parts to remove: channels=0.125, heads=0.25, layers=2, or PATTERN=SHARE for some (repeatable, or "
+                "comma-separated)"
+            )
+        ),
     ] = None
-    calibration: Annotated[Path | None, Option(help="text or token file for methods that look at data")] = None
-    calibration_sequences: Annotated[int, Option(help="sequences taken from it")] = _DEFAULTS.calibration_sequences
-    calibration_length: Annotated[int, Option(help="tokens of each")] = _DEFAULTS.calibration_length
+    calibration: Annotated[Path | None, Option(help="text or token file for methods that need data")] = None
+    calibration_sequences: Annotated[int, Option(help="calibration sequences to read from it")] = (
+        _DEFAULTS.calibration_sequences
+    )
+    calibration_length: Annotated[int, Option(help="tokens per calibration sequence")] = _DEFAULTS.calibration_length
     speculative: Annotated[
         str | None,
         Option(
-            help="what drafts: Medusa heads or their directory, an EAGLE-3 or MTP checkpoint's, or mtp", metavar="PATH"
+            help=(
+                "draft layers to build in: Medusa heads (file or directory), an EAGLE-3 or MTP checkpoint, or mtp "
+                "for the model's own"
+            ),
+            metavar="PATH",
         ),
     ] = None
     lora: Annotated[
         list[str] | None,
-        Option(help="a LoRA adapter to merge into the weights (repeatable)", metavar="NAME=DIR"),
+        Option(help="LoRA adapter to merge into the weights (repeatable)", metavar="NAME=DIR"),
     ] = None
     enable_lora: Annotated[
         bool, Option("--enable-lora", help="accept LoRA adapters at run time, without merging them into the weights")
     ] = False
-    max_loras: Annotated[int, Option(help="with --enable-lora: adapters in use at once")] = _DEFAULTS.max_loras
-    max_lora_rank: Annotated[int, Option(help="with --enable-lora: the largest rank")] = _DEFAULTS.max_lora_rank
+    max_loras: Annotated[int, Option(help="with --enable-lora: maximum adapters in use at once")] = _DEFAULTS.max_loras
+    max_lora_rank: Annotated[int, Option(help="with --enable-lora: maximum rank of an adapter")] = (
+        _DEFAULTS.max_lora_rank
+    )
     lora_targets: Annotated[
         list[str] | None,
-        Option(help="with --enable-lora: modules such as q_proj (repeatable); all linear ones unless given"),
+        Option(help="with --enable-lora: modules such as q_proj (repeatable); default: all linear ones"),
     ] = None
-    tensor_parallel_size: Annotated[int, Option(help="ranks that share the weights")] = _DEFAULTS.tensor_parallel_size
-    enable_expert_parallel: Annotated[bool, Option("--enable-expert-parallel", help="some experts for each rank")] = (
-        False
+    tensor_parallel_size: Annotated[int, Option(help="number of ranks that share the weights")] = (
+        _DEFAULTS.tensor_parallel_size
     )
-    pipeline_parallel_size: Annotated[int, Option(help="stages of layers, each on ranks of its own")] = (
+    enable_expert_parallel: Annotated[
+        bool, Option("--enable-expert-parallel", help="divide experts among ranks, instead of their channels")
+    ] = False
+    pipeline_parallel_size: Annotated[int, Option(help="number of stages of layers, each on its own ranks")] = (
         _DEFAULTS.pipeline_parallel_size
     )
     disable_pass: Annotated[list[str] | None, Option(help="skip a pass by name (repeatable)")] = None
-    allow_fallback: Annotated[list[str] | None, Option(help="a contract that may be missed (repeatable)")] = None
+    allow_fallback: Annotated[
+        list[str] | None, Option(help="continue if this check is not met, such as `quantized` (repeatable)")
+    ] = None
     passes_from: Annotated[
-        list[str] | None, Option(help="more passes: module:attribute or file.py:attribute (repeatable)")
+        list[str] | None, Option(help="further passes: module:attribute or file.py:attribute (repeatable)")
     ] = None
 
     def values(self) -> dict[str, Any]:

@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 def models(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="types, such as llama or falcon+alibi; default: all"),
+        typer.Argument(help="architectures, such as llama or falcon+alibi; default: all"),
     ] = None,
     *,
     target: Annotated[
         str, typer.Option(help="target of the tiny engines; cpu also compiles each of them")
     ] = "reference",
-    markdown: Annotated[bool, typer.Option("--markdown", help="docs/models.md")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="print the page docs/models.md")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """Build a tiny random model of each architecture and compare it with transformers: minutes for all."""
+    """Build a tiny random model of each architecture and compare it with transformers; takes minutes for all."""
     from llmc.architectures.page import models_page
     from llmc.architectures.survey import LENGTH, outcome_json, survey
     from llmc.architectures.tiny_config import architectures
@@ -53,7 +53,7 @@ def models(
             raise CaptureError(
                 f"transformers {transformers.__version__} has no causal architecture {name!r}",
                 at=f"model type {name!r}",
-                fix="look at all that it has: llmc models",
+                fix="list all of them: llmc models",
             )
     transformers.logging.set_verbosity_error()
     outcomes = []

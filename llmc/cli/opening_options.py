@@ -27,12 +27,14 @@ KvOffloadingSize = Annotated[
     str | None,
     Option(
         metavar="SIZE",
-        help="keep KV blocks that the cache has no room for, at most so much, such as 20GB: a GPU engine's in memory, "
-        "others' in files",
+        help=(
+            "size of a second tier for KV blocks that leave the cache, such as 20GB: in memory for GPU engines, in "
+            "files for others"
+        ),
     ),
 ]
 KvOffloadingDir = Annotated[
-    Path | None, Option(help="keep these blocks in files there, where the next process finds prefixes again")
+    Path | None, Option(help="directory for the files of the second tier, where later processes find prefixes")
 ]
 
 
@@ -40,12 +42,14 @@ KvOffloadingDir = Annotated[
 class OpeningOptions:
     """The arguments of llmc.load that the command line has."""
 
-    threads: Annotated[int | None, Option(help="default: every core that this process may use")] = None
+    threads: Annotated[int | None, Option(help="threads per step; default: all cores that this process may use")] = None
     executor: Annotated[
         str | None,
         Option(
-            help="what runs the steps: reference runs a GPU's engine here, slowly, in torch, ptx executes and checks "
-            "its compiled kernels; default: what the engine was built for",
+            help=(
+                "executor of the steps: reference runs a GPU engine's graph in torch, slowly; ptx executes and "
+                "checks its compiled kernels; default: the engine's own"
+            ),
             autocompletion=complete_executors,
         ),
     ] = None

@@ -1,16 +1,16 @@
-"""Verbs that other tools have and llmc does not: what does the same here."""
+"""Verbs of other tools that llmc does not have, and their equivalents."""
 
 from llmc.errors import OptionError
 
 # The verbs of Ollama, vLLM, llama.cpp, docker and huggingface-cli.
 _INSTEAD = {
-    "list": "`llmc cache --entries` lists the engines that are kept; an engine that you built is a directory",
-    "ls": "`llmc cache --entries` lists the engines that are kept; an engine that you built is a directory",
-    "pull": "give the name to `llmc build`, `run` or `serve`: a model of the hub is fetched when it is first named",
-    "download": "give the name to `llmc build`, `run` or `serve`: a model of the hub is fetched when it is first named",
+    "list": "`llmc cache --entries` lists cached engines; an engine that you built is a directory",
+    "ls": "`llmc cache --entries` lists cached engines; an engine that you built is a directory",
+    "pull": "give the name to `llmc build`, `run` or `serve`: a model of the hub is downloaded at its first use",
+    "download": "give the name to `llmc build`, `run` or `serve`: a model of the hub is downloaded at its first use",
     "ps": "a server answers on GET /health, /metrics and /v1/models, and shows its load on the page at /",
-    "stop": "end the server with SIGTERM or Ctrl-C: it finishes what is in flight",
-    "rm": "`llmc cache clear` removes what is kept; an engine that you built is a directory, which you can delete",
+    "stop": "end the server with SIGTERM or Ctrl-C: it finishes the requests in flight",
+    "rm": "`llmc cache clear` clears the cache; an engine that you built is a directory, which you can delete",
     "show": "`llmc inspect ENGINE`",
     "create": "`llmc build MODEL -o ENGINE`",
     "compile": "`llmc build MODEL -o ENGINE`",

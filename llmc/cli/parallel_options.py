@@ -16,6 +16,7 @@ from llmc.simulation.choose_division import REQUESTS, DivisionWish, consider_div
 from llmc.targets import Target
 
 if TYPE_CHECKING:
+    from llmc.frontends.front_end import OpenedModel
     from llmc.passes.rewrite import Pass
 
 
@@ -26,13 +27,17 @@ class ParallelOptions(DivisionWish):
     parallel: Annotated[
         str | None, Option(help="auto: divide --ranks as `llmc simulate` finds best", metavar="auto")
     ] = None
-    ranks: Annotated[int | None, Option(help="how many there are, for --parallel auto", min=1)] = None
-    memory: Annotated[float | None, Option(help="GB of one rank, for --parallel auto; default: the target's")] = None
+    ranks: Annotated[int | None, Option(help="number of ranks, for --parallel auto", min=1)] = None
+    memory: Annotated[
+        float | None, Option(help="memory of a rank in GB, for --parallel auto; default: the target's")
+    ] = None
     trace: Annotated[
         Path | None, Option(help=f"the load, as simulate takes it; default: {REQUESTS} requests at once")
     ] = None
 
-    def divide(self, model: Path, target: Target, options: Mapping[str, Any], passes: Sequence[Pass]) -> dict[str, int]:
+    def divide(
+        self, model: OpenedModel[Any], target: Target, options: Mapping[str, Any], passes: Sequence[Pass]
+    ) -> dict[str, int]:
         """The sizes of the best division, which is printed in a table of all; empty without --parallel.
 
         Raises OptionError if no division can serve the load; the error names one that could.

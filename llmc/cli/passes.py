@@ -24,12 +24,14 @@ def passes(
     target: TargetOption = DEFAULT_TARGET,
     chosen: ModelOptions,
     stop_after: Annotated[int | None, typer.Option(help="cut the pipeline after this rewrite number")] = None,
-    graph: Annotated[bool, typer.Option("--graph", help="print the graph that comes out")] = False,
+    graph: Annotated[bool, typer.Option("--graph", help="print the resulting graph")] = False,
     rewrites: Annotated[bool, typer.Option("--rewrites", help="list every rewrite with its number")] = False,
     refusals: Annotated[bool, typer.Option("--refusals", help="list every near-miss with its reason")] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="docs/passes.md: what each pass says of itself")] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="print the page docs/passes.md, from the passes' docstrings")
+    ] = False,
 ) -> None:
-    """List the passes in order; with a model, what each rewrote and refused."""
+    """List the passes in order; with a model, also what each pass rewrote and refused."""
     console = standard_output()
     if markdown:
         from llmc.debug.prove.verdict import prove

@@ -14,6 +14,7 @@ from llmc.cli.output_file import check_output, write_output
 from llmc.cli.status_line import status_line
 from llmc.cli.table import Column, FittingTable, numeric, standard_output
 from llmc.cli.units import in_bytes, in_seconds
+from llmc.plural import counted
 
 if TYPE_CHECKING:
     from llmc.prediction.rates import KindRates
@@ -23,15 +24,21 @@ if TYPE_CHECKING:
 
 def profile(
     engine: Annotated[Path, typer.Argument(help="engine directory")],
-    prefill: Annotated[int | None, typer.Option(help="tokens of the prompt; default 512 or the engine's limit")] = None,
-    batch: Annotated[int, typer.Option(help="requests of the decode step")] = 1,
-    context: Annotated[int | None, typer.Option(help="tokens of each before it; default 128, or fewer")] = None,
-    repeats: Annotated[int, typer.Option(help="steps that are measured of each kind")] = 9,
-    threads: Annotated[int | None, typer.Option(help="of a CPU engine; default: one for each core")] = None,
-    trace: Annotated[Path | None, typer.Option(help="write a Chrome trace, for ui.perfetto.dev")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="write it for `llmc report --profile`")] = None,
+    prefill: Annotated[
+        int | None, typer.Option(help="tokens of the prompt; default: 512, or the engine's limit if lower")
+    ] = None,
+    batch: Annotated[int, typer.Option(help="requests in the decode step")] = 1,
+    context: Annotated[
+        int | None, typer.Option(help="cached tokens of each request; default: 128, or the engine's limit if lower")
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="measured steps of each kind")] = 9,
+    threads: Annotated[int | None, typer.Option(help="threads of a CPU engine; default: one per core")] = None,
+    trace: Annotated[Path | None, typer.Option(help="file for a Chrome trace, for ui.perfetto.dev")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="file for the figures, for `llmc report --profile`")
+    ] = None,
 ) -> None:
-    """Time each kernel of a real prefill and a real decode step, and compare with the cost model."""
+    """Measure the time of each kernel in a real prefill and decode step, and compare with the cost model."""
     from llmc.debug.chrome_trace import chrome_trace
     from llmc.debug.profiler import Workload, profile_engine
     from llmc.engine_format import read_engine
@@ -120,7 +127,7 @@ def machine_line(step: StepProfile) -> str:
 
 
 def _kind_line(name: str, kind: KindRates) -> str:
-    few = f", {kind.reach[0].share:.0%} of that with {kind.reach[0].rows} rows" if kind.reach else ""
-    serial = "" if kind.serial == 0 else f", {kind.serial:.0%} of the shorter not hidden"
+    few = f", {kind.reach[0].share:.0%} of that for {counted(kind.reach[0].rows, 'row')}" if kind.reach else ""
+    serial = "" if kind.serial == 0 else f", {kind.serial:.0%} of the shorter of compute and transfer not overlapped"
     apart = "" if kind.bandwidth is None else f", {in_bytes(kind.bandwidth)}/s"
     return f"{name} {kind.multiply / 1e9:.0f} GFLOP/s{few}{serial}{apart}"

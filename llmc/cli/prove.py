@@ -22,20 +22,20 @@ _DISPROVED = 1
 
 
 def prove(
-    names: Annotated[list[str] | None, typer.Argument(metavar="PASS", help="passes by name; all if none")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="PASS", help="names of passes; default: all")] = None,
     *,
     passes_from: Annotated[
         list[str] | None,
         typer.Option(
-            help="passes of yours: module:attribute or file.py:attribute (repeatable); all of them if no name"
+            help="your passes: module:attribute or file.py:attribute (repeatable); without names, all of them"
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="a JSON list on standard output")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print a JSON list")] = False,
 ) -> None:
-    """Show that rewrites compute the same, over symbols at small shapes.
+    """Prove over symbols, at small shapes, that rewrites are exact.
 
-    Pattern and replacement are evaluated over the reals; what sympy cannot decide is compared in 50-digit arithmetic at
-    random points, and lossy passes are skipped. Exit code 1 if one is disproved.
+    Pattern and replacement are evaluated over the reals. Elements that sympy cannot decide are compared in 50-digit
+    arithmetic at random points, and lossy passes are skipped. The exit code is 1 if a rewrite is disproved.
     """
     from llmc.debug.prove.verdict import Outcome
     from llmc.debug.prove.verdict import prove as verdict_on

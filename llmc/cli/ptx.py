@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 def ptx(
     engine: Annotated[Path, typer.Argument(help="GPU engine directory")],
-    unknown: Annotated[bool, typer.Option("--unknown", help="only what the machine does not know")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="everything as JSON")] = False,
+    unknown: Annotated[bool, typer.Option("--unknown", help="list only unknown opcodes")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print everything as JSON")] = False,
 ) -> None:
     """List the PTX opcodes of an engine's kernels, and which of them `--executor ptx` can execute.
 

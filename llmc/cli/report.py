@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 def report(
     engine: Annotated[Path, typer.Argument(help="engine directory")],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="the page; default: ENGINE-report.html")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="path of the page; default: ENGINE-report.html")
+    ] = None,
     profile: Annotated[
         Path | None, typer.Option(help="output of llmc profile --json: adds measured times to the predictions")
     ] = None,

@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 
 
 def run(
-    model: Annotated[Path, model_argument("engine directory, or a model directory that is built (once) for it")],
+    model: Annotated[Path, model_argument("engine directory, or a model, whose engine is built once and cached")],
     prompt: Annotated[list[str] | None, typer.Option("--prompt", "-p", help="text to continue (repeatable)")] = None,
-    prompt_file: Annotated[Path | None, typer.Option(help="a file with the prompt; - is standard input")] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="file with the prompt; - is standard input")] = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="prompts are messages, answered by the model's chat template")
     ] = False,
     system: Annotated[str | None, typer.Option(help="system message, with --chat")] = None,
     chat_template: Annotated[str | None, typer.Option(help=f"{TEMPLATE_HELP}; with --chat")] = None,
-    json: Annotated[bool, typer.Option("--json", help="print each completion as a JSON object on a line")] = False,
+    json: Annotated[bool, typer.Option("--json", help="print each completion as a JSON object, one per line")] = False,
     max_model_len: Annotated[
-        int | None, typer.Option(help="of a model directory's engine: longest prompt and output, in tokens")
+        int | None, typer.Option(help="for a model directory: maximum tokens of prompt and output together")
     ] = None,
     lora: Annotated[str | None, typer.Option(help="LoRA adapter to apply at run time", metavar="NAME=DIR")] = None,
     *,
@@ -47,7 +47,7 @@ def run(
     opening: OpeningOptions,
     built: EngineOptions,
 ) -> None:
-    """Continue one or several prompts, or with --chat answer them. Text is printed as it comes."""
+    """Generate text for one or several prompts, or with --chat answer them. Text is printed as it is generated."""
     params = sampling.params()
     if not chat and (system is not None or chat_template is not None):
         at = "--system" if system is not None else "--chat-template"

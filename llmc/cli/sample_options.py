@@ -15,5 +15,5 @@ class SampleOptions(Sample):
 
     text: Annotated[Path | None, Option(help="text file to run on; default: a paragraph of prose")] = None
     tokens: Annotated[str | None, Option(help="token ids to run on: 1,2,3")] = None
-    length: Annotated[int, Option(help="how many tokens", min=2)] = DEFAULT_LENGTH
-    seed: Annotated[int, Option(help="of random ids, where there is no tokenizer")] = 0
+    length: Annotated[int, Option(help="number of tokens", min=2)] = DEFAULT_LENGTH
+    seed: Annotated[int, Option(help="seed of random ids, if there is no tokenizer")] = 0

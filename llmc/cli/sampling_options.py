@@ -42,7 +42,7 @@ class TokenOptions:
     dry_penalty_last_n: Annotated[int | None, number("dry_penalty_last_n")] = sampling_default("dry_penalty_last_n")
     dry_sequence_breakers: Annotated[
         list[str] | None,
-        Option("--dry-sequence-breaker", help='no repetition goes across it (repeatable); default: newline : " *'),
+        Option("--dry-sequence-breaker", help='text that ends a repetition (repeatable); default: newline : " *'),
     ] = None
     bad_words: Annotated[list[str] | None, Option("--bad-word", help="never generate this text (repeatable)")] = None
     allowed_token_ids: Annotated[str | None, Option(help="generate no other tokens: 1,2,3")] = None
@@ -71,8 +71,8 @@ class SamplingOptions(TokenOptions):
     top_p: Annotated[float, number("top_p")] = sampling_default("top_p")
     seed: Annotated[int | None, number("seed")] = sampling_default("seed")
     stop: Annotated[list[str] | None, Option(help="end before this text (repeatable)")] = None
-    ignore_eos: Annotated[bool, Option("--ignore-eos", help="go on after the end-of-text token")] = False
-    grammar: Annotated[str | None, Option(help=f"what the output has to be: {FORMS}")] = None
+    ignore_eos: Annotated[bool, Option("--ignore-eos", help="continue after the end-of-text token")] = False
+    grammar: Annotated[str | None, Option(help=f"constraint on the output: {FORMS}")] = None
 
     def values(self) -> dict[str, Any]:
         given = super().values()

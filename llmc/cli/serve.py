@@ -61,9 +61,9 @@ def config_values(path: Path, known: Container[str]) -> dict[str, Any]:
 
 
 def serve(
-    model: Annotated[Path, model_argument("engine directory, or a model directory that is built (once) for it")],
+    model: Annotated[Path, model_argument("engine directory, or a model, whose engine is built once and cached")],
     config: Annotated[
-        Path | None, typer.Option(callback=read_config, is_eager=True, help="a YAML file with any of these flags")
+        Path | None, typer.Option(callback=read_config, is_eager=True, help="YAML file with any of these flags")
     ] = None,
     *,
     listening: ListeningOptions,
@@ -71,10 +71,12 @@ def serve(
     capacity: CapacityOptions,
     adapters: AdapterOptions,
     built: EngineOptions,
-    data_parallel_size: Annotated[int, typer.Option(min=1, help="replicas of the engine behind the port")] = 1,
-    routing: Annotated[str, typer.Option(help="among replicas: prefix or least-loaded")] = "prefix",
+    data_parallel_size: Annotated[
+        int, typer.Option(min=1, help="number of replicas of the engine behind the port")
+    ] = 1,
+    routing: Annotated[str, typer.Option(help="choice of the replica: prefix or least-loaded")] = "prefix",
 ) -> None:
-    """Serve completions and chat over HTTP, with a live page at /. SIGTERM finishes what is in flight."""
+    """Serve completions and chat over HTTP, with a live page at /. SIGTERM finishes the requests in flight."""
     from llmc.runtime.server.early_end import end_on_sigterm
 
     end_on_sigterm()
@@ -131,6 +133,6 @@ def banner(console: Console, options: ServeOptions) -> Any:
         if forms.template is not None:
             console.print(Text(f"  {forms.described()}", "dim"))
         if not options.api_keys and options.uds is None and not is_loopback(options.host):
-            console.print("  [yellow]no API key: everybody who reaches this address may use it[/]")
+            console.print("  [yellow]no API key: anyone who can reach this address may use the server[/]")
 
     return show

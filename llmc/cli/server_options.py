@@ -21,28 +21,31 @@ class ListeningOptions:
 
     panel: ClassVar[str] = "Listening"
 
-    host: Annotated[str, Option(help="address to listen on; 0.0.0.0 is every one of this machine")] = "127.0.0.1"
-    port: Annotated[int, Option(help="0 takes a free one")] = 8000
+    host: Annotated[str, Option(help="address to listen on; 0.0.0.0 is every address of this machine")] = "127.0.0.1"
+    port: Annotated[int, Option(help="port to listen on; 0 chooses a free one")] = 8000
     uds: Annotated[Path | None, Option(help="listen on a Unix socket instead")] = None
     api_key: Annotated[
-        list[str] | None, Option(help="needed on every route but /health (repeatable); also LLMC_API_KEY")
+        list[str] | None,
+        Option(help="API key, needed on every route except /health (repeatable); default: LLMC_API_KEY"),
     ] = None
     allowed_origins: Annotated[list[str] | None, Option(help="web origins that may use the API (repeatable)")] = None
     allowed_hosts: Annotated[
         list[str] | None,
-        Option("--allowed-host", help="further host name that the server accepts (repeatable)"),
+        Option("--allowed-host", help="further host name of this server (repeatable)"),
     ] = None
     proxy_headers: Annotated[
-        bool, Option("--proxy-headers", help="believe a proxy's X-Forwarded-For and X-Forwarded-Proto")
+        bool, Option("--proxy-headers", help="trust a proxy's X-Forwarded-For and X-Forwarded-Proto")
     ] = False
     forwarded_allow_ips: Annotated[
-        str, Option(help="the proxies that are believed: addresses and networks with commas between, or *")
+        str, Option(help="trusted proxies: comma-separated addresses and networks, or *")
     ] = "127.0.0.1"
     metrics_without_key: Annotated[
-        bool, Option("--metrics-without-key", help="/metrics needs no API key, for scrapers")
+        bool, Option("--metrics-without-key", help="leave /metrics open without an API key, for scrapers")
     ] = False
-    max_body_bytes: Annotated[int, Option(help="a larger request gets 413")] = 4 << 20
-    uvicorn_log_level: Annotated[str, Option(help="critical … warning, info, debug, trace")] = "warning"
+    max_body_bytes: Annotated[int, Option(help="maximum size of a request body in bytes; larger ones get 413")] = (
+        4 << 20
+    )
+    uvicorn_log_level: Annotated[str, Option(help="log level: critical … warning, info, debug, trace")] = "warning"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,22 +54,22 @@ class AnswerOptions:
 
     panel: ClassVar[str] = "Answers"
 
-    served_model_name: Annotated[list[str] | None, Option(help="what requests call the model (repeatable)")] = None
-    seed: Annotated[int | None, Option(help="draws the seeds of requests without one")] = None
-    chat_template: Annotated[str | None, Option(help="a Jinja file, `plain` or `chatml`; default: the model's")] = None
+    served_model_name: Annotated[list[str] | None, Option(help="name of the model in requests (repeatable)")] = None
+    seed: Annotated[int | None, Option(help="base seed for requests that do not set their own")] = None
+    chat_template: Annotated[
+        str | None, Option(help="chat template: a Jinja file, `plain` or `chatml`; default: the model's")
+    ] = None
     trust_request_chat_template: Annotated[
-        bool, Option("--trust-request-chat-template", help="requests may bring a chat template")
+        bool, Option("--trust-request-chat-template", help="allow requests to bring a chat template")
     ] = False
     tool_call_parser: Annotated[
-        str | None, Option(help="how the model writes tool calls: hermes, …; default: by the template")
+        str | None, Option(help="form of the model's tool calls: hermes, …; default: the template's")
     ] = None
     reasoning_parser: Annotated[
-        str, Option(help="tags of the model's thinking: auto (by the template), none, think, …, or two tags")
+        str, Option(help="tags of the model's reasoning: auto (the template's), none, think, …, or two tags")
     ] = "auto"
-    generation_config: Annotated[str, Option(help="auto: the model's sampling defaults; llmc: OpenAI's")] = "auto"
-    unknown_fields: Annotated[str, Option(help="requests' fields that do not exist: error, or warn in the answer")] = (
-        "error"
-    )
+    generation_config: Annotated[str, Option(help="sampling defaults: auto is the model's, llmc is OpenAI's")] = "auto"
+    unknown_fields: Annotated[str, Option(help="unknown fields of requests: error, or warn in the answer")] = "error"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +78,7 @@ class CapacityOptions:
 
     panel: ClassVar[str] = "Capacity"
 
-    max_model_len: Annotated[int | None, Option(help="longest prompt and output together, in tokens")] = None
+    max_model_len: Annotated[int | None, Option(help="maximum tokens of prompt and output together")] = None
     max_num_seqs: Annotated[
         int | None, Option("--max-sequences", "--max-num-seqs", help="maximum requests per step")
     ] = None
@@ -83,28 +86,36 @@ class CapacityOptions:
         int | None, Option("--max-batch-tokens", "--max-num-batched-tokens", help="maximum tokens per step")
     ] = None
     gpu_memory_utilization: Annotated[
-        float | None, Option(help="the KV cache's share of the free memory, on a CPU of this machine's")
+        float | None, Option(help="the KV cache's share of the free memory, of the GPU or this machine")
     ] = None
-    kv_cache_memory_bytes: Annotated[int | None, Option(help="the KV cache's size instead")] = None
+    kv_cache_memory_bytes: Annotated[int | None, Option(help="size of the KV cache in bytes, instead of a share")] = (
+        None
+    )
     enable_prefix_caching: Annotated[
-        bool, Option("--enable-prefix-caching/--no-enable-prefix-caching", help="reuse common beginnings")
+        bool,
+        Option("--enable-prefix-caching/--no-enable-prefix-caching", help="reuse keys and values of common prefixes"),
     ] = True
     state_cache_bytes: Annotated[
-        int | None, Option(help="of snapshots of a recurrent model's states, for common beginnings; 0 keeps none")
+        int | None,
+        Option(help="memory for snapshots of a recurrent model's states, for common prefixes; 0 disables them"),
     ] = None
     kv_offloading_size: KvOffloadingSize = None
     kv_offloading_dir: KvOffloadingDir = None
     speculative_config: SpeculativeConfig = None
-    output_cache_bytes: Annotated[int, Option(help="keep finished deterministic outputs; 0 keeps none")] = 0
+    output_cache_bytes: Annotated[
+        int, Option(help="memory for outputs of deterministic requests; 0 disables the cache")
+    ] = 0
     response_store_bytes: Annotated[
-        int, Option(help="memory for responses that /v1/responses keeps for previous_response_id; 0 keeps none")
+        int, Option(help="memory for responses that /v1/responses keeps for previous_response_id; 0 disables it")
     ] = 64 << 20
-    response_store_seconds: Annotated[float, Option(help="how long it is kept")] = 86_400.0
-    threads: Annotated[int | None, Option(help="of a step; default: every core, shared by the replicas")] = None
-    max_waiting: Annotated[int | None, Option(help="with more waiting, new requests get 429")] = None
-    stall_seconds: Annotated[float, Option(help="a longer step makes /health answer 503")] = 30.0
-    drain_seconds: Annotated[float, Option(help="for requests in flight after SIGTERM")] = 30.0
-    engine_restarts: Annotated[int, Option(help="times that a failed engine is opened anew before the server ends")] = 0
+    response_store_seconds: Annotated[float, Option(help="time in seconds that responses are kept")] = 86_400.0
+    threads: Annotated[int | None, Option(help="threads per step; default: all cores, shared by the replicas")] = None
+    max_waiting: Annotated[int | None, Option(help="maximum number of waiting requests; further ones get 429")] = None
+    stall_seconds: Annotated[float, Option(help="time in seconds after which a step makes /health answer 503")] = 30.0
+    drain_seconds: Annotated[float, Option(help="time in seconds for requests in flight after SIGTERM")] = 30.0
+    engine_restarts: Annotated[
+        int, Option(help="number of times that a failed engine is reopened before the server ends")
+    ] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,16 +125,16 @@ class AdapterOptions:
     panel: ClassVar[str] = "Adapters"
 
     enable_lora: Annotated[
-        bool, Option("--enable-lora", help="take LoRA adapters; a model directory's engine is built for them")
+        bool, Option("--enable-lora", help="accept LoRA adapters; for a model directory, build the engine for them")
     ] = False
     lora_modules: Annotated[
         list[str] | None,
-        Option(help="an adapter, which requests name as their model (repeatable)", metavar="NAME=DIR"),
+        Option(help="adapter that requests can name as their model (repeatable)", metavar="NAME=DIR"),
     ] = None
-    max_loras: Annotated[int | None, Option(help="of a model directory's engine: adapters in use at once")] = None
-    max_lora_rank: Annotated[int | None, Option(help="of a model directory's engine: the largest rank")] = None
+    max_loras: Annotated[int | None, Option(help="for a model directory: maximum adapters in use at once")] = None
+    max_lora_rank: Annotated[int | None, Option(help="for a model directory: maximum rank of an adapter")] = None
     allow_lora_updates: Annotated[
-        bool, Option("--allow-lora-updates", help="requests may load and unload adapters by paths on this machine")
+        bool, Option("--allow-lora-updates", help="allow requests to load and unload adapters by paths on this machine")
     ] = False
 
     def built_with(self) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from llmc.bench.prompts import PromptShape
 class ShapeOptions(PromptShape):
     """A shape as it is given on the command line."""
 
-    input_len: Annotated[int, Option(help="tokens of a prompt, without its shared prefix")] = 256
-    output_len: Annotated[int, Option(help="tokens to generate for each")] = 128
-    range_ratio: Annotated[float, Option(help="lengths vary by this share up and down")] = 0.0
+    input_len: Annotated[int, Option(help="tokens per prompt, without its shared prefix")] = 256
+    output_len: Annotated[int, Option(help="tokens to generate per prompt")] = 128
+    range_ratio: Annotated[float, Option(help="share by which lengths vary, up and down")] = 0.0
     prefix_len: Annotated[int, Option(help="tokens that the prompts of a group share")] = 0
-    prefix_groups: Annotated[int, Option(help="how many groups")] = 1
+    prefix_groups: Annotated[int, Option(help="number of groups with a shared prefix")] = 1

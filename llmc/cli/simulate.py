@@ -39,25 +39,27 @@ def simulate(
     machine: MachineOptions,
     trace: Annotated[
         Path | None,
-        typer.Option(help="requests: lines of JSON with arrival, prompt_tokens, output_tokens, or bench serve --json"),
+        typer.Option(
+            help="file of requests: JSON lines of arrival, prompt_tokens, output_tokens, or bench serve --json"
+        ),
     ] = None,
-    num_prompts: Annotated[int, typer.Option(help="requests that are drawn without a trace", min=1)] = 200,
-    request_rate: Annotated[float | None, typer.Option(help="their number a second; default: all at once")] = None,
+    num_prompts: Annotated[int, typer.Option(help="number of requests to draw without a trace", min=1)] = 200,
+    request_rate: Annotated[float | None, typer.Option(help="requests per second; default: all at once")] = None,
     shape: ShapeOptions,
-    seed: Annotated[int, typer.Option(help="of lengths and arrivals")] = 0,
+    seed: Annotated[int, typer.Option(help="seed of lengths and arrivals")] = 0,
     goodput: Annotated[list[str] | None, typer.Option(help="a goal such as ttft:200, in ms (repeatable)")] = None,
     chosen: ModelOptions,
-    max_model_len: Annotated[int | None, typer.Option(help="longest sequence; default: that of the load")] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="maximum tokens per sequence; default: the load's")] = None,
     max_batch_tokens: Annotated[
         int, typer.Option("--max-batch-tokens", "--max-num-batched-tokens", help="maximum tokens per step")
     ] = _DEFAULTS.max_batch_tokens,
     max_sequences: Annotated[
         int, typer.Option("--max-sequences", "--max-num-seqs", help="maximum requests per step")
     ] = _DEFAULTS.max_sequences,
-    json_file: Annotated[Path | None, typer.Option("--json", help="write the figures here")] = None,
-    plot: Annotated[Path | None, typer.Option(help="write a picture here (.png, .svg)")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="file for the figures, as JSON")] = None,
+    plot: Annotated[Path | None, typer.Option(help="file for a plot (.png, .svg)")] = None,
 ) -> None:
-    """Serve a load on a virtual clock, for each way to divide the ranks; or rank targets, --target a100,h100."""
+    """Simulate serving a load for each way to divide the ranks; or compare targets, as in --target a100,h100."""
     from llmc.bench.summary import parse_goals
     from llmc.cli.simulation_table import comparison_json, print_comparison
     from llmc.simulation.compare import best_or_refuse
@@ -165,17 +167,17 @@ class MachineOptions:
     ] = "h100"
     ranks: Annotated[int, Option(help="number of ranks; with several targets, the maximum to try")] = 8
     price: Annotated[
-        list[str] | None, Option(help="of one rank for an hour, such as h100=2.5 (repeatable)", metavar="TARGET=PRICE")
+        list[str] | None, Option(help="price of a rank per hour, such as h100=2.5 (repeatable)", metavar="TARGET=PRICE")
     ] = None
-    memory: Annotated[float | None, Option(help="GB of one rank; default: the target's")] = None
-    link: Annotated[str | None, Option(help="what joins ranks, such as pcie-4; default: the target's")] = None
+    memory: Annotated[float | None, Option(help="memory of a rank in GB; default: the target's")] = None
+    link: Annotated[str | None, Option(help="link between ranks, such as pcie-4; default: the target's")] = None
     disable_custom_all_reduce: Annotated[
-        bool, Option("--disable-custom-all-reduce", help="collectives of a library only")
+        bool, Option("--disable-custom-all-reduce", help="use only the library's collectives")
     ] = False
-    threads: Annotated[int | None, Option(help="of a CPU, for all ranks; default: every core")] = None
+    threads: Annotated[int | None, Option(help="threads of a CPU, for all ranks; default: all cores")] = None
 
     rates: Annotated[
-        Path | None, Option(help="how fast this CPU is: read from this file, or measured and written there")
+        Path | None, Option(help="file with the measured rates of this CPU; measured and written if it does not exist")
     ] = None
 
     def targets(self) -> list[str]:

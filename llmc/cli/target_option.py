@@ -15,7 +15,7 @@ TargetOption = Annotated[
     str,
     typer.Option(
         "--target",
-        help="the target whose defaults the passes follow; see `llmc targets`",
+        help="target whose defaults the passes use (see `llmc targets`)",
         autocompletion=complete_targets,
     ),
 ]

@@ -11,7 +11,6 @@ import typer
 from llmc.cli.stage_bars import StageBars
 from llmc.cli.table import Column, FittingTable, facts, numeric, standard_output
 from llmc.cli.units import in_seconds
-from llmc.plural import counted
 
 if TYPE_CHECKING:
     from llmc.training.train_medusa import TrainedHeads
@@ -19,20 +18,20 @@ if TYPE_CHECKING:
 
 def train_medusa(
     engine: Annotated[Path, typer.Argument(help="engine directory, built for this machine's CPU")],
-    text: Annotated[Path, typer.Option(help="UTF-8 text that prompts are cut from")],
+    text: Annotated[Path, typer.Option(help="UTF-8 text from which prompts are cut")],
     output: Annotated[Path, typer.Option("--output", "-o", help=".safetensors file to write")],
-    heads: Annotated[int, typer.Option(help="tokens after the next one that are drafted")] = 3,
-    layers: Annotated[int, typer.Option(help="of each head")] = 1,
-    tokens: Annotated[int, typer.Option(help="that the engine writes to train on")] = 50_000,
-    temperature: Annotated[float, typer.Option(help="at which it writes them")] = 0.0,
+    heads: Annotated[int, typer.Option(help="number of tokens to draft after the next one")] = 3,
+    layers: Annotated[int, typer.Option(help="layers per head")] = 1,
+    tokens: Annotated[int, typer.Option(help="number of tokens that the engine generates for training")] = 50_000,
+    temperature: Annotated[float, typer.Option(help="temperature of this generation")] = 0.0,
     chat: Annotated[
-        bool, typer.Option("--chat", help="prompts are a user's messages; heads learn the answers of a chat model")
+        bool, typer.Option("--chat", help="use prompts as user messages, and train on the answers of a chat model")
     ] = False,
-    epochs: Annotated[int, typer.Option(help="at the most")] = 5,
-    seed: Annotated[int, typer.Option(help="the same one gives the same heads")] = 0,
-    threads: Annotated[int | None, typer.Option(help="default: physical cores")] = None,
+    epochs: Annotated[int, typer.Option(help="maximum number of epochs")] = 5,
+    seed: Annotated[int, typer.Option(help="seed; the same one gives the same heads")] = 0,
+    threads: Annotated[int | None, typer.Option(help="threads; default: physical cores")] = None,
 ) -> None:
-    """Train draft heads (Medusa) for an engine, to be built in by `llmc build --speculative`."""
+    """Train Medusa draft heads for an engine. `llmc build --speculative` builds them in."""
     from llmc.training.train_medusa import train_medusa as train
 
     with StageBars() as shown:
@@ -58,9 +57,9 @@ def train_medusa(
 
 
 def _acceptance_table(trained: TrainedHeads) -> FittingTable:
-    table = FittingTable("accepted, of tokens that were kept apart", (Column("head"), *numeric("top-1", "top-5")))
+    table = FittingTable("acceptance on held-out tokens", (Column("head"), *numeric("top-1", "top-5")))
     for index, head in enumerate(trained.heads):
-        table.add_row(f"{index}, {counted(index + 2, 'token')} on", f"{head.top_1:.3f}", f"{head.top_5:.3f}")
+        table.add_row(f"head {index} (token t+{index + 2})", f"{head.top_1:.3f}", f"{head.top_5:.3f}")
     return table
 
 

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 def tune(
     engine: Annotated[Path, typer.Argument(help="engine directory, built for a GPU")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="where the tuned engine goes; default: in place")
+        Path | None, typer.Option("--output", "-o", help="path of the tuned engine; default: in place")
     ] = None,
 ) -> None:
-    """Measure ways to compute and variants of kernels on this GPU, and record the fastest in the engine."""
+    """Measure kernels and their variants on this GPU, and record the fastest in the engine."""
     from llmc.tuning.tune import tune as tune_engine
 
     console = Console(stderr=True)

@@ -31,38 +31,45 @@ ORACLES = {"hf": "Hugging Face fp32", "onnxruntime": "onnxruntime fp32"}
 
 def verify(
     engine: Annotated[Path, typer.Argument(help="engine directory")],
-    against: Annotated[Path, model_option("what it was built from: a Hugging Face directory or name, or a .gguf file")],
+    against: Annotated[
+        Path, model_option("model that it was built from: a Hugging Face directory or name, or a .gguf file")
+    ],
     perplexity: Annotated[
-        Path | None, typer.Option(help="text file: compare perplexities over all of it, and nothing else")
+        Path | None, typer.Option(help="text file: compare only perplexities, over all of it")
     ] = None,
     max_ratio: Annotated[
-        float | None, typer.Option(help="largest perplexity of the engine over the model's; default: any")
+        float | None, typer.Option(help="maximum ratio of the engine's perplexity to the model's; default: none")
     ] = None,
     json: Annotated[
         Path | None, typer.Option(help="write the perplexities to a file, for `llmc report --perplexity`")
     ] = None,
-    text: Annotated[Path | None, typer.Option(help="text file to run over; default: prose that llmc brings")] = None,
+    text: Annotated[Path | None, typer.Option(help="text file to run on; default: prose that comes with llmc")] = None,
     length: Annotated[int, typer.Option(help="tokens per sequence", min=2)] = 256,
-    sequences: Annotated[int, typer.Option(help="how many sequences", min=1)] = 4,
+    sequences: Annotated[int, typer.Option(help="number of sequences", min=1)] = 4,
     tolerance: Annotated[
         float | None,
-        typer.Option(help="largest difference over the logits' spread; default: by Hugging Face's own in the dtype"),
+        typer.Option(
+            help=(
+                "maximum difference of logits divided by their standard deviation; default: from Hugging Face's own "
+                "difference in the dtype"
+            )
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="of the token ids that a model without a tokenizer is asked about")] = 0,
+    seed: Annotated[int, typer.Option(help="seed of token ids for a model without a tokenizer")] = 0,
     oracle: Annotated[
-        str, typer.Option(help="hf; onnxruntime: run the model's graph there, and every stage of the passes too")
+        str, typer.Option(help="hf, or onnxruntime: run the model's graph and every stage of the passes there")
     ] = "hf",
     executor: Annotated[
         str | None,
         typer.Option(
-            help="what runs the engine: ptx executes a GPU's kernels here; default: what it was built for",
+            help="executor of the engine: ptx executes a GPU engine's kernels here; default: the engine's own",
             autocompletion=complete_executors,
         ),
     ] = None,
 ) -> None:
-    """Compare an engine's logits with the model's in fp32 on the CPU: Hugging Face's, or onnxruntime's of it.
+    """Compare an engine's logits with those of its model in fp32 on the CPU, computed by Hugging Face or onnxruntime.
 
-    An engine in 16 bits is held to how far Hugging Face itself is from fp32 in those.
+    A 16-bit engine may differ from fp32 as much as Hugging Face in the same dtype does, with a margin.
     """
     from llmc.debug.allowed_difference import allowed_difference
 

@@ -23,17 +23,21 @@ FORMATS = ("svg", "dot", "mermaid", "json")
 
 def viz(
     source: Annotated[Path, model_argument("model directory, or an engine")],
-    stage: Annotated[str, typer.Option(help="captured, canonical, serving or optimized")] = "optimized",
+    stage: Annotated[
+        str, typer.Option(help="stage of the graph: captured, canonical, serving or optimized")
+    ] = "optimized",
     form: Annotated[str, typer.Option("--format", help=", ".join(FORMATS))] = "svg",
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="default: standard output")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="file to write; default: standard output")
+    ] = None,
     every_layer: Annotated[
-        bool, typer.Option("--every-layer", help="in pictures, draw identical layers one by one")
+        bool, typer.Option("--every-layer", help="in pictures, draw every layer instead of identical ones once")
     ] = False,
     *,
     target: TargetOption = DEFAULT_TARGET,
     options: ModelOptions,
 ) -> None:
-    """Write the graph of one stage. Pictures leave weights out and show identical layers once."""
+    """Write the graph of one stage. Pictures omit weights and show identical layers once."""
     if form not in FORMATS:
         fix = f"formats: {', '.join(FORMATS)}; `llmc export MODEL --stage {stage}` writes ONNX"
         raise OptionError(f"{form!r} is not a format", at=f"--format={form}", fix=fix)

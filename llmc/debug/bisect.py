@@ -182,7 +182,7 @@ def bisect(
         raise OptionError(
             f"the check fails already there ({probes[-1].outcome.detail}): no later rewrite is to blame",
             at=f"cut after #{good}",
-            fix="start from fewer rewrites with --good, or look at the model and the check themselves",
+            fix="start from fewer rewrites with --good, or check the model and the check itself",
         )
     low, high = good, total
     ends = [last for name, _, last in whole.spans() if name not in uncut]

@@ -94,7 +94,7 @@ def run_region(region: Region, inputs: dict[str, Any]) -> dict[str, Tensor]:
 
 def _signature(node: fx.Node, graph: ModelGraph, runner: MemoRun) -> tuple[Any, ...]:
     """The key by which nodes are equal. Weights are compared by content, because each run of the pipeline quantizes
-    anew. Sizes are compared, because a call on a rank's part is a different call."""
+    again. Sizes are compared, because a call on a rank's part is a different call."""
     recipe = graph.weights.get(node.name)
     value = node.meta.get("val")
     kind = (value.dtype, str(value.shape)) if isinstance(value, Tensor) and node.op == "placeholder" else None

@@ -94,7 +94,7 @@ class HubAnswers:
 
     def too_long(self, asked: str, longest: int) -> NoReturn:
         """Refuse a body that goes on after `longest` bytes."""
-        self._refuse(asked, f"goes on after {longest:,} bytes, and nothing of the model is that long")
+        self._refuse(asked, f"has more than {longest:,} bytes, and no file of the model is that long")
 
     def _check_revision(self, asked: str, described: Any) -> None:
         if not isinstance(described, dict):

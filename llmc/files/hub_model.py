@@ -165,21 +165,21 @@ def _reason(error: Exception, name: HubName) -> tuple[str, str]:
     try_it = f"see whether this works: {name.command}"
     if isinstance(error, hub.GatedRepoError):
         page = f"https://huggingface.co/{name.repository}"
-        return "asks those who use it for their consent", f"agree at {page}, then `hf auth login` or set HF_TOKEN"
+        return "requires consent to its terms of use", f"agree at {page}, then `hf auth login` or set HF_TOKEN"
     if isinstance(error, hub.RepositoryNotFoundError):
         fix = "correct the path or the name; for a private model: `hf auth login`, or set HF_TOKEN"
         return "is neither a directory here nor a model on the hub", fix
     if isinstance(error, hub.RevisionNotFoundError):
         return f"has no revision {name.revision!r}", "name a branch, a tag or a commit that it has"
     if isinstance(cause, hub.FileMetadataError):
-        return "cannot be fetched: what answers is not a Hugging Face hub", "set HF_ENDPOINT to one, or leave it out"
+        return "cannot be fetched: the server is not a Hugging Face hub", "set HF_ENDPOINT to one, or leave it out"
     if isinstance(error, hub.LocalEntryNotFoundError):
         fix = f"where there is a network: {name.command}; HF_HOME says where the cache is"
         return f"is not a directory here, and the hub cannot be reached for it: {text:.200}", fix
     if type(error).__name__ == "TooManyRedirects":
         return "cannot be fetched: the hub leads from address to address without end", try_it
     if isinstance(error, _OF_READING) and not isinstance(error, hub.HFValidationError | OSError):
-        return "cannot be fetched: what the hub answers does not describe a model", try_it
+        return "cannot be fetched: the hub's answer does not describe a model", try_it
     return f"cannot be fetched: {text:.200}", try_it
 
 

@@ -60,7 +60,7 @@ def parse_pruning(items: Iterable[str]) -> Pruning:
         name, text = split_rule(item)
         if not name:
             raise OptionError(
-                f"{item!r} does not say what is to be taken out",
+                f"{item!r} does not name what to remove",
                 at=f"prune={item}",
                 fix="such as channels=0.125, heads=0.25 or layers=2",
             )

@@ -42,8 +42,8 @@ def _line(node: fx.Node, graph: ModelGraph, names: "_Names") -> str:
 
 @functools.cache
 def op_name(target: Any) -> str:
-    """aten.mul.Tensor as it is; the overload `default` and the module of a builtin are left out. Kept: torch's ops put
-    their names together anew each time."""
+    """aten.mul.Tensor as it is; the overload `default` and the module of a builtin are left out. Cached, because
+    torch's ops build their names again at each call."""
     if isinstance(target, OpOverload):
         return str(target).removesuffix(".default")
     return str(getattr(target, "__name__", target))

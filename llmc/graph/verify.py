@@ -142,7 +142,7 @@ def _check_inputs(graph: ModelGraph, stages: tuple[Stage, ...]) -> None:
             raise PassError(f"input {node.name} is {describe(value)}, expected rank {sorted(ranks)}", at=node.name)
     missing = sorted(set(graph.weights) - {n.name for n in graph.weight_nodes()})
     if missing:
-        raise PassError(f"weights without a placeholder: {missing}", at=graph.info.name)
+        raise PassError(f"weights that have no placeholder: {missing}", at=graph.info.name)
 
 
 def _rank(graph: ModelGraph, name: str, stage: Stage) -> int:

@@ -13,7 +13,7 @@ from llmc.ops.registry import FROM_CAPTURED, IN_NO_GRAPH, like, op, per_element
 def alone(name: str) -> LoweringError:
     """That a collective was called as if it were an op like others."""
     return LoweringError(
-        f"llmc::{name} was called on one rank alone", fix="run all ranks of the graph: llmc.graph.execute does"
+        f"llmc::{name} was called on a single rank", fix="run all ranks of the graph: llmc.graph.execute does"
     )
 
 

@@ -28,7 +28,7 @@ def place(passes: Iterable[Pass], added: Sequence[Pass]) -> tuple[Pass, ...]:
         names = [p.name for p in order]
         if each.name in names:
             raise OptionError(
-                f"there is a pass {each.name!r} already", at=f"name={each.name!r}", fix="give it a name of its own"
+                f"there is a pass {each.name!r} already", at=f"name={each.name!r}", fix="give it a unique name"
             )
         order.insert(_index(each, order, names, placed), each)
         if each.after is not None:

@@ -236,8 +236,8 @@ class Launch:
     what those are to give; empty for anything. sides: it runs only in steps that want one of these side outputs or, of
     ADAPTERS, in which a token has an adapter; empty for all. unless: and in none that wants one of these. bytes_moved
     and flops are sympy expressions over the symbols of graph/cost.py, as text (prediction/cost_expression.py). seconds:
-    predicted with all that tiling adds, together with the launches that follow for the same node, at the most rows of
-    `only`; None where bytes and operations say it.
+    predicted with all that tiling adds, together with the launches that follow for the same node, at the maximum rows
+    of `only`; None if bytes and operations determine it.
     """
 
     kernel: str

@@ -1,8 +1,9 @@
-"""The 64 bits that describe a matrix in shared memory to wgmma, and where its elements lie: the PTX manual's layouts.
+"""The 64 bits that describe a matrix in shared memory to wgmma, and the places of its elements (layouts of the PTX
+manual).
 
-A matrix is made of runs of 16 bytes along its leading dimension, which is K, or M or N of a transposed one. Rows of as
-many bytes as the swizzle has lie one behind the other, eight make an atom. From atom to atom it is a stride's bytes, in
-the direction that the other stride does not take; without a swizzle both strides are used.
+A matrix consists of runs of 16 bytes along its leading dimension, which is K, or M or N of a transposed matrix. Rows
+have the swizzle's number of bytes and are consecutive; eight rows make an atom. The distance between atoms is a stride,
+in the direction that the other stride does not cover; without a swizzle both strides are used.
 
     bits 0-13   address / 16            bits 32-45  stride dimension's byte offset / 16
     bits 16-29  leading dimension's     bits 49-51  base offset

@@ -102,7 +102,8 @@ def last_news(client: Client, now: float) -> LastNews:
 
 
 def count_tokens(client: Client, sequences: tuple[Request, ...]) -> int:
-    """How many tokens the sequences have gained since they were counted last; of as many as the answer will have."""
+    """Number of new tokens of the sequences since the last count; only sequences that the answer will have are
+    counted."""
     job, prompt_tokens, gained = client.job, len(client.request.prompt_token_ids), 0
     for sequence in sequences:
         index = sequence.index if isinstance(sequence, Generation) else 0
@@ -161,7 +162,7 @@ def deliver(news: list[tuple[OutputStream, News]]) -> None:
 
 def unavailable() -> UnavailableError:
     """The error of a request that arrives after the engine has closed."""
-    return UnavailableError("the engine takes no more requests", fix="send it to another replica, or try again later")
+    return UnavailableError("the engine accepts no more requests", fix="send it to another replica, or try again later")
 
 
 def engine_died(failure: EngineFailureError) -> UnavailableError:

@@ -155,7 +155,7 @@ class AsyncEngine:
         if params is not None or sampling:
             raise RequestError(
                 "sampling parameters came with a GenerationRequest, which has its own",
-                fix="put them into the request, or give the prompt alone",
+                fix="put them into the request, or pass only the prompt",
             )
         return prompt
 
@@ -370,7 +370,7 @@ class AsyncEngine:
         self._rank_restarts = self._watched_ranks()
         self._is_reopening = False
         seconds, times = time.monotonic() - begin, f"{self._restarted} of {self._most_restarts}"
-        _log.warning("the engine was opened anew in %.1f s (%s times)", seconds, times)
+        _log.warning("the engine was reopened in %.1f s (%s times)", seconds, times)
 
     def _watched_ranks(self) -> RankRestarts:
         """Counts the lost ranks of the engine that is open now."""

@@ -108,7 +108,7 @@ class OffloadStats:
 
 @dataclass(frozen=True)
 class SpeculationStats:
-    """drafts: proposals, of one or more tokens; accepted_at: tokens that came true, by place, from the first on.
+    """drafts: proposals, of one or more tokens; accepted_at: accepted tokens by place, from the first on.
     acceptance: the rejection_sample_method."""
 
     drafts: int
@@ -118,7 +118,7 @@ class SpeculationStats:
 
     @property
     def accepted_tokens(self) -> int:
-        """Drafts that came true."""
+        """Number of accepted drafts."""
         return sum(self.accepted_at)
 
     @property

@@ -29,7 +29,7 @@ class RankRestarts:
         return None if self._executor is None else self._executor.lost
 
     def restart(self, ended_requests: int) -> None:
-        """Start all ranks anew, with empty caches. ended_requests: for the log. Raises RankError if they do not come
+        """Start all ranks again, with empty caches. ended_requests: for the log. Raises RankError if they do not come
         up, or if that is not for this process to do."""
         lost = self.lost
         assert self._executor is not None and lost is not None

@@ -99,10 +99,10 @@ def best_or_refuse(comparison: Comparison, machine: Machine) -> Served:
             f"{each.division}: {each.reason if isinstance(each, Refused) else stages}" for each in comparison.outcomes
         )
         enough = comparison.enough
-        more = "take more ranks" if enough is None else f"take {enough} tensor ranks, which have memory for it,"
+        more = "use more ranks" if enough is None else f"use {enough} tensor ranks, which have enough memory,"
         raise OptionError(
-            f"no way to divide the ranks of {machine.target.name} serves this: {reasons}",
+            f"no division of the ranks of {machine.target.name} can serve this load: {reasons}",
             at="--ranks",
-            fix=f"{more} or larger ones, quantize the weights (quantize=int4), or lower max_model_len",
+            fix=f"{more} or GPUs with more memory, quantize the weights (quantize=int4), or lower max_model_len",
         )
     return best

@@ -34,7 +34,7 @@ def divisions(ranks: int) -> tuple[Division, ...]:
 
 
 def division_of(layout: RankLayout, ranks: int) -> Division:
-    """As many replicas of one layout as there are ranks for. Raises OptionError if ranks are left over."""
+    """The replicas of one layout that the ranks make up. Raises OptionError if ranks are left over."""
     if ranks < 1 or ranks % layout.ranks:
         raise OptionError(
             f"{counted(ranks, 'rank')} cannot be divided into replicas of {layout.ranks}",

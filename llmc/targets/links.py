@@ -1,6 +1,6 @@
 """Links between the ranks of a model, and the time of a collective: start + steps · hop + moved / bandwidth.
 
-This is the α–β model (Hockney 1994), with the constants that NCCL itself reckons with to choose among its protocols
+This is the α–β model (Hockney 1994), with the constants by which NCCL itself chooses among its protocols
 (src/graph/tuning.cc: baseLat, hwLat, llMaxBws; src/graph/topo.h: bandwidths; RCCL's topo.h for xGMI):
 
     ring   every rank sends its neighbour a part, 2 (n − 1) times: moved = 2 (n − 1) / n · bytes. Two protocols: one

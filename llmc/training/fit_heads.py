@@ -14,7 +14,7 @@ from llmc.training.engine_states import Rows
 from llmc.training.medusa_heads import MedusaHeads
 
 _BATCH = 256
-# Tokens besides those that the model wrote, drawn anew for each batch, that a head learns not to say.
+# Negative samples: tokens that the model did not generate, drawn again for each batch.
 _OTHERS = 2048
 # Epochs without a lower loss before training stops.
 _PATIENCE = 2
@@ -103,7 +103,8 @@ def fit(
     seed: int,
     advance: Callable[[int], None],
 ) -> tuple[float, ...]:
-    """Train the heads; losses on what was kept apart, before it and after each epoch. The heads are those of the least.
+    """Train the heads. Returns losses on held-out sequences, before training and after each epoch. The heads with the
+    least loss are kept.
 
     matrix: [vocabulary, channels], which stays as it is. advance: told of each batch.
     """

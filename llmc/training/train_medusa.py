@@ -154,7 +154,7 @@ def check_place(path: Path) -> None:
         raise OptionError(
             "the directory has a config.json that is not of Medusa heads",
             at=config,
-            fix="give the heads a directory of their own",
+            fix="use an empty directory for the heads",
         )
 
 

@@ -46,12 +46,12 @@ def test_the_best_division_is_taken_and_the_others_are_shown(
 
 def test_what_does_not_fit_is_told(checkpoint: Path, trace: Path) -> None:
     plan = ParallelOptions("auto", ranks=2, memory=1e-6, trace=trace)
-    with pytest.raises(OptionError, match="no way to divide the ranks of h100 serves this"):
+    with pytest.raises(OptionError, match="no division of the ranks of h100 can serve this load"):
         plan.divide(checkpoint, resolve_target("h100"), ONE_RANK, default())
 
 
 def test_what_does_not_fit_is_told_in_python(checkpoint: Path, trace: Path, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="no way to divide the ranks of h100 serves this"):
+    with pytest.raises(OptionError, match="no division of the ranks of h100 can serve this load"):
         build(checkpoint, tmp_path / "engine", target="h100", parallel="auto", ranks=2, memory=1e-6, trace=trace)
 
 

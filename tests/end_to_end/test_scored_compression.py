@@ -83,10 +83,14 @@ def test_bits_are_the_same_in_any_company(text: str, built: Callable[..., Path])
 
 
 @each_policy
-@pytest.mark.parametrize("codes", ["int8", "int4:head:rotated"])
-def test_codes_are_scored_as_what_they_stand_for(text: str, codes: str, built: Callable[..., Path]) -> None:
+@pytest.mark.parametrize(
+    "cache",
+    [{"kv_cache": "int8"}, {"kv_cache": "int4:head:rotated"}, {"kv_dtype": "bfloat16"}],
+    ids=lambda cache: next(iter(cache.values())),
+)
+def test_rows_are_scored_as_what_they_stand_for(text: str, cache: dict[str, str], built: Callable[..., Path]) -> None:
     """Rotated heads too, which keys and queries must share. Tokens are the same however a prompt comes in chunks."""
-    path, found = built(kv_compression=text, target="cpu", kv_cache=codes), list[object]()
+    path, found = built(kv_compression=text, target="cpu", **cache), list[object]()
     _, expected = greedy(POLICIES[text], TOKENS[:100], 2)
     for chunk in (5, None):
         with llmc.load(path, threads=1, max_step_tokens=chunk) as engine:

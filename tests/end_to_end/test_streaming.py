@@ -72,13 +72,16 @@ def test_bits_are_the_same_in_any_company(built: Callable[..., Path]) -> None:
             assert not engine.loop.groups[0].pool.used
 
 
-@pytest.mark.parametrize("codes", ["int8", "fp8", "int4:head"])
-def test_codes_are_turned_too(codes: str, built: Callable[..., Path]) -> None:
-    path, found = built(kv_compression=STREAMING, target="cpu", kv_cache=codes), list[object]()
+@pytest.mark.parametrize(
+    ("option", "cache"),
+    [("kv_cache", "int8"), ("kv_cache", "fp8"), ("kv_cache", "int4:head"), ("kv_dtype", "bfloat16")],
+)
+def test_stored_keys_are_turned(option: str, cache: str, built: Callable[..., Path]) -> None:
+    path, found = built(kv_compression=STREAMING, target="cpu", **{option: cache}), list[object]()
     for chunk in (5, None):
         with llmc.load(path, threads=1, max_step_tokens=chunk) as engine:
             found.append(said(engine))
-            if codes == "int8":
+            if cache in ("int8", "bfloat16"):
                 expected = streamed_logits(POLICY, TOKENS)
                 # Rounding the codes alone costs 0.012; turned keys are rounded up to three times more.
                 assert abs(engine.logits(TOKENS) - expected).mean() < 0.03 * expected.std()

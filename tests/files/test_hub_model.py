@@ -84,7 +84,7 @@ def test_what_the_hub_does_not_give_is_refused_in_words(hub: Hub, tmp_path: Path
     answers = ask(hub, tmp_path, ("org/other", True), ("org/gated", True), ("org/tiny@v9", True))
     assert [each[0] for each in answers] == [
         "org/other is neither a directory here nor a model on the hub",
-        "org/gated asks those who use it for their consent",
+        "org/gated requires consent to its terms of use",
         "org/tiny has no revision 'v9'",
     ]
     offline = ask(hub, tmp_path, ("org/new@v2", True), HF_HUB_OFFLINE="1")[0]

@@ -118,7 +118,7 @@ def test_the_inputs_must_be_the_stages() -> None:
 def test_a_weight_needs_its_placeholder() -> None:
     graph, _ = llama(layers=1)
     graph.weights["lost"] = next(iter(graph.weights.values()))
-    with pytest.raises(PassError, match=r"weights without a placeholder: \['lost'\]"):
+    with pytest.raises(PassError, match=r"weights that have no placeholder: \['lost'\]"):
         verify(graph)
 
 

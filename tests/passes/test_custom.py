@@ -37,7 +37,7 @@ def test_a_pass_goes_where_it_says() -> None:
 @pytest.mark.parametrize(
     ("added", "says", "fix"),
     [
-        (lambda: named("fuse_rope"), "there is a pass 'fuse_rope' already", "a name of its own"),
+        (lambda: named("fuse_rope"), "there is a pass 'fuse_rope' already", "a unique name"),
         (lambda: named("mine", "fuse_ropes"), "goes after 'fuse_ropes', but there is no such pass", "'fuse_rope'"),
         (lambda: "fuse_rope", "a pass must be a Rewrite or a GraphPass", "docs/custom-passes.md"),
     ],

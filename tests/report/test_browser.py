@@ -165,7 +165,7 @@ def test_sliders_change_costs_and_measured_steps_show_measured_times(page: Page,
     assert page.locator("th", has_text="Measured").count() == 0
     page.get_by_role("button", name=profile.steps[1].name).click()
     assert page.locator("th", has_text="Measured").count() == 1
-    assert "measured a launch" in page.locator(".numbers").inner_text()
+    assert "measured per launch" in page.locator(".numbers").inner_text()
     assert page.get_by_label("Batch, exactly").input_value() == "2"
     page.get_by_role("button", name="Prefill", exact=True).click()
     assert page.get_by_label("Prompt tokens, exactly").is_visible()
@@ -235,7 +235,7 @@ def test_zeros_are_shown_in_all_and_of_each_weight(browser: Browser, contents: E
     with opened(browser, report_page(replace(contents, sparse=weights), RATES), tmp_path / "sparse.html") as page:
         section = page.locator("#sparsity")
         cards = " ".join(section.locator(".card").all_inner_texts())
-        for part in ("35.0%", "9.00 bits a weight", "1.78 ×", "1\nweights keep their zeros"):
+        for part in ("35.0%", "9.00 bits per weight", "1.78 ×", "1\nweights keep their zeros"):
             assert part in cards, cards
         rows = [row.split("\t") for row in section.locator("tbody tr").all_inner_texts()]
         assert rows[0] == ["layers.0.up_proj", "sparsegpt:0.5", "50.0%", "9.00", "1.78 ×", "8.0%", ""]

@@ -119,7 +119,7 @@ def test_experts_say_whether_they_or_their_channels_are_divided(tmp_path: Path) 
         found = explain_model(captured, default(), options).ranks
         assert found is not None
         (router,) = (each for each in found.placements.weights if each.name.endswith("router.weight"))
-        assert router.axis is None and router.why.startswith("what ranks would then tell each other takes longer")
+        assert router.axis is None and router.why.startswith("exchanging parts between ranks would take longer")
         of = {each.name: each for each in found.placements.weights if "experts" in each.name}
         gate = of["model.layers.*.mlp.experts.gate_up_proj"]
         assert (gate.shape, gate.parts, gate.why) == ((896, 64), (448, 448), f"rows: each rank has some {part}")

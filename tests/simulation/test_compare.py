@@ -124,7 +124,9 @@ def test_what_does_not_fit_says_what_it_needs(program_of: ProgramOf) -> None:
     tiny = replace(MACHINE, memory=1_076_000_000)
     (refused,) = compare((Division(RankLayout(), 1),), program_of, tiny, LOAD, {}).outcomes
     assert isinstance(refused, Refused) and "GB per rank of 1.076: weights 0.0" in refused.reason
-    with pytest.raises(OptionError, match=r"no way to divide the ranks of h100 serves this: TP 1 × PP 1 × 1: needs"):
+    with pytest.raises(
+        OptionError, match=r"no division of the ranks of h100 can serve this load: TP 1 × PP 1 × 1: needs"
+    ):
         best_or_refuse(Comparison((refused,), {}), tiny)
 
 
@@ -139,7 +141,7 @@ def test_what_fits_is_named_where_nothing_that_was_asked_for_does(program_of: Pr
     assert found.enough == 2
     with pytest.raises(OptionError) as caught:
         best_or_refuse(found, two)
-    assert "take 2 tensor ranks, which have memory for it," in str(caught.value.fix)
+    assert "use 2 tensor ranks, which have enough memory," in str(caught.value.fix)
     assert isinstance(compare((Division(RankLayout(2), 1),), program_of, two, LOAD, {}).outcomes[0], Served)
     (alone,) = rank_memory(program_of(RankLayout()), stages_of(program_of(RankLayout())), H100.memory_bytes)
     half = replace(MACHINE, memory=alone.fixed + alone.cache(program_of(RankLayout()), 64 // 16))

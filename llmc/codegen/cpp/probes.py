@@ -28,7 +28,7 @@ _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 def read_bandwidth(
     target: CpuTarget, threads: int, *, megabytes: int | None = None, cache_dir: Path | None = None
 ) -> float:
-    """Bytes per second that `threads` threads read from memory: the best of five passes, about 0.2 s in all.
+    """Bytes per second that `threads` threads read from memory: the best of five passes, about 0.2 s in total.
 
     target: one that this machine can run. megabytes: read in a pass; by default twice what the processor's largest
     cache holds, and 256 at least. Raises ToolchainError without a compiler, LlmcError when the threads cannot be
@@ -75,7 +75,7 @@ def open_probes(
         scratch = max(scratch, library.llmc_paged_attention_scratch(*shape))
     pool = library.llmc_pool_create(threads, scratch)
     if not pool:
-        raise LlmcError(f"{threads} threads cannot be started", fix="ask for fewer threads")
+        raise LlmcError(f"{threads} threads cannot be started", fix="use fewer threads")
     try:
         yield Probes(library, pool)
     finally:

@@ -26,8 +26,8 @@ class DeviceLaunch:
     R (program/launch_grid.py), such as "cdiv(T, 64) * 4". then: launches that follow, such as one that adds up what
     this one left in a workspace. sides: as of Launch. min_tokens, max_tokens: the row counts (T, or L where the
     launch's rows are logit rows) that the launch serves, None for no limit; together the candidates serve every count.
-    seconds: predicted at the most of them, of all launches together, with the one that does the work; None where the
-    node's cost says it.
+    seconds: predicted for the maximum row count, for this launch and those that follow together; None if the node's
+    cost is the prediction.
     """
 
     function: Any

@@ -9,7 +9,7 @@ from llmc.program.launch_arguments import Operand
 
 
 def launch_alternatives(program: Program, chosen: Sequence[Alternative]) -> Program:
-    """The program with those of its alternatives launched, at most one for a site, and memory planned anew.
+    """The program with those of its alternatives launched, at most one for a site, and with a new memory plan.
 
     The replaced launches become alternatives.
     """

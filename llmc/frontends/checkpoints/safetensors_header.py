@@ -56,7 +56,7 @@ def _header_bytes(file: Path) -> tuple[bytes, int]:
         length = int.from_bytes(prefix, "little")
         if len(prefix) < 8 or 8 + length > size:
             raise CheckpointError(
-                f"truncated: the file has {size} bytes, its header alone needs {8 + length if len(prefix) == 8 else 8}",
+                f"truncated: the file has {size} bytes, its header needs {8 + length if len(prefix) == 8 else 8}",
                 at=file,
                 fix=DOWNLOAD_AGAIN,
             )

@@ -48,7 +48,7 @@ class Eagle3Settings:
         ids = (2, layers // 2, layers - 3) if self.layer_ids is None else self.layer_ids
         if not ids or any(not 0 <= each <= layers for each in ids) or len(set(ids)) < len(ids):
             raise CheckpointError(
-                f"hidden states before the layers {list(ids)} are not to be had of a model of {layers} layers",
+                f"hidden states before the layers {list(ids)} do not exist in a model of {layers} layers",
                 at=self.file,
                 fix="take a draft that was trained for this model, or give those that this one was trained on: "
                 f'"{LAYER_IDS}": [...]',

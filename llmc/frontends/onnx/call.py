@@ -108,8 +108,8 @@ class Call:
             f"{self.node.label}: {problem}",
             at=self.node.op,
             fix=fix
-            or "export the model again in another way, or build it from its safetensors; docs/onnx.md says "
-            "what is read",
+            or "export the model again in another way, or build it from its safetensors; docs/onnx.md lists "
+            "the supported operators",
         )
 
     def _attribute(self, name: str, kind: type, default: Any) -> Any:

@@ -52,14 +52,14 @@ def unknown_operator(node: OnnxNode) -> CaptureError:
     )
     if node.op_type in _QDQ:
         fix = (
-            "QDQ graphs round what they compute with: export the model without quantization and build it with "
+            "QDQ graphs quantize computed values: export the model without quantization and build it with "
             "--quantize int8, or with weights of MatMulNBits"
         )
     elif node.op_type in _STATES:
         fix = (
             "layers other than attention that keep a state are not read from ONNX: build the model from its safetensors"
         )
-    return CaptureError(f"{node.label}: llmc does not know this operator", at=node.op, fix=fix)
+    return CaptureError(f"{node.label}: llmc does not support this operator", at=node.op, fix=fix)
 
 
 _MOST_CALLS = 1 << 17
@@ -96,5 +96,5 @@ def _refused(model: OnnxModel, problem: str) -> CaptureError:
     return CaptureError(
         f"the model cannot be expanded: {problem}",
         at=model.file,
-        fix="export the model again, without functions of its own: onnx.inliner.inline_local_functions",
+        fix="export the model again, with its functions inlined: onnx.inliner.inline_local_functions",
     )

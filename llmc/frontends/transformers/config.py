@@ -106,7 +106,7 @@ def load_config(directory: Path, asked: TaskChoice = "generate") -> LoadedConfig
     config = whole if text is None else text
     task = chosen_task(settings, directory, asked)
     if task is not None and text is not None:
-        raise CaptureError(f"{model_type!r} is multimodal", at=file, fix="only models of text alone give rows of texts")
+        raise CaptureError(f"{model_type!r} is multimodal", at=file, fix="only text models compute rows for texts")
     class_name = _causal_class(config) if task is None else class_name_of(task, config.model_type, file)
     if class_name is None:
         half = "" if text is None else f"is multimodal, and its text half, {config.model_type!r}, "

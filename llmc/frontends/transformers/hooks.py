@@ -142,8 +142,8 @@ def _check_all_seen(module: Any, indices: Tensor, tokens: int | torch.SymInt, la
     elif not statically_known_true(chosen == tokens):
         raise CaptureError(
             f"{layer} lets each query see {most} keys, which its indexer chooses",
-            fix="llmc::attention sees all keys: of such models those compile that choose more of them than "
-            f"{EXAMPLE_TOKENS}, for contexts of as many tokens as they choose",
+            fix="llmc::attention sees all keys: such a model compiles only if it chooses more than "
+            f"{EXAMPLE_TOKENS} keys, for contexts up to that number of tokens",
         )
 
 

@@ -114,7 +114,7 @@ def _hold(module: Any, layer_type: str | None, inv_freq: Tensor, scaling: float)
     if layer_type is None:
         module.rope_type = "default"
         config.rope_parameters = {**config.rope_parameters, "rope_type": "default"}
-        # Some compute them anew at every call.
+        # Some models compute them again at every call.
         module.rope_init_fn = lambda *given, **named: (inv_freq, scaling)
     else:
         module.rope_type = {**module.rope_type, layer_type: "default"}

@@ -179,7 +179,7 @@ class Placements:
         self._absorb(first, second, up // common)
 
     def _part_into_runs(self, one: NodeAxis, other: NodeAxis, runs: int) -> bool:
-        """Whether one of two axes can have `runs` times as many runs as the other; then it has."""
+        """Whether one of two axes can have `runs` times the runs of the other; if so, this is recorded."""
         here, there = self.scale(*one).runs, self.scale(*other).runs * runs
         if here == there:
             return True

@@ -49,7 +49,7 @@ def _why(shape: Sequence[int], classes: Sequence[AxesClass | None], barred: dict
             return "it is a single head, fewer than ranks, and each rank's query heads read all of it"
         name = op_name(role.node.target) if role.node.op == "call_function" else "what the model returns"
         return f"{name} needs all {size} of its {_AXES[min(axis, 1)]} together"
-    return "what ranks would then tell each other takes longer than reading all of it"
+    return "exchanging parts between ranks would take longer than reading the whole weight"
 
 
 def _is_one_head(role: Role, each: AxesClass) -> bool:

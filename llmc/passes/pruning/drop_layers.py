@@ -141,9 +141,9 @@ def _asked(layer: _Layer, pruning: Pruning) -> Refusal:
 def _check_count(pruning: Pruning, count: int, free: int, refusals: Sequence[Refusal]) -> None:
     most = min(free, count - 1)
     if pruning.layers > most:
-        kept = f", but only {free} can go: {refusals[0].reason}" if refusals else ", and one has to stay"
+        kept = f", but only {free} can go: {refusals[0].reason}" if refusals else ", and one must stay"
         raise OptionError(
-            f"{pruning.layers} layers cannot be taken out: the model has {count}{kept}",
+            f"{pruning.layers} layers cannot be removed: the model has {count}{kept}",
             at=f"prune=layers={pruning.layers}",
             fix=f"at most layers={most}" if most > 0 else "leave layers out",
         )

@@ -69,9 +69,9 @@ def check_text_is_given(options: BuildOptions) -> None:
     """Raise OptionError if no calibration data is named."""
     if options.calibration is None:
         raise OptionError(
-            f"{_what_looks(options)} looks at activations, and no text is given",
+            f"{_what_looks(options)} needs activations, but no calibration text is given",
             at="calibration",
-            fix="name a text file like what the model will read: calibration=FILE",
+            fix="name a text file of the kind that the model will read: calibration=FILE",
         )
 
 

@@ -6,7 +6,7 @@ projection. The estimates are therefore scaled to the measurements of two plans,
 
 And they only propose. The candidates are what is given out for this budget and, where it is on no place of a fixed
 grid, for the place below it, and the schemes that are the same for all weights and fit. Each is carried out in full,
-and the one whose output diverges least, on text held apart, is taken.
+and the one whose output diverges least on held-out text is used.
 """
 
 import math
@@ -91,7 +91,7 @@ def choose_schemes(
     found = [(measure(by_module(units, each.schemes), is_rough=False), each) for each in told]
     divergence, best = min(found, key=lambda each: each[0])
     schemes = by_module(units, best.schemes)
-    why = f"{best.name}, KL {divergence:.2e} on text held apart, the least of {len(found)}"
+    why = f"{best.name}, KL {divergence:.2e} on held-out text, the least of {len(found)}"
     reasons = choice.reasons(best, [of_unit[0].divergence for of_unit in rungs])
     return with_schemes(planned, schemes), {module: f"{reason}; as in {why}" for module, reason in reasons.items()}
 

@@ -188,7 +188,7 @@ class Quantizer:
         is_sparse = any(each.module == planned.module for each in self._graph.sparse)
         kept = weight != 0 if is_sparse else None
         if is_of_experts(product):
-            assert self._stream is not None, "methods that look at inputs are planned with calibration text only"
+            assert self._stream is not None, "methods that need inputs are planned only with calibration text"
             return round_experts(weight, scheme, self._stream, product, kept)
         x = call_arguments(product)["x"]
         if scheme.method == "gptq":
@@ -254,7 +254,7 @@ def _output_squares(
 
 
 def errors_measured_on(sequences: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """As many of them as have the tokens that errors are measured on."""
+    """The first sequences, enough for the tokens on which errors are measured."""
     ends = accumulate(map(len, sequences), initial=0)
     return tuple(each for each, begun in zip(sequences, ends, strict=False) if begun < _MEASURED_ROWS)
 

@@ -26,7 +26,7 @@ class Rung(Generic[S]):
 def spend(ladders: Sequence[Sequence[Rung[S]]], bits: float) -> list[int]:
     """The rung of each ladder, so that all together take at most `bits` and diverge least.
 
-    Each ladder's rungs in ascending bits; the first ones take no more than `bits` in all. Source: the multiple-choice
+    Each ladder's rungs in ascending bits; the first ones take no more than `bits` together. Source: the multiple-choice
     knapsack problem, by dynamic programming over what is spent, in parts of the budget; each cost is rounded up.
     """
     left = bits - sum(ladder[0].bits for ladder in ladders)

@@ -52,7 +52,7 @@ def choose_ratios(
         for name, schemes in data.told("candidates", candidates.items(), len(candidates))
     }
     best = min(found, key=found.__getitem__)
-    why = f"{best}, KL {found[best]:.2e} on text held apart, the least of {len(found)}"
+    why = f"{best}, KL {found[best]:.2e} on held-out text, the least of {len(found)}"
     return by_module(units, candidates[best]), _reasons(units, rungs, change.tried, why)
 
 

@@ -56,7 +56,7 @@ def _fused(modifiers: Modifiers, kind: str) -> Elementwise:
     """fma: the product is exact in double precision, where that is enough."""
     modifiers.one_of("rn")
     if kind != "f32":
-        raise modifiers.refused("the machine knows fma of single precision alone")
+        raise modifiers.refused("the machine supports only fma of single precision")
     return _float(modifiers, kind, 3, fused_multiply_add)
 
 
@@ -92,7 +92,7 @@ def _exact(function: Callable[[Values], Values]) -> Callable[[Modifiers, str], E
     def choose(modifiers: Modifiers, kind: str) -> Elementwise:
         modifiers.one_of("approx", "rn")
         if kind != "f32":
-            raise modifiers.refused("the machine knows it of single precision alone")
+            raise modifiers.refused("the machine supports it only in single precision")
         return _float(modifiers, kind, 1, rounded)
 
     return choose

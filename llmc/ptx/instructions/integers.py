@@ -139,7 +139,7 @@ def build_carrying(operands: Operands, modifiers: Modifiers) -> Action:
     part = modifiers.one_of("lo", "hi")
     leaves = modifiers.flag("cc")
     if modifiers.one_of("u32", "s32") == "s32" and part == "hi":
-        raise modifiers.refused("the machine knows carries of .u32 alone")
+        raise modifiers.refused("the machine supports only carries of .u32")
     modifiers.finish()
     operands.count(4)
     a, b, c = (operands.reader(1 + i, U32) for i in range(3))

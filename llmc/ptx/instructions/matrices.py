@@ -90,7 +90,7 @@ def build_mma(operands: Operands, modifiers: Modifiers) -> Action:
         modifiers.one_of(each)
     shape = _SHAPE.fullmatch(modifiers.next())
     if shape is None:
-        raise modifiers.refused("the machine knows m16n8 alone")
+        raise modifiers.refused("the machine supports only m16n8")
     modifiers.one_of("row")
     modifiers.one_of("col")
     saturates = modifiers.flag("satfinite")

@@ -82,7 +82,7 @@ class _Matrix:
 def _mma_async(operands: Operands, modifiers: Modifiers) -> Action:
     shape = _SHAPE.fullmatch(modifiers.next())
     if shape is None:
-        raise modifiers.refused("the machine knows m64 alone")
+        raise modifiers.refused("the machine supports only m64")
     columns, depth = int(shape[1]), int(shape[2])
     saturates = modifiers.flag("satfinite")
     b_kind, a_kind, d_kind = (modifiers.last() for _ in range(3))

@@ -83,7 +83,7 @@ RULES: tuple[CoverageRule, ...] = (
     ),
     serving(
         "operations over whole texts",
-        "kept apart by text",
+        "separated by text",
         ("batch_texts",),
         named(ops.ragged_attention.default, ops.segments_of_texts.default, ops.pool_rows.default),
         named(ops.bidirectional_attention.default, ops.segments.default, ops.pool.default),

@@ -156,7 +156,7 @@ class ReopeningExecutor(Executor, Protocol):
         """Have it called, by another thread, when a rank is lost; `lost` says which by then."""
 
     def reopen(self) -> None:
-        """Start all of them anew after a loss, with empty caches; steps run again. Raises RankError."""
+        """Start all ranks again after a loss, with empty caches; steps run again. Raises RankError."""
 
 
 @runtime_checkable

@@ -48,8 +48,8 @@ _MOST_NOTES = 20
 
 @dataclass(frozen=True)
 class CompiledGrammar:
-    """Makes masks at a grammar's beginning, one for each choice of a request. notes: what the grammar asks for that
-    outputs are not held to."""
+    """Makes masks at a grammar's beginning, one for each choice of a request. notes: constraints of the grammar that
+    are not enforced."""
 
     matcher: LLMatcher
     vocab_size: int
@@ -198,7 +198,7 @@ class GrammarCompiler:
         except WorkerError as error:
             raise _failure(str(error)) from None
         if answer is None:
-            raise UnavailableError("what compiles grammars is still starting", at="grammar", fix="try again later")
+            raise UnavailableError("the grammar compiler is still starting", at="grammar", fix="try again later")
         if "late" in answer:
             raise self._too_slow()
         if "lost" in answer:

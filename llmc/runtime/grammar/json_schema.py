@@ -2,7 +2,7 @@
 do not know.
 
 Schemas are made by pydantic, zod and OpenAI's clients, which also write formats that are only annotations, patterns
-with look-ahead, and bounds of 64 bits. Answers can be held to the rest, and the client validates them anyway.
+with look-ahead, and bounds of 64 bits. A grammar can enforce the rest, and the client validates answers anyway.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def notes_of_warnings(warnings: Sequence[str]) -> list[str]:
 
 
 def _ignored(what: str) -> str:
-    return f"{what} in the JSON schema is ignored: the output is not held to it"
+    return f"{what} in the JSON schema is ignored: the output may violate it"
 
 
 def _parts(schema: object) -> Iterator[dict[str, Any]]:

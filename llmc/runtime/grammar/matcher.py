@@ -131,7 +131,7 @@ def grammar_tokenizer(path: Path, vocab_size: int, eos_token_ids: tuple[int, ...
         tokenizer: LLTokenizer = LLTokenizer(config, n_vocab=vocab_size, eos_token=list(eos_token_ids) or None)
     except Exception as error:
         raise RequestError(
-            f"outputs cannot be held to a grammar with this model's tokenizer: {' '.join(str(error).split()):.200}",
+            f"this model's tokenizer does not support grammars: {' '.join(str(error).split()):.200}",
             at="grammar",
             fix="leave the grammar out",
         ) from error

@@ -28,7 +28,7 @@ def offloading_wish(size: Any, directory: Any, *, prefix_cache: bool = True) -> 
             raise OptionError(
                 "a directory for the second tier was given, and no size",
                 at=f"kv_offloading_dir={str(place)!r}",
-                fix="say how much may be kept there: kv_offloading_size='20GB'",
+                fix="set its size as well: kv_offloading_size='20GB'",
             )
         return None
     nbytes = size_in_bytes(size) if isinstance(size, str) else size
@@ -46,6 +46,6 @@ def offloading_wish(size: Any, directory: Any, *, prefix_cache: bool = True) -> 
         raise OptionError(
             "the directory for the second tier is an engine",
             at=f"kv_offloading_dir={str(place)!r}",
-            fix="name a directory of its own",
+            fix="name a directory that nothing else uses",
         )
     return OffloadingWish(nbytes, place, size)

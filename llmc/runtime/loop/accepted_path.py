@@ -1,4 +1,4 @@
-"""Which drafts of a step came true, and moving their keys and values to where a chain would have them."""
+"""The accepted drafts of a step, and moving their keys and values to the rows of a chain."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from llmc.runtime.scheduling.step_plan import Chunk
 class AcceptedPath:
     """The way through a chunk's drafts that a request's tokens take. first_row: of logits, after its last token.
 
-    nodes: the drafts that came true.
+    nodes: the accepted drafts.
     """
 
     chunk: Chunk

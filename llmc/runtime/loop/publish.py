@@ -59,7 +59,7 @@ def _choice(request: Request) -> RowChoice | None:
 
 
 def ahead(choice: RowChoice | None, chunk: Chunk) -> list[RowChoice | None]:
-    """How to choose the next token, and those after it if drafts come true."""
+    """How to choose the next token, and those after it if drafts are accepted."""
     if choice is None or choice is BEST or not chunk.draft:
         return [choice] * chunk.logit_rows
     return [choice, *(choice._replace(counters=choice.counters + depth) for depth in chunk.draft.depths())]

@@ -120,7 +120,7 @@ def mark_lost(memory: RankMemory) -> None:
     memory.lost[:] = 1
 
 
-_SEE_FIRST = "look at what the first rank says"
+_SEE_FIRST = "see the output of the first rank"
 
 
 def _store(launch: Launch, seconds: float) -> Store:
@@ -178,7 +178,7 @@ def _await_all(store: Store, launch: Launch, own: Greeting, members: list[Member
                 raise RankError(
                     f"rank {', '.join(map(str, missing))} of {launch.ranks} did not come up within {seconds:g} seconds",
                     at=f"{launch.address}:{launch.port}",
-                    fix="look at what torchrun says on the other machines; where starting takes longer, set "
+                    fix="see the output of torchrun on the other machines; if starting takes longer, set "
                     "LLMC_RANK_START_SECONDS",
                 ) from None
             member = _greeted(Channel(connection), secret, own)

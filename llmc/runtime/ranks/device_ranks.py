@@ -160,7 +160,7 @@ def _met(meet: Callable[[], DevicePlace]) -> DevicePlace:
         raise RankError(
             f"the ranks could not meet: {' '.join(str(error).split()):.300}",
             at="the engine's ranks",
-            fix="look at whether each rank's GPU is free and sees the others: nvidia-smi topo -m",
+            fix="check that each rank's GPU is free and can reach the others: nvidia-smi topo -m",
         ) from None
 
 

@@ -96,7 +96,7 @@ class RankedCppExecutor(ChoosingCppExecutor):
             tell()
 
     def reopen(self) -> None:
-        """Start the other ranks anew after one was lost. Raises RankError, also where torchrun has started them."""
+        """Start the other ranks again after one was lost. Raises RankError, also where torchrun has started them."""
         if self._launch is not None:
             raise RankError(
                 f"{self._team.error().problem}, and torchrun has to start the ranks again",

@@ -55,7 +55,7 @@ def _accepted(listener: socket.socket, secret: str, rank: int) -> Channel:
             channel.close()
         except TimeoutError:
             raise RankError(
-                f"rank {rank}, whose rows this one goes on with, did not connect within {seconds:g} seconds",
+                f"rank {rank}, which sends rows to this one, did not connect within {seconds:g} seconds",
                 at="the engine's ranks",
                 fix="look whether all machines reach each other; where starting takes longer, set "
                 "LLMC_RANK_START_SECONDS",

@@ -115,7 +115,7 @@ class Team:
         return RankError(
             f"{self._reason}: the engine cannot go on without it",
             at="the engine's ranks",
-            fix="look at why that happened, then open the engine again",
+            fix="find the cause, then open the engine again",
             rank=None if self.lost is None else self.lost.rank,
         )
 
@@ -245,7 +245,7 @@ def await_message(member: Member, seconds: float) -> Any:
         raise RankError(
             f"{member.name} {problem}",
             at="the engine's ranks",
-            fix="look at the machine's memory and at what else runs there, then open the engine again; where starting "
+            fix="check the machine's memory and its other processes, then open the engine again; if starting "
             "takes longer, set LLMC_RANK_START_SECONDS",
         )
     member.channel.socket.settimeout(None)

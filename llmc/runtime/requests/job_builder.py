@@ -28,9 +28,6 @@ from llmc.runtime.text.tokenizer import Tokenizer
 # Number of choices for which masks at the beginning of a grammar are prepared.
 NewMasks = Callable[[int], Sequence[TokenMask]]
 
-MAX_LOGPROBS = 128
-MAX_CHOICES = 256
-
 
 def check_task(head: Head | None, *, wants_row: bool) -> None:
     """Raise RequestError unless a model with that head gives such answers: a row of a text, or tokens."""
@@ -99,18 +96,6 @@ class JobBuilder:
                 at="grammar",
                 fix="rebuild the engine from a model directory with a tokenizer.json",
             )
-        for name, most in (
-            ("n", MAX_CHOICES),
-            ("best_of", MAX_CHOICES),
-            ("beam_width", MAX_CHOICES),
-            ("logprobs", MAX_LOGPROBS),
-            ("prompt_logprobs", MAX_LOGPROBS),
-        ):
-            value = getattr(params, name)
-            if value is not None and value > most:
-                raise RequestError(
-                    f"{name} is {value}, and at most {most} is served", at=f"{name}={value}", fix=f"ask for {most}"
-                )
 
     def job(
         self,

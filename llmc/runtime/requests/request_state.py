@@ -9,7 +9,7 @@ from llmc.runtime.prefix_cache.chain import Chain
 class GroupTable:
     """Blocks of a group of layers that do not keep everything, by row // block_size.
 
-    Blocks before `first` are given back, except those that the policy pins. dropped: rows that have left the table: the
+    Blocks before `first` are freed, except those that the policy pins. dropped: rows that have left the table: the
     row of a token is its position less these. A multiple of the block size. cut_at: tokens at the last cut, 0 for none.
     """
 

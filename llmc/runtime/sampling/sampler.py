@@ -210,7 +210,7 @@ class Sampler:
 
     @property
     def has_mask(self) -> bool:
-        """Whether `is_complete` may come true."""
+        """Whether `is_complete` can become true."""
         return self._mask is not None
 
     @property

@@ -176,7 +176,7 @@ class SamplingParams:
             self._refuse("grammar", "a Grammar")
         if self.beam_width is not None:
             if self.grammar is not None:
-                self._refuse("grammar", "None together with beam_width: beams are not held to a grammar")
+                self._refuse("grammar", "None together with beam_width: beam search does not support grammars")
             for name in ("best_of", "seed"):
                 if getattr(self, name) is not None:
                     self._refuse(name, "None together with beam_width: beam search does not sample")

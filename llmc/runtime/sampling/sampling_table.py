@@ -1,7 +1,7 @@
-"""The numbers among the sampling parameters, each once: its default, what it may be, and what it does, in a line.
+"""The numbers among the sampling parameters, with their defaults, ranges and help texts.
 
-SamplingParams checks by this table. The command line takes its help and its defaults from it, and the server's fields
-their bounds.
+SamplingParams checks values with this table. The command line uses its help texts and defaults, and the server's fields
+use its bounds.
 """
 
 from collections.abc import Mapping
@@ -14,12 +14,12 @@ class SamplingNumber:
     """One parameter.
 
     Args:
-        default: the value of a request that does not say; None is allowed only where it is the default.
-        low: the least value. Where it is an int, values are whole numbers.
-        high: the greatest value; None for no bound.
-        help: for the command line.
+        default: the default value; None is allowed only if it is the default.
+        low: the minimum. If it is an int, values are whole numbers.
+        high: the maximum; None for no bound.
+        help: the help text of the command line.
         above: whether `low` itself is refused.
-        served: the least and the greatest value that the server takes, where these are others.
+        served: the minimum and maximum that the server accepts, if they differ.
     """
 
     default: float | None
@@ -59,35 +59,37 @@ _LONGEST = 2**31
 SAMPLING_NUMBERS: Mapping[str, SamplingNumber] = {
     "max_tokens": SamplingNumber(128, 0, None, "tokens to generate", served=(0, _LONGEST)),
     "min_tokens": SamplingNumber(0, 0, None, served=(0, _LONGEST)),
-    "temperature": SamplingNumber(0.0, 0.0, 1e6, "0 is greedy", served=(0.0, 2.0)),
+    "temperature": SamplingNumber(0.0, 0.0, 1e6, "temperature; 0 is greedy", served=(0.0, 2.0)),
     # The server takes 0 and -1 for None.
-    "top_k": SamplingNumber(None, 1, None, "sample from the k likeliest", served=(-1, _LONGEST)),
-    "top_p": SamplingNumber(1.0, 0.0, 1.0, "sample from the smallest set with this probability", above=True),
-    "min_p": SamplingNumber(0.0, 0.0, 1.0, "drop tokens below this share of the likeliest's probability"),
-    "typical_p": SamplingNumber(1.0, 0.0, 1.0, "sample from the most typical ones with this probability", above=True),
+    "top_k": SamplingNumber(None, 1, None, "sample from the k most likely tokens", served=(-1, _LONGEST)),
+    "top_p": SamplingNumber(1.0, 0.0, 1.0, "sample from the smallest set of tokens with this probability", above=True),
+    "min_p": SamplingNumber(0.0, 0.0, 1.0, "drop tokens below this share of the largest probability"),
+    "typical_p": SamplingNumber(1.0, 0.0, 1.0, "sample from the most typical tokens with this probability", above=True),
     "repetition_penalty": SamplingNumber(
-        1.0, 0.0, 1e6, "divides the logits of tokens seen before", above=True, served=(0.01, 100.0)
+        1.0, 0.0, 1e6, "divides the logits of tokens in the prompt or output", above=True, served=(0.01, 100.0)
     ),
-    "presence_penalty": SamplingNumber(0.0, -1e6, 1e6, "taken once from tokens generated before", served=(-2.0, 2.0)),
+    "presence_penalty": SamplingNumber(
+        0.0, -1e6, 1e6, "subtracted once from the logit of every token already generated", served=(-2.0, 2.0)
+    ),
     "frequency_penalty": SamplingNumber(
-        0.0, -1e6, 1e6, "taken per occurrence from tokens generated before", served=(-2.0, 2.0)
+        0.0, -1e6, 1e6, "subtracted from the logit per occurrence of an already generated token", served=(-2.0, 2.0)
     ),
     "dry_multiplier": SamplingNumber(
-        0.0, 0.0, 1e6, "DRY: taken from a token that would go on repeating; 0 is off", served=(0.0, 100.0)
+        0.0, 0.0, 1e6, "DRY: subtracted from a token that continues a repetition; 0 disables it", served=(0.0, 100.0)
     ),
-    "dry_base": SamplingNumber(1.75, 1.0, 1e3, "times this for every token more that is repeated", served=(1.0, 100.0)),
-    "dry_allowed_length": SamplingNumber(2, 1, 1000, "repetitions shorter than this cost nothing"),
+    "dry_base": SamplingNumber(1.75, 1.0, 1e3, "DRY: factor per further token of the repetition", served=(1.0, 100.0)),
+    "dry_allowed_length": SamplingNumber(2, 1, 1000, "DRY: length of repetitions without penalty"),
     # The server takes -1 for None.
     "dry_penalty_last_n": SamplingNumber(
-        None, 0, None, "how many tokens it looks back; default: all", served=(-1, _LONGEST)
+        None, 0, None, "DRY: number of last tokens to search; default: all", served=(-1, _LONGEST)
     ),
-    "seed": SamplingNumber(None, 0, None, "of the sampling", served=(0, 2**63 - 1)),
-    "n": SamplingNumber(1, 1, None, served=(1, 128)),
-    "best_of": SamplingNumber(None, 1, None, served=(1, 128)),
-    "beam_width": SamplingNumber(None, 1, None),
+    "seed": SamplingNumber(None, 0, None, "seed of the sampling; default: random", served=(0, 2**63 - 1)),
+    "n": SamplingNumber(1, 1, 256, served=(1, 128)),
+    "best_of": SamplingNumber(None, 1, 256, served=(1, 128)),
+    "beam_width": SamplingNumber(None, 1, 256),
     "length_penalty": SamplingNumber(1.0, -1e3, 1e3, served=(-100.0, 100.0)),
-    "logprobs": SamplingNumber(None, 0, None, served=(0, 20)),
-    "prompt_logprobs": SamplingNumber(None, 0, None, served=(0, 20)),
+    "logprobs": SamplingNumber(None, 0, 128, served=(0, 20)),
+    "prompt_logprobs": SamplingNumber(None, 0, 128, served=(0, 20)),
 }
 
 

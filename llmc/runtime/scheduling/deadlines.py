@@ -8,8 +8,8 @@ from llmc.runtime.requests.request import Request
 class Deadlines:
     """Requests that have a deadline, until it has passed or they are dropped.
 
-    Most end long before their deadline, which may be a day away. So the heap holds no request, and is made anew when
-    most of it is of those that were dropped.
+    Most end long before their deadline, which may be a day away. So the heap holds no request, and is rebuilt when
+    most of its entries belong to dropped requests.
     """
 
     def __init__(self) -> None:

@@ -82,7 +82,7 @@ class GroupPool:
         self._on_loss = listener
 
     def held(self, table: GroupTable) -> list[int]:
-        """The blocks of a table that were not given back."""
+        """The blocks of a table that were not freed."""
         return [table.blocks[place] for place in self.held_places(table, len(table.blocks))]
 
     def held_places(self, table: GroupTable, end: int) -> list[int]:

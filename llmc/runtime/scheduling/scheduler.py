@@ -184,7 +184,7 @@ class Scheduler:
             self.remove(request)
 
     def advance(self, chunk: Chunk, tokens: int) -> None:
-        """So many of the chunk's tokens have been computed: all, but of those with drafts what came true."""
+        """Record that `tokens` tokens of the chunk have been computed: all, or for drafts the accepted ones."""
         chunk.request.standing.computed += tokens
         self._full.reach(chunk.request)
         if self._snapshots is not None:

@@ -79,7 +79,7 @@ class SecondTier:
         return True
 
     def swapped(self, request: Request) -> SavedRequest | None:
-        """The record of a swapped request if all of its blocks have come back, else None: the request begins anew."""
+        """The record of a swapped request if all of its blocks have come back, else None: the request starts again."""
         saved = self._saved.get(request)
         if saved is None or not self._is_complete(request, saved):
             return None
@@ -143,7 +143,7 @@ class SecondTier:
     def _wanted(self, request: Request) -> list[BlockKey]:
         """The keys of blocks that the tier has and the request lacks.
 
-        They are all blocks of a swapped request if the tier has all, else the prefix of a request that begins anew.
+        They are all blocks of a swapped request if the tier has all, else the prefix of a request that starts again.
         """
         saved = self._saved.get(request)
         if saved is not None:

@@ -50,7 +50,7 @@ class EngineCollector(Collector):
     def _drafts(self, stats: SpeculationStats) -> Iterator[Metric]:
         """By their places, and which of them count, and whether that changes what answers are likely."""
         places = [(str(position), count) for position, count in enumerate(stats.accepted_at)]
-        name, text = "spec_decode_num_accepted_tokens_per_pos", "Drafts that came true, by their place."
+        name, text = "spec_decode_num_accepted_tokens_per_pos", "Accepted drafts, by their place."
         yield self._family(CounterMetricFamily, name, text, places, "position")
         is_lossy = stats.acceptance == AcceptanceMethod.TYPICAL.value
         method = [(stats.acceptance, str(is_lossy).lower(), 1)]
@@ -106,7 +106,7 @@ def counters(stats: EngineStats) -> list[tuple[str, str, float]]:
         ("prompt_tokens", "Prompt tokens taken in.", stats.prompt_tokens),
         ("generation_tokens", "Tokens generated.", stats.generation_tokens),
         ("engine_steps", "Steps of the engine.", stats.steps),
-        ("engine_restarts", "How often the engine was opened anew after a failed step.", stats.restarts),
+        ("engine_restarts", "Number of times that the engine was reopened after a failed step.", stats.restarts),
     ]
     if stats.offload is not None:
         found += [
@@ -125,5 +125,5 @@ def counters(stats: EngineStats) -> list[tuple[str, str, float]]:
         found.append(("spec_decode_num_drafts", "Proposals of one or more tokens.", stats.speculation.drafts))
         found.append(("spec_decode_num_draft_tokens", "Tokens drafted.", stats.speculation.draft_tokens))
         accepted = stats.speculation.accepted_tokens
-        found.append(("spec_decode_num_accepted_tokens", "Drafts that came true.", accepted))
+        found.append(("spec_decode_num_accepted_tokens", "Accepted drafts.", accepted))
     return found

@@ -39,7 +39,7 @@ async def read_text(
 
 
 def readable_part(model: ServedModel, fields: SamplingFields | RowFields, text: str) -> str:
-    """As many characters of a text that is cut as the tokens of the longest prompt can have: no others are kept."""
+    """The characters of a text to be cut that the tokens of the longest prompt can have; others are dropped."""
     characters = model.max_model_len * model.tokenizing.longest_token
     return text[:characters] if fields.truncation_side == "right" else text[-characters:]
 

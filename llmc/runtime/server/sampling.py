@@ -107,7 +107,7 @@ def grammar_of(fields: SamplingFields) -> Grammar | None:
     found = [*_of_format(fields), *_of_structured(fields.structured_outputs), *_of_guided(fields)]
     if len(found) > 1:
         raise bad_request(
-            f"the output cannot be held to {' and '.join(name for name, _ in found)} at once: give one", found[1][0]
+            f"only one constraint is allowed, not {' and '.join(name for name, _ in found)} together", found[1][0]
         )
     return found[0][1] if found else None
 

@@ -130,7 +130,7 @@ class ServedModel:
             own, template = replace(own, source=own.named[template], named={}), None
         if template is not None and self.request_renderer is None:
             raise bad_request(
-                "this server takes no chat templates from requests; it was started without "
+                "this server does not accept chat templates from requests: it was started without "
                 "--trust-request-chat-template",
                 "chat_template",
             )

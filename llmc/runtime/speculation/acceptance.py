@@ -1,14 +1,15 @@
-"""Which drafts count, where that is not "those that would have been drawn": by name, for requests that draw at random.
+"""Methods other than the invariant one to accept drafts, for requests that draw at random.
 
 Rejection (Leviathan et al. 2023, "Fast inference from transformers via speculative decoding", and Chen et al. 2023): a
-draft counts with probability min(1, p / q), where the model and the drafter give it p and q; instead of one that does
-not, a token is drawn from max(0, p - q). Tokens then have the distribution p whatever q is, and more drafts count.
+draft is accepted with probability min(1, p / q), where p and q are its probabilities by the model and the drafter;
+otherwise a token is drawn from max(0, p - q). Tokens then have the distribution p for any q, and more drafts are
+accepted.
 
-Typical (Cai et al. 2024, "Medusa"): a draft counts if p is more than min(threshold, alpha · exp(-entropy of p)). Tokens
-have another distribution than p then: it is lossy.
+Typical (Cai et al. 2024, "Medusa"): a draft is accepted if p is more than min(threshold, alpha · exp(-entropy of p)).
+Tokens then have another distribution than p: it is lossy.
 
-Random numbers are those of the request's seed and its count of tokens, not those that tokens are drawn by. But which
-tokens had drafts decides which of the two a token comes from, and load decides that.
+Random numbers depend on the request's seed and its count of tokens, and differ from those that draw tokens. But load
+decides which tokens have drafts, and so which of the two a token is drawn by.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,8 +29,8 @@ Tokens = npt.NDArray[np.int64]
 
 
 class Judged(NamedTuple):
-    """A row of logits of a request, the draft that may follow, and what it was drawn from: [vocabulary], summing to 1;
-    None for one that was certain."""
+    """A row of logits of a request, the draft for it, and the distribution that the draft was drawn from: [vocabulary],
+    with sum 1; None for a draft that was certain."""
 
     sampler: Sampler
     logits: Row
@@ -38,14 +39,14 @@ class Judged(NamedTuple):
 
 
 class Acceptance(Protocol):
-    """How drafts are judged."""
+    """A method to accept drafts."""
 
     @property
     def name(self) -> str:
-        """As rejection_sample_method says it."""
+        """The method's name in rejection_sample_method."""
 
     def tokens(self, judged: Sequence[Judged]) -> list[int | RequestError]:
-        """The draft, or another token, or why there is none, for each; samplers have accepted it."""
+        """For each row the draft, another token, or an error; the samplers have accepted the token."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Rejection:
     name: ClassVar[str] = "rejection"
 
     def tokens(self, judged: Sequence[Judged]) -> list[int | RequestError]:
-        """By min(1, p / q) and max(0, p - q)."""
+        """Accept with min(1, p / q), or draw from max(0, p - q)."""
 
         def decide(rows: Sequence[_Prepared], p: Probabilities) -> Tokens:
             drafts = np.array([row.draft for row in rows])
@@ -74,7 +75,7 @@ class Typical:
     name: ClassVar[str] = "typical"
 
     def tokens(self, judged: Sequence[Judged]) -> list[int | RequestError]:
-        """The draft if it is likely enough, else what is drawn without drafts."""
+        """The draft if it is likely enough, otherwise the token that is drawn without drafts."""
 
         def decide(rows: Sequence[_Prepared], p: Probabilities) -> Tokens:
             drafts, drawn = (np.array(each) for each in zip(*((row.draft, row.drawn) for row in rows), strict=True))
@@ -84,9 +85,9 @@ class Typical:
 
 
 def kept_or_redrawn(p: Probabilities, q: Probabilities, drafts: Tokens, uniforms: Probabilities) -> Tokens:
-    """For each row the draft, or a token drawn from max(0, p - q) in its place: [rows].
+    """For each row the draft, or a token drawn from max(0, p - q) instead: [rows].
 
-    p, q: [rows, vocabulary], each row summing to 1. drafts: [rows], drawn from q. uniforms: [rows, 2], in (0, 1).
+    p, q: [rows, vocabulary], each row with sum 1. drafts: [rows], drawn from q. uniforms: [rows, 2], in (0, 1).
     """
     rows = np.arange(len(drafts))
     tokens = drafts.copy()
@@ -127,7 +128,7 @@ def _prepared(row: Judged, draws: bool) -> _Prepared:
 def _decided(
     judged: Sequence[Judged], decide: Callable[[Sequence[_Prepared], Probabilities], Tokens], *, draws: bool = False
 ) -> list[int | RequestError]:
-    """Decide on the rows together whose logits are of use. draws: `decide` reads what would be drawn."""
+    """Decide for all rows with finite logits together. draws: whether `decide` uses the token that would be drawn."""
     prepared = attempts(_prepared, [(row, draws) for row in judged])
     found: list[int | RequestError] = [each if isinstance(each, RequestError) else each.draft for each in prepared]
     usable = [(index, each) for index, each in enumerate(prepared) if isinstance(each, _Prepared)]

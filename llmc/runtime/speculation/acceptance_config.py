@@ -1,4 +1,4 @@
-"""How --speculative-config says which drafts count."""
+"""The part of --speculative-config that selects which drafts are accepted."""
 
 from dataclasses import dataclass, fields
 from enum import Enum
@@ -12,7 +12,7 @@ _DRAWN = "probabilistic"
 
 
 class AcceptanceMethod(Enum):
-    """INVARIANT: those that would have been drawn, so that answers do not depend on drafts. REJECTION: exact in
+    """INVARIANT: drafts that would have been drawn, so that answers do not depend on drafts. REJECTION: exact in
     distribution. TYPICAL: lossy."""
 
     INVARIANT = "invariant"
@@ -22,7 +22,7 @@ class AcceptanceMethod(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptanceConfig:
-    """method: `rejection_sample_method`. posterior_threshold, posterior_alpha: of TYPICAL, as Medusa has them."""
+    """method: `rejection_sample_method`. posterior_threshold, posterior_alpha: for TYPICAL, as in Medusa."""
 
     method: AcceptanceMethod = AcceptanceMethod.INVARIANT
     posterior_threshold: float = number(0, 1, 0.09)
@@ -30,7 +30,7 @@ class AcceptanceConfig:
 
 
 def take_acceptance(values: dict[str, Any]) -> AcceptanceConfig:
-    """Take its keys out of the values. Raises OptionError."""
+    """Remove the keys for acceptance from the values and parse them. Raises OptionError."""
     _check_draft_sample_method(values)
     name = values.pop("rejection_sample_method", AcceptanceMethod.INVARIANT.value)
     names = [each.value for each in AcceptanceMethod]

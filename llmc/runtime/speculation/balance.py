@@ -16,14 +16,14 @@ _TRIAL = 1.0
 
 
 class Balance:
-    """In steps without drafts. may_draft: whether drafts that seem to pay are to be believed."""
+    """The balance, in units of steps without drafts. may_draft: whether drafting that seems to pay is allowed."""
 
     def __init__(self) -> None:
         self._steps = self._invested = 0.0
         self.may_draft = True
 
     def note(self, taken: float, worth: float) -> None:
-        """A step took so long, of the time of a step without drafts, and its tokens would have taken `worth`."""
+        """Record a step. taken: its time; worth: the time that its tokens would have taken without drafts."""
         gain = worth - taken + _ALLOWANCE * taken
         returned = max(0.0, min(gain, self._invested))
         self._invested -= returned
@@ -35,10 +35,10 @@ class Balance:
             self.may_draft = True
 
     def invest(self, taken: float) -> None:
-        """Beside that, what took so long will serve later steps."""
+        """Record time, in addition to that, which will serve later steps."""
         self._invested = min(self._invested + taken, -_FORGIVEN)
 
     @property
     def may_try(self) -> bool:
-        """Whether drafts may be tried that seem not to pay."""
+        """Whether drafts that seem not to pay may be tried."""
         return self._steps - self._invested >= _TRIAL

@@ -1,8 +1,8 @@
 """Choose the guesses for a step: the tree with a given number of nodes and the most expected accepted tokens.
 
-A node counts as a token only if all before it on its path have come true, so its worth is the product of the
-probabilities along the path. Children are never worth more than their parents: taking the best node that follows what
-was taken, again and again, gives the best tree (Cai et al. 2024, "Medusa", and Li et al. 2024, "EAGLE-2").
+A node counts as a token only if all nodes before it on its path are accepted, so its worth is the product of the
+probabilities along the path. Children are never worth more than their parents: taking the best node that follows a
+taken one, repeatedly, gives the best tree (Cai et al. 2024, "Medusa", and Li et al. 2024, "EAGLE-2").
 """
 
 import heapq
@@ -23,8 +23,8 @@ class Candidate(NamedTuple):
 def best_tree(candidates: Sequence[Sequence[Candidate]], most: int) -> Draft:
     """The best tree of at most `most` nodes, if the candidates at a depth do not depend on the tokens before.
 
-    candidates: by depth, the likeliest first, each token once; a depth's follow each of the one before. A candidate of
-    no probability is never taken.
+    candidates: by depth, the most likely first, each token once; the candidates of a depth follow each node of the
+    depth before. A candidate with probability zero is never taken.
     """
     tokens: list[int] = []
     parents: list[int | None] = []
@@ -62,8 +62,8 @@ def best_nodes(draft: Draft, probabilities: Sequence[float], most: int) -> Draft
 
 
 def path_by_path(tokens: Sequence[int], parents: Sequence[int | None]) -> Draft:
-    """The same tree with each node's first child right behind it: should the likeliest path come true, its keys and
-    values stand where they belong. A tree that is a chain becomes one."""
+    """The same tree with each node's first child directly after it: if the most likely path is accepted, its keys and
+    values need not be moved. If the tree is a chain, it becomes one."""
     children: dict[int | None, list[int]] = {}
     for node, parent in enumerate(parents):
         children.setdefault(parent, []).append(node)

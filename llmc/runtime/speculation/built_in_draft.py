@@ -1,4 +1,4 @@
-"""The drafter's engine inside an engine, which reads its hidden states; and inside that, the engine of its next
+"""The drafting engine inside an engine, which reads its hidden states; and inside that one, the engine of its next
 layer."""
 
 from dataclasses import dataclass, replace
@@ -21,9 +21,9 @@ from llmc.runtime.speculation.second_engine import SecondEngine
 
 @dataclass(frozen=True)
 class BuiltInDraft:
-    """layers: each drafts from the hidden states of the one before, the first one from the outer engine's. ids: the
-    outer one's tokens, one for each of theirs; None where the vocabularies are the same. vocab_size: of the outer one.
-    """
+    """layers: engines, each of which drafts from the hidden states of the one before, the first from the outer
+    engine's. ids: the outer engine's token for each token of the layers; None if the vocabularies are equal.
+    vocab_size: of the outer engine."""
 
     layers: tuple[SecondEngine, ...]
     ids: TokenIds | None
@@ -35,20 +35,19 @@ class BuiltInDraft:
         return tuple(layer.directory.program for layer in self.layers)
 
     def open(self, blocks: int, threads: int, name: ExecutorName | None) -> list[Executor]:
-        """In the outer one's vocabulary. Raises TargetError."""
+        """Open the executors, in the outer engine's vocabulary. Raises TargetError."""
         opened = [open_second(layer.directory, blocks, threads, name, layer.check) for layer in self.layers]
         rows = self.programs[0].limits.max_logit_rows
         return [in_vocabulary(executor, self.ids, self.vocab_size, rows) for executor in opened]
 
     def close(self) -> None:
-        """Without having opened it."""
+        """Release the engines without opening them."""
         for layer in self.layers:
             layer.close()
 
 
 def start_built_in(first: EngineDirectory, method: str, *, check_weights: bool) -> BuiltInDraft:
-    """The engine's draft of that method. Raises OptionError if it has none, EngineFormatError for one that does not
-    fit."""
+    """The engine's draft for a method. Raises OptionError if it has none, and EngineFormatError if it does not fit."""
     layers: list[SecondEngine] = []
     outer = first
     while f"{DRAFT}/manifest.json" in outer.files:
@@ -94,7 +93,7 @@ def _ids(first: EngineDirectory, draft: EngineDirectory) -> TokenIds | None:
 
 
 def _check_fits(first: Program, draft: Program, directory: EngineDirectory) -> None:
-    """Blocks, lengths and hidden states are the same in both."""
+    """Check that blocks, lengths and hidden states are equal in both."""
     widths = {side.columns for side in first.side_outputs if side.name == HIDDEN}
     gives = [side.name for side in draft.side_outputs]
     ours, theirs = first.limits, draft.limits

@@ -1,4 +1,4 @@
-"""Candidates for the next token by a drafter's own logits: one for a chain, or several for a tree."""
+"""Candidates for the next token from a drafter's own logits: one for a chain, or several for a tree."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -20,21 +20,21 @@ Place = tuple[SampledRequest, list[int]]
 
 
 class Following(NamedTuple):
-    """Candidates, the likeliest first. drawn_from: the distribution of a single drawn one, if requested."""
+    """Candidates, the most likely first. drawn_from: the distribution of a single drawn one, if requested."""
 
     candidates: Sequence[Candidate]
     drawn_from: Probabilities | None = None
 
 
 class Candidates(Protocol):
-    """width: how many tokens of a request are gone on from at once."""
+    """width: number of tokens of a request that are continued at once."""
 
     @property
     def width(self) -> int:
         """1 for chains."""
 
     def after(self, executor: Executor, step: Step, places: Sequence[Place]) -> Sequence[Following | RequestError]:
-        """Run the step, whose first rows of logits are those of the places."""
+        """Run the step; its first rows of logits belong to the places."""
 
     def forget(self, request: SampledRequest) -> None:
         """The request has ended."""
@@ -62,7 +62,8 @@ class ChainCandidates:
 
 
 class TreeCandidates:
-    """Several, as likely as the draft says, set right by how often candidates of a depth and rank have come true."""
+    """Several candidates each. Their probabilities are the draft's, corrected by how often candidates of a depth and
+    rank were accepted."""
 
     def __init__(self, width: int) -> None:
         self.width = width

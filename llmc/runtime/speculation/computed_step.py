@@ -1,4 +1,4 @@
-"""A step that has run and whose requests have got their tokens, as a drafter sees it."""
+"""A step that has run and whose requests have got their tokens, for drafters."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class ComputedChunk(NamedTuple):
 
 @dataclass(frozen=True)
 class ComputedStep:
-    """plan: as it was computed. sides: the side outputs that it left. executor: holds them until the next step.
+    """plan: the plan of the step. sides: the side outputs that it left. executor: holds them until the next step.
     results: of the step."""
 
     plan: StepPlan
@@ -46,8 +46,8 @@ class ComputedStep:
     results: StepResults
 
     def side_output(self, name: str) -> SideArray:
-        """One that the drafter asked for: [T or L, columns], overwritten by the next step. Rows beyond the step's own
-        may follow."""
+        """A side output that the drafter requested: [T or L, columns], overwritten by the next step. More rows than the
+        step's own may follow."""
         assert isinstance(self.executor, SideOutputExecutor)
         return self.executor.side_output(name)
 

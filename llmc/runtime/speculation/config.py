@@ -31,16 +31,15 @@ class MethodConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DraftModelConfig(MethodConfig):
-    """model: the engine that drafts; has to be given. num_speculative_tokens: drafts a step at the most; has to be
-    given."""
+    """model: the engine that drafts; required. num_speculative_tokens: maximum drafts per step; required."""
 
     model: str = text()
 
 
 @dataclass(frozen=True, kw_only=True)
 class HiddenConfig(MethodConfig):
-    """num_speculative_tokens has to be given. tree_width: tokens of a request that each step of the draft goes on from;
-    default 4, and 1, which makes chains, where other acceptance than the default one needs them."""
+    """num_speculative_tokens: required. tree_width: tokens of a request that each step of the draft continues; default
+    4. It is 1, which makes chains, for acceptance methods that need chains."""
 
     tree_width: int = number(1, MOST_NODES)
 
@@ -52,16 +51,16 @@ class Eagle3Config(HiddenConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class MedusaConfig(MethodConfig):
-    """num_speculative_tokens: drafts a step at the most; default 8."""
+    """num_speculative_tokens: maximum drafts per step; default 8."""
 
     num_speculative_tokens: int = number(1, MOST_DRAFTS, 8)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LookaheadConfig(MethodConfig):
-    """window: columns of tokens that may stand further on; default 5. ngram: tokens of an n-gram; default 3. guesses:
-    n-grams that are verified in a step; default 5. num_speculative_tokens: drafts a step at the most, by default
-    (window + guesses) · (ngram - 1), which must not be more than 63."""
+    """window: columns of tokens for later positions; default 5. ngram: tokens of an n-gram; default 3. guesses: n-grams
+    that are verified in a step; default 5. num_speculative_tokens: maximum drafts per step; default (window + guesses)
+    · (ngram - 1), which must be at most 63."""
 
     num_speculative_tokens: int = number(1, MOST_DRAFTS, MOST_NODES)
     window: int = number(1, MOST_NODES, 5)
@@ -76,8 +75,8 @@ class MtpConfig(HiddenConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class NgramConfig(MethodConfig):
-    """num_speculative_tokens: drafts a step at the most; has to be given. prompt_lookup_min, prompt_lookup_max: how
-    many of the last tokens have to be found again; each is what the other is by default, and both are 5."""
+    """num_speculative_tokens: maximum drafts per step; required. prompt_lookup_min, prompt_lookup_max: number of last
+    tokens that must match; each defaults to the other, and both to 5."""
 
     prompt_lookup_min: int = number(1, 1024)
     prompt_lookup_max: int = number(1, 1024)
@@ -113,7 +112,7 @@ METHODS = tuple(_KINDS)
 
 
 def parse_speculative_config(given: str | Mapping[str, object]) -> SpeculativeConfig:
-    """The configuration of a JSON object, as text or parsed; null is as good as left out. Raises OptionError."""
+    """Parse a JSON object, as text or parsed already; null counts as missing. Raises OptionError."""
     values = {str(key): value for key, value in _object(given).items() if value is not None}
     method = values.pop("method", None)
     acceptance = take_acceptance(values)
@@ -148,7 +147,7 @@ def _of_method(method: object, values: Mapping[str, Any]) -> SpeculativeConfig:
         raise _unknown_method(method)
     if method in ("eagle3", "medusa", "mtp") and "model" in values:
         raise OptionError(
-            f"what the method {method!r} drafts with is in the engine, and model names something else",
+            f"the drafter of the method {method!r} is in the engine, but model names another",
             at=OPTION,
             fix=f"build it in, and leave model out: llmc build MODEL --speculative {values['model']!s:.200}",
         )
@@ -168,7 +167,7 @@ def _of_method(method: object, values: Mapping[str, Any]) -> SpeculativeConfig:
 
 
 def _of_one_step(config: LookaheadConfig) -> LookaheadConfig:
-    """With no more drafts than the window and the guesses make."""
+    """Limit drafts to those that the window and the guesses make."""
     drafts = (config.window + config.guesses) * (config.ngram - 1)
     if drafts > MOST_NODES:
         raise OptionError(
@@ -181,7 +180,7 @@ def _of_one_step(config: LookaheadConfig) -> LookaheadConfig:
 
 
 def new_drafter(config: LookaheadConfig | MedusaConfig | NgramConfig | SuffixConfig) -> Drafter:
-    """One that knows nothing yet."""
+    """A new drafter without any state."""
     # Not before: options are parsed before there is a reason to import the runtime.
     from llmc.runtime.speculation.earlier_answers import EarlierAnswers
     from llmc.runtime.speculation.lookahead import LookaheadDrafter

@@ -1,4 +1,4 @@
-"""Values of --speculative-config: what a field takes, and reading them into a dataclass."""
+"""Values of --speculative-config: the allowed values of fields, and reading them into a dataclass."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, field, fields
@@ -16,7 +16,7 @@ Config = TypeVar("Config", bound="DataclassInstance")
 
 
 def number(low: int, high: int, default: float | None = None) -> Any:
-    """A field for a number of that range, whole if the field's type is int. default: None where it has to be given."""
+    """A field for a number in this range, whole if the field's type is int. default: None if the field is required."""
     return field(default=MISSING if default is None else default, metadata={"low": low, "high": high})
 
 

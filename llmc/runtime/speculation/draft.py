@@ -38,7 +38,8 @@ class Draft:
         return index - 1 if index else None
 
     def child(self, node: int | None, token: int) -> int | None:
-        """Which token follows that one, or the request's last one, and is `token`; None if it was not guessed."""
+        """The index of a node's child with this token; None if it was not guessed. The request's last token is node
+        None."""
         if self.parents is None:
             following = 0 if node is None else node + 1
             return following if following < len(self.tokens) and self.tokens[following] == token else None
@@ -58,7 +59,8 @@ class Draft:
         return nodes
 
     def without(self, unwanted: Callable[[Sequence[int]], bool]) -> Draft:
-        """The draft without the tokens whose paths, from the first one on, are unwanted, and what follows them."""
+        """The draft without tokens whose paths from the request's last token are unwanted, and without the tokens after
+        them."""
         kept: dict[int | None, int | None] = {None: None}
         paths: dict[int | None, list[int]] = {None: []}
         for node, token in enumerate(self.tokens):
@@ -73,7 +75,7 @@ class Draft:
         return replace(self, tokens=[self.tokens[node] for node in nodes], parents=parents, probabilities=drawn_from)
 
     def depths(self) -> list[int]:
-        """By token, how many tokens after the request's last one it would be: 1 for one that follows that."""
+        """By token, its distance from the request's last token: 1 for a token that follows that one."""
         if self.parents is None:
             return list(range(1, len(self.tokens) + 1))
         depths: list[int] = []
@@ -83,11 +85,11 @@ class Draft:
 
     @property
     def depth(self) -> int:
-        """Tokens that come true at the most."""
+        """The maximum number of accepted tokens."""
         return len(self.tokens) if self.parents is None else max(self.depths(), default=0)
 
     def masks(self) -> list[int]:
-        """By token, as of Step.tree_masks: bit d says that the token d before it is not one that leads to it."""
+        """By token, as for Step.tree_masks: bit d means that the row d places before it is not on its path."""
         if self.parents is None:
             return [0] * len(self.tokens)
         masks: list[int] = []

@@ -15,9 +15,9 @@ from llmc.runtime.requests.request import Request
 
 @dataclass(slots=True)
 class _Place:
-    """A request's table, which is another list when it got its blocks anew, and how many of them, from the first on,
-    are full and hold just its tokens: those stay so while it holds them. skipped: how many of these hold nothing, and
-    are not to be read."""
+    """A request's table, which is another list after its blocks were allocated again, and the number of its first
+    blocks that are full and hold its tokens: this does not change while the request holds them. skipped: number of
+    these blocks that hold nothing and must not be read."""
 
     blocks: list[int]
     checked: int = 0
@@ -25,8 +25,8 @@ class _Place:
 
 
 class DraftCache:
-    """Rows by block; a BlockWatcher. A row's token is whatever names it: the rows before it and their tokens decide
-    what it holds. executors: which all have read the same rows."""
+    """Tokens by block; a BlockWatcher. A row's token is any value that names it: a row depends on its token and on the
+    rows before it. executors: all have read the same rows."""
 
     def __init__(self, executors: Sequence[Executor], block_size: int) -> None:
         self._executors = executors
@@ -35,12 +35,12 @@ class DraftCache:
         self._places: dict[Request, _Place] = {}
 
     def given(self, blocks: Sequence[int]) -> None:
-        """Nothing is known of them."""
+        """The contents of newly allocated blocks are unknown."""
         for block in blocks:
             self._tokens.pop(block, None)
 
     def copied(self, block: int, source: int) -> None:
-        """Copied at once: no step of the second engine comes between the plan and the first one's copy."""
+        """Copy at once: no step of the second engine runs between the plan and the first engine's copy."""
         tokens = self._tokens.get(source)
         if tokens:
             for executor in self._executors:
@@ -48,7 +48,8 @@ class DraftCache:
             self._tokens[block] = tokens.copy()
 
     def known(self, request: Request, tokens: Sequence[int]) -> int:
-        """How many of these tokens, which are the request's and never change, have their rows in its blocks."""
+        """Number of these tokens whose rows are in the request's blocks. The tokens are the request's own and never
+        change."""
         blocks, size = request.standing.blocks, self._block_size
         place = self._place(request)
         for index in range(place.checked, len(blocks)):
@@ -66,11 +67,11 @@ class DraftCache:
         place.checked = place.skipped = blocks
 
     def skipped(self, request: Request) -> int:
-        """How many blocks those are."""
+        """Number of skipped blocks."""
         return self._place(request).skipped
 
     def note(self, request: Request, start: int, tokens: Sequence[int]) -> None:
-        """The rows of these tokens are written from position `start` on, and `known` was `start` at least."""
+        """Record that the rows of these tokens are written from position `start` on; `known` was at least `start`."""
         blocks, size = request.standing.blocks, self._block_size
         for index in range(start // size, len(blocks)):
             begin = index * size
@@ -83,7 +84,7 @@ class DraftCache:
             self._tokens[blocks[index]] = [*kept, *added]
 
     def forget(self, request: Request) -> None:
-        """It has ended; what its blocks hold may serve others."""
+        """The request has ended; the contents of its blocks may serve others."""
         self._places.pop(request, None)
 
     def _place(self, request: Request) -> _Place:

@@ -1,4 +1,5 @@
-"""How many tokens drafts bring, by how many are asked for: as seen in the last steps, for the others as these go on."""
+"""The number of tokens that drafts gain, by the requested number of drafts: measured in the last steps, and
+extrapolated for other numbers."""
 
 import math
 
@@ -27,7 +28,8 @@ class _Share:
 
 
 class DraftGains:
-    """Steps of requests that were asked for some number of drafts. Fewer may have been made, or trees of less depth."""
+    """Statistics of requests for which some number of drafts was requested. The drafter may have made fewer, or trees
+    of less depth."""
 
     def __init__(self) -> None:
         # Drafts after accepted ones: their number and the accepted number, in total and by depth.
@@ -54,12 +56,12 @@ class DraftGains:
             self._made[index].note(made > index)
 
     def age(self) -> None:
-        """Nothing will be seen for a while: let what is seen then count more."""
+        """No drafts will be made for a while: give later observations more weight."""
         for share in (self._true, *self._true_at, *self._made):
             share.seen = min(share.seen, _OLD)
 
     def tokens(self, asked: int) -> float:
-        """That a request gets of a step."""
+        """Expected tokens per request and step."""
         found = path = 1.0
         for index, share in enumerate(self._levels(asked)):
             path *= self._share_true(index)
@@ -71,7 +73,7 @@ class DraftGains:
         return sum(self._levels(asked))
 
     def drafts(self, asked: int) -> float:
-        """That are made for a request."""
+        """Expected number of drafts that are made for a request."""
         return sum(self._share_made(index) for index in range(asked))
 
     def _levels(self, asked: int) -> list[float]:
@@ -84,7 +86,7 @@ class DraftGains:
         return self._made[index].value if index < len(self._made) else 1.0
 
     def _share_true(self, index: int) -> float:
-        """For a rarely observed depth it is mostly the share over all depths."""
+        """The accepted share at a depth; for a rarely observed depth mostly that of all depths."""
         if index >= len(self._true_at):
             return self._true.value
         share = self._true_at[index]

@@ -1,8 +1,8 @@
-"""A draft model: a second, smaller engine that goes on writing each request, in blocks of the same numbers.
+"""A draft model: a second, smaller engine that continues each request, in blocks of the same numbers.
 
-All requests share its steps. The first one brings it to where the requests are, which takes more than one after a
-prompt that is longer than a step; those that follow read a draft each. Its tokens are drawn as the request draws its
-own, from the same noise: where both engines mean the same, they draw the same.
+All requests share its steps. The first step reads the tokens that it has not read yet, which takes several steps for
+prompts that are longer than a step. Each further step reads one draft. Its tokens are drawn as the request draws its
+own, with the same noise: if both engines have similar logits, they draw the same token.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ class _Writing:
     error: RequestError | None = None
 
     def take(self, drawn: Drawn | RequestError) -> None:
-        """The next draft, or why there is none."""
+        """Take the next draft, or the error that prevents it."""
         if isinstance(drawn, RequestError):
             self.error = drawn
         else:
@@ -43,7 +43,7 @@ class _Writing:
 
     @property
     def goes_on(self) -> bool:
-        """Whether it wants another draft."""
+        """Whether it needs another draft."""
         return self.error is None and len(self.drafts) < self.most
 
 
@@ -59,7 +59,7 @@ class DraftModel(CachingDrafter):
         self._cache = DraftCache((executor,), limits.block_size)
 
     def watch(self, pool: BlockPool) -> None:
-        """Its cache follows the pool's blocks."""
+        """Follow the pool's blocks with its cache."""
         pool.watch(self._cache)
 
     def close(self) -> None:
@@ -71,7 +71,8 @@ class DraftModel(CachingDrafter):
         self._cache.forget(request)
 
     def write(self, asked: Sequence[tuple[SampledRequest, int]]) -> Sequence[Draft | RequestError]:
-        """So many drafts for each of at most `seats` requests; none for one that it has not read yet."""
+        """The requested number of drafts for each of at most `seats` requests; none for a request that it has not read
+        yet."""
         writing = [_Writing(request, most) for request, most in asked]
         going, readings = self._catch_up(writing)
         while readings:
@@ -89,8 +90,8 @@ class DraftModel(CachingDrafter):
         return Draft(written.drafts, probabilities=written.origins if self._says_from_what else None)
 
     def _catch_up(self, writing: Sequence[_Writing]) -> tuple[list[_Writing], list[Reading]]:
-        """The tokens that one step can read, the shortest readings first; and the requests that it completes, in the
-        same order."""
+        """The tokens that one step can read, the shortest readings first; and the requests whose reading is then
+        complete, in the same order."""
         unread = attempts(self._unread, [(each,) for each in writing])
         room, found = self._limits.max_batch_tokens, []
         behind: list[tuple[_Writing, _Part]] = []
@@ -116,7 +117,7 @@ class DraftModel(CachingDrafter):
         return _Part(start, tokens[start:])
 
     def _read(self, parts: Sequence[tuple[_Writing, "_Part"]]) -> list[tuple[_Writing, Reading]]:
-        """The readings of these parts, which the cache then has; without those of requests that fail by it."""
+        """Read these parts, which are then in the cache, except those of requests that fail."""
         found = []
         for (each, _), reading in zip(parts, attempts(self._noted, parts), strict=True):
             if isinstance(reading, RequestError):
@@ -138,5 +139,5 @@ class _Part(NamedTuple):
 
 
 def _last(each: _Writing) -> _Part:
-    """The last of its drafts."""
+    """The last draft of a request."""
     return _Part(len(each.request.tokens) + len(each.drafts) - 1, each.drafts[-1:])

@@ -17,8 +17,8 @@ class Reading(NamedTuple):
 
 
 def draft_step(readings: Sequence[Reading], block_size: int, wanted: int) -> Step:
-    """The step that reads them, in order. wanted: of how many, from the first on, it gives logits, after the last token
-    of each."""
+    """The step that reads these tokens, in order. wanted: number of the first readings for which it returns logits,
+    after the last token of each."""
     counts = np.array([len(each.tokens) for each in readings], np.int32)
     starts = np.array([each.start for each in readings], np.int32)
     query_starts = np.zeros(len(readings) + 1, np.int32)

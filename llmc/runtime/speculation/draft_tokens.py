@@ -16,14 +16,14 @@ from llmc.runtime.speculation.acceptance import Probabilities
 
 
 class Likely(NamedTuple):
-    """Tokens, and how likely each is: [tokens] both."""
+    """Tokens and their probabilities, [tokens] each."""
 
     tokens: npt.NDArray[np.int64]
     shares: npt.NDArray[np.float64]
 
 
 class Drawn(NamedTuple):
-    """A draft, and what it was drawn from, if that is asked for and it was drawn at all."""
+    """A draft and the distribution that it was drawn from, if that is requested and it was drawn."""
 
     token: int
     origin: Probabilities | None = None
@@ -43,13 +43,13 @@ def choose_drafts(
 
 
 def likely_tokens(executor: Executor, step: Step, guesses: Sequence[Guess], most: int) -> list[Likely | RequestError]:
-    """Run the step: what is likely for each guess, `most` tokens at the most, the likeliest first."""
+    """Run the step; for each guess the `most` most likely tokens, the most likely first."""
     rows = [(*given, most) for given in _with_rows(guesses, executor.step(step))]
     return attempts(_likely, rows)
 
 
 def draft_tokens(executor: Executor, step: Step, guesses: Sequence[Guess]) -> list[Drawn | RequestError]:
-    """Run the step; a token for each of its first rows of logits, chosen where the logits are if that can be."""
+    """Run the step; a token for each of its first rows of logits, chosen on the device if possible."""
     choices = attempts(_choice, guesses)
     known = [choice for choice in choices if isinstance(choice, RowChoice)]
     if len(known) < len(step.logit_rows) or not isinstance(executor, ChoosingExecutor):
@@ -64,7 +64,7 @@ def draft_tokens(executor: Executor, step: Step, guesses: Sequence[Guess]) -> li
 
 
 def _guess(executor: Executor, logits: Logits, guesses: Sequence[Guess]) -> list[Drawn | RequestError]:
-    """A token for each guess, from one kernel where that can draw all of them."""
+    """A token for each guess, from one kernel if it can draw all of them."""
     found = attempts(_scored, _with_rows(guesses, logits))
     scored = [each for each in found if isinstance(each, _Scored)]
     choices = [each.choice for each in scored if each.choice is not None]
@@ -102,7 +102,7 @@ def _guessed(sampler: Sampler, drafts: Sequence[int], scored: _Scored | RequestE
 
 
 def _drawn(sampler: Sampler, drafts: Sequence[int], row: Row) -> Drawn:
-    """With what it was drawn from, None for a request that takes the likeliest."""
+    """A token and its distribution, which is None for a greedy request."""
     scores = sampler.scores_ahead(row, drafts)
     best = int(scores.argmax())
     can_draw = sampler.is_random and np.isfinite(scores[best])

@@ -15,14 +15,14 @@ TokenIds = npt.NDArray[np.int32]
 
 
 class WidenedExecutor:
-    """An executor in the target's vocabulary. ids: of the target, one for each of the inner executor's logits."""
+    """An executor in the target's vocabulary. ids: the target's token for each of the inner executor's logits."""
 
     def __init__(self, inner: Executor, ids: TokenIds, vocab_size: int, rows: int) -> None:
         self._inner, self._ids = inner, ids
         self._logits = np.full((rows, vocab_size), -np.inf, np.float32)
 
     def step(self, step: Step) -> Logits:
-        """[L, vocabulary of the target]."""
+        """Run the step; logits [L, vocabulary of the target]."""
         return self._widened(self._inner.step(step))
 
     def side_output(self, name: str) -> SideArray:
@@ -45,10 +45,10 @@ class WidenedExecutor:
 
 
 class WidenedChooser(WidenedExecutor):
-    """The same of one that can choose the likeliest token by itself; draws are of the noise of the target's ids."""
+    """The same for an executor that can choose the most likely token; draws use the noise of the target's ids."""
 
     def choose(self, step: Step, wanted: StepOutput, choices: RowChoices) -> Chosen:
-        """Every row of a step for the likeliest tokens is covered, and none of another."""
+        """Choose tokens. Either all rows of a step are for the most likely token, or none is."""
         inner: Any = self._inner
         if wanted is StepOutput.BEST:
             chosen = inner.choose(step, wanted, choices)
@@ -62,7 +62,8 @@ class WidenedChooser(WidenedExecutor):
 
 
 def in_vocabulary(inner: Executor, ids: TokenIds | None, vocab_size: int, rows: int) -> Executor:
-    """The executor in a vocabulary of that size. ids: None where it has that one. rows: of logits a step at most."""
+    """The executor in a vocabulary of this size. ids: None if it has that vocabulary. rows: maximum rows of logits per
+    step."""
     if ids is None:
         return inner
     return (WidenedChooser if isinstance(inner, ChoosingExecutor) else WidenedExecutor)(inner, ids, vocab_size, rows)

@@ -12,23 +12,23 @@ from llmc.runtime.speculation.draft import NO_DRAFT, Draft
 
 
 class Drafter(Protocol):
-    """Guesses from the tokens that requests have, which only grow; it sees them when it is asked.
+    """Guesses the next tokens of requests. A request's tokens only grow; the drafter sees them when it is called.
 
     An exception raised for one request is that request's error. The drafter is not called again afterwards; a new one
-    takes its place.
+    replaces it.
     """
 
     def sides(self, pays: bool, has_prompts: bool) -> tuple[str, ...]:
-        """The engine's side outputs that the next step is to leave for `observe`. pays: whether drafts pay now.
-        has_prompts: whether it computes parts of prompts."""
+        """The side outputs that the next step must leave for `observe`. pays: whether drafts pay now. has_prompts:
+        whether the step computes parts of prompts."""
         return ()
 
     def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> Sequence[Draft | RequestError]:
         """For each request at most `most` draft tokens; NO_DRAFT for none."""
 
     def observe(self, step: ComputedStep) -> Mapping[Request, RequestError]:
-        """After each step that left side outputs, or had drafts: what it computed, and what came true of it. Not of a
-        loop without an executor."""
+        """Called after each step that left side outputs or had drafts, with its results and accepted drafts. Not called
+        by a loop without an executor."""
         return {}
 
     def forget(self, request: SampledRequest) -> None:
@@ -37,7 +37,7 @@ class Drafter(Protocol):
 
 
 class EachDrafter(Drafter, Protocol):
-    """A drafter that guesses for one request after the other."""
+    """A drafter that guesses for one request at a time."""
 
     def draft(self, request: SampledRequest, most: int) -> Draft:
         """At least one and at most `most` draft tokens for the request."""
@@ -54,19 +54,20 @@ class EachDrafter(Drafter, Protocol):
 
 @runtime_checkable
 class CachingDrafter(Drafter, Protocol):
-    """A drafter with an engine of its own, whose cache lies in blocks of the same numbers. seats: requests that one of
-    its steps can hold."""
+    """A drafter with its own engine, whose cache has blocks of the same numbers. seats: maximum requests in one of its
+    steps."""
 
     seats: int
 
     def watch(self, pool: BlockPool) -> None:
-        """These are the blocks; once, before anything else."""
+        """Set the blocks; called once, before anything else."""
 
     def close(self) -> None:
         """Free the engine; nothing may follow."""
 
     def write(self, asked: Sequence[tuple[SampledRequest, int]]) -> Sequence[Draft | RequestError]:
-        """So many drafts for each of at most `seats` requests; none for one that it cannot go on from yet."""
+        """The requested number of drafts for each of at most `seats` requests; none for a request that it cannot
+        continue yet."""
 
     def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> Sequence[Draft | RequestError]:
         """The requested number of drafts, for up to the number of seats requests at a time."""

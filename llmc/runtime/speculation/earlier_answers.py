@@ -32,7 +32,7 @@ class EarlierAnswers:
         self.answers = self.tokens = 0
 
     def of(self, salt: bytes | None) -> Iterable[SuffixAutomaton]:
-        """The outputs of this tenant's requests; none for a salt of None, which shares with no other."""
+        """The outputs of this tenant's requests; none for a salt of None, which shares nothing."""
         batches = None if salt is None else self._tenants.get(salt)
         if salt is None or batches is None:
             return ()
@@ -40,7 +40,7 @@ class EarlierAnswers:
         return [batch.automaton for batch in batches]
 
     def add(self, salt: bytes | None, tokens: Sequence[int]) -> None:
-        """Keep an answer, and let older ones go if they are too many."""
+        """Keep an answer, and drop older ones if there are too many."""
         if salt is None or not tokens or not self._most_answers or len(tokens) > self._most_tokens:
             return
         batches = self._tenants.setdefault(salt, deque())

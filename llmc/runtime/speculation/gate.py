@@ -89,14 +89,15 @@ class Gate:
         return True
 
     def rest(self) -> int:
-        """For how many steps of as many requests `drafts` would say the same: it is not asked in these, nor told."""
+        """Number of steps with the same number of requests for which `drafts` would return the same. It is not called
+        in these steps, and their outcome is not recorded."""
         steps, self._left = max(0, self._left - 1), min(self._left, 1)
         return steps
 
     @property
     def wants_time(self) -> bool:
-        """Whether `note_plain` is to hear of a step without drafts: of one in a few, and of none that began with a
-        look."""
+        """Whether `note_plain` must be called for a step without drafts: for one in a few, and not for steps in which
+        `drafts` was called."""
         return not self._left
 
     def note_plain(self, requests: int, seconds: float) -> None:
@@ -152,5 +153,5 @@ class Gate:
         return 0.0 if step is None else self._draft_prior(requests) * step / self._prior(requests)
 
     def _speed(self, requests: int, count: int) -> float:
-        """Tokens a second of one request."""
+        """Tokens per second of one request."""
         return self._gains.tokens(count) / (self.seconds(requests, count) or 1.0)

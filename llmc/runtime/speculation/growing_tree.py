@@ -17,8 +17,8 @@ from llmc.runtime.speculation.hidden_rows import Hidden
 
 
 class Level(NamedTuple):
-    """Nodes that are read together, in rows behind each other. first: rows of the tree before them. depths, masks: as
-    of a Draft. hidden: [nodes, width], what the draft knew at their parents."""
+    """Nodes that are read together, in consecutive rows. first: rows of the tree before them. depths, masks: as for a
+    Draft. hidden: [nodes, width], the draft's hidden states at their parents."""
 
     nodes: Sequence[int]
     first: int
@@ -29,7 +29,7 @@ class Level(NamedTuple):
 
 
 class GrowingTree:
-    """most: nodes of the draft at the most. width: nodes that are read at once; 1 for a chain. tokens: of all nodes."""
+    """most: maximum nodes of the draft. width: nodes that are read at once; 1 for a chain. tokens: of all nodes."""
 
     def __init__(self, most: int, width: int) -> None:
         self._most, self._width = min(most, MOST_NODES), width
@@ -56,7 +56,7 @@ class GrowingTree:
                 self._worth.append(worth * share)
 
     def next_level(self) -> Level | None:
-        """The nodes to be read next; None if no more are worth it."""
+        """The nodes to be read next; None if no more nodes can improve the draft."""
         # The last one of the best could only have a child in its own place.
         best = sorted(range(len(self.tokens)), key=lambda node: -self._worth[node])[: self._most - 1]
         # There is one row per node: half of the remaining rows are reserved for deeper nodes.

@@ -1,17 +1,18 @@
-"""Drafts from the target's hidden states, by EAGLE-3's layers and by those that models bring with them (MTP).
+"""Drafts from the target's hidden states, by EAGLE-3's layers and by a model's own MTP layers.
 
 The drafter is a second engine over the target's blocks. Its row i is computed from the target's hidden state after
 token i and from token i + 1. Drafting begins with the rows of the tokens that the target has computed since; the last
 of them gives the first draft, or several. Then the drafter's own hidden states replace the target's, one token per
 step, or one level of a tree. These rows are overwritten when the target has computed their tokens.
 
-A draft of several layers has an engine of each. The next layer reads the same rows, of the hidden states of the layer
-before and of tokens one place further on, where the last ones are drafts: each layer gives a draft further on. Drafts
-beyond those are of the last layer, by its own hidden states. Source: DeepSeek-AI 2024, "DeepSeek-V3 technical report",
-2.2; of further drafts it says nothing.
+A draft of several layers has one engine per layer. The next layer reads the same rows, with the hidden states of the
+layer before and tokens one place further on; the last of these are drafts. Each layer gives a draft one place further
+on. Further drafts come from the last layer, with its own hidden states. Source: DeepSeek-AI 2024, "DeepSeek-V3
+technical report", 2.2, which does not describe further drafts.
 
-Hidden states are there once. Prompts are read as they are computed; what was computed while drafts did not pay is left
-out, and the draft's cache then begins at the next block. Answers never depend on any of this.
+Hidden states exist only in the step that computes them. Prompts are read while they are computed. Tokens that were
+computed while drafts did not pay are skipped, and the draft's cache then begins at the next block. Answers never depend
+on any of this.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -55,12 +56,12 @@ class _Asked:
     error: RequestError | None = None
 
     def wants(self, layer: int) -> bool:
-        """Whether the step of a layer is to give it a draft."""
+        """Whether the step of a layer must give it a draft."""
         return self.is_ready and layer < self.most and self.error is None
 
 
 def _each(work: Callable[[_Asked], Found], asked: Iterable[_Asked]) -> list[tuple[_Asked, Found]]:
-    """The result of the work for each. One for which it raises gets the error and is left out."""
+    """The result of the work for each request. A request for which it raises gets the error and has no result."""
     asking, kept = [each for each in asked if each.error is None], []
     for each, found in zip(asking, attempts(work, [(each,) for each in asking]), strict=True):
         if isinstance(found, RequestError):
@@ -88,7 +89,7 @@ class HiddenDrafter(CachingDrafter):
         self._asked = False
 
     def watch(self, pool: BlockPool) -> None:
-        """Its cache follows the pool's blocks."""
+        """Follow the pool's blocks with its cache."""
         pool.watch(self._unread)
 
     def close(self) -> None:
@@ -125,7 +126,7 @@ class HiddenDrafter(CachingDrafter):
         self._candidates.forget(request)
 
     def write(self, wanted: Sequence[tuple[SampledRequest, int]]) -> Sequence[Draft | RequestError]:
-        """So many drafts for each of at most `seats` requests."""
+        """The requested number of drafts for each of at most `seats` requests."""
         found = attempts(self._ask, wanted)
         asked = [each for each in found if isinstance(each, _Asked)]
         self._read_rows(self._fitting(asked))
@@ -140,7 +141,7 @@ class HiddenDrafter(CachingDrafter):
         ]
 
     def _ask(self, request: SampledRequest, most: int) -> _Asked | None:
-        """None for a request that hidden states are missing of."""
+        """The state of a request; None if some of its hidden states are missing."""
         rows = self._unread.to_the_last(request)
         return None if rows is None else _Asked(request, most, GrowingTree(most, self._candidates.width), rows)
 
@@ -187,14 +188,14 @@ class HiddenDrafter(CachingDrafter):
             wanting = [each for each in asked if each.wants(layer)]
             readings = [read[each] for each in asked]
             step = hidden_step(readings, self._limits.block_size, max(1, len(wanting)), (HIDDEN,))
-            # So far each tree is a chain, of as many nodes as layers have read.
+            # Until now each tree is a chain, with one node per layer that has read.
             states = self._grow(layer, step, [(each, layer - 1 if layer else None) for each in wanting])
             for each, part in zip(asked, _of_readings(states, readings), strict=True):
                 each.rows = each.rows._replace(hidden=part)
 
     def _grow(self, layer: int, step: Step, nodes: Sequence[tuple[_Asked, int | None]]) -> Hidden:
-        """A layer's step, whose first rows of logits say what may follow these nodes. Returns its hidden states: of
-        each token, or for the last layer of each row of logits."""
+        """Run a layer's step, whose first rows of logits are for these nodes. Returns its hidden states: of each token,
+        or for the last layer of each row of logits."""
         executor = self._layers[layer]
         places = [(each.request, each.tree.path(node)) for each, node in nodes]
         found = self._candidates.after(executor, step, places)
@@ -206,11 +207,12 @@ class HiddenDrafter(CachingDrafter):
         return states
 
     def _level(self, request: SampledRequest, level: Level) -> HiddenReading:
-        """Nodes of its tree, which begins behind the row of its last token's hidden state."""
+        """Nodes of its tree, which begins after the row of its last token's hidden state."""
         return self._unread.place(request, len(request.tokens) - 1 + level.first, level.tokens, level.hidden)
 
     def _read_prompts(self, requests: Iterable[SampledRequest]) -> dict[Request, RequestError]:
-        """All of the requests' rows but the last, whose step gives the first draft. Returns which requests fail."""
+        """Read all rows of the requests except the last, whose step gives the first draft. Returns the requests that
+        fail."""
         left, failed = list(requests), dict[Request, RequestError]()
         while left:
             room, rows, going = self._limits.max_batch_tokens, [], []
@@ -239,7 +241,7 @@ class HiddenDrafter(CachingDrafter):
         return rows
 
     def _read_through(self, rows: list[Unread]) -> None:
-        """All layers read rows that have no drafts in them."""
+        """Read rows without drafts in all layers."""
         for number, layer in enumerate(self._layers):
             is_last = layer is self._layers[-1]
             readings = [self._unread.reading(each, number, ()) for each in rows]
@@ -264,7 +266,7 @@ def _states(layer: Executor) -> Hidden:
 
 
 def _of_readings(states: Hidden, readings: Sequence[HiddenReading]) -> Iterator[Hidden]:
-    """The hidden states of each reading's tokens, of those of a step's."""
+    """The hidden states of each reading's tokens, from those of the step's tokens."""
     begin = 0
     for each in readings:
         yield states[begin : begin + len(each.tokens)]

@@ -42,12 +42,12 @@ class HiddenRows:
         self._last: dict[int, Pending] = {}
 
     def given(self, blocks: Sequence[int]) -> None:
-        """Nothing is known of them."""
+        """The contents of newly allocated blocks are unknown."""
         for block in blocks:
             self._last.pop(block, None)
 
     def copied(self, block: int, source: int) -> None:
-        """The same is known of both."""
+        """The copy has the same hidden states."""
         if source in self._last:
             self._last[block] = self._last[source]
 
@@ -114,5 +114,5 @@ class HiddenRows:
                 del self._pending[request]
 
     def forget(self, request: Request) -> None:
-        """It has ended; what its blocks keep may serve others."""
+        """The request has ended; the states of its blocks may serve others."""
         self._pending.pop(request, None)

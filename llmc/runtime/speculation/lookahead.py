@@ -7,12 +7,11 @@ guesses.
 The window has `ngram` - 1 levels of `window` columns. Column c of level l is a token at the position c + l + 1 after
 the last one; it sees the first level up to its column, and its column up to its level:
 
-    last ── a0 ── a1 ── a2         level 0
-             │     │     │
-             b0    b1    b2        level 1;   what comes after b1 makes the n-gram a1 b1 …
+    last ── a0 ── a1 ── a2         level 0 │     │     │ b0    b1    b2        level 1;   the output after b1 makes the
+    n-gram a1 b1 …
 
-which is a tree, as the guesses are: a token of the window that comes true counts as a guess does. After the step the
-levels move up by one, what came out is the last one, and the columns move on by the tokens that the request has got.
+This is a tree, and so are the guesses: an accepted token of the window counts like an accepted guess. After the step
+the levels move up by one, the outputs become the last level, and the columns move on by the request's new tokens.
 """
 
 from collections import OrderedDict
@@ -29,7 +28,7 @@ from llmc.runtime.speculation.drafter import EachDrafter
 
 @dataclass(slots=True)
 class _Window:
-    """levels: [ngram - 1][columns]. read: up to which of the request's tokens its n-grams are in the pool."""
+    """levels: [ngram - 1][columns]. read: number of the request's tokens whose n-grams are in the pool."""
 
     levels: list[list[int]]
     pool: "NgramPool"
@@ -55,11 +54,11 @@ class LookaheadDrafter(EachDrafter):
         return errors((chunk.request for _, chunk, _ in read), attempts(self._advance, read))
 
     def forget(self, request: SampledRequest) -> None:
-        """Nothing is learnt from one request for another."""
+        """Nothing is kept for other requests."""
         self._windows.pop(request, None)
 
     def draft(self, request: SampledRequest, most: int) -> Draft:
-        """Guesses, and the columns of the window that there is room for."""
+        """The guesses, and the columns of the window for which there is room."""
         window = self._windows.get(request)
         if window is None:
             window = self._windows[request] = self._new_window(request)
@@ -79,7 +78,7 @@ class LookaheadDrafter(EachDrafter):
         return tree.draft()
 
     def _new_window(self, request: SampledRequest) -> _Window:
-        """With tokens of the prompt, for want of better ones."""
+        """A window of tokens of the prompt, which are only a start."""
         tokens, columns = request.tokens, range(self._columns)
         levels = [[tokens[-1 - (level + each) % len(tokens)] for each in columns] for level in range(self._levels)]
         return _Window(levels, NgramPool(self._guesses))
@@ -104,14 +103,14 @@ class LookaheadDrafter(EachDrafter):
 
 
 class NgramPool:
-    """N-grams by their first token, `most` for each: the ones that were seen last."""
+    """N-grams by their first token, at most `most` for each: the most recent ones."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._rest: dict[int, OrderedDict[tuple[int, ...], None]] = {}
 
     def add(self, ngram: Sequence[int]) -> None:
-        """Remember it, and let the oldest with the same first token go if there are too many."""
+        """Add an n-gram, and drop the oldest with the same first token if there are too many."""
         known = self._rest.setdefault(ngram[0], OrderedDict())
         rest = tuple(ngram[1:])
         known.pop(rest, None)

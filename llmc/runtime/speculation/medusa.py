@@ -1,7 +1,7 @@
-"""Medusa: heads of the engine say, with each row of logits, what comes after the next token (Cai et al. 2024).
+"""Medusa: heads of the engine predict, in each row of logits, the tokens after the next one (Cai et al. 2024).
 
-Head i of the row that gave a request its last token is about the token i places after that. How likely a candidate is
-comes from its head's probability, set right by how often candidates of that head and rank have come true.
+Head i of the row that gave a request its last token predicts the token i places after that one. A candidate's
+probability is that of its head, corrected by how often candidates of that head and rank were accepted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ class MedusaDrafter(EachDrafter):
         return (DRAFT_IDS, DRAFT_LOGPROBS) if pays else ()
 
     def observe(self, step: ComputedStep) -> Mapping[Request, RequestError]:
-        """Keep what the heads say at each request's last token."""
+        """Keep the heads' candidates at each request's last token."""
         if not step.sides:
             return {}
         ids, logprobs = step.side_output(DRAFT_IDS), step.side_output(DRAFT_LOGPROBS)
@@ -65,7 +65,7 @@ class MedusaDrafter(EachDrafter):
         return errors((request for request, _ in rows), attempts(observe, rows))
 
     def forget(self, request: SampledRequest) -> None:
-        """Only how often heads are right is kept."""
+        """Only the statistics of the heads are kept."""
         self._said.pop(request, None)
 
     def draft(self, request: SampledRequest, most: int) -> Draft:

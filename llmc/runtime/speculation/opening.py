@@ -36,7 +36,7 @@ from llmc.runtime.speculation.speculation import Speculation
 
 @dataclass(frozen=True)
 class SpeculationPlan:
-    """first: the engine that is drafted for. second: what drafts, with a cache of as many blocks."""
+    """first: the target's engine. second: the drafter, with a cache of the same number of blocks."""
 
     config: SpeculativeConfig
     first: EngineDirectory
@@ -90,9 +90,10 @@ def plan_speculation(
     *,
     check_weights: bool,
 ) -> SpeculationPlan:
-    """For the engine that is about to be opened. limits: the engine's, or lower ones that were asked for.
+    """Plan the drafter for the engine that is about to be opened. limits: the engine's, or lower ones that were
+    requested.
 
-    Warns if many requests get fewer drafts than each may have. Raises OptionError for settings that do not fit the
+    Warns if many requests get fewer drafts than the maximum. Raises OptionError for settings that do not fit the
     engine, EngineFormatError if the draft model is not a complete engine, RankError if torchrun has not started its
     ranks.
     """
@@ -102,7 +103,7 @@ def plan_speculation(
     _check_states(first.program, first.path)
     if isinstance(config, DraftModelConfig):
         second = start_second(Path(config.model), first, check_weights=check_weights)
-        _check_ranks(second.programs[0], "build what drafts for one rank: --tensor-parallel-size 1")
+        _check_ranks(second.programs[0], "build the draft model for one rank: --tensor-parallel-size 1")
         _check_states(second.programs[0], Path(config.model))
         return SpeculationPlan(config, first, second)
     if isinstance(config, HiddenConfig):

@@ -10,10 +10,10 @@ _PRIOR = 8.0
 
 
 class RankTruth:
-    """depths, ranks: of the candidates that there may be."""
+    """depths, ranks: the maximum depth and rank of candidates."""
 
     def __init__(self, depths: int, ranks: int) -> None:
-        # How many were expected to come true, and how many have.
+        # Expected and actual numbers of accepted candidates.
         self._expected: Shares = np.full((depths, ranks), _PRIOR)
         self._true: Shares = np.full((depths, ranks), _PRIOR)
 

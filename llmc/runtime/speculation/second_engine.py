@@ -25,13 +25,13 @@ class SecondEngine:
         return (self.directory.program,)
 
     def close(self) -> None:
-        """Without having opened it."""
+        """Release the engine without opening it."""
         if self.check is not None:
             self.check.cancel()
 
 
 def start_second(path: Path, first: EngineDirectory, *, check_weights: bool) -> SecondEngine:
-    """The engine at the path, for drafting for the first one. Raises EngineFormatError, or OptionError if it does not
+    """The engine at the path, as a drafter for the first one. Raises EngineFormatError, or OptionError if it does not
     fit."""
     second = SecondEngine(*engine_to_run(path, check_weights=check_weights))
     try:
@@ -61,7 +61,7 @@ def _check_limits(second: EngineDirectory, first: EngineDirectory) -> None:
 
 
 def _check_vocabulary(second: EngineDirectory, first: EngineDirectory) -> None:
-    """Token ids mean the same to both."""
+    """Check that token ids mean the same in both."""
     differs = _difference(second, first)
     if differs is not None:
         raise OptionError(

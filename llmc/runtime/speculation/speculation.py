@@ -21,9 +21,8 @@ from llmc.runtime.speculation.gate import Gate
 
 
 class Speculation:
-    """Asks a drafter as long as its drafts pay. most: drafts a request and step at the most. acceptance: how those are
-    judged that were drafted for requests that draw at random. clock: seconds, by which steps and drafts are measured.
-    """
+    """Calls a drafter while its drafts pay. most: maximum drafts per request and step. acceptance: the acceptance
+    method for requests that draw at random. clock: seconds, for the times of steps and drafts."""
 
     def __init__(
         self,
@@ -59,13 +58,13 @@ class Speculation:
         return SpeculationStats(self._drafts, self._draft_tokens, tuple(self._accepted_at), name)
 
     def watch(self, pool: BlockPool) -> None:
-        """The blocks of the loop that it serves, once."""
+        """Set the blocks of the loop that it serves; called once."""
         self._pool = pool
         if isinstance(self._drafter, CachingDrafter):
             self._drafter.watch(pool)
 
     def close(self) -> None:
-        """Free what drafts."""
+        """Free the drafter."""
         if isinstance(self._drafter, CachingDrafter):
             self._drafter.close()
 
@@ -170,7 +169,7 @@ class Speculation:
             self._gate.note_drafted(len(plan.chunks), tokens, gained, seconds, self._drafting, has_read=has_read)
 
     def forget(self, request: Request) -> RequestError | None:
-        """The request has ended, or was dropped. Returns why that could not be noted."""
+        """The request has ended, or was dropped. Returns the error if that could not be recorded."""
         if not isinstance(request, SampledRequest):
             return None
         error = attempt(self._drafter.forget, request)
@@ -179,7 +178,7 @@ class Speculation:
         return error
 
     def _begin_anew(self) -> None:
-        """With a drafter that knows nothing: what the old one was doing for a request has broken off anywhere."""
+        """Replace the drafter by a new one without state: an exception may have interrupted the old one anywhere."""
         self._drafter = self._new_drafter()
         if isinstance(self._drafter, CachingDrafter) and self._pool is not None:
             self._drafter.watch(self._pool)
@@ -201,14 +200,14 @@ class Speculation:
 
 
 def _allowed(request: SampledRequest, draft: Draft) -> Draft:
-    """Without what the request's grammar forbids: no step is needed to find that out."""
+    """The draft without tokens that the request's grammar forbids, for which no step is needed."""
     if not draft or not request.sampler.has_mask:
         return draft
     return draft.without(lambda path: request.sampler.count_acceptable(path) < len(path))
 
 
 def _is_of_prompt(chunk: Chunk) -> bool:
-    """Whether it computes what a request has read, not written, or what it has to read again."""
+    """Whether the chunk computes tokens that a request has read, not written, or must read again."""
     request = chunk.request
     if chunk.draft:
         return False

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 # Weights of the last value in an average, if it is larger and if it is smaller: disturbances only make steps longer.
 _LONGER, _SHORTER = 0.2, 0.4
-# Steps after which times are measured anew: of a size that seemed slow once, perhaps by chance, there are no others.
+# Steps after which times are measured again: a size that was slow once, perhaps by chance, is not used otherwise.
 _REMEMBERED_STEPS = 1024
 # Maximum ratio of two sizes that count as similar.
 _ALIKE = 1.25
@@ -27,7 +27,7 @@ class StepTimes:
         self._steps = 0
 
     def note(self, size: int, seconds: float) -> None:
-        """A step of that size took so long."""
+        """Record the time of a step of that size."""
         self._steps += 1
         if self._steps % _REMEMBERED_STEPS == 0:
             self.forget()
@@ -44,19 +44,19 @@ class StepTimes:
         self._times[size] = self._times.get(size, 0) + 1
 
     def forget(self) -> None:
-        """Measure anew."""
+        """Measure all sizes again."""
         for known in (self._sizes, self._measured, self._times):
             known.clear()
 
     def times(self, size: int) -> int:
-        """How often sizes like that were measured."""
+        """Number of measurements of similar sizes."""
         first = bisect.bisect_left(self._sizes, size / _ALIKE)
         return sum(self._times[each] for each in self._sizes[first : bisect.bisect(self._sizes, size * _ALIKE)])
 
     def seconds(self, size: int) -> float | None:
         """Seconds of a step of that size; None before the first step.
 
-        Not more than of a larger one: where the larger one took less, the smaller one was held up.
+        Not more than for a larger size: if the larger one took less, the smaller one was disturbed.
         """
         if not self._sizes:
             return None

@@ -1,7 +1,8 @@
-"""Suffix decoding (Oliaro et al. 2024): what followed the last tokens before, in this request or in earlier answers.
+"""Suffix decoding (Oliaro et al. 2024): the tokens that followed the last tokens before, in this request or earlier
+answers.
 
 As in Arctic Inference, there is one structure for the request's own prompt and output, and one for the outputs of
-earlier requests of the same tenant (not for their prompts). The draft with more expected accepted tokens is taken.
+earlier requests of the same tenant (not for their prompts). The draft with more expected accepted tokens is used.
 """
 
 from dataclasses import dataclass
@@ -25,8 +26,8 @@ class _Own:
 
 
 class SuffixDrafter(EachDrafter):
-    """depth: of match and draft together. factor: tokens of draft for each that matches. least: how likely a draft has
-    to be, as a whole. earlier: what other requests of the same salt have written."""
+    """depth: of match and draft together. factor: drafted tokens per matching token. least: minimum probability of a
+    draft as a whole. earlier: outputs of other requests of the same salt."""
 
     def __init__(self, depth: int, factor: float, least: float, earlier: EarlierAnswers) -> None:
         self._depth = depth
@@ -41,7 +42,7 @@ class SuffixDrafter(EachDrafter):
             self._earlier.add(request.salt, request.tokens[request.prompt_tokens :])
 
     def draft(self, request: SampledRequest, most: int) -> Draft:
-        """The likeliest continuation of the request, of itself or of earlier answers."""
+        """The most likely continuation of the request, from itself or from earlier answers."""
         own = self._own.get(request)
         if own is None:
             own = self._own[request] = _Own(SuffixAutomaton(self._depth))

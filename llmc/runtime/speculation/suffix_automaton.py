@@ -1,8 +1,8 @@
-"""Every substring of some texts, how often it occurs and what follows it: a suffix automaton that grows at its end.
+"""Every substring of some texts, its frequency and its continuations: a suffix automaton that grows at its end.
 
 A state stands for substrings that end at the same places, so a text of n tokens has at most 2n states (Blumer et al.
 1985). Its suffix link leads to the longest suffix that also ends elsewhere. Counts are right for substrings of at most
-`depth` tokens: adding a token costs that many steps at the most, however often a text repeats itself.
+`depth` tokens: adding a token takes at most that many operations, however often a text repeats itself.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ class Match(NamedTuple):
 
 
 class Continuation(NamedTuple):
-    """Tokens that may come next. score: how many of them are expected to come true."""
+    """Tokens that may come next. score: expected number of accepted tokens."""
 
     tokens: Sequence[int]
     score: float
@@ -77,10 +77,10 @@ class SuffixAutomaton:
         return Match(state, matched)
 
     def draft(self, match: Match, most: int, factor: float, least: float) -> Continuation:
-        """The likeliest continuation: the best draft after any suffix of the match.
+        """The most likely continuation: the best draft after any suffix of the match.
 
-        At most `most` tokens, `factor` times as many as the suffix has, and with it no more than `depth`. least: how
-        likely the whole draft has to be.
+        At most `most` tokens, at most `factor` times the length of the suffix, and together with it at most `depth`.
+        least: minimum probability of the whole draft.
         """
         state, matched = match
         best = NO_CONTINUATION
@@ -101,7 +101,7 @@ class SuffixAutomaton:
         return max(min(int(n * factor), self._depth - n) for n in lengths)
 
     def _likeliest(self, state: int, budget: int, least: float) -> Continuation:
-        """From a state on the most frequent token each, while the draft is likely enough."""
+        """From a state on, the most frequent token each, while the draft is likely enough."""
         tokens: list[int] = []
         probability, score = 1.0, 0.0
         while len(tokens) < budget:
@@ -119,7 +119,7 @@ class SuffixAutomaton:
         return Continuation(tokens, score)
 
     def _append(self, token: int) -> None:
-        """Let all suffixes of the text go on with the token."""
+        """Extend all suffixes of the text by the token."""
         last, following = self._last, self._next
         known = following[last].get(token)
         if known is not None:
@@ -134,7 +134,8 @@ class SuffixAutomaton:
             self._link[added] = self._exactly(state, token, following[state][token])
 
     def _exactly(self, state: int, token: int, target: int) -> int:
-        """The state of just the substrings of `state` with the token behind; split off `target` if that has longer."""
+        """The state of exactly the substrings of `state` followed by the token; split off `target` if that has longer
+        ones."""
         length = self._length[state] + 1
         if self._length[target] == length:
             return target

@@ -2,7 +2,7 @@
 
 Row i of a drafter's cache is computed from the target's hidden state after token i and from token i + 1. If there is a
 next layer, its row i is computed from the first layer's row i and from token i + 2, and so on. A row is named by the
-last of its layers' tokens, and known when it is right in all of them.
+last of its layers' tokens, and is known if it is right in all layers.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from llmc.runtime.speculation.hidden_step import HiddenReading
 
 
 class Unread(NamedTuple):
-    """Rows `start`… of a request, one for each hidden state of the target's: [rows, width]."""
+    """Rows `start`… of a request, one for each of the target's hidden states: [rows, width]."""
 
     request: SampledRequest
     start: int
@@ -28,7 +28,7 @@ class Unread(NamedTuple):
 
 
 class UnreadRows:
-    """A BlockWatcher. layers: of the draft, with caches in blocks of the same numbers."""
+    """A BlockWatcher. layers: number of the draft's layers, whose caches have blocks of the same numbers."""
 
     def __init__(self, layers: Sequence[Executor], block_size: int) -> None:
         self._layers, self._size = len(layers), block_size
@@ -69,7 +69,7 @@ class UnreadRows:
         return self._rest(request, len(request.tokens) - 1)
 
     def read(self, rows: Unread) -> None:
-        """All layers read these now."""
+        """Record that all layers read these now."""
         names = _Shifted(rows.request.tokens, self._layers)
         end = rows.start + len(self.complete(rows).hidden)
         self._cache.note(rows.request, rows.start, names[rows.start : end])
@@ -87,8 +87,8 @@ class UnreadRows:
         return HiddenReading(request.standing.blocks[begin:], begin * self._size, start, tokens, hidden)
 
     def _rest(self, request: SampledRequest, end: int, is_last: bool = True) -> Unread | None:
-        """The rows of a request before `end` that are yet to be read, the last one in any case if `is_last`; None if
-        there are none, or if their hidden states are not all there."""
+        """The unread rows of a request before `end`, with the last one in any case if `is_last`; None if there are
+        none, or if some of their hidden states are missing."""
         names = _Shifted(request.tokens, self._layers)
         start = min(self._cache.known(request, names), end - is_last)
         found = self._rows.found(request, start, end)

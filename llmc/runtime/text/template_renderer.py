@@ -177,7 +177,7 @@ class TemplateRenderer:
             return worker
         except WorkerError as error:
             raise UnavailableError(
-                f"what renders chat templates is not ready: {error}", at="messages", fix="try again later"
+                f"the process that renders chat templates is not ready: {error}", at="messages", fix="try again later"
             ) from None
 
     def _put_back(self, worker: WorkerProcess) -> None:
@@ -230,7 +230,7 @@ def _checked(answer: dict[str, Any]) -> dict[str, Any]:
     raise RequestError(
         f"the chat template {answer['error']}",
         at="messages",
-        fix="check the messages' roles, order and content against what the model's template takes",
+        fix="check that the model's template supports the messages' roles, order and content",
     )
 
 

@@ -98,7 +98,7 @@ def test_a_draft_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_draft_for_more_layers_is_refused(tmp_path: Path) -> None:
-    problem = r"before the layers \[2, 1, -1\] are not to be had of a model of 2"
+    problem = r"before the layers \[2, 1, -1\] do not exist in a model of 2"
     error = refused(problem, tmp_path, drafts.eagle3(tmp_path / "d"))
     assert "a draft that was trained for this model" in str(error.fix)
 

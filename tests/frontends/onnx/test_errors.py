@@ -39,7 +39,7 @@ def test_an_unknown_operator_names_node_operator_and_what_to_do(tmp_path: Path) 
     error = _refused(
         decoder([_N("Wavelet", ["x"], ["y"], name="/layer.0/wave", domain="own.ops")], result="y"),
         tmp_path,
-        r"node '/layer.0/wave' \(own.ops::Wavelet\): llmc does not know this operator",
+        r"node '/layer.0/wave' \(own.ops::Wavelet\): llmc does not support this operator",
     )
     assert isinstance(error, CaptureError)
     assert error.fix is not None and "docs/onnx.md" in error.fix

@@ -124,7 +124,7 @@ def test_a_sum_is_not_summed_again() -> None:
     with result.graph.inserting_after(reduced[0]):
         again = result.graph.call_function(ops.all_reduce.default, (reduced[0], 2))
     reduced[0].replace_all_uses_with(again, delete_user_cb=lambda user: user is not again)
-    with pytest.raises(LlmcError, match="called on one rank alone"):
+    with pytest.raises(LlmcError, match="called on a single rank"):
         run_tokens(result, source, TOKENS)
 
 

@@ -246,7 +246,7 @@ def test_what_stays_whole_is_named() -> None:
     (record,) = (each for each in cut(graph, 2).records if each.name == "partition")
     assert [r.reason for r in record.refusals] == [
         "scores_weight (8 × 8) stays whole on each of 2 ranks: "
-        "what ranks would then tell each other takes longer than reading all of it"
+        "exchanging parts between ranks would take longer than reading the whole weight"
     ]
 
 

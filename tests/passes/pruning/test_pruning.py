@@ -127,7 +127,7 @@ def test_a_norm_over_all_heads_is_named(captured_family: FamilyCaptures, tmp_pat
         ("heads=half", "'half' is not a share", "heads=0.125"),
         ("layers=0", "'0' is not a number of layers", "layers=2"),
         ("layers=1.5", "'1.5' is not a number of layers", "layers=2"),
-        ("0.5", "'0.5' does not say what is to be taken out", "channels=0.125"),
+        ("0.5", "'0.5' does not name what to remove", "channels=0.125"),
         ("chanels=0.5", "'chanels' is nothing that can be taken out", "did you mean channels?"),
         ("heads=0.5,heads=0.25", "heads is there twice", "leave one"),
         ("channels=0.5,*.up_prj=none", "no weight is called '*.up_prj'", "names end in"),
@@ -140,7 +140,7 @@ def test_a_norm_over_all_heads_is_named(captured_family: FamilyCaptures, tmp_pat
         ),
         ("channels=0.5,*.o_proj=0.4", "*.o_proj=0.4 takes nothing out: 0.4 of the 2 KV heads", "a larger share"),
         ("*.mlp.*=0.5,*.down_proj=none", "*.mlp.*=0.5 takes nothing out: no weights of that name, and of no later", ""),
-        ("layers=2", "2 layers cannot be taken out: the model has 2, and one has to stay", "at most layers=1"),
+        ("layers=2", "2 layers cannot be removed: the model has 2, and one must stay", "at most layers=1"),
         ("layers=1,*.layers.*=none", "the model has 2, but only 0 can go: layer 0, model.layers.0, stays", "leave"),
     ],
 )
@@ -195,7 +195,7 @@ def test_a_layer_that_hands_on_another_type_stays(tmp_path: Path) -> None:
 
 
 def test_text_is_asked_for(captured_family: FamilyCaptures) -> None:
-    with pytest.raises(OptionError, match=r"prune=channels=0.5 looks at activations, and no text is given"):
+    with pytest.raises(OptionError, match=r"prune=channels=0.5 needs activations, but no calibration text is given"):
         pruned(captured_family("llama"), "channels=0.5", None)
 
 

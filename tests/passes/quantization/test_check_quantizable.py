@@ -96,7 +96,7 @@ def test_refuses_the_groups_of_a_cache_before_calibration(scheme: str, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("scheme", "problem"), [("int4-gptq:g128", "groups of 128"), ("int4-gptq:g32", "no text is given")]
+    ("scheme", "problem"), [("int4-gptq:g128", "groups of 128"), ("int4-gptq:g32", "no calibration text is given")]
 )
 def test_refuses_options_before_weights_are_read(scheme: str, problem: str) -> None:
     with pytest.raises(OptionError, match=problem):

@@ -131,7 +131,7 @@ def test_no_uniform_scheme_that_fits_and_no_smaller_budget_diverges_less(tmp_pat
         assert round(_bits(result), 2) <= budget
         assert divergence <= last
         assert divergence <= min(each for bits, each in found if round(bits, 2) <= budget)
-        assert f"KL {divergence:.2e} on text held apart" in (result.graph.quantized[0].reason or "")
+        assert f"KL {divergence:.2e} on held-out text" in (result.graph.quantized[0].reason or "")
         last = divergence
 
 

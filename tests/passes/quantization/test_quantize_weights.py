@@ -135,7 +135,7 @@ def test_names_a_rule_that_matches_nothing() -> None:
 
 
 def test_gptq_wants_text() -> None:
-    with pytest.raises(OptionError, match="no text is given"):
+    with pytest.raises(OptionError, match="no calibration text is given"):
         quantized("int4-gptq:g32")
 
 

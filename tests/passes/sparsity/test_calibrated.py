@@ -145,8 +145,8 @@ def test_gptq_rounds_what_is_kept_and_leaves_zeros(quantize: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("wanda:0.5", "sparsity=wanda:0.5 looks at activations, and no text is given"),
-        ("sparsegpt:2:4", "sparsity=sparsegpt:2:4 looks at activations, and no text is given"),
+        ("wanda:0.5", "sparsity=wanda:0.5 needs activations, but no calibration text is given"),
+        ("sparsegpt:2:4", "sparsity=sparsegpt:2:4 needs activations, but no calibration text is given"),
         ("embed_tokens=wanda:0.5", "is looked up and multiplied with nothing, so wanda has no input"),
     ],
 )

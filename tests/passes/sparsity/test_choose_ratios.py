@@ -34,7 +34,7 @@ def test_what_is_given_out_diverges_no_more_than_the_same_for_all(text: str, tmp
     assert len({each.scheme for each in found.graph.sparse}) > 1
     (record,) = (each for each in found.records if each.name == "sparsify")
     assert len(record.rewrites) == 14
-    assert all(f"KL {divergences[0]:.2e} on text held apart" in each.description for each in record.rewrites)
+    assert all(f"KL {divergences[0]:.2e} on held-out text" in each.description for each in record.rewrites)
     assert ["lm_head decides on every token" in r.reason for r in record.refusals] == [True]
 
 
@@ -62,5 +62,7 @@ def test_what_is_no_budget_is_an_error_with_a_fix(text: str, problem: str) -> No
 
 
 def test_a_budget_takes_text() -> None:
-    with pytest.raises(OptionError, match=r"sparsity=magnitude:auto:0\.5 looks at activations, and no text is given"):
+    with pytest.raises(
+        OptionError, match=r"sparsity=magnitude:auto:0\.5 needs activations, but no calibration text is given"
+    ):
         sparse_canonical("magnitude:auto:0.5")

@@ -52,7 +52,7 @@ BAD: tuple[tuple[str, Any, str], ...] = (
     ("/v1/completions", {"prompt": "hi", "best_of": 1, "n": 2}, "best_of"),
     ("/v1/completions", {"prompt": "hi", "stream_options": {}}, "stream_options"),
     ("/v1/completions", {"prompt": "hi", "use_beam_search": True, "guided_regex": "a"}, "beam"),
-    ("/v1/completions", {"prompt": "hi", "guided_regex": "a", "guided_choice": ["b"]}, "at once"),
+    ("/v1/completions", {"prompt": "hi", "guided_regex": "a", "guided_choice": ["b"]}, "together"),
     ("/v1/completions", {"prompt": "hi", "structured_outputs": {}}, "structured_outputs"),
     ("/v1/completions", {"prompt": "hi", "cache_salt": ""}, "cache_salt"),
     ("/v1/chat/completions", {"messages": []}, "messages"),

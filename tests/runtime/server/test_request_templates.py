@@ -100,7 +100,7 @@ def test_a_request_may_name_a_template_of_the_model(model: ServedModel) -> None:
         return (await served.render(GIVEN, template)).text
 
     assert asyncio.run(render(None)) == "Dhi" and asyncio.run(render("rag")) == "Rhi"
-    with pytest.raises(ApiError, match="no chat templates from requests"):
+    with pytest.raises(ApiError, match="does not accept chat templates from requests"):
         asyncio.run(render("{{ messages[0].content }}"))
 
 

@@ -164,8 +164,8 @@ def test_each_method_has_its_drafter() -> None:
         ({"method": "mtp", "num_speculative_tokens": 2000, "tree_width": 1}, "cannot be 2000", "from 1 to 1024"),
         ({**NGRAM, "rejection_sample_methd": "typical"}, "no key", "did you mean 'rejection_sample_method'?"),
         ({**NGRAM, "zzz": 3}, "no key 'zzz'", ", ".join(SHARED_KEYS)),
-        ({"method": "eagle3", "model": "d"}, "'eagle3' drafts with is in the engine", "--speculative d"),
-        ({"method": "mtp", "model": "d"}, "'mtp' drafts with is in the engine", "llmc build MODEL --speculative d"),
+        ({"method": "eagle3", "model": "d"}, "'eagle3' is in the engine", "--speculative d"),
+        ({"method": "mtp", "model": "d"}, "'mtp' is in the engine", "llmc build MODEL --speculative d"),
         ({"method": "mtp", "num_speculative_tokens": 4, "tree_width": 0}, "tree_width cannot be 0", "from 1 to 63"),
     ],
 )

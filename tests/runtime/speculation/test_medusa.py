@@ -129,6 +129,6 @@ def test_an_engine_without_heads_is_refused_with_the_commands_that_give_it_some(
 
 
 def test_heads_elsewhere_are_to_be_built_in(draft_engine: Path) -> None:
-    with pytest.raises(OptionError, match="is in the engine, and model names something else") as caught:
+    with pytest.raises(OptionError, match="is in the engine, but model names another") as caught:
         load(draft_engine, speculation={"method": "medusa", "model": "heads.safetensors"})
     assert "--speculative heads.safetensors" in str(caught.value.fix)

@@ -252,7 +252,7 @@ class TileAttention {
     };
     fill(0, first - base);
     fill(last - base, kAttentionKeys);
-    // Between pinned keys and a window may be blocks that were given back.
+    // Blocks between pinned keys and a window may have been freed.
     if (base < a_.pinned) fill(a_.pinned - base, std::min(keys().first, last) - base);
   }
 

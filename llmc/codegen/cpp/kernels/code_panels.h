@@ -39,6 +39,7 @@ constexpr CodeRecord kRecords[] = {
     {4, 128, 32, 0, 0, false, true},      // iq4_nl
     {4, 128, 32, 6, -32, false, true},    // iq4_xs
 };
+static_assert(sizeof(kRecords) / sizeof(kRecords[0]) == LLMC_IQ4_XS + 1, "each format of LlmcCodes has a record");
 
 // ---- where things lie ------------------------------------------------------------------------------------------
 // The panels of one weight. A part is a run of k inside one group. Products take codes of 4 or of 8 bits: what is

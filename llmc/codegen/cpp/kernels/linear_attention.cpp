@@ -168,7 +168,7 @@ void attend(const LlmcLinearAttention& a, const llmc::Carried& request, int64_t 
   if (is_near) copy(state, a.value_dim, near, kWidth);
 }
 
-// As many vectors at once as there are before `end`; returns the first column that is left.
+// Processes kVectors vectors at a time while they fit before `end`; returns the first remaining column.
 template <int64_t kVectors>
 int64_t attend_across(const LlmcLinearAttention& a, const llmc::Carried& request, int64_t head, int64_t column,
                       int64_t end) {

@@ -172,7 +172,7 @@ void quantized_product(LlmcPool* pool, const LlmcQuantizedLinear& a, const Runs&
   const auto product_of = [&](int64_t run) {
     return RunProduct<Product, T, Epilogue>(pool, a, runs.data[run], tokens);
   };
-  // As many tiles of each run as a run can have: what is none is passed over.
+  // Each run gets the maximum number of tiles; tiles that do not exist are skipped.
   const int64_t most = RunProduct<Product, T, Epilogue>::tiles_of(longest).count;
   const auto pack = [&](int64_t index, void*) {
     const auto product = product_of(index / most);

@@ -1,7 +1,7 @@
 """llmc::attention over a sequence, and what serving makes of it: kv_write, rope_kv_write and paged_attention.
 
-Caches are values: what writes one returns it anew, and the graph returns the last. A session whose input and output are
-bound to the same memory writes in place. Caches that hold codes have no function: see function_table.py.
+Caches are values: an op that writes to a cache returns a new one, and the graph returns the last. A session whose input
+and output are bound to the same memory writes in place. Caches that hold codes have no function: see function_table.py.
 """
 
 from typing import Any

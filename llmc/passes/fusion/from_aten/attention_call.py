@@ -46,7 +46,7 @@ def attention_call(
     if heads[0] % heads[1] or heads[1] != heads[2]:
         raise Refused(f"{heads[0]} query heads cannot share {heads[1]} key and {heads[2]} value heads", node)
     if mask.slopes is not None and len(mask.slopes) != heads[0]:
-        raise Refused(f"{len(mask.slopes)} heads have a slope of their own, expected {heads[0]}", node)
+        raise Refused(f"{len(mask.slopes)} heads have their own slopes, expected {heads[0]}", node)
     options: dict[str, Any] = {} if mask.chunk is None else {"chunk": mask.chunk}
     if mask.slopes is not None:
         options["slopes"] = constant_weight(graph, "slopes", torch.tensor(mask.slopes, dtype=torch.float32))

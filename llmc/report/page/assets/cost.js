@@ -9,7 +9,7 @@ export function runs(launch, values) {
   return launch.only.first <= count && (launch.only.last === null || count <= launch.only.last);
 }
 
-// A kind that nobody measured is taken to multiply as fast as any.
+// A kind without measurements is assumed to multiply as fast as the fastest one.
 export function kindRates(kind, rates = chosen.rates) {
   const fastest = Math.max(...Object.values(rates.kinds).map((each) => each.multiply));
   return rates.kinds[kind] ?? { multiply: fastest, reach: [], pack: null, serial: 0, bandwidth: null };

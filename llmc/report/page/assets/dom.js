@@ -38,7 +38,7 @@ export function table(columns, rows, attributes = {}) {
   return el("div", { class: "scroll" }, el("table", attributes, el("thead", {}, head), el("tbody", {}, body)));
 }
 
-// What hovers beside the pointer.
+// The tooltip next to the pointer.
 export function tip(element, text) {
   const box = document.getElementById("tooltip");
   const show = (event) => {

@@ -20,7 +20,7 @@ export function kernels(bar) {
   drawDetail();
   return [
     el("h2", {}, "Kernels"),
-    el("p", { class: "lead" }, "What a step launches, and how long that takes on the machine. Pick one to see its code."),
+    el("p", { class: "lead" }, "The launches of a step, and their time on the machine. Select one to see its code."),
     bar, list, detail,
   ];
 }
@@ -61,20 +61,20 @@ function kernelDetail() {
     kernel.device ? device(kernel.device) : null,
     kernel.budgets ? budgets(kernel.budgets) : null,
     el("div", { class: "kernel-grid" },
-      el("section", {}, el("h4", {}, "Where it comes from", el("small", {}, plural(launches.length, "launch").replace("launchs", "launches"))), origins(launches)),
+      el("section", {}, el("h4", {}, "Origin", el("small", {}, plural(launches.length, "launch").replace("launchs", "launches"))), origins(launches)),
       el("section", {}, el("h4", {}, "Its call"), code(launches[0].call, "cpp", "the call"), kernelCode(kernel))),
   ];
 }
 
 function numbers(kernel) {
   const values = shape(), launch = data.kernels.launches.find((each) => data.kernels.classes[each.class] === kernel && runs(each, values));
-  if (!launch) return el("p", { class: "numbers hint" }, "The chosen step does not launch it.");
+  if (!launch) return el("p", { class: "numbers hint" }, "The selected step does not launch it.");
   const cost = launchCost(launch, values), row = classCosts().find((each) => each.kernel === kernel);
   const measured = row.measured === null ? null : row.measured / row.count;
   const fact = (label, value) => el("div", {}, el("dt", {}, label), el("dd", {}, value));
   return el("dl", { class: "numbers" },
-    fact("predicted a launch", inSeconds(cost.seconds)),
-    measured === null ? null : fact("measured a launch", inSeconds(measured)),
+    fact("predicted per launch", inSeconds(cost.seconds)),
+    measured === null ? null : fact("measured per launch", inSeconds(measured)),
     fact("bytes", tip(el("span", {}, inBytes(cost.bytes)), launch.bytes)),
     fact("operations", tip(el("span", {}, inFlops(cost.flops)), launch.flops)),
     fact("intensity", `${(cost.flops / Math.max(cost.bytes, 1)).toPrecision(3)} FLOP/B`),

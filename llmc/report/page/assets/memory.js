@@ -15,7 +15,7 @@ export function memory() {
   return [
     el("h2", {}, "Memory"),
     data.memory.buffers.length ? [
-      el("p", { class: "lead" }, "The arena in the largest step: each block is an intermediate, from the launch that writes it to the last that reads it, at the bytes where it lies."),
+      el("p", { class: "lead" }, "The arena in the largest step. Each block is an intermediate value: from the launch that writes it to the last one that reads it, at its offset."),
       el("div", { class: "plot" }, arena()),
     ] : null,
     el("h3", {}, "KV cache"), cache,
@@ -53,11 +53,11 @@ function cacheTable() {
   const under = (kind) => kind.group ? ` under ${cache.groups[kind.group].policy}` : "";
   return [
     table([["", "label"], ["Bytes", "num"]], [
-      ["a token", inBytes(cache.token_bytes)],
-      ...others.map((group) => [`of it kept by ${group.policy}`, inBytes(group.block_bytes / limits.block_size)]),
+      ["one token", inBytes(cache.token_bytes)],
+      ...others.map((group) => [`of which ${group.policy} keeps`, inBytes(group.block_bytes / limits.block_size)]),
       [`a block of ${limits.block_size} positions`, inBytes(held(1))],
-      [`a sequence of ${inCount(limits.max_model_len)} tokens, the longest`, inBytes(held(Infinity))],
-      ...(others.length ? [["the same alone, with a step's tokens and drafts in each group", inBytes(cache.sequence_bytes)]] : []),
+      [`a sequence of ${inCount(limits.max_model_len)} tokens, the maximum`, inBytes(held(Infinity))],
+      ...(others.length ? [["the same for a single sequence, with a step's tokens and drafts in each group", inBytes(cache.sequence_bytes)]] : []),
       [`the largest batch, ${inCount(bounds.batch)} sequences of ${inCount(context)} tokens`, inBytes(held(Math.ceil(context / limits.block_size)) * bounds.batch)],
       [`the largest batch at full length`, inBytes(held(Infinity) * bounds.batch)],
     ], { class: "plain" }),

@@ -24,8 +24,8 @@ export function overview() {
     figures,
     el("details", { class: "quiet" }, el("summary", {}, "Limits and options"),
       table([["", "label"], ["", ""]], [
-        ["longest sequence", `${inCount(limits.max_model_len)} tokens`],
-        ["a step", `${inCount(limits.max_batch_tokens)} tokens, ${inCount(limits.max_sequences)} requests, ${inCount(limits.max_logit_rows)} rows of logits`],
+        ["maximum sequence", `${inCount(limits.max_model_len)} tokens`],
+        ["maximum step", `${inCount(limits.max_batch_tokens)} tokens, ${inCount(limits.max_sequences)} requests, ${inCount(limits.max_logit_rows)} rows of logits`],
         ["KV block", `${limits.block_size} positions`],
         ["vocabulary", inCount(model.vocab_size)],
         ...optionRows.map(([name, value]) => [name, typeof value === "object" ? JSON.stringify(value) : String(value)]),
@@ -37,7 +37,7 @@ export function overview() {
       el("span", { class: "label" }, label), el("strong", {}, value), el("small", {}, note));
     const list = [
       card("Weights", inBytes(memory.weights), plural(data.memory.weights.reduce((n, w) => n + w.count, 0), "tensor")),
-      card("KV cache", `${inBytes(data.memory.cache.token_bytes)}`, `a token, ${inBytes(data.memory.cache.sequence_bytes)} a full sequence`),
+      card("KV cache", `${inBytes(data.memory.cache.token_bytes)}`, `per token; ${inBytes(data.memory.cache.sequence_bytes)} per full sequence`),
     ];
     if (data.kernels.launches.length) {
       const all = totals(classCosts()), values = shape();

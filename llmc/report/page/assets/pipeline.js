@@ -13,7 +13,7 @@ const graphAfter = (number) => data.graphs.findLast((graph) => graph.pass <= num
 const working = (graph) => nodesOf(graph).working.length;
 
 export function pipeline() {
-  if (!data.graphs.length) return [el("h2", {}, "Pipeline"), el("p", { class: "empty" }, "This engine keeps no graphs: a newer llmc build writes them.")];
+  if (!data.graphs.length) return [el("h2", {}, "Pipeline"), el("p", { class: "empty" }, "This engine has no graphs; builds of newer versions of llmc write them.")];
   const strip = el("div", { class: "timeline" }), detail = el("div", {});
   view.pass = mostTelling();
   const select = (pass, focus = false) => {
@@ -27,7 +27,7 @@ export function pipeline() {
   pipeline.step = (by) => select(nextChanged(by));
   return [
     el("h2", {}, "Pipeline"),
-    el("p", { class: "lead" }, "Each bar is a pass; its height is how many operations the graph has afterwards. ",
+    el("p", { class: "lead" }, "Each bar is a pass; its height is the number of operations in the graph after it. ",
       el("span", { class: "hint" }, el("kbd", {}, "←"), " ", el("kbd", {}, "→"), " step through the passes that changed something.")),
     strip, detail,
   ];
@@ -88,7 +88,7 @@ function passDetail(select, draw) {
   const onPick = (node) => replace(info, nodeInfo(node));
   const side = (title, graph, own) => el("section", { class: "side-pane", "aria-label": title },
     el("h4", {}, title, el("small", {}, summary(own))), graphRows(graph, own, { expanded: view.expanded, onPick }));
-  replace(info, el("p", { class: "hint" }, "Pick a node to see where it comes from."));
+  replace(info, el("p", { class: "hint" }, "Select a node to see its origin."));
   return [head, tabs, lists, el("div", { class: "panes" }, side("before", before, marks.before), side("after", after, marks.after)), info];
 }
 
@@ -111,7 +111,7 @@ export function nodeInfo(node) {
     el("code", { class: "line" }, node.line),
     el("dl", {},
       el("dt", {}, "made by"), el("dd", {}, rewrite ?? (node.op === null ? "the model's inputs and weights" : "capture")),
-      el("dt", {}, "source"), el("dd", {}, source === null || source === undefined ? "no line of the model" : el("code", {}, data.provenance.sources[source]))),
+      el("dt", {}, "source"), el("dd", {}, source === null || source === undefined ? "not from a line of the model" : el("code", {}, data.provenance.sources[source]))),
   ];
 }
 

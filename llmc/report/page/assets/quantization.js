@@ -1,8 +1,8 @@
-// What quantization did: in all, and to each weight, a row a layer; and how well the engine predicts a text.
+// The results of quantization: in total, and for each weight in a row per layer; and the engine's perplexity.
 
 import { el, table, tip } from "./dom.js";
 import { data } from "./state.js";
-import { inBytes, inCount, inPercent } from "./units.js";
+import { inBytes, inCount, inPercent, plural } from "./units.js";
 
 export function quantization() {
   const { weights, perplexity } = data.quantization;
@@ -26,11 +26,11 @@ function isQuantized() {
 
 function lead(weights) {
   const measured = weights.filter((weight) => weight.error !== null), stored = weights.length - measured.length;
-  if (!measured.length) return "The checkpoint came as codes; nothing was rounded again.";
+  if (!measured.length) return "The checkpoint is quantized; nothing was quantized again.";
   const where = measured.every((weight) => weight.is_output_error)
     ? "of each product's output on calibration text"
-    : measured.some((weight) => weight.is_output_error) ? "of the product's output where calibration text reached it, else of the weight" : "of each weight, since no calibration text was given";
-  return `Errors are root mean squares ${where}, over the root mean square of what is right.${stored ? ` ${inCount(stored)} weights came as codes.` : ""}`;
+    : measured.some((weight) => weight.is_output_error) ? "of the product's output if calibration text reached it, and otherwise of the weight" : "of each weight (no calibration text was given)";
+  return `Errors are relative root mean squares ${where}.${stored ? ` ${plural(stored, "weight")} ${stored === 1 ? "was" : "were"} stored as codes in the checkpoint.` : ""}`;
 }
 
 function cards() {
@@ -42,12 +42,12 @@ function cards() {
     const bits = weights.reduce((sum, weight) => sum + weight.bits * weight.rows * weight.columns, 0);
     const schemes = [...new Set(weights.map((weight) => weight.scheme))].join(", ");
     found.push(
-      card("Bits a weight", (bits / elements).toFixed(2), `scales included: ${schemes}`),
+      card("Bits per weight", (bits / elements).toFixed(2), `scales included: ${schemes}`),
       card("Quantized weights", inBytes(bits / 8), `${(plain_bits * elements / bits).toFixed(2)} × smaller than ${inBytes(elements * plain_bits / 8)}; ${inBytes(data.engine.memory.weights)} with the rest`));
   }
   found.push(card("KV cache", inBytes(data.memory.cache.token_bytes), cache
-    ? `a token as ${cache.formats.join(", ")}: ${(cache.plain_bytes / cache.token_bytes).toFixed(2)} × smaller than ${inBytes(cache.plain_bytes)}`
-    : "a token, not quantized"));
+    ? `per token as ${cache.formats.join(", ")}: ${(cache.plain_bytes / cache.token_bytes).toFixed(2)} × smaller than ${inBytes(cache.plain_bytes)}`
+    : "per token, not quantized"));
   found.push(perplexity
     ? card("Perplexity", perplexity.perplexity.toFixed(3), `${perplexity.ratio.toFixed(4)} × the ${perplexity.reference.toFixed(3)} of the ${perplexity.dtype} model, over ${inCount(perplexity.tokens)} tokens of ${perplexity.text}`)
     : card("Perplexity", "not measured", "llmc verify --perplexity TEXT --json FILE, then llmc report --perplexity FILE"));
@@ -72,7 +72,7 @@ function layers(weights) {
 }
 
 function cell(weight, worst, mixed) {
-  if (!weight) return tip(el("span", { class: "heat-cell none" }, "—"), "left as it is");
+  if (!weight) return tip(el("span", { class: "heat-cell none" }, "—"), "not quantized");
   const share = worst && weight.error !== null ? Math.round(100 * weight.error / worst) : 0;
   const text = weight.error === null ? weight.scheme : inPercent(weight.error);
   return tip(el("span", { class: "heat-cell", style: `--share: ${share}%` }, text, mixed ? el("small", {}, `${+weight.bits.toFixed(2)} bits`) : null), describe(weight));

@@ -13,7 +13,7 @@ export function ranks() {
     ...(tensor > 1 ? [el("p", { class: "lead" }, `${tensor} ranks${inStages ? " of each stage" : ""} run the same step, each with its part of the weights and of the cache.`)] : []),
     ...(agreement ? [el("p", { class: "lead" }, `Compared with Hugging Face's plan: ${agreement[1]} of ${agreement[0]} matrices are split alike.`)] : []),
     el("h3", {}, inStages ? "Stages" : "Memory of a rank"),
-    filled([["Stage", "num"], ["Ranks", ""], ["Weights", "num"], ["KV cache, a token", "num"], ["Arena", "num"], ["Hands over, a token", "num"]],
+    filled([["Stage", "num"], ["Ranks", ""], ["Weights", "num"], ["KV cache per token", "num"], ["Arena", "num"], ["Hands over per token", "num"]],
       stages.map(({ first, last, memory, token_bytes }, number) => [inStages ? inCount(number) : "", first === last ? `${first}` : `${first}–${last}`, inBytes(memory.weights), inBytes(memory.kv_token), inBytes(memory.arena), token_bytes ? inBytes(token_bytes) : ""])),
     ...(tensor > 1 ? divided(weights, collectives, inStages) : []),
   ];
@@ -25,8 +25,8 @@ function divided(weights, collectives, inStages) {
   return [
     el("h3", {}, "Cut", el("small", {}, `${inBytes(bytes(cut))} on each${inStages ? ", all stages together" : ""}`)), list(cut),
     ...(whole.length ? [el("h3", {}, "Whole on every rank", el("small", {}, inBytes(bytes(whole)))), list(whole)] : []),
-    el("h3", {}, "Exchanged", el("small", {}, `${inBytes(exchanged)} a token`)),
-    filled([["Collective", ""], ["Of", "wide"], ["Count", "num"], ["A token", "num"], ["On CPUs, where only tokens are wanted", "num"]],
+    el("h3", {}, "Exchanged", el("small", {}, `${inBytes(exchanged)} per token`)),
+    filled([["Collective", ""], ["Of", "wide"], ["Count", "num"], ["A token", "num"], ["On CPUs, if only tokens are needed", "num"]],
       collectives.map((each) => [el("code", {}, each.op), each.of, inCount(each.count), inBytes(each.token_bytes), each.chosen_bytes ? inBytes(each.chosen_bytes) : ""])),
   ];
 }

@@ -15,7 +15,7 @@ export function roofline() {
   draw();
   return [
     el("h2", {}, "Roofline"),
-    el("p", { class: "lead" }, "A kernel under the slope waits for memory, one under the flat roof for arithmetic. Area is the share of the step's time."),
+    el("p", { class: "lead" }, "Memory limits a kernel under the slope, and arithmetic one under the flat roof. The area is the share of the step's time."),
     plot,
   ];
 }
@@ -41,7 +41,7 @@ function drawing() {
     class: `point ${row.bound} ${row.index === chosen.kernel ? "picked" : ""}`, cx: x(px), cy: y(py), r: radius(share),
     tabindex: "0", role: "button", "aria-label": row.kernel.name, onclick: () => change({ kernel: row.index }),
     onkeydown: (event) => { if (event.key === "Enter") change({ kernel: row.index }); },
-  }), () => `${row.kernel.name}\n${px.toPrecision(3)} FLOP/B, ${inRate(py)}\n${inSeconds(row.measured || row.seconds)} a step ${row.measured ? "measured" : "predicted"}`));
+  }), () => `${row.kernel.name}\n${px.toPrecision(3)} FLOP/B, ${inRate(py)}\n${inSeconds(row.measured || row.seconds)} per step, ${row.measured ? "measured" : "predicted"}`));
   return svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "roofline", role: "img", "aria-label": "Roofline of all kernels" },
     grid(x, y), lines, names,
     // Lifted off the slope after the turn: before it, a steep slope would run through the text.

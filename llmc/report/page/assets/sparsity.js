@@ -19,7 +19,7 @@ function lead(weights) {
   const chosen = weights.filter((weight) => weight.error !== null);
   if (!chosen.length) return "The zeros came with the checkpoint.";
   const where = chosen.every((weight) => weight.is_output_error) ? "each product's output on calibration text" : "each weight";
-  return `Errors are root mean squares of ${where}, over the root mean square of what is right. Gains are of decoding, by the bytes that are read.`;
+  return `Errors are relative root mean squares of ${where}. Gains are those of decoding, from the bytes that are read.`;
 }
 
 function cards(weights) {
@@ -30,11 +30,11 @@ function cards(weights) {
   if (masked.length) {
     const bits = elements(masked, (weight) => weight.bits), dense = elements(masked, (weight) => weight.dense_bits);
     found.push(
-      card("Behind masks", inBytes(bits / 8), `${(bits / elements(masked, () => 1)).toFixed(2)} bits a weight`),
-      card("Predicted gain", `${(dense / bits).toFixed(2)} ×`, `against ${inBytes(dense / 8)} with their zeros`));
+      card("Behind masks", inBytes(bits / 8), `${(bits / elements(masked, () => 1)).toFixed(2)} bits per weight`),
+      card("Predicted gain", `${(dense / bits).toFixed(2)} ×`, `compared with ${inBytes(dense / 8)} with their zeros`));
   }
   if (masked.length < weights.length)
-    found.push(card("Dense", inCount(weights.length - masked.length), "weights keep their zeros; the table says why"));
+    found.push(card("Dense", inCount(weights.length - masked.length), "weights keep their zeros; the table gives the reasons"));
   return found;
 }
 

@@ -77,7 +77,7 @@ class Replica:
                         raise LlmcError(
                             f"replica {self.index} ended with code {ended.result()} before it served",
                             at=self._options.engine,
-                            fix="see what the engine says alone: llmc serve ENGINE",
+                            fix="see the output of the engine without replicas: llmc serve ENGINE",
                         )
                     await asyncio.sleep(0.05)
         except TimeoutError:

@@ -39,4 +39,4 @@ def adapter_routes(model: ServedModel) -> APIRouter:
 def check_allowed(model: ServedModel) -> None:
     """403 where the server was not started for this: a path says what lies on its machine."""
     if not model.allows_lora_updates:
-        raise ApiError(403, "this server was started without --allow-lora-updates, or behind a router of replicas")
+        raise ApiError(403, "this server was started without --allow-lora-updates, or as one of several replicas")

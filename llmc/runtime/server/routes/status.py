@@ -33,7 +33,7 @@ def status_routes(model: ServedModel, registry: CollectorRegistry) -> APIRouter:
         if model.lifecycle.draining:
             raise ApiError(503, "the server is shutting down")
         if not model.engine.takes_requests:
-            raise ApiError(503, "the engine is being opened anew after a step has failed", retry_after=1)
+            raise ApiError(503, "the engine is being reopened after a failed step", retry_after=1)
         if not model.engine.is_healthy(model.stall_seconds):
             raise ApiError(503, "the engine is stuck in a step; restart the server")
         return JSONResponse({"status": "ok"})
