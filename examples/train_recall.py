@@ -34,7 +34,8 @@ SHORTEST, LONGEST = 4, 8
 def untrained() -> LlamaForCausalLM:
     """Two heads for each KV head, so that compression meets grouped queries. A head is wide enough to carry a token.
 
-    The embeddings stay random: copying is then the same for all tokens, and is learned from few of each.
+    The embeddings stay random: copying is then the same for all tokens, and is learned from few of each. All have one
+    channel in common, from which a head can look at a distance, whatever the tokens are: Llama's products have no bias.
     """
     model = LlamaForCausalLM(
         LlamaConfig(
@@ -55,6 +56,7 @@ def untrained() -> LlamaForCausalLM:
     )
     embeddings = model.model.embed_tokens.weight
     nn.init.normal_(embeddings, std=0.2)
+    nn.init.ones_(embeddings[:, 0])
     embeddings.requires_grad_(False)
     return model
 

@@ -45,10 +45,13 @@ def viz(
     from llmc.debug.viz.stage_graph import stage_graph
     from llmc.engine_format.manifest import MANIFEST_NAME
 
-    if (source / MANIFEST_NAME).exists():
-        options.refuse_for_engine(target)
+    parsed = options.parse()
     with status_line("reading the graph"):
-        found = stage_graph(source, stage, options.parse(), options.added_passes(), tokens_for(target))
+        if (source / MANIFEST_NAME).exists():  # Its report is read, without torch.
+            options.refuse_for_engine(target)
+            found = stage_graph(source, stage, parsed)
+        else:
+            found = stage_graph(source, stage, parsed, options.added_passes(), tokens_for(target))
         content = rendered(found, form, every_layer)
     if output is None:
         sys.stdout.write(content.decode())

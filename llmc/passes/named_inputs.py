@@ -38,7 +38,7 @@ def check_build_inputs(passes: Sequence[Pass], options: BuildOptions) -> None:
     """The same, for a build, whose passes read weights and so need the calibration text that a scheme asks for.
 
     Raises:
-        OptionError: Also where a scheme looks at activations and no text is given.
+        OptionError: Also if a scheme needs activations and no text is given.
         AdapterError: As for `check_named_inputs`.
     """
     check_named_inputs(passes, options)

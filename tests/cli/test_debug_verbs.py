@@ -158,7 +158,10 @@ def test_bisect_against_the_model_and_with_a_command(model: Path, tmp_path: Path
         (("diff", "ENGINE", "ENGINE", "--quantize", "int8"), ("have run already",)),
         (("diff", "MODEL", "--quantize", "int7"), ("unknown quantization scheme 'int7'",)),
         (("explain", "ENGINE", "--kv-cache", "int8"), ("passes have run already", "--kv-cache")),
-        (("bisect", "MODEL", "--quantize", "*.q_proj=int4-gptq:g32"), ("no text is given", "--calibration FILE")),
+        (
+            ("bisect", "MODEL", "--quantize", "*.q_proj=int4-gptq:g32"),
+            ("no calibration text is given", "--calibration FILE"),
+        ),
         (("bisect", "ENGINE"), ("cannot be run again",)),
         (("bisect", "MODEL", "--check", "true", "--slower-than", "2"), ("are two checks",)),
         (("bisect", "MODEL", "--check", " "), ("the command is empty",)),

@@ -187,8 +187,8 @@ def test_an_error_within_an_answer_begins_a_line(draft_engine: Path, capsys: pyt
         (("--calibration", "nope.txt"), "nope.txt"),
         (("--disable-pass", "fuse_rop"), "did you mean 'fuse_rope'?"),
         (("--lora", "style=nowhere"), "nowhere"),
-        (("--quantize", "int4-gptq"), "looks at activations"),
-        (("--prune", "layers=1"), "looks at activations"),
+        (("--quantize", "int4-gptq"), "needs activations"),
+        (("--prune", "layers=1"), "needs activations"),
     ],
     ids=" ".join,
 )

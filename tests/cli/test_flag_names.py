@@ -15,7 +15,7 @@ FLAGS = {"max_model_len": "--max-model-len", "quantize": "--quantize", "disable_
     ("text", "told"),
     [
         ("build option 'quantize' cannot be 'x'", "build option --quantize cannot be 'x'"),
-        ("quantize=int4-gptq looks at activations", "--quantize int4-gptq looks at activations"),
+        ("quantize=int4-gptq needs activations", "--quantize int4-gptq needs activations"),
         ("disable_passes=('nope',)", "--disable-pass nope"),
         ("lower max_model_len, or more memory", "lower --max-model-len, or more memory"),
         ("build with --max-model-len 8, quantize less", "build with --max-model-len 8, quantize less"),

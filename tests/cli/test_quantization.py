@@ -82,7 +82,7 @@ def test_mixed_precision_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ("options", "parts"),
     [
         (("--quantize", "int7"), ("unknown quantization scheme 'int7'", "known: int8")),
-        (("--quantize", "int4-gptq"), ("no text is given", "--calibration FILE")),
+        (("--quantize", "int4-gptq"), ("no calibration text is given", "--calibration FILE")),
         (("--quantize", "int4,no_such=int8"), ("no weight is called 'no_such'", "down_proj")),
         (("--kv-cache", "int2"), ("unknown KV cache format 'int2'", "int8, int4, fp8")),
         (("--quantize", "int4-gptq", "--calibration", "no-such-file"), ("cannot read the calibration data",)),

@@ -60,7 +60,7 @@ def calibration_sequences(
 
 
 def needs_text(options: BuildOptions) -> bool:
-    """Whether a scheme of the options looks at activations."""
+    """Whether a scheme of the options needs activations."""
     chosen = (options.quantization.needs_calibration, options.zeros.needs_calibration, not options.pruning.is_none)
     return any(chosen)
 
