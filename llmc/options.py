@@ -61,6 +61,8 @@ class BuildOptions(BaseModel):
             checkpoint is built as bfloat16. bf16, fp16, half, fp32, float and torch's own dtypes are also accepted.
         kv_dtype: Type of the KV cache; auto is dtype.
         kv_cache: int8, int4 or fp8 codes for the KV cache (llmc/formats/cache_format.py).
+        kv_compression: The policy that drops rows of the KV cache, as NAME:OPTION=NUMBER,… (docs/kv-compression.md);
+            none keeps all rows.
         quantize: Schemes of weights and activations (formats/schemes.py): one for all, then PATTERN=SCHEME for some. A
             text is split at commas.
         sparsity: Which elements of weights become zero (formats/sparsity.py), in the same form.
@@ -103,6 +105,7 @@ class BuildOptions(BaseModel):
     dtype: Dtype = "auto"
     kv_dtype: Dtype = "auto"
     kv_cache: str = "auto"
+    kv_compression: str = "none"
     quantize: tuple[str, ...] = ()
     sparsity: tuple[str, ...] = ()
     prune: tuple[str, ...] = ()
@@ -207,6 +210,7 @@ class BuildKeywords(TypedDict, total=False):
     dtype: DtypeSpelling
     kv_dtype: DtypeSpelling
     kv_cache: str
+    kv_compression: str
     quantize: str | Sequence[str]
     sparsity: str | Sequence[str]
     prune: str | Sequence[str]

@@ -1,4 +1,4 @@
-"""The option of the KV cache's numbers or codes, under the names that llmc and vLLM have for it."""
+"""The options of the KV cache: its numbers or codes, under the names that llmc and vLLM have for them, and its rows."""
 
 from typing import Annotated
 
@@ -14,6 +14,9 @@ KvCacheDtype = Annotated[
         "--kv-cache",
         help="format of the KV cache: auto, a dtype, or codes (int8, int4, fp8) with options such as int8:g32:rotated",
     ),
+]
+KvCompression = Annotated[
+    str, Option(help="what the KV cache keeps of long sequences, such as stride:step=4,recent=512")
 ]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from llmc.cli.cache_dtype import KvCacheDtype, cache_options
+from llmc.cli.cache_dtype import KvCacheDtype, KvCompression, cache_options
 from llmc.cli.completion import complete_schemes
 from llmc.cli.option_group import changed_options
 from llmc.cli.target_option import DEFAULT_TARGET
@@ -31,6 +31,7 @@ class ModelOptions:
         str, Option(help="dtype of weights and activations: auto, float32, bfloat16, or float16 on GPUs")
     ] = _DEFAULTS.dtype
     kv_cache_dtype: KvCacheDtype = "auto"
+    kv_compression: KvCompression = "none"
     quantize: Annotated[
         list[str] | None,
         Option(

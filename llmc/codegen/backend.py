@@ -97,8 +97,19 @@ _OF_CHOICES = {
     _llmc.paged_choose_keys.default: "keys are chosen on CPUs only; sequences up to the number of chosen keys "
     "(--max-model-len) need no choice"
 }
+_OF_ROWS = dict.fromkeys(
+    (
+        _llmc.score_keys.default,
+        _llmc.sum_attention.default,
+        _llmc.last_uses.default,
+        _llmc.keep_sums.default,
+        _llmc.compact_kv.default,
+        _llmc.turn_rows.default,
+    ),
+    "rows are scored and turned on CPUs only; GPUs have kv_compression=stride:step=4,recent=512",
+)
 WITHOUT_KERNEL: Mapping[str, Mapping[OpOverload, str]] = MappingProxyType(
-    {"cpp": _OF_STAGES, "triton": _OF_STAGES | _OF_CHOICES}
+    {"cpp": _OF_STAGES, "triton": _OF_STAGES | _OF_CHOICES | _OF_ROWS}
 )
 _WITHIN_A_PRODUCT = "it is computed within the product that reads it, and multiply_unrounded has left it unchanged"
 

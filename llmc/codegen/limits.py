@@ -3,7 +3,7 @@
 from llmc.errors import OptionError
 from llmc.graph.model_graph import ModelInfo
 from llmc.options import BuildOptions
-from llmc.program import Limits
+from llmc.program import Limits, parse_compression
 
 # For a model that states no limit of its own (a plain module without a position table).
 DEFAULT_MODEL_LEN = 4096
@@ -33,7 +33,14 @@ def longest_sequence(info: ModelInfo, options: BuildOptions) -> int:
     Raises OptionError for more than the model's positions, or than a step holds of texts that are read as a whole.
     """
     longest = options.max_model_len or info.max_positions or DEFAULT_MODEL_LEN
-    if info.max_positions is not None and longest > info.max_positions:
+    policy = parse_compression(options.kv_compression)
+    if policy.renumbers and info.max_positions is not None and policy.most_rows(longest) > info.max_positions:
+        raise OptionError(
+            f"positions within the cache reach {policy.most_rows(longest)}, but the model has {info.max_positions}",
+            at=f"kv_compression={policy}",
+            fix=f"let budget and every add up to at most {info.max_positions}",
+        )
+    if info.max_positions is not None and longest > info.max_positions and not policy.renumbers:
         raise OptionError(
             f"max_model_len is {longest}, but the model has {info.max_positions} positions",
             at=f"max_model_len={longest}",

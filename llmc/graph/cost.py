@@ -22,7 +22,7 @@ from llmc.graph.call_arguments import call_arguments
 from llmc.graph.op_record import C, L, Part, R, T, op_call, record_of, visible_to
 from llmc.graph.product_parts import part_of
 from llmc.graph.step_inputs import symbol_names
-from llmc.program import STATE_SLOTS
+from llmc.program import COMPACTION, STATE_SLOTS
 
 _ZERO = sympy.Integer(0)
 _BY_NAME = {"T": T, "L": L, "R": R}
@@ -82,7 +82,8 @@ def _operands(working: list[fx.Node], members: Mapping[fx.Node, None]) -> dict[f
     tiny."""
     sources: dict[fx.Node, None] = {}
     for node in working:
-        for name, argument in call_arguments(node).items():
+        arguments = call_arguments(node)
+        for name, argument in arguments.items() if COMPACTION not in arguments else ():
             if name not in _UNCOUNTED:
                 sources |= dict.fromkeys(n for n in _nodes(argument) if _through_views(n, members) not in members)
     return sources
@@ -150,8 +151,8 @@ def _cache_bytes(node: fx.Node, symbols: Mapping[sympy.Symbol, sympy.Symbol]) ->
     if STATE_SLOTS in arguments:
         state = arguments["state"].meta["val"]
         return 2 * R * math.prod(state.shape[1:]) * state.dtype.itemsize
-    if not any(name in arguments for name in _CACHES):
-        return _ZERO
+    if COMPACTION in arguments or not any(name in arguments for name in _CACHES):
+        return _ZERO  # Steps with a compaction are none of those that are counted.
     k_cache, v_cache = (arguments[name].meta["val"] for name in _CACHES)
     row = sum(c.shape[1] * c.shape[3] * c.dtype.itemsize for c in (k_cache, v_cache))
     if "slot_mapping" in arguments:

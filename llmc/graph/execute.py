@@ -15,7 +15,8 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.graph.ranks import OnRanks, weight_value
 from llmc.graph.step_inputs import group_inputs, step_input
 from llmc.graph.weights import WeightSource
-from llmc.program import ADAPTERS, HIDDEN, ROW_ADAPTERS, STATE_SLOTS, CachePolicy, group_input
+from llmc.program import ADAPTERS, COMPACTION, HIDDEN, ROW_ADAPTERS, STATE_SLOTS, CachePolicy, group_input
+from llmc.program.slot_views import cache_views, move_slots
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,12 @@ def sequence_inputs(
     if step_input(graph, "slot_mapping") is None:
         return [_whole_inputs(graph, tokens)]
     steps = _steps(tokens, chunk_sizes)
+    for policy in graph.policies:
+        if any(cut.moves for _, cut in policy.cuts_before(len(tokens), len(tokens))):
+            raise RequestError(
+                f"{policy} moves rows of the cache between steps, which a graph alone does not do",
+                fix=f"look at no more than {next(policy.cuts(len(tokens)))} tokens",
+            )
     caches = _Caches(graph, steps, block_size)
     return [caches.tensors | _step_inputs(graph, caches, step) for step in steps]
 
@@ -129,7 +136,7 @@ class _Caches:
     def __init__(self, graph: ModelGraph, steps: Sequence[Sequence[Chunk]], block_size: int) -> None:
         chunks = [chunk for step in steps for chunk in step]
         longest = max(chunk.start + len(chunk.tokens) for chunk in chunks)
-        self.block_size = block_size
+        self.block_size, self.longest = block_size, longest
         self.blocks = -(-longest // block_size)
         sequences = max(chunk.sequence for chunk in chunks) + 1
         self.tensors: dict[str, Any] = {}
@@ -151,32 +158,86 @@ class _Caches:
         blocks = list(range(first, first + self.blocks))
         return blocks[::-1] if sequence % 2 else blocks
 
+    def cut_table(self, policy: CachePolicy, sequence: int, tokens: int) -> list[int]:
+        """The blocks in a sequence's table after `tokens` tokens."""
+        blocks = self.table(sequence)
+        for _, cut in policy.cuts_before(tokens + 1, self.longest):
+            for rows in reversed(cut.leaving):
+                del blocks[rows.start // self.block_size : rows.stop // self.block_size]
+        return blocks
+
+    def slot(self, blocks: Sequence[int], row: int) -> int:
+        """Where a row lies."""
+        return blocks[row // self.block_size] * self.block_size + row % self.block_size
+
 
 def _run_step(graph: ModelGraph, tensors: dict[str, Any], caches: _Caches, step: Sequence[Chunk]) -> list[Tensor]:
+    for group in range(1, 1 + len(graph.policies)):
+        for chunk in step:
+            _move_rows(graph, tensors, group, caches, chunk)
     logits = interpret(graph, tensors | _step_inputs(graph, caches, step))
     return list(logits.float().split([len(chunk.tokens) for chunk in step]))
 
 
 def _cut_tables(policy: CachePolicy, caches: _Caches, step: Sequence[Chunk]) -> dict[str, Tensor]:
     """The step inputs of a policy that drops rows: tables without the dropped blocks, and shorter contexts."""
-    if policy.fills_at is None:
+    if not policy.drops_rows:
         return {}
-    held = [[*policy.held(chunk.start), *range(chunk.start, chunk.start + len(chunk.tokens))] for chunk in step]
-    tables = torch.zeros(len(step), caches.blocks, dtype=torch.int32)
-    for row, chunk, positions in zip(tables, step, held, strict=True):
-        blocks = [caches.table(chunk.sequence)[first // caches.block_size] for first in positions[:: caches.block_size]]
+    tables, lengths = torch.zeros(len(step), caches.blocks, dtype=torch.int32), list[int]()
+    slots = torch.zeros(sum(len(chunk.tokens) for chunk in step), dtype=torch.int32)
+    begin = 0
+    for row, chunk in zip(tables, step, strict=True):
+        blocks = caches.cut_table(policy, chunk.sequence, chunk.start)
         row[: len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
-    return {"context_lens": torch.tensor([len(each) for each in held], dtype=torch.int32), "block_tables": tables}
+        dropped = (caches.blocks - len(blocks)) * caches.block_size
+        for position in range(chunk.start, chunk.start + len(chunk.tokens)):
+            slots[begin] = caches.slot(blocks, position - dropped)
+            begin += 1
+        lengths.append(chunk.start + len(chunk.tokens) - dropped)
+    lens = torch.tensor(lengths, dtype=torch.int32)
+    return {"context_lens": lens, "block_tables": tables, "slot_mapping": slots}
+
+
+def _move_rows(graph: ModelGraph, tensors: dict[str, Any], group: int, caches: _Caches, chunk: Chunk) -> None:
+    """Move rows in each cache of the group if its table is cut before the chunk."""
+    policy = graph.policies[group - 1]
+    cut = dict(policy.cuts_before(chunk.start + 1, caches.longest)).get(chunk.start)
+    if cut is None or not cut.leaving:
+        return
+    before = caches.cut_table(policy, chunk.sequence, chunk.start - 1)
+    dropped = (caches.blocks - len(before)) * caches.block_size
+    if cut.chosen and step_input(graph, COMPACTION) is not None:
+        rows = chunk.start - dropped
+        held, kept = (before[: -(-count // caches.block_size)] for count in (rows, cut.chosen))
+        compaction = torch.tensor([rows, cut.chosen, 0, *held, *kept], dtype=torch.int32)
+        GraphInterpreter(graph.graph).run_readers(COMPACTION, tensors | {COMPACTION: compaction})
+        return
+    moves = cut.moves
+    sources = torch.tensor([caches.slot(before, row) for row, _ in moves])
+    destinations = torch.tensor([caches.slot(before, row) for _, row in moves])
+    for index, spec in enumerate(graph.caches):
+        for part in "kv" if spec.group == group and moves else "":
+            value = caches.tensors[f"kv_cache_{index}_{part}"]
+            for tensor in value.values if isinstance(value, OnRanks) else (value,):
+                views = cache_views(spec.slot(), part, tensor.view(torch.uint8), caches.block_size)
+                move_slots(views, sources, destinations)
 
 
 def _step_inputs(graph: ModelGraph, caches: _Caches, step: Sequence[Chunk]) -> dict[str, Any]:
     lengths = [len(chunk.tokens) for chunk in step]
     positions = [chunk.start + i for chunk in step for i in range(len(chunk.tokens))]
+    turned = [policy for policy in graph.policies if policy.renumbers and step_input(graph, COMPACTION) is not None]
+    back = [
+        len(caches.table(chunk.sequence)) - len(caches.cut_table(policy, chunk.sequence, chunk.start))
+        for policy in turned
+        for chunk in step
+        for _ in chunk.tokens
+    ]
     owners = [caches.table(chunk.sequence) for chunk in step for _ in chunk.tokens]
     size = caches.block_size
     values = {
         "input_ids": [t for chunk in step for t in chunk.tokens],
-        "positions": positions,
+        "positions": [p - size * blocks for p, blocks in zip(positions, back, strict=True)] if turned else positions,
         "slot_mapping": [table[p // size] * size + p % size for table, p in zip(owners, positions, strict=True)],
         "query_starts": [sum(lengths[:i]) for i in range(len(lengths) + 1)],
         "context_lens": [chunk.start + len(chunk.tokens) for chunk in step],
@@ -189,6 +250,7 @@ def _step_inputs(graph: ModelGraph, caches: _Caches, step: Sequence[Chunk]) -> d
     inputs |= {name: inputs[of_first] for name, of_first in group_inputs(graph).items()}
     for group, policy in enumerate(graph.policies, 1):
         inputs |= {group_input(name, group): value for name, value in _cut_tables(policy, caches, step).items()}
+    inputs[COMPACTION] = torch.zeros(0, dtype=torch.int32)
     inputs["tree_masks"] = torch.zeros(len(positions), dtype=torch.int64)
     hidden = _hidden(graph, torch.tensor(positions))
     return hidden | {n.name: inputs[n.name] for n in graph.inputs() if n.name in inputs}

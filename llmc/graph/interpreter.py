@@ -28,6 +28,19 @@ class GraphInterpreter:
         returned: Sequence[Any] = result if isinstance(result, Sequence) else (result,)
         return tuple(map(first_rank, returned))
 
+    def run_readers(self, name: str, inputs: Mapping[str, Tensor | OnRanks]) -> None:
+        """Run the nodes that a placeholder's value reaches, and no others. inputs: of all placeholders that they
+        read."""
+        values: dict[fx.Node, Any] = {}
+        with torch.inference_mode():
+            for node, _ in self._nodes:
+                sources = node.all_input_nodes
+                if any(source in values or source.name == name for source in sources):
+                    given = {source: values.get(source, inputs.get(source.name)) for source in sources}
+                    args: Any = fx.map_arg(node.args, given.__getitem__)
+                    kwargs: Any = fx.map_arg(node.kwargs, given.__getitem__)
+                    values[node] = call(node.target, args, kwargs)
+
     def _run(self, inputs: Mapping[str, Tensor | OnRanks], has_ranks: bool) -> Any:
         values: dict[fx.Node, Any] = {}
         for node, done in self._nodes:

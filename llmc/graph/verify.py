@@ -20,7 +20,7 @@ from llmc.graph.pointwise import ELEMENTARY
 from llmc.graph.source_line import source_line
 from llmc.graph.stage import Stage
 from llmc.graph.step_inputs import group_inputs
-from llmc.program import ADAPTERS, HIDDEN, ROW_ADAPTERS, STATE_SLOTS, STEP_INPUTS
+from llmc.program import ADAPTERS, COMPACTION, HIDDEN, ROW_ADAPTERS, STATE_SLOTS, STEP_INPUTS
 
 aten = torch.ops.aten
 
@@ -122,8 +122,9 @@ def _check_inputs(graph: ModelGraph, stages: tuple[Stage, ...]) -> None:
         is_paged = stage in (Stage.SERVING, Stage.OPTIMIZED)
         hidden = [HIDDEN] if HIDDEN in seen else []
         first, second, *others = STAGE_INPUTS[stage]
+        compaction = [COMPACTION] if COMPACTION in seen else []
         states = [STATE_SLOTS, *(f"state_{i}" for i in range(len(graph.states)))] if STATE_SLOTS in seen else []
-        paged = [*group_inputs(graph), *caches, *states] if is_paged else []
+        paged = [*group_inputs(graph), *caches, *compaction, *states] if is_paged else []
         expected.append([first, second, *hidden, *others, *paged, *pools])
     in_order = any(seen == names for names in expected)
     # A pass that is cut while it adds inputs leaves some of the later stage's.
@@ -146,7 +147,8 @@ def _check_inputs(graph: ModelGraph, stages: tuple[Stage, ...]) -> None:
 
 def _rank(graph: ModelGraph, name: str, stage: Stage) -> int:
     """The rank of a step input."""
-    own = {HIDDEN: 2, STATE_SLOTS: 1, **{f"state_{spec.index}": 1 + len(spec.shape) for spec in graph.states}}
+    states = {f"state_{spec.index}": 1 + len(spec.shape) for spec in graph.states}
+    own = {HIDDEN: 2, STATE_SLOTS: 1, COMPACTION: 1, **states}
     return own.get(name, STAGE_INPUTS[stage].get(group_inputs(graph).get(name, name), 4))
 
 

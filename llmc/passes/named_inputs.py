@@ -8,6 +8,7 @@ from pathlib import Path
 
 from llmc.adapters.adapter import read_adapter
 from llmc.options import BuildOptions
+from llmc.passes.attention.compress_kv_cache import asked_policy
 from llmc.passes.quantization.calibration import check_text_is_given, needs_text, read_calibration
 from llmc.passes.rewrite import Pass
 from llmc.passes.runner import check_passes
@@ -21,10 +22,12 @@ def check_named_inputs(passes: Sequence[Pass], options: BuildOptions) -> None:
         options: The options of a build, or of a command that runs the passes.
 
     Raises:
-        OptionError: For an unknown pass, and for calibration data that is missing or cannot be read.
+        OptionError: For an unknown pass, for a KV compression that does not exist, and for calibration data that is
+            missing or cannot be read.
         AdapterError: For an adapter that is missing or cannot be read.
     """
     check_passes(passes, options)
+    asked_policy(options)
     if options.calibration is not None:
         read_calibration(Path(options.calibration))
     for directory in options.adapters.values():

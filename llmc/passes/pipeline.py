@@ -2,6 +2,7 @@
 
 from llmc.passes.adapters.insert_adapters import insert_adapters
 from llmc.passes.attention.absorb_mla import absorb_mla
+from llmc.passes.attention.compress_kv_cache import compress_kv_cache
 from llmc.passes.canonical.check_canonical import check_canonical
 from llmc.passes.canonical.fold_constants import fold_constants
 from llmc.passes.canonical.join_parts import join_parts
@@ -66,6 +67,7 @@ from llmc.passes.serving.cast_kv_cache import cast_kv_cache
 from llmc.passes.serving.keep_states import keep_states
 from llmc.passes.serving.leave_out_choices import leave_out_choices
 from llmc.passes.serving.page_kv_cache import page_kv_cache
+from llmc.passes.serving.place_compaction import place_compaction
 from llmc.passes.serving.select_logit_rows import select_logit_rows
 from llmc.passes.sparsity.read_sparse import read_sparse
 from llmc.passes.sparsity.sparsify import sparsify
@@ -161,11 +163,13 @@ def parallel() -> tuple[Pass, ...]:
 def serving() -> tuple[Pass, ...]:
     """From one whole sequence to a step of many requests."""
     return (
+        compress_kv_cache,
         leave_out_choices,
         page_kv_cache,
         keep_states,
         cast_kv_cache,
         quantize_kv_cache,
+        place_compaction,
         select_logit_rows,
         batch_texts,
     )

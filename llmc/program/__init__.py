@@ -1,10 +1,13 @@
 """The lowered step as data: what code generation writes into an engine and what the runtime runs."""
 
 from llmc.program.adapter_pools import AdapterPools
-from llmc.program.cache_policy import EVERYTHING, TREE_REACH, CachePolicy, Nearest, Visible
+from llmc.program.cache_policy import EVERYTHING, MAX_SLOTS, TREE_REACH, CachePolicy, Cut, Nearest, Progress, Visible
+from llmc.program.compression import Compression, compression_problem, parse_compression
 from llmc.program.device_kernel import LIBRARY, DeviceBinary, DeviceKernel, DeviceParameter
+from llmc.program.h2o import H2O
 from llmc.program.head import Activation, Head, Pooling, Task
 from llmc.program.limits import Limits
+from llmc.program.lru import Lru
 from llmc.program.program import (
     ITEMSIZES,
     LOOP,
@@ -24,11 +27,14 @@ from llmc.program.program import (
     step_row_bytes,
 )
 from llmc.program.rank_layout import RankLayout
+from llmc.program.scored_compression import Scored
+from llmc.program.snapkv import SnapKV
 from llmc.program.state_slot import StateSlot, state_bytes
 from llmc.program.step_outputs import (
     ADAPTERS,
     CHOICE_INPUTS,
     CHOICE_OUTPUTS,
+    COMPACTION,
     GROUP_INPUTS,
     HIDDEN,
     LOGITS,
@@ -40,19 +46,24 @@ from llmc.program.step_outputs import (
     group_input,
     is_for,
 )
+from llmc.program.streaming import Streaming
+from llmc.program.stride import Stride
 from llmc.program.text_preparation import Similarity, TextPreparation, TextPrompt
 
 __all__ = [
     "ADAPTERS",
     "CHOICE_INPUTS",
     "CHOICE_OUTPUTS",
+    "COMPACTION",
     "EVERYTHING",
     "GROUP_INPUTS",
+    "H2O",
     "HIDDEN",
     "ITEMSIZES",
     "LIBRARY",
     "LOGITS",
     "LOOP",
+    "MAX_SLOTS",
     "ROW_ADAPTERS",
     "STATE_SLOTS",
     "STEP_INPUTS",
@@ -65,6 +76,8 @@ __all__ = [
     "Buffer",
     "CachePolicy",
     "CacheSlot",
+    "Compression",
+    "Cut",
     "DeviceBinary",
     "DeviceKernel",
     "DeviceParameter",
@@ -72,25 +85,33 @@ __all__ = [
     "Launch",
     "Layout",
     "Limits",
+    "Lru",
     "Nearest",
     "Origin",
     "Pooling",
     "Program",
+    "Progress",
     "RankLayout",
     "RowCount",
     "RowRange",
+    "Scored",
     "SideOutput",
     "Similarity",
+    "SnapKV",
     "StateSlot",
     "StepOutput",
+    "Streaming",
+    "Stride",
     "Task",
     "TextPreparation",
     "TextPrompt",
     "Visible",
     "WeightSlot",
     "code_rows_layout",
+    "compression_problem",
     "group_input",
     "is_for",
+    "parse_compression",
     "state_bytes",
     "step_row_bytes",
 ]

@@ -2,16 +2,19 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from itertools import count, islice, pairwise
-from typing import ClassVar
+from itertools import count, islice, pairwise, takewhile
+from typing import ClassVar, NamedTuple, TypeVar
 
 from llmc.program.limits import Limits
 from llmc.program.step_outputs import GROUP_INPUTS
 
+Row = TypeVar("Row")
 # Rows before a token's own that a tree may hide from it: it counts them in its window, and kernels read that far back.
 TREE_REACH = 63
 # A pool has at least one block for this many blocks of group 0, because most sequences are shorter than the longest.
 _SHORTER = 8
+# Slots are numbered in int32.
+MAX_SLOTS = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -44,10 +47,57 @@ class Visible:
 
 
 @dataclass(frozen=True)
+class Cut:
+    """The change of a table that is full.
+
+    Args:
+        leaving: rows that leave it, in order; the others move up. Whole blocks.
+        moves: rows that are copied before, from and to; every source is read first.
+        chosen: number of first rows that ops of the graph write before (llmc/passes/compaction): they do the moves, or
+            choose what moves by layer and head. 0: there are no such ops.
+    """
+
+    leaving: tuple[range, ...]
+    moves: tuple[tuple[int, int], ...] = ()
+    chosen: int = 0
+
+    @property
+    def dropped(self) -> int:
+        """Number of rows that leave."""
+        return sum(map(len, self.leaving))
+
+    def left(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows of a table after the cut. rows: those before it."""
+        found = list(rows)
+        for source, destination in self.moves:
+            found[destination] = rows[source]
+        for gone in reversed(self.leaving):
+            del found[gone.start : gone.stop]
+        return found
+
+
+class Progress(NamedTuple):
+    """The past cuts of a request's table.
+
+    prompt: tokens of the request's prompt. dropped: rows that have left the table. cut_at: number of tokens at its last
+    cut, 0 for none.
+    """
+
+    prompt: int
+    dropped: int = 0
+    cut_at: int = 0
+
+    def after(self, end: int, cut: Cut) -> "Progress":
+        """The past cuts after a further one."""
+        return Progress(self.prompt, self.dropped + cut.dropped, end)
+
+
+@dataclass(frozen=True)
 class CachePolicy:
     """Keeps every row. A policy that keeps less derives from this class.
 
-    Its fields are its options: whole numbers, or None for options that are not given. NAME: how text names the policy.
+    Its fields are its options: whole numbers, or None for options that are not given. NAME: how text names the policy;
+    empty for a class of them.
     """
 
     NAME: ClassVar[str] = "everything"
@@ -59,12 +109,37 @@ class CachePolicy:
 
     @property
     def fills_at(self) -> int | None:
-        """Number of rows at which a request's table is cut; None if it never is. A multiple of the block size."""
+        """Number of rows at which a request's table is cut; None if it never is, or if `next_cut` says more.
+
+        A multiple of the block size.
+        """
         return None
 
     def leaving(self) -> Sequence[range]:
         """The rows that leave a table of `fills_at` rows, in order; the others move up. Whole blocks."""
         return ()
+
+    @property
+    def drops_rows(self) -> bool:
+        """Whether tables are cut, so that rows are not positions."""
+        return self.fills_at is not None
+
+    def next_cut(self, done: Progress) -> int | None:
+        """Number of tokens behind which a table is cut next; None for never."""
+        return None if self.fills_at is None else self.fills_at + done.dropped
+
+    def cut(self, done: Progress) -> Cut:
+        """The next cut. done: the cuts before it."""
+        return Cut(tuple(self.leaving()))
+
+    def most_rows(self, tokens: int) -> int:
+        """The most rows in the table of a sequence of at most this many tokens."""
+        return tokens if self.fills_at is None else min(tokens, self.fills_at)
+
+    @property
+    def renumbers(self) -> bool:
+        """Whether positions are rows of the policy's tables, in all layers."""
+        return False
 
     @property
     def recomputes(self) -> bool:
@@ -89,33 +164,46 @@ class CachePolicy:
     @property
     def inputs(self) -> tuple[str, ...]:
         """The step inputs that a group of this policy has for itself."""
-        rows_are_positions = self.fills_at is None
-        return tuple(name for name in GROUP_INPUTS if not (rows_are_positions and name == "context_lens"))
+        return tuple(name for name in GROUP_INPUTS if self.drops_rows or name != "context_lens")
 
-    def cuts(self, tokens: int) -> range:
-        """The numbers of tokens, all below `tokens`, behind which a table is cut."""
-        return range(0) if self.fills_at is None else range(self.fills_at, tokens, sum(map(len, self.leaving())))
+    def cuts(self, tokens: int, prompt: int | None = None) -> Iterator[int]:
+        """The numbers of tokens, all below `tokens`, behind which a table is cut. prompt: tokens of it; None for all
+        tokens."""
+        return (end for end, _ in self.cuts_before(tokens, tokens if prompt is None else prompt))
 
-    def held(self, tokens: int) -> list[int]:
+    def cuts_before(self, tokens: int, prompt: int) -> Iterator[tuple[int, Cut]]:
+        """The same, each with its cut."""
+        return takewhile(lambda made: made[0] < tokens, self.all_cuts(prompt))
+
+    def all_cuts(self, prompt: int) -> Iterator[tuple[int, Cut]]:
+        """The cuts of a request's table, and the tokens behind which they happen."""
+        done = Progress(prompt)
+        while (end := self.next_cut(done)) is not None:
+            cut = self.cut(done)
+            yield end, cut
+            done = done.after(end, cut)
+
+    def held(self, tokens: int, prompt: int | None = None) -> list[int]:
         """The positions whose rows a table holds after this many tokens, in order."""
-        return list(next(islice(self._tables(), tokens, None)))
+        return list(next(islice(self._tables(tokens if prompt is None else prompt), tokens, None)))
 
-    def seen(self, tokens: int) -> Iterator[list[int]]:
+    def seen(self, tokens: int, prompt: int | None = None) -> Iterator[list[int]]:
         """For each token of a sequence, the positions whose keys it sees, in order."""
         visible = self.visible
-        for position, before in enumerate(islice(self._tables(), tokens)):
+        for position, before in enumerate(islice(self._tables(tokens if prompt is None else prompt), tokens)):
             first, rows = visible.first(len(before)), [*before, position]
             yield [*rows[: min(visible.pinned, first)], *rows[first:]]
 
-    def _tables(self) -> Iterator[list[int]]:
+    def _tables(self, prompt: int) -> Iterator[list[int]]:
         """The positions whose rows a table holds behind 0, 1, 2, … tokens; always the same list."""
-        kept = list[int]()
+        kept, cuts = list[int](), self.all_cuts(prompt)
+        end, cut = next(cuts, (None, Cut(())))
         for position in count():
             yield kept
             kept.append(position)
-            if len(kept) == self.fills_at:
-                for rows in reversed(self.leaving()):
-                    del kept[rows.start : rows.stop]
+            if position + 1 == end:
+                kept[:] = cut.left(kept)
+                end, cut = next(cuts, (None, cut))
 
     def sequence_blocks(self, limits: Limits, tokens: int) -> int:
         """The most blocks that one sequence holds while a step adds `tokens` tokens to it."""
@@ -123,7 +211,21 @@ class CachePolicy:
         rows = min(visible.near or limits.max_model_len, limits.max_model_len) - 1 + tokens
         # They may begin with the last row of a block.
         blocks = limits.blocks_for(visible.pinned) + limits.blocks_for(rows + size - 1)
-        return min(blocks, limits.blocks_for(min(self.fills_at or limits.max_model_len, limits.max_model_len)))
+        return min(blocks, limits.blocks_for(self.most_rows(limits.max_model_len)))
+
+    def fitted(self, block_size: int) -> "CachePolicy":
+        """The policy for blocks of this size."""
+        return self
+
+    @property
+    def queries(self) -> "CachePolicy | None":
+        """The policy of the group that holds queries, for scores of keys; None if no scores are made."""
+        return None
+
+    @property
+    def per_request(self) -> bool:
+        """Whether requests may choose another policy for the group, among them one that keeps everything."""
+        return False
 
     def pool_blocks(self, limits: Limits, blocks: int) -> int:
         """Blocks of the group's pool where group 0 has `blocks`.
@@ -147,7 +249,7 @@ class CachePolicy:
     def from_text(text: str) -> "CachePolicy":
         """The policy of such a text. Raises ValueError that says what is wrong."""
         name, _, given = text.partition(":")
-        kinds = {kind.NAME: kind for kind in _kinds(CachePolicy)}
+        kinds = {kind.NAME: kind for kind in _kinds(CachePolicy) if kind.NAME}
         if name not in kinds:
             known = ", ".join(sorted(kinds))
             raise ValueError(f"{text!r:.200} names no cache policy that is imported: there are {known}")
@@ -184,6 +286,19 @@ class Nearest(CachePolicy):
 
 
 EVERYTHING = CachePolicy()
+
+
+def group_blocks(policies: Sequence[CachePolicy], limits: Limits, blocks: int, *, has_first: bool) -> tuple[int, ...]:
+    """How many blocks each group of caches has, given those of the first one that holds whole sequences.
+
+    That is group 0, unless it has no caches (`has_first`) and another one holds whole sequences too: then its blocks
+    are only numbers, one for each block that sequences may ask for. policies: of the groups from 1 on.
+    """
+    first = blocks
+    if not has_first and any(policy.per_request for policy in policies):
+        most = limits.max_sequences * limits.blocks_for(limits.max_model_len)
+        first = max(blocks, min(most, MAX_SLOTS // limits.block_size - 1))
+    return first, *(policy.pool_blocks(limits, blocks) for policy in policies)
 
 
 def _kinds(kind: type[CachePolicy]) -> Iterator[type[CachePolicy]]:

@@ -5,7 +5,7 @@ codegen/cpp/kernels/api.h documents their fields.
 
 from ctypes import CFUNCTYPE, POINTER, Structure, c_int32, c_int64, c_void_p, sizeof
 
-from llmc.program.step_outputs import ADAPTERS, CHOICE_INPUTS, HIDDEN, ROW_ADAPTERS, STATE_SLOTS
+from llmc.program.step_outputs import ADAPTERS, CHOICE_INPUTS, COMPACTION, HIDDEN, ROW_ADAPTERS, STATE_SLOTS
 
 
 class LlmcStep(Structure):
@@ -19,6 +19,7 @@ class LlmcStep(Structure):
         (HIDDEN, c_void_p),
         *((name, c_void_p) for name in (ADAPTERS, ROW_ADAPTERS)),
         (STATE_SLOTS, c_void_p),
+        (COMPACTION, c_void_p),
     )
 
 

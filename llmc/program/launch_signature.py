@@ -9,6 +9,7 @@ from llmc.program.step_outputs import (
     ADAPTERS,
     CHOICE_INPUTS,
     CHOICE_OUTPUTS,
+    COMPACTION,
     GROUP_INPUTS,
     ROW_ADAPTERS,
     STATE_SLOTS,
@@ -54,7 +55,7 @@ def operand_dtypes(program: Program) -> OperandDtypes:
     found |= {("engine", "ranks"): "I64"}
     if program.adapters is not None:
         found |= {("adapter", name): dtype for name, dtype in program.adapters.dtypes().items()}
-    found |= {("input", name): "I32" for name in (ADAPTERS, ROW_ADAPTERS, STATE_SLOTS)}
+    found |= {("input", name): "I32" for name in (ADAPTERS, ROW_ADAPTERS, STATE_SLOTS, COMPACTION)}
     found |= {("input", group_input(n, 1 + g)): "I32" for g in range(len(program.policies)) for n in GROUP_INPUTS}
     found |= {("input", name): dtype for name, dtype in (STEP_INPUTS | CHOICE_INPUTS).items()}
     return found | {("output", name): dtype for name, dtype in CHOICE_OUTPUTS.items()}

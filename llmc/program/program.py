@@ -13,7 +13,7 @@ from llmc.files.typed_json import LEFT_OUT
 from llmc.formats.cache_format import parse_cache_format
 from llmc.formats.code_format import CODE_FORMATS
 from llmc.program.adapter_pools import AdapterPools
-from llmc.program.cache_policy import EVERYTHING, CachePolicy
+from llmc.program.cache_policy import EVERYTHING, CachePolicy, group_blocks
 from llmc.program.device_kernel import DeviceKernel
 from llmc.program.launch_arguments import Argument, Count
 from llmc.program.limits import Limits
@@ -348,8 +348,8 @@ class Program:
         return self.layout.tensor
 
     def group_blocks(self, blocks: int) -> tuple[int, ...]:
-        """How many blocks each group of caches has where the first has `blocks`."""
-        return blocks, *(policy.pool_blocks(self.limits, blocks) for policy in self.policies)
+        """How many blocks each group of caches has, given those of the first one that holds whole sequences."""
+        return group_blocks(self.policies, self.limits, blocks, has_first=any(not cache.group for cache in self.caches))
 
     def token_bytes(self) -> tuple[int, ...]:
         """Keys and values of a token in the layers of each group of caches."""

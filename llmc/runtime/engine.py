@@ -25,6 +25,7 @@ from llmc.runtime.loop.step_loop import StepLoop
 from llmc.runtime.output_cache import OutputCache
 from llmc.runtime.requests.generation import Scoring
 from llmc.runtime.requests.job_builder import JobBuilder, check_task
+from llmc.runtime.requests.request_policies import RequestPolicies
 from llmc.runtime.text.conversation import ConversationPrompts
 from llmc.runtime.text.prompts import as_list, check_ids, check_length
 from llmc.runtime.text.prompts import token_ids as ids_of
@@ -47,6 +48,7 @@ class Engine(TextGenerator):
         self,
         directory: EngineDirectory,
         open_loop: Callable[[], StepLoop],
+        policies: RequestPolicies,
         owned: ScratchDirectory | None = None,
         *,
         prefix_cache: bool = True,
@@ -65,7 +67,11 @@ class Engine(TextGenerator):
         self._tokenizer = Tokenizer(directory.files)
         finds_prefixes = prefix_cache and loop.finds_prefixes
         self._job_builder = JobBuilder(
-            directory.manifest.model, directory.program.limits, self._tokenizer, prefix_cache=finds_prefixes
+            directory.manifest.model,
+            directory.program.limits,
+            self._tokenizer,
+            policies,
+            prefix_cache=finds_prefixes,
         )
         self._adapters = AdapterRegistry(directory.program.adapters)
         self._grammars = GrammarCompiler(
@@ -217,7 +223,8 @@ class Engine(TextGenerator):
             check_length(f"prompt {index}", sequence, self.limits.max_model_len, "")
             check_ids(f"prompt {index}", sequence, self.info.vocab_size)
         chosen = None if adapter is None else self._adapters.get(adapter)
-        requests = [Scoring(sequence, self.info.vocab_size, chosen) for sequence in sequences]
+        size, policy = self.info.vocab_size, self._job_builder.policies.of(None)
+        requests = [Scoring(sequence, size, chosen, policy) for sequence in sequences]
         with self._shared.serving(requests) as until:
             until(lambda: all(request.finished for request in requests))
         for request in requests:

@@ -65,12 +65,15 @@ class CacheStats:
 
 @dataclass(frozen=True)
 class GroupStats:
-    """The blocks of layers that do not keep everything. policy: what they keep, as text."""
+    """The blocks of layers that do not keep everything. policy: what they keep, as text. kept, dropped: rows that
+    tables held behind a cut, and that left them, since the engine was opened."""
 
     policy: str
     total: int
     used: int
     cached: int
+    kept: int = 0
+    dropped: int = 0
 
 
 @dataclass(frozen=True)

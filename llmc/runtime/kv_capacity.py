@@ -4,14 +4,12 @@ import bisect
 from collections.abc import Callable, Sequence
 
 from llmc.errors import OptionError, bad_value
-from llmc.program import Program, state_bytes
+from llmc.program import MAX_SLOTS, Program, state_bytes
 from llmc.runtime.memory import available_bytes
 
 # The cache is touched as it fills, so its size is an upper bound; weights, arena and the page cache need memory as
 # well.
 MEMORY_FRACTION = 0.4
-# Slots are numbered in int32.
-_MAX_SLOTS = 2**31 - 1
 
 
 def block_count(
@@ -67,7 +65,7 @@ def wanted_blocks(program: Program, kv_cache_bytes: int | None) -> tuple[int, in
         raise bad_value("kv_cache_bytes", kv_cache_bytes, fix)
     per_sequence = limits.blocks_for(limits.max_model_len)
     # One block fewer than there are slots for: a GPU's executor keeps one for padding.
-    return min(limits.max_sequences * per_sequence, _MAX_SLOTS // limits.block_size - 1), per_sequence
+    return min(limits.max_sequences * per_sequence, MAX_SLOTS // limits.block_size - 1), per_sequence
 
 
 def default_bytes(available: int, one_sequence: int) -> int:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llmc.engine_format.path_argument import path_argument
 from llmc.engine_format.reader import engine_to_run
@@ -34,6 +33,7 @@ def load(
     prefix_cache: bool = True,
     state_cache_bytes: int | None = None,
     output_cache_bytes: int = 0,
+    kv_compression: str | None = None,
     kv_offloading_size: int | str | None = None,
     kv_offloading_dir: str | Path | None = None,
     speculation: str | Mapping[str, object] | None = None,
@@ -56,6 +56,8 @@ def load(
         state_cache_bytes: Size of the cache of a recurrent model's states at the ends of prefixes; default as in
             `snapshot_count`.
         output_cache_bytes: Size of the cache of answers to deterministic requests (greedy, seeded, beam search).
+        kv_compression: Policy for the KV cache of requests that name none, within the one that the engine was built
+            for; default is that one.
         kv_offloading_size: Size of the second tier for blocks that leave the KV cache: bytes, or a text such as
             "20GB". None disables it.
         kv_offloading_dir: Directory for the second tier, where later processes find prefixes. By default GPU engines
@@ -81,33 +83,26 @@ def load(
     directory, check = engine_to_run(place, check_weights=check_weights)
     # Not before, because importing the runtime takes as long as comparing the weights does meanwhile.
     from llmc.runtime.engine import Engine
-    from llmc.runtime.executors.absent import AbsentExecutor
-    from llmc.runtime.executors.opening import chosen_executor, open_or_explain
+    from llmc.runtime.executors.opening import chosen_executor
     from llmc.runtime.executors.opening_request import CacheRoom
     from llmc.runtime.kv_tier.opening import open_tier
-    from llmc.runtime.loop.step_loop import StepLoop
+    from llmc.runtime.loop.opening import LoopOpening
+    from llmc.runtime.requests.request_policies import RequestPolicies
     from llmc.runtime.speculation.opening import plan_speculation
     from llmc.runtime.threads import thread_count
 
+    policies = RequestPolicies(directory.program, kv_compression)
     limits = _checked_limits(directory.program.limits, max_step_tokens, max_sequences)
     whole = _reads_whole_texts(directory.manifest.model.head, limits, max_step_tokens, speculation)
     wish = directory, limits, max_step_tokens
     asked = None if drafts is None else plan_speculation(drafts, *wish, check_weights=check_weights)
-    beside, count = () if asked is None else asked.programs, thread_count(threads)
+    policies.check_drafts(() if asked is None else asked.programs)
     room = CacheRoom(kv_cache_bytes, kv_memory, state_cache_bytes if prefix_cache and not whole else 0)
-
     tier = None if offloading is None else open_tier(offloading, directory, chosen_executor(directory, executor))
-
-    def open_loop() -> StepLoop:
-        opened, blocks = open_or_explain(directory, executor, room, count, owned is not None, check, beside)
-        started = asked.start(blocks, count, executor) if asked and not isinstance(opened, AbsentExecutor) else None
-        bounds = limits, blocks, max_step_tokens
-        program = directory.program
-        return StepLoop(opened, *bounds, program=program, speculation=started, whole_texts=whole, tier=tier)
-
+    opening = LoopOpening(*wish, asked, executor, room, thread_count(threads), check, owned is not None, whole, tier)
+    caches: dict[str, Any] = {"prefix_cache": prefix_cache, "output_cache_bytes": output_cache_bytes}
     try:
-        engine = partial(Engine, directory, open_loop, owned, check=check, tier=tier)
-        return engine(prefix_cache=prefix_cache, output_cache_bytes=output_cache_bytes)
+        return Engine(directory, opening.open, policies, owned, check=check, tier=tier, **caches)
     except BaseException:
         if tier is not None:
             tier.close()

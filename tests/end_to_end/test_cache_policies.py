@@ -13,7 +13,7 @@ import llmc
 from llmc import SamplingParams
 from llmc.engine_format.reader import engine_to_run
 from llmc.errors import PassError
-from llmc.program import CachePolicy
+from llmc.program import CachePolicy, Stride
 from llmc.runtime import loading
 from llmc.runtime.engine import Engine
 from tests.cache_policies.every_other_block import EveryOtherBlock
@@ -23,7 +23,8 @@ from tests.end_to_end.logits import Logits, assert_close
 from tests.tiny_models import tiny_checkpoint, tiny_model, tiny_tokens
 
 MASKED, CUT = SinksAndRecent(11, 21), EveryOtherBlock(8, 6, 2)
-POLICIES = pytest.mark.parametrize("policy", [MASKED, CUT], ids=lambda policy: policy.NAME)
+STRIDE = Stride(step=3, recent=16, sinks=8, rows=8)
+POLICIES = pytest.mark.parametrize("policy", [MASKED, CUT, STRIDE], ids=lambda policy: policy.NAME)
 TOKENS = tiny_tokens(200)
 PROMPTS = [*(TOKENS[:n] for n in (5, 33, 48, 64, 120)), [*TOKENS[:60], *TOKENS[20::-1]], TOKENS[:120]]
 
@@ -83,7 +84,8 @@ def test_logits_and_tokens_are_those_of_the_mask(
             generated = list(answer.choices[0].token_ids)
             assert_close(engine.logits(TOKENS), masked_logits(policy, TOKENS))
             group = engine.loop.groups[0]
-            assert group.pool.count < engine.loop.pool.count and not group.pool.used
+            assert policy.per_request or group.pool.count < engine.loop.pool.count
+            assert not group.pool.used
     whole = masked_logits(policy, [*TOKENS[:100], *generated])
     assert whole[99:-1].argmax(-1).tolist() == generated
 
@@ -113,7 +115,7 @@ def test_bits_are_the_same_in_any_company(
     with llmc.load(path, kv_cache_bytes=int(caught.value.problem.rsplit(" ", 1)[-1])) as engine:
         assert answers(engine) == expected
         assert engine.loop.scheduler.preemptions and not engine.loop.groups[0].pool.used
-    if policy.fills_at is None:
+    if not policy.drops_rows:
 
         def keeping_all(place: Path, *, check_weights: bool) -> object:
             directory, check = engine_to_run(place, check_weights=check_weights)

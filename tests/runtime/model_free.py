@@ -17,13 +17,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from llmc.errors import ModelFailureError, RequestError
-from llmc.program import TREE_REACH, CachePolicy, Limits
+from llmc.program import TREE_REACH, CachePolicy, Limits, Streaming
 from llmc.runtime.kv_tier.block_offload import BlockOffload
 from llmc.runtime.kv_tier.block_store import BlockKey
 from llmc.runtime.kv_tier.host_blocks import HostBlocks
@@ -40,6 +41,7 @@ from llmc.runtime.sampling.sampler import Sampler
 from llmc.runtime.sampling.sampling_params import SamplingParams
 from llmc.runtime.scheduling.block_pool import BlockPool
 from llmc.runtime.scheduling.group_pool import GroupPool
+from llmc.runtime.scheduling.request_blocks import Cuts
 from llmc.runtime.scheduling.scheduler import Scheduler
 from llmc.runtime.scheduling.step_plan import Chunk, StepPlan
 from llmc.runtime.speculation.speculation import Speculation
@@ -220,6 +222,7 @@ class Run:
             speculation=speculation,
             snapshots=self.snapshots,
             groups=self.groups,
+            move_rows=self._move_rows,
             offload=None if self.tier is None else BlockOffload(self.tier, CellCaches(self.cells, *self.group_cells)),
         )
         self.requests: list[Request] = []
@@ -322,7 +325,7 @@ class Run:
                 most = policy.sequence_blocks(self.limits, (chunk.tokens if chunk.tokens > 1 else size) + self.slack)
                 assert len(group.held(standing.groups[number])) <= most
                 held = _held(policy, chunk)
-                assert step.group_lens[number, index] == len(held) <= (policy.fills_at or len(held))
+                assert step.group_lens[number, index] == len(held) <= policy.most_rows(self.limits.max_model_len)
                 for at in range(chunk.tokens):
                     own, mask = chunk.start + at, int(step.tree_masks[step.query_starts[index] + at])
                     hidden = {own - back for back in range(64) if mask >> back & 1}
@@ -408,6 +411,28 @@ class Run:
             used = -(-(chunk.start + chunk.tokens) // size)
             assert table[:used] == chunk.request.standing.blocks[:used]
 
+    def _move_rows(self, cuts: Cuts) -> None:
+        for numbers in cuts.compactions:
+            self._compact(numbers)
+        for group, moves in cuts.moves.items():
+            sources, destinations = np.array(moves, np.int32).T.copy()
+            self._move_slots(sources, destinations, group)
+
+    def _compact(self, numbers: Sequence[int]) -> None:
+        """What ops of a graph do in group 1: the first and the last rows stay, or all. See llmc/ops/compact_kv.py."""
+        (rows, kept, queries), size = numbers[:3], self.limits.block_size
+        ends = accumulate((-(-rows // size), -(-kept // size), queries), initial=3)
+        blocks, places, slots = (numbers[begin:end] for begin, end in pairwise(ends))
+        policy = self.policies[0]
+        sinks = policy.sinks if isinstance(policy, Streaming) else kept
+        sources = [*range(sinks), *range(rows - kept + sinks, rows)]
+        cells = self.group_cells[0].reshape(-1)
+        read = cells[[blocks[row // size] * size + row % size for row in sources]]
+        cells[[places[row // size] * size + row % size for row in range(kept)]] = read
+        if policy.queries is not None:
+            held = self.group_cells[self.policies.index(policy.queries)].reshape(-1)[list(slots)]
+            assert held.tolist() == read[kept - queries :].tolist(), "these are not the last queries"
+
     def _move_slots(self, sources: Ints, destinations: Ints, group: int) -> None:
         cells = (self.cells, *self.group_cells)[group].reshape(-1)
         cells[destinations] = cells[sources]
@@ -485,7 +510,7 @@ class LateReads(Executor):
 
 def _held(policy: CachePolicy, chunk: Chunk) -> list[int]:
     """Which token of the request each row of its table holds, those of the chunk included."""
-    if policy.fills_at is None:
+    if not policy.drops_rows:
         return list(range(chunk.start + chunk.tokens))
-    *_, held = policy.seen(chunk.start + 1)
-    return [*held, *range(chunk.start + 1, chunk.start + chunk.tokens)]
+    before = policy.held(chunk.start, chunk.request.prompt_length)
+    return [*before, *range(chunk.start, chunk.start + chunk.tokens)]

@@ -51,7 +51,9 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
         log.step("declare the inputs of a serving step", *graph.inputs())
         attentions = graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.attention.default)
         found = (_policy(graph, node, options) for node in attentions)
-        graph.policies = tuple(dict.fromkeys(policy for policy in found if policy != EVERYTHING))
+        kept = [policy for policy in found if policy != EVERYTHING]
+        kept += [policy.queries for policy in kept if policy.queries is not None]
+        graph.policies = tuple(dict.fromkeys(kept))
         _declare_step_inputs(graph)
     for node in graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.choose_keys.default):
         log.step(f"page the keys of {node.name}", node)
@@ -92,7 +94,7 @@ def _refusal(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> Refusal
 
 def _refuse_cuts(node: fx.Node, policy: CachePolicy, block_size: int) -> Refusal | None:
     """Kernels take no distance from rows where some were dropped, and only whole blocks leave a table."""
-    if policy.fills_at is None:
+    if not policy.drops_rows:
         return None
     for name in ("slopes", "bias"):
         if call_arguments(node)[name] is not None:

@@ -15,13 +15,13 @@ from llmc.errors import EngineFormatError
 from llmc.program import CHOICE_INPUTS, SideOutput, StepOutput
 from llmc.program.engine_structs import LlmcBindings, LlmcChooseRows, LlmcRanks, LlmcStep
 from llmc.program.program_interface import check_interface, interface_text
+from llmc.program.slot_views import move_slots, slot_views
 from llmc.runtime.adapters.adapter_memory import AdapterMemory
 from llmc.runtime.adapters.placed_adapter import PlacedAdapter
 from llmc.runtime.executors.block_copies import read_blocks, write_blocks
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits, SideArray
 from llmc.runtime.executors.opening_request import OpeningRequest
 from llmc.runtime.executors.side_outputs import SideOutputs
-from llmc.runtime.executors.slot_views import move_slots, slot_views
 from llmc.runtime.loop.step import Ints, Step
 from llmc.runtime.memory import Bytes, zeros
 from llmc.runtime.sampling.row_choice import RowChoices
@@ -130,6 +130,7 @@ class CppExecutor:
             None if step.adapter_of_token is None else step.adapter_of_token.ctypes.data,
             None if step.adapter_of_logit_row is None else step.adapter_of_logit_row.ctypes.data,
             None if step.state_slots is None else step.state_slots.ctypes.data,
+            None,
         )
         if choices is None:
             self._library.llmc_engine_step(self._engine, ctypes.byref(arguments))
@@ -179,6 +180,10 @@ class CppExecutor:
     def move_slots(self, sources: Ints, destinations: Ints, group: int = 0) -> None:
         memories = (self._caches[name] for name in self._program.caches_of(group))
         move_slots(slot_views(self._program, memories, group), sources, destinations)
+
+    def compact(self, compaction: Ints) -> None:
+        step = LlmcStep(compaction=compaction.ctypes.data)
+        self._library.llmc_engine_step(self._engine, ctypes.byref(step))
 
     def read_blocks(self, blocks: Sequence[int], group: int = 0) -> Callable[[], Bytes]:
         """Copied at once."""

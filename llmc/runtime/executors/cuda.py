@@ -19,6 +19,7 @@ from llmc.engine_format.weight_file import StoredTensor, runs_of_tensors
 from llmc.errors import TargetError
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.program import CHOICE_OUTPUTS, Launch, StepOutput, library_functions
+from llmc.program.slot_views import move_slots, slot_views
 from llmc.runtime.adapters.placed_adapter import PlacedAdapter
 from llmc.runtime.device.adapter_tensors import adapter_tensors, with_adapters
 from llmc.runtime.device.arguments import PackedArguments, argument_values, extra_pointers, scratch_bytes
@@ -34,7 +35,6 @@ from llmc.runtime.executors.cuda_driver import LoadedKernel, load_kernel
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits, SideArray
 from llmc.runtime.executors.opening_request import OpeningRequest
 from llmc.runtime.executors.side_outputs import SideOutputs
-from llmc.runtime.executors.slot_views import move_slots, slot_views
 from llmc.runtime.executors.state_memory import copy_slot
 from llmc.runtime.kv_capacity import share_bytes
 from llmc.runtime.loop.step import Ints, Step

@@ -133,6 +133,14 @@ class OffloadingExecutor(Executor, BlockCaches, Protocol):
 
 
 @runtime_checkable
+class CompactingExecutor(Executor, Protocol):
+    """An executor of an engine whose cache policy scores rows."""
+
+    def compact(self, compaction: Ints) -> None:
+        """Choose and move a request's rows in every layer, before the next step: llmc/ops/compact_kv.py."""
+
+
+@runtime_checkable
 class ReopeningExecutor(Executor, Protocol):
     """An executor of several processes, which can be started again when one of them is lost."""
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.program import CHOICE_OUTPUTS, Program, StepOutput, library_functions
+from llmc.program.slot_views import move_slots, slot_views
 from llmc.runtime.adapters.placed_adapter import PlacedAdapter
 from llmc.runtime.device.adapter_tensors import adapter_tensors, with_adapters
 from llmc.runtime.device.device_place import DevicePlace
@@ -24,7 +25,6 @@ from llmc.runtime.device.program import ARENA, RANKS, PlannedCall, Pointer, call
 from llmc.runtime.executors.block_copies import read_blocks, write_blocks
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits, SideArray
 from llmc.runtime.executors.side_outputs import SideOutputs
-from llmc.runtime.executors.slot_views import move_slots, slot_views
 from llmc.runtime.executors.state_memory import copy_slot
 from llmc.runtime.loop.step import Ints, Step
 from llmc.runtime.memory import Bytes

@@ -22,11 +22,11 @@ from llmc.engine_format.engine_kinds import MODEL_NAME
 from llmc.errors import EngineFormatError, TargetError
 from llmc.files.typed_json import REBUILD
 from llmc.program import LOGITS, WRITTEN, Program, RowCount
+from llmc.program.slot_views import move_slots, slot_views
 from llmc.runtime.executors.block_copies import read_blocks, write_blocks
 from llmc.runtime.executors.executor import Logits, SideArray
 from llmc.runtime.executors.opening_request import OpeningRequest
 from llmc.runtime.executors.reference_tiles import TILE, run_tiles, tiles_of
-from llmc.runtime.executors.slot_views import move_slots, slot_views
 from llmc.runtime.executors.step_parts import parts_of
 from llmc.runtime.loop.step import Ints, Step, input_names
 from llmc.runtime.memory import Bytes

@@ -21,13 +21,13 @@ from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.graph.interpreter import GraphInterpreter
 from llmc.graph.ranks import on_ranks
 from llmc.graph.serialize import deserialize_graph, read_memory_text, read_weight_table
-from llmc.program import Program
+from llmc.program import COMPACTION, Program
 from llmc.program.program_interface import check_interface, memory_text
+from llmc.program.slot_views import move_slots, slot_views
 from llmc.runtime.executors.block_copies import read_blocks, write_blocks
 from llmc.runtime.executors.executor import Logits, SideArray
 from llmc.runtime.executors.opening_request import OpeningRequest
 from llmc.runtime.executors.reference_tiles import Tile, run_tiles, texts_of, tiles_of
-from llmc.runtime.executors.slot_views import move_slots, slot_views
 from llmc.runtime.executors.stored_weights import graph_weights
 from llmc.runtime.loop.step import Ints, Step, input_names
 from llmc.runtime.memory import Bytes
@@ -67,7 +67,7 @@ class ReferenceExecutor:
         self._interpreter = GraphInterpreter(graph)
         self._sides, self._left = program.side_outputs, dict[str, SideArray]()
         self._step_inputs = [n.name for n in graph.find_nodes(op="placeholder") if n.name not in self._tensors]
-        unknown = sorted(set(self._step_inputs) - input_names(len(program.policies)))
+        unknown = sorted(set(self._step_inputs) - input_names(len(program.policies)) - {COMPACTION})
         if unknown:
             raise EngineFormatError(
                 f"the graph wants the input {unknown[0]!r}, which is neither a weight nor a step input",
@@ -83,7 +83,9 @@ class ReferenceExecutor:
 
     def _run(self, tile: Tile) -> list[SideArray]:
         arrays = dict(tile.step.inputs())
-        inputs = {name: torch.from_numpy(arrays[name]) for name in self._step_inputs}
+        inputs = {name: torch.from_numpy(arrays[name]) for name in self._step_inputs if name in arrays}
+        if COMPACTION in self._step_inputs:
+            inputs[COMPACTION] = torch.zeros(0, dtype=torch.int32)
         # Side outputs are computed whether they are wanted or not, so that a step has the same products.
         outputs = self._interpreter.outputs(self._tensors | inputs)
         return [(each.float() if each.is_floating_point() else each).numpy() for each in outputs]
@@ -116,6 +118,9 @@ class ReferenceExecutor:
 
     def _caches_of(self, tensors: Mapping[str, Tensor], group: int) -> list[Tensor]:
         return [tensors[f"kv_cache_{name.replace('.', '_')}"] for name in self._program.caches_of(group)]
+
+    def compact(self, compaction: Ints) -> None:
+        self._interpreter.run_readers(COMPACTION, self._tensors | {COMPACTION: torch.from_numpy(compaction)})
 
     def copy_states(self, source: int, destination: int) -> None:
         for tensors in self._ranks:

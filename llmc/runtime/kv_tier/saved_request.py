@@ -10,13 +10,14 @@ from llmc.runtime.memory import Bytes
 class SavedTable:
     """A request's table of blocks in a group of caches.
 
-    count: its length. places: those whose blocks are in the tier. first, dropped: as of GroupTable.
+    count: its length. places: those whose blocks are in the tier. first, dropped, cut_at: as of GroupTable.
     """
 
     count: int
     places: tuple[int, ...]
     first: int = 0
     dropped: int = 0
+    cut_at: int = 0
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,14 @@ class StepInputs:
 
     The inputs of decodes stay at their places from step to step and are advanced as a whole; only new decodes and those
     with a new block are rewritten. The chunks follow them and are written for each step. adapters: slots of the
-    engine's adapters. groups: cache groups, each with blocks of its own.
+    engine's adapters. groups: cache groups, each with blocks of its own. numbering: the group whose rows are the
+    positions.
     """
 
-    def __init__(self, limits: Limits, adapters: AdapterSlots | None = None, groups: int = 1) -> None:
-        self._groups = groups
+    def __init__(
+        self, limits: Limits, adapters: AdapterSlots | None = None, groups: int = 1, numbering: int = 0
+    ) -> None:
+        self._groups, self._numbering = groups, numbering
         self._adapters = adapters
         self._adapter_of_token = np.zeros(limits.max_batch_tokens, np.int32)
         self._block_size = limits.block_size
@@ -122,11 +125,12 @@ class StepInputs:
             if place is not None:
                 position, standing = request.computed, request.standing
                 self._input_ids[place] = request.tokens[-1]
-                self._positions[place] = position
+                dropped = standing.dropped(self._numbering)
+                self._positions[place] = position - dropped
                 for group in range(self._groups):
                     blocks = standing.table(group)
                     self._slots[group, place] = standing.slot(group, position, self._block_size)
-                    self._to_rows[group, place] = 1 - standing.dropped(group)
+                    self._to_rows[group, place] = 1 + dropped - standing.dropped(group)
                     self._standing_tables[group, place, : len(blocks)] = blocks
                 if self._adapters is not None:
                     self._adapter_of_token[place] = self._adapters.number(request.adapter)
@@ -143,10 +147,11 @@ class StepInputs:
             table[: len(blocks)] = blocks
             index, inside = np.divmod(positions - dropped, size)
             self._slots[group, begin:end] = table[index] * size + inside
-        self._positions[begin:end] = positions
+        own = request.standing.dropped(self._numbering)
+        self._positions[begin:end] = positions - own
         if chunk.draft.parents is not None:
             drafts = slice(end - len(chunk.draft), end)
-            self._positions[drafts] = stop - len(chunk.draft) - 1 + np.array(chunk.draft.depths(), np.int32)
+            self._positions[drafts] = stop - own - len(chunk.draft) - 1 + np.array(chunk.draft.depths(), np.int32)
             self._masks[drafts] = chunk.draft.masks()
             self._masked.append(drafts)
 

@@ -2,11 +2,14 @@
 
 import time
 
+import numpy as np
+
 from llmc.errors import EngineFailureError, words_of
 from llmc.program import TREE_REACH, Limits, Program
 from llmc.runtime.executors.executor import (
     AdaptedExecutor,
     ChoosingExecutor,
+    CompactingExecutor,
     Executor,
     OffloadingExecutor,
     SnapshotExecutor,
@@ -22,6 +25,7 @@ from llmc.runtime.requests.request import Origin, Request
 from llmc.runtime.scheduling.adapter_slots import AdapterSlots
 from llmc.runtime.scheduling.block_pool import BlockPool
 from llmc.runtime.scheduling.group_pool import group_pools
+from llmc.runtime.scheduling.request_blocks import Cuts
 from llmc.runtime.scheduling.scheduler import Scheduler
 from llmc.runtime.scheduling.step_plan import StepPlan
 from llmc.runtime.speculation.speculation import Speculation
@@ -74,10 +78,13 @@ class StepLoop:
         slots = None if pools is None or self._adapted is None else AdapterSlots(pools.slots)
         self._slots = slots
         slack = 0 if speculation is None else TREE_REACH
+        self._blocks = blocks
         self.groups = () if program is None else group_pools(program, blocks, slack)
         inputs = StatefulStepInputs if has_states else StepInputs
-        self._inputs = inputs(limits, slots, 1 + len(self.groups))
-        self.pool = BlockPool(blocks)
+        policies = () if program is None else program.policies
+        numbering = next((group for group, policy in enumerate(policies, 1) if policy.renumbers), 0)
+        self._inputs = inputs(limits, slots, 1 + len(self.groups), numbering)
+        self.pool = BlockPool(blocks if program is None else program.group_blocks(blocks)[0])
         if speculation is not None:
             speculation.watch(self.pool)
         self._whole_texts = whole_texts
@@ -95,6 +102,7 @@ class StepLoop:
             whole_texts=whole_texts,
             groups=self.groups,
             offload=self._offload,
+            move_rows=self._move_rows,
         )
         self.executor_seconds = 0.0
 
@@ -164,6 +172,17 @@ class StepLoop:
                 self.scheduler.fail(request, error)
         return plan
 
+    def _move_rows(self, cuts: Cuts) -> None:
+        """Do what tables that are cut need. The loop recovers from a failure as from one of a step."""
+        self._is_computing = True
+        for compaction in cuts.compactions:
+            assert isinstance(self.executor, CompactingExecutor), "the engine was built for another executor"
+            self.executor.compact(np.array(compaction, np.int32))
+        for group, moves in cuts.moves.items():
+            sources, destinations = np.array(moves, np.int32).T.copy()
+            self.executor.move_slots(sources, destinations, group)
+        self._is_computing = False
+
     def _put_adapters(self, plan: StepPlan, slots: AdapterSlots, executor: AdaptedExecutor) -> None:
         """Write what requests have that begin in this step. They fail with an adapter that cannot be written."""
         for slot, adapter in slots.take_writes():
@@ -192,7 +211,7 @@ class StepLoop:
         return StepLoop(
             self.executor,
             self._limits,
-            self.pool.count,
+            self._blocks,
             self._max_step_tokens,
             speculation=speculation,
             program=self._program,

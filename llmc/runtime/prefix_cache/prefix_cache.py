@@ -176,7 +176,7 @@ class PrefixCache:
         """The first of the blocks that were found, to the last one that a request can go on from."""
         known = len(found)
         while True:
-            fitting = found[: usable(self._groups, found)] if self._groups else found
+            fitting = found[: usable(self._groups, request, found)] if self._groups else found
             if self.snapshots is None:
                 return fitting
             found = self.snapshots.usable(request, fitting, known)

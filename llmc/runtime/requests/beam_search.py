@@ -234,7 +234,7 @@ class Beam(Request):
         total: float,
         text: OutputText | None,
     ) -> None:
-        super().__init__(tokens, every_logit=False, origin=search.origin)
+        super().__init__(tokens, every_logit=False, origin=search.origin, prompt_length=search.prompt_tokens)
         self.search = search
         self.logprobs = logprobs
         self.total = total

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from llmc.program import CachePolicy
 from llmc.runtime.adapters.placed_adapter import PlacedAdapter
 from llmc.runtime.requests.ending import Ending
 from llmc.runtime.requests.request import Forks, Origin, Request, SampledRequest
@@ -153,8 +154,14 @@ class Generation(SampledRequest):
 class Scoring(Request):
     """Gathers the logits after each token: `logits` [tokens, vocabulary], fp32, complete when finished."""
 
-    def __init__(self, tokens: Sequence[int], vocab_size: int, adapter: PlacedAdapter | None = None) -> None:
-        super().__init__(tokens, every_logit=True, origin=Origin(salt=None, adapter=adapter))
+    def __init__(
+        self,
+        tokens: Sequence[int],
+        vocab_size: int,
+        adapter: PlacedAdapter | None = None,
+        policy: CachePolicy | None = None,
+    ) -> None:
+        super().__init__(tokens, every_logit=True, origin=Origin(salt=None, adapter=adapter, policy=policy))
         self.logits = np.empty((len(self.tokens), vocab_size), np.float32)
 
     def receive(self, start: int, logits: npt.NDArray[np.float32]) -> None:

@@ -16,6 +16,7 @@ from llmc.runtime.requests.generation import Generation
 from llmc.runtime.requests.generation_job import GenerationJob, SampledJob
 from llmc.runtime.requests.generation_request import GenerationRequest
 from llmc.runtime.requests.request import Origin
+from llmc.runtime.requests.request_policies import RequestPolicies
 from llmc.runtime.requests.text_row import TextRow
 from llmc.runtime.sampling.logit_edits import logit_edits
 from llmc.runtime.sampling.sampler import Sampler, TokenMask
@@ -50,10 +51,18 @@ def check_task(head: Head | None, *, wants_row: bool) -> None:
 
 class JobBuilder:
     """The facts about an engine that checks need. prefix_cache: whether requests may share cached prefixes. head: the
-    engine's head; None if it generates. longest_text: in tokens."""
+    engine's head; None if it generates. longest_text: in tokens. policies: of requests' caches."""
 
-    def __init__(self, info: ModelRecord, limits: Limits, tokenizer: Tokenizer, *, prefix_cache: bool) -> None:
-        self._info, self.head = info, info.head
+    def __init__(
+        self,
+        info: ModelRecord,
+        limits: Limits,
+        tokenizer: Tokenizer,
+        policies: RequestPolicies,
+        *,
+        prefix_cache: bool,
+    ) -> None:
+        self._info, self.head, self.policies = info, info.head, policies
         self._limits = limits
         self._tokenizer = tokenizer
         self.longest_text = limits.max_model_len
@@ -67,6 +76,7 @@ class JobBuilder:
         if request.wants_row:
             check_length(where, tokens, self._limits.max_model_len, "")
             return check_ids(where, tokens, self._info.vocab_size)
+        self.policies.of(params.kv_compression)
         room, purpose = (1, " and one token of output") if params.max_tokens else (0, "")
         check_length(where, tokens, self._limits.max_model_len - room, purpose)
         for place, ids in (
@@ -110,7 +120,8 @@ class JobBuilder:
         salt = prefix_salt(request.tenant, digest) if self._prefix_cache else None
         if self.head is not None and self.head.whole_texts:
             salt = None  # Nothing of a text that is read as a whole can be found in a cache.
-        origin = Origin(request.priority, salt, arrived, deadline, request.adapter)
+        policy = self.policies.of(params.kv_compression)
+        origin = Origin(request.priority, salt, arrived, deadline, request.adapter, policy)
         if request.wants_row:
             return TextRow(tokens, origin)
         edits = logit_edits(params, self._tokenizer, self._info.vocab_size)

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.errors import RequestError
+from llmc.program import CachePolicy
 from llmc.runtime.adapters.placed_adapter import PlacedAdapter
 from llmc.runtime.requests.generation_request import Priority
 from llmc.runtime.requests.request_state import Decoding, KnownPrefix, KnownStates, Standing
@@ -38,7 +39,8 @@ class Origin:
     """A client's request: all sequences that serve it have the same object.
 
     salt: only requests with the same salt share cached prefixes; None shares with none. arrived: time.monotonic(); None
-    means now. deadline: on the same clock; None means no limit. adapter: the adapter of all its tokens.
+    means now. deadline: on the same clock; None means no limit. adapter: the adapter of all its tokens. policy: of the
+    caches of layers whose requests choose one; None for the engine's.
     """
 
     priority: Priority = Priority.FREE
@@ -46,6 +48,7 @@ class Origin:
     arrived: float | None = None
     deadline: float | None = None
     adapter: PlacedAdapter | None = None
+    policy: CachePolicy | None = None
 
 
 class Request(ABC):
@@ -54,15 +57,18 @@ class Request(ABC):
     A client's request with several choices has one of these for each. The loop calls what subclasses define across the
     boundary (boundary.py): it may raise.
 
-    tokens: the prompt and the generated tokens. finished: no step may follow. scored, scored_end: logits are needed
-    after each token from position `scored` to before `scored_end`, and always after the last one. error: the reason why
-    it cannot continue. origin: that of the client's request; priority, salt, arrived, deadline, adapter: its values,
-    but a failed request has no salt. standing, decoding, prefix, states: records of other modules; see
-    request_state.py.
+    tokens: the prompt and the generated tokens. prompt_length: tokens of the prompt, which `tokens` begins with (None:
+    all that are given). finished: no step may follow. scored, scored_end: logits are needed after each token from
+    position `scored` to before `scored_end`, and always after the last one. error: the reason why it cannot continue.
+    origin: that of the client's request; priority, salt, arrived, deadline, adapter: its values, but a failed request
+    has no salt. standing, decoding, prefix, states: records of other modules; see request_state.py.
     """
 
-    def __init__(self, prompt: Sequence[int], *, every_logit: bool, origin: Origin) -> None:
+    def __init__(
+        self, prompt: Sequence[int], *, every_logit: bool, origin: Origin, prompt_length: int | None = None
+    ) -> None:
         self.tokens = list(prompt)
+        self.prompt_length = len(self.tokens) if prompt_length is None else prompt_length
         self.scored = 0
         self.scored_end = len(self.tokens) if every_logit else 0
         self.finished = False

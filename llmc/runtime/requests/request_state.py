@@ -10,12 +10,13 @@ class GroupTable:
     """Blocks of a group of layers that do not keep everything, by row // block_size.
 
     Blocks before `first` are freed, except those that the policy pins. dropped: rows that have left the table: the
-    row of a token is its position less these. A multiple of the block size.
+    row of a token is its position less these. A multiple of the block size. cut_at: tokens at the last cut, 0 for none.
     """
 
     blocks: list[int]
     first: int
     dropped: int = 0
+    cut_at: int = 0
 
 
 @dataclass(eq=False, slots=True)

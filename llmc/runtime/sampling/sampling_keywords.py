@@ -48,6 +48,7 @@ class SamplingKeywords(TypedDict, total=False):
     length_penalty: float
     early_stopping: bool
     grammar: Grammar | None
+    kv_compression: str | None
 
 
 def sampling_defaults() -> dict[str, Any]:

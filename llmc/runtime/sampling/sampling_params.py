@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from llmc.api.keywords import shows_fields
-from llmc.errors import RequestError, did_you_mean
+from llmc.errors import OptionError, RequestError, did_you_mean
+from llmc.program import parse_compression
 from llmc.runtime.grammar.grammar import Grammar
 from llmc.runtime.sampling.logits_processor import LogitsProcessor, argument_count
 from llmc.runtime.sampling.sampling_table import SAMPLING_NUMBERS, sampling_default
@@ -71,6 +72,8 @@ class SamplingParams:
         length_penalty: The exponent of the length in beam search.
         early_stopping: Stop beam search when beam_width beams are complete.
         grammar: The output follows this grammar.
+        kv_compression: Policy for the request's KV cache, as NAME:OPTION=NUMBER,…, within the one that the engine was
+            built for; None is the default of the load.
     """
 
     max_tokens: int = sampling_default("max_tokens")
@@ -106,6 +109,7 @@ class SamplingParams:
     length_penalty: float = sampling_default("length_penalty")
     early_stopping: bool = False
     grammar: Grammar | None = None
+    kv_compression: str | None = None
 
     def __new__(cls, **values: Any) -> SamplingParams:
         """Refuse unknown names before the generated __init__ would raise a bare TypeError."""
@@ -127,6 +131,11 @@ class SamplingParams:
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "early_stopping"):
             if type(getattr(self, name)) is not bool:
                 self._refuse(name, "True or False")
+        if self.kv_compression is not None:
+            try:
+                parse_compression(self.kv_compression)
+            except OptionError as error:
+                raise RequestError(error.problem, at=error.at, fix=error.fix) from None
         self._check_choices()
         self._check_stop()
         self._check_bias()

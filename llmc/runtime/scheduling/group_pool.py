@@ -1,13 +1,30 @@
 """The blocks of a group of layers that do not keep everything, and which of them other requests may begin behind."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
-from llmc.program import CachePolicy, Limits, Program
+from llmc.program import CachePolicy, Cut, Limits, Program, Progress
 from llmc.runtime.engine_stats import GroupStats
 from llmc.runtime.requests.request import Request
 from llmc.runtime.requests.request_state import GroupTable
 from llmc.runtime.scheduling.block_pool import BlockPool
+
+
+@dataclass(frozen=True)
+class DoneCut:
+    """The consequences of a table that was cut.
+
+    moves: slots of rows that move, from and to. leaving: blocks that are to go back to the pool. rows: how many the
+    table had; blocks: that hold them. chosen: how many of them are kept by score; places: blocks that those move to.
+    """
+
+    moves: list[tuple[int, int]]
+    leaving: list[int]
+    rows: int
+    chosen: int
+    blocks: list[int]
+    places: list[int]
 
 
 class GroupPool:
@@ -25,9 +42,9 @@ class GroupPool:
     def __init__(self, policy: CachePolicy, count: int, limits: Limits, slack: int = 0) -> None:
         self.pool = BlockPool(count)
         self.pool.tell_losses(self._lose)
-        self._policy, self._visible, self._fills_at = policy, policy.visible, policy.fills_at
-        self._slack, self._size, self._longest = slack, limits.block_size, limits.max_model_len
-        self.most = policy.sequence_blocks(limits, limits.max_batch_tokens + slack)
+        self._policy, self._visible = policy, policy.visible
+        self._slack, self._size, self._limits = slack, limits.block_size, limits
+        self.dropped_rows = self.kept_rows = 0
         self._pinned = limits.blocks_for(self._visible.pinned)
         # By block of group 0.
         self._kept: dict[int, int] = {}
@@ -36,7 +53,28 @@ class GroupPool:
     @property
     def stats(self) -> GroupStats:
         """Its blocks at this moment."""
-        return GroupStats(str(self._policy), self.pool.count, self.pool.used, self.pool.cached)
+        pool = self.pool
+        return GroupStats(str(self._policy), pool.count, pool.used, pool.cached, self.kept_rows, self.dropped_rows)
+
+    def policy(self, request: Request) -> CachePolicy:
+        """The policy for a request's caches."""
+        own = request.origin.policy
+        return own if own is not None and self._policy.per_request else self._policy
+
+    def holds(self, policy: CachePolicy) -> bool:
+        """Whether it is the pool of that policy."""
+        return self._policy == policy
+
+    @property
+    def window(self) -> int:
+        """Number of rows that a token sees of those that are not pinned."""
+        return self._visible.near or self._limits.max_model_len
+
+    def most(self, request: Request) -> int:
+        """The most blocks that the request holds until it has computed the tokens that it has."""
+        policy, limits = self.policy(request), self._limits
+        of_tokens = limits.blocks_for(policy.most_rows(len(request.tokens)))
+        return min(of_tokens, policy.sequence_blocks(limits, limits.max_batch_tokens + self._slack))
 
     def tell_losses(self, listener: Callable[[Sequence[int], Sequence[int]], None]) -> None:
         """Call the listener with kept blocks, and those of group 0 with the same tokens, when the pool gives the former
@@ -60,12 +98,14 @@ class GroupPool:
         self._kept[block] = own
         self.pool.keep((own,), block)
 
-    def until_cut(self, computed: int, dropped: int) -> int:
-        """Number of tokens that may follow `computed` tokens, `dropped` of which have no row, before the next cut."""
-        return self._longest if self._fills_at is None else self._fills_at + dropped - computed
+    def until_cut(self, request: Request, computed: int, table: GroupTable | None = None) -> int:
+        """Number of tokens that may follow `computed` tokens before the next cut. table: None before the first one."""
+        done = _progress(request, table)
+        end = self.policy(request).next_cut(done)
+        return self._limits.max_model_len if end is None else end - computed
 
     def lacking(
-        self, found: Sequence[int], end: int, elsewhere: Callable[[int], bool] = lambda place: False
+        self, request: Request, found: Sequence[int], end: int, elsewhere: Callable[[int], bool] = lambda place: False
     ) -> int | None:
         """The last place in the first `end` whose block the next token sees and this pool lacks; None if it has all.
 
@@ -76,7 +116,7 @@ class GroupPool:
             found: blocks of group 0, of the first places.
             elsewhere: whether a place that the pool lacks is available elsewhere.
         """
-        until_cut = self.until_cut(end * self._size, 0)
+        until_cut = self.until_cut(request, end * self._size)
         if until_cut <= 0:
             return end - 1 + until_cut // self._size
         return next((place for place in reversed(self.absent(found, end)) if not elsewhere(place)), None)
@@ -102,9 +142,9 @@ class GroupPool:
         self.pool.share([blocks[place] for place in places])
         return GroupTable(blocks, self._first(len(found) * self._size))
 
-    def must_return(self, table: GroupTable) -> bool:
-        """Whether what the table holds cannot be computed again."""
-        return table.dropped > 0 and not self._policy.recomputes
+    def must_return(self, request: Request, table: GroupTable) -> bool:
+        """Whether what the request's table holds cannot be computed again."""
+        return table.dropped > 0 and not self.policy(request).recomputes
 
     def retire(self, request: Request, table: GroupTable) -> None:
         """Give back the blocks that no later token of the request sees."""
@@ -119,17 +159,47 @@ class GroupPool:
             self.pool.release(table.blocks[end:first], least=True)
             table.first = first
 
-    def cut(self, request: Request, table: GroupTable) -> bool:
-        """Drop what leaves a full table. Returns whether it was full."""
-        if self.until_cut(request.computed, table.dropped) > 0:
-            return False
+    def is_full(self, request: Request, table: GroupTable) -> bool:
+        """Whether the table is to be cut."""
+        return self.until_cut(request, request.computed, table) <= 0
+
+    def missing(self, request: Request, table: GroupTable) -> int:
+        """Number of blocks that a full table needs to be cut: no other request holds those that rows move to."""
+        written = self._written(self._cut(request, table))
+        return sum(self.pool.holders(table.blocks[place]) > 1 for place in written)
+
+    def cut(self, request: Request, table: GroupTable) -> DoneCut:
+        """Drop what leaves a full table. Returns what is to be done before the next step.
+
+        The caller gives the blocks that leave back to the pool.
+        Rows move to blocks that no one else reads: where others may find a block, another one takes its place if there
+        is room, or else it is forgotten. The pool must have the blocks that are missing.
+        """
         self.keep(request, table, request.prefix.registered, request.computed // self._size)
-        for rows in reversed(self._policy.leaving()):
-            places = slice(rows.start // self._size, rows.stop // self._size)
-            self.pool.release(table.blocks[places], least=True)
-            del table.blocks[places]
-            table.dropped += len(rows)
-        return True
+        cut, before, leaving = self._cut(request, table), table.blocks.copy(), list[int]()
+        room = self.pool.available - self.missing(request, table)
+        for place in self._written(cut):
+            block = before[place]
+            # Where no row leaves, keys and values stay as they are.
+            is_found = bool(cut.leaving) and self.pool.content(block) is not None
+            if self.pool.holders(block) > 1 or (is_found and room > 0):
+                room -= self.pool.holders(block) == 1
+                (table.blocks[place],) = self.pool.allocate(1)
+                leaving.append(block)
+            elif is_found:
+                self._forget(block)
+        moves = [(self._slot(before, row), self._slot(table.blocks, to)) for row, to in self._moves(cut)]
+        for gone in reversed(cut.leaving):
+            blocks = slice(gone.start // self._size, gone.stop // self._size)
+            leaving += table.blocks[blocks]
+            del table.blocks[blocks]
+        table.dropped += cut.dropped
+        table.cut_at = request.computed
+        self.dropped_rows += cut.dropped
+        self.kept_rows += len(table.blocks) * self._size if cut.leaving else 0
+        rows = request.computed - table.dropped + cut.dropped
+        places = table.blocks[: self._limits.blocks_for(cut.chosen)]
+        return DoneCut(moves, leaving, rows, cut.chosen, before[: self._limits.blocks_for(rows)], places)
 
     def keep(self, request: Request, table: GroupTable, begin: int, end: int) -> None:
         """Let others find the request's full blocks from `begin` to before `end`, by those of group 0."""
@@ -158,6 +228,32 @@ class GroupPool:
             if own is not None:
                 self.pool.forget(own)
 
+    def _cut(self, request: Request, table: GroupTable) -> Cut:
+        return self.policy(request).cut(_progress(request, table))
+
+    def _written(self, cut: Cut) -> list[int]:
+        """The places of the blocks that rows move to."""
+        if cut.chosen:
+            return list(range(self._limits.blocks_for(cut.chosen)))
+        return sorted({to // self._size for _, to in cut.moves})
+
+    def _moves(self, cut: Cut) -> Iterator[tuple[int, int]]:
+        """The moves of a cut that no op of the graph does, with all other rows of the blocks that are written."""
+        moved = {} if cut.chosen else {to: row for row, to in cut.moves}
+        for place in sorted({to // self._size for to in moved}):
+            for to in range(place * self._size, (place + 1) * self._size):
+                yield moved.get(to, to), to
+
+    def _forget(self, block: int) -> None:
+        """Remove the block from the blocks that requests can find."""
+        content = self.pool.content(block)
+        assert isinstance(content, int)
+        del self._kept[content]
+        self.pool.forget(block)
+
+    def _slot(self, blocks: Sequence[int], row: int) -> int:
+        return blocks[row // self._size] * self._size + row % self._size
+
     def _first(self, row: int) -> int:
         """The first block behind the pinned ones that a token in this row, or in a later one, sees."""
         return max(self._pinned, self._visible.first(max(0, row - self._slack)) // self._size)
@@ -170,6 +266,11 @@ class GroupPool:
             del self._kept[block]
 
 
+def _progress(request: Request, table: GroupTable | None) -> Progress:
+    dropped, cut_at = (0, 0) if table is None else (table.dropped, table.cut_at)
+    return Progress(request.prompt_length, dropped, cut_at)
+
+
 def group_pools(program: Program, blocks: int, slack: int = 0) -> tuple[GroupPool, ...]:
     """The pools of a program's groups of caches behind group 0, which has `blocks` blocks."""
     _, *counts = program.group_blocks(blocks)
@@ -178,13 +279,17 @@ def group_pools(program: Program, blocks: int, slack: int = 0) -> tuple[GroupPoo
     )
 
 
-def usable(groups: Sequence[GroupPool], found: Sequence[int]) -> int:
+def usable(groups: Sequence[GroupPool], request: Request, found: Sequence[int]) -> int:
     """The number of found blocks that a request can begin behind."""
-    return usable_with(groups, found, len(found), lambda group, place: False)
+    return usable_with(groups, request, found, len(found), lambda group, place: False)
 
 
 def usable_with(
-    groups: Sequence[GroupPool], found: Sequence[int], end: int, elsewhere: Callable[[int, int], bool]
+    groups: Sequence[GroupPool],
+    request: Request,
+    found: Sequence[int],
+    end: int,
+    elsewhere: Callable[[int, int], bool],
 ) -> int:
     """The number of places, at most `end`, that a request can begin behind.
 
@@ -196,7 +301,7 @@ def usable_with(
         lacking = [
             place
             for number, group in enumerate(groups, 1)
-            if (place := group.lacking(found, end, partial(elsewhere, number))) is not None
+            if (place := group.lacking(request, found, end, partial(elsewhere, number))) is not None
         ]
         if not lacking:
             break

@@ -1,15 +1,33 @@
 """Which blocks requests have, in every group of caches: all tables of a request grow, part and end together."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from llmc.program import Limits
 from llmc.runtime.kv_tier.saved_request import SavedRequest, SavedTable
 from llmc.runtime.requests.request import Request
 from llmc.runtime.requests.request_state import GroupTable
 from llmc.runtime.scheduling.block_pool import BlockPool
-from llmc.runtime.scheduling.group_pool import GroupPool
+from llmc.runtime.scheduling.group_pool import DoneCut, GroupPool
 from llmc.runtime.scheduling.step_plan import StepOutline
+
+# Slots of rows, from and to.
+Moves = list[tuple[int, int]]
+
+
+@dataclass
+class Cuts:
+    """The consequences of the tables that are cut before a step.
+
+    Args:
+        moves: Slots of rows that move, from and to, by group. All sources are read first.
+        compactions: Arguments of the ops that move rows (llmc/ops/compact_kv.py), one for each table.
+        leaving: Blocks that return to their pools.
+    """
+
+    moves: dict[int, Moves] = field(default_factory=dict)
+    compactions: list[list[int]] = field(default_factory=list)
+    leaving: list[tuple[GroupPool, list[int]]] = field(default_factory=list)
 
 
 class RequestBlocks:
@@ -46,13 +64,36 @@ class RequestBlocks:
             for group, table in self._tables(request):
                 group.pool.release((table.blocks.pop(),))
 
-    def retire(self, request: Request) -> bool:
-        """Give back what no later token of the request looks at. Returns whether rows have got other numbers."""
-        was_cut = False
+    def retire(self, request: Request) -> None:
+        """Give back what no later token of the request looks at."""
         for group, table in self._tables(request):
             group.retire(request, table)
-            was_cut |= group.cut(request, table)
-        return was_cut
+
+    def is_full(self, request: Request) -> bool:
+        """Whether a table of the request is to be cut."""
+        return any(group.is_full(request, table) for group, table in self._tables(request))
+
+    def can_cut(self, request: Request) -> bool:
+        """Whether there is room for the rows that move where the request's full tables are cut."""
+        full = ((group, table) for group, table in self._tables(request) if group.is_full(request, table))
+        return all(group.missing(request, table) <= group.pool.available for group, table in full)
+
+    def cut(self, request: Request, cuts: Cuts) -> None:
+        """Cut the request's full tables; there must be room. cuts: gets what follows from that."""
+        for number, (group, table) in enumerate(self._tables(request), 1):
+            if group.is_full(request, table):
+                done = group.cut(request, table)
+                cuts.leaving.append((group, done.leaving))
+                if done.moves:
+                    cuts.moves.setdefault(number, []).extend(done.moves)
+                if done.chosen:
+                    cuts.compactions.append(self._compaction(request, group, done))
+
+    def give_back(self, cuts: Cuts) -> None:
+        """Release the blocks that left tables, after rows have moved."""
+        for group, blocks in cuts.leaving:
+            group.pool.release(blocks, least=True)
+        cuts.leaving.clear()
 
     def fitting(self, request: Request, tokens: int, rows: int) -> int:
         """Number of pending tokens that the request can compute in a step with room for `tokens` tokens and `rows` rows
@@ -63,21 +104,24 @@ class RequestBlocks:
         """How many tokens may follow those that the request has computed until one of its tables is cut."""
         found, tables = self._limits.max_model_len, request.standing.groups
         for index, group in enumerate(self.groups):
-            found = min(found, group.until_cut(request.computed, tables[index].dropped if tables else 0))
+            found = min(found, group.until_cut(request, request.computed, tables[index] if tables else None))
         return found
 
-    def can_start(self, found: Sequence[int], tokens: int, others: Sequence[Request]) -> bool:
-        """Whether there is room for a request of `tokens` tokens behind the found blocks, and for the blocks that the
-        running requests of `others` still need for their tokens."""
-        missing = self._limits.blocks_for(tokens) - len(found)
-        needs = [min(missing + group.revived(found), group.most) for group in self.groups]
+    def can_start(self, request: Request, found: Sequence[int], others: Sequence[Request]) -> bool:
+        """Whether there is room for a request behind the found blocks, and for the blocks that the running requests of
+        `others` still need for their tokens."""
+        missing = self._limits.blocks_for(len(request.tokens)) - len(found)
+        needs = [min(missing + group.revived(found), group.most(request)) for group in self.groups]
         return self._has_room(missing + self._revived(found), needs, others)
 
-    def can_return(self, found: Sequence[int], saved: SavedRequest, tokens: int, others: Sequence[Request]) -> bool:
+    def can_return(
+        self, request: Request, found: Sequence[int], saved: SavedRequest, others: Sequence[Request]
+    ) -> bool:
         """As `can_start`, of a request that was swapped out, behind the first blocks that were found again."""
-        total, growth = self._limits.blocks_for(tokens), self._limits.blocks_for(tokens) - saved.blocks
+        total = self._limits.blocks_for(len(request.tokens))
+        growth = total - saved.blocks
         needs = [
-            min(len(table.places) + growth, group.most)
+            min(len(table.places) + growth, group.most(request))
             for group, table in zip(self.groups, saved.tables[1:], strict=True)
         ]
         return self._has_room(total - len(found) + self._revived(found), needs, others)
@@ -88,8 +132,10 @@ class RequestBlocks:
         if need + sum(lacks) > self._pool.available:
             return False
         for index, (group, own_need) in enumerate(zip(self.groups, needs, strict=True)):
-            held = [len(group.held(request.standing.groups[index])) for request in others]
-            promised = sum(min(lack, max(0, group.most - own)) for lack, own in zip(lacks, held, strict=True))
+            held = [len(group.held(other.standing.groups[index])) for other in others]
+            promised = sum(
+                min(lack, max(0, group.most(other) - own)) for other, lack, own in zip(others, lacks, held, strict=True)
+            )
             if own_need + promised > group.pool.available:
                 return False
         return True
@@ -109,7 +155,7 @@ class RequestBlocks:
 
     def must_return(self, request: Request) -> bool:
         """Whether what its blocks hold cannot be computed again."""
-        return any(group.must_return(table) for group, table in self._tables(request))
+        return any(group.must_return(request, table) for group, table in self._tables(request))
 
     def saved(self, request: Request, shared: int) -> tuple[SavedTable, ...]:
         """The request's tables as far as they hold what it has computed. shared: number of blocks of the first group
@@ -118,7 +164,9 @@ class RequestBlocks:
         tables = [SavedTable(count, tuple(range(shared, count)))]
         for group, table in self._tables(request):
             end = count - self._gone(table)
-            tables.append(SavedTable(end, tuple(group.held_places(table, end)), table.first, table.dropped))
+            tables.append(
+                SavedTable(end, tuple(group.held_places(table, end)), table.first, table.dropped, table.cut_at)
+            )
         assert all(len(own.table(number)) >= table.count for number, table in enumerate(tables))
         return tuple(tables)
 
@@ -134,7 +182,7 @@ class RequestBlocks:
             blocks = [0] * table.count
             for place, block in zip(table.places, group.pool.allocate(len(table.places)), strict=True):
                 blocks[place] = block
-            restored.append(GroupTable(blocks, table.first, table.dropped))
+            restored.append(GroupTable(blocks, table.first, table.dropped, table.cut_at))
         own.groups = tuple(restored)
 
     def fork(self, parent: Request, child: Request) -> None:
@@ -177,6 +225,17 @@ class RequestBlocks:
     def _tables(self, request: Request) -> Iterable[tuple[GroupPool, GroupTable]]:
         """None of a request that holds nothing."""
         return zip(self.groups, request.standing.groups, strict=False)
+
+    def _compaction(self, request: Request, group: GroupPool, done: DoneCut) -> list[int]:
+        """As llmc/ops/compact_kv.py says it."""
+        wanted = group.policy(request).queries
+        own, slots = request.standing, list[int]()
+        for number, other in enumerate(self.groups, 1):
+            if wanted is not None and other.holds(wanted):
+                begin = max(0, request.computed - other.window + 1)
+                positions = range(begin, request.computed)
+                slots = [own.slot(number, position, self._limits.block_size) for position in positions]
+        return [done.rows, done.chosen, len(slots), *done.blocks, *done.places, *slots]
 
     def _gone(self, table: GroupTable) -> int:
         """Blocks that have left a table."""

@@ -25,8 +25,9 @@ from llmc.runtime.scheduling.block_pool import BlockPool
 from llmc.runtime.scheduling.deadlines import Deadlines
 from llmc.runtime.scheduling.decode_set import DecodeSet
 from llmc.runtime.scheduling.families import Families
+from llmc.runtime.scheduling.full_tables import FullTables
 from llmc.runtime.scheduling.group_pool import GroupPool
-from llmc.runtime.scheduling.request_blocks import RequestBlocks
+from llmc.runtime.scheduling.request_blocks import Cuts, RequestBlocks
 from llmc.runtime.scheduling.second_tier import SecondTier
 from llmc.runtime.scheduling.step_plan import Chunk, StepOutline, StepPlan
 from llmc.runtime.scheduling.waiting_requests import WaitingRequests
@@ -41,7 +42,7 @@ class Scheduler:
     speculation: the drafter; a request with drafts is a chunk of its last token and the drafts. adapters: slots of the
     engine's pools; a request waits if its adapter cannot get a slot. snapshots: those of a model with states.
     whole_texts: all tokens of a request come in one step. groups: pools of cache groups 1 and up. offload: the second
-    tier, if there is one.
+    tier, if there is one. move_rows: moves rows of the caches at once, between two steps.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Scheduler:
         whole_texts: bool = False,
         groups: Sequence[GroupPool] = (),
         offload: BlockOffload | None = None,
+        move_rows: Callable[[Cuts], None] = lambda cuts: None,
     ) -> None:
         self._blocks = RequestBlocks(limits, pool, groups)
         self._whole_texts = whole_texts
@@ -76,14 +78,12 @@ class Scheduler:
         self._rows = limits.max_logit_rows
         self._clock = clock
         self._waiting = WaitingRequests()
-        # Dicts for their order and their quick removal.
-        self._prefilling: dict[Request, None] = {}
+        self._prefilling: dict[Request, None] = {}  # Dicts for their order and their quick removal.
         self._parked: dict[Request, None] = {}
         self._decoding = DecodeSet(limits.block_size)
-        # Steady requests that get drafts, by themselves: all of them, or none.
-        self._drafting: dict[Request, SampledRequest] = {}
-        # Decoding requests that may share the block they write next.
-        self._forked: list[Request] = []
+        self._drafting: dict[Request, SampledRequest] = {}  # Steady requests that get drafts: all of them, or none.
+        self._forked: list[Request] = []  # Decoding requests that may share the block they write next.
+        self._full = FullTables(self._blocks, self._preempt, move_rows)
         # Not more than a step has room for, so every decoding request is in every step.
         self._free_seats = list(range(min(limits.max_sequences, self._budget, self._rows) - 1, -1, -1))
         self._deadlines = Deadlines()
@@ -132,6 +132,7 @@ class Scheduler:
         own.computed = parent.computed
         self.prefix_cache.fork(parent, child)
         self._blocks.fork(parent, child)
+        self._full.reach(child)
         self._forked += (parent, child)
         self._place(child)
 
@@ -185,7 +186,7 @@ class Scheduler:
     def advance(self, chunk: Chunk, tokens: int) -> None:
         """Record that `tokens` tokens of the chunk have been computed: all, or for drafts the accepted ones."""
         chunk.request.standing.computed += tokens
-        self._blocks.retire(chunk.request)
+        self._full.reach(chunk.request)
         if self._snapshots is not None:
             self._snapshots.reach(chunk.request)
 
@@ -262,9 +263,8 @@ class Scheduler:
         cohort = self._decoding.cohort(self._number)
         if self._snapshots is not None:
             self._snapshots.pass_ends(cohort)
-        for request in cohort if self._blocks.groups else ():
-            if self._blocks.retire(request):
-                self._decoding.note_exchange(request)
+        for request in self._full.cut(cohort, outline) if self._blocks.groups else ():
+            self._decoding.note_exchange(request)
         if self._blocks.fit(len(cohort)):
             if cohort:
                 self._blocks.append(cohort, len(cohort))
@@ -284,7 +284,7 @@ class Scheduler:
         if speculation.pays(len(self._decoding) + len(self._drafting), min(self._budget, self._rows)):
             for request in self._decoding.requests() if self._decoding else ():
                 self._stop_decoding(request)
-                self._blocks.retire(request)  # Its table may be full; drafts must begin after the cut.
+                self._full.reach(request)
                 self._drafting[request] = request
         else:
             for request in self._drafting.values():
@@ -323,7 +323,7 @@ class Scheduler:
         own, found = request.standing, self.prefix_cache.match(request)
         # With rows and tokens left, the running ones have got all that they want.
         others = () if outline.rows else list(self._prefilling)
-        if not self._blocks.can_start(found, len(request.tokens), others):
+        if not self._blocks.can_start(request, found, others):
             return False
         if self.second_tier is not None:
             if not self.second_tier.has_arrived(request, outline):
@@ -356,14 +356,14 @@ class Scheduler:
         """Let a request that was swapped out go on where it was, if there is room."""
         assert self.second_tier is not None
         found = self.prefix_cache.run(request)[: saved.shared]
-        if not self._blocks.can_return(found, saved, len(request.tokens), others):
+        if not self._blocks.can_return(request, found, saved, others):
             return False
         self._waiting.take(request)
         self.second_tier.swap_in(request)
         self._take_seat(request)
         self.prefix_cache.start(request, saved.shared)
-        # Decoding requests do that in the step which it had no part in.
-        self._blocks.retire(request)
+        self._full.reach(request)  # It was swapped out before its full table was cut, perhaps.
+        self._full.cut(dict[Request, None](), outline)
         self._prefilling[request] = None
         count = self._blocks.fitting(request, outline.tokens, outline.rows)
         if count > 0:

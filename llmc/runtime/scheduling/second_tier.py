@@ -158,8 +158,8 @@ class SecondTier:
         def is_held(group: int, place: int) -> bool:
             return self._tier.holds(self._key(request, place, group))
 
-        end = usable_with(groups, prefix, len(prefix), is_held)
-        if end <= usable_with(groups, known, len(known), lambda group, place: False):
+        end = usable_with(groups, request, prefix, len(prefix), is_held)
+        if end <= usable_with(groups, request, known, len(known), lambda group, place: False):
             return []
         wanted = [self._key(request, place) for place in range(end) if prefix[place] == _ABSENT]
         for number, group in enumerate(groups, 1):

@@ -34,6 +34,12 @@ class EngineCollector(Collector):
             text = "KV blocks of layers that do not keep everything."
             yield self._family(GaugeMetricFamily, "kv_cache_group_blocks", text, total, "policy")
             yield self._family(GaugeMetricFamily, "kv_cache_group_blocks_used", "The ones in use.", used, "policy")
+            kept = [(group.policy, group.kept) for group in stats.groups]
+            dropped = [(group.policy, group.dropped) for group in stats.groups]
+            text = "Rows that tables held after a cut."
+            yield self._family(CounterMetricFamily, "kv_cache_kept_rows", text, kept, "policy")
+            text = "Rows that a cut has taken from tables."
+            yield self._family(CounterMetricFamily, "kv_cache_evicted_rows", text, dropped, "policy")
         if stats.rank_restarts:
             restarts = [(str(rank), count) for rank, count in stats.rank_restarts.items()]
             text = "How often a rank was lost and started again."

@@ -9,7 +9,7 @@
 using namespace llmc;
 
 // As the runtime fills them.
-static_assert(sizeof(LlmcStep) == 128 &&
+static_assert(sizeof(LlmcStep) == 136 &&
               offsetof(LlmcStep, tokens) == 0 &&
               offsetof(LlmcStep, requests) == 4 &&
               offsetof(LlmcStep, logit_rows) == 8 &&
@@ -27,7 +27,8 @@ static_assert(sizeof(LlmcStep) == 128 &&
               offsetof(LlmcStep, hidden) == 96 &&
               offsetof(LlmcStep, adapter_of_token) == 104 &&
               offsetof(LlmcStep, adapter_of_logit_row) == 112 &&
-              offsetof(LlmcStep, state_slots) == 120);
+              offsetof(LlmcStep, state_slots) == 120 &&
+              offsetof(LlmcStep, compaction) == 128);
 static_assert(sizeof(LlmcRanks) == 32 &&
               offsetof(LlmcRanks, rank) == 0 &&
               offsetof(LlmcRanks, ranks) == 4 &&
@@ -245,7 +246,7 @@ const char* llmc_engine_interface(void) {
       "cache 0 2 heads of 12 and 12 F32 None\n"
       "arena 0 + 896 T + 192 L\n"
       "launches 13\n"
-      "LlmcStep 128 tokens=0 requests=4 logit_rows=8 max_blocks=12 input_ids=16 positions=24 slot_mapping=32 query_starts=40 context_lens=48 block_tables=56 logit_row_ids=64 tree_masks=72 logits=80 sides=88 hidden=96 adapter_of_token=104 adapter_of_logit_row=112 state_slots=120\n"
+      "LlmcStep 136 tokens=0 requests=4 logit_rows=8 max_blocks=12 input_ids=16 positions=24 slot_mapping=32 query_starts=40 context_lens=48 block_tables=56 logit_row_ids=64 tree_masks=72 logits=80 sides=88 hidden=96 adapter_of_token=104 adapter_of_logit_row=112 state_slots=120 compaction=128\n"
       "LlmcRanks 32 rank=0 ranks=4 memory=8 round=16 exchange=24\n"
       "LlmcBindings 48 weights=0 caches=8 arena=16 threads=24 ranks=32 adapters=40\n"
       "LlmcChooseRows 88 rows=0 vocabulary=8 logits=16 temperature=24 top_k=32 top_p=40 min_p=48 seeds=56 counters=64 tokens=72 scores=80\n";

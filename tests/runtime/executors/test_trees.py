@@ -12,9 +12,9 @@ from llmc.formats.cache_format import parse_cache_format
 from llmc.ops.cache_codes import read_codes, write_codes
 from llmc.ops.kv_write import write_slots
 from llmc.program import Affine, CacheSlot, Limits, Program
+from llmc.program.slot_views import move_slots, slot_views
 from llmc.runtime.executors.cpp import CppExecutor
 from llmc.runtime.executors.reference import ReferenceExecutor
-from llmc.runtime.executors.slot_views import move_slots, slot_views
 from tests.runtime.tiny_engine import LIMITS, write_tiny_engine
 from tests.tree_steps import TABLE, check_trees
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmc.program import CachePolicy, Limits
+from llmc.program import CachePolicy, Limits, Stride
 from llmc.runtime.speculation.speculation import Speculation
 from tests.cache_policies.every_other_block import EveryOtherBlock
 from tests.cache_policies.sinks_and_recent import SinksAndRecent
@@ -13,6 +13,7 @@ from tests.runtime.speculation.guesses import Guesses, Open
 
 LIMITS = Limits(16, 2, 16, max_model_len=1024, block_size=4)
 CUT = EveryOtherBlock(4, 6, 2)
+STRIDE = Stride(step=3, recent=8, sinks=4, rows=4)
 
 
 @pytest.mark.parametrize(("policy", "most"), [(SinksAndRecent(5, 9), 2 + 3), (CUT, 6)], ids=str)
@@ -64,3 +65,15 @@ def test_a_prefix_with_its_sinks_is_found_whole() -> None:
         run.add(Counted(prompt, 3, salt=b""))
         run.finish()
     assert [request.standing.cached_tokens for request in run.requests] == [0, 60, 64]
+
+
+def test_old_positions_are_kept_by_stride() -> None:
+    """Neighbours that share a prefix, forks and a small pool: each token sees what the policy says."""
+    run = Run(LIMITS, 256, policies=(STRIDE,), spare=-68)
+    requests = [Counted(prompt, 80, salt=b"", forks=1) for prompt in (PROMPT, PROMPT, PROMPT[:30], [*PROMPT[:50], 3])]
+    for request in requests:
+        run.add(request)
+    run.finish()
+    assert all(each.tokens == each.expected() for request in requests for each in (request, *request.children))
+    assert run.scheduler.prefix_cache.hits and run.scheduler.preemptions
+    assert run.groups[0].dropped_rows and run.groups[0].kept_rows

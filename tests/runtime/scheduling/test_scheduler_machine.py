@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from llmc.program import CachePolicy, Limits, Nearest
+from llmc.program import H2O, CachePolicy, Limits, Nearest, Streaming, Stride
 from llmc.runtime.requests.generation_request import Priority
 from llmc.runtime.requests.request import Request
 from llmc.runtime.speculation.drafter import Drafter
@@ -36,6 +36,9 @@ POLICIES = (
     (Nearest(1, None), Nearest(7, 12)),
     (SinksAndRecent(3, 6),),
     (EveryOtherBlock(4, 4, 2),),
+    (Stride(step=2, recent=4, rows=4),),
+    (Streaming(budget=8, sinks=3, every=4),),
+    (H2O(budget=32, every=4, recent=4, block=4), Nearest(5)),
     (SinksAndRecent(6, 1), EveryOtherBlock(4, 3, 1), Nearest(9)),
 )
 

@@ -159,6 +159,7 @@ typedef struct {
   const int32_t* adapter_of_token;      // [T]: 0 for none, or 1 + its slot in the pools; null: no token has one
   const int32_t* adapter_of_logit_row;  // [L]: of the rows' tokens; null like the other
   const int32_t* state_slots;    // [R] of an engine with states, else null
+  const int32_t* compaction;     // llmc/ops/compact_kv.py; of a step that only moves rows, else null
 } LlmcStep;
 
 // One of several processes that run an engine together; null for one alone. memory: llmc_engine_ranks_bytes(ranks) bytes that

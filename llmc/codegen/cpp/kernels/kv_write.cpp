@@ -1,9 +1,5 @@
 // llmc::kv_write and llmc::rope_kv_write: this step's keys and values to their slots of the paged cache.
-#include <algorithm>
-#include <limits>
-
-#include "cached_rows.h"
-#include "rope.h"
+#include "cached_codes.h"
 
 // Caches are [blocks, kv_heads, block_size, dim], contiguous; slot s is row s % block_size of block
 // s / block_size. With cos == null nothing is rotated and q, q_out are not used (llmc::kv_write); otherwise
@@ -22,59 +18,6 @@ typedef struct {
 } LlmcKvWrite;
 
 namespace {
-
-// One head's channels in one row: those of x, rotated.
-template <class T, class K>
-void write_row(const llmc::CacheOf<K>& cache, const llmc::Rotation& rotation, const T* x, const K* to) {
-  llmc::rotate(rotation, cache.channels, x, const_cast<K*>(to));
-}
-
-// Codes of channels [first, first + width): nearest((x - minimum) / scale), the scale and the minimum being bf16.
-template <class Format>
-void encode_group(const float* x, int64_t width, float scale, float minimum, uint8_t* codes) {
-  typedef uint8_t Bytes __attribute__((vector_size(llmc::kLanes)));
-  llmc::for_vectors(width, [&](int64_t c, auto lanes) {
-    const llmc::Vec lowest = llmc::broadcast(Format::kNibbles ? 0.0f : -Format::kLargest);
-    const llmc::Vec scaled = (llmc::load(x + c, lanes) - minimum) / scale;
-    const llmc::Vec saturated = llmc::maximum(lowest, llmc::minimum(llmc::broadcast(Format::kLargest), scaled));
-    const Bytes bytes = __builtin_convertvector(Format::encode(saturated), Bytes);
-    std::memcpy(codes + c, &bytes, static_cast<size_t>(std::min<int64_t>(llmc::kLanes, width - c)));
-  });
-}
-
-void store_bf16(uint8_t* to, float x) {
-  const llmc::bf16 value = llmc::to_bf16(x);
-  std::memcpy(to, &value, sizeof value);
-}
-
-float rounded(float x) { return llmc::to_float(llmc::to_bf16(x)); }
-
-template <class T, class Format>
-void write_row(const llmc::CacheOfCodes<Format>& cache, const llmc::Rotation& rotation, const T* x, llmc::CodeRow to) {
-  float values[LLMC_CODED_HEAD];
-  uint8_t codes[LLMC_CODED_HEAD];
-  write_row(llmc::CacheOf<float>(cache.channels, 0, 0), rotation, x, values);
-  for (int64_t group = 0; group < cache.groups; group++) {
-    const float* of_group = values + group * cache.width;
-    const bool has_nan = std::any_of(of_group, of_group + cache.width, [](float x) { return x != x; });
-    const auto [low, high] = std::minmax_element(of_group, of_group + cache.width);
-    const float minimum = Format::kNibbles ? rounded(*low) : 0.0f;
-    const float reach = Format::kNibbles ? *high - minimum : std::max(-*low, *high);
-    const float exact = rounded(reach / Format::kLargest);
-    const float scale = has_nan ? std::numeric_limits<float>::quiet_NaN() : exact > 0.0f ? exact : 1.0f;
-    uint8_t* scales = const_cast<uint8_t*>(to.scales) + group * cache.block_size * 2;
-    store_bf16(scales, scale);
-    if (Format::kNibbles) store_bf16(scales + cache.groups * cache.block_size * 2, minimum);
-    encode_group<Format>(of_group, cache.width, scale, minimum, codes + group * cache.width);
-  }
-  uint8_t* out = const_cast<uint8_t*>(to.codes);
-  if (Format::kNibbles) {
-    const int64_t half = cache.channels / 2;
-    for (int64_t c = 0; c < half; c++) out[c] = static_cast<uint8_t>(codes[c] | codes[half + c] << 4);
-  } else {
-    std::memcpy(out, codes, static_cast<size_t>(cache.channels));
-  }
-}
 
 template <class T, class K>
 void kv_write(LlmcPool* pool, const LlmcKvWrite& a) {
@@ -98,8 +41,8 @@ void kv_write(LlmcPool* pool, const LlmcKvWrite& a) {
       const T* v = llmc::row_of<const T>(a.v, token) + head * a.value_dim;
       const auto* k_block = static_cast<const uint8_t*>(a.k_cache) + of_block * keys.head_bytes();
       const auto* v_block = static_cast<const uint8_t*>(a.v_cache) + of_block * values.head_bytes();
-      write_row(keys, rotation, k, keys.row(k_block, in_block));
-      write_row(values, none, v, values.row(v_block, in_block));
+      llmc::write_row(keys, rotation, k, keys.row(k_block, in_block));
+      llmc::write_row(values, none, v, values.row(v_block, in_block));
     }
   });
 }

@@ -48,6 +48,7 @@ class TokenFields(Fields, extra="forbid", populate_by_name=True):
     skip_special_tokens: bool = True
     # Without effect: fast tokenizers' decoders put no spaces between special tokens.
     spaces_between_special_tokens: bool = True
+    kv_compression: ShortText | None = None
     priority: int = Field(default=0, ge=-(2**31), lt=2**31)
     deadline_seconds: float | None = Field(default=None, gt=0.0, le=86_400.0)
     cache_salt: str | None = Field(default=None, min_length=1, max_length=256)

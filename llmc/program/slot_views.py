@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.formats.cache_format import parse_cache_format
-from llmc.program import ITEMSIZES, CacheSlot, Program
+from llmc.program.program import ITEMSIZES, CacheSlot, Program
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,7 +26,7 @@ def slot_views(program: Program, memories: Iterable[Bytes], group: int = 0) -> l
     """
     named = zip(program.caches_of(group).items(), memories, strict=True)
     size = program.limits.block_size
-    return [view for (name, cache), memory in named for view in _views(cache, name[-1], memory, size)]
+    return [view for (name, cache), memory in named for view in cache_views(cache, name[-1], memory, size)]
 
 
 def move_slots(views: Sequence[Bytes], sources: Any, destinations: Any) -> None:
@@ -40,7 +40,8 @@ def move_slots(views: Sequence[Bytes], sources: Any, destinations: Any) -> None:
         view[there, :, :, to] = view[here, :, :, at]
 
 
-def _views(cache: CacheSlot, part: str, memory: Bytes, block_size: int) -> list[Bytes]:
+def cache_views(cache: CacheSlot, part: str, memory: Bytes, block_size: int) -> list[Bytes]:
+    """One cache, whose memory comes as bytes, as `slot_views` gives it. part: k or v."""
     width = cache.widths()["kv".index(part)] * ITEMSIZES[cache.dtype]
     of_heads = memory.reshape(-1, cache.kv_heads, block_size * width)
     if cache.format is None:

@@ -1,0 +1,132 @@
+"""Kernels that score and move rows of the KV cache between two steps."""
+
+from collections.abc import Callable
+
+import torch
+from torch import fx
+
+from llmc.codegen.call import Call, arguments_of
+from llmc.codegen.cpp.cache_kernels import CODED_HEAD
+from llmc.codegen.cpp.kernel import DTYPES, Arguments, Kernel, named_arguments
+from llmc.codegen.cpp.kernel_library import function_name
+from llmc.formats.cache_format import parse_cache_format
+from llmc.graph.axes import tensor_axes
+from llmc.graph.refusal import Refusal
+from llmc.targets import CpuTarget
+
+MOST_PAIRS = 4096  # kMostPairs of kernels/key_attention.h
+_SCORED = tensor_axes("q_first[_ | heads _ half] k_cache[_ | kv_heads block_size _]")
+_MOVED = tensor_axes("k_cache[_ | kv_heads block_size _]")
+_SUMS = tensor_axes("sums[_ | kv_heads block_size _]")
+_TURNED = tensor_axes("k_cache[_ | kv_heads block_size _] inv_freq[half]")
+
+
+def scored(most_queries: int) -> Kernel:
+    """The kernel of llmc::score_keys. most_queries: of a window."""
+
+    def sums(call: Call) -> Arguments:
+        columns = call.shape("k_cache")[0] * call.plain("longest")
+        return {"sums": call.workspace("sums", 1, columns, torch.float32).pointer}
+
+    return _reading_queries("score_keys", most_queries, sums)
+
+
+def updated(family: str, most_queries: int) -> Kernel:
+    """A kernel that updates scores by the queries since the last update, `most_queries` at most."""
+    return _reading_queries(family, most_queries, lambda call: {"sums": call.cache("sums")})
+
+
+def sums_kept() -> Kernel:
+    """The kernel of llmc::keep_sums."""
+
+    def arguments(call: Call) -> Arguments:
+        heads, _, _ = call.shape("sums")
+        more: Arguments = {"sums": call.cache("sums"), "longest": call.shape("scores")[-1] // heads}
+        return named_arguments(call, function_name("keep_sums", ()), _SUMS, (), more)
+
+    return Kernel("keep_sums", lambda call: (), arguments, lambda node, target: None)
+
+
+def _reading_queries(family: str, most_queries: int, sums: Callable[[Call], Arguments]) -> Kernel:
+    """A kernel that scores rows by the last queries. sums: its further argument."""
+
+    def element_types(call: Call) -> tuple[str, ...]:
+        return DTYPES[call.dtype("q_first")], _codes(call)
+
+    def arguments(call: Call) -> Arguments:
+        format = call.plain("cache_format")
+        more: Arguments = {name: call.cache(name) for name in ("q_first", "q_second", "k_cache")}
+        more |= {
+            "cache_group": None if format is None else parse_cache_format(format).group,
+            "cache_format": None,
+        }
+        function = function_name(family, element_types(call))
+        return named_arguments(call, function, _SCORED, ("scores",), more | sums(call))
+
+    def refusal(node: fx.Node, target: CpuTarget) -> Refusal | None:
+        given = arguments_of(node)
+        heads, half = (given["q_first"].meta["val"].shape[axis] for axis in (1, 3))
+        group = heads // given["k_cache"].meta["val"].shape[1]
+        if 2 * half > CODED_HEAD:
+            return Refusal(f"heads have {2 * half} channels; the kernel takes {CODED_HEAD} at most", node)
+        if group * most_queries > MOST_PAIRS:
+            return Refusal(f"{group} heads read each KV head; the kernel takes {MOST_PAIRS // most_queries}", node)
+        return None
+
+    return Kernel(family, element_types, arguments, refusal)
+
+
+def moved() -> Kernel:
+    """The kernel of llmc::compact_kv, which copies bytes."""
+
+    def arguments(call: Call) -> Arguments:
+        heads, _, _ = call.shape("k_cache")
+        more = _stored(call) | {"head_dim": None, "longest": call.shape("scores")[-1] // heads}
+        return named_arguments(call, function_name("compact_kv", ()), _MOVED, (), more)
+
+    return Kernel("compact_kv", lambda call: (), arguments, lambda node, target: None)
+
+
+def turned() -> Kernel:
+    """The kernel of llmc::turn_rows."""
+
+    def element_types(call: Call) -> tuple[str, ...]:
+        return (_codes(call),)
+
+    def arguments(call: Call) -> Arguments:
+        format = call.plain("cache_format")
+        group = None if format is None else parse_cache_format(format).group
+        function = function_name("turn_rows", element_types(call))
+        return named_arguments(call, function, _TURNED, (), _stored(call) | {"cache_group": group})
+
+    def refusal(node: fx.Node, target: CpuTarget) -> Refusal | None:
+        channels = arguments_of(node)["head_dim"]
+        if channels > CODED_HEAD:
+            return Refusal(f"heads have {channels} channels; the kernel takes {CODED_HEAD} at most", node)
+        return None
+
+    return Kernel("turn_rows", element_types, arguments, refusal)
+
+
+def _stored(call: Call) -> Arguments:
+    """The caches, and how a row of one head is stored in them."""
+    more: Arguments = {name: call.cache(name) for name in ("k_cache", "v_cache")}
+    for part, name in (("key", "head_dim"), ("value", "value_dim")):
+        codes, scales = _row(call, call.plain(name))
+        more |= {f"{part}_bytes": codes, f"{part}_scales": scales}
+    return more | {"value_dim": None, "cache_format": None}
+
+
+def _codes(call: Call) -> str:
+    format = call.plain("cache_format")
+    return DTYPES[call.dtype("k_cache")] if format is None else parse_cache_format(format).codes
+
+
+def _row(call: Call, channels: int) -> tuple[int, int]:
+    """Bytes of a row of one head, and the number of its scales and minima."""
+    format = call.plain("cache_format")
+    if format is None:
+        return channels * call.dtype("k_cache").itemsize, 0
+    parsed = parse_cache_format(format)
+    codes = parsed.code_bytes(channels)
+    return codes, (parsed.position_bytes(channels) - codes) // 2

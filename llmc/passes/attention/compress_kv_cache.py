@@ -1,0 +1,72 @@
+"""Let the caches of layers that keep everything keep less, as the option `kv_compression` asks.
+
+    attention(q, k, v, …)  ->  attention(q, k, v, …, keeps="stride:step=4,recent=512")
+One rewrite for each attention. Requests may ask for another policy later, up to one that keeps everything.
+Must have: no window, chunk, or choice of keys, which say themselves what a query sees; nothing else that keeps rows of
+its own by position, such as a draft's layers. One layer at least has to qualify.
+Numerics: lossy.
+"""
+
+import torch
+from torch import fx
+
+from llmc.errors import OptionError
+from llmc.graph.call_arguments import call_arguments
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.refusal import Refusal
+from llmc.graph.stage import Stage
+from llmc.options import BuildOptions
+from llmc.passes.rewrite import GraphPass, Numerics
+from llmc.passes.rewrite_log import RewriteLog
+from llmc.program import EVERYTHING, CachePolicy, parse_compression
+
+
+def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
+    """Change every attention that keeps everything. Raises OptionError where there is none."""
+    policy = asked_policy(options)
+    if policy == EVERYTHING:
+        return
+    if graph.draft is not None:
+        raise OptionError(
+            f"the engine drafts with layers of its own, whose caches keep every position, and {policy} drops rows",
+            at=f"kv_compression={policy}",
+            fix="build without speculative, or without kv_compression; drafts by ngram or lookahead work with it",
+        )
+    attentions = graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.attention.default)
+    found = False
+    for node in attentions:
+        refusal = _refusal(node, policy)
+        if refusal is not None:
+            log.refuse(refusal)
+            continue
+        found = True
+        if call_arguments(node)["keeps"] is None:
+            log.step(f"let the cache of {node.name} keep {policy}", node)
+            node.update_kwarg("keeps", str(policy))
+    if not found:
+        raise OptionError(
+            f"no layer of {graph.info.name} has a cache that keeps everything, so {policy} cannot drop rows",
+            at=f"kv_compression={policy}",
+            fix="build without kv_compression",
+        )
+
+
+compress_kv_cache = GraphPass("compress_kv_cache", run, Numerics.LOSSY, Stage.CANONICAL)
+
+
+def asked_policy(options: BuildOptions) -> CachePolicy:
+    """The policy of `kv_compression`. Raises OptionError for an unknown policy, or for one that does not fit blocks."""
+    policy = parse_compression(options.kv_compression).fitted(options.block_size)
+    problem = policy.cut_problem(options.block_size)
+    if problem is not None:
+        fix = f"give multiples of {options.block_size}, or build with a smaller block_size"
+        raise OptionError(f"{policy}: {problem}", at=f"kv_compression={policy}", fix=fix)
+    return policy
+
+
+def _refusal(node: fx.Node, policy: CachePolicy) -> Refusal | None:
+    given = call_arguments(node)
+    if given["keeps"] not in (None, str(policy)):
+        return Refusal(f"its cache keeps {given['keeps']} already", node)
+    name = next((name for name in ("window", "chunk", "chosen") if given[name] is not None), None)
+    return None if name is None else Refusal(f"its {name} says what a query sees", node)

@@ -1,0 +1,88 @@
+"""The cache policies that `kv_compression` names (docs/kv-compression.md), and which of them an engine can run.
+
+A policy is cut by a request's own length alone, always where a block begins.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from llmc.errors import OptionError
+from llmc.program.cache_policy import EVERYTHING, CachePolicy, Visible
+from llmc.program.limits import Limits
+
+# The value of kv_compression that keeps everything.
+NONE = "none"
+# Every block size divides it.
+LARGEST_BLOCK = 128
+
+
+@dataclass(frozen=True)
+class Compression(CachePolicy):
+    """A policy that `kv_compression` can ask for. Requests choose their own, so kernels show all rows of a table."""
+
+    NAME: ClassVar[str] = ""
+    # Whether ops of the graph do the policy's work, so that an engine has to be built for it.
+    IN_GRAPH: ClassVar[bool] = False
+
+    @property
+    def visible(self) -> Visible:
+        return Visible()
+
+    @property
+    def drops_rows(self) -> bool:
+        return True
+
+    def cut_problem(self, block_size: int) -> str | None:
+        """Why it does not fit blocks of this size, or None."""
+        for name in self.in_blocks():
+            size = getattr(self, name)
+            if size % block_size:
+                return f"{name}={size} is not a multiple of block_size={block_size}"
+        return None
+
+    def in_blocks(self) -> tuple[str, ...]:
+        """The options that count rows in whole blocks."""
+        return ()
+
+    @property
+    def per_request(self) -> bool:
+        return True
+
+    def pool_blocks(self, limits: Limits, blocks: int) -> int:
+        return blocks
+
+    def runs(self, other: "CachePolicy") -> bool:
+        """Whether an engine that was built for this policy can serve a request with another one."""
+        if isinstance(other, Compression):
+            return isinstance(other, type(self)) or not other.IN_GRAPH
+        return other == EVERYTHING
+
+
+def parse_compression(text: str) -> CachePolicy:
+    """The policy that `kv_compression` names; NONE keeps everything. Raises OptionError."""
+    if not isinstance(text, str):
+        raise _unknown(text, f"it is {type(text).__name__}, and not a text")
+    if text == NONE:
+        return EVERYTHING
+    try:
+        policy = CachePolicy.from_text(text)
+    except ValueError as error:
+        raise _unknown(text, str(error)) from None
+    if policy != EVERYTHING and not isinstance(policy, Compression):
+        raise _unknown(text, f"{policy} comes from a model's own layers")
+    return policy
+
+
+def _unknown(text: object, problem: str) -> OptionError:
+    return OptionError(
+        f"kv_compression cannot be {text!r:.200}: {problem}",
+        at=f"kv_compression={text!r:.200}",
+        fix=f"give {NONE} or NAME:OPTION=NUMBER,…, such as stride:step=4,recent=512 (docs/kv-compression.md)",
+    )
+
+
+def compression_problem(built: CachePolicy, asked: CachePolicy) -> str | None:
+    """Why an engine that was built for a policy cannot serve a request with another one, or None."""
+    if isinstance(built, Compression) and built.runs(asked):
+        return None
+    return f"the engine was built for {built}, which cannot run {asked}"

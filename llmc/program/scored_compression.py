@@ -1,0 +1,94 @@
+"""Cache policies that keep the rows with the highest scores, in each layer and KV head for itself.
+
+A table is cut for the first time where the first block begins at or behind the end of the prompt, which the model has
+read whole by then. Later it is cut after every `every` tokens. All heads keep the same number of rows.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from llmc.program.cache_policy import CachePolicy, Cut, Progress
+from llmc.program.compression import LARGEST_BLOCK, Compression
+
+
+@dataclass(frozen=True)
+class Scored(Compression):
+    """Keeps `budget` rows, or `share` percent of the prompt's.
+
+    Args:
+        budget: number of rows behind a cut.
+        share: percent of the prompt, in the place of a budget.
+        every: number of tokens from one cut to the next.
+        sinks: number of first rows that are kept whatever their scores.
+        block: rows of a block of the cache; the engine says it.
+    """
+
+    NAME: ClassVar[str] = ""
+    IN_GRAPH: ClassVar[bool] = True
+    # Options that are parts of the graph: requests cannot change them.
+    BUILT: ClassVar[tuple[str, ...]] = ()
+    budget: int | None = None
+    share: int | None = None
+    every: int = LARGEST_BLOCK
+    sinks: int = 0
+    block: int = 16
+
+    def __post_init__(self) -> None:
+        if (self.budget is None) == (self.share is None):
+            raise ValueError(f"budget={self.budget} and share={self.share}: give one of them")
+        if self.share is not None and not 0 < self.share <= 100:
+            raise ValueError(f"share={self.share} is not a percentage from 1 to 100")
+        if self.every < 1:
+            raise ValueError(f"every={self.every} must be 1 or more")
+        if self.budget is not None and self.budget <= self.protected:
+            raise ValueError(
+                f"budget={self.budget} leaves no room in addition to the {self.protected} protected rows "
+                f"({self.sinks} first ones, {self.protected - self.sinks} last ones)"
+            )
+
+    @property
+    def recent(self) -> int:
+        """Number of last rows that are kept whatever their scores."""
+        return 0
+
+    @property
+    def protected(self) -> int:
+        """Number of rows that are kept whatever their scores."""
+        return self.sinks + self.recent
+
+    @property
+    def queries(self) -> CachePolicy | None:
+        """The policy of the group that holds queries; None if scores need none."""
+        return None
+
+    def in_blocks(self) -> tuple[str, ...]:
+        return ("every", *(("budget",) if self.budget is not None else ()))
+
+    def fitted(self, block_size: int) -> "Scored":
+        return replace(self, block=block_size)
+
+    def runs(self, other: CachePolicy) -> bool:
+        if not isinstance(other, type(self)):
+            return super().runs(other)
+        return all(getattr(self, name) == getattr(other, name) for name in self.BUILT)
+
+    def kept(self, prompt: int) -> int:
+        """Number of rows that a cut leaves of a request with such a prompt."""
+        if self.budget is not None:
+            return self.budget
+        assert self.share is not None
+        return self._whole(max(-(-prompt * self.share // 100), self.protected + 1))
+
+    def next_cut(self, done: Progress) -> int:
+        kept, read = self.kept(done.prompt), self._whole(done.prompt)
+        if not done.dropped and read > kept:
+            return read
+        return kept + self.every + done.dropped
+
+    def cut(self, done: Progress) -> Cut:
+        kept = self.kept(done.prompt)
+        return Cut((range(kept, self.next_cut(done) - done.dropped),), chosen=kept)
+
+    def _whole(self, rows: int) -> int:
+        """The number of rows, rounded up to whole blocks."""
+        return -(-rows // self.block) * self.block

@@ -1,0 +1,64 @@
+"""The KV compression of each request: as the request, the load or the build says, in this order."""
+
+from collections.abc import Sequence
+
+from llmc.errors import OptionError, RequestError
+from llmc.program import CachePolicy, Program, compression_problem, parse_compression
+
+
+class RequestPolicies:
+    """The policies that an engine can run.
+
+    Args:
+        program: what the engine runs.
+        default: policy of requests that name none, as text; None for the one that the engine was built for.
+
+    Raises:
+        OptionError: for a default that the engine was not built for.
+    """
+
+    def __init__(self, program: Program, default: str | None = None) -> None:
+        built = [policy for policy in program.policies if policy.per_request]
+        self._built = built[0] if built else None
+        self._block_size = program.limits.block_size
+        self._default = None if default is None else self._checked(default)
+
+    def of(self, asked: str | None) -> CachePolicy | None:
+        """The policy of a request, None for the one of the build. Raises RequestError for one that cannot be run."""
+        if asked is None:
+            return self._default
+        try:
+            return self._checked(asked)
+        except OptionError as error:
+            raise RequestError(error.problem, at=error.at, fix=error.fix) from None
+
+    def check_drafts(self, programs: Sequence[Program]) -> None:
+        """Raise OptionError for drafts whose caches are in the blocks of positions, if there is KV compression.
+
+        Args:
+            programs: what drafts for the engine, besides the engine itself.
+        """
+        if self._built is not None and programs:
+            raise OptionError(
+                f"the engine drops rows of its KV cache ({self._built}), and what drafts for it keeps every position",
+                at="speculation",
+                fix="draft by ngram, suffix or lookahead, or load an engine that was built without kv_compression",
+            )
+
+    def _checked(self, text: str) -> CachePolicy:
+        policy = parse_compression(text).fitted(self._block_size)
+        if self._built is None:
+            if policy.drops_rows:
+                raise OptionError(
+                    f"the engine was built without KV compression, and {policy} is asked for",
+                    at=f"kv_compression={policy}",
+                    fix=f"build with kv_compression={policy}",
+                )
+            return policy
+        problem, fix = compression_problem(self._built, policy), f"build with kv_compression={policy}"
+        if problem is None:
+            problem, fix = policy.cut_problem(self._block_size), f"give multiples of {self._block_size}"
+            problem = problem and f"{policy}: {problem}"
+        if problem is not None:
+            raise OptionError(problem, at=f"kv_compression={policy}", fix=fix)
+        return policy

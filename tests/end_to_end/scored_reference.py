@@ -1,0 +1,119 @@
+"""Policies that keep rows by score on transformers' model, token by token: what an engine has to say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, DynamicCache
+
+from llmc.program import H2O, Lru, Progress, Scored, SnapKV
+from tests.ops.test_row_choices import published
+from tests.tiny_models import tiny_model
+
+
+def attend_and_note(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, **_: Any
+) -> tuple[Tensor, None]:
+    """Causal attention over the rows of a cache, whatever their positions.
+
+    Keeps on the module the rotated queries, and the attention that each query has paid to each row, averaged over the
+    query heads of a KV head.
+    """
+    new, rows = query[0].transpose(0, 1), key.shape[2]
+    is_first = len(new) > 1
+    module.noted = new if is_first else torch.cat((module.noted, new))
+    group = query.shape[1] // key.shape[1]
+    keys, values = (each.repeat_interleave(group, 1) for each in (key, value))
+    places, own = torch.arange(rows), torch.arange(query.shape[2])[:, None] + rows - query.shape[2]
+    scores = (query @ keys.mT * scaling).masked_fill(places > own, float("-inf")).softmax(-1)
+    paid = scores[0].view(key.shape[1], group, -1, rows).mean(1)
+    if not is_first:
+        paid = torch.cat((torch.nn.functional.pad(module.paid, (0, rows - module.paid.shape[2])), paid), dim=1)
+    module.paid = paid
+    return (scores @ values).transpose(1, 2), None
+
+
+def greedy(policy: Scored, prompt: list[int], count: int) -> tuple[list[int], list[float]]:
+    """The tokens that follow a prompt, and the log-probability of each."""
+    AttentionInterface.register("llmc_tests_noting", attend_and_note)
+    model = tiny_model("llama")
+    before = model.config._attn_implementation
+    model.config._attn_implementation = "llmc_tests_noting"
+    try:
+        with torch.inference_mode():
+            return _greedy(model, policy, prompt, count)
+    finally:
+        model.config._attn_implementation = before
+
+
+def _greedy(model: Any, policy: Scored, prompt: list[int], count: int) -> tuple[list[int], list[float]]:
+    cache, done = DynamicCache(config=model.config), Progress(len(prompt))
+    tokens, found, logprobs, new = list(prompt), list[int](), list[float](), prompt
+    for _ in range(count):
+        start = len(tokens) - len(new)
+        while (end := policy.next_cut(done)) <= start:
+            cut = policy.cut(done)
+            if isinstance(policy, Lru):
+                for layer in model.model.layers:
+                    _use(policy, layer.self_attn, end, end - done.dropped)
+            if cut.leaving:
+                assert end == start, "rows leave between two steps"
+                _compact(model, policy, cache, cut.chosen)
+            done = done.after(end, cut)
+        positions = torch.arange(start, len(tokens))[None]
+        logits = model(torch.tensor([new]), position_ids=positions, past_key_values=cache).logits[0, -1]
+        token = int(logits.argmax())
+        found.append(token)
+        logprobs.append(float(logits.log_softmax(-1)[token]))
+        tokens.append(token)
+        new = [token]
+    return found, logprobs
+
+
+def _scores(policy: Scored, attention: Any, keys: Tensor) -> Tensor:
+    """Of all rows, by KV head, as published. keys: [kv_heads, rows, head_dim]."""
+    if isinstance(policy, H2O):
+        sums: Tensor = attention.paid.sum(1)
+        return sums
+    if isinstance(policy, Lru):
+        return torch.tensor([[use for use in head for _ in range(policy.block)] for head in attention.uses])
+    assert isinstance(policy, SnapKV)
+    before = published(attention.noted[-policy.window :], keys.transpose(0, 1), policy.pool)
+    return torch.nn.functional.pad(before, (0, policy.window))
+
+
+def _use(policy: Lru, attention: Any, end: int, rows: int) -> None:
+    """Note on the module, by KV head and block, the number of tokens at its last use, and which use was stronger.
+
+    end: tokens of the sequence at this update. rows: those that the caches hold then.
+    """
+    paid = attention.paid[:, end - policy.every : end, :rows].mean(1)
+    old = attention.uses if end > policy.every else [[] for _ in paid]
+    attention.uses = []
+    for head, before in zip(paid.tolist(), old, strict=True):
+        uses = list[float]()
+        for block in range(rows // policy.block):
+            share = sum(head[block * policy.block : (block + 1) * policy.block])
+            is_new = block >= len(before)
+            uses.append(end + share if is_new or share >= policy.block / rows else before[block])
+        attention.uses.append(uses)
+
+
+def _compact(model: Any, policy: Scored, cache: Any, kept: int) -> None:
+    """Keep the rows of each layer and KV head with the highest scores, and those that are protected."""
+    for layer, own in zip(model.model.layers, cache.layers, strict=True):
+        scores = _scores(policy, layer.self_attn, own.keys[0])
+        scores[:, : policy.sinks] = float("inf")
+        scores[:, scores.shape[1] - policy.recent :] = float("inf")
+        best = scores.topk(kept, dim=-1).indices.sort(-1).values
+        paid = layer.self_attn.paid
+        layer.self_attn.paid = paid.gather(2, best[:, None].expand(-1, paid.shape[1], -1))
+        if isinstance(policy, Lru):
+            firsts = best[:, :: policy.block] // policy.block
+            uses = layer.self_attn.uses
+            layer.self_attn.uses = [[own[i] for i in head] for own, head in zip(uses, firsts.tolist(), strict=True)]
+        for name in ("keys", "values"):
+            rows = getattr(own, name)
+            setattr(own, name, rows.gather(2, best[None, :, :, None].expand(*rows.shape[:2], -1, rows.shape[3])))

@@ -1,0 +1,50 @@
+"""KV compression in engines with adapters, and in models with windows in some layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import llmc
+from llmc.architectures.tiny_config import tiny_architecture
+from llmc.runtime.engine import Engine
+from tests.end_to_end.test_kv_compression import built, model
+from tests.end_to_end.test_states import built as built_tiny
+from tests.tiny_models import tiny_tokens
+
+__all__ = ["built", "model"]
+
+TOKENS = tiny_tokens(100)
+SCORED = [
+    "snapkv:budget=48,every=16,window=16",
+    "h2o:budget=48,every=16,recent=16",
+    "lru:budget=48,every=16,recent=16",
+]
+
+
+def said(engine: Engine) -> tuple[int, ...]:
+    (answer,) = engine.generate([TOKENS], max_tokens=40, ignore_eos=True)
+    assert engine.loop.groups[0].stats.dropped or engine.loop.groups[1].stats.dropped
+    return answer.choices[0].token_ids
+
+
+@pytest.mark.parametrize("text", [*SCORED, "streaming:budget=48,every=16", "stride:step=2,recent=32,rows=16"])
+def test_room_for_adapters_changes_no_token(text: str, built: Callable[..., Path]) -> None:
+    found = []
+    for options in ({}, {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}):
+        with llmc.load(built(kv_compression=text, target="cpu", **options), threads=1) as engine:
+            found.append(said(engine))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("text", SCORED)
+def test_layers_with_windows_keep_them(text: str, tmp_path: Path) -> None:
+    options = {"block_size": 8, "kv_compression": text}
+    path, found = built_tiny(tiny_architecture("gemma2"), tmp_path / "engine.llmc", **options), []
+    for chunk in (5, None):
+        with llmc.load(path, threads=1, max_step_tokens=chunk) as engine:
+            assert len(engine.loop.groups) == 3, "windows, rows that are dropped, and queries"
+            found.append(said(engine))
+    assert found[0] == found[1]

@@ -1,0 +1,113 @@
+"""The option kv_compression: of a build, of a load and of each request, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llmc
+from llmc.errors import LlmcError, OptionError, RequestError
+from llmc.program import CachePolicy
+from llmc.runtime.engine import Engine
+from tests.end_to_end.logits import assert_close
+from tests.end_to_end.test_cache_policies import masked_logits
+from tests.tiny_models import tiny_checkpoint, tiny_tokens
+
+STRIDE = "stride:step=3,recent=16,sinks=8,rows=8"
+OTHER = "stride:step=2,recent=32,rows=16"
+TOKENS = tiny_tokens(200)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint("llama", tmp_path_factory.mktemp("compressed") / "model")
+
+
+@pytest.fixture(scope="module")
+def built(model: Path) -> Callable[..., Path]:
+    """An engine with these options, built once."""
+
+    def engine(**options: Any) -> Path:
+        path = model.parent / ("-".join(str(value).replace(":", "_") for value in options.values()) + ".llmc")
+        if not path.exists():
+            limits: dict[str, Any] = {"max_batch_tokens": 128, "max_sequences": 4, "max_model_len": 256}
+            llmc.build(model, path, dtype="float32", block_size=8, **limits, **options)
+        return path
+
+    return engine
+
+
+def said(engine: Engine, **options: Any) -> list[tuple[int, ...]]:
+    answers = engine.generate([TOKENS[:100], TOKENS[:60]], max_tokens=60, ignore_eos=True, **options)
+    return [answer.choices[0].token_ids for answer in answers]
+
+
+def test_build_load_and_request_choose(built: Callable[..., Path]) -> None:
+    path = built(kv_compression=STRIDE)
+    with llmc.load(path, threads=1) as engine:
+        own, other, plain = (said(engine, kv_compression=text) for text in (None, OTHER, "none"))
+        assert own != plain and other not in (own, plain)
+        assert said(engine, kv_compression=STRIDE) == own
+        assert_close(engine.logits(TOKENS), masked_logits(CachePolicy.from_text(STRIDE), TOKENS))
+        (group,) = engine.loop.groups
+        assert group.stats.dropped and group.stats.kept
+    with llmc.load(path, threads=1, kv_compression=OTHER) as engine:
+        assert said(engine) == other and said(engine, kv_compression=STRIDE) == own
+        assert_close(engine.logits(TOKENS), masked_logits(CachePolicy.from_text(OTHER), TOKENS))
+    with llmc.load(path, threads=1, kv_compression="none") as engine:
+        assert said(engine) == plain
+
+
+def test_a_budget_that_is_not_reached_changes_no_bit(built: Callable[..., Path]) -> None:
+    with llmc.load(built(kv_compression="none"), threads=1) as engine:
+        expected = engine.logits(TOKENS)
+        with pytest.raises(RequestError, match="the engine was built without KV compression"):
+            engine.generate([TOKENS], kv_compression=STRIDE)
+    with llmc.load(built(kv_compression=STRIDE), threads=1, kv_compression="stride:step=2,recent=256") as engine:
+        assert (engine.logits(TOKENS) == expected).all()
+
+
+@pytest.mark.parametrize("codes", ["int8", "fp8", "int4:head"])
+def test_codes_move_as_they_are(codes: str, built: Callable[..., Path]) -> None:
+    """Tokens are the same however the prompt comes in chunks."""
+    path, found = built(kv_compression=STRIDE, kv_cache=codes), []
+    for chunk in (5, None):
+        with llmc.load(path, threads=1, max_step_tokens=chunk) as engine:
+            found.append(said(engine))
+            assert engine.loop.groups[0].stats.dropped
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("strides:step=2,recent=8", "names no cache policy that is imported: there are "),
+        ("stride:step=2", "lacks an option"),
+        ("stride:step=1,recent=8", "step=1 drops nothing"),
+        ("stride:step=2,recent=0", "recent=0 and rows=128 must be 1 or more"),
+        ("stride:step=2,recent=half", "'recent=half' is not OPTION=NUMBER with an option of stride"),
+        ("nearest:window=8", "comes from a model's own layers"),
+        ("stride:step=2,recent=12", "recent=12 is not a multiple of block_size=8"),
+    ],
+)
+def test_a_policy_that_cannot_be_is_refused(text: str, problem: str, model: Path, built: Callable[..., Path]) -> None:
+    with pytest.raises(OptionError) as caught:
+        llmc.build(model, model.parent / "refused.llmc", block_size=8, kv_compression=text)
+    assert problem in caught.value.problem and caught.value.fix
+    path = built(kv_compression=STRIDE)
+    with pytest.raises(OptionError) as caught:
+        llmc.load(path, kv_compression=text)
+    assert problem in caught.value.problem and caught.value.fix
+    with llmc.load(path, threads=1) as engine, pytest.raises(RequestError) as asked:
+        engine.generate([TOKENS], kv_compression=text)
+    assert problem in asked.value.problem and asked.value.fix
+
+
+def test_a_draft_model_beside_compression_is_refused(built: Callable[..., Path]) -> None:
+    plain, compressed = built(kv_compression="none"), built(kv_compression=STRIDE)
+    draft = {"method": "draft_model", "model": str(plain), "num_speculative_tokens": 3}
+    with pytest.raises(LlmcError, match="what drafts for it keeps every position"):
+        llmc.load(compressed, speculation=draft)

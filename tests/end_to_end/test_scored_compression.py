@@ -1,0 +1,188 @@
+"""Policies that keep rows by score: what is said, in which company, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import llmc
+from llmc.errors import LlmcError, OptionError, RequestError
+from llmc.program import H2O, Lru, Scored, SnapKV
+from llmc.runtime.engine import Engine
+from tests.end_to_end.scored_reference import greedy
+from tests.end_to_end.test_kv_compression import built, model
+from tests.tiny_models import tiny_checkpoint, tiny_tokens
+
+__all__ = ["built", "model"]
+
+SNAPKV = "snapkv:budget=48,window=16,every=16,sinks=2"
+H2O_TEXT = "h2o:budget=48,every=16,sinks=2,recent=16"
+LRU = "lru:budget=48,every=16,sinks=8,recent=16"
+POLICIES: dict[str, Scored] = {
+    SNAPKV: SnapKV(budget=48, every=16, sinks=2, block=8, window=16),
+    H2O_TEXT: H2O(budget=48, every=16, sinks=2, block=8, recent=16),
+    LRU: Lru(budget=48, every=16, sinks=8, block=8, recent=16),
+}
+each_policy = pytest.mark.parametrize("text", POLICIES, ids=lambda text: text.partition(":")[0])
+TOKENS = tiny_tokens(200)
+
+
+def said(engine: Engine, **options: Any) -> list[object]:
+    """Tokens and log-probabilities of neighbours that share a prefix, and of choices that fork."""
+    prompts = [TOKENS[:100], TOKENS[:100], [*TOKENS[:80], 5, 6], TOKENS[:30]]
+    texts = engine.generate(prompts, max_tokens=60, logprobs=0, ignore_eos=True, **options)
+    forks = engine.generate([TOKENS[:90]], max_tokens=30, n=3, temperature=1.0, seed=3, **options)
+    return [(choice.token_ids, repr(choice.logprobs)) for answer in (*texts, *forks) for choice in answer.choices]
+
+
+@each_policy
+@pytest.mark.parametrize("target", ["cpu", pytest.param("reference", marks=pytest.mark.slow)])
+def test_tokens_are_those_of_the_published_algorithm(text: str, target: str, built: Callable[..., Path]) -> None:
+    """In chunks of 1 and 5 and whole: a prompt is read whole before rows are chosen, however it comes."""
+    tokens, logprobs = greedy(POLICIES[text], TOKENS[:100], 60)
+    path = built(kv_compression=text, target=target)
+    for chunk in (1, 5, None):
+        with llmc.load(path, threads=1, max_step_tokens=chunk) as engine:
+            (answer,) = engine.generate([TOKENS[:100]], max_tokens=60, logprobs=0, ignore_eos=True)
+            (plain,) = engine.generate([TOKENS[:100]], max_tokens=60, ignore_eos=True, kv_compression="none")
+            group = engine.loop.groups[0]
+            assert group.stats.dropped and not group.pool.used, "nothing was evicted"
+        choice = answer.choices[0]
+        assert list(choice.token_ids) == tokens != list(plain.choices[0].token_ids)
+        assert choice.logprobs is not None
+        np.testing.assert_allclose([each.logprob for each in choice.logprobs], logprobs, atol=2e-3)
+
+
+@each_policy
+def test_bits_are_the_same_in_any_company(text: str, built: Callable[..., Path]) -> None:
+    """Found prefixes, chunks, threads, drafts and preemption change nothing."""
+    path = built(kv_compression=text, target="cpu")
+    with llmc.load(path, threads=1) as engine:
+        expected = said(engine)
+        assert said(engine) == expected and engine.loop.scheduler.prefix_cache.hits
+    others: list[Mapping[str, Any]] = [
+        {"max_step_tokens": 5, "threads": 2, "prefix_cache": False},
+        {"speculation": {"method": "lookahead"}},
+    ]
+    for options in others:
+        with llmc.load(path, **options) as engine:
+            assert said(engine) == expected, options
+    with pytest.raises(LlmcError, match="one sequence of max_model_len") as caught:
+        llmc.load(path, kv_cache_bytes=1)
+    least = int(caught.value.problem.rsplit(" ", 1)[-1])
+    for size in (None, "100MB"):
+        with llmc.load(path, kv_cache_bytes=least, kv_offloading_size=size) as engine:
+            assert said(engine) == expected
+            assert engine.loop.scheduler.preemptions and not engine.loop.groups[0].pool.used
+            tier = engine.loop.scheduler.second_tier
+            assert tier is None or tier.stats.loaded_blocks, "nothing came back"
+
+
+@each_policy
+@pytest.mark.parametrize(
+    "cache",
+    [{"kv_cache": "int8"}, {"kv_cache": "int4:head:rotated"}, {"kv_dtype": "bfloat16"}],
+    ids=lambda cache: next(iter(cache.values())),
+)
+def test_rows_are_scored_as_what_they_stand_for(text: str, cache: dict[str, str], built: Callable[..., Path]) -> None:
+    """Rotated heads too, which keys and queries must share. Tokens are the same however a prompt comes in chunks."""
+    path, found = built(kv_compression=text, target="cpu", **cache), list[object]()
+    _, expected = greedy(POLICIES[text], TOKENS[:100], 2)
+    for chunk in (5, None):
+        with llmc.load(path, threads=1, max_step_tokens=chunk) as engine:
+            (answer,) = engine.generate([TOKENS[:100]], max_tokens=30, logprobs=0, ignore_eos=True)
+            choice = answer.choices[0]
+            assert engine.loop.groups[0].stats.dropped and choice.logprobs is not None
+            assert abs(choice.logprobs[1].logprob - expected[1]) < 0.2
+            found.append(choice.token_ids)
+    assert found[0] == found[1]
+
+
+@each_policy
+def test_a_prefix_is_not_answered_by_compacted_blocks(text: str, built: Callable[..., Path]) -> None:
+    """A request that keeps everything finds the blocks of one that was compacted, as they were before."""
+    path = built(kv_compression=text, target="cpu")
+    with llmc.load(path, threads=1) as engine:
+        plain = said(engine, kv_compression="none")
+    with llmc.load(path, threads=1) as engine:
+        said(engine)
+        assert said(engine, kv_compression="none") == plain and engine.loop.scheduler.prefix_cache.hits
+
+
+@pytest.mark.parametrize(
+    ("text", "full"),
+    [
+        (SNAPKV, "snapkv:budget=248,window=16,sinks=2"),
+        (SNAPKV, "snapkv:share=100,window=16,every=128,sinks=2"),
+        (H2O_TEXT, "h2o:budget=248,every=16,sinks=2,recent=16"),
+        (LRU, "lru:budget=248,every=16,sinks=8,recent=16"),
+    ],
+)
+def test_a_full_budget_changes_no_bit(text: str, full: str, built: Callable[..., Path]) -> None:
+    with llmc.load(built(kv_compression=text, target="cpu"), threads=1) as engine:
+        assert said(engine, kv_compression=full) == said(engine, kv_compression="none")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("snapkv:budget=16,window=16", "leaves no room in addition to the 16 protected rows (0 first ones, 16 last"),
+        ("snapkv:budget=48,share=50", "budget=48 and share=50: give one of them"),
+        ("snapkv:window=16", "budget=None and share=None: give one of them"),
+        ("snapkv:share=0", "share=0 is not a percentage from 1 to 100"),
+        ("snapkv:share=50,pool=4", "pool=4 is not an odd number"),
+        ("snapkv:share=50,window=200", "window=200 is not a number of queries from 1 to 128"),
+        ("snapkv:budget=50,window=16,every=16,sinks=2", "budget=50 is not a multiple of block_size=8"),
+        ("snapkv:share=50,window=32", "cannot run snapkv:share=50"),
+        ("h2o:budget=48,recent=16,every=16,sinks=2", "cannot run h2o:budget=48"),
+    ],
+)
+def test_a_policy_that_cannot_be_is_refused(text: str, problem: str, built: Callable[..., Path]) -> None:
+    path = built(kv_compression=SNAPKV, target="cpu")
+    with pytest.raises(OptionError) as caught:
+        llmc.load(path, kv_compression=text)
+    assert problem in caught.value.problem and caught.value.fix
+    with llmc.load(path, threads=1) as engine, pytest.raises(RequestError) as asked:
+        engine.generate([TOKENS], kv_compression=text)
+    assert problem in asked.value.problem
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("h2o:budget=64", "leaves no room in addition to the 64 protected rows (0 first ones, 64 last"),
+        ("h2o:share=50,every=160", "every=160 is not a number of queries from 1 to 128"),
+        ("h2o:share=50,recent=16,sinks=2,every=8", "cannot run h2o:share=50"),
+        ("snapkv:share=50", "cannot run snapkv:share=50"),
+        (LRU, "cannot run lru:budget=48"),
+    ],
+)
+def test_options_of_h2o_are_checked(text: str, problem: str, built: Callable[..., Path]) -> None:
+    with pytest.raises(OptionError) as caught:
+        llmc.load(built(kv_compression=H2O_TEXT, target="cpu"), kv_compression=text)
+    assert problem in caught.value.problem and caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("lru:budget=64,sinks=8", "leaves no room in addition to the 72 protected rows"),
+        ("lru:budget=48,every=16,sinks=2,recent=16", "sinks=2 is not a multiple of block_size=8"),
+        ("lru:budget=48,every=16,sinks=8,recent=12", "recent=12 is not a multiple of block_size=8"),
+    ],
+)
+def test_options_of_lru_are_checked(text: str, problem: str, model: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionError) as caught:
+        llmc.build(model, tmp_path / "engine.llmc", block_size=8, kv_compression=text)
+    assert problem in caught.value.problem and caught.value.fix
+
+
+@each_policy
+def test_gpus_are_refused(text: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"block_size": 8, "max_model_len": 256, "kv_compression": text, "dtype": "float32"}
+    with pytest.raises(LlmcError, match="rows are scored and turned on CPUs only"):
+        llmc.build(tiny_checkpoint("llama", tmp_path / "model"), tmp_path / "e.llmc", target="h100", **options)
