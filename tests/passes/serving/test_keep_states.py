@@ -74,7 +74,7 @@ def test_refuses_drafts() -> None:
     graph, _ = recurrent()
     draft, _ = recurrent()
     graph.draft = AttachedDraft(draft, "mtp", None)
-    with pytest.raises(PassError, match="4 of 4 states cannot be kept: a draft that does not come true"):
+    with pytest.raises(PassError, match="4 of 4 states cannot be kept: a rejected draft cannot be removed"):
         run_pipeline(graph, PASSES, BuildOptions())
 
 
