@@ -34,8 +34,7 @@ SHORTEST, LONGEST = 4, 8
 def untrained() -> LlamaForCausalLM:
     """Two heads for each KV head, so that compression meets grouped queries. A head is wide enough to carry a token.
 
-    The embeddings stay random: copying is then the same for all tokens, and is learned from few of each. All have one
-    channel in common, from which a head can look at a distance, whatever the tokens are: Llama's products have no bias.
+    Embeddings begin far from each other: copying is then the same for all tokens, and is learned from few of each.
     """
     model = LlamaForCausalLM(
         LlamaConfig(
@@ -54,10 +53,7 @@ def untrained() -> LlamaForCausalLM:
             pad_token_id=2,
         )
     )
-    embeddings = model.model.embed_tokens.weight
-    nn.init.normal_(embeddings, std=0.2)
-    nn.init.ones_(embeddings[:, 0])
-    embeddings.requires_grad_(False)
+    nn.init.normal_(model.model.embed_tokens.weight, std=0.2)
     return model
 
 
@@ -84,8 +80,7 @@ def batch(longest: int) -> tuple[Tensor, Tensor]:
 
 def train(model: LlamaForCausalLM, steps: int) -> float:
     """Until the steps are over; the share of tokens that were recalled in the last fifty."""
-    learned = [each for each in model.parameters() if each.requires_grad]
-    optimizer = torch.optim.AdamW(learned, RATE, betas=(0.9, 0.98), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), RATE, betas=(0.9, 0.98), weight_decay=0.01)
     begun, shares, level = time.monotonic(), list[float](), 0
     for step in range(steps):
         if sum(shares[-20:]) > ENOUGH * 20 and level < len(LENGTHS) - 1:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from llmc import build
 from llmc.cli.engine_options import EngineOptions
 from llmc.engine_format.manifest import read_manifest
 from llmc.engines.engine_argument import engine_of
 from llmc.engines.llm import LLM
 from llmc.errors import OptionError, TargetError
+from tests.cli.command import MODEL
 
 
 @pytest.mark.parametrize(
@@ -66,3 +70,17 @@ def test_the_command_line_refuses_the_same(draft_engine: Path) -> None:
         EngineOptions().engine(draft_engine, longest=64)
     with pytest.raises(TargetError, match="unknown target 'h10'"):
         EngineOptions(target="h10").engine(draft_engine)
+
+
+def test_an_engine_with_a_policy_is_taken_without_naming_it(tmp_path: Path) -> None:
+    """And one that is older than the option has its default."""
+    policy = "stride:step=2,recent=64"
+    path = tmp_path / "strided.llmc"
+    build(MODEL, path, target="reference", max_model_len=256, kv_compression=policy)
+    assert EngineOptions().engine(path) == EngineOptions(kv_compression=policy).engine(path) == path
+    with pytest.raises(OptionError, match="without kv_compression='none'"):
+        EngineOptions(kv_compression="none").engine(path)
+    manifest = read_manifest(path)
+    older = replace(manifest, options={k: v for k, v in manifest.options.items() if k != "kv_compression"})
+    with patch("llmc.engines.engine_argument.read_manifest", return_value=older):
+        assert EngineOptions(kv_compression="none").engine(path) == path

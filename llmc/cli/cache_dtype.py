@@ -15,9 +15,10 @@ KvCacheDtype = Annotated[
         help="format of the KV cache: auto, a dtype, or codes (int8, int4, fp8) with options such as int8:g32:rotated",
     ),
 ]
-KvCompression = Annotated[
-    str, Option(help="what the KV cache keeps of long sequences, such as stride:step=4,recent=512")
-]
+_COMPRESSION = Option(help="what the KV cache keeps of long sequences, such as stride:step=4,recent=512")
+KvCompression = Annotated[str, _COMPRESSION]
+# Of verbs that take an engine as well, which was built with one.
+KvCompressionOfEngine = Annotated[str | None, _COMPRESSION]
 
 
 def cache_options(asked: str) -> dict[str, str]:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 from typer import Option
 
-from llmc.cli.cache_dtype import KvCacheDtype, KvCompression, cache_options
+from llmc.cli.cache_dtype import KvCacheDtype, KvCompressionOfEngine, cache_options
 from llmc.cli.completion import complete_schemes, complete_targets
 
 
@@ -21,7 +21,7 @@ class EngineOptions:
     ] = None
     dtype: Annotated[str, Option(help="dtype of weights and activations, as for `llmc build`")] = "auto"
     kv_cache_dtype: KvCacheDtype = "auto"
-    kv_compression: KvCompression = "none"
+    kv_compression: KvCompressionOfEngine = None
     quantize: Annotated[
         list[str] | None,
         Option(help="quantization scheme, as for `llmc build` (repeatable)", autocompletion=complete_schemes),
@@ -58,7 +58,7 @@ class EngineOptions:
         return {
             "dtype": self.dtype,
             **cache_options(self.kv_cache_dtype),
-            "kv_compression": self.kv_compression,
+            **({} if self.kv_compression is None else {"kv_compression": self.kv_compression}),
             "quantize": ",".join(self.quantize or ()),
             "calibration": None if self.calibration is None else str(self.calibration),
         }

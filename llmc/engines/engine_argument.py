@@ -69,7 +69,10 @@ def _is_for(manifest: Manifest, target: str) -> bool:
 
 
 def _built_with(manifest: Manifest, name: str) -> Any:
-    value = manifest.options.get(name)
+    from llmc.options import BuildOptions
+
+    # An engine that is older than the option has its default.
+    value = manifest.options.get(name, getattr(BuildOptions(), name))
     if name == "dtype" or (name == "kv_dtype" and value == "auto"):
         return manifest.model.dtype
     if name in ("max_model_len", "max_batch_tokens", "max_sequences", "max_logit_rows", "block_size"):
