@@ -17,7 +17,7 @@ KvCacheDtype = Annotated[
 ]
 _COMPRESSION = Option(help="what the KV cache keeps of long sequences, such as stride:step=4,recent=512")
 KvCompression = Annotated[str, _COMPRESSION]
-# Of verbs that take an engine as well, which was built with one.
+# For verbs that also take an engine, which already has a policy.
 KvCompressionOfEngine = Annotated[str | None, _COMPRESSION]
 
 

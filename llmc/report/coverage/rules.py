@@ -205,6 +205,13 @@ WITHOUT_RULE: Mapping[OpOverload, str] = MappingProxyType(
         ops.rotate_heads.default: "quantize_kv_cache makes it if the cache format asks for it, or fails",
         ops.kv_write.default: "the paged attention behind it is counted instead",
         ops.select_channels.default: "it brings x into the order of a weight's columns, which a file or a plan says",
+        **dict.fromkeys(
+            (
+                *(ops.score_keys.default, ops.sum_attention.default, ops.keep_sums.default, ops.last_uses.default),
+                *(ops.compact_kv.default, ops.turn_rows.default),
+            ),
+            "place_compaction makes it for every cache of the policy that kv_compression names, or fails",
+        ),
         ops.top_tokens.default: "a head that drafts is given or the build fails",
     }
 )

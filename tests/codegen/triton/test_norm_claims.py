@@ -101,4 +101,4 @@ def test_fp16_rows_are_normed_before_a_product_that_would_multiply_them_unscaled
 
 def test_codes_are_too_few_bytes_to_read_a_norm_beside_them() -> None:
     b, norm = start()
-    assert "256 bytes in fp32, beside rows of int4 codes" in refusal(claimed(b, coded(b, norm, "int4", "none")))
+    assert "256 bytes in fp32, for few rows of int4 codes" in refusal(claimed(b, coded(b, norm, "int4", "none")))

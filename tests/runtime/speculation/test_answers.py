@@ -11,7 +11,7 @@ import pytest
 
 from llmc import Engine, SamplingParams, load
 from llmc.runtime.grammar.grammar import Grammar, GrammarKind
-from llmc.runtime.loop import step_loop
+from llmc.runtime.loop import opening
 from llmc.runtime.loop.step_loop import StepLoop
 from llmc.runtime.speculation.speculation import Speculation
 from tests.quick_sample import quick_sample
@@ -52,7 +52,7 @@ def speculating(monkeypatch: pytest.MonkeyPatch) -> Any:
         def loop(*arguments: Any, **named: Any) -> StepLoop:
             return StepLoop(*arguments, **{**named, "speculation": speculation})
 
-        monkeypatch.setattr(step_loop, "StepLoop", loop)
+        monkeypatch.setattr(opening, "StepLoop", loop)
         return load(path, **options)
 
     return opened
