@@ -74,7 +74,7 @@ def _with_option(scheme: Scheme, name: str, word: str) -> Scheme:
 
 def _options(scheme: Scheme) -> tuple[str, ...]:
     options = tuple(each for g in scheme.codes.granularities for each in (_GROUPS if g == "group" else (g,)))
-    options += ("s256", "s288") if scheme.codes.steps is not None else ()
+    options += (f"s256 (or another multiple of {RUN_UNIT})",) if scheme.codes.steps is not None else ()
     options += ("sym", "asym") if scheme.codes.integers is not None and not scheme.codes.is_blocked else ()
     options += ("static", "dynamic") if scheme.activation != "none" else ()
     options += _token_options(scheme)
