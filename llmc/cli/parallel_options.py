@@ -36,7 +36,7 @@ class ParallelOptions(DivisionWish):
     ] = None
 
     def divide(
-        self, model: OpenedModel[Any], target: Target, options: Mapping[str, Any], passes: Sequence[Pass]
+        self, model: Path | OpenedModel[Any], target: Target, options: Mapping[str, Any], passes: Sequence[Pass]
     ) -> dict[str, int]:
         """The sizes of the best division, which is printed in a table of all; empty without --parallel.
 
