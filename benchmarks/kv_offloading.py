@@ -67,7 +67,7 @@ def measure(path: Path, arguments: argparse.Namespace) -> dict[str, object]:
             asked, found = prompt(), {}
             found["cold"] = run(engine, asked)
             found["cached"] = run(engine, asked)
-            for _ in range(2):
+            for _ in range(2 * -(-limits.max_model_len // tokens)):  # As many as fill the cache, and as many again.
                 run(engine, prompt())
             before = tier.stats
             found["swapped"] = run(engine, asked)
