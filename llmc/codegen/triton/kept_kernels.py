@@ -40,7 +40,7 @@ def kernel_entry(request: Mapping[str, Any]) -> str:
 
 def find_kernel(entry: str, output: str) -> dict[str, Any] | None:
     """Write a cached kernel's binary and assembly to the path `output` with their suffixes. Returns the answer of the
-    process that compiled it, or None if there is no complete entry."""
+    process that compiled it, or None if the entry is missing or incomplete."""
     text = open_cache(CacheKind.GPU_KERNELS).read_text(entry)
     if text is None:
         return None
