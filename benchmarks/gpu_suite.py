@@ -39,6 +39,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.gpu.measurement import Measurement, parse
+from benchmarks.gpu.outcome import Outcome
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"
@@ -69,17 +70,6 @@ class Job:
     beside: bool = False
     after: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a job ended. status: ok, failed, timed out, or why it did not run. tail: its last lines, unless ok."""
-
-    job: str
-    status: str
-    seconds: float
-    measurements: tuple[Measurement, ...]
-    tail: str = ""
 
 
 def jobs(directory: Path, shapes: Sequence[str], gpus: int = 1) -> tuple[Job, ...]:
@@ -345,10 +335,14 @@ def outcome_table(outcomes: Sequence[Outcome]) -> Table:
     return table
 
 
+def results_folder(gpu: str) -> Path:
+    """Where a GPU's results lie."""
+    return RESULTS / re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
+
+
 def write_results(outcomes: Sequence[Outcome], gpu: str, path: Path | None) -> Path:
     """Everything as JSON, under the GPU's name unless a path is given."""
-    folder = re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
-    path = path or RESULTS / folder / "gpu_suite.json"
+    path = path or results_folder(gpu) / "gpu_suite.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     record = {"gpu": gpu, "outcomes": [asdict(outcome) for outcome in outcomes]}
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Hugging Face transformers on a GPU: eager, or compiled with max-autotune and CUDA graphs for each shape by itself.
+"""Hugging Face transformers on a GPU: eager, or compiled with CUDA graphs for each shape by itself.
 
 Decode has a static cache, filled with random keys and values, which costs both the same and reads no prompt; prefill
 has the cache that transformers makes for a prompt if it is run eagerly, and compiled it keeps none.
@@ -10,11 +10,12 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec
 
 import torch
-from transformers import AutoModelForCausalLM, StaticCache
+from transformers import AutoConfig, AutoModelForCausalLM, StaticCache
 
 from benchmarks.gpu.measurement import Measurement, report
 from benchmarks.gpu.workloads import (
@@ -34,58 +35,77 @@ WARM_UP_PROMPTS = 3
 
 
 class HfModel:
-    """The model on `device`; tokens are chosen by argmax there and brought back each step, as llmc's are."""
+    """The model on `device`; tokens are chosen by argmax there and brought back each step, as llmc's are.
 
-    def __init__(self, path: str, compiled: bool, device: str = "cuda") -> None:
+    mode: of torch.compile; None runs eagerly. drawn: its weights are drawn on the device, and only its configuration is
+    read.
+    """
+
+    def __init__(self, path: str, mode: str | None, device: str = "cuda", drawn: bool = False) -> None:
         self._device = device
-        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16, attn_implementation="sdpa")
-        self._model, self._compiled = model.to(device).train(False), compiled
-        self._decode: Callable[[torch.Tensor, torch.Tensor, StaticCache], torch.Tensor] = self._next
+        wanted: dict[str, Any] = {"dtype": torch.bfloat16, "attn_implementation": "sdpa"}
+        if drawn:
+            with torch.device(device):
+                auto: Any = AutoModelForCausalLM
+                model: Any = auto.from_config(AutoConfig.from_pretrained(path), **wanted)
+        else:
+            model = AutoModelForCausalLM.from_pretrained(path, **wanted)
+        self._model, self._mode = model.to(device).train(False), mode
+
+    def measure(self, work: Decode | Prefill) -> tuple[float, ...]:
+        """Seconds of the rounds, each a step on average or a prompt."""
+        return self.prepared(work)()
+
+    def prepared(self, work: Decode | Prefill) -> Callable[[], tuple[float, ...]]:
+        """Compile what the workload needs and warm it up; the function measures it."""
+        return self._prefill(work) if isinstance(work, Prefill) else self._decode(work)
 
     @torch.inference_mode()
-    def prefill(self, work: Prefill) -> tuple[float, ...]:
+    def _prefill(self, work: Prefill) -> Callable[[], tuple[float, ...]]:
         ids, first = self._tokens(1, work.tokens), self._for_one_shape(self._first)
-        seconds = []
+
+        @torch.inference_mode()
+        def rounds(count: int) -> tuple[float, ...]:
+            seconds = []
+            for _ in range(count):
+                start = time.perf_counter()
+                first(ids).tolist()
+                seconds.append(time.perf_counter() - start)
+            return tuple(seconds)
+
         # The compiled function's first call compiles, its second records a graph, its third runs it.
-        for _ in range(WARM_UP_PROMPTS + ROUNDS):
-            start = time.perf_counter()
-            first(ids).tolist()
-            seconds.append(time.perf_counter() - start)
-        return tuple(seconds[WARM_UP_PROMPTS:])
+        rounds(WARM_UP_PROMPTS)
+        return partial(rounds, ROUNDS)
 
     @torch.inference_mode()
-    def decode(self, work: Decode) -> tuple[float, ...]:
-        steps = WARM_UP_STEPS + ROUNDS * DECODE_STEPS
-        cache = self._filled_cache(work, work.context + steps + 1)
+    def _decode(self, work: Decode) -> Callable[[], tuple[float, ...]]:
+        cache = self._filled_cache(work, work.context + WARM_UP_STEPS + ROUNDS * DECODE_STEPS + 1)
         ids = self._tokens(work.batch, 1)
         positions = torch.full((work.batch, 1), work.context, device=self._device)
-        self._decode = self._for_one_shape(self._next)
-        for _ in range(WARM_UP_STEPS):
-            ids = self._step(ids, positions, cache)
-        seconds = []
-        for _ in range(ROUNDS):
-            start = time.perf_counter()
-            for _ in range(DECODE_STEPS):
-                ids = self._step(ids, positions, cache)
-            seconds.append((time.perf_counter() - start) / DECODE_STEPS)
-        return tuple(seconds)
+        decode = self._for_one_shape(self._next)
 
-    def _step(self, ids: torch.Tensor, positions: torch.Tensor, cache: StaticCache) -> torch.Tensor:
-        ids = self._decode(ids, positions, cache).clone()
-        positions.add_(1)
-        ids.tolist()
-        return ids
+        @torch.inference_mode()
+        def steps(count: int) -> float:
+            nonlocal ids
+            start = time.perf_counter()
+            for _ in range(count):
+                ids = decode(ids, positions, cache).clone()
+                positions.add_(1)
+                ids.tolist()
+            return (time.perf_counter() - start) / count
+
+        steps(WARM_UP_STEPS)
+        return lambda: tuple(steps(DECODE_STEPS) for _ in range(ROUNDS))
 
     def _for_one_shape(self, plain: Callable[_P, torch.Tensor]) -> Callable[_P, torch.Tensor]:
-        """The function, compiled if this is that contestant: with sizes that are known, and nothing kept of others."""
-        if not self._compiled:
+        """The function, compiled if this is that contestant: with sizes that are known."""
+        if self._mode is None:
             return plain
-        torch._dynamo.reset()
-        made: Callable[_P, torch.Tensor] = torch.compile(plain, mode="max-autotune", fullgraph=True, dynamic=False)
+        made: Callable[_P, torch.Tensor] = torch.compile(plain, mode=self._mode, fullgraph=True, dynamic=False)
         return made
 
     def _first(self, ids: torch.Tensor) -> torch.Tensor:
-        output = self._model(ids, use_cache=not self._compiled, logits_to_keep=1)
+        output = self._model(ids, use_cache=self._mode is None, logits_to_keep=1)
         result: torch.Tensor = output.logits.argmax(-1)
         return result
 
@@ -119,14 +139,16 @@ def main() -> None:
     config = json.loads((arguments.model / "config.json").read_text())
     group = arguments.model.name
     name = "HF torch.compile" if arguments.compiled else "HF eager"
-    contestant = HfModel(str(arguments.model), arguments.compiled)
+    contestant = HfModel(str(arguments.model), "max-autotune" if arguments.compiled else None)
     for decode in DECODES:
-        seconds = contestant.decode(decode)
+        torch._dynamo.reset()
+        seconds = contestant.measure(decode)
         of_cache = f"{name}, static cache"
         report(Measurement(group, decode.name, of_cache, seconds, bytes=decode_bytes(config, decode)))
         torch.cuda.empty_cache()
     for prefill in PREFILLS:
-        seconds = contestant.prefill(prefill)
+        torch._dynamo.reset()
+        seconds = contestant.measure(prefill)
         report(Measurement(group, prefill.name, name, seconds, flops=prefill_flops(config, prefill)))
         torch.cuda.empty_cache()
 

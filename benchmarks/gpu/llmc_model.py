@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.gpu.measurement import Measurement, report
+from benchmarks.gpu.weightless import open_weightless
 from benchmarks.gpu.workloads import (
     DECODE_STEPS,
     DECODES,
@@ -32,14 +33,21 @@ from llmc.runtime.sampling.sampling_params import SamplingParams
 
 
 class LlmcModel:
-    """The engine with a cache for the largest workload."""
+    """The engine with a cache for the largest workload. drawn: its weights are not in its files."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, drawn: bool = False) -> None:
         directory = read_engine(path, check_weights=False)
         self._limits, self._vocab_size = directory.program.limits, directory.program.vocab_size
-        executor, blocks = open_engine(OpeningRequest(directory, 1, CacheRoom(None, None, None)))
+        if drawn:
+            executor, blocks = open_weightless(directory)
+        else:
+            executor, blocks = open_engine(OpeningRequest(directory, 1, CacheRoom(None, None, None)))
         self._loop = StepLoop(executor, self._limits, blocks, program=directory.program)
         self._random = np.random.default_rng(0)
+
+    def measure(self, work: Decode | Prefill) -> tuple[float, ...]:
+        """Seconds of the rounds, each a step on average or a prompt."""
+        return self.prefill(work) if isinstance(work, Prefill) else self.decode(work)
 
     def prefill(self, work: Prefill) -> tuple[float, ...]:
         seconds = []

@@ -18,13 +18,13 @@ import torch
 from rich.console import Console
 
 from benchmarks.gpu.measurement import Measurement, parse, report
+from benchmarks.gpu.outcome import Outcome
 from benchmarks.gpu.workloads import Decode, Prefill, decode_bytes, matrix_elements, prefill_flops
 from benchmarks.gpu_suite import (
     NEEDED,
     ROOT,
     SHAPES,
     Job,
-    Outcome,
     is_installed,
     jobs,
     main,

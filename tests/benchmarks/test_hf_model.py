@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,19 +22,22 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def test_decode_and_prefill_run(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("drawn", [False, True])
+def test_decode_and_prefill_run(tiny: str, drawn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths: list[int] = []
-    model = hf_model.HfModel(tiny, compiled=False, device="cpu")
-    step = model._step
+    model = hf_model.HfModel(tiny, None, "cpu", drawn)
+    step: Callable[..., torch.Tensor] = model._next
 
     def counted(ids: torch.Tensor, positions: torch.Tensor, cache: Any) -> torch.Tensor:
         lengths.append(int(positions[0, 0]))
         return step(ids, positions, cache)
 
-    monkeypatch.setattr(model, "_step", counted)
-    assert len(model.decode(Decode(2, 20))) == ROUNDS
+    monkeypatch.setattr(model, "_next", counted)
+    measured = model.prepared(Decode(2, 20))
+    assert lengths == list(range(20, 20 + hf_model.WARM_UP_STEPS))
+    assert len(measured()) == ROUNDS
     assert lengths == list(range(20, 20 + hf_model.WARM_UP_STEPS + ROUNDS * DECODE_STEPS))
-    assert len(model.prefill(Prefill(9))) == ROUNDS
+    assert len(model.measure(Prefill(9))) == ROUNDS
 
 
 @pytest.mark.slow
@@ -55,9 +59,9 @@ def test_each_shape_is_compiled_by_itself(tiny: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch, "compile", eagerly)
     monkeypatch.setattr(hf_model, "ROUNDS", 1)
     monkeypatch.setattr(hf_model, "DECODE_STEPS", 2)
-    model = hf_model.HfModel(tiny, compiled=True, device="cpu")
+    model = hf_model.HfModel(tiny, "max-autotune", "cpu")
     for batch in (1, 3):
-        assert len(model.decode(Decode(batch, 20))) == 1
-    assert len(model.prefill(Prefill(9))) == 1
+        assert len(model.measure(Decode(batch, 20))) == 1
+    assert len(model.measure(Prefill(9))) == 1
     assert len(seen) == 3
     assert all(is_static for is_static, _ in seen)

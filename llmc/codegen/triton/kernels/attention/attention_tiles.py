@@ -68,7 +68,7 @@ def prefill_tiles(target: GpuTarget, is_fp32: bool, dim: int, *, is_padded: bool
             return (Tile(128, 64, 8, 3),) if is_coded else (Tile(128, 64, 8, 3), Tile(128, 64, 4, 3))
         if dim <= 128:
             is_full = is_padded or is_coded
-            return (Tile(128, 64, 8, 3),) if is_full else (Tile(128, 64, 8, 3), Tile(128, 128, 8, 3))
+            return (Tile(128, 64, 8, 3),) if is_full else (Tile(128, 128, 8, 3), Tile(128, 64, 8, 3))
         is_full = is_coded or target.arch == 100
         return (Tile(64, 32, 8, 2),) if is_full else (Tile(128, 32, 8, 2), Tile(64, 64, 8, 2))
     if dim <= 64:
