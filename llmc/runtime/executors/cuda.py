@@ -17,22 +17,24 @@ from torch import Tensor
 from llmc.engine_format import EngineDirectory
 from llmc.engine_format.weight_file import StoredTensor, runs_of_tensors
 from llmc.errors import TargetError
-from llmc.graph.dtype_names import TORCH_DTYPES
-from llmc.program import CHOICE_OUTPUTS, Launch, StepOutput, library_functions
+from llmc.program import CHOICE_OUTPUTS, Launch, Program, StepOutput
 from llmc.program.slot_views import move_slots, slot_views
 from llmc.runtime.adapters.placed_adapter import PlacedAdapter
 from llmc.runtime.device.adapter_tensors import adapter_tensors, with_adapters
 from llmc.runtime.device.arguments import PackedArguments, argument_values, extra_pointers, scratch_bytes
 from llmc.runtime.device.binaries import DeviceBinaries, binaries_for
+from llmc.runtime.device.call_selection import Grid
 from llmc.runtime.device.device import Device, check_device_count, open_device
 from llmc.runtime.device.device_place import DevicePlace
 from llmc.runtime.device.graph_cache import GraphCache
 from llmc.runtime.device.inputs import StepShape, decode_bucket, example_step, pack_inputs, padded
 from llmc.runtime.device.library_only import library_only
 from llmc.runtime.device.memory import DeviceMemory, memory_of_blocks, out_of_memory, plan_device_memory
-from llmc.runtime.device.program import ARENA, RANKS, PlannedCall, Pointer, calls_of_step, plan_calls
+from llmc.runtime.device.program import ARENA, RANKS, PlannedCall, calls_of_step, plan_calls
 from llmc.runtime.executors.cuda_driver import LoadedKernel, load_kernel
+from llmc.runtime.executors.cuda_launches import CudaLaunches
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits, SideArray
+from llmc.runtime.executors.library_calls import DeviceTensors, Views, library_call
 from llmc.runtime.executors.opening_request import OpeningRequest
 from llmc.runtime.executors.side_outputs import SideOutputs
 from llmc.runtime.executors.state_memory import copy_slot
@@ -116,9 +118,11 @@ class CudaExecutor:
         self._host_logits: Tensor | None = None
         self._scratch: list[Tensor] = []
         self._sides = SideOutputs(self._program)
-        self._calls = list(plan_calls(self._program))
         for kernel in self._program.launched_kernels():
             self._kernels[kernel.name] = load_kernel(kernel.binaries[binaries.arch], binaries.directory)
+        self._tensors = DeviceTensors(self._spaces, self._inputs)
+        # Null until the ranks have met.
+        self._launches = self._launches_of(self._program, {RANKS: 0} | self._addresses)
         self._capturing = torch.cuda.Stream(self._device)
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: GraphCache[_StepKind, torch.cuda.CUDAGraph] = GraphCache(MAX_GRAPHS, self._has_graph_room)
@@ -157,27 +161,29 @@ class CudaExecutor:
 
     def step_timed(self, step: Step) -> tuple[LaunchTime, ...]:
         """Run one step without graphs, an event after each launch; a launch's time includes the gap before it."""
-        step = step if self._pools is None else with_adapters(step)
+        step = (step if self._pools is None else with_adapters(step)).for_groups(self._group_blocks[1:])
         shape = StepShape.of(step)
         nbytes = pack_inputs(step, shape, self._staged_inputs.numpy())
-        launches = self.launches(shape, sides=step.sides)
         with torch.cuda.device(self._device):
             self._inputs[:nbytes].copy_(self._staged_inputs[:nbytes], non_blocking=True)
+            prepared = self._launches.prepare(shape, StepOutput.LOGITS, step.sides)
             stream = torch.cuda.current_stream(self._device)
-            events = [torch.cuda.Event(enable_timing=True) for _ in range(len(launches) + 1)]
+            events = [torch.cuda.Event(enable_timing=True) for _ in range(len(prepared) + 1)]
             events[0].record(stream)
-            for (call, grid), event in zip(launches, events[1:], strict=True):
-                self.launch(call, grid, shape, stream.cuda_stream)
+            for call, event in zip(prepared, events[1:], strict=True):
+                self._launches.queue((call,), shape, stream.cuda_stream)
                 event.record(stream)
             stream.synchronize()
         ends = [events[0].elapsed_time(event) / 1e3 for event in events]
-        return tuple(LaunchTime(call.index, ends[i], ends[i + 1]) for i, (call, _) in enumerate(launches))
+        indices = [self._launches.calls[place].index for place, _ in prepared]
+        return tuple(LaunchTime(index, ends[i], ends[i + 1]) for i, index in enumerate(indices))
 
     def join(self, place: DevicePlace) -> None:
         """Where other ranks' memory is, before the first step."""
         self._spaces[RANKS] = place.table.view(torch.uint8), 0
         self._addresses[RANKS] = place.table.data_ptr()
-        self._calls = list(plan_calls(self._program if place.has_memory else library_only(self._program)))
+        program = self._program if place.has_memory else library_only(self._program)
+        self._launches = self._launches_of(program, self._addresses)
 
     def follow(self, step: Step) -> None:
         """Queue a step whose results are not needed on this rank, and wait for it."""
@@ -251,9 +257,8 @@ class CudaExecutor:
         self._graphs.clear()
         for held in (self._spaces, self._addresses, self._kernels):
             held.clear()
-        for several in (self._scratch, self._calls):
-            several.clear()
-        for name in ("_logits", "_inputs", "_chosen", "_pools"):
+        self._scratch.clear()
+        for name in ("_logits", "_inputs", "_chosen", "_pools", "_tensors", "_launches"):
             delattr(self, name)
         torch.cuda.empty_cache()
 
@@ -291,31 +296,31 @@ class CudaExecutor:
     def _launch_all(self, shape: StepShape, wanted: StepOutput, sides: tuple[str, ...]) -> None:
         """Queue every launch of a step whose inputs lie in `_inputs`."""
         stream = torch.cuda.current_stream(self._device).cuda_stream
-        for call, grid in self.launches(shape, wanted, sides):
-            self.launch(call, grid, shape, stream)
+        self._launches.queue(self._launches.prepare(shape, wanted, sides), shape, stream)
+
+    def _launches_of(self, program: Program, addresses: Mapping[tuple[str, str], int]) -> CudaLaunches:
+        calls = plan_calls(program)
+        return CudaLaunches(calls, self._kernels, addresses, self._tensors, self._scratch_address)
 
     def launches(
         self, shape: StepShape, wanted: StepOutput = StepOutput.LOGITS, sides: tuple[str, ...] = ()
-    ) -> list[tuple[PlannedCall, tuple[int, int, int]]]:
+    ) -> list[tuple[PlannedCall, Grid]]:
         """The calls that a step of this shape has, with their grids."""
-        return calls_of_step(self._calls, shape.counts(), wanted, sides)
+        return calls_of_step(self._launches.calls, shape.counts(), wanted, sides)
 
-    def launch(self, call: PlannedCall, grid: tuple[int, int, int], shape: StepShape, stream: int) -> None:
-        """Queue one launch with its own kernel, or a library's on torch's current stream, which `stream` must be."""
-        if call.kernel.is_library:
-            arguments = call.named_arguments(lambda pointer: self._tensor(pointer, shape), shape.counts())
-            library_functions.FUNCTIONS[call.kernel.function](**arguments)
-        else:
-            self.launch_as(self._kernels[call.kernel.name], call, grid, shape, stream)
-
-    def launch_as(
-        self, kernel: LoadedKernel, call: PlannedCall, grid: tuple[int, int, int], shape: StepShape, stream: int
-    ) -> None:
-        """Queue one launch of another binary for the same kernel."""
+    def bound(
+        self, call: PlannedCall, grid: Grid, shape: StepShape, kernel: LoadedKernel | None
+    ) -> Callable[[int], None]:
+        """A function that queues a launch on a stream again and again. kernel: any binary for the call's kernel; None
+        for a library's call, which is queued on torch's current stream."""
+        if kernel is None:
+            run = library_call(call, self._tensors)
+            views: Views = {}
+            return lambda stream: run(shape, views)
         wanted = scratch_bytes(kernel.binary, grid)
         extra = extra_pointers(kernel.binary, self._scratch_address(wanted, kernel.binary.scratch_alignment))
         arguments = PackedArguments(argument_values(call, shape, self._address_in(shape), extra))
-        kernel.launch(grid, stream, arguments.address)
+        return lambda stream: kernel.launch(grid, stream, arguments.address)
 
     def plan(self, launches: Sequence[Launch]) -> tuple[PlannedCall, ...]:
         """Launches of the program, or alternatives of it whose buffers are among its own, as calls."""
@@ -338,19 +343,7 @@ class CudaExecutor:
 
         return address
 
-    def _tensor(self, pointer: Pointer, shape: StepShape) -> Tensor:
-        """The memory that a pointer refers to, from there to its end."""
-        start = pointer.offset.at(tokens=shape.tokens, logit_rows=shape.logit_rows)
-        if pointer.space == "input":
-            memory, start = self._inputs, start + shape.input_offsets()[pointer.name]
-        else:
-            memory, base = self._spaces[pointer.space, pointer.name]
-            start += base
-        dtype = TORCH_DTYPES[pointer.dtype]
-        end = memory.numel() - (memory.numel() - start) % dtype.itemsize
-        return memory[start:end].view(dtype)
-
-    def _scratch_address(self, wanted: int, alignment: int) -> int:
+    def _scratch_address(self, wanted: int, alignment: int = 1) -> int:
         """Launches follow each other on one stream, so they share it; graphs keep the addresses of older ones."""
         if not wanted:
             return 0
