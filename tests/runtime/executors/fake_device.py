@@ -160,17 +160,16 @@ def fake_executor(
     program: Program, blocks: int, monkeypatch: pytest.MonkeyPatch, snapshots: int = 0
 ) -> tuple[cuda.CudaExecutor, FakeDriver]:
     """An executor of a program of with_binaries; its weights are not filled."""
-    launched = [kernel for kernel in program.kernels if not kernel.is_library]
+    launched = [kernel for kernel in program.kernels if kernel.binaries]
     counts = {k.binaries[ARCH].file: len(k.parameters) + k.binaries[ARCH].extra_pointers for k in launched}
     driver = FakeDriver(counts)
 
-    def add_weights(executor: cuda.CudaExecutor, engine: Any) -> None:
-        for slot in program.weights:
-            executor._add(("weight", slot.name), slot.nbytes, slot.name)
+    def weights(engine: Any, allocate: Callable[[int, str], torch.Tensor]) -> dict[str, tuple[torch.Tensor, int]]:
+        return {slot.name: (allocate(slot.nbytes, slot.name), 0) for slot in program.weights}
 
     monkeypatch.setattr(cuda, "torch", _FakeTorch(driver))
     monkeypatch.setattr(cuda, "load_kernel", driver.load)
-    monkeypatch.setattr(cuda.CudaExecutor, "_copy_weights", add_weights)
+    monkeypatch.setattr(cuda, "device_weights", weights)
     memory = memory_of_blocks(program, blocks, snapshots)
     engine: Any = None
     binaries = DeviceBinaries(program, ARCH, Path())

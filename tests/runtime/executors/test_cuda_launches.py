@@ -112,6 +112,34 @@ def test_a_graph_replays_the_launches_of_its_bucket(make: MakeExecutor) -> None:
     assert len(executor._graphs) == 1
 
 
+def test_graphs_take_the_inputs_of_their_step_and_bring_its_tokens_back(make: MakeExecutor) -> None:
+    executor, _ = make(of_windows())
+    groups = len(of_windows().policies)
+    drawn = RowChoice(0.5, 2**31 - 1, 1.0, 0.0, 3, 4)
+    for number, rows in enumerate([[BEST] * 3, [BEST, drawn, BEST], [drawn] * 3] * 4):
+        contexts = [10 + number, 3, 7 + number]
+        step = decodes(contexts).for_groups([BLOCKS] * groups)
+        step = replace(step, input_ids=step.input_ids + number)
+        executor._chosen[0, :3] = torch.arange(3) + number
+        executor._chosen[1, :3] = torch.tensor([0.5, 1.5, 2.5]).view(torch.int32)
+        choices = RowChoices.of(rows)
+        chosen = executor.choose(step, StepOutput.DRAWN if drawn in rows else StepOutput.BEST, choices)
+        assert chosen.tokens.tolist() == [number, 1 + number, 2 + number]
+        assert chosen.scores.tolist() == [0.5, 1.5, 2.5] and chosen.covered.all()
+        offsets = StepShape(4, 4, 4, 64, groups=groups).input_offsets()
+        for name, values, padding in (
+            ("input_ids", step.input_ids, 0),
+            ("context_lens", contexts, 1),
+            ("temperature", [choice.temperature for choice in rows], 0),
+        ):
+            start = offsets[name]
+            dtype = torch.float32 if name == "temperature" else torch.int32
+            assert executor._inputs[start : start + 16].view(dtype).tolist() == [*values, padding]
+        if number % 5 == 4:  # Steps that overwrite what is staged.
+            executor.step(example_step(StepShape(33, 1, 1, 16, groups=groups), of_windows().limits, BLOCKS))
+    assert len(executor._graphs) == 2
+
+
 def test_adapters_have_launches_of_their_own(make: MakeExecutor, adapted: Program) -> None:
     executor, driver = make(adapted)
     step = decodes([9, 4])
