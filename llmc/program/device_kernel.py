@@ -27,7 +27,8 @@ class DeviceBinary:
     threads: of a block. shared_bytes: dynamic shared memory of a block. registers, spill_bytes: of a thread.
     extra_pointers: trailing pointer parameters that Triton added; the first is to global scratch memory of
     scratch_bytes a block, the others may be null. assembly: the file with the compressed PTX that it was assembled
-    from; None where the engine does not keep it.
+    from; None where the engine does not keep it. is_dependent: blocks wait for the launch before by themselves, so a
+    launch may begin before that one has ended.
     """
 
     file: str
@@ -41,6 +42,7 @@ class DeviceBinary:
     scratch_bytes: int
     scratch_alignment: int
     assembly: str | None = field(default=None, metadata=LEFT_OUT)
+    is_dependent: bool = field(default=False, metadata=LEFT_OUT)
 
     @property
     def files(self) -> tuple[str, ...]:

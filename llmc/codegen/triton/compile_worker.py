@@ -15,10 +15,11 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from llmc.codegen.triton.dependent_launch import FIRST_ARCH, waits_for_launch_before, with_dependent_launch
 from llmc.codegen.triton.portable_ptx import portable_ptx
 from llmc.files.storage_error import NO_ROOM
 from llmc.processes.lifeline import end_with
@@ -69,7 +70,13 @@ def compile_request(request: dict[str, Any], mode: int) -> dict[str, Any]:
     # Products and sums may fuse, as they do in the CPU's kernels; the default depends on Triton's version.
     options = {"num_warps": request["num_warps"], "num_stages": request["num_stages"], "enable_fp_fusion": True}
     is_cuda = request["backend"] == "cuda"
-    with line_table_of_ptx() if is_cuda else nullcontext():
+    is_dependent = is_cuda and request["arch"] >= FIRST_ARCH
+    with ExitStack() as changes:
+        if is_cuda:
+            changes.enter_context(line_table_of_ptx())
+        if is_dependent:
+            options["launch_pdl"] = True  # So that Triton's cache does not give binaries without the instructions.
+            changes.enter_context(dependent_launches())
         compiled = triton.compile(source, target=target, options=options)
     binary_kind, assembly_kind = ("cubin", "ptx") if is_cuda else ("hsaco", "amdgcn")
     binary = Path(f"{request['output']}.{binary_kind}")
@@ -93,6 +100,7 @@ def compile_request(request: dict[str, Any], mode: int) -> dict[str, Any]:
         "extra_pointers": entry_parameters(compiled.asm[assembly_kind], is_cuda) - len(request["signature"]),
         "scratch_bytes": int(getattr(metadata, "global_scratch_size", 0) or 0),
         "scratch_alignment": int(getattr(metadata, "global_scratch_align", 1) or 1),
+        "is_dependent": waits_for_launch_before(text),
         "assembly": str(assembly),
     }
 
@@ -118,6 +126,19 @@ def line_table_of_ptx() -> Iterator[None]:
             yield
     finally:
         CUDABackend.make_cubin = make_cubin
+
+
+@contextmanager
+def dependent_launches() -> Iterator[None]:
+    """Have Triton assemble PTX with the instructions of dependent_launch.py."""
+    from triton.backends.nvidia.compiler import CUDABackend
+
+    make_ptx = CUDABackend.make_ptx
+    CUDABackend.make_ptx = lambda *arguments: with_dependent_launch(make_ptx(*arguments))
+    try:
+        yield
+    finally:
+        CUDABackend.make_ptx = make_ptx
 
 
 def load_function(path: Path, name: str) -> Any:

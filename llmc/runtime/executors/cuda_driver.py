@@ -1,6 +1,6 @@
 """The few calls of the CUDA driver that load and launch compiled kernels, in the context that torch has made."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from llmc.program import DeviceBinary
 # Above this many bytes of shared memory a block, a kernel has to ask for it.
 _PLAIN_SHARED_BYTES = 48 * 1024
 _MOST_BINARY_BYTES = 256 << 20
+_MOST_CONFIGURATIONS = 1024
 _NEWER_DRIVER = ("CUDA_ERROR_NO_BINARY_FOR_GPU", "CUDA_ERROR_INVALID_IMAGE", "CUDA_ERROR_UNSUPPORTED_PTX_VERSION")
 
 
@@ -34,14 +35,37 @@ class LoadedKernel:
     module: Any
     function: Any
     binary: DeviceBinary
+    # By grid and stream, for launches that begin before the one ahead of them has ended: costly to make.
+    _configurations: dict[tuple[tuple[int, int, int], int], Any] = field(default_factory=dict, compare=False)
 
     def launch(self, grid: tuple[int, int, int], stream: int, arguments: int) -> None:
         """Queue it on a stream. arguments: address of the array of pointers to their values."""
-        result = self.driver.cuLaunchKernel(
-            self.function, *grid, self.binary.threads, 1, 1, self.binary.shared_bytes, stream, arguments, 0
-        )
+        if self.binary.is_dependent:
+            result = self.driver.cuLaunchKernelEx(self._configuration(grid, stream), self.function, arguments, 0)
+        else:
+            result = self.driver.cuLaunchKernel(
+                self.function, *grid, self.binary.threads, 1, 1, self.binary.shared_bytes, stream, arguments, 0
+            )
         if int(result[0]):  # A step has hundreds of launches: their names are put together for errors only.
             check(result, f"launch {self.binary.entry} with grid {grid}", Path(self.binary.file))
+
+    def _configuration(self, grid: tuple[int, int, int], stream: int) -> Any:
+        known = self._configurations.get((grid, stream))
+        if known is not None:
+            return known
+        cuda = self.driver
+        attribute = cuda.CUlaunchAttribute()
+        attribute.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        made = cuda.CUlaunchConfig()
+        made.gridDimX, made.gridDimY, made.gridDimZ = grid
+        made.blockDimX, made.blockDimY, made.blockDimZ = self.binary.threads, 1, 1
+        made.sharedMemBytes, made.hStream = self.binary.shared_bytes, stream
+        made.attrs, made.numAttrs = [attribute], 1
+        if len(self._configurations) == _MOST_CONFIGURATIONS:
+            self._configurations.clear()
+        self._configurations[grid, stream] = made
+        return made
 
 
 def load_kernel(binary: DeviceBinary, directory: Path) -> LoadedKernel:

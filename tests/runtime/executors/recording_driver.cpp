@@ -29,10 +29,7 @@ int set_attribute(void* function, int attribute, int value) {
     return 0;
 }
 
-int launch(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
-           void* stream, void** parameters, void** extra) {
-    std::fprintf(out(), "launch %p %u %u %u %u %u %u %u %p %p", function, gx, gy, gz, bx, by, bz, shared, stream,
-                 static_cast<void*>(extra));
+void write_parameters(void** parameters) {
     int index = 0;
     for (const char* at = std::getenv("WIDTHS"); at != nullptr && *at != 0; ++index) {
         char* end = nullptr;
@@ -44,7 +41,38 @@ int launch(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, u
     }
     std::fprintf(out(), "\n");
     std::fflush(out());
+}
+
+int launch(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+           void* stream, void** parameters, void** extra) {
+    std::fprintf(out(), "launch %p %u %u %u %u %u %u %u %p %p", function, gx, gy, gz, bx, by, bz, shared, stream,
+                 static_cast<void*>(extra));
+    write_parameters(parameters);
     return gx == 0 ? 1 : 0;  // CUDA_ERROR_INVALID_VALUE
+}
+
+// CUlaunchConfig, and CUlaunchAttribute with its value of 64 bytes at a multiple of eight.
+struct Attribute {
+    int id;
+    char gap[4];
+    int value[16];
+};
+struct Configuration {
+    unsigned grid[3], block[3], shared;
+    void* stream;
+    const Attribute* attributes;
+    unsigned count;
+};
+
+int launch_with_attributes(const Configuration* given, void* function, void** parameters, void** extra) {
+    std::fprintf(out(), "launch %p", function);
+    for (unsigned size : given->grid) std::fprintf(out(), " %u", size);
+    for (unsigned size : given->block) std::fprintf(out(), " %u", size);
+    std::fprintf(out(), " %u %p %p", given->shared, given->stream, static_cast<void*>(extra));
+    for (unsigned i = 0; i < given->count; ++i)
+        std::fprintf(out(), " %d=%d", given->attributes[i].id, given->attributes[i].value[0]);
+    write_parameters(parameters);
+    return given->grid[0] == 0 ? 1 : 0;  // CUDA_ERROR_INVALID_VALUE
 }
 
 }  // namespace
@@ -55,5 +83,6 @@ extern "C" int cuGetProcAddress_v2(const char* name, void** function, int, unsig
     if (std::strcmp(name, "cuModuleGetFunction") == 0) *function = reinterpret_cast<void*>(get_function);
     if (std::strcmp(name, "cuFuncSetAttribute") == 0) *function = reinterpret_cast<void*>(set_attribute);
     if (std::strcmp(name, "cuLaunchKernel") == 0) *function = reinterpret_cast<void*>(launch);
+    if (std::strcmp(name, "cuLaunchKernelEx") == 0) *function = reinterpret_cast<void*>(launch_with_attributes);
     return *function == nullptr ? 500 : 0;
 }

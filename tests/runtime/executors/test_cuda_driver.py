@@ -97,11 +97,29 @@ def test_a_launch_arrives_as_it_was_asked_for(driver: Path, tmp_path: Path) -> N
 
 
 @needs_bindings
+def test_a_kernel_that_waits_may_be_launched_early(driver: Path, tmp_path: Path) -> None:
+    record, printed = launched(
+        driver,
+        tmp_path,
+        binary=given(tmp_path / "k.cubin", is_dependent=True, shared_bytes=512),
+        grid=[7, 2, 3],
+        stream=0x7F00,
+        values=[(5).to_bytes(8, "little").hex()],
+        widths=(8,),
+    )
+    assert not printed
+    # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    launch = ["launch", "0x2000", "7", "2", "3", "128", "1", "1", "512", "0x7f00", "(nil)", "6=1"]
+    assert record[-1] == [*launch, (5).to_bytes(8, "little").hex()]
+
+
+@needs_bindings
 @pytest.mark.parametrize(
     ("changes", "grid", "image", "problem"),
     [
         ({"entry": "absent"}, 1, b"\x7fELF", "could not find absent: CUDA_ERROR_NOT_FOUND"),
         ({}, 0, b"\x7fELF", r"could not launch k with grid \(0, 1, 1\): CUDA_ERROR_INVALID_VALUE"),
+        ({"is_dependent": True}, 0, b"\x7fELF", r"could not launch k with grid \(0, 1, 1\): CUDA_ERROR_INVALID_VALUE"),
         ({}, 1, b"PTX!", "could not load the kernel: CUDA_ERROR_NO_BINARY_FOR_GPU.*update the GPU's driver"),
     ],
 )

@@ -29,6 +29,7 @@ def best_gemv_kernel(
     TOKENS: tl.constexpr,
     OUT_BLOCK: tl.constexpr,
     IN_BLOCK: tl.constexpr,
+    AHEAD: tl.constexpr,
     BLOCKS: tl.constexpr,
     CHUNKS: tl.constexpr,
 ) -> None:
@@ -43,7 +44,7 @@ def best_gemv_kernel(
         first_out = (first_token + block) * OUT_BLOCK
         logits, _ = gemv_sums(
             x_ptr, x_row_stride, weight_ptr, None, None, None, 0.0, first_token, first_out, tokens,
-            IN, OUT, False, False, TOKENS, OUT_BLOCK, IN_BLOCK,
+            IN, OUT, False, False, TOKENS, OUT_BLOCK, IN_BLOCK, AHEAD,
         )  # fmt: skip
         best, where = _best_of_tile(logits, (block * OUT_BLOCK + out)[None, :], bias_ptr, OUT, 1)
         # An equal one in a later block has a higher index.

@@ -116,7 +116,9 @@ def _launch(product: Product, target: GpuTarget, tiling: Tiling) -> DeviceLaunch
         "IN_BLOCK": tiling.in_block,
     }
     if tiling.way is Way.DENSE_GEMV:
-        constants |= {"TOKENS": tiling.token_block, "NORMED": tiling.normed}
+        is_whole = product.sparse is None and product.channels % tiling.in_block == 0
+        is_ahead = is_whole and product.channels >= 2 * tiling.in_block
+        constants |= {"TOKENS": tiling.token_block, "NORMED": tiling.normed, "AHEAD": is_ahead}
         return _with(gemv_kernel, product, constants, (str(out_tiles),), tiling)
     constants["TOKEN_BLOCK"] = tiling.token_block
     if tiling.way is Way.DENSE_NARROW:
