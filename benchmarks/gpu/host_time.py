@@ -43,7 +43,8 @@ def main() -> None:
     blocks = program.limits.max_sequences * program.limits.blocks_for(CONTEXT + WARM_UP + 2 * ROUNDS)
     with pytest.MonkeyPatch.context() as patch:
         executor, driver = fake_executor(program, blocks, patch)
-        patch.setattr(driver, "cuLaunchKernel", lambda *given: (0,))
+        for name in ("cuLaunchKernel", "cuLaunchKernelEx"):
+            patch.setattr(driver, name, lambda *given: (0,))
         patch.setattr(driver, "do", lambda work: None)
         patch.setattr(torch, "mm", lambda x, weight, out: out)
         found = {f"prompt of {tokens} tokens": prompt(executor, program, blocks, tokens) for tokens in (128, 512)}

@@ -50,10 +50,23 @@ class FakeDriver:
 
     def cuLaunchKernel(self, function: DeviceBinary, *given: Any) -> tuple[int]:
         x, y, z, _, _, _, _, stream, arguments, _ = given
+        return self._launch(function, (x, y, z), stream, arguments)
+
+    def cuLaunchKernelEx(self, configuration: Any, function: DeviceBinary, arguments: int, _: int) -> tuple[int]:
+        made = configuration
+        return self._launch(function, (made.gridDimX, made.gridDimY, made.gridDimZ), made.hStream, arguments)
+
+    CUlaunchConfig = SimpleNamespace
+    CUlaunchAttributeID = SimpleNamespace(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION=6)
+
+    def CUlaunchAttribute(self) -> SimpleNamespace:
+        return SimpleNamespace(value=SimpleNamespace())
+
+    def _launch(self, function: DeviceBinary, grid: tuple[int, int, int], stream: int, arguments: int) -> tuple[int]:
         count = self.counts[function.file]
         pointers = (ctypes.c_uint64 * count).from_address(arguments)
         values = tuple(ctypes.string_at(pointer, 8) for pointer in pointers)
-        launch = Recorded(function.file, (x, y, z), int(stream), values)
+        launch = Recorded(function.file, grid, int(stream), values)
         self.do(lambda: self.events.append(launch))
         return (0,)
 
@@ -145,12 +158,15 @@ class _FakeTorch:
 
 
 def with_binaries(program: Program) -> Program:
-    """Every kernel has a binary of its own for sm_90, in a file of its name; every third needs scratch memory."""
+    """Every kernel has a binary of its own for sm_90, in a file of its name; every third needs scratch memory,
+    and every other may start while the launch before it runs."""
 
     def made_up(index: int, kernel: DeviceKernel) -> DeviceKernel:
         scratch = 0 if index % 3 else 100 + index
         own = replace(binary(ARCH, extra_pointers=2, scratch_bytes=scratch), file=kernel.name)
-        return replace(kernel, binaries={ARCH: replace(own, scratch_alignment=128 << index % 2)})
+        return replace(
+            kernel, binaries={ARCH: replace(own, scratch_alignment=128 << index % 2, is_dependent=index % 2 == 1)}
+        )
 
     kernels = (k if k.is_library else made_up(index, k) for index, k in enumerate(program.kernels))
     return replace(program, kernels=tuple(kernels))
