@@ -14,7 +14,6 @@ MAX_FUNCTION_LINES = 60
 # Longer files, which may only shrink.
 LONGER = {
     "codegen/cpp/kernels/attention_tile.h": 413,
-    "runtime/executors/cuda.py": 407,
     "runtime/scheduling/scheduler.py": 464,
 }
 

@@ -99,8 +99,9 @@ def _measure(
     loaded = {kernel.name: executor.kernel(kernel.name)}
     loaded |= {k.name: load_kernel(next(iter(k.binaries.values())), scratch) for k in others}
     stream = torch.cuda.current_stream().cuda_stream
+    runs = {name: executor.bound(call, grid, shape, function) for name, function in loaded.items()}
     seconds: dict[str, list[float]] = {name: [] for name in loaded}
     for _ in range(ROUNDS):
-        for name, function in loaded.items():
-            seconds[name] += timed(partial(executor.launch_as, function, call, grid, shape, stream), LAUNCHES)
+        for name, run in runs.items():
+            seconds[name] += timed(partial(run, stream), LAUNCHES)
     return {name: statistics.median(values) for name, values in seconds.items()}

@@ -78,12 +78,10 @@ def seconds_of(executor: CudaExecutor, launches: Sequence[Launch], shape: StepSh
         if not call.kernel.is_library
     }
     stream = torch.cuda.current_stream().cuda_stream
+    bound = [executor.bound(call, grid, shape, loaded.get(call.kernel.name)) for call, grid in calls]
 
     def run() -> None:
-        for call, grid in calls:
-            if call.kernel.is_library:
-                executor.launch(call, grid, shape, stream)
-            else:
-                executor.launch_as(loaded[call.kernel.name], call, grid, shape, stream)
+        for each in bound:
+            each(stream)
 
     return statistics.median(timed(run, LAUNCHES * ROUNDS))

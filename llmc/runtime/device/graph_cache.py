@@ -25,9 +25,10 @@ class GraphCache(Generic[Key, Graph]):
 
     def get(self, key: Key, capture: Callable[[Key], Graph]) -> Graph | None:
         """The key's graph, captured now if it is due; None if the step has to run without one."""
-        if key in self._graphs:
+        known = self._graphs.get(key)
+        if known is not None:
             self._graphs.move_to_end(key)
-            return self._graphs[key]
+            return known
         if key not in self._seen:
             self._seen.add(key)
             return None

@@ -1,13 +1,8 @@
-"""A step's inputs as one run of bytes, so that a single copy brings them to the device; and steps padded to buckets.
-
-A bucket of decodes is a shape: a number of requests from `request_buckets`, and block tables with a power of two
-columns. Padding requests are decodes of token 0 at position 0 in a scratch block that no real request uses. They read
-and write only that block and a scratch slot of states, and their logits follow those of the real requests.
-"""
+"""A step's inputs as one run of bytes, so that a single copy brings them to the device."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
@@ -25,11 +20,12 @@ from llmc.program import (
     Limits,
     group_input,
 )
-from llmc.runtime.loop.step import Ints, Step
+from llmc.runtime.loop.step import Step
 from llmc.runtime.sampling.row_choice import RowChoices
 
 ALIGNMENT = 64
-_LEAST_COLUMNS = 64
+# Block tables in a bucket of decodes have at least this many.
+LEAST_COLUMNS = 64
 
 
 @dataclass(frozen=True)
@@ -68,6 +64,10 @@ class StepShape:
         """At which byte each input starts, multiples of ALIGNMENT; `end` is the size of all."""
         return _input_offsets(self)
 
+    def input_bytes(self, *, chooses: bool) -> int:
+        """The size of a step's inputs. chooses: including those of token choice, which come last."""
+        return self.input_offsets()["end" if chooses else next(iter(CHOICE_INPUTS))]
+
 
 @functools.lru_cache(maxsize=256)
 def _input_offsets(shape: StepShape) -> Mapping[str, int]:
@@ -99,16 +99,13 @@ def largest_shape(
     limits: Limits, hidden: int = 0, *, adapters: bool = False, states: bool = False, groups: int = 0
 ) -> StepShape:
     """The shape of the largest step; columns of the block tables up to the next power of two."""
-    columns = 1 << (max(_LEAST_COLUMNS, limits.blocks_for(limits.max_model_len)) - 1).bit_length()
+    columns = 1 << (max(LEAST_COLUMNS, limits.blocks_for(limits.max_model_len)) - 1).bit_length()
     counts = limits.max_batch_tokens, limits.max_logit_rows, limits.max_sequences
     return StepShape(*counts, columns, hidden, adapters, states, groups)
 
 
-def pack_inputs(step: Step, shape: StepShape, into: npt.NDArray[np.uint8], choices: RowChoices | None = None) -> int:
-    """Write the inputs at the shape's offsets of `into`; returns how many bytes that takes.
-
-    choices: for a step that is to choose; they come last, so that others leave their bytes as they are.
-    """
+def pack_inputs(step: Step, shape: StepShape, into: npt.NDArray[np.uint8], choices: RowChoices | None = None) -> None:
+    """Write the inputs at the shape's offsets of `into`. choices: for a step that is to choose."""
     offsets = shape.input_offsets()
     given: dict[str, npt.NDArray[np.generic]] = dict(step.inputs())
     if choices is not None:
@@ -116,67 +113,6 @@ def pack_inputs(step: Step, shape: StepShape, into: npt.NDArray[np.uint8], choic
     for name, values in given.items():
         start = offsets[name]
         into[start : start + values.nbytes].view(values.dtype)[:] = values.reshape(-1)
-    return offsets["end"] if choices is not None else offsets[next(iter(CHOICE_INPUTS))]
-
-
-def request_buckets(limits: Limits) -> tuple[int, ...]:
-    """Request counts that graphs are made for: 1, 2, 4, 8, then eighths of a power of two, up to the limits."""
-    most = min(limits.max_sequences, limits.max_batch_tokens, limits.max_logit_rows)
-    sizes = {most}
-    size = 1
-    while size < most:
-        sizes.add(size)
-        size += max(1, 1 << max(0, size.bit_length() - 4)) if size >= 8 else size
-    return tuple(sorted(sizes))
-
-
-def decode_bucket(step: Step, limits: Limits) -> StepShape | None:
-    """The smallest bucket that holds a step in which each request has one token and wants its logits, else None."""
-    shape = StepShape.of(step)
-    if not shape.tokens == shape.requests == shape.logit_rows:
-        return None
-    requests = next(size for size in request_buckets(limits) if size >= shape.requests)
-    columns = max(_LEAST_COLUMNS, 1 << (shape.max_blocks - 1).bit_length())
-    return replace(shape, tokens=requests, logit_rows=requests, requests=requests, max_blocks=columns)
-
-
-def padded(step: Step, shape: StepShape, block_size: int, scratch_blocks: Sequence[int], scratch_slot: int = 0) -> Step:
-    """A step of decodes filled up to a bucket's shape. scratch_blocks: of each group of caches. scratch_slot: of
-    states, where the model has some."""
-    count, extra = len(step.context_lens), shape.requests - len(step.context_lens)
-
-    def table(known: Ints, group: int) -> Ints:
-        whole = np.full((shape.requests, shape.max_blocks), scratch_blocks[group], np.int32)
-        whole[:count, : known.shape[1]] = known
-        return whole
-
-    def slots(known: Ints, group: int) -> Ints:
-        return _extended(known, extra, scratch_blocks[group] * block_size)
-
-    def lens(known: Ints, group: int) -> Ints:
-        return _extended(known, extra, 1)
-
-    every = np.arange(shape.requests + 1, dtype=np.int32)
-    return Step(
-        input_ids=_extended(step.input_ids, extra, 0),
-        positions=_extended(step.positions, extra, 0),
-        slot_mapping=slots(step.slot_mapping, 0),
-        query_starts=every,
-        context_lens=lens(step.context_lens, 0),
-        block_tables=table(step.block_tables, 0),
-        logit_rows=np.concatenate([step.logit_rows, every[count : shape.requests]]),
-        tree_masks=np.zeros(shape.requests, np.int64),
-        sides=step.sides,
-        hidden=None if step.hidden is None else np.pad(step.hidden, ((0, extra), (0, 0))),
-        adapter_of_token=None if step.adapter_of_token is None else _extended(step.adapter_of_token, extra, 0),
-        adapter_of_logit_row=(
-            None if step.adapter_of_logit_row is None else _extended(step.adapter_of_logit_row, extra, 0)
-        ),
-        state_slots=None if step.state_slots is None else _extended(step.state_slots, extra, scratch_slot),
-        group_slots=_each(step.group_slots, slots),
-        group_tables=_each(step.group_tables, table),
-        group_lens=_each(step.group_lens, lens),
-    )
 
 
 def example_step(shape: StepShape, limits: Limits, blocks: int) -> Step:
@@ -203,12 +139,3 @@ def example_step(shape: StepShape, limits: Limits, blocks: int) -> Step:
         adapter_of_logit_row=np.zeros(shape.logit_rows, np.int32) if shape.adapters else None,
         state_slots=np.arange(shape.requests, dtype=np.int32) if shape.states else None,
     ).for_groups([blocks] * shape.groups)
-
-
-def _each(known: Ints | None, padded: Callable[[Ints, int], Ints]) -> Ints | None:
-    """Pad the arrays of cache groups 1 and up."""
-    return None if known is None else np.stack([padded(own, group) for group, own in enumerate(known, 1)])
-
-
-def _extended(values: Ints, extra: int, fill: int) -> Ints:
-    return np.concatenate([values, np.full(extra, fill, np.int32)])

@@ -1,7 +1,8 @@
 """Run a compiled GPU engine: launches its binaries on torch's stream, in memory of torch's allocator.
 
 Steps in which every request brings one token run as CUDA graphs, one for each bucket of shapes and each way of
-choosing tokens. A step costs one copy of its inputs to the device; back come the chosen tokens, or the logits.
+choosing tokens, which contain the copies of inputs to the device and of the chosen tokens back: a step fills pinned
+memory, replays the graph and waits.
 """
 
 from __future__ import annotations
@@ -15,24 +16,27 @@ import torch
 from torch import Tensor
 
 from llmc.engine_format import EngineDirectory
-from llmc.engine_format.weight_file import StoredTensor, runs_of_tensors
 from llmc.errors import TargetError
-from llmc.graph.dtype_names import TORCH_DTYPES
-from llmc.program import CHOICE_OUTPUTS, Launch, StepOutput, library_functions
+from llmc.program import CHOICE_OUTPUTS, Launch, Program, StepOutput
 from llmc.program.slot_views import move_slots, slot_views
 from llmc.runtime.adapters.placed_adapter import PlacedAdapter
 from llmc.runtime.device.adapter_tensors import adapter_tensors, with_adapters
 from llmc.runtime.device.arguments import PackedArguments, argument_values, extra_pointers, scratch_bytes
 from llmc.runtime.device.binaries import DeviceBinaries, binaries_for
+from llmc.runtime.device.call_selection import Grid
+from llmc.runtime.device.decode_inputs import DecodeInputs
 from llmc.runtime.device.device import Device, check_device_count, open_device
 from llmc.runtime.device.device_place import DevicePlace
 from llmc.runtime.device.graph_cache import GraphCache
-from llmc.runtime.device.inputs import StepShape, decode_bucket, example_step, pack_inputs, padded
+from llmc.runtime.device.inputs import StepShape, example_step, pack_inputs
 from llmc.runtime.device.library_only import library_only
 from llmc.runtime.device.memory import DeviceMemory, memory_of_blocks, out_of_memory, plan_device_memory
-from llmc.runtime.device.program import ARENA, RANKS, PlannedCall, Pointer, calls_of_step, plan_calls
+from llmc.runtime.device.program import ARENA, RANKS, PlannedCall, calls_of_step, plan_calls
+from llmc.runtime.device.weights import device_weights
 from llmc.runtime.executors.cuda_driver import LoadedKernel, load_kernel
+from llmc.runtime.executors.cuda_launches import CudaLaunches
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits, SideArray
+from llmc.runtime.executors.library_calls import DeviceTensors, Views, library_call
 from llmc.runtime.executors.opening_request import OpeningRequest
 from llmc.runtime.executors.side_outputs import SideOutputs
 from llmc.runtime.executors.state_memory import copy_slot
@@ -46,7 +50,6 @@ _StepKind = tuple[StepShape, StepOutput, tuple[str, ...]]
 MAX_GRAPHS = 64
 # Below this much free memory no graph is captured.
 _GRAPH_ROOM_BYTES = 64 << 20
-_STAGING_BYTES = 64 << 20
 # Kernels are compiled for pointers to multiples of 16 bytes.
 _ROW_ALIGNMENT = 16
 
@@ -94,7 +97,9 @@ class CudaExecutor:
         self._spaces: dict[tuple[str, str], tuple[Tensor, int]] = {}
         self._addresses: dict[tuple[str, str], int] = {}
         rows = self.limits.max_logit_rows
-        self._copy_weights(engine)
+        for name, (whole, start) in device_weights(engine, self._allocate).items():
+            self._spaces["weight", name] = whole, start
+            self._addresses["weight", name] = whole.data_ptr() + start
         self._add((ARENA, ""), memory.arena, "the arena of activations")
         self._logits = self._add(("output", "logits"), memory.logits, "logits").view(torch.float32).view(rows, -1)
         self._group_blocks = self._program.group_blocks(memory.blocks)
@@ -106,6 +111,7 @@ class CudaExecutor:
         self._pools = adapter_tensors(self._program, self._add_pool)
         self._inputs = self._allocate(memory.inputs, "step inputs")
         self._staged_inputs = torch.empty(memory.inputs, dtype=torch.uint8, pin_memory=True)
+        self._decodes = DecodeInputs(self.limits, self._staged_inputs.numpy(), self._group_blocks, memory.slots)
         # One run of memory, so that a single copy brings all of them back.
         padded_rows = -(-rows // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
         chosen = self._allocate(len(CHOICE_OUTPUTS) * padded_rows * 4, "chosen tokens")
@@ -113,12 +119,15 @@ class CudaExecutor:
         for name, part in zip(CHOICE_OUTPUTS, self._chosen, strict=True):
             self._addresses["output", name] = part.data_ptr()
         self._host_chosen = torch.empty(self._chosen.shape, dtype=torch.int32, pin_memory=True)
+        self._every_row = np.ones(rows, np.bool_)
         self._host_logits: Tensor | None = None
         self._scratch: list[Tensor] = []
         self._sides = SideOutputs(self._program)
-        self._calls = list(plan_calls(self._program))
         for kernel in self._program.launched_kernels():
             self._kernels[kernel.name] = load_kernel(kernel.binaries[binaries.arch], binaries.directory)
+        self._tensors = DeviceTensors(self._spaces, self._inputs)
+        # Null until the ranks have met.
+        self._launches = self._launches_of(self._program, {RANKS: 0} | self._addresses)
         self._capturing = torch.cuda.Stream(self._device)
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: GraphCache[_StepKind, torch.cuda.CUDAGraph] = GraphCache(MAX_GRAPHS, self._has_graph_room)
@@ -133,11 +142,11 @@ class CudaExecutor:
         """The wanted rows' tokens: the only bytes that come back."""
         with torch.cuda.device(self._device):
             self._run(step, wanted, choices)
-            self._host_chosen.copy_(self._chosen, non_blocking=True)
             torch.cuda.current_stream().synchronize()
-        tokens, scores, covered = self._host_chosen[:, : len(step.logit_rows)].numpy()
+        rows = len(step.logit_rows)
+        tokens, scores, covered = self._host_chosen.numpy()[:, :rows]
         # Only a filtered step says what is covered: others cover every row.
-        is_covered = covered.astype(np.bool_) if wanted is StepOutput.FILTERED else np.ones(len(covered), np.bool_)
+        is_covered = covered.astype(np.bool_) if wanted is StepOutput.FILTERED else self._every_row[:rows]
         return Chosen(tokens, scores.view(np.float32), is_covered)
 
     def logits(self, first: int, count: int) -> Logits:
@@ -157,27 +166,29 @@ class CudaExecutor:
 
     def step_timed(self, step: Step) -> tuple[LaunchTime, ...]:
         """Run one step without graphs, an event after each launch; a launch's time includes the gap before it."""
-        step = step if self._pools is None else with_adapters(step)
+        step = (step if self._pools is None else with_adapters(step)).for_groups(self._group_blocks[1:])
         shape = StepShape.of(step)
-        nbytes = pack_inputs(step, shape, self._staged_inputs.numpy())
-        launches = self.launches(shape, sides=step.sides)
+        self._stage(step, shape)
         with torch.cuda.device(self._device):
-            self._inputs[:nbytes].copy_(self._staged_inputs[:nbytes], non_blocking=True)
+            self._copy_inputs(shape)
+            prepared = self._launches.prepare(shape, StepOutput.LOGITS, step.sides)
             stream = torch.cuda.current_stream(self._device)
-            events = [torch.cuda.Event(enable_timing=True) for _ in range(len(launches) + 1)]
+            events = [torch.cuda.Event(enable_timing=True) for _ in range(len(prepared) + 1)]
             events[0].record(stream)
-            for (call, grid), event in zip(launches, events[1:], strict=True):
-                self.launch(call, grid, shape, stream.cuda_stream)
+            for call, event in zip(prepared, events[1:], strict=True):
+                self._launches.queue((call,), shape, stream.cuda_stream)
                 event.record(stream)
             stream.synchronize()
         ends = [events[0].elapsed_time(event) / 1e3 for event in events]
-        return tuple(LaunchTime(call.index, ends[i], ends[i + 1]) for i, (call, _) in enumerate(launches))
+        indices = [self._launches.calls[place].index for place, _ in prepared]
+        return tuple(LaunchTime(index, ends[i], ends[i + 1]) for i, index in enumerate(indices))
 
     def join(self, place: DevicePlace) -> None:
         """Where other ranks' memory is, before the first step."""
         self._spaces[RANKS] = place.table.view(torch.uint8), 0
         self._addresses[RANKS] = place.table.data_ptr()
-        self._calls = list(plan_calls(self._program if place.has_memory else library_only(self._program)))
+        program = self._program if place.has_memory else library_only(self._program)
+        self._launches = self._launches_of(program, self._addresses)
 
     def follow(self, step: Step) -> None:
         """Queue a step whose results are not needed on this rank, and wait for it."""
@@ -251,26 +262,22 @@ class CudaExecutor:
         self._graphs.clear()
         for held in (self._spaces, self._addresses, self._kernels):
             held.clear()
-        for several in (self._scratch, self._calls):
-            several.clear()
-        for name in ("_logits", "_inputs", "_chosen", "_pools"):
+        self._scratch.clear()
+        for name in ("_logits", "_inputs", "_chosen", "_pools", "_tensors", "_launches"):
             delattr(self, name)
         torch.cuda.empty_cache()
 
     def _run(self, step: Step, wanted: StepOutput, choices: RowChoices | None) -> None:
         step = (step if self._pools is None else with_adapters(step)).for_groups(self._group_blocks[1:])
-        bucket = decode_bucket(step, self.limits)
-        if bucket is not None:
-            step = padded(step, bucket, self.limits.block_size, self._group_blocks, self._memory_plan.slots)
-            choices = None if choices is None else choices.padded(bucket.logit_rows)
+        bucket = self._decodes.write(step, choices)
         shape = bucket or StepShape.of(step)
+        if bucket is None:
+            self._stage(step, shape, choices)
         self._sides.note_step(shape.tokens, shape.logit_rows)
-        nbytes = pack_inputs(step, shape, self._staged_inputs.numpy(), choices)
-        self._inputs[:nbytes].copy_(self._staged_inputs[:nbytes], non_blocking=True)
         try:
             graph = None if bucket is None else self._graphs.get((bucket, wanted, step.sides), self._capture)
             if graph is None:
-                self._launch_all(shape, wanted, step.sides)
+                self._queue(shape, wanted, step.sides)
             else:
                 graph.replay()
         except torch.OutOfMemoryError as error:
@@ -285,37 +292,50 @@ class CudaExecutor:
         graph = torch.cuda.CUDAGraph()
         # Work of other threads on this or another GPU meanwhile is not captured and must not make the capture fail.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._capturing, capture_error_mode="thread_local"):
-            self._launch_all(*key)
+            self._queue(*key)
         return graph
 
-    def _launch_all(self, shape: StepShape, wanted: StepOutput, sides: tuple[str, ...]) -> None:
-        """Queue every launch of a step whose inputs lie in `_inputs`."""
+    def _stage(self, step: Step, shape: StepShape, choices: RowChoices | None = None) -> None:
+        pack_inputs(step, shape, self._staged_inputs.numpy(), choices)
+        self._decodes.lose()
+
+    def _copy_inputs(self, shape: StepShape, *, chooses: bool = False) -> None:
+        """Queue the copy of a step's staged inputs to the device, from which launches read them."""
+        nbytes = shape.input_bytes(chooses=chooses)
+        self._inputs[:nbytes].copy_(self._staged_inputs[:nbytes], non_blocking=True)
+
+    def _queue(self, shape: StepShape, wanted: StepOutput, sides: tuple[str, ...]) -> None:
+        """Queue a step whose inputs are staged, with the copies to the device and back, which a graph thus contains."""
+        chooses = wanted is not StepOutput.LOGITS
+        self._copy_inputs(shape, chooses=chooses)
         stream = torch.cuda.current_stream(self._device).cuda_stream
-        for call, grid in self.launches(shape, wanted, sides):
-            self.launch(call, grid, shape, stream)
+        self._launches.queue(self._launches.prepare(shape, wanted, sides), shape, stream)
+        if chooses:
+            self._host_chosen.copy_(self._chosen, non_blocking=True)
+
+    def _launches_of(self, program: Program, addresses: Mapping[tuple[str, str], int]) -> CudaLaunches:
+        calls = plan_calls(program)
+        return CudaLaunches(calls, self._kernels, addresses, self._tensors, self._scratch_address)
 
     def launches(
         self, shape: StepShape, wanted: StepOutput = StepOutput.LOGITS, sides: tuple[str, ...] = ()
-    ) -> list[tuple[PlannedCall, tuple[int, int, int]]]:
+    ) -> list[tuple[PlannedCall, Grid]]:
         """The calls that a step of this shape has, with their grids."""
-        return calls_of_step(self._calls, shape.counts(), wanted, sides)
+        return calls_of_step(self._launches.calls, shape.counts(), wanted, sides)
 
-    def launch(self, call: PlannedCall, grid: tuple[int, int, int], shape: StepShape, stream: int) -> None:
-        """Queue one launch with its own kernel, or a library's on torch's current stream, which `stream` must be."""
-        if call.kernel.is_library:
-            arguments = call.named_arguments(lambda pointer: self._tensor(pointer, shape), shape.counts())
-            library_functions.FUNCTIONS[call.kernel.function](**arguments)
-        else:
-            self.launch_as(self._kernels[call.kernel.name], call, grid, shape, stream)
-
-    def launch_as(
-        self, kernel: LoadedKernel, call: PlannedCall, grid: tuple[int, int, int], shape: StepShape, stream: int
-    ) -> None:
-        """Queue one launch of another binary for the same kernel."""
+    def bound(
+        self, call: PlannedCall, grid: Grid, shape: StepShape, kernel: LoadedKernel | None
+    ) -> Callable[[int], None]:
+        """A function that queues a launch on a stream again and again. kernel: any binary for the call's kernel; None
+        for a library's call, which is queued on torch's current stream."""
+        if kernel is None:
+            run = library_call(call, self._tensors)
+            views: Views = {}
+            return lambda stream: run(shape, views)
         wanted = scratch_bytes(kernel.binary, grid)
         extra = extra_pointers(kernel.binary, self._scratch_address(wanted, kernel.binary.scratch_alignment))
         arguments = PackedArguments(argument_values(call, shape, self._address_in(shape), extra))
-        kernel.launch(grid, stream, arguments.address)
+        return lambda stream: kernel.launch(grid, stream, arguments.address)
 
     def plan(self, launches: Sequence[Launch]) -> tuple[PlannedCall, ...]:
         """Launches of the program, or alternatives of it whose buffers are among its own, as calls."""
@@ -327,8 +347,9 @@ class CudaExecutor:
     def load_example(self, shape: StepShape) -> None:
         """Put the inputs of a step of that shape on the device, whose requests are at their longest, for measuring."""
         example = example_step(shape, self.limits, min(self._group_blocks))
-        nbytes = pack_inputs(example, shape, self._staged_inputs.numpy())
-        self._inputs[:nbytes].copy_(self._staged_inputs[:nbytes])
+        self._stage(example, shape)
+        self._copy_inputs(shape)
+        torch.cuda.current_stream(self._device).synchronize()
 
     def _address_in(self, shape: StepShape) -> Callable[[str, str], int]:
         inputs, base = shape.input_offsets(), self._inputs.data_ptr()
@@ -338,19 +359,7 @@ class CudaExecutor:
 
         return address
 
-    def _tensor(self, pointer: Pointer, shape: StepShape) -> Tensor:
-        """The memory that a pointer refers to, from there to its end."""
-        start = pointer.offset.at(tokens=shape.tokens, logit_rows=shape.logit_rows)
-        if pointer.space == "input":
-            memory, start = self._inputs, start + shape.input_offsets()[pointer.name]
-        else:
-            memory, base = self._spaces[pointer.space, pointer.name]
-            start += base
-        dtype = TORCH_DTYPES[pointer.dtype]
-        end = memory.numel() - (memory.numel() - start) % dtype.itemsize
-        return memory[start:end].view(dtype)
-
-    def _scratch_address(self, wanted: int, alignment: int) -> int:
+    def _scratch_address(self, wanted: int, alignment: int = 1) -> int:
         """Launches follow each other on one stream, so they share it; graphs keep the addresses of older ones."""
         if not wanted:
             return 0
@@ -380,28 +389,3 @@ class CudaExecutor:
     def _out_of_memory(self, what: str, asked: str) -> TargetError:
         free, total = torch.cuda.mem_get_info(self._device)
         return out_of_memory(what, asked, free, total, self._memory_plan.arithmetic())
-
-    def _copy_weights(self, engine: EngineDirectory) -> None:
-        """Each run of tensors once, through two pinned buffers: one fills from the mapped file while the other is
-        copied."""
-        staging = [torch.empty(_STAGING_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-        copied = [torch.cuda.Event() for _ in staging]
-        bases: dict[StoredTensor, tuple[int, Tensor]] = {}
-        turn = 0
-        for held in runs_of_tensors(engine.tensors):
-            source = engine.weight_file(held[0])
-            begin, end = held[0].begin, max(stored.end for stored in held)
-            target = self._allocate(end - begin, f"the weights in {held[0].path.name}")
-            bases |= dict.fromkeys(held, (begin, target))
-            for start in range(begin, end, _STAGING_BYTES):
-                stop = min(start + _STAGING_BYTES, end)
-                copied[turn].synchronize()
-                staging[turn].numpy()[: stop - start] = source[start:stop]
-                target[start - begin : stop - begin].copy_(staging[turn][: stop - start], non_blocking=True)
-                copied[turn].record()
-                turn = 1 - turn
-        torch.cuda.current_stream(self._device).synchronize()
-        for slot, stored in zip(engine.program.weights, engine.tensors, strict=True):
-            begin, memory = bases[stored]
-            self._spaces["weight", slot.name] = memory, stored.begin - begin
-            self._addresses["weight", slot.name] = memory.data_ptr() + stored.begin - begin

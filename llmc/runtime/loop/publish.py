@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from llmc.runtime.loop.accepted_path import AcceptedPath, move_paths
 from llmc.runtime.loop.fork_orders import ForkOrders
 from llmc.runtime.loop.judged_results import StepResults, with_judgement
 from llmc.runtime.loop.step import Ints, Step
-from llmc.runtime.requests.boundary import attempt, attempts, errors
+from llmc.runtime.requests.boundary import attempt
 from llmc.runtime.requests.request import Request, SampledRequest
 from llmc.runtime.sampling.row_choice import BEST, RowChoice, RowChoices, least_wanted
 from llmc.runtime.sampling.sampler import DrawRows, Sampler, choose, choose_largest
@@ -32,11 +33,9 @@ def drawing_of(executor: Executor) -> DrawRows | None:
 
 def compute_choosing(executor: ChoosingExecutor, step: Step, plan: StepPlan, scheduler: Scheduler) -> StepResults:
     """Run the step of a plan. If logits are not needed, the device chooses tokens and the logits stay there."""
-    choices = _choices(plan.decodes, scheduler)
-    undrafted = [chunk.request for chunk in plan.chunks if chunk.draft.acceptance is None]
-    own = iter(_choices(undrafted, scheduler))
+    choices = [_choice(request, scheduler) for request in plan.decodes]
     for chunk in plan.chunks:
-        choices += ahead(next(own) if chunk.draft.acceptance is None else None, chunk)
+        choices += ahead(_choice(chunk.request, scheduler) if chunk.draft.acceptance is None else None, chunk)
     if not any(choices):
         return compute(executor, step)
     given, wanted = RowChoices.of(choices), least_wanted(choices)
@@ -46,16 +45,16 @@ def compute_choosing(executor: ChoosingExecutor, step: Step, plan: StepPlan, sch
     return _DeviceResults(executor, chosen, choices)
 
 
-def _choices(requests: Sequence[Request], scheduler: Scheduler) -> list[RowChoice | None]:
-    """How each request's token is chosen; None for one that has just failed."""
-    found = attempts(_choice, [(request,) for request in requests])
-    for request, error in errors(requests, found).items():
-        scheduler.fail(request, error)
-    return [None if isinstance(choice, RequestError) else choice for choice in found]
+def _choice(request: Request, scheduler: Scheduler) -> RowChoice | None:
+    """How the request's token is chosen; None if it has just failed."""
+    choice = attempt(_CHOICE, request)
+    if isinstance(choice, RequestError):
+        scheduler.fail(request, choice)
+        return None
+    return choice
 
 
-def _choice(request: Request) -> RowChoice | None:
-    return request.choice
+_CHOICE: Callable[[Request], RowChoice | None] = attrgetter("choice")
 
 
 def ahead(choice: RowChoice | None, chunk: Chunk) -> list[RowChoice | None]:

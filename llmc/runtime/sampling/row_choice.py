@@ -1,7 +1,8 @@
 """How a request's token is chosen on the device: a few numbers for each logit row, instead of logits that travel."""
 
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,7 +46,8 @@ BEST = RowChoice(0.0, EVERY_TOKEN, 1.0, 0.0, 0, 0)
 class RowChoices:
     """The choices of a step's rows as arrays, [L] each; their names are those of llmc.program.CHOICE_INPUTS.
 
-    reads_logits: some rows have no choice, and the caller of the step reads their logits.
+    reads_logits: some rows have no choice, and the caller of the step reads their logits. is_best: all take the
+    likeliest.
     """
 
     temperature: npt.NDArray[np.float32]
@@ -55,41 +57,38 @@ class RowChoices:
     seeds: npt.NDArray[np.int32]
     counters: npt.NDArray[np.int32]
     reads_logits: bool = False
+    is_best: bool = False
 
     @staticmethod
     def of(given: Sequence[RowChoice | None]) -> "RowChoices":
         """The arrays for those rows. None: of a row whose logits are read instead, as if it took the likeliest."""
+        best, unread = given.count(BEST), given.count(None)
+        if best + unread == len(given):  # Most steps; the rest is slower by far.
+            return _best(len(given), unread > 0)
         choices = [choice or BEST for choice in given]
-        if all(choice is BEST for choice in choices):  # Most steps; the rest is slower by far.
-            count = len(choices)
-            return RowChoices(
-                temperature=np.zeros(count, np.float32),
-                top_k=np.full(count, EVERY_TOKEN, np.int32),
-                top_p=np.ones(count, np.float32),
-                min_p=np.zeros(count, np.float32),
-                seeds=np.zeros(count, np.int32),
-                counters=np.zeros(count, np.int32),
-                reads_logits=not all(given),
-            )
         columns = zip(RowChoice._fields, zip(*choices, strict=True), strict=True)
         arrays: dict[str, Any] = {name: np.array(column, _DTYPES[CHOICE_INPUTS[name]]) for name, column in columns}
-        return RowChoices(**arrays, reads_logits=not all(given))
+        return RowChoices(**arrays, reads_logits=unread > 0)
 
     def arrays(self) -> dict[str, npt.NDArray[np.float32 | np.int32]]:
         """By name."""
         return {name: getattr(self, name) for name in CHOICE_INPUTS}
 
-    def padded(self, rows: int) -> "RowChoices":
-        """With rows that take the likeliest, up to that many."""
-        more = RowChoices.of([BEST] * (rows - len(self.temperature))).arrays()
-        arrays: dict[str, Any] = {name: np.concatenate([own, more[name]]) for name, own in self.arrays().items()}
-        return replace(self, **arrays)
+
+@functools.lru_cache(maxsize=256)
+def _best(count: int, reads_logits: bool) -> RowChoices:
+    """Rows that all take the likeliest, as arrays that cannot be written."""
+    values = BEST._asdict().items()
+    arrays: dict[str, Any] = {name: np.full(count, value, _DTYPES[CHOICE_INPUTS[name]]) for name, value in values}
+    for array in arrays.values():
+        array.flags.writeable = False
+    return RowChoices(**arrays, reads_logits=reads_logits, is_best=True)
 
 
 def least_wanted(choices: Sequence[RowChoice | None]) -> StepOutput:
     """The minimum output of a step for these rows. A choice of None needs logits, which exist unless all rows take the
     likeliest token."""
-    if all(choice is BEST for choice in choices):
+    if choices.count(BEST) == len(choices):
         return StepOutput.BEST
     kinds = {StepOutput.DRAWN if choice is None else choice.wanted for choice in choices}
     return next((kind for kind in (StepOutput.FILTERED, StepOutput.DRAWN) if kind in kinds), StepOutput.BEST)

@@ -25,7 +25,7 @@ from llmc.runtime.loop.step_loop import StepLoop
 from llmc.runtime.requests.ending import Ending
 from llmc.runtime.requests.generation import Generation, Scoring
 from llmc.runtime.requests.request import Origin, Request
-from llmc.runtime.sampling.row_choice import BEST, RowChoice, RowChoices, least_wanted
+from llmc.runtime.sampling.row_choice import BEST, RowChoice, least_wanted
 from llmc.runtime.sampling.sampler import Sampler
 from llmc.runtime.sampling.sampling_params import SamplingParams
 from llmc.runtime.sampling.token_filters import candidates
@@ -216,12 +216,6 @@ def test_unusable_logits_end_their_request_alone_and_nan_is_told_from_infinity(
 )
 def test_a_step_does_no_more_than_its_rows_need(choices: list[RowChoice | None], wanted: StepOutput) -> None:
     assert least_wanted(choices) is wanted
-
-
-def test_padding_rows_take_the_likeliest() -> None:
-    padded = RowChoices.of([RowChoice(0.5, 7, 0.9, 0.1, -3, 2)]).padded(3)
-    assert padded.temperature.tolist() == [0.5, 0.0, 0.0] and padded.seeds.dtype == np.int32
-    assert padded.top_k.tolist() == [7, 2**31 - 1, 2**31 - 1]
 
 
 @pytest.mark.parametrize(("name", "is_fused"), [("executor", True), ("capping", False)])

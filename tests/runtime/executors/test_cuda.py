@@ -13,11 +13,12 @@ from llmc.compiler import build
 from llmc.engine_format import EngineDirectory, read_engine
 from llmc.runtime.device.binaries import binaries_for
 from llmc.runtime.device.device import Device
-from llmc.runtime.device.inputs import StepShape, padded
+from llmc.runtime.device.inputs import StepShape
 from llmc.runtime.engine import Engine
 from llmc.runtime.executors.triton_interpreter import interpret_rank
 from llmc.settings import settings
 from tests.runtime.device.decode_step import decodes
+from tests.runtime.device.padded_step import padded
 
 MODEL = Path(__file__).parent.parent.parent.parent / "examples/models/bard-draft"
 PROMPTS = [[5, 9, 11], [17] * 40, [3], [400, 2, 8, 8, 9]]
