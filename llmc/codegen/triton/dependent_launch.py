@@ -14,9 +14,9 @@ from llmc.codegen.triton.kernels.launch_edge import WAIT_HERE
 
 FIRST_ARCH = 90
 _RELEASE, _WAIT = "griddepcontrol.launch_dependents", "griddepcontrol.wait"
-# What comes before a kernel's first instruction: declarations, positions in the source, labels, comments.
+# Lines before a kernel's first instruction are declarations, positions in the source, labels or comments.
 _BEFORE_INSTRUCTIONS = re.compile(r"\s*(\.|//|\$|$)")
-# Copies by the asynchronous proxy, which `wait` does not order after ordinary writes of the launch before.
+# `wait` does not order copies by the asynchronous proxy after ordinary writes of the launch before.
 _BULK_COPY = "cp.async.bulk"
 
 
