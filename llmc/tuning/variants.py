@@ -26,8 +26,11 @@ _MAX_WARPS, _MAX_STAGES = 16, 5
 
 
 def variants(kernel: DeviceKernel) -> tuple[DeviceKernel, ...]:
-    """Other numbers of warps and stages near the kernel's own, under names of their own."""
+    """Other numbers of warps and stages near the kernel's own, under names of their own. A kernel that is written for
+    its number of warps keeps it."""
     warps = {kernel.num_warps // 2, kernel.num_warps, kernel.num_warps * 2} & set(range(1, _MAX_WARPS + 1))
+    if "WARPS" in kernel.constants:
+        warps = {kernel.num_warps}
     stages = {kernel.num_stages + d for d in (-1, 0, 1)} & set(range(1, _MAX_STAGES + 1))
     others = sorted((w, s) for w in warps for s in stages if (w, s) != (kernel.num_warps, kernel.num_stages))
     return tuple(

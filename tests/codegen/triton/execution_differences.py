@@ -29,7 +29,7 @@ class Explanation:
 CUT = Explanation("bf16: the interpreter cuts off, PTX rounds", 0)
 FUSED = Explanation("products fused into sums; approximations of exp, sin and quotients", 2)
 SUMS = Explanation("order of sums; products fused into them", 8)
-SHIFTED = Explanation("as sums; of rows far from 0 the digits that count cancel", 2.0**10)
+SHIFTED = Explanation("as sums; of values far from 0 the digits that count cancel", 2.0**10)
 ROUNDED = Explanation("as sums; factors rounded to 16 bits on the way, bf16 cut off by the interpreter", 2.0**16)
 
 EXPLANATIONS: Mapping[str, Explanation] = MappingProxyType(
@@ -44,7 +44,7 @@ EXPLANATIONS: Mapping[str, Explanation] = MappingProxyType(
         **dict.fromkeys(("linear_attention_kernel", "selective_scan_kernel"), SUMS),
         **dict.fromkeys(("paged_prefill_kernel", "ragged_attention_kernel"), SUMS),
         **dict.fromkeys(("paged_decode_kernel", "code_tile_kernel"), ROUNDED),
-        "norm_kernel": SHIFTED,
+        **dict.fromkeys(("norm_kernel", "code_narrow_kernel"), SHIFTED),
     }
 )
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)

@@ -203,6 +203,22 @@ def test_long_rows_are_normed_in_blocks(device: str) -> None:
     assert torch.allclose(call.memory["buffer", "workspace_x_scales"].cpu(), scales, rtol=1e-6)
 
 
+# Rows of W that fill no tile; channels that the warps of a block divide evenly or not; groups of more than a turn.
+@pytest.mark.parametrize(("group", "channels", "has_zeros"), [(128, 640, True), (256, 512, False), (None, 384, True)])
+@pytest.mark.parametrize("tokens", quick_sample([1, 3, 8, 11, 30], [1, 11]))
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_few_tokens_of_whole_turns(
+    device: str, tokens: int, dtype: torch.dtype, group: int | None, channels: int, has_zeros: bool
+) -> None:
+    weight = quantized_weight("int4", 70, channels, group, asymmetric=has_zeros)
+    x, bias = (seeded_normal(0, tokens, channels) + 1).to(dtype), seeded_normal(2, 70).to(dtype)
+    launches = _linear(x, weight, "none", device, bias=bias, residual=seeded_normal(3, tokens, 70).to(dtype))
+    assert "code_narrow_kernel" in {python_function(launch.function).__name__ for launch in launches}
+    if channels == 512:
+        gates, arguments = quantized_weight("int4", 2 * 37, channels, group), (None, "silu", dtype)
+        check(gated_linear, x, gates.claimed(), *arguments, device=device, tolerance=GPU_KERNELS[dtype])
+
+
 @pytest.mark.parametrize("target", ["mi300x", pytest.param("a100", marks=pytest.mark.slow)])
 def test_other_targets(device: str, target: str) -> None:
     if device == "cuda" and target == "mi300x":
@@ -215,7 +231,7 @@ def test_other_targets(device: str, target: str) -> None:
 
 def test_split_sums(device: str) -> None:
     x = seeded_normal(0, 16, 2048).half()
-    launches = _linear(x, quantized_weight("int4", 64, 2048, 128), "none", device)
+    launches = _linear(x, quantized_weight("int4", 64, 2048, 64), "none", device)
     assert launches[0].constants["SPLITS"] == 8 and launches[0].then, launches[0].constants
     assert python_function(launches[0].function).__name__ == "code_tile_kernel"
 

@@ -1,4 +1,5 @@
-"""The ways to compute a product with a weight of codes on a target: coded_gemv.py and coded_tile.py, in which tiles."""
+"""The ways to compute a product with a weight of codes on a target, and their tiles: coded_gemv.py, coded_narrow.py,
+coded_tile.py."""
 
 import torch
 import triton
@@ -11,6 +12,9 @@ from llmc.targets import GpuTarget
 # Bytes of codes that a thread reads at once, and channels of a tile's turn without groups.
 _THREAD_BYTES = 16
 _CHANNELS = 128
+# Rows of x that coded_narrow.py multiplies in registers, and channels of its turns, which are whole.
+MOST_NARROW_ROWS, NARROW_CHANNELS = 32, 128
+_HALVES = (torch.bfloat16, torch.float16)
 # The least depth of both operands in a matrix instruction of 8-bit numbers.
 _LEAST_DEPTH = 32
 
@@ -30,6 +34,8 @@ def code_operands(product: Product, codes: Codes, target: GpuTarget) -> str:
 def code_tilings(product: Product, codes: Codes, target: GpuTarget, tokens: int) -> tuple[Tiling, ...]:
     """The ways that can serve that many rows on the target."""
     shapes = [_gemv(product, codes, target, tokens)] if tokens <= MOST_GEMV_ROWS else []
+    if tokens <= MOST_NARROW_ROWS:
+        shapes += _narrow(product, codes, target, tokens)
     in_block = _tile_channels(product, codes, target)
     operands = code_operands(product, codes, target)
     if operands == "fp32":
@@ -61,6 +67,21 @@ def _tile_channels(product: Product, codes: Codes, target: GpuTarget) -> int:
     where their places have to be computed."""
     most = _CHANNELS // 2 if target.backend == "hip" or product.sparse is not None else _CHANNELS
     return min(most, codes.group or most)
+
+
+def _narrow(product: Product, codes: Codes, target: GpuTarget, tokens: int) -> list[Tiling]:
+    """Two tiles of 16 rows of W, which share x, and warps along the channels. More channels at once, or more tokens,
+    would leave registers for one block a multiprocessor, which cannot load while it multiplies."""
+    is_known = codes.format == "int4" and codes.x_format == "none" and product.call.dtype("x") in _HALVES
+    is_known = is_known and product.sparse is None and product.channels % NARROW_CHANNELS == 0
+    if target.backend != "cuda" or not is_known or (codes.group or NARROW_CHANNELS) % NARROW_CHANNELS:
+        return []
+    block = 1 if tokens == 1 else max(8, triton.next_power_of_2(tokens))
+    turns = product.channels // NARROW_CHANNELS
+    warps = next((w for w in (8, 4) if turns % w == 0), 8 if turns > 8 else 4)
+    at_once = 2 if block <= 8 and triton.cdiv(turns, warps) % 2 == 0 else 1
+    out_block = 16 if product.gated else 32
+    return [Tiling(Way.CODED_NARROW, block, out_block, at_once * NARROW_CHANNELS, warps, 1, 0.3)]
 
 
 def _gemv(product: Product, codes: Codes, target: GpuTarget, tokens: int) -> Tiling:

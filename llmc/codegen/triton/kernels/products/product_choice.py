@@ -8,8 +8,9 @@ import triton
 
 from llmc.codegen.triton.kernel import Constant, DeviceLaunch, LibraryFunction, rows
 from llmc.codegen.triton.kernels.products.coded_gemv import code_gemv_kernel
+from llmc.codegen.triton.kernels.products.coded_narrow import code_narrow_kernel
 from llmc.codegen.triton.kernels.products.coded_tile import code_tile_kernel
-from llmc.codegen.triton.kernels.products.coded_ways import code_operands
+from llmc.codegen.triton.kernels.products.coded_ways import NARROW_CHANNELS, code_operands
 from llmc.codegen.triton.kernels.products.dense_gemv import gemv_kernel
 from llmc.codegen.triton.kernels.products.dense_narrow import add_splits_kernel, narrow_kernel
 from llmc.codegen.triton.kernels.products.dense_persistent import persistent_kernel
@@ -27,7 +28,7 @@ from llmc.program.launch_arguments import Argument
 from llmc.targets import GpuTarget
 
 # Row counts up to which one choice serves, each judged at its upper end; the last one at four times its lower end.
-_BUCKETS = (1, 2, 4, 16, 32, 64, 128, 256, 512, 1024, 2048, None)
+_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, None)
 _GROUP = 8
 # Codes that a thread or a few of them read together in a product of few tokens.
 _CHUNK_BYTES = 64
@@ -143,6 +144,11 @@ def _code_launch(product: Product, codes: Codes, target: GpuTarget, tiling: Tili
         chunks = max(1, min(tiling.in_block, triton.next_power_of_2(product.channels)) // codes.per_byte // chunk)
         constants |= {"TOKENS": tiling.token_block, "CHUNKS": chunks, "CHUNK_BYTES": chunk}
         return _with(code_gemv_kernel, product, constants, (str(out_tiles),), tiling)
+    if tiling.way is Way.CODED_NARROW:
+        constants |= {"TOKEN_BLOCK": tiling.token_block, "WARPS": tiling.num_warps}
+        constants["TURNS"] = tiling.in_block // NARROW_CHANNELS
+        grid = (str(out_tiles), f"cdiv({product.count}, {tiling.token_block})")
+        return _with(code_narrow_kernel, product, constants, grid, tiling)
     constants |= {
         "OPERANDS": code_operands(product, codes, target),
         "TOKEN_BLOCK": tiling.token_block,

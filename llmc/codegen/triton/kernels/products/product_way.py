@@ -17,6 +17,7 @@ class Way(Enum):
     DENSE_TILE = "dense_tile"
     DENSE_PERSISTENT = "dense_persistent"
     CODED_GEMV = "coded_gemv"
+    CODED_NARROW = "coded_narrow"
     CODED_TILE = "coded_tile"
     LIBRARY = "library"
 
@@ -25,8 +26,9 @@ class Way(Enum):
 class Tiling:
     """One way to compute a product, and how it is cut. efficiency: the share of the peak rate that its loop reaches.
 
-    normed: the kernel norms x itself; otherwise a launch before it does, where there is a norm. expanded: a launch
-    before gives a weight its zeros back; otherwise the kernel does, where they are not stored.
+    in_block: of CODED_NARROW, channels that a warp loads at once. normed: the kernel norms x itself; otherwise a launch
+    before it does, where there is a norm. expanded: a launch before gives a weight its zeros back; otherwise the kernel
+    does, where they are not stored.
     """
 
     way: Way
