@@ -99,7 +99,8 @@ def measure(directory: Path, shapes: Sequence[str], peers: Sequence[str], budget
     for shape, peer in compiling.items():
         console.print(f"{shape}, HF: ready after {peer.prepared() or float('inf'):.0f} s", highlight=False)
     for shape in shapes:
-        names = [" ".join(("llmc", scheme)).strip() for scheme in ("", *SCHEMES[shape])]
+        built = [scheme for scheme in ("", *SCHEMES[shape]) if engine_path(directory, shape, scheme).exists()]
+        names = [" ".join(("llmc", scheme)).strip() for scheme in built]
         for name in [*names, *(["HF"] if shape in compiling else [])]:
             outcome = (compiling[shape] if name == "HF" else contestant(shape, name)).measured()
             outcomes.append(outcome)

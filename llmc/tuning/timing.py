@@ -15,10 +15,11 @@ def timed(run: Callable[[], None], times: int) -> list[float]:
     import torch
 
     cache_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
-    flushed = torch.empty(2 * cache_bytes, dtype=torch.uint8, device="cuda")
+    # Read, not written: lines that were written would be copied to memory during the measured launch.
+    flushing = torch.zeros(2 * cache_bytes // 8, dtype=torch.int64, device="cuda")
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(WARM_UP + times)]
     for start, end in events:
-        flushed.zero_()
+        flushing.amax()
         # Meanwhile the launches are queued, so that their time has no wait for the CPU in it.
         torch.cuda._sleep(_QUEUEING_CYCLES)
         start.record()
