@@ -27,6 +27,7 @@ from llmc.program import WeightSlot
 from llmc.runtime.device.binaries import binaries_for
 from llmc.runtime.device.device import open_device
 from llmc.runtime.device.memory import plan_device_memory
+from llmc.runtime.device.weights import Allocate
 from llmc.runtime.executors.cuda import CudaExecutor
 
 _CHUNK_BYTES = 64 << 20
@@ -79,16 +80,15 @@ def open_weightless(engine: EngineDirectory) -> tuple[CudaExecutor, int]:
     binaries = binaries_for(engine, device, lambda line: print(line, file=sys.stderr))
     free, _ = torch.cuda.mem_get_info(device.index)
     memory = plan_device_memory(binaries.program, free, None)
-    return _DrawnExecutor(engine, device, binaries, memory), memory.blocks
+    return CudaExecutor(engine, device, binaries, memory, drawn_weights), memory.blocks
 
 
-class _DrawnExecutor(CudaExecutor):
-    def _copy_weights(self, engine: EngineDirectory) -> None:
-        for slot in engine.program.weights:
-            memory = self._allocate(slot.nbytes, slot.name)
-            draw(slot, memory)
-            self._spaces["weight", slot.name] = memory, 0
-            self._addresses["weight", slot.name] = memory.data_ptr()
+def drawn_weights(engine: EngineDirectory, allocate: Allocate) -> dict[str, tuple[torch.Tensor, int]]:
+    """Each weight's memory, filled, and 0 for where the weight begins in it."""
+    found = {slot.name: (allocate(slot.nbytes, slot.name), 0) for slot in engine.program.weights}
+    for slot in engine.program.weights:
+        draw(slot, found[slot.name][0])
+    return found
 
 
 def draw(slot: WeightSlot, memory: torch.Tensor) -> None:

@@ -8,13 +8,17 @@ from torch import Tensor
 from llmc.engine_format import EngineDirectory
 from llmc.engine_format.weight_file import StoredTensor, runs_of_tensors
 
+# Memory of a size in bytes on torch's current device, for a purpose in words.
+Allocate = Callable[[int, str], Tensor]
+# Each weight by name: the memory that it is in, and at which byte of it.
+DeviceWeights = Callable[[EngineDirectory, Allocate], dict[str, tuple[Tensor, int]]]
 _STAGING_BYTES = 64 << 20
 
 
-def device_weights(engine: EngineDirectory, allocate: Callable[[int, str], Tensor]) -> dict[str, tuple[Tensor, int]]:
+def device_weights(engine: EngineDirectory, allocate: Allocate) -> dict[str, tuple[Tensor, int]]:
     """Each weight by name: the memory that it is in, and at which byte of it.
 
-    allocate: returns memory of a size in bytes on torch's current device, for a purpose in words. Each run of tensors
+    Each run of tensors
     is copied through two pinned buffers: one fills from the mapped file while the other is copied.
     """
     staging = [torch.empty(_STAGING_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]

@@ -32,7 +32,7 @@ from llmc.runtime.device.inputs import StepShape, example_step, pack_inputs
 from llmc.runtime.device.library_only import library_only
 from llmc.runtime.device.memory import DeviceMemory, memory_of_blocks, out_of_memory, plan_device_memory
 from llmc.runtime.device.program import ARENA, RANKS, PlannedCall, calls_of_step, plan_calls
-from llmc.runtime.device.weights import device_weights
+from llmc.runtime.device.weights import DeviceWeights, device_weights
 from llmc.runtime.executors.cuda_driver import LoadedKernel, load_kernel
 from llmc.runtime.executors.cuda_launches import CudaLaunches
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits, SideArray
@@ -85,9 +85,17 @@ def open_cuda_rank(engine: EngineDirectory, rank: int, blocks: int) -> CudaExecu
 
 class CudaExecutor:
     """Binaries, weights, KV cache, arena and graphs on one device. blocks: of the cache that requests may use.
-    snapshots: how many of states there may be."""
+    snapshots: how many of states there may be. weights: brings the weights to the device,
+    by default from the engine's files."""
 
-    def __init__(self, engine: EngineDirectory, device: Device, binaries: DeviceBinaries, memory: DeviceMemory) -> None:
+    def __init__(
+        self,
+        engine: EngineDirectory,
+        device: Device,
+        binaries: DeviceBinaries,
+        memory: DeviceMemory,
+        weights: DeviceWeights | None = None,
+    ) -> None:
         self.blocks = memory.blocks
         self._program, self.limits = binaries.program, binaries.program.limits
         self.snapshots = memory.snapshots
@@ -97,7 +105,7 @@ class CudaExecutor:
         self._spaces: dict[tuple[str, str], tuple[Tensor, int]] = {}
         self._addresses: dict[tuple[str, str], int] = {}
         rows = self.limits.max_logit_rows
-        for name, (whole, start) in device_weights(engine, self._allocate).items():
+        for name, (whole, start) in (weights or device_weights)(engine, self._allocate).items():
             self._spaces["weight", name] = whole, start
             self._addresses["weight", name] = whole.data_ptr() + start
         self._add((ARENA, ""), memory.arena, "the arena of activations")
