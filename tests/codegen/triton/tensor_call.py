@@ -82,9 +82,10 @@ def check(
 
 def relative_error(got: Tensor, wanted: Tensor) -> float:
     """‖got - wanted‖ / ‖wanted‖ in fp64 of what is finite; infinite for another shape, dtype or place of a NaN."""
-    if got.shape != wanted.shape or got.dtype != wanted.dtype or not torch.equal(got.cpu().isnan(), wanted.isnan()):
+    got, wanted = got.cpu(), wanted.cpu()
+    if got.shape != wanted.shape or got.dtype != wanted.dtype or not torch.equal(got.isnan(), wanted.isnan()):
         return float("inf")
-    numbers = got.cpu().double().nan_to_num(nan=0.0), wanted.double().nan_to_num(nan=0.0)
+    numbers = got.double().nan_to_num(nan=0.0), wanted.double().nan_to_num(nan=0.0)
     return float((numbers[0] - numbers[1]).norm() / numbers[1].norm().clamp_min(1e-30))
 
 

@@ -152,8 +152,8 @@ def _load_chunk(
     WARPS: tl.constexpr,
     TURNS: tl.constexpr,
 ) -> tl.tuple:
-    """Of TURNS times 128 channels from 128·first on, and of each row of a thread: four words of codes, the scale, and
-    the zero if there are any. Scales past the end are 0."""
+    """Load what TURNS times 128 channels from 128·first on have of each row of a thread: four words of codes, the
+    scale, and the zero if there are any. Scales past the end are 0."""
     IS_WHOLE: tl.constexpr = COUNT % (WARPS * TURNS) == 0
     found: tl.tuple = ()
     for turn in tl.static_range(TURNS):

@@ -33,7 +33,7 @@ _BANDWIDTH_SHARE = {
     Way.DENSE_TILE: 0.8,
     Way.DENSE_PERSISTENT: 0.85,
     Way.CODED_GEMV: 0.75,
-    Way.CODED_NARROW: 0.76,
+    Way.CODED_NARROW: 0.6,
     Way.CODED_TILE: 0.7,
     Way.LIBRARY: 0.8,
 }

@@ -1,4 +1,4 @@
-"""Device code for matrix products whose operands are in the registers of chosen threads: mma.sync by hand.
+"""Device code for matrix products whose operands are in the registers of chosen threads (mma.sync).
 
 All tensors are of 32·WARPS elements, one of each thread, so that a kernel knows which thread holds what: thread 4·g + t
 of a warp has row g of the left operand and of its sums, column g of the right one, and channels t of both. Words are
