@@ -27,10 +27,8 @@ def _down_projection(weight: Any) -> Case:
 
 
 def _codes(format: str) -> Claimed:
-    in_pairs = format == "int4"
-    codes = meta(4096, 7168 if in_pairs else 14336, dtype=torch.uint8 if in_pairs else torch.int8)
-    scales = meta(4096, 112) if in_pairs else meta(4096, 1, dtype=torch.float32)
-    return Claimed(_OPS.dequantize.default, (codes, scales, None, format, torch.float32))
+    scales = meta(4096, 112) if format == "int4" else meta(4096, 1, dtype=torch.float32)
+    return Claimed(_OPS.dequantize.default, (meta(4096, 14336, dtype=torch.int8), scales, None, format, torch.float32))
 
 
 def _attention() -> Case:
@@ -63,6 +61,6 @@ def case_kernels(name: str, target: GpuTarget) -> list[DeviceKernel]:
     """Of the case's candidates those for one token, and of each function the one with the largest tile."""
     template, arguments = CASES[name]()
     kernels = node_kernels(template, arguments, target)
-    of_one_token = [kernel for kernel in kernels if kernel.constants.get("TOKENS") == 1]
+    of_one_token = [k for k in kernels if 1 in (k.constants.get("TOKENS"), k.constants.get("TOKEN_BLOCK"))]
     others = [kernel for kernel in largest(kernels) if kernel not in of_one_token]
     return of_one_token + others

@@ -1,8 +1,8 @@
 """Products of weights that are codes: the arguments of the kernels for them, and what those do not read.
 
 x as it is, or rounded to int8 or fp8 codes by a launch before (quantize_tokens.py), which may put it through an RMS
-norm first. A few tokens are bound by reading the codes (code_gemv), more are multiplied on the matrix units
-(code_tile).
+norm first. A few tokens are bound by reading the codes (code_gemv, and code_narrow for int4 in groups), more are
+multiplied on the matrix units (code_tile).
 """
 
 from collections.abc import Mapping
