@@ -83,7 +83,7 @@ def _narrow(product: Product, codes: Codes, target: GpuTarget, tokens: int) -> l
     block = 1 if tokens == 1 else max(8, triton.next_power_of_2(tokens))
     turns = product.channels // NARROW_CHANNELS
     warps = next((w for w in ((4,) if product.gated else (8, 4)) if turns % w == 0), 8 if turns > 8 else 4)
-    wanted = (4, 2, 1) if product.gated and block > 1 else (2, 1)
+    wanted = (1,) if block > 8 else (4, 2, 1) if product.gated and block > 1 else (2, 1)
     at_once = next(count for count in wanted if triton.cdiv(turns, warps) % count == 0)
     out_block = 16 if product.gated or block == 1 else 32
     return [Tiling(Way.CODED_NARROW, block, out_block, at_once * NARROW_CHANNELS, warps, 1, 0.06)]
