@@ -77,12 +77,17 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         ("NVIDIA GeForce RTX 4090", (8, 9), False, "rtx4090"),
         ("NVIDIA L40S", (8, 9), False, "l40s"),
         ("NVIDIA L4", (8, 9), False, "l4"),
+        ("NVIDIA L40", (8, 9), False, "l40"),
         ("NVIDIA A100-SXM4-80GB", (8, 0), False, "a100"),
-        ("NVIDIA GH200 480GB", (9, 0), False, "h200"),
+        ("NVIDIA A100-SXM4-40GB", (8, 0), False, "a100-40gb"),
+        ("NVIDIA A100-PCIE-40GB", (8, 0), False, "a100-40gb"),
+        ("NVIDIA H100 PCIe", (9, 0), False, "h100-pcie"),
+        ("NVIDIA H100 NVL", (9, 0), False, "h100-nvl"),
+        ("NVIDIA GH200 480GB", (9, 0), False, "gh200"),
         ("NVIDIA RTX 6000 Ada Generation", (8, 9), False, "l4"),
         ("AMD Instinct MI300X", (9, 4), True, "mi300x"),
         ("NVIDIA A10", (8, 6), False, "a10"),
-        ("NVIDIA GeForce RTX 3090", (8, 6), False, "a10"),
+        ("NVIDIA GeForce RTX 3090", (8, 6), False, "rtx3090"),
         ("NVIDIA RTX A1000", (8, 6), False, "a10"),
         ("AMD Instinct MI250X", (9, 0), True, None),
         ("NVIDIA T4", (7, 5), False, None),
@@ -133,6 +138,20 @@ def test_auto_does_not_pass_over_a_device_that_no_target_fits(
 def test_auto_is_the_cpu_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert resolve_target("auto") == host_target()
+
+
+@pytest.mark.parametrize(("cuda", "problem"), [("13.0", "is built for CUDA 13.0"), (None, "is built without CUDA")])
+def test_auto_does_not_pass_over_a_gpu_that_torch_cannot_use(
+    cuda: str | None, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = tmp_path / "version"
+    version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.57.02\nGCC version: 12\n")
+    monkeypatch.setattr(llmc.targets.here, "_NVIDIA_DRIVER", version)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    with pytest.raises(TargetError, match=rf"470\.57\.02\), but torch .* {problem}") as caught:
+        resolve_target("auto")
+    assert "target=cpu" in str(caught.value.fix)
 
 
 def test_amx_counts_only_where_the_system_saves_its_registers(monkeypatch: pytest.MonkeyPatch) -> None:

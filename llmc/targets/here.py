@@ -9,6 +9,9 @@ from pathlib import Path
 from llmc.errors import TargetError
 from llmc.targets.table import CPU_TARGETS, GPU_TARGETS, CpuTarget, GpuTarget, Target
 
+# Its first line has the driver's version.
+_NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+
 
 def cpu_target_here(name: str) -> CpuTarget | None:
     """The CPU target of that name, if this machine has what it needs; None for others."""
@@ -61,6 +64,7 @@ def automatic_target() -> Target:
     """This machine's GPU, or its CPU if it has no GPU. A GPU that is in no target's reach is not passed over."""
     device = _first_device()
     if device is None:
+        _check_driver()
         return host_target()
     target = match_device(device.name, device.capability, is_hip=device.is_hip)
     if target is not None:
@@ -74,12 +78,31 @@ def automatic_target() -> Target:
     )
 
 
+def _check_driver() -> None:
+    """Raise TargetError if this machine has a driver for NVIDIA's GPUs that torch does not use."""
+    try:
+        version = _NVIDIA_DRIVER.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
+        import torch
+    except (OSError, ModuleNotFoundError):
+        return
+    if torch.version.cuda is None:
+        problem, fix = "is built without CUDA", "install a torch with CUDA"
+    else:
+        problem = f"is built for CUDA {torch.version.cuda} and finds no GPU that it can use"
+        fix = "update the driver, or install a torch for an older CUDA; see what torch.cuda.init() raises"
+    raise TargetError(
+        f"this machine has a driver for NVIDIA's GPUs ({version}), but torch {torch.__version__} {problem}",
+        at="target=auto",
+        fix=f"{fix}; or build for the CPU: target=cpu",
+    )
+
+
 def match_device(name: str, capability: tuple[int, int], *, is_hip: bool) -> GpuTarget | None:
     """The target that a device's name says, or else the slowest of its instruction set; None for an unknown one."""
     words, arch = name.lower().replace(" ", ""), capability[0] * 10 + capability[1]
     # torch gives an AMD GPU a capability too, but it does not say which gfx that is.
     same = [t for t in GPU_TARGETS if (t.backend == "hip" if is_hip else t.arch == arch)]
-    named = [t for t in same if t.name in words]
+    named = [t for t in same if all(part in words for part in t.name.split("-"))]
     if named:
         return max(named, key=lambda t: len(t.name))
     return None if is_hip else min(same, key=lambda t: t.bandwidth, default=None)

@@ -188,12 +188,20 @@ def _nvidia(
 
 GPU_TARGETS: tuple[GpuTarget, ...] = (
     _nvidia("h100", 90, 132, 80, 3.35e12, 989e12, 1979e12, 66.9e12, "NVIDIA H100 SXM (sm_90), 80 GB at 3.35 TB/s"),
+    _nvidia(
+        "h100-pcie", 90, 114, 80, 2.04e12, 756e12, 1513e12, 51.2e12, "NVIDIA H100 PCIe (sm_90), 80 GB at 2.04 TB/s"
+    ),
+    _nvidia("h100-nvl", 90, 132, 94, 3.94e12, 835e12, 1671e12, 60e12, "NVIDIA H100 NVL (sm_90), 94 GB at 3.94 TB/s"),
+    _nvidia("gh200", 90, 132, 96, 4.0e12, 989e12, 1979e12, 66.9e12, "NVIDIA GH200 (sm_90), 96 GB at 4.0 TB/s"),
     _nvidia("h200", 90, 132, 141, 4.8e12, 989e12, 1979e12, 66.9e12, "NVIDIA H200 SXM (sm_90), 141 GB at 4.8 TB/s"),
     _nvidia("a100", 80, 108, 80, 2.039e12, 312e12, None, 19.5e12, "NVIDIA A100 SXM (sm_80), 80 GB at 2.04 TB/s"),
+    _nvidia("a100-40gb", 80, 108, 40, 1.555e12, 312e12, None, 19.5e12, "NVIDIA A100 (sm_80), 40 GB at 1.56 TB/s"),
     _nvidia("b200", 100, 148, 180, 7.7e12, 2250e12, 4500e12, 75e12, "NVIDIA B200 (sm_100), 180 GB at 7.7 TB/s"),
     _nvidia("a10", 86, 72, 24, 600e9, 125e12, None, 31.2e12, "NVIDIA A10 (sm_86), 24 GB at 600 GB/s"),
     _nvidia("l4", 89, 58, 24, 300e9, 121e12, 242e12, 30.3e12, "NVIDIA L4 (sm_89), 24 GB at 300 GB/s"),
+    _nvidia("l40", 89, 142, 48, 864e9, 181e12, 362e12, 90.5e12, "NVIDIA L40 (sm_89), 48 GB at 864 GB/s"),
     _nvidia("l40s", 89, 142, 48, 864e9, 362e12, 733e12, 91.6e12, "NVIDIA L40S (sm_89), 48 GB at 864 GB/s"),
+    _nvidia("rtx3090", 86, 82, 24, 936e9, 71e12, None, 35.6e12, "NVIDIA RTX 3090 (sm_86), 24 GB at 936 GB/s"),
     _nvidia("rtx4090", 89, 128, 24, 1008e9, 165e12, 330e12, 82.6e12, "NVIDIA RTX 4090 (sm_89), 24 GB at 1.01 TB/s"),
     GpuTarget(
         "mi300x",

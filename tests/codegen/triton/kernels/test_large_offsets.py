@@ -108,7 +108,9 @@ def test_the_best_of_a_large_product(device: str, limit: int, tokens: int) -> No
     if device == "cpu":
         allow_computed_bounds()
     if is_gemv:
-        best_gemv_kernel[chunks,](*arguments, **sizes, TOKENS=tokens, BLOCKS=blocks, AHEAD=channels % 64 == 0 and channels >= 128)
+        best_gemv_kernel[chunks,](
+            *arguments, **sizes, TOKENS=tokens, BLOCKS=blocks, AHEAD=channels % 64 == 0 and channels >= 128
+        )
     else:
         best_narrow_kernel[chunks, 1](*arguments, **sizes, TOKEN_BLOCK=16)
     best = maxima.argmax(1)
