@@ -91,14 +91,15 @@ def _ordered(product: Product, target: GpuTarget, tokens: int) -> tuple[Tiling, 
 
 def _serving(product: Product, target: GpuTarget, tiling: Tiling, span: _Range) -> DeviceLaunch:
     seconds = predicted_seconds(product, target, tiling, span.judged)
-    launch = _launch(product.with_zeros if tiling.expanded else product, target, tiling)
+    expansion = product.expansion if tiling.expanded else None
+    launch = _launch(product if expansion is None else expansion.product, target, tiling)
     before: list[DeviceLaunch] = []
     if product.norm is not None and not tiling.normed:
         before.append(product.norm.launch)
     if product.codes is not None and product.codes.quantize is not None:
         before.append(product.codes.quantize)
-    if product.sparse is not None and tiling.expanded:
-        before.append(product.sparse.expand)
+    if expansion is not None:
+        before.append(expansion.launch)
     group = (*before, replace(launch, then=(), seconds=seconds), *launch.then)
     return replace(group[0], min_tokens=span.first, max_tokens=span.last, then=group[1:])
 
