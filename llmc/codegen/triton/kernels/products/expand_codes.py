@@ -25,8 +25,10 @@ from llmc.codegen.triton.kernels.products.weight_codes import (
     load_codes,
     low_codes,
 )
-from llmc.codegen.triton.machine_code.budget import Budget
+from llmc.codegen.triton.machine_code.budget import Budget, Limit
+from llmc.codegen.triton.machine_code.device_limits import bytes_to_keep_in_flight
 from llmc.program.launch_arguments import Operand
+from llmc.targets import GpuTarget
 
 # Bytes of low bits of a program, of a row in it at most, and at least where that divides the rows evenly.
 _PROGRAM_BYTES, _MOST_BYTES, _LEAST_BYTES = 2048, 1024, 128
@@ -137,4 +139,16 @@ def _launch(product: Product, codes: Codes, values: Operand) -> DeviceLaunch:
     )
 
 
-expand_codes_budget = Budget("expand_codes_kernel", (), streams=("codes_ptr",))
+def _codes_in_flight(target: GpuTarget) -> float:
+    """At least two thirds of the bytes are written, for which no thread waits."""
+    return bytes_to_keep_in_flight(target) / 3
+
+
+expand_codes_budget = Budget(
+    "expand_codes_kernel",
+    (
+        Limit("narrow_loads", "a load of 16 bytes per thread takes as long as a narrower one", at_most=0),
+        Limit("bytes_in_flight", "the memory is idle while codes arrive", at_least=_codes_in_flight),
+    ),
+    streams=("codes_ptr",),
+)
