@@ -15,6 +15,8 @@ _THREAD_BYTES = 16
 _CHANNELS = 128
 # Rows of x that coded_narrow.py multiplies in registers, and channels of its turns, which are whole.
 MOST_NARROW_ROWS, NARROW_CHANNELS = 32, 128
+# More tiles than these for each multiprocessor are not split: the partial sums of a head would be as large as it is.
+_MOST_WAVES = 8
 # The share of the peak rate of tiles with so many tokens that decoding takes no time, and the tokens that take as long
 # as decoding int4.
 _DECODED_EFFICIENCY, _INT4_DECODING = 0.26, 36
@@ -51,7 +53,8 @@ def code_tilings(product: Product, codes: Codes, target: GpuTarget, tokens: int)
         return tuple(shapes)
     if tokens <= MOST_SPLIT_ROWS:
         block = token_block(tokens, most=32 if product.gated else 64)
-        for splits in (1, 2, 4, 8):
+        many = triton.cdiv(product.outputs, 64) * triton.cdiv(tokens, block) > _MOST_WAVES * target.sm_count
+        for splits in (1,) if many else (1, 2, 4, 8):
             if splits == 1 or product.channels >= splits * in_block:
                 efficiency = _efficiency(codes, block, 0.35)
                 shapes.append(Tiling(Way.CODED_TILE, block, 64, in_block, 4, 3, efficiency, splits))
