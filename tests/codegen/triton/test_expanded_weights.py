@@ -30,8 +30,9 @@ from tests.codegen.triton.device_harness import interpret_steps
 from tests.codegen.triton.offline_compile import compile_checked, meta, node_kernels
 from tests.codegen.triton.quantized_weight import QuantizedWeight, meta_blocked
 from tests.codegen.triton.tensor_call import TensorCall
-from tests.gpu_target import EACH_KIND_OF_GPU, each_kind_of_gpu, gpu_target
+from tests.gpu_target import EACH_KIND_OF_GPU, gpu_target
 from tests.passes.quantization.quantizing import captured_llama, optimized
+from tests.quick_sample import quick_sample
 
 H100, H200 = gpu_target("h100"), gpu_target("h200")
 
@@ -51,8 +52,13 @@ def _chosen(weight: QuantizedWeight, rows: int, target: GpuTarget, x_format: str
     return next(x for x, only, _ in ranges if only is None or only.holds(tokens=rows, logit_rows=0))
 
 
-@pytest.mark.parametrize("name", EACH_KIND_OF_GPU)
-@pytest.mark.parametrize("format", ["int4", "fp8", "q4_k", "q6_k", "nf4"])
+@pytest.mark.parametrize(
+    ("name", "format"),
+    quick_sample(
+        [(name, format) for name in EACH_KIND_OF_GPU for format in ("int4", "fp8", "q4_k", "q6_k", "nf4")],
+        [("h100", "int4"), ("mi300x", "q6_k")],
+    ),
+)
 def test_hundreds_of_tokens_are_multiplied_by_the_library(name: str, format: str) -> None:
     weight, target = _weight(6144, 4096, format), gpu_target(name)
     names = {
@@ -108,10 +114,21 @@ def test_layers_share_a_workspace_and_give_the_graphs_logits(tmp_path: Path) -> 
             assert (a - b).abs().max() <= 1e-4 * b.std()
 
 
-@pytest.mark.parametrize("name", each_kind_of_gpu("h100", "mi300x"))
-def test_a_value_takes_the_instructions_that_are_predicted(name: str, workers: Workers, tmp_path: Path) -> None:
-    """Without spills; a program has no loop. A quarter more are for its addresses, where its rows are short."""
-    target, formats = gpu_target(name), ("int4", "fp8", "nf4", *BLOCKED)
+FORMATS = ("int4", "fp8", "nf4", *BLOCKED)
+
+
+@pytest.mark.parametrize(
+    ("name", "formats"),
+    quick_sample(
+        [("h100", FORMATS[:1]), ("mi300x", FORMATS[:1]), *((name, FORMATS) for name in EACH_KIND_OF_GPU)],
+        [("h100", FORMATS[:1]), ("mi300x", FORMATS[:1])],
+    ),
+)
+def test_a_value_takes_the_instructions_that_are_predicted(
+    name: str, formats: tuple[str, ...], workers: Workers, tmp_path: Path
+) -> None:
+    """At most, and without spills; a program has no loop."""
+    target = gpu_target(name)
     kernels = []
     for format in formats:
         arguments = (meta(2, 14336), _weight(4096, 14336, format).claimed(), None, torch.bfloat16)

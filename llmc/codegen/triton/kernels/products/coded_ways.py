@@ -17,8 +17,8 @@ _CHANNELS = 128
 MOST_NARROW_ROWS, NARROW_CHANNELS = 32, 128
 # More tiles than these for each multiprocessor are not split: the partial sums of a head would be as large as it is.
 _MOST_WAVES = 8
-# The share of the peak rate of tiles with so many tokens that decoding takes no time, and the tokens that take as long
-# as decoding int4.
+# The share of the peak rate that tiles would reach if decoding took no time, and the number of tokens whose products
+# take as long as decoding int4.
 _DECODED_EFFICIENCY, _INT4_DECODING = 0.26, 36
 _HALVES = (torch.bfloat16, torch.float16)
 # The least depth of both operands in a matrix instruction of 8-bit numbers.

@@ -80,8 +80,8 @@ def predicted_seconds(product: Product, target: GpuTarget, tiling: Tiling, token
         expansion = product.expansion
         assert expansion is not None
         issued = issue_seconds(product.weight_rows * product.channels * expansion.instructions, target)
-        moved = product.weight_nbytes + expansion.nbytes
-        expanding = max(moved / (_EXPANDING_SHARE * target.bandwidth), issued)
+        both = product.weight_nbytes + expansion.nbytes
+        expanding = max(both / (_EXPANDING_SHARE * target.bandwidth), issued)
         after = predicted_seconds(expansion.product, target, replace(tiling, expanded=False), tokens)
         return expanding + target.launch + after
     out_tiles = triton.cdiv(product.outputs, tiling.out_block)
