@@ -115,7 +115,14 @@ class TritonBackend:
         assert given.keys() == set(names), f"{function.__name__} takes {names}, and was given {list(given)}"
         arguments = {n: launch.arguments[n] for n in names if launch.arguments.get(n) is not None}
         return KernelCall(
-            name, function.__name__, arguments, (), launch.grid, only, sides=launch.sides, seconds=launch.seconds
+            name,
+            function.__name__,
+            arguments,
+            grid=launch.grid,
+            only=only,
+            sides=launch.sides,
+            moved=launch.moved,
+            seconds=launch.seconds,
         )
 
 

@@ -27,7 +27,7 @@ class DeviceLaunch:
     this one left in a workspace. sides: as of Launch. min_tokens, max_tokens: the row counts (T, or L where the
     launch's rows are logit rows) that the launch serves, None for no limit; together the candidates serve every count.
     seconds: predicted for the maximum row count, for this launch and those that follow together; None if the node's
-    cost is the prediction.
+    cost is the prediction. moved: bytes, where they are others than the node's.
     """
 
     function: Any
@@ -41,6 +41,7 @@ class DeviceLaunch:
     then: "tuple[DeviceLaunch, ...]" = ()
     sides: tuple[str, ...] = ()
     seconds: float | None = None
+    moved: str | None = None
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
 """Put alternatives in the place of the launches that they can stand for, in every site that is alike."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from llmc.codegen.launches import alike, plan_buffers, spans_of
 from llmc.program import Alternative, Buffer, Launch, Program
-from llmc.program.launch_arguments import Operand
+from llmc.program.launch_arguments import Argument, Operand
 
 
 def launch_alternatives(program: Program, chosen: Sequence[Alternative]) -> Program:
@@ -14,11 +14,17 @@ def launch_alternatives(program: Program, chosen: Sequence[Alternative]) -> Prog
     The replaced launches become alternatives.
     """
     replaced: dict[int, tuple[int, tuple[Launch, ...]]] = {}
+    known = {b.name: b for b in (*program.buffers, *(b for a in program.alternatives for b in a.buffers))}
     for alternative in chosen:
         own = program.launches[alternative.first : alternative.last + 1]
         for start in _sites(program.launches, own):
             here = program.launches[start : start + len(own)]
-            replaced[start] = len(own), _moved(alternative.launches, own, here)
+            # One buffer for all sites would be in use from the first to the last of them.
+            names = {
+                b.name: f"{b.name}_at_{start}" if start != alternative.first else b.name for b in alternative.buffers
+            }
+            known |= {name: replace(known[old], name=name) for old, name in names.items()}
+            replaced[start] = len(own), _moved(alternative.launches, own, here, names)
     launches: list[Launch] = []
     places: dict[int, int] = {}
     index = 0
@@ -27,7 +33,6 @@ def launch_alternatives(program: Program, chosen: Sequence[Alternative]) -> Prog
         count, new = replaced.get(index, (1, program.launches[index : index + 1]))
         launches += new
         index += count
-    known = {b.name: b for b in (*program.buffers, *(b for a in program.alternatives for b in a.buffers))}
     return _planned(program, launches, _alternatives(program, chosen, places), known)
 
 
@@ -53,20 +58,26 @@ def _sites(launches: Sequence[Launch], own: Sequence[Launch]) -> list[int]:
     ]
 
 
-def _moved(launches: Sequence[Launch], own: Sequence[Launch], here: Sequence[Launch]) -> tuple[Launch, ...]:
-    """The launches with the operands of `own` replaced by those that stand `here` for them."""
+def _moved(
+    launches: Sequence[Launch], own: Sequence[Launch], here: Sequence[Launch], names: Mapping[str, str]
+) -> tuple[Launch, ...]:
+    """The launches with the operands of `own` replaced by those that stand `here` for them, and buffers renamed."""
     operands = {
         value: theirs.arguments[name]
         for ours, theirs in zip(own, here, strict=True)
         for name, value in ours.arguments.items()
         if isinstance(value, Operand)
     }
+
+    def moved(value: Argument) -> Argument:
+        if not isinstance(value, Operand):
+            return value
+        if value.space == "buffer" and value.name in names:
+            return replace(value, name=names[value.name])
+        return operands.get(value, value)
+
     return tuple(
-        replace(
-            launch,
-            arguments={n: operands.get(v, v) if isinstance(v, Operand) else v for n, v in launch.arguments.items()},
-            origin=here[0].origin,
-        )
+        replace(launch, arguments={n: moved(v) for n, v in launch.arguments.items()}, origin=here[0].origin)
         for launch in launches
     )
 

@@ -18,9 +18,9 @@ from llmc.ops.token_codes import token_codes
 from llmc.program import Layout, WeightSlot, code_rows_layout, step_row_bytes
 from llmc.runtime.executors.stored_weights import blocked_in_rows
 from tests.blocked_parts import BLOCKED, blocked_parts
-from tests.codegen.triton.claimed import normed, rounded
+from tests.codegen.triton.claimed import normed, rounded, values_of
 from tests.codegen.triton.quantized_weight import QuantizedWeight, quantized_weight
-from tests.codegen.triton.tensor_call import TensorCall, check
+from tests.codegen.triton.tensor_call import TensorCall, check, relative_error
 from tests.gpu_target import gpu_target
 from tests.quick_sample import quick_sample
 from tests.seeded_normal import seeded_normal
@@ -217,6 +217,48 @@ def test_few_tokens_of_whole_turns(
     if channels == 512:
         gates, arguments = quantized_weight("int4", 2 * 37, channels, group), (None, "silu", dtype)
         check(gated_linear, x, gates.claimed(), *arguments, device=device, tolerance=GPU_KERNELS[dtype])
+
+
+# Rows that end within a run, a byte's two channels or a group's last tile; more groups than a tile has; one row.
+EXPANDED = [
+    ("int4", 128, 384, True),
+    ("int4", None, 31, False),
+    ("int5", 32, 2144, True),
+    ("int6", None, 100, False),
+    ("int8", None, 1032, False),
+    ("int8", 64, 64, True),
+    ("fp8", 128, 2176, False),
+    ("nf4", 64, 192, False),
+    ("mxfp4", 32, 96, False),
+    *((format, None, 512 if CODE_FORMATS[format].run == 256 else 288, False) for format in BLOCKED),
+]
+
+
+@pytest.mark.parametrize(("format", "group", "channels", "has_zeros"), quick_sample(EXPANDED, EXPANDED[::3]))
+@pytest.mark.parametrize("outputs", [1, 37])
+def test_expanded_weights(
+    device: str, format: str, group: int | None, channels: int, has_zeros: bool, outputs: int
+) -> None:
+    """Equal bits, except where one side rounds a product that the other fuses into a difference."""
+    weight = quantized_weight(format, outputs, channels, group, asymmetric=has_zeros)
+    for dtype in (torch.float32, torch.float16):
+        arguments = (seeded_normal(0, 40, channels).to(dtype), weight.claimed(), None, dtype)
+        call = TensorCall(linear, arguments, (torch.empty(40, outputs, dtype=dtype),), device, in_place=False)
+        launches = {python_function(launch.function).__name__: launch for launch in call.candidates()}
+        call.run(launches["expand_codes_kernel"])
+        (wanted,) = values_of((weight.claimed(),))
+        found = call.memory["buffer", "workspace_expanded"].view(outputs, channels)
+        assert relative_error(found, wanted.to(dtype)) <= (1e-4 if CODE_FORMATS[format].has_minimum else 0.0)
+
+
+def test_many_tokens_are_multiplied_by_the_library(device: str) -> None:
+    """With the weight's values, for every product that the library knows."""
+    gates, weight = quantized_weight("int4", 2 * 48, 256, 128), quantized_weight("q6_k", 40, 256, None)
+    x, residual = seeded_normal(0, 40, 256).half(), seeded_normal(1, 40, 40).half()
+    launches = _linear(x, weight, "none", device, residual=residual, activation="silu")
+    launches += check(gated_linear, x, gates.claimed(), None, "silu", x.dtype, device=device, tolerance=1e-3)
+    chains = [[python_function(each.function).__name__ for each in (launch, *launch.then)] for launch in launches]
+    assert chains.count(["expand_codes_kernel", "matmul", "add_splits_kernel"]) == 2
 
 
 @pytest.mark.parametrize("target", ["mi300x", pytest.param("a100", marks=pytest.mark.slow)])

@@ -14,6 +14,7 @@ from torch import Tensor, fx
 from llmc.codegen.call import CODE_ROW_PARTS, Call, arguments_of, stored_weight
 from llmc.codegen.triton.code_rows import row_bytes
 from llmc.codegen.triton.kernel import rows
+from llmc.codegen.triton.kernels.products.expand_codes import expandable
 from llmc.codegen.triton.kernels.products.format_facts import by_group
 from llmc.codegen.triton.kernels.products.product import Codes, Epilogue, Product, product_of
 from llmc.codegen.triton.kernels.products.quantize_tokens import quantize_launch
@@ -76,7 +77,7 @@ def coded_product(call: Call, epilogue: Epilogue) -> Product:
     to codes."""
     stored = stored_weight(call)
     out, channels = stored.shape("codes")
-    return codes_product(call, epilogue, stored, (out, channels), stored.code_rows())
+    return expandable(codes_product(call, epilogue, stored, (out, channels), stored.code_rows()))
 
 
 def codes_product(

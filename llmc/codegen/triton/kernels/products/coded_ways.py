@@ -7,6 +7,7 @@ import triton
 from llmc.codegen.triton.kernels.products.product import Codes, Product
 from llmc.codegen.triton.kernels.products.product_way import MOST_GEMV_ROWS, MOST_SPLIT_ROWS, Tiling, Way, token_block
 from llmc.codegen.triton.kernels.products.sparse_ways import sparse_gemv
+from llmc.formats.code_format import CODE_FORMATS
 from llmc.targets import GpuTarget
 
 # Bytes of codes that a thread reads at once, and channels of a tile's turn without groups.
@@ -14,6 +15,11 @@ _THREAD_BYTES = 16
 _CHANNELS = 128
 # Rows of x that coded_narrow.py multiplies in registers, and channels of its turns, which are whole.
 MOST_NARROW_ROWS, NARROW_CHANNELS = 32, 128
+# More tiles than these for each multiprocessor are not split: the partial sums of a head would be as large as it is.
+_MOST_WAVES = 8
+# The share of the peak rate that tiles would reach if decoding took no time, and the number of tokens whose products
+# take as long as decoding int4.
+_DECODED_EFFICIENCY, _INT4_DECODING = 0.26, 36
 _HALVES = (torch.bfloat16, torch.float16)
 # The least depth of both operands in a matrix instruction of 8-bit numbers.
 _LEAST_DEPTH = 32
@@ -47,19 +53,42 @@ def code_tilings(product: Product, codes: Codes, target: GpuTarget, tokens: int)
         return tuple(shapes)
     if tokens <= MOST_SPLIT_ROWS:
         block = token_block(tokens, most=32 if product.gated else 64)
-        for splits in (1, 2, 4, 8):
+        many = triton.cdiv(product.outputs, 64) * triton.cdiv(tokens, block) > _MOST_WAVES * target.sm_count
+        for splits in (1,) if many else (1, 2, 4, 8):
             if splits == 1 or product.channels >= splits * in_block:
-                shapes.append(Tiling(Way.CODED_TILE, block, 64, in_block, 4, 3, 0.35, splits))
+                efficiency = _efficiency(codes, block, 0.35)
+                shapes.append(Tiling(Way.CODED_TILE, block, 64, in_block, 4, 3, efficiency, splits))
     if tokens > 32:
         # Where matrix units keep sums in registers, the sums of a gate, its partner and a group spill.
         # So do codes' bits above the low four, which also take shared memory.
         is_wide = target.arch in (90, 100) or not (product.gated or codes.in_planes)
         if is_wide:
             wide = 64 if product.gated else 128
-            shapes.append(Tiling(Way.CODED_TILE, 128, wide, in_block, 8, 3, 0.5))
-        is_tight = product.gated and codes.in_planes and not is_wide
-        shapes.append(Tiling(Way.CODED_TILE, 32 if is_tight else 64, 64, in_block, 4 if is_wide else 8, 3, 0.4))
+            shapes.append(Tiling(Way.CODED_TILE, 128, wide, in_block, 8, 3, _efficiency(codes, 128, 0.5)))
+        block = 32 if product.gated and codes.in_planes and not is_wide else 64
+        warps = 4 if is_wide else 8
+        shapes.append(Tiling(Way.CODED_TILE, block, 64, in_block, warps, 3, _efficiency(codes, block, 0.4)))
     return tuple(shapes)
+
+
+def decoding_instructions(format: str) -> int:
+    """Instructions of a lane to decode a code and store its value, at most; tests count them in the machine code."""
+    record = CODE_FORMATS[format]
+    if record.table is not None and not record.power_of_two:
+        return 21
+    return 15 if record.in_planes or record.integers is None else 11
+
+
+def _efficiency(codes: Codes, block: int, of_codes: float) -> float:
+    """The share of the peak rate for tiles of `block` tokens; `of_codes` if tokens are codes.
+
+    A tile takes the time of decoding plus that of its tokens. On an H200, int4 weights of an 8B model took 34 us for 32
+    tokens in tiles of 32, and 298 us for 512 tokens in tiles of 128 (means of four products).
+    """
+    if codes.x_format != "none":
+        return of_codes
+    decoding = _INT4_DECODING * decoding_instructions(codes.format) / decoding_instructions("int4")
+    return _DECODED_EFFICIENCY * block / (block + decoding)
 
 
 def _tile_channels(product: Product, codes: Codes, target: GpuTarget) -> int:

@@ -12,7 +12,7 @@ import triton
 from llmc.codegen.triton.kernels.products.coded_ways import code_operands, code_tilings
 from llmc.codegen.triton.kernels.products.product import Product
 from llmc.codegen.triton.kernels.products.product_way import MOST_GEMV_ROWS, MOST_SPLIT_ROWS, Tiling, Way, token_block
-from llmc.codegen.triton.kernels.products.sparse_ways import expanding_seconds, sparse_tilings
+from llmc.codegen.triton.kernels.products.sparse_ways import INSTRUCTIONS, issue_seconds, sparse_tilings
 from llmc.targets import GpuTarget
 
 # Share of the processors that must have a program with loads in flight before memory is the limit.
@@ -22,8 +22,9 @@ _PROGRAMS_AT_ONCE = 8
 # The L2 cache's bandwidth over the memory's.
 _L2_SPEED = 2.0
 _RESERVED_SHARED_BYTES = 2048
-# Share of the memory bandwidth that is reached when a sparse weight is expanded.
-_EXPANDING_SHARE = 0.7
+# Share of the memory bandwidth that is reached when a weight is expanded, and the share of the memory that the largest
+# weight may take then. Weights share their workspace.
+_EXPANDING_SHARE, _MOST_EXPANDED = 0.8, 1 / 64
 
 
 # Share of the memory bandwidth that each way reaches where memory is the limit.
@@ -44,10 +45,13 @@ _NORMING = {Way.DENSE_GEMV: 1.0, Way.DENSE_NARROW: 0.75}
 
 def tilings(product: Product, target: GpuTarget, tokens: int) -> tuple[Tiling, ...]:
     """The ways that can serve that many rows on the target."""
-    if product.sparse is not None and tokens > MOST_GEMV_ROWS:
-        expanded = tuple(replace(t, expanded=True) for t in tilings(product.with_zeros, target, tokens))
-        return _tilings(product, target, tokens) + expanded
-    return _tilings(product, target, tokens)
+    found, expansion = _tilings(product, target, tokens), product.expansion
+    if expansion is None or tokens < expansion.least_rows:
+        return found
+    if expansion.nbytes > _MOST_EXPANDED * target.memory_bytes:
+        return found
+    others = _tilings(expansion.product, target, tokens)
+    return found + tuple(replace(t, expanded=True) for t in others if expansion.ways is None or t.way in expansion.ways)
 
 
 def _tilings(product: Product, target: GpuTarget, tokens: int) -> tuple[Tiling, ...]:
@@ -73,11 +77,12 @@ def _tilings(product: Product, target: GpuTarget, tokens: int) -> tuple[Tiling, 
 def predicted_seconds(product: Product, target: GpuTarget, tiling: Tiling, tokens: int) -> float:
     """Seconds of one product of that many rows, all its launches included."""
     if tiling.expanded:
-        sparse, elements = product.sparse, product.weight_rows * product.channels
-        assert sparse is not None
-        both = sparse.nbytes + sparse.expanded_nbytes
-        expanding = max(both / (_EXPANDING_SHARE * target.bandwidth), expanding_seconds(elements, 1, target))
-        after = predicted_seconds(product.with_zeros, target, replace(tiling, expanded=False), tokens)
+        expansion = product.expansion
+        assert expansion is not None
+        issued = issue_seconds(product.weight_rows * product.channels * expansion.instructions, target)
+        both = product.weight_nbytes + expansion.nbytes
+        expanding = max(both / (_EXPANDING_SHARE * target.bandwidth), issued)
+        after = predicted_seconds(expansion.product, target, replace(tiling, expanded=False), tokens)
         return expanding + target.launch + after
     out_tiles = triton.cdiv(product.outputs, tiling.out_block)
     programs = out_tiles * triton.cdiv(tokens, tiling.token_block) * tiling.splits
@@ -105,7 +110,7 @@ def predicted_seconds(product: Product, target: GpuTarget, tiling: Tiling, token
         arithmetic = triton.cdiv(programs, target.sm_count) * padded / tiling.splits / rate
     if product.sparse is not None:
         elements, tiles = product.weight_rows * product.channels, triton.cdiv(tokens, tiling.token_block)
-        arithmetic += expanding_seconds(elements, tiles, target) / busy
+        arithmetic += issue_seconds(elements * tiles * INSTRUCTIONS, target) / busy
     share = _BANDWIDTH_SHARE[tiling.way] * (_NORMING[tiling.way] if tiling.normed else 1.0)
     memory = moved / (target.bandwidth * busy * share)
     return float(max(memory, arithmetic) + (launches - 1) * target.launch)

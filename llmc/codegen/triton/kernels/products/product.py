@@ -8,6 +8,7 @@ from torch import fx
 
 from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import Constant, DeviceLaunch, rows
+from llmc.codegen.triton.kernels.products.product_way import Way
 from llmc.codegen.triton.kernels.refusals import IDS, refuse_dtypes, tensors_of
 from llmc.codegen.triton.kernels.rows.norm_rows import norm_launch
 from llmc.formats.code_format import CODE_FORMATS
@@ -62,16 +63,26 @@ class Codes:
 @dataclass(frozen=True)
 class Sparse:
     """A W stored without zeros (mask_rows.py). arguments: masks_ptr and starts_ptr. nbytes: size of W with masks,
-    starts and the scales of codes.
-
-    expand: the launch that expands W to a workspace. expanded: weight_ptr or codes_ptr there, and its size in bytes.
-    """
+    starts and the scales of codes."""
 
     arguments: dict[str, Argument]
     nbytes: int
-    expand: DeviceLaunch
-    expanded: dict[str, Argument]
-    expanded_nbytes: int
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """A launch that writes W to a workspace, and the product that reads it there.
+
+    nbytes: size of the workspace. instructions: of the launch, for each element of W. least_rows: number of rows of x
+    from which this is a candidate. ways: those in which that product is computed; None for all.
+    """
+
+    launch: DeviceLaunch
+    product: "Product"
+    nbytes: int
+    instructions: int
+    least_rows: int
+    ways: frozenset[Way] | None = None
 
 
 # The arguments of kernels that know masks, of a W that has none.
@@ -88,7 +99,7 @@ class Product:
     many rows. itemsize: bytes of an element of x and W; result_itemsize: of y. has_aligned_rows: whether tensor
     descriptors can read x and W, and a wide tile of y can be stored in whole vectors. norm: what x goes through first,
     if anything. codes: of a quantized W, which only the kernels for codes read. sparse: of a W without its zeros, which
-    only some kernels read.
+    only some kernels read. expansion: how W becomes one that other kernels read.
     """
 
     call: Call
@@ -104,25 +115,25 @@ class Product:
     norm: Norm | None = None
     codes: Codes | None = None
     sparse: Sparse | None = None
-
-    @property
-    def with_zeros(self) -> "Product":
-        """After `sparse.expand`."""
-        assert self.sparse is not None
-        return replace(self, sparse=None, arguments={**self.arguments, **self.sparse.expanded})
+    expansion: Expansion | None = None
 
     @property
     def weight_rows(self) -> int:
         """Rows of W."""
         return self.outputs * (2 if self.gated else 1)
 
+    @property
+    def weight_nbytes(self) -> int:
+        """Size of W as it is stored."""
+        if self.sparse is not None:
+            return self.sparse.nbytes
+        return self.weight_rows * self.channels * self.itemsize if self.codes is None else self.codes.nbytes
+
     def bytes_moved(self, tokens: int) -> int:
         """W, x, the residual and y, each once."""
         residual = 0 if self.arguments["residual_ptr"] is None else self.itemsize
-        row = self.channels * self.itemsize
-        weight = self.weight_rows * row if self.codes is None else self.codes.nbytes
-        weight = weight if self.sparse is None else self.sparse.nbytes
-        return weight + tokens * row + tokens * self.outputs * (self.result_itemsize + residual)
+        x, y = self.channels * self.itemsize, self.outputs * (self.result_itemsize + residual)
+        return self.weight_nbytes + tokens * (x + y)
 
     def operations(self, tokens: int) -> int:
         """Multiplications and additions."""

@@ -64,10 +64,7 @@ class _Range:
 
 def _ranges(product: Product, target: GpuTarget) -> list[_Range]:
     """Ranges are joined only where measuring has the same ways to choose from: few rows keep those made for them."""
-    limits = product.call.limits()
-    largest = {"T": limits.max_batch_tokens, "L": limits.max_logit_rows}
-    most = product.count if isinstance(product.count, int) else product.count.at(largest)
-    found: list[_Range] = []
+    most, found = _most_rows(product), list[_Range]()
     first = 1
     for bucket in _BUCKETS:
         last = None if bucket is None or bucket >= most else bucket
@@ -84,21 +81,30 @@ def _ranges(product: Product, target: GpuTarget) -> list[_Range]:
     raise AssertionError("the last bucket has no end")
 
 
+def _most_rows(product: Product) -> int:
+    """Rows of x in the largest step."""
+    limits = product.call.limits()
+    largest = {"T": limits.max_batch_tokens, "L": limits.max_logit_rows}
+    return product.count if isinstance(product.count, int) else product.count.at(largest)
+
+
 def _ordered(product: Product, target: GpuTarget, tokens: int) -> tuple[Tiling, ...]:
     fitting = tilings(product, target, tokens)
     return tuple(sorted(fitting, key=lambda t: predicted_seconds(product, target, t, tokens)))
 
 
 def _serving(product: Product, target: GpuTarget, tiling: Tiling, span: _Range) -> DeviceLaunch:
-    seconds = predicted_seconds(product, target, tiling, span.judged)
-    launch = _launch(product.with_zeros if tiling.expanded else product, target, tiling)
     before: list[DeviceLaunch] = []
+    if product.expansion is not None and tiling.expanded:
+        # Its time does not depend on the rows, so the prediction of the product leaves it out.
+        moved = product.weight_nbytes + product.expansion.nbytes
+        before.append(replace(product.expansion.launch, moved=str(moved)))
+        product, tiling = product.expansion.product, replace(tiling, expanded=False)
+    seconds, launch = predicted_seconds(product, target, tiling, span.judged), _launch(product, target, tiling)
     if product.norm is not None and not tiling.normed:
         before.append(product.norm.launch)
     if product.codes is not None and product.codes.quantize is not None:
         before.append(product.codes.quantize)
-    if product.sparse is not None and tiling.expanded:
-        before.append(product.sparse.expand)
     group = (*before, replace(launch, then=(), seconds=seconds), *launch.then)
     return replace(group[0], min_tokens=span.first, max_tokens=span.last, then=group[1:])
 
@@ -183,7 +189,8 @@ def _split(product: Product, whole: DeviceLaunch, splits: int) -> DeviceLaunch:
     """The launch with its sums going to a workspace, and the one that adds them up."""
     columns = splits * product.weight_rows
     # A fixed size: only this many rows are ever split, while a step may have many more.
-    workspace = product.call.workspace(f"partial_sums_{splits}", 1, MOST_SPLIT_ROWS * columns, torch.float32)
+    most = min(MOST_SPLIT_ROWS, _most_rows(product))
+    workspace = product.call.workspace(f"partial_sums_{splits}", 1, most * columns, torch.float32)
     pointer = workspace.pointer
     into: dict[str, Argument] = {"y_ptr": pointer, "y_row_stride": columns, "bias_ptr": None, **WITHOUT_DELTA}
     into |= rows("residual", None)

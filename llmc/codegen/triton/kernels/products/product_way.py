@@ -27,8 +27,8 @@ class Tiling:
     """One way to compute a product, and how it is cut. efficiency: the share of the peak rate that its loop reaches.
 
     in_block: of CODED_NARROW, channels that a warp loads at once. normed: the kernel norms x itself; otherwise a launch
-    before it does, where there is a norm. expanded: a launch before gives a weight its zeros back; otherwise the kernel
-    does, where they are not stored.
+    before it does, where there is a norm. expanded: of a weight that a launch before writes to a workspace (product.py,
+    Expansion), not of the weight as it is stored.
     """
 
     way: Way

@@ -15,14 +15,16 @@ from llmc.codegen.call import Call, arguments_of, stored_weight
 from llmc.codegen.triton.code_rows import row_bytes
 from llmc.codegen.triton.kernel import DeviceLaunch
 from llmc.codegen.triton.kernels.products.coded_product import codes_product, refuse_arrival, refuse_groups
-from llmc.codegen.triton.kernels.products.product import Epilogue, Product, Sparse, rows_product
+from llmc.codegen.triton.kernels.products.product import Epilogue, Expansion, Product, Sparse, rows_product
+from llmc.codegen.triton.kernels.products.product_way import MOST_GEMV_ROWS
 from llmc.codegen.triton.kernels.products.sparse_tile import expand_rows_kernel
+from llmc.codegen.triton.kernels.products.sparse_ways import INSTRUCTIONS
 from llmc.codegen.triton.kernels.refusals import FLOATS, refuse_dtypes
 from llmc.codegen.triton.mask_rows import mask_nbytes
 from llmc.graph.product_parts import unrounded_parts, x_of
 from llmc.graph.refusal import Refusal
 from llmc.program import Layout
-from llmc.program.launch_arguments import Argument, Operand
+from llmc.program.launch_arguments import Operand
 from llmc.targets import GpuTarget
 
 # Rows of a program that expands a sparse weight, and columns that it expands at a time.
@@ -53,7 +55,7 @@ def sparse_product(call: Call, epilogue: Epilogue) -> Product:
     stored, dtype = stored_weight(call), (call.within("x") or call).dtype("x")
     values, sparse = _sparse(call, stored, dtype)
     shape = stored.shape("masks")[0], stored.plain("columns")
-    return replace(rows_product(call, epilogue, shape, values), sparse=sparse)
+    return _expandable(rows_product(call, epilogue, shape, values), sparse, "weight_ptr", shape[1], dtype)
 
 
 def sparse_codes_product(call: Call, epilogue: Epilogue) -> Product:
@@ -61,26 +63,31 @@ def sparse_codes_product(call: Call, epilogue: Epilogue) -> Product:
     stored = stored_weight(call)
     codes, sparse = _sparse(call, stored, torch.int8)
     shape, scales = (stored.shape("masks")[0], stored.plain("columns")), stored.weight("scales", Layout.ROWS)
-    return replace(codes_product(call, epilogue, stored, shape, {"codes": codes, "scales": scales}), sparse=sparse)
+    product = codes_product(call, epilogue, stored, shape, {"codes": codes, "scales": scales})
+    return _expandable(product, sparse, "codes_ptr", row_bytes(shape[1], Layout.CODE_ROWS), torch.int8)
 
 
 def _sparse(call: Call, stored: Call, dtype: torch.dtype) -> tuple[Operand, Sparse]:
     """Where the elements lie, as of dtype, and what says their places."""
     values, masks, starts = stored.sparse_rows(dtype)
-    (out, _), columns = stored.shape("masks"), stored.plain("columns")
-    has_codes = stored.op is torch.ops.llmc.sparse_codes.default
-    width = row_bytes(columns, Layout.CODE_ROWS) if has_codes else columns
-    dense = call.workspace("expanded", 1, out * width, dtype).pointer
-    places: dict[str, Argument] = {"masks_ptr": masks, "starts_ptr": starts}
-    expand = DeviceLaunch(
-        expand_rows_kernel,
-        {"values_ptr": values, **places, "y_ptr": dense},
-        {"COLUMNS": columns, "WIDTH": width, "OUT": out, "ROWS": _EXPANDED_ROWS, "BLOCK": _EXPANDED_COLUMNS},
-        (str(-(-out // _EXPANDED_ROWS)),),
-    )
     nbytes = math.prod(stored.shape("values")) * dtype.itemsize
     nbytes += sum(mask_nbytes(stored.shape("masks"), layout) for layout in (Layout.MASK_ROWS, Layout.MASK_STARTS))
-    if has_codes:
+    if stored.op is torch.ops.llmc.sparse_codes.default:
         nbytes += math.prod(stored.shape("scales")) * stored.dtype("scales").itemsize
-    pointer = "codes_ptr" if has_codes else "weight_ptr"
-    return values, Sparse(places, nbytes, expand, {pointer: dense}, out * width * dtype.itemsize)
+    return values, Sparse({"masks_ptr": masks, "starts_ptr": starts}, nbytes)
+
+
+def _expandable(product: Product, sparse: Sparse, pointer: str, width: int, dtype: torch.dtype) -> Product:
+    """The product with `sparse`, or of its weight with all zeros in rows of `width` elements of dtype. pointer: which
+    argument of `product` refers to the elements."""
+    out = product.weight_rows
+    dense = product.call.workspace("expanded", 1, out * width, dtype).pointer
+    launch = DeviceLaunch(
+        expand_rows_kernel,
+        {"values_ptr": product.arguments[pointer], **sparse.arguments, "y_ptr": dense},
+        {"COLUMNS": product.channels, "WIDTH": width, "OUT": out, "ROWS": _EXPANDED_ROWS, "BLOCK": _EXPANDED_COLUMNS},
+        (str(-(-out // _EXPANDED_ROWS)),),
+    )
+    whole = replace(product, arguments={**product.arguments, pointer: dense})
+    expansion = Expansion(launch, whole, out * width * dtype.itemsize, INSTRUCTIONS, MOST_GEMV_ROWS + 1)
+    return replace(product, sparse=sparse, expansion=expansion)

@@ -49,9 +49,9 @@ def sparse_tilings(product: Product, target: GpuTarget, tokens: int) -> list[Til
     ]
 
 
-def expanding_seconds(elements: int, token_tiles: int, target: GpuTarget) -> float:
-    """Seconds to expand a weight with this number of elements, zeros included, once for each tile of tokens."""
-    return elements * token_tiles * INSTRUCTIONS / (_ISSUE_SHARE * _issue_rate(target))
+def issue_seconds(instructions: int, target: GpuTarget) -> float:
+    """Seconds in which the device starts this number of instructions, each of one lane."""
+    return instructions / (_ISSUE_SHARE * _issue_rate(target))
 
 
 def dense_reason(storage: fx.Node, target: GpuTarget) -> str | None:
@@ -63,7 +63,7 @@ def dense_reason(storage: fx.Node, target: GpuTarget) -> str | None:
     beside = given["scales"].meta["val"].nbytes if is_codes else 0
     dense = (elements * values.dtype.itemsize + beside) / bandwidth
     stored = (values.nbytes + masks.nbytes + 8 * int(masks.shape[0]) + beside) / bandwidth
-    expanding = expanding_seconds(elements, 1, target)
+    expanding = issue_seconds(elements * INSTRUCTIONS, target)
     if max(stored, expanding) < dense:
         return None
     return (
