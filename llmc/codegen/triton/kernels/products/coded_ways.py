@@ -19,7 +19,7 @@ MOST_NARROW_ROWS, NARROW_CHANNELS = 32, 128
 _MOST_WAVES = 8
 # The share of the peak rate that tiles would reach if decoding took no time, and the number of tokens whose products
 # take as long as decoding int4.
-_DECODED_EFFICIENCY, _INT4_DECODING = 0.26, 36
+_DECODED_EFFICIENCY, _INT4_DECODING, _SHORT_TURN = 0.26, 36, 0.6
 _HALVES = (torch.bfloat16, torch.float16)
 # The least depth of both operands in a matrix instruction of 8-bit numbers.
 _LEAST_DEPTH = 32
@@ -56,7 +56,7 @@ def code_tilings(product: Product, codes: Codes, target: GpuTarget, tokens: int)
         many = triton.cdiv(product.outputs, 64) * triton.cdiv(tokens, block) > _MOST_WAVES * target.sm_count
         for splits in (1,) if many else (1, 2, 4, 8):
             if splits == 1 or product.channels >= splits * in_block:
-                efficiency = _efficiency(codes, block, 0.35)
+                efficiency = _efficiency(codes, block, in_block, 0.35)
                 shapes.append(Tiling(Way.CODED_TILE, block, 64, in_block, 4, 3, efficiency, splits))
     if tokens > 32:
         # Where matrix units keep sums in registers, the sums of a gate, its partner and a group spill.
@@ -64,10 +64,10 @@ def code_tilings(product: Product, codes: Codes, target: GpuTarget, tokens: int)
         is_wide = target.arch in (90, 100) or not (product.gated or codes.in_planes)
         if is_wide:
             wide = 64 if product.gated else 128
-            shapes.append(Tiling(Way.CODED_TILE, 128, wide, in_block, 8, 3, _efficiency(codes, 128, 0.5)))
+            shapes.append(Tiling(Way.CODED_TILE, 128, wide, in_block, 8, 3, _efficiency(codes, 128, in_block, 0.5)))
         block = 32 if product.gated and codes.in_planes and not is_wide else 64
         warps = 4 if is_wide else 8
-        shapes.append(Tiling(Way.CODED_TILE, block, 64, in_block, warps, 3, _efficiency(codes, block, 0.4)))
+        shapes.append(Tiling(Way.CODED_TILE, block, 64, in_block, warps, 3, _efficiency(codes, block, in_block, 0.4)))
     return tuple(shapes)
 
 
@@ -79,15 +79,23 @@ def decoding_instructions(format: str) -> int:
     return 15 if record.in_planes or record.integers is None else 11
 
 
-def _efficiency(codes: Codes, block: int, of_codes: float) -> float:
+def gemv_instructions(codes: Codes, tokens: int) -> int:
+    """Instructions of a lane in coded_gemv.py for each byte of codes, about. An H200's time for int4 weights of an 8B
+    model followed from 20 of them for one token, and that for an int8 head from 9."""
+    return 7 + 2 * tokens if codes.per_byte == 1 else 14 + 6 * tokens
+
+
+def _efficiency(codes: Codes, block: int, in_block: int, of_codes: float) -> float:
     """The share of the peak rate for tiles of `block` tokens; `of_codes` if tokens are codes.
 
     A tile takes the time of decoding plus that of its tokens. On an H200, int4 weights of an 8B model took 34 us for 32
-    tokens in tiles of 32, and 298 us for 512 tokens in tiles of 128 (means of four products).
+    tokens in tiles of 32, and 298 us for 512 tokens in tiles of 128 (means of four products). Turns of 32 channels,
+    as for groups of 32, take 2.5 times the instructions for each code.
     """
     if codes.x_format != "none":
         return of_codes
     decoding = _INT4_DECODING * decoding_instructions(codes.format) / decoding_instructions("int4")
+    decoding *= max(1.0, _SHORT_TURN * _CHANNELS / in_block)
     return _DECODED_EFFICIENCY * block / (block + decoding)
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import triton
 
-from llmc.codegen.triton.kernels.products.coded_ways import code_operands, code_tilings
+from llmc.codegen.triton.kernels.products.coded_ways import code_operands, code_tilings, gemv_instructions
 from llmc.codegen.triton.kernels.products.product import Product
 from llmc.codegen.triton.kernels.products.product_way import MOST_GEMV_ROWS, MOST_SPLIT_ROWS, Tiling, Way, token_block
 from llmc.codegen.triton.kernels.products.sparse_ways import INSTRUCTIONS, issue_seconds, sparse_tilings
@@ -108,6 +108,9 @@ def predicted_seconds(product: Product, target: GpuTarget, tiling: Tiling, token
         padded = 2 * tiling.token_block * tiling.out_block * product.channels * (2 if product.gated else 1)
         rate = _rate(product, target) * tiling.efficiency / target.sm_count
         arithmetic = triton.cdiv(programs, target.sm_count) * padded / tiling.splits / rate
+    if tiling.way is Way.CODED_GEMV and product.codes is not None and product.sparse is None:
+        instructions = product.codes.nbytes * gemv_instructions(product.codes, tiling.token_block)
+        arithmetic += issue_seconds(instructions, target) / busy
     if product.sparse is not None:
         elements, tiles = product.weight_rows * product.channels, triton.cdiv(tokens, tiling.token_block)
         arithmetic += issue_seconds(elements * tiles * INSTRUCTIONS, target) / busy
