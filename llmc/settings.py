@@ -35,7 +35,8 @@ class Settings:
     (LLMC_API_KEY): of `llmc serve` and of the clients that llmc has for it. capture_cache (LLMC_CAPTURE_CACHE).
     rank_start_seconds (LLMC_RANK_START_SECONDS): until every rank of an engine has come up. rank_stall_seconds
     (LLMC_RANK_STALL_SECONDS): that one may keep the others waiting within a step. ptx_instructions
-    (LLMC_PTX_INSTRUCTIONS): of a block, after which executor="ptx" calls a kernel endless.
+    (LLMC_PTX_INSTRUCTIONS): of a block, after which executor="ptx" calls a kernel endless. run_ahead (LLMC_RUN_AHEAD=0
+    switches it off): whether a GPU's next step is queued before the tokens of the last one are read.
     """
 
     cache_dir: Path
@@ -48,6 +49,7 @@ class Settings:
     rank_start_seconds: float = 120.0
     rank_stall_seconds: float = 30.0
     ptx_instructions: int = 10_000_000
+    run_ahead: bool = True
 
 
 @cache
@@ -68,6 +70,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         "LLMC_PTX_INSTRUCTIONS",
         "LLMC_RANK_STALL_SECONDS",
         "LLMC_RANK_START_SECONDS",
+        "LLMC_RUN_AHEAD",
         "LLMC_THREADS",
     }
     for name in environ:
@@ -79,7 +82,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
     if threads and not (threads.isascii() and threads.isdigit() and 1 <= int(threads) <= 1024):
         fix = "give a whole number from 1 to 1024, or unset it for one thread per processor"
         raise _cannot_be("LLMC_THREADS", threads, fix)
-    for name, more in (("LLMC_DEBUG", ""), ("LLMC_CAPTURE_CACHE", CaptureCache.ALWAYS.value)):
+    for name, more in (("LLMC_DEBUG", ""), ("LLMC_RUN_AHEAD", ""), ("LLMC_CAPTURE_CACHE", CaptureCache.ALWAYS.value)):
         value = environ.get(name, "")
         if value not in ("", "0", "1", more):
             raise _cannot_be(name, value, f"set it to 0, 1 or {more}" if more else "set it to 0 or 1")
@@ -95,6 +98,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         _seconds(environ, "LLMC_RANK_START_SECONDS", Settings.rank_start_seconds),
         _seconds(environ, "LLMC_RANK_STALL_SECONDS", Settings.rank_stall_seconds),
         _instructions(environ),
+        environ.get("LLMC_RUN_AHEAD") != "0",
     )
 
 

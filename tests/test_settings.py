@@ -23,6 +23,8 @@ def test_values() -> None:
     assert settings.capture_cache is CaptureCache.CLEAN
     for value, meant in (("0", CaptureCache.OFF), ("1", CaptureCache.CLEAN), ("always", CaptureCache.ALWAYS)):
         assert read_settings({"LLMC_CAPTURE_CACHE": value}).capture_cache is meant
+    assert settings.run_ahead and read_settings({"LLMC_RUN_AHEAD": "1"}).run_ahead
+    assert not read_settings({"LLMC_RUN_AHEAD": "0"}).run_ahead
     assert (settings.cache_dir, settings.debug, settings.threads) == (Path("/c"), True, 3)
 
 
@@ -41,6 +43,7 @@ def test_sizes(text: str, nbytes: int | None) -> None:
         ("LLMC_THREADS", "two", "LLMC_THREADS cannot be 'two'"),
         ("LLMC_DEBUG", "yes", "set it to 0 or 1"),
         ("LLMC_DEBUG", "always", "set it to 0 or 1"),
+        ("LLMC_RUN_AHEAD", "no", "set it to 0 or 1"),
         ("LLMC_CAPTURE_CACHE", "off", "set it to 0, 1 or always"),
         ("LLMC_CACHE_SIZE", "much", "LLMC_CACHE_SIZE cannot be 'much'"),
         ("LLMC_CACHE_SIZE", "-1", "give a size such as 20GB"),

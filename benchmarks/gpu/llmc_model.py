@@ -22,7 +22,7 @@ from benchmarks.gpu.workloads import (
     prefill_flops,
 )
 from llmc.engine_format import read_engine
-from llmc.runtime.executors.cuda import open_engine
+from llmc.runtime.executors.cuda_opening import open_engine
 from llmc.runtime.executors.opening_request import CacheRoom, OpeningRequest
 from llmc.runtime.loop.step_loop import StepLoop
 from llmc.runtime.requests.ending import Ending

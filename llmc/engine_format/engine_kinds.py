@@ -61,7 +61,7 @@ ENGINE_KINDS: tuple[EngineKind, ...] = (
         is_gpu_target,
         re.compile(re.escape(PROGRAM_NAME)),
         (
-            Runner("cuda", _opens("cuda"), _opens_ranks("open_on_gpus")),
+            Runner("cuda", _opens("cuda_opening"), _opens_ranks("open_on_gpus")),
             Runner(
                 "triton_interpreter",
                 _opens("triton_interpreter"),

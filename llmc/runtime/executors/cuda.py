@@ -2,14 +2,14 @@
 
 Steps in which every request brings one token run as CUDA graphs, one for each bucket of shapes and each way of
 choosing tokens, which contain the copies of inputs to the device and of the chosen tokens back: a step fills pinned
-memory, replays the graph and waits.
+memory, replays the graph and waits. A step may be queued while another runs, from whose tokens it begins.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,65 +22,33 @@ from llmc.program.slot_views import move_slots, slot_views
 from llmc.runtime.adapters.placed_adapter import PlacedAdapter
 from llmc.runtime.device.adapter_tensors import adapter_tensors, with_adapters
 from llmc.runtime.device.arguments import PackedArguments, argument_values, extra_pointers, scratch_bytes
-from llmc.runtime.device.binaries import DeviceBinaries, binaries_for
+from llmc.runtime.device.binaries import DeviceBinaries
 from llmc.runtime.device.call_selection import Grid
-from llmc.runtime.device.decode_inputs import DecodeInputs
-from llmc.runtime.device.device import Device, check_device_count, open_device
+from llmc.runtime.device.device import Device
 from llmc.runtime.device.device_place import DevicePlace
 from llmc.runtime.device.graph_cache import GraphCache
-from llmc.runtime.device.inputs import StepShape, example_step, pack_inputs
+from llmc.runtime.device.inputs import StepShape, example_step
 from llmc.runtime.device.library_only import library_only
-from llmc.runtime.device.memory import DeviceMemory, memory_of_blocks, out_of_memory, plan_device_memory
+from llmc.runtime.device.memory import DeviceMemory, out_of_memory
 from llmc.runtime.device.program import ARENA, RANKS, PlannedCall, calls_of_step, plan_calls
+from llmc.runtime.device.step_lane import StepKind, StepLane
 from llmc.runtime.device.weights import DeviceWeights, device_weights
 from llmc.runtime.executors.cuda_driver import LoadedKernel, load_kernel
 from llmc.runtime.executors.cuda_launches import CudaLaunches
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits, SideArray
 from llmc.runtime.executors.library_calls import DeviceTensors, Views, library_call
-from llmc.runtime.executors.opening_request import OpeningRequest
 from llmc.runtime.executors.side_outputs import SideOutputs
 from llmc.runtime.executors.state_memory import copy_slot
-from llmc.runtime.kv_capacity import share_bytes
 from llmc.runtime.loop.step import Ints, Step
 from llmc.runtime.memory import Bytes
 from llmc.runtime.sampling.row_choice import RowChoices
 
-# Steps of one kind are one graph: their shape, and what they are to give.
-_StepKind = tuple[StepShape, StepOutput, tuple[str, ...]]
-MAX_GRAPHS = 64
+# Three of them are of the same steps: one that is not fed, and one of each lane.
+MAX_GRAPHS = 192
 # Below this much free memory no graph is captured.
 _GRAPH_ROOM_BYTES = 64 << 20
 # Kernels are compiled for pointers to multiples of 16 bytes.
 _ROW_ALIGNMENT = 16
-
-
-def open_engine(request: OpeningRequest) -> tuple[CudaExecutor, int]:
-    """Open the engine on torch's current device; for several ranks, the executor of the first. Without a given number
-    of blocks, the number that fits.
-
-    Raises TargetError, ToolchainError, OptionError or RankError if it cannot run.
-    """
-    request.wait_for_weights()
-    engine, (kv_cache_bytes, kv_memory, state_cache_bytes) = request.directory, request.room
-    device = open_device(engine.path)
-    check_device_count(engine.path, engine.program.ranks)
-    binaries = binaries_for(engine, device, lambda line: print(f"llmc: {line}", file=sys.stderr))
-    free, _ = torch.cuda.mem_get_info(device.index)
-    if kv_memory is not None:
-        kv_cache_bytes = share_bytes(free, kv_memory, kv_cache_bytes)
-    if request.blocks is None:
-        memory = plan_device_memory(binaries.program, free, kv_cache_bytes, request.beside, state_cache_bytes)
-    else:
-        memory = memory_of_blocks(binaries.program, request.blocks)
-    return CudaExecutor(engine, device, binaries, memory), memory.blocks
-
-
-def open_cuda_rank(engine: EngineDirectory, rank: int, blocks: int) -> CudaExecutor:
-    """Another rank, on the GPU with its number; `engine` has its weights. Raises TargetError."""
-    torch.cuda.set_device(rank)
-    device = open_device(engine.path)
-    binaries = binaries_for(engine, device, lambda line: print(f"llmc: {line}", file=sys.stderr))
-    return CudaExecutor(engine, device, binaries, memory_of_blocks(binaries.program, blocks))
 
 
 class CudaExecutor:
@@ -118,15 +86,15 @@ class CudaExecutor:
             self._add(("state", name), (memory.slots + 1) * state.nbytes, f"state {name}")
         self._pools = adapter_tensors(self._program, self._add_pool)
         self._inputs = self._allocate(memory.inputs, "step inputs")
-        self._staged_inputs = torch.empty(memory.inputs, dtype=torch.uint8, pin_memory=True)
-        self._decodes = DecodeInputs(self.limits, self._staged_inputs.numpy(), self._group_blocks, memory.slots)
         # One run of memory, so that a single copy brings all of them back.
         padded_rows = -(-rows // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
         chosen = self._allocate(len(CHOICE_OUTPUTS) * padded_rows * 4, "chosen tokens")
         self._chosen = chosen.view(torch.int32).view(len(CHOICE_OUTPUTS), padded_rows).zero_()
         for name, part in zip(CHOICE_OUTPUTS, self._chosen, strict=True):
             self._addresses["output", name] = part.data_ptr()
-        self._host_chosen = torch.empty(self._chosen.shape, dtype=torch.int32, pin_memory=True)
+        self._fed = self._chosen[0].clone()
+        self._lanes = [self._lane(memory) for _ in range(2)]
+        self._last_lane = 0
         self._every_row = np.ones(rows, np.bool_)
         self._host_logits: Tensor | None = None
         self._scratch: list[Tensor] = []
@@ -138,7 +106,7 @@ class CudaExecutor:
         self._launches = self._launches_of(self._program, {RANKS: 0} | self._addresses)
         self._capturing = torch.cuda.Stream(self._device)
         self._pool = torch.cuda.graph_pool_handle()
-        self._graphs: GraphCache[_StepKind, torch.cuda.CUDAGraph] = GraphCache(MAX_GRAPHS, self._has_graph_room)
+        self._graphs: GraphCache[StepKind, torch.cuda.CUDAGraph] = GraphCache(MAX_GRAPHS, self._has_graph_room)
 
     def step(self, step: Step) -> Logits:
         """The wanted rows' logits; the array is overwritten by the next step."""
@@ -148,11 +116,19 @@ class CudaExecutor:
 
     def choose(self, step: Step, wanted: StepOutput, choices: RowChoices) -> Chosen:
         """The wanted rows' tokens: the only bytes that come back."""
+        return self.queue(step, wanted, choices)()
+
+    def queue(
+        self, step: Step, wanted: StepOutput, choices: RowChoices, *, is_fed: bool = False
+    ) -> Callable[[], Chosen]:
+        """Begin a step, in order with the others; the function waits for its tokens."""
         with torch.cuda.device(self._device):
-            self._run(step, wanted, choices)
-            torch.cuda.current_stream().synchronize()
-        rows = len(step.logit_rows)
-        tokens, scores, covered = self._host_chosen.numpy()[:, :rows]
+            lane = self._run(step, wanted, choices, is_fed=is_fed)
+        return partial(self._read, lane, len(step.logit_rows), wanted)
+
+    def _read(self, lane: StepLane, rows: int, wanted: StepOutput) -> Chosen:
+        lane.done.synchronize()
+        tokens, scores, covered = lane.chosen.numpy()[:, :rows]
         # Only a filtered step says what is covered: others cover every row.
         is_covered = covered.astype(np.bool_) if wanted is StepOutput.FILTERED else self._every_row[:rows]
         return Chosen(tokens, scores.view(np.float32), is_covered)
@@ -176,9 +152,10 @@ class CudaExecutor:
         """Run one step without graphs, an event after each launch; a launch's time includes the gap before it."""
         step = (step if self._pools is None else with_adapters(step)).for_groups(self._group_blocks[1:])
         shape = StepShape.of(step)
-        self._stage(step, shape)
+        lane = self._lanes[0]
+        lane.pack(step, shape)
         with torch.cuda.device(self._device):
-            self._copy_inputs(shape)
+            self._copy_inputs(shape, lane.staged)
             prepared = self._launches.prepare(shape, StepOutput.LOGITS, step.sides)
             stream = torch.cuda.current_stream(self._device)
             events = [torch.cuda.Event(enable_timing=True) for _ in range(len(prepared) + 1)]
@@ -271,55 +248,72 @@ class CudaExecutor:
         for held in (self._spaces, self._addresses, self._kernels):
             held.clear()
         self._scratch.clear()
-        for name in ("_logits", "_inputs", "_chosen", "_pools", "_tensors", "_launches"):
+        for name in ("_logits", "_inputs", "_chosen", "_fed", "_lanes", "_pools", "_tensors", "_launches"):
             delattr(self, name)
         torch.cuda.empty_cache()
 
-    def _run(self, step: Step, wanted: StepOutput, choices: RowChoices | None) -> None:
+    def _run(self, step: Step, wanted: StepOutput, choices: RowChoices | None, *, is_fed: bool = False) -> StepLane:
+        """Queue a step; returns its lane. Fed steps alternate between the lanes, others take the first for fewer
+        graphs."""
         step = (step if self._pools is None else with_adapters(step)).for_groups(self._group_blocks[1:])
-        bucket = self._decodes.write(step, choices)
+        self._last_lane = 1 - self._last_lane if is_fed else 0
+        lane = self._lanes[self._last_lane]
+        bucket = lane.write(step, choices)
         shape = bucket or StepShape.of(step)
         if bucket is None:
-            self._stage(step, shape, choices)
+            lane.pack(step, shape, choices)
         self._sides.note_step(shape.tokens, shape.logit_rows)
+        kind = StepKind(shape, wanted, step.sides, self._last_lane, is_fed)
         try:
-            graph = None if bucket is None else self._graphs.get((bucket, wanted, step.sides), self._capture)
+            graph = None if bucket is None else self._graphs.get(kind, self._capture)
             if graph is None:
-                self._queue(shape, wanted, step.sides)
+                self._queue(kind)
             else:
                 graph.replay()
+            lane.done.record()
         except torch.OutOfMemoryError as error:
             # Only a library's workspace or a graph allocates in a step; torch's message says how much.
             asked = " ".join(str(error).split())[:120]
             raise self._out_of_memory(f"a step of {shape.tokens} tokens", asked) from None
+        return lane
 
-    def _capture(self, key: _StepKind) -> torch.cuda.CUDAGraph:
+    def _capture(self, key: StepKind) -> torch.cuda.CUDAGraph:
         if not self._graphs:
             # torch refuses a pool again whose last graph was dropped.
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         # Work of other threads on this or another GPU meanwhile is not captured and must not make the capture fail.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._capturing, capture_error_mode="thread_local"):
-            self._queue(*key)
+            self._queue(key)
         return graph
 
-    def _stage(self, step: Step, shape: StepShape, choices: RowChoices | None = None) -> None:
-        pack_inputs(step, shape, self._staged_inputs.numpy(), choices)
-        self._decodes.lose()
-
-    def _copy_inputs(self, shape: StepShape, *, chooses: bool = False) -> None:
+    def _copy_inputs(self, shape: StepShape, staged: Tensor, *, chooses: bool = False) -> None:
         """Queue the copy of a step's staged inputs to the device, from which launches read them."""
         nbytes = shape.input_bytes(chooses=chooses)
-        self._inputs[:nbytes].copy_(self._staged_inputs[:nbytes], non_blocking=True)
+        self._inputs[:nbytes].copy_(staged[:nbytes], non_blocking=True)
 
-    def _queue(self, shape: StepShape, wanted: StepOutput, sides: tuple[str, ...]) -> None:
+    def _queue(self, kind: StepKind) -> None:
         """Queue a step whose inputs are staged, with the copies to the device and back, which a graph thus contains."""
+        shape, wanted, lane = kind.shape, kind.wanted, self._lanes[kind.lane]
         chooses = wanted is not StepOutput.LOGITS
-        self._copy_inputs(shape, chooses=chooses)
+        if kind.is_fed:
+            # Also of a row without usable logits, the token must be one that has an embedding.
+            torch.clamp(self._chosen[0], 0, self._program.vocab_size - 1, out=self._fed)
+        self._copy_inputs(shape, lane.staged, chooses=chooses)
+        if kind.is_fed:
+            # A copy comes last: a launch may begin before a kernel in front of it has ended.
+            start = shape.input_offsets()["input_ids"]
+            ids = self._inputs[start : start + 4 * shape.tokens].view(torch.int32)
+            ids.copy_(self._fed[: shape.tokens], non_blocking=True)
         stream = torch.cuda.current_stream(self._device).cuda_stream
-        self._launches.queue(self._launches.prepare(shape, wanted, sides), shape, stream)
+        self._launches.queue(self._launches.prepare(shape, wanted, kind.sides), shape, stream)
         if chooses:
-            self._host_chosen.copy_(self._chosen, non_blocking=True)
+            lane.chosen.copy_(self._chosen, non_blocking=True)
+
+    def _lane(self, memory: DeviceMemory) -> StepLane:
+        staged = torch.empty(memory.inputs, dtype=torch.uint8, pin_memory=True)
+        chosen = torch.empty(self._chosen.shape, dtype=torch.int32, pin_memory=True)
+        return StepLane(self.limits, staged, chosen, torch.cuda.Event(), self._group_blocks, memory.slots)
 
     def _launches_of(self, program: Program, addresses: Mapping[tuple[str, str], int]) -> CudaLaunches:
         calls = plan_calls(program)
@@ -354,9 +348,9 @@ class CudaExecutor:
 
     def load_example(self, shape: StepShape) -> None:
         """Put the inputs of a step of that shape on the device, whose requests are at their longest, for measuring."""
-        example = example_step(shape, self.limits, min(self._group_blocks))
-        self._stage(example, shape)
-        self._copy_inputs(shape)
+        lane = self._lanes[0]
+        lane.pack(example_step(shape, self.limits, min(self._group_blocks)), shape)
+        self._copy_inputs(shape, lane.staged)
         torch.cuda.current_stream(self._device).synchronize()
 
     def _address_in(self, shape: StepShape) -> Callable[[str, str], int]:

@@ -82,6 +82,26 @@ class ChoosingExecutor(Executor, Protocol):
 
 
 @runtime_checkable
+class QueueingExecutor(ChoosingExecutor, Protocol):
+    """An executor that can queue a step before the tokens of the step before it are read."""
+
+    def queue(
+        self, step: Step, wanted: StepOutput, choices: RowChoices, *, is_fed: bool = False
+    ) -> Callable[[], Chosen]:
+        """Begin a step as `choose` runs it. At most two steps are under way.
+
+        Args:
+            step: It may be overwritten as soon as this returns.
+            wanted: The minimum output that the choices need, not LOGITS.
+            choices: How its tokens are chosen.
+            is_fed: Whether its input ids are the tokens of the step queued before it, row by row. Both are decodes.
+
+        Returns:
+            A function that waits for the tokens. They are overwritten by the step after the next one.
+        """
+
+
+@runtime_checkable
 class SideOutputExecutor(Executor, Protocol):
     """An executor with side outputs of a step (program.side_outputs)."""
 

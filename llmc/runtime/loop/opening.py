@@ -12,6 +12,7 @@ from llmc.runtime.executors.opening_request import CacheRoom
 from llmc.runtime.kv_tier.tier import Tier
 from llmc.runtime.loop.step_loop import StepLoop
 from llmc.runtime.speculation.opening import SpeculationPlan
+from llmc.settings import settings
 
 
 @dataclass(frozen=True)
@@ -43,4 +44,12 @@ class LoopOpening:
         is_here = not isinstance(executor, AbsentExecutor)
         speculation = drafts.start(blocks, self.threads, name) if drafts and is_here else None
         bounds, whole = (self.limits, blocks, self.max_step_tokens), self.whole_texts
-        return StepLoop(executor, *bounds, program=program, speculation=speculation, whole_texts=whole, tier=self.tier)
+        return StepLoop(
+            executor,
+            *bounds,
+            program=program,
+            speculation=speculation,
+            whole_texts=whole,
+            tier=self.tier,
+            runs_ahead=settings().run_ahead,
+        )

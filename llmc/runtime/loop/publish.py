@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 import numpy as np
+import numpy.typing as npt
 
 from llmc.errors import RequestError
 from llmc.program import StepOutput
@@ -31,18 +32,35 @@ def drawing_of(executor: Executor) -> DrawRows | None:
     return executor.draw if isinstance(executor, DrawingExecutor) else None
 
 
-def compute_choosing(executor: ChoosingExecutor, step: Step, plan: StepPlan, scheduler: Scheduler) -> StepResults:
-    """Run the step of a plan. If logits are not needed, the device chooses tokens and the logits stay there."""
+def choices_of(plan: StepPlan, scheduler: Scheduler) -> Sequence[RowChoice | None]:
+    """How each wanted row's token is chosen on the device; None for rows whose logits are read."""
     choices = [_choice(request, scheduler) for request in plan.decodes]
     for chunk in plan.chunks:
         choices += ahead(_choice(chunk.request, scheduler) if chunk.draft.acceptance is None else None, chunk)
+    return choices
+
+
+def compute_choosing(executor: ChoosingExecutor, step: Step, choices: Sequence[RowChoice | None]) -> StepResults:
+    """Run a step. If logits are not needed, the device chooses tokens and the logits stay there."""
     if not any(choices):
         return compute(executor, step)
-    given, wanted = RowChoices.of(choices), least_wanted(choices)
-    chosen = executor.choose(step, wanted, given)
-    if wanted is StepOutput.BEST and np.isinf(chosen.scores).any():
+    chosen = executor.choose(step, least_wanted(choices), RowChoices.of(choices))
+    return device_results(executor, step, chosen, choices)
+
+
+def device_results(
+    executor: ChoosingExecutor, step: Step, chosen: Chosen, choices: Sequence[RowChoice | None]
+) -> StepResults:
+    """The results of the last step, whose tokens the device has chosen."""
+    if least_wanted(choices) is StepOutput.BEST and np.isinf(chosen.scores).any():
         executor.step(step)  # It may also be NaN, which only logits show, and a step of this kind returns none.
     return _DeviceResults(executor, chosen, choices)
+
+
+def usable_rows(chosen: Chosen) -> npt.NDArray[np.bool_]:
+    """By row: whether the device's token is the request's."""
+    found: npt.NDArray[np.bool_] = chosen.covered & np.isfinite(chosen.scores)
+    return found
 
 
 def _choice(request: Request, scheduler: Scheduler) -> RowChoice | None:
@@ -117,6 +135,17 @@ def publish(
     return tokens
 
 
+def publish_decodes(
+    requests: Sequence[SampledRequest], rows: Sequence[int], results: StepResults, scheduler: Scheduler
+) -> Sequence[int | RequestError]:
+    """Give decoding requests their tokens, and remove those that end. Returns the tokens."""
+    tokens = _give(requests, rows, results, scheduler)
+    for request in requests:
+        if request.finished:
+            scheduler.settle(request)
+    return tokens
+
+
 def _read(request: Request, start: int, logits: Logits, orders: ForkOrders) -> None:
     request.read(start, logits)
     request.follow(orders)
@@ -183,7 +212,7 @@ class _DeviceResults:
     def tokens(self, samplers: Sequence[Sampler], rows: Sequence[int]) -> Sequence[int | RequestError]:
         """The tokens that the device chose, and those for rows that it left open or whose largest logit is NaN."""
         tokens = self.chosen.tokens.tolist()
-        is_usable = (self.chosen.covered & np.isfinite(self.chosen.scores)).tolist()
+        is_usable = usable_rows(self.chosen).tolist()
         found: list[int | RequestError] = []
         left: list[int] = []
         for index, (sampler, row) in enumerate(zip(samplers, rows, strict=True)):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +60,11 @@ class Step:
             value = getattr(self, name)
             if value is not None:
                 yield name, value
+
+    def copied(self) -> "Step":
+        """With arrays of its own, which later steps do not overwrite."""
+        arrays: dict[str, Any] = {name: value.copy() for name, value in self.arrays()}
+        return replace(self, **arrays)
 
     def inputs(self) -> Iterator[tuple[str, npt.NDArray[np.int32 | np.int64 | np.float32]]]:
         """The present arrays by their names in kernels and graphs."""

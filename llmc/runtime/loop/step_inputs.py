@@ -98,6 +98,16 @@ class StepInputs:
 
     def advance(self, chosen: Sequence[int | RequestError]) -> None:
         """The last step has given the decodes these tokens, in order; one that got an error does not go on."""
+        self.move()
+        self.take(chosen)
+
+    def move(self) -> None:
+        """Place the decodes' next tokens, which may be unknown yet."""
+        self._positions[: self._decodes] += 1
+        self._slots[:, : self._decodes] += 1
+
+    def take(self, chosen: Sequence[int | RequestError]) -> None:
+        """The decodes' next tokens, in order, for places that `move` has counted."""
         decodes = self._decodes
         if decodes:
             tokens: Any = chosen[:decodes]
@@ -105,8 +115,6 @@ class StepInputs:
                 self._input_ids[:decodes] = tokens
             except TypeError:
                 self._input_ids[:decodes] = [t if isinstance(t, int) else 0 for t in tokens]
-            self._positions[:decodes] += 1
-            self._slots[:, :decodes] += 1
 
     def _grow(self, plan: StepPlan) -> None:
         """Update decodes that begin a block: it is the last of their table, and they write its first slot."""

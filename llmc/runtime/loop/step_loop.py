@@ -12,12 +12,14 @@ from llmc.runtime.executors.executor import (
     CompactingExecutor,
     Executor,
     OffloadingExecutor,
+    QueueingExecutor,
     SnapshotExecutor,
     StateExecutor,
 )
 from llmc.runtime.kv_tier.block_offload import BlockOffload
 from llmc.runtime.kv_tier.tier import Tier
-from llmc.runtime.loop.publish import compute, compute_choosing, publish
+from llmc.runtime.loop.publish import choices_of, compute, compute_choosing, publish
+from llmc.runtime.loop.run_ahead import RunAhead
 from llmc.runtime.loop.step_inputs import StatefulStepInputs, StepInputs
 from llmc.runtime.prefix_cache.state_snapshots import StateSnapshots
 from llmc.runtime.requests.boundary import attempt
@@ -50,7 +52,8 @@ class StepLoop:
     blocks: number of blocks of the executor's KV cache. max_step_tokens: a lower limit of tokens per step than the
     engine's. executor_seconds: time of the last step in the executor. speculation: the drafter, if any. program: the
     executor's program, for its adapters, states and cache groups; None only if it has none of them. whole_texts: a
-    request's tokens come in one step. tier: receives the blocks that leave the pools.
+    request's tokens come in one step. tier: receives the blocks that leave the pools. runs_ahead: whether decodes are
+    queued before the tokens of the step before are read, where the executor can do that.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class StepLoop:
         speculation: Speculation | None = None,
         whole_texts: bool = False,
         tier: Tier | None = None,
+        runs_ahead: bool = True,
     ) -> None:
         self.speculation = speculation
         self.executor = executor
@@ -104,6 +108,11 @@ class StepLoop:
             offload=self._offload,
             move_rows=self._move_rows,
         )
+        self._runs_ahead = runs_ahead
+        self._ahead: RunAhead | None = None
+        # A step of states cannot run twice, and drafts follow from the tokens.
+        if runs_ahead and speculation is None and not has_states and isinstance(executor, QueueingExecutor):
+            self._ahead = RunAhead(executor, self._inputs, self.scheduler)
         self.executor_seconds = 0.0
 
     @property
@@ -144,6 +153,11 @@ class StepLoop:
         return plan
 
     def _step(self) -> StepPlan:
+        if self._ahead is not None:
+            finished = self._ahead.step()
+            if finished is not None:
+                self.executor_seconds = self._ahead.executor_seconds
+                return finished
         plan = self.scheduler.schedule()
         if not plan:
             return plan
@@ -161,9 +175,14 @@ class StepLoop:
             if copies:
                 self.executor.copy_blocks(copies, group)
         chooser = self._chooser
-        results = (
-            compute(self.executor, step) if chooser is None else compute_choosing(chooser, step, plan, self.scheduler)
-        )
+        if chooser is None:
+            results = compute(self.executor, step)
+        else:
+            choices = choices_of(plan, self.scheduler)
+            if self._ahead is not None and self._ahead.begin(plan, step, choices):
+                self._is_computing = False
+                return self._step()
+            results = compute_choosing(chooser, step, choices)
         self._is_computing = False
         self.executor_seconds = time.perf_counter() - begin
         self._inputs.advance(publish(plan, results, self.scheduler, self.executor.move_slots))
@@ -200,6 +219,9 @@ class StepLoop:
         the loop and its requests are lost.
         """
         is_whole, self._is_computing = self._is_computing, False
+        if self._ahead is not None:
+            is_whole = is_whole or self._ahead.is_computing
+            self._ahead.forget()
         if is_whole:
             self.scheduler.drop_failed()
             self.scheduler.preempt_all()
@@ -217,6 +239,7 @@ class StepLoop:
             program=self._program,
             whole_texts=self._whole_texts,
             tier=self._tier,
+            runs_ahead=self._runs_ahead,
         )
 
     def offload_all(self) -> None:

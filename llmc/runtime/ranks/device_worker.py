@@ -26,7 +26,7 @@ def work_on_device(engine: EngineDirectory, plan: RankPlan, channel: Channel, me
 
         open_own = partial(interpret_rank, own, plan.blocks)
         return serve_device_rank(open_own, meet_interpreted, channel, memory, plan)
-    from llmc.runtime.executors.cuda import open_cuda_rank
+    from llmc.runtime.executors.cuda_opening import open_cuda_rank
     from llmc.runtime.ranks.gpu_place import meet_gpus
 
     open_gpu = partial(open_cuda_rank, own, plan.rank, plan.blocks)

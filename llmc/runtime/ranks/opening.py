@@ -21,7 +21,7 @@ def open_on_cpus(request: OpeningRequest) -> tuple[RankedCppExecutor, int]:
 
 def open_on_gpus(request: OpeningRequest) -> tuple[RankedDeviceExecutor, int]:
     """Open the ranks on torch's devices. Raises TargetError, ToolchainError, OptionError, RankError."""
-    from llmc.runtime.executors.cuda import open_engine
+    from llmc.runtime.executors.cuda_opening import open_engine
     from llmc.runtime.ranks.gpu_place import meet_gpus
 
     own, blocks = open_engine(request)

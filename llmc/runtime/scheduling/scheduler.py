@@ -11,9 +11,9 @@ that decodes within a block that it has, and those whose blocks are full in the 
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
-from llmc.errors import RequestError, UnavailableError
+from llmc.errors import RequestError
 from llmc.program import Limits
 from llmc.runtime.kv_tier.block_offload import BlockOffload
 from llmc.runtime.kv_tier.saved_request import SavedRequest
@@ -28,7 +28,7 @@ from llmc.runtime.scheduling.families import Families
 from llmc.runtime.scheduling.full_tables import FullTables
 from llmc.runtime.scheduling.group_pool import GroupPool
 from llmc.runtime.scheduling.request_blocks import Cuts, RequestBlocks
-from llmc.runtime.scheduling.second_tier import SecondTier
+from llmc.runtime.scheduling.second_tier import SecondTier, blocks_lost
 from llmc.runtime.scheduling.step_plan import Chunk, StepOutline, StepPlan
 from llmc.runtime.scheduling.waiting_requests import WaitingRequests
 from llmc.runtime.speculation.draft import NO_DRAFT
@@ -228,7 +228,7 @@ class Scheduler:
         self._grow_decodes(outline)
         if self._speculation is not None and self._drafting:
             self._extend_with_drafts(self._speculation, outline)
-        for request in self._by_urgency():
+        for request in self._waiting.by_urgency(self._prefilling):
             if request.standing.is_seated:
                 count = self._blocks.fitting(request, outline.tokens, outline.rows)
                 if count > 0 and self._grow(request, count, outline):
@@ -251,12 +251,22 @@ class Scheduler:
         entered = self._decoding.take_entered()
         return StepPlan(decodes, chunks, outline.copies, outline.grown, entered, outline.group_copies)
 
-    def _by_urgency(self) -> list[Request]:
-        """The prefilling requests: those with a single token first, then the urgent ones, each in order of arrival."""
-        requests = list(self._prefilling)
-        if len(requests) > 1:
-            requests.sort(key=lambda r: (r.pending > 1, not self._waiting.is_urgent(r), r.standing.sequence))
-        return requests
+    def schedule_ahead(self, decodes: list[SampledRequest]) -> StepPlan | None:
+        """The step after one of these decodes, while their next tokens are unknown.
+
+        None, and nothing is changed, unless it decodes exactly the same requests, and their blocks are there.
+        """
+        others = (self._prefilling, self._parked, self._drafting, self._forked)
+        if any(others) or (self._waiting and self._free_seats) or self._decoding.requests() != decodes:
+            return None
+        grown = list(self._decoding.cohort(self._number + 1))
+        # Windows, policies and snapshots would count a token too few at the end of a block.
+        if grown and (self._blocks.groups or self._snapshots or not self._blocks.fit(len(grown))):
+            return None
+        self._number += 1
+        if grown:
+            self._blocks.append(grown, len(grown))
+        return StepPlan(decodes, [], {}, grown, [], {})
 
     def _grow_decodes(self, outline: StepOutline) -> None:
         """Give the decoding requests the blocks that they write next."""
@@ -349,7 +359,7 @@ class Scheduler:
         outline.include(request, count)
         is_lost = self.second_tier is not None and self.second_tier.forget(request)
         if is_lost or request in self._lost:
-            self.fail(request, _blocks_lost())
+            self.fail(request, blocks_lost())
         return True
 
     def _return(self, request: Request, saved: SavedRequest, others: Sequence[Request], outline: StepOutline) -> bool:
@@ -386,10 +396,7 @@ class Scheduler:
         """The youngest of the least urgent requests that hold blocks."""
         holding: list[Request] = [*self._decoding.requests(), *self._drafting]
         holding += [r for group in (self._prefilling, self._parked) for r in group if r.standing.is_seated]
-        return self._least_urgent(holding)
-
-    def _least_urgent(self, requests: Iterable[Request]) -> Request:
-        return max(requests, key=lambda r: (not self._waiting.is_urgent(r), r.standing.sequence))
+        return self._waiting.least_urgent(holding)
 
     def _preempt(self, victim: Request, outline: StepOutline | None) -> None:
         """Take a request's blocks back. outline: the step that is planned; None after one that has failed, when no one
@@ -417,7 +424,7 @@ class Scheduler:
     def _preempt_parked(self, outline: StepOutline) -> bool:
         holding = [request for request in self._parked if request.standing.is_seated]
         if holding:
-            self._preempt(self._least_urgent(holding), outline)
+            self._preempt(self._waiting.least_urgent(holding), outline)
         return bool(holding)
 
     def _stop_decoding(self, request: Request) -> None:
@@ -454,11 +461,3 @@ class Scheduler:
                 self._decoding.add(request, self._number + 1)
         else:
             (self._prefilling if pending else self._parked)[request] = None
-
-
-def _blocks_lost() -> UnavailableError:
-    return UnavailableError(
-        "the request had to give back blocks that cannot be computed again, and the second tier had no room for them, "
-        "or has lost them",
-        fix="load with a larger kv_cache_bytes, or with a kv_offloading_size that has room for more requests",
-    )

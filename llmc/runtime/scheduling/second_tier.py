@@ -12,6 +12,7 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
+from llmc.errors import UnavailableError
 from llmc.runtime.engine_stats import OffloadStats
 from llmc.runtime.kv_tier.block_offload import BlockOffload
 from llmc.runtime.kv_tier.block_store import BlockKey
@@ -228,3 +229,12 @@ def _most_blocks(request: Request, size: int) -> int:
     if request.salt is None or request.scored < request.scored_end:
         return 0
     return (len(request.tokens) - 1) // size
+
+
+def blocks_lost() -> UnavailableError:
+    """The error of a request that cannot be computed again."""
+    return UnavailableError(
+        "the request had to give back blocks that cannot be computed again, and the second tier had no room for them, "
+        "or has lost them",
+        fix="load with a larger kv_cache_bytes, or with a kv_offloading_size that has room for more requests",
+    )

@@ -1,6 +1,7 @@
 """The requests that hold no blocks: by priority, and in order of arrival."""
 
 from collections import deque
+from collections.abc import Iterable
 
 from llmc.runtime.requests.generation_request import Priority
 from llmc.runtime.requests.request import Request
@@ -51,6 +52,17 @@ class WaitingRequests:
     def is_urgent(self, request: Request) -> bool:
         """Whether a request is urgent, waiting or not."""
         return request.priority is Priority.PREMIUM or self._has_aged(request)
+
+    def by_urgency(self, requests: Iterable[Request]) -> list[Request]:
+        """Requests with a single pending token, then the urgent ones, each in order of arrival."""
+        found = list(requests)
+        if len(found) > 1:
+            found.sort(key=lambda r: (r.pending > 1, not self.is_urgent(r), r.standing.sequence))
+        return found
+
+    def least_urgent(self, requests: Iterable[Request]) -> Request:
+        """The youngest of the least urgent ones."""
+        return max(requests, key=lambda r: (not self.is_urgent(r), r.standing.sequence))
 
     def _queue_of(self, request: Request) -> deque[Request]:
         return self._premium if request.priority is Priority.PREMIUM else self._free

@@ -1,6 +1,7 @@
 """A CudaExecutor without a GPU: its memory is the CPU's, launches are recorded, and graphs replay what they captured.
 
-torch.cuda's part in the executor is replaced by a stand-in. Copies run at once, or are kept by a graph in capture.
+torch.cuda's part in the executor is replaced by a stand-in. Copies run at once, or are kept by a graph in capture. A
+driver that is held runs graphs only when somebody waits for an event or for the stream.
 """
 
 from __future__ import annotations
@@ -41,12 +42,18 @@ class Recorded:
 
 @dataclass
 class FakeDriver:
-    """Stands in for cuda.bindings.driver. counts: parameters of each binary, by file. events: launches in order."""
+    """Stands in for cuda.bindings.driver. counts: parameters of each binary, by file. events: launches in order.
+    is_held: whether graphs wait until somebody waits for them. replays: of graphs. waits: how many replays there were
+    when somebody waited, and how many of them were waited for."""
 
     counts: dict[str, int]
     events: list[Recorded] = field(default_factory=list)
     # In a capture, what it keeps.
     kept: list[Callable[[], Any]] | None = None
+    is_held: bool = False
+    replays: int = 0
+    waits: list[tuple[int, int]] = field(default_factory=list)
+    _held: list[Callable[[], Any]] = field(default_factory=list)
 
     def cuLaunchKernel(self, function: DeviceBinary, *given: Any) -> tuple[int]:
         x, y, z, _, _, _, _, stream, arguments, _ = given
@@ -77,6 +84,23 @@ class FakeDriver:
         self.kept.append(work)
         return None
 
+    def replay(self, work: Callable[[], Any]) -> None:
+        """Run a graph's work, after the graphs before it."""
+        self.replays += 1
+        self._held.append(work)
+        if not self.is_held:
+            self.run_to(self.replays)
+
+    def wait(self, replays: int) -> None:
+        """Somebody waits for the first so many graphs."""
+        self.waits.append((self.replays, replays))
+        self.run_to(replays)
+
+    def run_to(self, replays: int) -> None:
+        """Run what is held, up to so many graphs in total."""
+        while self.replays - len(self._held) < replays:
+            self._held.pop(0)()
+
     def load(self, binary: DeviceBinary, directory: Path) -> LoadedKernel:
         """In place of load_kernel."""
         return LoadedKernel(self, None, binary, binary)
@@ -104,19 +128,35 @@ class _Capture(TorchDispatchMode):
 class FakeGraph:
     """Stands in for torch.cuda.CUDAGraph."""
 
-    def __init__(self) -> None:
+    def __init__(self, driver: FakeDriver) -> None:
         self.work: list[Callable[[], Any]] = []
+        self._driver = driver
 
     def replay(self) -> None:
-        for each in self.work:
-            each()
+        self._driver.replay(lambda: [each() for each in self.work])
+
+
+class FakeEvent:
+    """Stands in for torch.cuda.Event."""
+
+    def __init__(self, driver: FakeDriver) -> None:
+        self._driver, self._replays = driver, 0
+
+    def record(self, stream: Any = None) -> None:
+        self._replays = self._driver.replays
+
+    def synchronize(self) -> None:
+        self._driver.wait(self._replays)
+
+    def elapsed_time(self, other: FakeEvent) -> float:
+        return 1.0
 
 
 class _FakeTorch:
     """The module torch for the executor, on the CPU."""
 
     def __init__(self, driver: FakeDriver) -> None:
-        stream = SimpleNamespace(cuda_stream=STREAM, synchronize=lambda: None)
+        stream = SimpleNamespace(cuda_stream=STREAM, synchronize=lambda: driver.run_to(driver.replays))
 
         @contextmanager
         def guard(device: Any) -> Iterator[None]:
@@ -132,11 +172,9 @@ class _FakeTorch:
                 driver.kept = None
 
         self.cuda = SimpleNamespace(
-            CUDAGraph=FakeGraph,
+            CUDAGraph=lambda: FakeGraph(driver),
             Stream=lambda device=None: stream,
-            Event=lambda **options: SimpleNamespace(
-                record=lambda stream=None: None, synchronize=lambda: None, elapsed_time=lambda other: 1.0
-            ),
+            Event=lambda **options: FakeEvent(driver),
             current_stream=lambda device=None: stream,
             device=guard,
             empty_cache=lambda: None,

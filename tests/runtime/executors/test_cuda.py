@@ -92,6 +92,33 @@ def test_greedy_tokens_are_the_same_from_graphs_launches_and_the_host(gpu: Engin
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(
+    "params",
+    [
+        llmc.SamplingParams(max_tokens=90, ignore_eos=True),
+        llmc.SamplingParams(max_tokens=90, temperature=1.0, seed=3, ignore_eos=True),
+        llmc.SamplingParams(max_tokens=60, temperature=1.5, top_p=0.99, seed=4, ignore_eos=True),
+    ],
+    ids=["greedy", "drawn", "filtered"],
+)
+def test_steps_that_are_queued_ahead_give_the_same_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, params: llmc.SamplingParams
+) -> None:
+    """Also where a filter keeps so many tokens that the host draws, which a step that was queued ahead cannot know."""
+    path, found = tmp_path / "bard.llmc", []
+    build(MODEL, path, target="auto", dtype="float32", max_model_len=160)
+    for value in ("0", "1"):
+        monkeypatch.setenv("LLMC_RUN_AHEAD", value)
+        settings.cache_clear()
+        with llmc.load(path) as engine:
+            assert (engine.loop._ahead is not None) == (value == "1")
+            found.append([each.token_ids for each in engine.generate(PROMPTS, params)])
+            found.append([each.token_ids for each in engine.generate(PROMPTS[:1], params)])
+    settings.cache_clear()
+    assert found[:2] == found[2:]
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_forks_and_beams_go_on_from_copied_blocks(gpu: Engine, prompt: list[int]) -> None:
     (alone,) = gpu.generate([prompt], llmc.SamplingParams(max_tokens=12))

@@ -32,6 +32,24 @@ def test_decodes_come_first_then_the_prompt_in_chunks() -> None:
     assert counts[3] == [(False, 1), (True, 1)]
 
 
+def test_a_step_is_planned_ahead_for_the_same_decodes_only() -> None:
+    run = Run(Limits(8, 2, 4, 32, 4), 5)
+    requests = [counted(3, 8), counted(4, 8)]
+    for request in requests:
+        run.add(request)
+    run.step()
+    run.step()
+    scheduler, decodes = run.scheduler, run.scheduler.schedule().decodes
+    assert decodes == requests and [len(request.standing.blocks) for request in requests] == [2, 2]
+    assert scheduler.schedule_ahead(decodes[:1]) is None
+    scheduler.add(counted(2, 2))
+    ahead = scheduler.schedule_ahead(decodes)
+    assert ahead is not None and ahead.decodes == decodes, "there is no seat for the one that waits"
+    scheduler.remove(decodes[1])
+    assert scheduler.schedule_ahead(decodes) is None
+    assert scheduler.schedule_ahead(decodes[:1]) is None, "the one that waits may start"
+
+
 def test_the_first_to_arrive_is_the_first_to_start() -> None:
     run = Run(Limits(8, 2, 4, 32, 4), 8)
     requests = [counted(3, 3) for _ in range(5)]
