@@ -35,8 +35,8 @@ class Settings:
     (LLMC_API_KEY): of `llmc serve` and of the clients that llmc has for it. capture_cache (LLMC_CAPTURE_CACHE).
     rank_start_seconds (LLMC_RANK_START_SECONDS): until every rank of an engine has come up. rank_stall_seconds
     (LLMC_RANK_STALL_SECONDS): that one may keep the others waiting within a step. ptx_instructions
-    (LLMC_PTX_INSTRUCTIONS): of a block, after which executor="ptx" calls a kernel endless. run_ahead (LLMC_RUN_AHEAD=0
-    switches it off): whether a GPU's next step is queued before the tokens of the last one are read.
+    (LLMC_PTX_INSTRUCTIONS): of a block, after which executor="ptx" calls a kernel endless. run_ahead (LLMC_RUN_AHEAD=1
+    switches it on): whether a GPU's next step is queued before the tokens of the last one are read.
     """
 
     cache_dir: Path
@@ -49,7 +49,7 @@ class Settings:
     rank_start_seconds: float = 120.0
     rank_stall_seconds: float = 30.0
     ptx_instructions: int = 10_000_000
-    run_ahead: bool = True
+    run_ahead: bool = False
 
 
 @cache
@@ -98,7 +98,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         _seconds(environ, "LLMC_RANK_START_SECONDS", Settings.rank_start_seconds),
         _seconds(environ, "LLMC_RANK_STALL_SECONDS", Settings.rank_stall_seconds),
         _instructions(environ),
-        environ.get("LLMC_RUN_AHEAD") != "0",
+        environ.get("LLMC_RUN_AHEAD") == "1",
     )
 
 

@@ -23,8 +23,8 @@ def test_values() -> None:
     assert settings.capture_cache is CaptureCache.CLEAN
     for value, meant in (("0", CaptureCache.OFF), ("1", CaptureCache.CLEAN), ("always", CaptureCache.ALWAYS)):
         assert read_settings({"LLMC_CAPTURE_CACHE": value}).capture_cache is meant
-    assert settings.run_ahead and read_settings({"LLMC_RUN_AHEAD": "1"}).run_ahead
-    assert not read_settings({"LLMC_RUN_AHEAD": "0"}).run_ahead
+    assert not settings.run_ahead and not read_settings({"LLMC_RUN_AHEAD": "0"}).run_ahead
+    assert read_settings({"LLMC_RUN_AHEAD": "1"}).run_ahead
     assert (settings.cache_dir, settings.debug, settings.threads) == (Path("/c"), True, 3)
 
 
