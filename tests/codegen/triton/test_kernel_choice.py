@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from llmc.codegen.triton.kernels.rows.rms_norm import add_rms_norm, rms_norm
 from llmc.codegen.triton.kernels.rows.rope import rope
 from llmc.codegen.triton.kernels.rows.rope_angles import rope_angles
 from llmc.codegen.triton.kernels.rows.select_rows import select_rows
+from llmc.program.launch_arguments import Operand
 from llmc.targets import GPU_TARGETS, GpuTarget
 from tests.codegen.triton.offline_compile import meta
 from tests.codegen.triton.tensor_call import TensorCall
@@ -55,6 +57,14 @@ def _ours(call: TensorCall, rows: int, target: GpuTarget = H100) -> Way:
 
 def _kernel_for(chosen: list[tuple[int, str]], rows: int) -> str:
     return [name for first, name in chosen if first <= rows][-1]
+
+
+def test_only_stored_weights_are_loaded_before_the_launch_ahead_has_ended() -> None:
+    """Another launch may still write a weight that lies in a buffer."""
+    product = dense_product(_linear_call(256, 4096), Epilogue())
+    in_buffer = replace(product, arguments={**product.arguments, "weight_ptr": Operand("buffer", "expanded")})
+    found = [product_launches(each, H100)[0].constants["AHEAD"] for each in (product, in_buffer)]
+    assert found == [True, False]
 
 
 def test_decode_reads_the_weight_once_and_prefill_runs_on_tensor_descriptors() -> None:

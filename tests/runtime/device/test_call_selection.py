@@ -17,7 +17,7 @@ from tests.runtime.device.device_program import program
 (CALL,) = plan_calls(program("sm_90"))
 ranges = st.builds(
     RowRange, st.sampled_from(RowCount), st.integers(0, 20), st.none() | st.integers(0, 40)
-)  # One that holds never, too.
+)  # The last one never holds.
 names = st.lists(st.sampled_from(["hidden", "other"]), max_size=2).map(tuple)
 calls = st.builds(
     lambda only, wanted, sides, unless, grid: replace(

@@ -92,12 +92,12 @@ class FakeDriver:
             self.run_to(self.replays)
 
     def wait(self, replays: int) -> None:
-        """Somebody waits for the first so many graphs."""
+        """The host waits for the first graphs, up to this number."""
         self.waits.append((self.replays, replays))
         self.run_to(replays)
 
     def run_to(self, replays: int) -> None:
-        """Run what is held, up to so many graphs in total."""
+        """Run held graphs until this number of graphs has run in total."""
         while self.replays - len(self._held) < replays:
             self._held.pop(0)()
 

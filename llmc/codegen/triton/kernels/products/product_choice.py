@@ -24,7 +24,7 @@ from llmc.codegen.triton.kernels.products.product import WITHOUT_DELTA, WITHOUT_
 from llmc.codegen.triton.kernels.products.product_way import MOST_SPLIT_ROWS, Tiling, Way
 from llmc.codegen.triton.kernels.products.sparse_ways import SPARSE_WAYS
 from llmc.program import library_products
-from llmc.program.launch_arguments import Argument
+from llmc.program.launch_arguments import Argument, Operand
 from llmc.targets import GpuTarget
 
 # Row counts up to which one choice serves, each judged at its upper end; the last one at four times its lower end.
@@ -123,9 +123,7 @@ def _launch(product: Product, target: GpuTarget, tiling: Tiling) -> DeviceLaunch
         "IN_BLOCK": tiling.in_block,
     }
     if tiling.way is Way.DENSE_GEMV:
-        is_whole = product.sparse is None and product.channels % tiling.in_block == 0
-        is_ahead = is_whole and tiling.token_block == 1 and product.channels >= 2 * tiling.in_block
-        constants |= {"TOKENS": tiling.token_block, "NORMED": tiling.normed, "AHEAD": is_ahead}
+        constants |= {"TOKENS": tiling.token_block, "NORMED": tiling.normed, "AHEAD": _is_ahead(product, tiling)}
         return _with(gemv_kernel, product, constants, (str(out_tiles),), tiling)
     constants["TOKEN_BLOCK"] = tiling.token_block
     if tiling.way is Way.DENSE_NARROW:
@@ -139,6 +137,14 @@ def _launch(product: Product, target: GpuTarget, tiling: Tiling) -> DeviceLaunch
     constants["PROGRAMS"] = target.sm_count
     grid = (f"min({target.sm_count}, {token_tiles} * {out_tiles})",)
     return _with(persistent_kernel, product, constants, grid, tiling)
+
+
+def _is_ahead(product: Product, tiling: Tiling) -> bool:
+    """Whether gemv_kernel loads W before it waits: not W in a buffer, which a launch before may still write."""
+    weight = product.arguments["weight_ptr"]
+    is_stored = isinstance(weight, Operand) and weight.space == "weight" and product.sparse is None
+    is_whole = product.channels % tiling.in_block == 0 and product.channels >= 2 * tiling.in_block
+    return is_stored and is_whole and tiling.token_block == 1
 
 
 def _code_launch(product: Product, codes: Codes, target: GpuTarget, tiling: Tiling) -> DeviceLaunch:
