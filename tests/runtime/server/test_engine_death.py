@@ -19,10 +19,16 @@ from tests.runtime.server.held_server import HOOK, HeldSteps, held_serving
 POISON = 4000
 KILLER = {"prompt": [5, POISON], "max_tokens": 2}
 PLAIN = {"prompt": "The king", "max_tokens": 4, "temperature": 0}
+# Greedy: a sampled token could be the poison.
 BODIES: dict[str, dict[str, object]] = {
-    "/v1/completions": {"prompt": "The king", "max_tokens": 450, "ignore_eos": True},
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 450, "ignore_eos": True},
-    "/v1/responses": {"input": "hi", "max_output_tokens": 450, "ignore_eos": True},
+    "/v1/completions": {"prompt": "The king", "max_tokens": 450, "temperature": 0, "ignore_eos": True},
+    "/v1/chat/completions": {
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 450,
+        "temperature": 0,
+        "ignore_eos": True,
+    },
+    "/v1/responses": {"input": "hi", "max_output_tokens": 450, "temperature": 0, "ignore_eos": True},
 }
 
 
