@@ -146,6 +146,7 @@ def build(
     wish.check(options)
     pipeline, kind = default() if passes is None else _checked(passes), kind_of(resolved)
     kind.check(parsed)  # Before a model is fetched.
+    kind.check_tools(parsed)
     check_build_inputs(pipeline, parsed)
     opened = open_model(model)
     if parallel is not None:

@@ -15,7 +15,7 @@ from rich.text import Text
 from llmc.cli.model_argument import model_argument
 from llmc.cli.model_options import ModelOptions
 from llmc.cli.status_line import status_line
-from llmc.cli.target_option import DEFAULT_TARGET, TargetOption, tokens_for
+from llmc.cli.target_option import DEFAULT_TARGET, TargetOption
 
 if TYPE_CHECKING:
     from llmc.report.explanation import Explanation
@@ -69,8 +69,11 @@ def _explanation(model: Path, options: ModelOptions, target: str) -> Explanation
     with warnings.catch_warnings(), status_line("capturing and rewriting") as tell:
         # Torch's warnings about its own graphs, which a user cannot act on.
         warnings.filterwarnings("ignore", "Raw SymInt value")
+        from llmc.codegen.target_kind import kind_of
         from llmc.debug.explain_model import explain_model
         from llmc.frontends.capture import capture
+        from llmc.targets import resolve_target
 
-        parsed, passes = options.parse(), options.passes()
-        return explain_model(capture(model, parsed, may_lack_weights=True), passes, parsed, tell, tokens_for(target))
+        parsed, passes, kind = options.parse(), options.passes(), kind_of(resolve_target(target))
+        kind.check(parsed)
+        return explain_model(capture(model, parsed, may_lack_weights=True), passes, parsed, tell, kind.tokens)

@@ -33,6 +33,9 @@ class ReferenceKind:
         refuse_stages(options, self.target.name)
         refuse_adapters(options, self.target.name)
 
+    def check_tools(self, options: BuildOptions) -> None:
+        """Builds need none."""
+
     @contextmanager
     def builder(self, options: BuildOptions) -> "Iterator[ReferenceBuilder]":
         """Without workers."""

@@ -61,7 +61,10 @@ class TargetKind(Protocol):
         """Whether engines run each pipeline stage as a program of its own."""
 
     def check(self, options: BuildOptions) -> None:
-        """Raise LlmcError for a dtype, a scheme or a tool that is not there, before anything is read."""
+        """Raise LlmcError for options that the target does not support, before anything is read."""
+
+    def check_tools(self, options: BuildOptions) -> None:
+        """Raise ToolchainError where a tool is missing that builds need."""
 
     def builder(self, options: BuildOptions) -> AbstractContextManager[Builder]:
         """Start the workers of a build. Leaving it by an error does not wait for them."""

@@ -149,6 +149,14 @@ def test_bisect_against_the_model_and_with_a_command(model: Path, tmp_path: Path
         (("explain", "MODEL", "--disable-pass", "nix"), ("there is no pass 'nix' to disable",)),
         (("explain", "ENGINE", "--disable-pass", "fuse_rope"), ("passes have run already",)),
         (("explain", "MODEL", "--passes-from", "nix"), ("does not name passes", "module:attribute")),
+        (
+            ("explain", "MODEL", "--target", "onnxruntime", "--kv-cache", "int8"),
+            ("have no int8 codes in their caches",),
+        ),
+        (
+            ("explain", "MODEL", "--target", "h100", "--quantize", "w8a8:x32"),
+            ("h100 cannot run the scheme w8a8:x32", "w8a8:xrow"),
+        ),
         (("diff", "MODEL", "--passes", "fuse_rope..nix"), ("there is no pass 'nix'",)),
         (("diff", "MODEL", "--tokens", "1,b"), ("is not a list of token ids",)),
         (("diff", "MODEL", "--text", "/no/such/text"), ("no tokenizer.json",)),

@@ -41,7 +41,7 @@ class CppKind:
     tokens: TokenDefault = _TOKENS
 
     def check(self, options: BuildOptions) -> None:
-        """Raise LlmcError for a dtype, a scheme or a KV cache that kernels lack, and where nothing can be compiled."""
+        """Raise OptionError for a dtype, a scheme or a KV cache that the kernels lack."""
         for name in ("dtype", "kv_dtype"):
             if getattr(options, name) == "float16":
                 raise OptionError(
@@ -57,6 +57,9 @@ class CppKind:
             )
         check_adapters(options)
         check_kernels(options, CppBackend(self.target), self.target.name, self.tokens)
+
+    def check_tools(self, options: BuildOptions) -> None:
+        """Raise ToolchainError without a C++ compiler for the target."""
         check_toolchain(self.target, parts_of(options))
 
     @contextmanager

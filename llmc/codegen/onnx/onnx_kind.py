@@ -54,6 +54,9 @@ class OnnxKind:
         if options.speculative is not None:
             raise _refused("draft by nothing within them", f"speculative={options.speculative}", "speculative")
 
+    def check_tools(self, options: BuildOptions) -> None:
+        """Builds need none."""
+
     @contextmanager
     def builder(self, options: BuildOptions) -> "Iterator[OnnxBuilder]":
         """Without workers."""

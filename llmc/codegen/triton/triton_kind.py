@@ -50,6 +50,9 @@ class TritonKind:
 
         check_kernels(options, TritonBackend(self.target), self.target.name)
 
+    def check_tools(self, options: BuildOptions) -> None:
+        """`check` needs Triton itself."""
+
     @contextmanager
     def builder(self, options: BuildOptions) -> "Iterator[TritonBuilder]":
         """Start processes that import torch and Triton while the model is captured."""

@@ -167,8 +167,9 @@ def test_scales_that_are_no_numbers_are_refused(kind: str, at: int, tmp_path: Pa
     source = GgufSource(local_model(path))
     place = f"row 3, block {blocks.shape[1] - 1}"
     message = f"blk.0.ffn_down.weight, of type {kind}, has .* not finite, the first -?{number} in {place}"
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(CheckpointError, match=message) as caught:
         source.load("model.layers.0.mlp.down_proj.weight")
+    assert caught.value.at == str(path), "the user's file, not the link to it in the cache"
 
 
 _WITHOUT_FORMAT = [kind for kind in BLOCK_TYPES.values() if kind.rounded is not None and kind.codes is None]
