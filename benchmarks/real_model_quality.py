@@ -25,6 +25,7 @@ from rich.console import Console
 import llmc
 from benchmarks.quality import build
 from llmc.debug.compare import Logits
+from llmc.errors import OptionError
 from llmc.passes.parallel_map import one_thread
 
 UNROUNDED = {"quantize": "none", "dtype": "float32"}
@@ -54,11 +55,15 @@ _SCHEMES = (
     *("int8", "w8a8:xrow", "w8a8:x32", "w8a8-smoothquant:xrow", "fp8", "fp8-w8a8", "int6", "int5", "int4"),
     *("int4:g32", "int4:asym", "int4:g32:asym", "int4-gptq", "int4-gptq:g32:asym", "int4-awq"),
     *("w4a8:xrow", "w4a8:x32", "w4a8:g32:x32", "w4a8-gptq:x32", "nf4", "mxfp4"),
-    *("q4_k,lm_head=q4_k", "q4_k,lm_head=q4_k-gptq", "q4_k,lm_head=q6_k"),
+    *("q4_k,lm_head=q4_k", "q4_k,lm_head=q4_k-gptq", "q4_k-gptq,lm_head=q4_k-gptq", "q4_k,lm_head=q6_k"),
+    *("q5_k", "q6_k", "iq4_nl"),
 )
 _ZEROS = ("magnitude:0.5", "wanda:0.5", "sparsegpt:0.5", "sparsegpt:2:4")
 _FILE = Form("the file as it is", {}, is_of_file=True)
-_KV = tuple(Form(f"KV {codes}", UNROUNDED | {"kv_cache": codes}) for codes in ("int8", "fp8", "int4"))
+_KV = tuple(
+    Form(f"KV {codes}", UNROUNDED | {"kv_cache": codes})
+    for codes in ("int8", "int8:rotated", "fp8", "int4", "int4:rotated")
+)
 _BFLOAT16 = Form("bfloat16, weights and KV", {"quantize": "none"})
 # By model; what is compared with stands in every table.
 FORMS: dict[str, tuple[Form, ...]] = {
@@ -200,12 +205,18 @@ class Record:
 
     @staticmethod
     def at(file: Path | None, about: dict[str, str | int | None]) -> Record:
-        """With the rows that the file has, if they are about the same."""
+        """With the rows that the file has. Raises OptionError for a file about another model, text or machine."""
         if file is None or not file.exists():
             return Record(file, about, [])
         kept = json.loads(file.read_text(encoding="utf-8"))
-        is_same = {name: kept.get(name) for name in about} == about
-        return Record(file, about, [Row(**row) for row in kept["rows"]] if is_same else [])
+        others = {name: kept.get(name) for name, value in about.items() if kept.get(name) != value}
+        if others:
+            raise OptionError(
+                f"the file is about {others}, and this run is about { {name: about[name] for name in others} }",
+                at=str(file),
+                fix="name another file in --json",
+            )
+        return Record(file, about, [Row(**row) for row in kept["rows"]])
 
     def has(self, form: str) -> bool:
         """Whether there is a row of that name."""

@@ -60,7 +60,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", choices=TABLES)
     parser.add_argument("--model", choices=list(FORMS), default="smollm2")
-    parser.add_argument("--forms", nargs="+", default=[], metavar="SCHEME", help="of quality: these instead of all")
+    parser.add_argument(
+        "--forms", nargs="+", default=[], metavar="FORM", help="of quality: these rows or schemes; default: all"
+    )
     parser.add_argument("--text", type=Path, default=ROOT / "data" / "heldout.txt")
     parser.add_argument("--calibration", type=Path, default=ROOT / "data" / "calibration.txt")
     parser.add_argument("--length", type=int, default=512, help="tokens of a window")
@@ -83,7 +85,8 @@ def main() -> None:
 
 def quality(given: argparse.Namespace) -> Iterator[str]:
     """Every form of a model on the same tokens; what the record has already is not measured again."""
-    forms = [Form(form, {"quantize": form}) for form in given.forms] or FORMS[given.model]
+    of_model = {form.name: form for form in FORMS[given.model]}
+    forms = [of_model.get(name) or Form(name, {"quantize": name}) for name in given.forms] or FORMS[given.model]
     kinds = LLAMA_CPP if given.llama_cpp_python and not given.forms else ()
     of_text = {"text": given.text.name, "length": given.length, "windows": given.windows}
     record = Record.at(given.json, {"machine": machine(given.threads), "model": given.model, **of_text})
