@@ -23,15 +23,20 @@ def gptq(weight: Tensor, solver: Solver, scheme: Scheme, kept: Tensor | None = N
     """Codes of a weight [rows, columns]. kept: which elements of a sparse weight are not zero, [rows, columns], bool;
     the others stay zero, whatever the errors before them ask. None: all may become anything."""
     share = -(-len(weight) // torch.get_num_threads())
-    spans = scale_spans(weight, scheme, max(_LEAST_ROWS, share))
-    return joined(parallel_map(lambda s: _rounded(weight[s], solver, scheme, None if kept is None else kept[s]), spans))
-
-
-def _rounded(weight: Tensor, solver: Solver, scheme: Scheme, kept: Tensor | None) -> RoundedWeight:
-    """Rows of a weight: each is rounded without the others."""
-    values = weight.float().clone()
-    values[:, solver.dead] = 0.0
+    values = weight.float().masked_fill(solver.dead, 0.0)
     parts = fitted_parts(values, scheme, solver.importance)
+
+    def rounded(span: slice) -> RoundedWeight:
+        own = {name: part[span] for name, part in parts.items()}
+        return _rounded(values[span], own, solver, scheme, None if kept is None else kept[span])
+
+    return joined(parallel_map(rounded, scale_spans(weight, scheme, max(_LEAST_ROWS, share))))
+
+
+def _rounded(
+    values: Tensor, parts: dict[str, Tensor], solver: Solver, scheme: Scheme, kept: Tensor | None
+) -> RoundedWeight:
+    """Rows of a weight: each is rounded without the others."""
     scales = _of_columns(in_steps(parts["scales"], parts.get("scale_steps")), solver.order)
     zeros = _of_columns(parts["zeros"].float(), solver.order) if "zeros" in parts else None
     minima = None
@@ -53,7 +58,7 @@ def _rounded(weight: Tensor, solver: Solver, scheme: Scheme, kept: Tensor | None
         return value if minima is None else value.sub_(minima[k])
 
     sweep(values, solver, rounded)
-    unordered = torch.empty(weight.shape[1], weight.shape[0], dtype=code_dtype(scheme.format))
+    unordered = torch.empty(values.shape[1], values.shape[0], dtype=code_dtype(scheme.format))
     unordered[solver.order] = torch.stack(codes)
     return with_parts(unordered.t().contiguous(), parts, scheme.format)
 

@@ -32,7 +32,7 @@ from llmc.passes.parallel_map import parallel_map
 from llmc.passes.planned_weight import why_not, with_schemes
 from llmc.passes.quantization.calibration import calibration_sequences, sequences_and_apart
 from llmc.passes.quantization.column_sweep import InputSolvers
-from llmc.passes.quantization.gptq import gptq
+from llmc.passes.quantization.gptq_products import ProductGptq
 from llmc.passes.quantization.insert_codes import insert_tokens, insert_weight
 from llmc.passes.quantization.mixed_precision import SchemeOf, choose_schemes
 from llmc.passes.quantization.plan import Planned, asked, plan
@@ -124,10 +124,12 @@ class Quantizer:
         self._codes = codes
         self._history: History = ()
         self._rounded_tokens: dict[tuple[fx.Node, str, bool, int | None], fx.Node] = {}
-        self._solvers = None if stream is None else InputSolvers(stream)
+        self._gptq: ProductGptq | None = None
 
     def run(self, planned: tuple[Planned, ...]) -> None:
         """Round each weight when its first reader is reached, or the first that its method needs the input of."""
+        if self._stream is not None:
+            self._gptq = ProductGptq(self._graph, self._data.source, InputSolvers(self._stream), planned)
         at = {_place(each): each for each in planned if each.scheme is not None}
         later = {n: each for each in planned if each.scheme is not None for n in each.readers if n not in at}
         stops: Iterator[fx.Node]
@@ -185,17 +187,14 @@ class Quantizer:
         product = planned.products[0] if planned.products else None
         if product is None or not _needs_input(scheme):
             return round_to_nearest(weight, scheme), None
-        is_sparse = any(each.module == planned.module for each in self._graph.sparse)
-        kept = weight != 0 if is_sparse else None
+        assert self._stream is not None, "methods that need inputs are planned only with calibration text"
         if is_of_experts(product):
-            assert self._stream is not None, "methods that need inputs are planned only with calibration text"
-            return round_experts(weight, scheme, self._stream, product, kept)
-        x = call_arguments(product)["x"]
+            is_sparse = any(each.module == planned.module for each in self._graph.sparse)
+            return round_experts(weight, scheme, self._stream, product, weight != 0 if is_sparse else None)
         if scheme.method == "gptq":
-            assert self._solvers is not None, "GPTQ is planned with calibration text only"
-            return gptq(weight, self._solvers.of(x, scheme), scheme, kept), None
-        assert self._stream is not None, "AWQ is planned with calibration text only"
-        return round_to_nearest(weight, scheme, self._stream.mean_squares(x)), None
+            assert self._gptq is not None, "it is made where there is calibration text"
+            return self._gptq.codes(planned, weight), None
+        return round_to_nearest(weight, scheme, self._stream.mean_squares(call_arguments(product)["x"])), None
 
     def _round_input(self, product: fx.Node, scheme: Scheme) -> None:
         x = call_arguments(product)["x"]

@@ -105,6 +105,10 @@ class Stream:
         """Replace the value of a weight placeholder in a branch, until the next stop."""
         self._replaced = _Replaced(branch, weight, value)
 
+    def thin(self, node: fx.Node, every: int) -> None:
+        """Keep every `every`-th token of a value, in all sequences and branches: [tokens, channels] each."""
+        self._values[node] = [value[::every] for value in self._value(node)]
+
     def outputs(self) -> Callable[[int], Tensor]:
         """A function that computes what the graph returns for a sequence, given its number, on any thread. Sequence i
         of branch b has the number b * sequences + i."""

@@ -90,7 +90,7 @@ def test_sensitivity_is_what_rounding_a_unit_alone_does(tmp_path: Path) -> None:
     def log_probabilities(weights: dict[str, Tensor]) -> Tensor:
         return torch.stack(
             [run_tokens(graph, _Replaced(source, weights), each.tolist()).log_softmax(-1) for each in ids]
-        )
+        )[:, ::2]  # Every second token is measured.
 
     plain = log_probabilities({})
     for unit in (("q_proj", "k_proj", "v_proj"), ("o_proj",)):
