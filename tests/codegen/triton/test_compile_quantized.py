@@ -68,6 +68,7 @@ def test_products(
             ("int8", None, "none"),
             ("nf4", 64, "none"),
             ("mxfp4", 32, "none"),
+            ("mxfp4", 16, "none"),
             ("fp8", 128, "none"),
             ("fp8", 128, "fp8"),
             ("int4", 128, "int8"),
@@ -75,7 +76,7 @@ def test_products(
             ("int5", 128, "int8"),
             ("int6", 128, "int8"),
         ],
-        [("int4", None, "none"), ("int5", 128, "none"), ("mxfp4", 32, "none"), ("int4", 128, "int8")],
+        [("int4", None, "none"), ("int5", 128, "none"), ("mxfp4", 16, "none"), ("int4", 128, "int8")],
     ),
 )
 def test_other_schemes(format: str, group: int | None, x_format: str, workers: Workers, tmp_path: Path) -> None:

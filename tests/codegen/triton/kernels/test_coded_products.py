@@ -107,6 +107,14 @@ def test_a_single_group_has_a_minimum(device: str) -> None:
         _linear(seeded_normal(tokens, tokens, 32).half(), weight, "none", device)
 
 
+# As of NVFP4: the two codes of a byte have scales and zeros of their own.
+@pytest.mark.parametrize(("format", "asymmetric"), [("mxfp4", False), ("int4", True), ("int5", False)])
+def test_groups_of_sixteen(device: str, format: str, asymmetric: bool) -> None:
+    weight = quantized_weight(format, 13, 144, 16, asymmetric=asymmetric)
+    for tokens, dtype in ((1, torch.float32), (3, torch.bfloat16), (18, torch.float16)):
+        _linear(seeded_normal(tokens, tokens, 144).to(dtype), weight, "none", device)
+
+
 @pytest.mark.parametrize("format", quick_sample(["q2_k", "q5_k", "q6_k"], ["q6_k"]))
 @pytest.mark.parametrize("tokens", [1, 20])
 def test_gates_of_blocked_formats(device: str, format: str, tokens: int) -> None:
@@ -230,6 +238,8 @@ EXPANDED = [
     ("fp8", 128, 2176, False),
     ("nf4", 64, 192, False),
     ("mxfp4", 32, 96, False),
+    ("mxfp4", 16, 80, False),
+    ("int4", 16, 64, True),
     *((format, None, 512 if CODE_FORMATS[format].run == 256 else 288, False) for format in BLOCKED),
 ]
 
@@ -280,7 +290,7 @@ def test_split_sums(device: str) -> None:
 
 @pytest.mark.parametrize(
     ("format", "group"),
-    [("int8", None), ("int6", None), ("int5", 32), ("int4", 32), ("fp8", None), ("nf4", 64), ("mxfp4", 32)],
+    [("int8", None), ("int6", None), ("int5", 32), ("int4", 32), ("fp8", None), ("nf4", 64), ("mxfp4", 16)],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_embedding(device: str, format: str, group: int | None, dtype: torch.dtype) -> None:

@@ -92,7 +92,7 @@ def expert_code_tile_kernel(
     IN_PAIRS: tl.constexpr = in_pairs(FORMAT)
     PLACES: tl.constexpr = (IN + 31) // 32 * 16 if IN_PAIRS else ROW_BYTES
     COUNT: tl.constexpr = (PLACES + BYTE_BLOCK - 1) // BYTE_BLOCK
-    PER_GROUP: tl.constexpr = 1 if halves(FORMAT) else COUNT // GROUPS
+    PER_GROUP: tl.constexpr = 1 if halves(FORMAT, IN, GROUPS) else COUNT // GROUPS
     MASKED: tl.constexpr = IN % (BYTE_BLOCK * (2 if IN_PAIRS else 1)) != 0
     if expert <= EXPERTS:
         place = first + tl.arange(0, PAIR_BLOCK)

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from llmc.codegen.triton.kernels.products.format_facts import by_group, halves, in_pairs, is_blocked
-from llmc.codegen.triton.kernels.products.group_scales import scale_and_minimum
+from llmc.codegen.triton.kernels.products.group_scales import scale_and_minimum, second_group
 from llmc.codegen.triton.kernels.products.operand_tiles import read_tile
 from llmc.codegen.triton.kernels.products.product_store import store_product
 from llmc.codegen.triton.kernels.products.sparse_tile import first_elements, sparse_tile
@@ -114,7 +114,7 @@ def _sums(
     IN_PAIRS: tl.constexpr = in_pairs(FORMAT)
     IN_GROUPS: tl.constexpr = by_group(FORMAT, GROUPS)
     BLOCKED: tl.constexpr = is_blocked(FORMAT)
-    HALVES: tl.constexpr = halves(FORMAT)
+    HALVES: tl.constexpr = halves(FORMAT, IN, GROUPS)
     # Chunks of a row, and of a group of columns with one scale.
     PLACES: tl.constexpr = (IN + 31) // 32 * 16 if IN_PAIRS else ROW_BYTES
     COUNT: tl.constexpr = (PLACES + CHUNK_BYTES - 1) // CHUNK_BYTES
@@ -156,17 +156,25 @@ def _sums(
         if BLOCKED:
             weight = weight * scales - minima
         part = x * weight
+        if HALVES and not BLOCKED:
+            part *= scales
         if IN_PAIRS:
             x = _x_values(x_row, channel + 16, IN, X_FORMAT, MASKED)
+            if HALVES:
+                second = second_group(group, IN, GROUPS)
+                scales, minima = scale_and_minimum(
+                    scales_ptr, minima_ptr, steps_ptr, row, second, is_group, GROUPS, FORMAT, True
+                )
+                if zeros_ptr is not None:
+                    zeros = tl.load(zeros_ptr + row * GROUPS + second, mask=is_group, other=0).to(tl.float32)
             weight = code_values(high_codes(codes, above, FORMAT), zeros, FORMAT)
             if BLOCKED:
-                if HALVES:
-                    scales, minima = scale_and_minimum(
-                        scales_ptr, minima_ptr, steps_ptr, row, group + 1, is_group, GROUPS, FORMAT, True
-                    )
                 weight = weight * scales - minima
-            part += x * weight
-        if IN_GROUPS and not BLOCKED:
+            if HALVES and not BLOCKED:
+                part += x * weight * scales
+            else:
+                part += x * weight
+        if IN_GROUPS and not BLOCKED and not HALVES:
             part *= scales
         sums += part
     total = tl.sum(tl.sum(sums, axis=3), axis=2)

@@ -15,7 +15,7 @@ from llmc.codegen.call import CODE_ROW_PARTS, Call, arguments_of, stored_weight
 from llmc.codegen.triton.code_rows import row_bytes
 from llmc.codegen.triton.kernel import rows
 from llmc.codegen.triton.kernels.products.expand_codes import expandable
-from llmc.codegen.triton.kernels.products.format_facts import by_group
+from llmc.codegen.triton.kernels.products.format_facts import by_group, in_pairs
 from llmc.codegen.triton.kernels.products.product import Codes, Epilogue, Product, product_of
 from llmc.codegen.triton.kernels.products.quantize_tokens import quantize_launch
 from llmc.codegen.triton.kernels.refusals import FLOATS, tensors_of
@@ -27,6 +27,8 @@ from llmc.program.launch_arguments import Argument, Operand
 from llmc.targets import GpuTarget
 
 _LEAST_GROUP = 32
+# Of codes of which two channels, 16 apart, share a byte.
+_LEAST_PAIRED_GROUP = 16
 _DEQUANTIZE = torch.ops.llmc.dequantize.default
 
 
@@ -66,8 +68,9 @@ def refuse_groups(node: fx.Node, scales: Tensor, columns: int, format: str) -> R
             return None
         reason = f"{group} columns share a float; GPU kernels read super-blocks of {record.run} columns in {format}"
         return Refusal(reason, node)
-    if scales.shape[1] > 1 and (group < _LEAST_GROUP or group & (group - 1)):
-        reason = f"groups have {group} columns; kernels support powers of two from {_LEAST_GROUP}, or one group per row"
+    least = _LEAST_PAIRED_GROUP if in_pairs(format) else _LEAST_GROUP
+    if scales.shape[1] > 1 and (group < least or group & (group - 1)):
+        reason = f"groups have {group} columns; kernels support powers of two from {least}, or one group per row"
         return Refusal(reason, node)
     return None
 

@@ -12,7 +12,7 @@ import triton.language as tl
 from llmc.codegen.triton.kernels.interpreted import INTERPRETED
 from llmc.codegen.triton.kernels.products.dense_tile import tile_of
 from llmc.codegen.triton.kernels.products.format_facts import by_group, halves, in_pairs
-from llmc.codegen.triton.kernels.products.group_scales import scale_and_minimum
+from llmc.codegen.triton.kernels.products.group_scales import scale_and_minimum, second_group
 from llmc.codegen.triton.kernels.products.operand_tiles import multiply, read_tile
 from llmc.codegen.triton.kernels.products.product_store import store_product
 from llmc.codegen.triton.kernels.products.sparse_tile import first_elements, sparse_tile
@@ -84,7 +84,7 @@ def code_tile_kernel(
     COUNT: tl.constexpr = (PLACES + BYTE_BLOCK - 1) // BYTE_BLOCK
     PER_SPLIT: tl.constexpr = (COUNT + SPLITS - 1) // SPLITS
     # Where each half of a turn's channels is a group, `group` counts pairs of them.
-    PER_GROUP: tl.constexpr = 1 if halves(FORMAT) else COUNT // GROUPS
+    PER_GROUP: tl.constexpr = 1 if halves(FORMAT, IN, GROUPS) else COUNT // GROUPS
     MASKED: tl.constexpr = IN % (BYTE_BLOCK * (2 if IN_PAIRS else 1)) != 0
     # Without groups integers are summed as such to the end.
     SUMS: tl.constexpr = tl.int32 if OPERANDS == "int8" and not IN_GROUPS else tl.float32
@@ -172,20 +172,24 @@ def add_chunk(
         codes = load_codes(codes_ptr + row[:, None] * ROW_BYTES, place[None, :], is_code, FORMAT, MASKED)
     inside = (place < PLACES)[None, :]
     above = load_above(codes_ptr + row[:, None] * ROW_BYTES, place[None, :], inside, PLACES, FORMAT, MASKED)
+    HALVES: tl.constexpr = halves(FORMAT, IN, GROUPS)
     zeros = tl.zeros([row.shape[0], 1], dtype=tl.int32)
     if zeros_ptr is not None:
-        zeros = tl.load(zeros_ptr + row * GROUPS + group).to(tl.int32)[:, None]
+        zeros = tl.load(zeros_ptr + row * GROUPS + group * (2 if HALVES else 1)).to(tl.int32)[:, None]
     part = tl.zeros(sums.shape, dtype=tl.int32 if OPERANDS == "int8" else tl.float32) if IN_GROUPS else sums
     low = _operand(low_codes(codes, above, FORMAT), codes, zeros, FORMAT, OPERANDS)
-    if halves(FORMAT):
+    if HALVES:
         sums = _add_group(
             sums, _multiply(low, x_low, part, OPERANDS), x_low, scales_ptr, minima_ptr, steps_ptr, row, group * 2,
             GROUPS, FORMAT,
         )  # fmt: skip
+        second = second_group(group * 2, IN, GROUPS)
+        if zeros_ptr is not None:
+            zeros = tl.load(zeros_ptr + row * GROUPS + second).to(tl.int32)[:, None]
         high = _operand(high_codes(codes, above, FORMAT), codes, zeros, FORMAT, OPERANDS)
         sums = _add_group(
             sums, _multiply(high, x_high, part, OPERANDS), x_high, scales_ptr, minima_ptr, steps_ptr, row,
-            group * 2 + 1, GROUPS, FORMAT,
+            second, GROUPS, FORMAT,
         )  # fmt: skip
         return sums, first
     else:

@@ -14,7 +14,7 @@ from llmc.codegen.call import CODE_ROW_PARTS
 from llmc.codegen.triton.kernel import DeviceLaunch
 from llmc.codegen.triton.kernels.products.coded_ways import MOST_NARROW_ROWS, decoding_instructions
 from llmc.codegen.triton.kernels.products.format_facts import halves, in_pairs
-from llmc.codegen.triton.kernels.products.group_scales import scale_and_minimum
+from llmc.codegen.triton.kernels.products.group_scales import scale_and_minimum, second_group
 from llmc.codegen.triton.kernels.products.operand_tiles import read_tile
 from llmc.codegen.triton.kernels.products.product import Codes, Expansion, Product
 from llmc.codegen.triton.kernels.products.product_way import Way
@@ -62,7 +62,7 @@ def expand_codes_kernel(
     CHUNK_BYTES: of a row's codes, or of their low bits, that share a scale; PER_GROUP chunks do.
     """
     IN_PAIRS: tl.constexpr = in_pairs(FORMAT)
-    HALVES: tl.constexpr = halves(FORMAT)
+    HALVES: tl.constexpr = halves(FORMAT, IN, GROUPS)
     PLACES: tl.constexpr = (IN + 31) // 32 * 16 if IN_PAIRS else ROW_BYTES
     MASKED: tl.constexpr = PLACES % (CHUNKS * CHUNK_BYTES) != 0 or PLACES * (2 if IN_PAIRS else 1) != IN
     # Rows past the end are the last one once more.
@@ -84,9 +84,12 @@ def expand_codes_kernel(
     _store(y_ptr + row * IN, channel, values, IN, MASKED)
     if IN_PAIRS:
         if HALVES:
+            group = second_group(group, IN, GROUPS)
             scale, minimum = scale_and_minimum(
-                scales_ptr, minima_ptr, steps_ptr, row, group + 1, is_group, GROUPS, FORMAT, MASKED
+                scales_ptr, minima_ptr, steps_ptr, row, group, is_group, GROUPS, FORMAT, MASKED
             )
+            if zeros_ptr is not None:
+                zeros = read_tile(zeros_ptr + row * GROUPS + group, is_group, MASKED).to(tl.float32)
         values = code_values(high_codes(codes, above, FORMAT), zeros, FORMAT) * scale
         if minima_ptr is not None:
             values -= minimum

@@ -51,9 +51,9 @@ def by_group(format: str, groups: int) -> bool:
 
 
 @triton.constexpr_function
-def halves(format: str) -> bool:
-    """Whether the two channels of a place are of two groups, of 16 channels each."""
-    return bool(record_of(format).group == 16)
+def halves(format: str, columns: int, groups: int) -> bool:
+    """Whether the two channels of a place are of two groups, of 16 channels each. columns, groups: of a row."""
+    return bool(in_pairs(format) and by_group(format, groups) and columns == 16 * groups)
 
 
 @triton.constexpr_function

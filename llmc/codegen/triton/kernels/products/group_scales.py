@@ -46,6 +46,16 @@ def scale_and_minimum(
 
 
 @triton.jit
+def second_group(first: tl.tensor, IN: tl.constexpr, GROUPS: tl.constexpr) -> tl.tensor:
+    """The group of 16 columns after `first`, which the high bits of the same bytes belong to; the last one where a row
+    of IN columns ends between them."""
+    if IN % 32 != 0:
+        return tl.minimum(first + 1, GROUPS - 1)
+    else:
+        return first + 1
+
+
+@triton.jit
 def _steps(
     row_ptr: tl.tensor,
     group: tl.tensor,
