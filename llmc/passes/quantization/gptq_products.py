@@ -19,7 +19,7 @@ from llmc.passes.quantization.gptq import gptq
 from llmc.passes.quantization.plan import Planned
 from llmc.passes.quantization.round_weight import RoundedWeight
 
-# Rows that are swept together. Larger weights gain nothing, and memory holds several fp32 copies of what is swept.
+# Maximum number of rows of a sweep. Larger weights gain nothing, and memory holds several fp32 copies of the rows.
 _MOST_ROWS = 4096
 
 
@@ -45,7 +45,7 @@ class ProductGptq:
         found = self._ahead.pop(planned.module, None)
         if found is not None:
             return found
-        self._ahead.clear()  # What the plan did not ask for: its codes were remembered.
+        self._ahead.clear()  # The plan took these codes from another plan.
         scheme, x = planned.scheme, _input(planned)
         assert scheme is not None
         others = self._same_input(planned, scheme, x)

@@ -27,7 +27,7 @@ from llmc.program.launch_arguments import Argument, Operand
 from llmc.targets import GpuTarget
 
 _LEAST_GROUP = 32
-# Of codes of which two channels, 16 apart, share a byte.
+# For codes that share a byte with those of the channel 16 further on.
 _LEAST_PAIRED_GROUP = 16
 _DEQUANTIZE = torch.ops.llmc.dequantize.default
 
