@@ -1,0 +1,243 @@
+"""What KV compression forgets: recall by policy, budget, cache format and depth.
+
+    python -m benchmarks.recall --json copies.json --plot docs/images/kv-recall.png
+    python -m benchmarks.recall --model smollm2 --length 1024 --caches auto int8 --json needles.json
+    python -m benchmarks.recall --policies none "snapkv:budget={budget},window=16,pool=7" --length 1024
+
+`copying` is a model whose weights are computed (copying_model.py): it copies random tokens. `smollm2` is SmolLM2 135M,
+which finds a number in prose. Depth says where in the haystack the answer is. Each policy is built into an engine for
+this CPU. `random`, the baseline, keeps random rows: it runs in transformers, with a mask.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+import llmc
+from benchmarks.copying_model import VOCABULARY, save_copying_model
+from benchmarks.llama_1b import machine
+from benchmarks.quality import build
+from benchmarks.real_model_files import MODELS, fetched, numbers_of
+from benchmarks.recall_tasks import Task, copies, needles
+from llmc.errors import BuildWarning
+from llmc.runtime.threads import available_cores
+
+TEXT = Path(__file__).parent.parent / "examples" / "data" / "heldout.txt"
+NONE, RANDOM = "none", "random"
+# A policy with the budget's number of rows, and for `stride` the distance of the rows that stay.
+POLICIES = (
+    NONE,
+    RANDOM,
+    "streaming:budget={budget},sinks=4,every=16",
+    "stride:step={step},recent=64,rows=16",
+    "lru:budget={budget},recent=32,every=16",
+    "h2o:budget={budget},recent=32,every=16",
+    "snapkv:budget={budget},window=16,pool=7,every=16",
+)
+BUDGETS = (0.75, 0.5, 0.25, 0.125)
+_BLOCK = 16
+
+
+@dataclass(frozen=True)
+class Recall:
+    """Shares of tokens that one policy recalls.
+
+    Args:
+        policy: As it was built; its name is what stands before the colon.
+        budget: Share of the prompt's rows that stay, 1.0 without compression.
+        cache: Format of keys and values.
+        by_depth: From the haystack's beginning to its end.
+    """
+
+    policy: str
+    budget: float
+    cache: str
+    by_depth: tuple[float, ...]
+
+    @property
+    def name(self) -> str:
+        """Of the policy, without options."""
+        return self.policy.partition(":")[0]
+
+    @property
+    def mean(self) -> float:
+        """Over all depths."""
+        return sum(self.by_depth) / len(self.by_depth)
+
+
+def main() -> None:
+    """Measure, and print the tables as they stand in docs/kv-compression.md."""
+    given = parse_arguments()
+    console = Console(stderr=True)
+    with tempfile.TemporaryDirectory(prefix="llmc-bench-") as folder:
+        model, task = _model_and_task(given, Path(folder))
+        found: list[Recall] = []
+        for policy, budget, cache in _cases(given):
+            found.append(recall(model, task, policy, budget, cache, given.threads))
+            console.print(f"{policy} at {budget:.1%}, {cache}: {found[-1].mean:.1%}", markup=False, highlight=False)
+    print("\n".join((*table(found), "", *depths(found))))
+    if given.json is not None:
+        about = {"machine": machine(given.threads), "date": date.today().isoformat()}
+        about |= {"model": given.model, "length": given.length, "prompts": given.prompts}
+        given.json.write_text(json.dumps(about | {"rows": [asdict(each) for each in found]}, indent=1) + "\n")
+    if given.plot is not None:
+        plot(found, given.plot)
+
+
+def recall(model: Path, task: Task, policy: str, budget: float, cache: str, threads: int) -> Recall:
+    """The recall of one policy.
+
+    Args:
+        model: Hugging Face directory.
+        task: What is asked.
+        policy: With `{budget}` and `{step}`, or `none`, or `random`.
+        budget: Share of a prompt's rows that stay.
+        cache: Format of keys and values, as `--kv-cache` names it.
+        threads: Of the engine.
+    """
+    length = min(len(prompt) for prompts in task.prompts for prompt in prompts)
+    rows = max(_BLOCK, round(budget * length / _BLOCK) * _BLOCK)
+    text = policy.format(budget=rows, step=round(1 / budget))
+    if policy == RANDOM:
+        return Recall(text, budget, cache, kept_by_chance(model, task, rows))
+    options = {"dtype": "float32", "kv_cache": cache, "max_model_len": task.longest + _BLOCK, "max_sequences": 16}
+    with tempfile.TemporaryDirectory(prefix="llmc-bench-") as folder:
+        path = Path(folder) / "engine.llmc"
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*weights hold nothing but zeros", BuildWarning)
+            build(model, path, "cpu", options | ({} if policy == NONE else {"kv_compression": text}))
+        with llmc.load(path, threads=threads) as engine:
+            by_depth = list[float]()
+            for prompts, answers in zip(task.prompts, task.answers, strict=True):
+                most = max(map(len, answers))
+                greedy = llmc.SamplingParams(max_tokens=most, temperature=0.0, ignore_eos=True)
+                said = engine.generate([list(prompt) for prompt in prompts], greedy)
+                by_depth.append(_share([answer.choices[0].token_ids for answer in said], answers))
+    return Recall(text, budget, cache, tuple(by_depth))
+
+
+@torch.inference_mode()
+def kept_by_chance(path: Path, task: Task, rows: int) -> tuple[float, ...]:
+    """With the rows that ask and random others, the same for all layers, hidden once the prompt has been read."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    chance, shares = torch.Generator().manual_seed(1), list[float]()
+    for prompts, answers in zip(task.prompts, task.answers, strict=True):
+        said = list[list[int]]()
+        for prompt, answer in zip(prompts, answers, strict=True):
+            # The answer's tokens follow the prompt, except the last: what the model says after each is compared.
+            ids = torch.tensor([[*prompt, *answer[:-1]]])
+            count, ahead = len(prompt), len(prompt) - task.asked
+            kept = torch.zeros(ids.shape[1], dtype=torch.bool)
+            kept[torch.randperm(ahead, generator=chance)[: max(0, rows - task.asked)]] = True
+            kept[ahead:] = True
+            visible = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril()
+            visible[count:] &= kept
+            mask = torch.zeros(visible.shape).masked_fill(~visible, torch.finfo(torch.float32).min)
+            logits = model(ids, attention_mask=mask[None, None]).logits[0]
+            said.append(logits[count - 1 :].argmax(-1).tolist())
+        shares.append(_share(said, answers))
+    return tuple(shares)
+
+
+def table(found: Sequence[Recall]) -> Iterator[str]:
+    """Recall by policy and budget, as Markdown."""
+    budgets = sorted({each.budget for each in found}, reverse=True)
+    yield f"| policy | cache | {' | '.join(f'{budget:.1%} of the rows' for budget in budgets)} |"
+    yield f"|---|---|{'--:|' * len(budgets)}"
+    for name, cache in dict.fromkeys((each.name, each.cache) for each in found):
+        of_name = {r.budget: r.mean for r in found if (r.name, r.cache) == (name, cache)}
+        yield f"| `{name}` | {cache} | {' | '.join(f'{of_name[b]:.0%}' if b in of_name else '' for b in budgets)} |"
+
+
+def depths(found: Sequence[Recall]) -> Iterator[str]:
+    """Recall by depth at half of the rows, without codes, as Markdown."""
+    half = [each for each in found if each.budget in (0.5, 1.0) and each.cache == "auto"]
+    if not half:
+        return
+    count = len(half[0].by_depth)
+    yield f"| policy at 50% | {' | '.join(f'depth {at / max(count - 1, 1):.0%}' for at in range(count))} |"
+    yield f"|---|{'--:|' * count}"
+    for each in half:
+        yield f"| `{each.policy}` | {' | '.join(f'{value:.0%}' for value in each.by_depth)} |"
+
+
+def plot(found: Sequence[Recall], file: Path) -> None:
+    """Recall by budget, and a heat map by depth at half of the rows. Raises OptionError without matplotlib."""
+    from llmc.bench.plot import require_plot_extra
+
+    require_plot_extra()
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    plain = [each for each in found if each.cache == "auto"]
+    for name in dict.fromkeys(each.name for each in plain if each.budget < 1):
+        points = sorted((each.budget, each.mean) for each in plain if each.name == name)
+        left.plot(*zip(*points, strict=True), marker="o", label=name)
+    left.set(xlabel="share of the rows that stay", ylabel="tokens recalled", ylim=(-0.02, 1.02))
+    left.legend()
+    half = [each for each in plain if each.budget == 0.5]
+    image = right.imshow([each.by_depth for each in half], aspect="auto", vmin=0, vmax=1, extent=(0, 1, 0, 1))
+    places = [1 - (row + 0.5) / len(half) for row in range(len(half))]
+    right.set_yticks(places, [each.name for each in half])
+    right.set(xlabel="depth of the answer, 50% of the rows stay")
+    figure.colorbar(image, label="tokens recalled")
+    figure.savefig(file, dpi=110)
+
+
+def _share(said: Sequence[Sequence[int]], wanted: Sequence[Sequence[int]]) -> float:
+    """Of tokens that are as wanted."""
+    rows = zip(said, wanted, strict=True)
+    pairs = [pair for row, expected in rows for pair in zip(row, expected, strict=False)]
+    return sum(one == other for one, other in pairs) / len(pairs)
+
+
+def _model_and_task(given: argparse.Namespace, folder: Path) -> tuple[Path, Task]:
+    if given.model == "copying":
+        model = folder / "copying"
+        save_copying_model(model)
+        return model, copies(given.length, given.depths, given.prompts, VOCABULARY)
+    given.cache.mkdir(parents=True, exist_ok=True)
+    model = numbers_of(fetched(MODELS[given.model], given.cache), given.cache)
+    return model, needles(given.length, given.depths, given.prompts, model / "tokenizer.json", TEXT)
+
+
+def _cases(given: argparse.Namespace) -> Iterator[tuple[str, float, str]]:
+    """Every policy at every budget in every cache format; no compression once in each."""
+    for cache in given.caches:
+        for policy in given.policies:
+            for budget in (1.0,) if policy == NONE else given.budgets:
+                if policy != RANDOM or cache == "auto":
+                    yield policy, budget, cache
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=["copying", "smollm2"], default="copying")
+    parser.add_argument("--policies", nargs="+", default=POLICIES)
+    parser.add_argument("--budgets", type=float, nargs="+", default=BUDGETS)
+    parser.add_argument("--caches", nargs="+", default=("auto", "int8", "int4"))
+    parser.add_argument("--length", type=int, default=512, help="tokens of a haystack")
+    parser.add_argument("--depths", type=int, default=11)
+    parser.add_argument("--prompts", type=int, default=16, help="of each depth")
+    parser.add_argument("--cache", type=Path, default=Path("examples/out/real-models"), help="of fetched models")
+    parser.add_argument("--threads", type=int, default=available_cores())
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""The tasks of benchmarks/recall.py: haystacks that hold, at some depth, what the end of the prompt asks for.
+
+`copies`, for the copying model: different random tokens. The prompt ends with the beginning of one piece, and the
+answer is the rest. `needles`, for a model of text: prose with a sentence that tells a number, and the same sentence
+without the number at the end.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+# Tokens of a piece that the prompt repeats, and those that follow.
+_REPEATED, _RECALLED = 8, 4
+_SPECIAL = 3
+_PLACES = ("Cairo", "Lima", "Oslo", "Paris", "Tokyo")
+
+
+@dataclass(frozen=True)
+class Task:
+    """Prompts by depth, from the haystack's beginning to its end, and the tokens that follow each.
+
+    Args:
+        prompts: [depths][prompts][tokens].
+        answers: [depths][prompts][tokens].
+        asked: number of tokens at the end of each prompt that ask.
+    """
+
+    prompts: tuple[tuple[tuple[int, ...], ...], ...]
+    answers: tuple[tuple[tuple[int, ...], ...], ...]
+    asked: int
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt with its answer."""
+        pairs = zip(self.prompts, self.answers, strict=True)
+        return max(len(p) + len(a) for ps, answers in pairs for p, a in zip(ps, answers, strict=True))
+
+
+def copies(length: int, depths: int, prompts: int, vocabulary: int) -> Task:
+    """Haystacks of `length` different random tokens."""
+    chance = torch.Generator().manual_seed(0)
+    asked: list[tuple[tuple[int, ...], ...]] = []
+    wanted: list[tuple[tuple[int, ...], ...]] = []
+    last = length - _REPEATED - _RECALLED
+    for depth in range(depths):
+        first = round(depth * last / max(depths - 1, 1))
+        end = first + _REPEATED
+        drawn = (torch.randperm(vocabulary - _SPECIAL, generator=chance)[:length] for _ in range(prompts))
+        hay = [(_SPECIAL + tokens).tolist() for tokens in drawn]
+        asked.append(tuple((*row, *row[first:end]) for row in hay))
+        wanted.append(tuple(tuple(row[end : end + _RECALLED]) for row in hay))
+    return Task(tuple(asked), tuple(wanted), _REPEATED)
+
+
+def needles(length: int, depths: int, prompts: int, tokenizer: Path, text: Path) -> Task:
+    """Haystacks of `length` tokens of the text, and one sentence more."""
+    tokens = Tokenizer.from_file(str(tokenizer))
+
+    def ids(of: str) -> tuple[int, ...]:
+        return tuple(tokens.encode(of, add_special_tokens=False).ids)
+
+    prose, chance = ids(text.read_text(encoding="utf-8")), random.Random(0)
+    asked: list[tuple[tuple[int, ...], ...]] = []
+    wanted: list[tuple[tuple[int, ...], ...]] = []
+    ask = ids("\nThe secret code of Cairo is")
+    for depth in range(depths):
+        at = round(depth * length / max(depths - 1, 1))
+        rows, answers = list[tuple[int, ...]](), list[tuple[int, ...]]()
+        for _ in range(prompts):
+            number, place = chance.randrange(10_000, 100_000), chance.choice(_PLACES)
+            begin = chance.randrange(len(prose) - length)
+            hay, question = prose[begin : begin + length], f"\nThe secret code of {place} is"
+            rows.append((*hay[:at], *ids(f"{question} {number}.\n"), *hay[at:], *ids(question)))
+            answers.append(ids(f" {number}"))
+        asked.append(tuple(rows))
+        wanted.append(tuple(answers))
+    return Task(tuple(asked), tuple(wanted), len(ask))
