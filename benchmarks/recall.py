@@ -219,7 +219,8 @@ def _cases(given: argparse.Namespace) -> Iterator[tuple[str, float, str]]:
     for cache in given.caches:
         for policy in given.policies:
             for budget in (1.0,) if policy == NONE else given.budgets:
-                if policy != RANDOM or cache == "auto":
+                drops_rows = "{step}" not in policy or round(1 / budget) > 1
+                if drops_rows and (policy != RANDOM or cache == "auto"):
                     yield policy, budget, cache
 
 
