@@ -109,9 +109,7 @@ def export(
         parsed = _options_of(engine, parsed)
         model = against
     elif against is not None:
-        raise OptionError(
-            "a model is exported by itself", at=f"against={against}", fix="leave it out: it is for an engine"
-        )
+        raise OptionError("this option applies to engines only", at=f"against={against}", fix="leave it out")
 
     opened = open_model(model)
     with (
@@ -187,9 +185,9 @@ def _options_of(engine: Path, given: BuildOptions) -> BuildOptions:
     for name, value in given.model_dump(exclude_defaults=True).items():
         if name != "dtype":
             raise OptionError(
-                "an engine has the options that it was built with",
+                "the options of a built engine cannot be changed",
                 at=f"{name}={value}",
-                fix="leave the option out, or export the model by itself",
+                fix="leave the option out, or export the model instead",
             )
     built = {**read_manifest(engine).options, "dtype": "auto", "kv_dtype": "auto"}
     return in_single_precision(parse_options(built))
@@ -208,7 +206,7 @@ def _export_engine(
         )
     if flavour != "standard" or stage not in (None, Stage.OPTIMIZED.value):
         raise OptionError(
-            "the engine holds its optimized graph, as a standard model",
+            "an engine exports only its optimized graph, as a standard model",
             at=f"stage={stage}, flavour={flavour}",
             fix="name the model that it was built from too: --against MODEL",
         )

@@ -56,7 +56,7 @@ def test_parameters_are_given_once() -> None:
     assert chosen_params(None, {"max_tokens": 3}) == chosen_params(params, {}) == params
     assert params_of_each(2, None, {"max_tokens": 3}) == params_of_each(2, [params, params], {}) == [params] * 2
     for given in (params, [params, params]):
-        with pytest.raises(RequestError, match="max_tokens=5 came with a SamplingParams") as caught:
+        with pytest.raises(RequestError, match="max_tokens=5 was given with a SamplingParams") as caught:
             params_of_each(2, given, {"max_tokens": 5})
         assert caught.value.fix is not None and "dataclasses.replace(params, max_tokens=5)" in caught.value.fix
     with pytest.raises(RequestError, match="sampling_params is not how a SamplingParams is given"):

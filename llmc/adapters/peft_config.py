@@ -125,4 +125,6 @@ def _pattern(text: str, file: Path) -> re.Pattern[str]:
     try:
         return re.compile(rf"(.*\.)?({text})")
     except re.error as error:
-        raise AdapterError(f"the pattern {text!r:.80} is none: {error}", at=f"{file}: alpha_pattern") from None
+        raise AdapterError(
+            f"the pattern {text!r:.80} is not a regular expression: {error}", at=f"{file}: alpha_pattern"
+        ) from None

@@ -80,7 +80,7 @@ _SAVE_IT = "save the adapter again, or copy its whole directory"
 def _entry(entry: dict[str, Any], data: int, size: int) -> _Entry:
     dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
     if dtype not in _DTYPES:
-        raise ValueError(f"a tensor is {dtype!r:.20}, where LoRA has floating-point ones")
+        raise ValueError(f"a tensor is {dtype!r:.20}; LoRA tensors must be floating-point")
     if any(type(number) is not int or number < 0 for number in (*shape, begin, end)) or len(shape) > 8:
         raise ValueError(f"shape {shape!r:.60} or offsets {[begin, end]!r:.60} are not sizes")
     if end - begin != math.prod(shape) * _DTYPES[dtype].itemsize or data + end > size:

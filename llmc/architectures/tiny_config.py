@@ -167,7 +167,7 @@ def tiny_config(name: str) -> Any:
         raise CaptureError(
             f"transformers {transformers.__version__} has no causal architecture {name!r}",
             at=f"model type {name!r}",
-            fix="take one of those that it has: llmc models",
+            fix="choose an architecture that it has: llmc models",
         )
     config_class = getattr(transformers, class_name).config_class
     config = config_class(**tiny_settings(name.partition("+")[0], config_class, VARIANTS.get(name, {})))
@@ -218,7 +218,7 @@ def tiny_architecture(name: str) -> Any:
         raise CaptureError(
             f"the small configuration of {name!r} has {count:,} parameters: some of its sizes are not known here",
             at=f"model type {name!r}",
-            fix="pass a model of it: llmc explain MODEL",
+            fix="pass a model of this architecture: llmc explain MODEL",
         )
     # As `llmc verify` does: sdpa, the choice of some versions of transformers for Gemma 2, leaves its soft cap out.
     with torch.random.fork_rng(devices=[]):

@@ -29,7 +29,7 @@ def first_token_seconds(engine: Path) -> float:
     if done.returncode:
         # The last line of a traceback that is not indented names the error.
         said = next((line for line in reversed(done.stderr.splitlines()) if line.strip() and line[0] != " "), "")
-        raise LlmcError(f"the engine does not run: {said}", at=engine, fix=f"see all that it says: llmc run {engine}")
+        raise LlmcError(f"the engine does not run: {said}", at=engine, fix=f"see its whole output: llmc run {engine}")
     return time.perf_counter() - start
 
 
@@ -59,7 +59,7 @@ def _address(process: subprocess.Popen[str], engine: Path) -> str:
         found = next((word for word in line.split() if word.startswith("http://")), None)
         if found is not None:
             return found.rstrip("/")
-    raise LlmcError("the server ended before it listened", at=engine, fix=f"see what it says: llmc serve {engine}")
+    raise LlmcError("the server exited before it listened", at=engine, fix=f"see its output: llmc serve {engine}")
 
 
 def _plain() -> dict[str, str]:

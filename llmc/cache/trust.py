@@ -18,10 +18,10 @@ def make_private(folder: Path) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
         reason = _distrust(folder.stat())
     except OSError as error:
-        raise OptionError(f"the cache cannot be made: {error.strerror}", at=folder, fix=ELSEWHERE) from None
+        raise OptionError(f"cannot create the cache: {error.strerror}", at=folder, fix=ELSEWHERE) from None
     if reason is not None:
         raise OptionError(
-            f"the cache {reason}, so what is in it cannot be trusted",
+            f"the cache {reason}, so its contents cannot be trusted",
             at=folder,
             fix=f"{ELSEWHERE}; or remove it; or, if no other user has written to it: chmod -R go-w {folder}",
         )

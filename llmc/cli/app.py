@@ -31,7 +31,7 @@ GROUPS = {"bench": "Build and run", "cache": "Build and run"}
 
 
 def command_line(verb: str | None = None) -> typer.Typer:
-    """The command with all its verbs, or with only the one that is asked for, if there is one of that name.
+    """The command with all its verbs, or only the verb that the command line names, if it exists.
 
     Importing all of them takes longer than an engine takes to its first token.
     """
@@ -74,13 +74,13 @@ def _of_every_verb(
 
 
 def run_process() -> NoReturn:
-    """The command line as a process of its own, which ends here."""
+    """Run the command line and exit the process."""
     code: int | str | None = 0
     try:
         main()
     except SystemExit as leave:
         code = leave.code
-    # The orderly end of the process, without freeing a million objects, which takes 1.3 to 1.6 s of a warm build's 7.
+    # Exit the process without freeing a million objects, which would take 1.3 to 1.6 of a warm build's 7 s.
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -113,14 +113,14 @@ def _flags(verb: str | None) -> dict[str, str]:
 
 
 def asked_verb() -> str | None:
-    """The first word after `llmc`, of this command line or of the one that a shell asks to complete."""
+    """The first word after `llmc` on this command line, or on the one that a shell completes."""
     line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS")
     words = sys.argv if line is None or "_LLMC_COMPLETE" not in os.environ else line.split()
     return words[1] if len(words) > 1 else None
 
 
 def show_error(error: LlmcError) -> None:
-    """One line of problem, one of place, one of fix, on standard error."""
+    """Print the problem, the place and the fix, one line each, on standard error."""
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print("[bold red]error:[/] ", end="")
     console.print(error.problem, markup=False)

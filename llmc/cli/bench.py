@@ -1,4 +1,4 @@
-"""`llmc bench`: serve (load on a server), throughput and latency (the engine alone), startup."""
+"""`llmc bench`: serve (load on a server), throughput and latency (an engine without a server), startup."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def summary_table(summary: Summary, title: str, drafts: DraftCounts | None = None) -> FittingTable:
-    """Latencies above, throughput below, then what came of the server's drafts, if it has some."""
+    """Latencies, then throughput, then the acceptance of the server's drafts, if it has any."""
     table = FittingTable(title, (Column("", wraps=True), *numeric(("mean", 1), "median", "p99")))
     from llmc.bench.summary import LATENCIES
 

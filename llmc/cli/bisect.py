@@ -144,9 +144,9 @@ def _report(console: Console, culprit: Culprit, found: Reproduction) -> None:
         if rewrite.source is not None:
             line(f"  {rewrite.source}")
     if found.local is not None:
-        line(f"  by itself it changes what it computes by {found.local.relative:.1e} of its spread")
+        line(f"  on its own inputs it changes its results by {found.local.relative:.1e} of its spread")
     if found.error is not None:
-        line(f"  what it makes does not run: {found.error}")
+        line(f"  the resulting graph does not run: {found.error}")
     line(f"{len(culprit.probes)} runs of the check; reproduction in {found.directory}:")
     if (found.directory / "repro.py").exists():
         line(f"  python {shlex.quote(str(found.directory / 'repro.py'))}")

@@ -33,7 +33,7 @@ ORACLE = "onnxruntime"
 
 @dataclass(frozen=True)
 class Asked:
-    """Which check the user wants, as options."""
+    """The options that select the check."""
 
     check: Annotated[
         str | None,
@@ -57,9 +57,11 @@ class Asked:
         names = {"--check": self.check, "--against": self.against, "--slower-than": self.slower_than}
         given = [name for name, value in {**names, "--oracle": self.oracle}.items() if value is not None]
         if len(given) > 1:
-            raise OptionError(f"{' and '.join(given)} are two checks", at=given[1], fix="give one")
+            raise OptionError(f"{' and '.join(given)} cannot be combined", at=given[1], fix="give one")
         if self.tolerance is not None and (self.check is not None or self.slower_than is not None):
-            raise OptionError("--tolerance is about logits", at="--tolerance", fix=f"leave it out with {given[0]}")
+            raise OptionError(
+                "--tolerance applies to logits only", at="--tolerance", fix=f"leave it out with {given[0]}"
+            )
         for name, value in (("--tolerance", self.tolerance), ("--slower-than", self.slower_than)):
             if value is not None and not 0 <= value < float("inf"):
                 raise OptionError(f"{name} cannot be {value}", at=name, fix="give a number from 0 on")

@@ -79,7 +79,7 @@ def build(
 
         check_build_inputs(chosen.passes(), parsed)
         opened = open_model(model)
-        if opened.front_end is CONFIG_ALONE:  # As any path is that holds no model.
+        if opened.front_end is CONFIG_ALONE:  # Other paths that hold no model are reported the same way.
             check_directory(model)
         if output is None:
             Console(stderr=True, highlight=False, soft_wrap=True).print(f"writes {path}", markup=False)
@@ -127,12 +127,13 @@ class LimitOptions:
     )
 
     def values(self) -> dict[str, Any]:
-        """By the names of BuildOptions, what was given: only max_sequences that were asked for have to fit a GPU."""
+        """The given options by the names of BuildOptions. A default for max_sequences need not fit a GPU, so it is left
+        out."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
 def _print_report(report: BuildReport, unnamed: Path | None, everything: bool) -> None:
-    """unnamed: where the engine is, if the user did not say."""
+    """unnamed: the engine's path if the user did not name one."""
     console = standard_output()
     console.print(passes_table(report))
     console.print(kernels_table(report))
@@ -169,7 +170,7 @@ def ask_before_replacing(path: Path, force: bool) -> None:
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Without garbage collection, which looks through what imports and graphs keep: 0.7 s of 2.4 s of imports, 0.5 s
+    """Disable garbage collection, which would scan the objects of imports and graphs: 0.7 s of 2.4 s of imports, 0.5 s
     of a 6-layer model's build. Weights are in no cycles and are freed as they are written."""
     gc.disable()
     try:
@@ -194,7 +195,7 @@ def passes_table(report: BuildReport) -> FittingTable:
 
 def kernels_table(report: BuildReport) -> FittingTable:
     """The kernels of a decode step and the number of launches of each."""
-    title = f"kernels: {counted(report.kernels.total(), 'launch')} a decode step"
+    title = f"kernels: {counted(report.kernels.total(), 'launch')} per decode step"
     columns = (Column("kernel"), *numeric("launches"))
     if not report.binaries:
         table = FittingTable(title, columns)
@@ -216,17 +217,17 @@ def summary_table(report: BuildReport) -> FittingTable:
     table = facts(f"{report.path} for {report.target.name}", right=True)
     table.add_row("engine", in_bytes(report.engine_bytes))
     table.add_row("weights", in_bytes(report.weight_bytes))
-    # Engines that others run, such as onnxruntime, have launches of llmc's neither to plan nor to predict.
+    # Engines that other runtimes execute, such as onnxruntime, have no launches that llmc could plan or predict.
     if report.unplanned_bytes:
         share = f"{report.arena_bytes / report.unplanned_bytes:.0%} of {in_bytes(report.unplanned_bytes)} unshared"
         table.add_row("arena", f"{in_bytes(report.arena_bytes)} ({share})")
     if report.fitting_sequences is not None:
         table.add_row("sequences of full length that fit", str(report.fitting_sequences))
     if report.quantized:
-        table.add_row("bits a quantized weight", f"{mean_bits(report.quantized):.3f}, scales included")
+        table.add_row("bits per quantized weight", f"{mean_bits(report.quantized):.3f}, scales included")
     table.add_row("KV cache", cache_text(report.program))
     if report.program.states:
-        table.add_row("states", f"{in_bytes(state_bytes(report.program.states))} a sequence, and a snapshot")
+        table.add_row("states", f"{in_bytes(state_bytes(report.program.states))} per sequence and per snapshot")
     if report.program.launches:
         table.add_row("decode step, predicted", predicted_decode(report))
     for name, seconds in report.seconds.items():

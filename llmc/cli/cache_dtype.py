@@ -1,4 +1,4 @@
-"""The options of the KV cache: its numbers or codes, under the names that llmc and vLLM have for them, and its rows."""
+"""The options of the KV cache: its format, under llmc's and vLLM's names, and the rows that it keeps."""
 
 from typing import Annotated
 
@@ -22,5 +22,5 @@ KvCompressionOfEngine = Annotated[str | None, _COMPRESSION]
 
 
 def cache_options(asked: str) -> dict[str, str]:
-    """`kv_dtype` and `kv_cache` of BuildOptions for a value of the option, which is one of either."""
+    """`kv_dtype` and `kv_cache` of BuildOptions for a value of the option, which may be either."""
     return {"kv_dtype": asked, "kv_cache": "auto"} if is_dtype(asked) else {"kv_dtype": "auto", "kv_cache": asked}

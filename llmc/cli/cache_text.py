@@ -5,9 +5,9 @@ from llmc.program import Program
 
 
 def cache_text(program: Program) -> str:
-    """`2.0 kB a token, 1.0 kB of it kept by nearest:window=512`."""
+    """`2.0 kB per token, 1.0 kB of it kept by nearest:window=512`."""
     whole, *groups = program.token_bytes()
     parts = (
         f", {in_bytes(each)} of it kept by {policy}" for each, policy in zip(groups, program.policies, strict=True)
     )
-    return f"{in_bytes(whole + sum(groups))} a token{''.join(parts)}"
+    return f"{in_bytes(whole + sum(groups))} per token{''.join(parts)}"

@@ -2,7 +2,7 @@
 
 
 def complete_targets(incomplete: str) -> list[tuple[str, str]]:
-    """Targets, and what each is; the last of several after a comma."""
+    """Completions of targets with their descriptions; after a comma, of the last one."""
     from llmc.targets import known_targets
 
     done, comma, start = incomplete.rpartition(",")
@@ -19,7 +19,7 @@ def complete_executors(incomplete: str) -> list[str]:
 
 
 def complete_schemes(incomplete: str) -> list[str]:
-    """Quantization schemes; after PATTERN= too, and the last of several after a comma."""
+    """Completions of quantization schemes, also after PATTERN= and after a comma."""
     from llmc.formats.schemes import NOT_QUANTIZED, SCHEMES
 
     cut = max(incomplete.rfind(","), incomplete.rfind("=")) + 1

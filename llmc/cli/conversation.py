@@ -1,4 +1,4 @@
-"""A conversation in the terminal: what was said, and what the model is shown of it once it fills the context."""
+"""A conversation in the terminal: its turns, and the turns that the model sees once they fill the context."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Message = dict[str, str]
 
 _SUMMARIZE = {"role": "user", "content": "Summarize our conversation up to now in a few sentences."}
 _SUMMARY = "A summary of the earlier conversation:"
-# Shares of the context: what an answer needs at most, a summary, and the turns that are kept when some are left out.
-# Turns are left out rarely, since the cached keys and values of those behind them are lost.
+# Shares of the context: the room reserved for an answer, for a summary, and for the turns that are kept when some are
+# dropped. Turns are left out rarely, since the cached keys and values of those behind them are lost.
 _ANSWER, _OF_SUMMARY, _KEPT = 1 / 4, 1 / 8, 3 / 4
 
 
 class WhenFull(StrEnum):
-    """How a conversation goes on that fills the context: without its oldest turns, with a summary of them by the model,
-    or not at all."""
+    """What happens when a conversation fills the context: drop its oldest turns, have the model summarize them, or
+    stop."""
 
     SHIFT = "shift"
     SUMMARIZE = "summarize"
@@ -34,8 +34,8 @@ class WhenFull(StrEnum):
 
 @dataclass
 class Conversation:
-    """turns: all that was said. The model is shown those from `first` on, and `summary` in place of those before.
-    settings: with which it answers."""
+    """turns: all messages. The model sees those from `first` on, and `summary` in place of the earlier ones. settings:
+    sampling settings of the answers."""
 
     prompt: ConversationPrompt
     settings: dict[str, Any]
@@ -50,7 +50,7 @@ class Conversation:
         return ([{"role": "system", "content": self.system}] if self.system else []) + self.turns
 
     def shown(self) -> list[Message]:
-        """The messages that the model is shown."""
+        """The messages that the model sees."""
         return [*self._before(), *self.turns[self.first :]]
 
     def tokens(self, messages: Sequence[Message]) -> int:
@@ -59,7 +59,7 @@ class Conversation:
 
     @property
     def limit(self) -> int:
-        """How many tokens of a conversation the model takes."""
+        """The maximum number of tokens of a conversation."""
         return self.prompt.engine.limits.max_model_len
 
     def forget(self, kept: int) -> None:

@@ -1,4 +1,4 @@
-"""Conversations as an engine's tokens, by the model's chat template or another."""
+"""Render conversations as an engine's tokens, with the model's chat template or another."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ConversationPrompt:
     is_plain: bool
 
     def token_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Up to where the answer begins. Raises RequestError for a template that fails."""
+        """The prompt's tokens, up to where the answer begins. Raises RequestError for a template that fails."""
         return self.engine.conversations.token_ids(messages, chat_template=self.template)
 
     def stops(self) -> tuple[str, ...]:
@@ -35,7 +35,7 @@ class ConversationPrompt:
 
 
 def conversation_prompt(engine: Engine, name: str | None) -> ConversationPrompt:
-    """name: of a template; None is the model's, or `plain` for a model that came without."""
+    """name: Name of a template. None is the model's, or `plain` for a model without one."""
     from llmc.runtime.text.chat_template import engine_template
 
     is_plain = name is None and engine_template(engine.files) is None

@@ -34,7 +34,8 @@ def device_kernels(program: Program, target: GpuTarget, found: StepPrediction) -
 
 
 def candidates(program: Program, target: GpuTarget) -> FittingTable:
-    """Each choice among ways to compute one node, alike ones once: predicted times, the chosen one first."""
+    """The alternatives for each node with their predicted times, the chosen one first; identical choices are shown
+    once."""
     columns = (
         Column("for", rank=3, wraps=True),
         Column("rows", rank=1),
@@ -57,5 +58,5 @@ def candidates(program: Program, target: GpuTarget) -> FittingTable:
 
 
 def _leader(launches: tuple[Launch, ...]) -> Launch:
-    """The launch that does the work, which has the predicted time of all."""
+    """The launch that does the work; its predicted time includes the others."""
     return next((launch for launch in launches if launch.seconds is not None), launches[0])

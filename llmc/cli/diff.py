@@ -1,4 +1,4 @@
-"""`llmc diff`: what each pass does to a model's logits, or what sets two engines apart."""
+"""`llmc diff`: the effect of each pass on a model's logits, or the differences between two engines."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def diff(
     if other is not None:
         if passes is not None or nodes or options.chosen or target != DEFAULT_TARGET:
             raise OptionError(
-                "the passes of two engines have run already",
+                "the passes of a built engine cannot be run again",
                 at=str(other),
-                fix="leave out --passes, --nodes and what a build takes",
+                fix="leave out --passes, --nodes and build options",
             )
         _diff_engines(model, other, sample, json, everything)
         return
@@ -78,7 +78,7 @@ def _diff_model(
 
     if (model / MANIFEST_NAME).exists():
         raise OptionError(
-            "one engine has nothing to be compared with",
+            "a single engine cannot be compared",
             at=model,
             fix="name a second engine, or the model directory to see what each pass does",
         )
@@ -89,7 +89,7 @@ def _diff_model(
 
         pipeline = options.passes()
         first, last = parse_range(passes)
-        pass_range(pipeline, first, last)  # A mistake in it is reported before the model is read.
+        pass_range(pipeline, first, last)  # Mistakes in it are reported before the model is read.
         captured = capture(model, parsed)
         info = captured.graph.info
         ids = sample_tokens(model / "tokenizer.json", info.vocab_size, sample, info.max_positions)
@@ -115,7 +115,7 @@ def parse_range(passes: str | None) -> tuple[str | None, str | None]:
 
 
 def print_model(console: Console, name: str, found: ModelDifference, nodes: bool) -> None:
-    """A row a pass; with nodes, under each the rewrites that changed a bit; then the verdict."""
+    """Print one row per pass and the verdict. With nodes, also the rewrites of each pass that changed a bit."""
     dtype = str(found.dtype).removeprefix("torch.")
     named = (Column(""), Column("pass"), Column("numerics", rank=6))
     numbers = numeric(("n", 5), ("max |Δ|", 3), ("mean |Δ|", 4), "relative", ("allowed", 1), ("top-1", 2))
@@ -175,7 +175,7 @@ def _short(number: float) -> str:
 
 
 def model_json(found: ModelDifference) -> dict[str, Any]:
-    """Plain data; numbers that are none become null."""
+    """Plain data for JSON; NaN and infinity become null."""
 
     def figures(d: Difference | None) -> dict[str, float | None] | None:
         if d is None:

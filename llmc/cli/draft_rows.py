@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def drafts_of(engine: Engine) -> DraftCounts | None:
-    """None of an engine that does not draft."""
+    """None for an engine that does not draft."""
     from llmc.bench.draft_counts import DraftCounts
 
     speculation = engine.loop.speculation
@@ -21,7 +21,7 @@ def drafts_of(engine: Engine) -> DraftCounts | None:
 
 
 def draft_rows(counts: DraftCounts | None) -> list[tuple[str, str]]:
-    """Lines of a table; none where nothing drafts."""
+    """Rows of a table; none for an engine that does not draft."""
     if counts is None:
         return []
     accepted = f"{counts.acceptance:.0%} of {counts.draft_tokens}" if counts.draft_tokens else "none were made"
@@ -29,7 +29,7 @@ def draft_rows(counts: DraftCounts | None) -> list[tuple[str, str]]:
 
 
 def draft_figures(counts: DraftCounts | None) -> dict[str, Any]:
-    """For JSON; nothing where nothing drafts."""
+    """The same figures for JSON; empty for an engine that does not draft."""
     if counts is None:
         return {}
     return {"drafts": {**vars(counts), "acceptance": counts.acceptance, "tokens_a_step": counts.tokens_a_step}}

@@ -29,9 +29,9 @@ class EngineOptions:
     calibration: Annotated[Path | None, Option(help="text or token file for schemes that need data")] = None
 
     def engine(self, path: Path, *, longest: int | None = None, **limits: int | None) -> Path:
-        """The engine at `path`, or that of the model directory there, from the engine cache or built now.
+        """Return the engine at `path`. For a model directory, take its engine from the cache or build it now.
 
-        longest: the max_model_len that it must have. limits: others of a build, by the names of BuildOptions, which the
+        longest: The max_model_len that it must have. limits: others of a build, by the names of BuildOptions, which the
         caller applies to an engine that is built already. None is the default. Raises OptionError for options that an
         engine which is built already cannot follow, and LlmcError.
         """

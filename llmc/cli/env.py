@@ -1,4 +1,4 @@
-"""`llmc env`: what this machine and installation are, for bug reports and for predicting speed."""
+"""`llmc env`: properties of this machine and installation, for bug reports and speed predictions."""
 
 import os
 import platform
@@ -45,13 +45,13 @@ def env() -> None:
 
 
 def processors_text() -> str:
-    """How many there are for this process, and what its container grants of their time."""
+    """The cores that this process may use, and the CPU time that its container grants."""
     count, quota = len(os.sched_getaffinity(0)), processor_quota()
     return str(count) if quota is None else f"{count}; the container's quota is the time of {quota:g}"
 
 
 def memory_text() -> str:
-    """How much is left for this process, and its container's limit."""
+    """The free memory for this process, and its container's limit."""
     from llmc.runtime.memory import available_bytes
 
     limit, available = memory_limit(), f"{in_bytes(available_bytes())} available"

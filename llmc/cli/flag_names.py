@@ -1,4 +1,4 @@
-"""Errors of the library name keywords of Python; on the command line they name the verb's flags."""
+"""Replace the Python keywords in the library's error messages by the flags of the verb."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from llmc.errors import LlmcError
 
-# Keywords whose flags are called otherwise.
+# Keywords whose flags have other names.
 _RENAMED = {
     "disable_passes": "disable_pass",
     "kv_dtype": "kv_cache_dtype",
@@ -20,7 +20,7 @@ _VALUE = r"(?:\('(?P<only>[^']*)',\)|'(?P<quoted>[^']*)'|(?P<bare>[^\s,;)]*))"
 
 
 def flags_of(command: Any) -> dict[str, str]:
-    """The flag of each option of a command and of those below it, by the keyword that it stands for."""
+    """The flags of a command and its subcommands, by Python keyword."""
     found: dict[str, str] = {}
     for each in getattr(command, "commands", {}).values():
         found |= flags_of(each)
@@ -32,7 +32,7 @@ def flags_of(command: Any) -> dict[str, str]:
 
 
 def with_flags(error: LlmcError, flags: Mapping[str, str]) -> LlmcError:
-    """The error with flags where it names keywords. flags: by keyword."""
+    """The error with flags in place of keywords. flags: By keyword."""
     at = None if error.at is None else flags.get(error.at) or flags_for_keywords(error.at, flags)
     fix = None if error.fix is None else flags_for_keywords(error.fix, flags)
     told = LlmcError(flags_for_keywords(error.problem, flags), at=at, fix=fix)

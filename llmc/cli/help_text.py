@@ -1,4 +1,4 @@
-"""The text of --help: options under their headings, and whole sentences; plain, so that no name is ever cut."""
+"""The text of --help: options under headings, in plain text, so that no name is ever cut."""
 
 import re
 from collections import defaultdict
@@ -19,7 +19,7 @@ class VerbHelp(TyperCommand):
 
 
 class GroupHelp(TyperGroup):
-    """A command with verbs, each of which is described by its first paragraph, whole."""
+    """A command with verbs, each described by its whole first paragraph."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         write_options(self, ctx, formatter)

@@ -1,4 +1,4 @@
-"""`llmc inspect`: what is in an engine, without running it."""
+"""`llmc inspect`: the contents of an engine, without running it."""
 
 from __future__ import annotations
 
@@ -104,9 +104,9 @@ def overview(directory: EngineDirectory) -> FittingTable:
     table.add_row("arena", f"{in_bytes(arena)} (buffers sum to {in_bytes(unplanned)})")
     program = directory.program
     sequence = sum(program.memories(limits.blocks_for(limits.max_model_len)).values())
-    table.add_row("KV cache", f"{cache_text(program)}; {in_bytes(sequence)} a sequence")
+    table.add_row("KV cache", f"{cache_text(program)}; {in_bytes(sequence)} per sequence")
     if states := manifest.memory.get("states_per_sequence", 0):
-        table.add_row("states", f"{in_bytes(states)} a sequence, and a snapshot")
+        table.add_row("states", f"{in_bytes(states)} per sequence and per snapshot")
     rewrites, refusals = sum(p.rewrites for p in manifest.passes), sum(p.refusals for p in manifest.passes)
     table.add_row("passes", f"{counted(rewrites, 'rewrite')}, {counted(refusals, 'near-miss')} (report/passes.json)")
     return table
@@ -139,7 +139,7 @@ def kernel_costs(directory: EngineDirectory, context: int) -> FittingTable:
 def print_device_tables(
     console: Console, directory: EngineDirectory, requests: int, context: int, prefill: int | None
 ) -> None:
-    """The kernels with a step's predicted times, and the choices that were made, for each GPU."""
+    """For each GPU, the kernels with a step's predicted times, and the choices among alternatives."""
     from llmc.cli.device_kernels import candidates, device_kernels
 
     for program, target, step in predicted_steps(directory, requests, context, prefill):
@@ -185,7 +185,7 @@ def predicted_steps(
 
 
 def print_launches(console: Console, launches: tuple[Launch, ...]) -> None:
-    """Every launch in order, with the nodes, rewrite and source line it came from; a line each, however long."""
+    """Print every launch in order, one per line, with the nodes, rewrite and source line that it was lowered from."""
     for number, launch in enumerate(launches):
         origin = launch.origin
         parts = (f"{number:4} {launch.kernel:32}", ", ".join(origin.nodes), origin.rewrite, origin.source)

@@ -13,13 +13,13 @@ from llmc.targets import GpuTarget
 def machine_code_table(
     engine: Path, program: Program, target: GpuTarget, step: StepPrediction, *, everything: bool
 ) -> FittingTable:
-    """A row for each figure that misses its budget, of the kernels that a step launches.
+    """Table of the figures that miss their budgets, for the kernels that a step launches.
 
     Args:
         engine: The engine's directory.
         program: The program for the target.
         target: The GPU.
-        step: Prediction of a step of the program, which says what a missed limit costs.
+        step: Prediction of a step of the program, used for the cost of a missed limit.
         everything: Whether to show kernels of other steps and figures that keep to their budgets as well.
 
     Returns:

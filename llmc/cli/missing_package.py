@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 from llmc.errors import ToolchainError
 
-# Which extra of llmc-compiler brings a module; None is the package itself, installed without its dependencies.
+# The extra of llmc-compiler that installs each module; None stands for the package's own dependencies.
 EXTRAS: dict[str, str | None] = {
     "torch": None,
     "transformers": "hf",
@@ -30,7 +30,7 @@ EXTRAS: dict[str, str | None] = {
 
 
 def require_extra(extra: str, at: str) -> None:
-    """Raise ToolchainError unless everything that an extra brings is there. at: what needs it."""
+    """Raise ToolchainError unless every module of an extra is installed. at: the feature that needs it."""
     missing = [module for module, of in EXTRAS.items() if of == extra and find_spec(module) is None]
     if missing:
         verb = "is" if len(missing) == 1 else "are"

@@ -9,7 +9,7 @@ from llmc.frontends.open_model import local_model
 
 
 def model_argument(text: str, *, weights: bool = True) -> Any:
-    """Annotates a Path. text: its help. weights: False for verbs to which config.json is enough."""
+    """Annotates a Path. text: its help. weights: False for verbs that need only config.json."""
     return Argument(help=text, parser=partial(local_model, weights=weights), metavar="MODEL")
 
 

@@ -23,7 +23,7 @@ _DEFAULTS = BuildOptions()
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Build options that decide what the passes do, as they are given on the command line."""
+    """Build options that control the passes, as given on the command line."""
 
     task: Annotated[str, Option(help="auto, generate, or a per-text output: embed, score, classify")] = _DEFAULTS.task
     pooling: Annotated[str, Option(help="pooling of embeddings: auto, last, cls, mean")] = _DEFAULTS.pooling
@@ -108,7 +108,7 @@ class ModelOptions:
     ] = None
 
     def values(self) -> dict[str, Any]:
-        """By the names of BuildOptions, as they were given."""
+        """The given options by the names of BuildOptions."""
         found = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "passes_from"}
         found["disable_passes"] = found.pop("disable_pass")
         found |= cache_options(found.pop("kv_cache_dtype"))
@@ -119,8 +119,8 @@ class ModelOptions:
         return {**found, "calibration": None if self.calibration is None else str(self.calibration)}
 
     def parse(self, **more: Any) -> BuildOptions:
-        """With more options by the names of BuildOptions. Raises LlmcError for values, and for files and passes that
-        are not there."""
+        """The parsed build options. more: Further options by the names of BuildOptions. Raises LlmcError for invalid
+        values and for missing files and passes."""
         parsed = parse_options({**self.values(), **more})
         if parsed.disable_passes or parsed.calibration or parsed.lora:
             from llmc.passes.named_inputs import check_named_inputs
@@ -129,7 +129,7 @@ class ModelOptions:
         return parsed
 
     def refuse_for_engine(self, target: str = DEFAULT_TARGET) -> None:
-        """Raise OptionError if anything was chosen, or another target than the default."""
+        """Raise OptionError if any option or a target other than the default was given."""
         chosen = (*self.chosen, *(() if target == DEFAULT_TARGET else (f"--target {target}",)))
         if chosen:
             raise OptionError(

@@ -41,7 +41,7 @@ def models(
 
     if resolve_target(target).compiled:
         raise OptionError(
-            f"engines for {target} are not run here, which comparing their logits takes",
+            f"this machine cannot run engines for {target}, so their logits cannot be compared",
             at=f"--target {target}",
             fix="choose reference, cpu, or another that `llmc targets` says runs here",
         )

@@ -40,7 +40,7 @@ KvOffloadingDir = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class OpeningOptions:
-    """The arguments of llmc.load that the command line has."""
+    """The arguments of llmc.load from the command line."""
 
     threads: Annotated[int | None, Option(help="threads per step; default: all cores that this process may use")] = None
     executor: Annotated[
@@ -58,7 +58,7 @@ class OpeningOptions:
     kv_offloading_dir: KvOffloadingDir = None
 
     def check(self) -> None:
-        """Before anything is built. Raises OptionError."""
+        """Check the options before anything is built. Raises OptionError."""
         from llmc.runtime.executors.opening import check_executor_name
         from llmc.runtime.kv_tier.wish import offloading_wish
         from llmc.runtime.speculation.config import parse_speculative_config

@@ -1,4 +1,4 @@
-"""Options that several verbs share: a parameter whose type is a dataclass stands for an option for each field."""
+"""Options that several verbs share: a dataclass parameter becomes one option per field."""
 
 import copy
 import functools
@@ -10,7 +10,8 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 
 def expand_groups(verb: Callable[..., None]) -> Callable[..., None]:
-    """The verb as Typer wants it, with options alone. Fields are annotated, and have defaults, as options do.
+    """The verb in the form that Typer expects, with plain options in place of groups. A group's fields are annotated
+    and have defaults like options.
 
     A group with an attribute `panel` has its options under that heading in the help.
     """

@@ -1,4 +1,4 @@
-"""Files that verbs write: whether they can be is asked before the work, and answered with the place."""
+"""Files that verbs write: checked for write access before the work starts."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""How many ranks a build may take, as options: the simulator divides them."""
+"""Options for the number of ranks of a build, which the simulator then divides."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ParallelOptions(DivisionWish):
-    """A wish as it is given on the command line."""
+    """The options as given on the command line."""
 
     parallel: Annotated[
         str | None, Option(help="auto: divide --ranks as `llmc simulate` finds best", metavar="auto")

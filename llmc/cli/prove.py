@@ -1,4 +1,4 @@
-"""`llmc prove`: whether what rewrites put in the place of something computes the same."""
+"""`llmc prove`: prove that the replacements of rewrites compute the same as their patterns."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def ptx(
 ) -> None:
     """List the PTX opcodes of an engine's kernels, and which of them `--executor ptx` can execute.
 
-    Exit code 1 if there is one that it cannot.
+    The exit code is 1 if any opcode is unknown.
     """
     from llmc.engine_format import read_engine
     from llmc.engine_format.kept_ptx import kept_binaries, read_ptx

@@ -13,7 +13,7 @@ _INDEX = re.compile(r"(?<=[._])\d+(?=[._]|$)")
 _MEASURED = re.compile(r"\d+\.\d+|\d+(?=%)")
 # Rows that stay on a screen with the tables around them.
 SCREEN = 20
-# A name with more runs of numbers than this shows the first and the last.
+# A name with more runs of numbers than this shows only the first and the last run.
 _RUNS = 3
 
 
@@ -22,15 +22,15 @@ def add_rows(
 ) -> None:
     """Add rows to a table, the first cell of each being a name.
 
-    Rows whose names differ in numbers alone, and whose other cells differ in measured figures alone, become one row
-    with ranges. The caption says what is not shown.
+    Rows whose names differ only in numbers, and whose other cells differ only in measured figures, become one row with
+    ranges. The caption states the number of hidden rows.
 
     Args:
         table: Where they go.
         rows: Their cells.
-        everything: Every row as it is.
-        most: Number of rows that are shown.
-        flag: The option that shows the others.
+        everything: Whether to show every row unfolded.
+        most: Maximum number of rows to show.
+        flag: The option that shows all rows.
     """
     found = [tuple(row) for row in rows] if everything else fold(rows)
     shown = found if everything else found[:most]
@@ -44,7 +44,7 @@ def add_rows(
 
 
 def fold(rows: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
-    """The rows in order, those that repeat as one at the place of the first."""
+    """The rows in order, with repeated rows folded into the first of them."""
     groups: dict[tuple[str, ...], list[Sequence[str]]] = {}
     for row in rows:
         key = (_INDEX.sub("*", row[0]), *(_MEASURED.sub("~", cell) for cell in row[1:]))
@@ -73,7 +73,7 @@ def _span(numbers: Sequence[int]) -> str:
 
 
 def _range(cells: Sequence[str]) -> str:
-    """The cell that they share, with the least and the largest of each figure in which they differ."""
+    """The cell of a folded row, with the minimum and maximum of each figure that differs."""
     ranges = []
     for figures in zip(*map(_MEASURED.findall, cells), strict=True):
         least, largest = min(figures, key=float), max(figures, key=float)

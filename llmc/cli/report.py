@@ -66,7 +66,8 @@ def machine_code(directory: EngineDirectory) -> KernelBudgets | None:
 
 
 def machine_rates(directory: EngineDirectory, threads: int | None) -> Rates | None:
-    """This machine's for a CPU engine that it runs; None for others, whose page says what it assumes."""
+    """The machine's rates for a CPU engine that runs here; None for other engines, whose page states its
+    assumptions."""
     from llmc.codegen.cpp.measured_rates import measured_rates  # needs no torch, as the kinds of targets do
     from llmc.runtime.threads import thread_count
 
@@ -77,4 +78,4 @@ def machine_rates(directory: EngineDirectory, threads: int | None) -> Rates | No
         with status_line("measuring this machine"):
             return measured_rates(target, thread_count(threads), directory.program)
     except ToolchainError:
-        return None  # Without a compiler there are no probes, and a page is still worth having.
+        return None  # Without a compiler there are no probes, but the rest of the page is still useful.

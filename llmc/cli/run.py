@@ -51,7 +51,7 @@ def run(
     params = sampling.params()
     if not chat and (system is not None or chat_template is not None):
         at = "--system" if system is not None else "--chat-template"
-        raise OptionError(f"{at} is about conversations", at=at, fix="add --chat")
+        raise OptionError(f"{at} applies to conversations only", at=at, fix="add --chat")
     check_template(chat_template)
     opening.check()
     prompts = read_prompts(prompt, prompt_file)
@@ -170,7 +170,7 @@ def completion_json(prompt: str, completion: Completion) -> dict[str, Any]:
 
 
 def built_for(lora: str | None) -> dict[str, Any]:
-    """Build options for a model directory's engine to accept this adapter. Raises AdapterError."""
+    """The build options with which a model directory's engine accepts this adapter. Raises AdapterError."""
     if lora is None:
         return {}
     from llmc.adapters.adapter import read_adapter

@@ -1,4 +1,4 @@
-"""The tokens that a verb runs a model on, as options."""
+"""Options for the tokens that a verb runs a model on."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from llmc.debug.sample_tokens import DEFAULT_LENGTH, Sample
 
 @dataclass(frozen=True)
 class SampleOptions(Sample):
-    """A sample as it is given on the command line."""
+    """The options as given on the command line."""
 
     text: Annotated[Path | None, Option(help="text file to run on; default: a paragraph of prose")] = None
     tokens: Annotated[str | None, Option(help="token ids to run on: 1,2,3")] = None

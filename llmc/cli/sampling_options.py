@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from llmc.runtime.grammar.grammar import Grammar
     from llmc.runtime.sampling.sampling_params import SamplingParams
 
-# How a grammar is named on the command line: a file, or a word that says what kind the rest is.
+# The forms of a grammar on the command line: a file, or a word for the kind and then the grammar.
 FORMS = "schema.json, grammar.lark or .gbnf, json (any object), regex:EXPRESSION, choice:A|B"
 
 
 def number(name: str) -> Any:
-    """The option of a number of the table of sampling parameters."""
+    """The option for a numeric entry of the table of sampling parameters."""
     return Option(help=SAMPLING_NUMBERS[name].help)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenOptions:
-    """Which tokens may come, and how likely: the fields of SamplingParams that texts and conversations share."""
+    """The fields of SamplingParams that texts and conversations share: allowed tokens and their probabilities."""
 
     panel: ClassVar[str] = "Sampling"
 
@@ -86,7 +86,7 @@ class SamplingOptions(TokenOptions):
 
 
 def read_grammar(text: str) -> Grammar:
-    """The grammar that one of FORMS names. Raises OptionError; what the grammar says is checked when it is compiled."""
+    """The grammar given in one of FORMS. Raises OptionError; the grammar's content is checked when it is compiled."""
     from llmc.runtime.grammar.grammar import Grammar, GrammarKind
 
     word, colon, rest = text.partition(":")
@@ -103,7 +103,7 @@ def read_grammar(text: str) -> Grammar:
     }
     kind = kinds.get(Path(text).suffix)
     if kind is None:
-        raise OptionError(f"{text!r:.80} names no grammar", at="--grammar", fix=f"give {FORMS}")
+        raise OptionError(f"{text!r:.80} is not a grammar", at="--grammar", fix=f"give {FORMS}")
     try:
         source = Path(text).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The table of `llmc verify --oracle onnxruntime`: every stage of the engine's pipeline, run there and here."""
+"""The table of `llmc verify --oracle onnxruntime`: every stage of the pipeline, run by onnxruntime and by llmc."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 def opinion_on_stages(engine: Engine, model: Path, tokens: Sequence[int]) -> LogitFunction:
-    """Print what onnxruntime says of each stage of an engine's pipeline, run again in fp32 on the model's directory.
+    """Print how onnxruntime's logits differ at each stage of an engine's pipeline, run again in fp32 from the model
+    directory.
 
     Returns its logits of the captured graph, to compare the engine's with. Raises LlmcError for a stage that differs.
     """
@@ -50,14 +51,14 @@ def opinion_on_stages(engine: Engine, model: Path, tokens: Sequence[int]) -> Log
             f"onnxruntime's logits of the {wrong.stage.value} graph differ by {wrong.difference.relative:.1e} of their "
             f"spread; {LARGEST_DIFFERENCE:.0e} is allowed",
             at=model,
-            fix=f"find the rewrite from which on they do: llmc bisect {model} --oracle onnxruntime",
+            fix=f"find the first rewrite that causes it: llmc bisect {model} --oracle onnxruntime",
         )
     return lambda ids: oracle.logits(ids).numpy()
 
 
 def opinions_table(opinions: Sequence[StageOpinion], tokens: int, allowed: float) -> FittingTable:
     columns = (Column("stage"), *numeric(("nodes", 1), "max |Δlogit| / spread", "top-1"))
-    table = FittingTable(f"graphs in onnxruntime against themselves, {counted(tokens, 'token')} in fp32", columns)
+    table = FittingTable(f"the same graphs in onnxruntime and in llmc, {counted(tokens, 'token')} in fp32", columns)
     for each in opinions:
         good = each.difference.within(allowed)
         verdict = Text(f"{each.difference.relative:.2e}", style="green" if good else "bold red")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def read_config(context: typer.Context, path: Path | None) -> Path | None:
-    """Take the flags of a YAML file as defaults; those on the command line count more."""
+    """Use the flags of a YAML file as defaults; flags on the command line take precedence."""
     if path is not None:
         known = {name.lstrip("-").replace("-", "_"): p for p in context.command.params for name in p.opts}
         values = config_values(path, known)
@@ -38,7 +38,7 @@ def read_config(context: typer.Context, path: Path | None) -> Path | None:
 
 
 def config_values(path: Path, known: Container[str]) -> dict[str, Any]:
-    """The file's flags, spelled with underscores. Raises OptionError for a file or a flag that cannot be."""
+    """The file's flags, spelled with underscores. Raises OptionError for an invalid file or flag."""
     import yaml
 
     try:
@@ -49,7 +49,7 @@ def config_values(path: Path, known: Container[str]) -> dict[str, Any]:
         ) from None
     if not isinstance(content, dict):
         raise OptionError("the configuration is not a mapping of flags to values", at=path, fix="write `port: 8000`")
-    # A flag whose value is JSON may be a mapping of YAML's as well.
+    # A flag with a JSON value may also be a YAML mapping.
     values = {
         str(name).replace("-", "_"): json.dumps(value) if isinstance(value, dict) else value
         for name, value in content.items()
@@ -96,7 +96,7 @@ def with_engine(options: ServeOptions, built: EngineOptions, adapters: AdapterOp
     )
     if engine == options.engine:
         return options
-    # The engine is called after its key in the cache; requests call it after the model.
+    # The engine is named after its cache key, but requests use the model's name.
     name = options.served_model_name or (repository_of(options.engine) or options.engine.resolve().name,)
     return replace(options, engine=engine, served_model_name=name)
 
@@ -120,7 +120,7 @@ def start(options: ServeOptions, replicas: int, routing: str) -> None:
 
 
 def banner(console: Console, options: ServeOptions) -> Any:
-    """Prints where the server is, once it is."""
+    """Print the server's address once it listens."""
     from llmc.runtime.server.host_check import is_loopback
     from llmc.runtime.server.model_forms import model_forms
 

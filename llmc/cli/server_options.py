@@ -1,4 +1,4 @@
-"""The flags of `llmc serve`, with the names that vLLM has for them where the meaning is the same."""
+"""The flags of `llmc serve`, with vLLM's names where the meaning is the same."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ListeningOptions:
-    """Where the server listens, and to whom."""
+    """The server's addresses and access control."""
 
     panel: ClassVar[str] = "Listening"
 
@@ -74,7 +74,7 @@ class AnswerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CapacityOptions:
-    """How much the server takes on, and how it ends."""
+    """Capacity, memory and shutdown of the server."""
 
     panel: ClassVar[str] = "Capacity"
 
@@ -138,7 +138,7 @@ class AdapterOptions:
     ] = False
 
     def built_with(self) -> dict[str, Any]:
-        """By the names of BuildOptions, what an engine for them is built with."""
+        """The build options for these adapters, by the names of BuildOptions."""
         if not (self.enable_lora or self.lora_modules or self.allow_lora_updates):
             return {}
         return {"enable_lora": True, "max_loras": self.max_loras, "max_lora_rank": self.max_lora_rank}

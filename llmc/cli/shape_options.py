@@ -10,7 +10,7 @@ from llmc.bench.prompts import PromptShape
 
 @dataclass(frozen=True, kw_only=True)
 class ShapeOptions(PromptShape):
-    """A shape as it is given on the command line."""
+    """The options as given on the command line."""
 
     input_len: Annotated[int, Option(help="tokens per prompt, without its shared prefix")] = 256
     output_len: Annotated[int, Option(help="tokens to generate per prompt")] = 128

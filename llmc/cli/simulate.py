@@ -1,4 +1,4 @@
-"""`llmc simulate`: what to rent, before anything is."""
+"""`llmc simulate`: estimate the hardware that a load needs."""
 
 from __future__ import annotations
 
@@ -95,13 +95,13 @@ def simulate(
 
 
 def check_plot(plot: Path | None, targets: Sequence[str]) -> None:
-    """Raise OptionError for a picture of several targets, and ToolchainError where no picture can be drawn."""
+    """Raise OptionError for a plot of several targets, and ToolchainError if matplotlib is not installed."""
     from llmc.bench.plot import require_plot_extra
 
     if plot is not None:
         require_plot_extra()
         if len(targets) > 1:
-            raise OptionError("a picture is of one target", at=f"--plot {plot}", fix="name one, or leave out --plot")
+            raise OptionError("a plot shows one target only", at=f"--plot {plot}", fix="name one, or leave out --plot")
 
 
 def print_ranking(

@@ -13,7 +13,7 @@ from llmc.simulation.serve import Refused, Served
 
 
 def print_comparison(console: Console, comparison: Comparison, title: str) -> None:
-    """The divisions that serve the load, then those that cannot, and why."""
+    """Print the divisions that serve the load, then the others with the reason."""
     console.print(comparison_table(comparison, title))
     refused = [each for each in comparison.outcomes if isinstance(each, Refused)]
     if refused:
@@ -55,7 +55,7 @@ def comparison_table(comparison: Comparison, title: str) -> FittingTable:
 
 
 def print_fleets(console: Console, fleets: Sequence[Fleet | NoFleet], title: str, goals: Mapping[str, float]) -> None:
-    """A row for each target, the smallest fleet first, then those that do not serve the load, and why."""
+    """Print a row per target, the smallest fleet first, then the targets that cannot serve the load with the reason."""
     found = by_size([each for each in fleets if isinstance(each, Fleet)])
     if found:
         console.print(fleet_table(found, title, goals))

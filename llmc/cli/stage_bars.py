@@ -1,4 +1,4 @@
-"""How a build goes on, for people: a progress bar a stage, on standard error."""
+"""Progress of a build on standard error: one bar per stage."""
 
 from contextlib import ExitStack
 

@@ -14,7 +14,7 @@ from llmc.cli.told_progress import told
 
 @contextmanager
 def status_line(first: str) -> Iterator[Callable[[str], None]]:
-    """Shows `first`, then whatever it is called with."""
+    """Show `first`, then each text that the returned function is called with."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     bars = Progress(*columns, console=Console(stderr=True), transient=True)
     with told(bars):

@@ -15,13 +15,14 @@ Cell = str | Text
 _BETWEEN, _OUTSIDE = 3, 4
 # Text that takes several lines is not made narrower than this while another column can be left out.
 _LEAST_TEXT = 24
-# The width of a file or a pipe, which is unlimited.
+# The width for a file or a pipe, in effect unlimited.
 _UNBOUNDED = 10_000
 
 
 @dataclass(frozen=True)
 class Column:
-    """rank: 0 always stays; of the others the highest is left out first, and of equal ones the rightmost.
+    """rank: 0 for a column that is always shown. Of the others, the highest rank is dropped first, and among equals the
+    rightmost column.
 
     wraps: text that may take several lines, broken between words.
     """
@@ -86,7 +87,8 @@ class FittingTable:
         return table
 
     def _widths(self, kept: Sequence[int], width: int) -> list[int]:
-        """Each column's least, and to those of text what is left, in proportion to what each would take."""
+        """The width of each column: its minimum, plus, for text columns, a share of the remaining width in proportion
+        to their text."""
         granted = {i: self._narrowest(i) for i in kept}
         more = {i: self._natural(i) - granted[i] for i in kept}
         spare = width - _total(granted.values())
@@ -97,7 +99,7 @@ class FittingTable:
         return [granted[i] + int(more[i] * share) for i in kept]
 
     def _natural(self, column: int) -> int:
-        """Cells that the longest line takes."""
+        """The width of the longest line."""
         return max((text.cell_len for text in self._texts(column)), default=0)
 
     def _narrowest(self, column: int) -> int:
@@ -114,13 +116,13 @@ class FittingTable:
 
 
 def numeric(*names: str | tuple[str, int]) -> tuple[Column, ...]:
-    """Columns of numbers; one that may be left out comes with its rank."""
+    """Columns of numbers. A column that may be dropped is given with its rank."""
     ranked = ((each, 0) if isinstance(each, str) else each for each in names)
     return tuple(Column(name, rank, right=True) for name, rank in ranked)
 
 
 def facts(title: str, *, right: bool = False) -> FittingTable:
-    """A table for names and what they are. right: for values that are numbers."""
+    """A table of names and values. right: Whether values are right-aligned, as for numbers."""
     return FittingTable(title, (Column("", style="bold"), Column("", wraps=True, right=right)), has_header=False)
 
 

@@ -1,4 +1,4 @@
-"""`llmc targets`: what can be built for, and what this machine can run."""
+"""`llmc targets`: the targets of builds, and whether this machine runs them."""
 
 from llmc.cli.table import Column, FittingTable, standard_output
 from llmc.targets import device_target, host_target, known_targets, lacking_here

@@ -1,8 +1,8 @@
-"""How quantities are written on the command line: bytes, rates and times in units that people read."""
+"""Format bytes, rates and times for the command line, in readable units."""
 
 
 def in_bytes(count: float) -> str:
-    """1500 → "1.5 kB": thousands, as GPUs' memory and rates are given."""
+    """1500 → "1.5 kB", in decimal units, as data sheets of GPUs use."""
     for unit in ("B", "kB", "MB"):
         if abs(count) < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

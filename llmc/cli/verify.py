@@ -1,4 +1,4 @@
-"""`llmc verify`: does the engine compute what the model computes?"""
+"""`llmc verify`: compare an engine's results with those of its model."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def verify(
         compare_perplexities(engine, opening, against, perplexity, length, max_ratio, json)
         return
     if json is not None:
-        raise OptionError("--json holds perplexities", at=f"--json {json}", fix="name a text: --perplexity TEXT")
+        raise OptionError("--json writes perplexities only", at=f"--json {json}", fix="name a text: --perplexity TEXT")
     with opening.open(engine) as opened:
         batch = token_sequences(opened, text, min(length, opened.limits.max_model_len), sequences, seed)
         result, own = _compared(opened, against, oracle, batch)
@@ -97,7 +97,8 @@ def verify(
 def _compared(
     opened: Engine, against: Path, oracle: str, batch: list[list[int]]
 ) -> tuple[Comparison, Comparison | None]:
-    """Compare the engine with the fp32 oracle, and Hugging Face in its 16-bit dtype; None if not asked."""
+    """Compare the engine with the fp32 oracle, and Hugging Face in the engine's 16-bit dtype with it (None if not
+    needed)."""
     from llmc.cli.second_opinion import opinion_on_stages
     from llmc.debug.compare import LogitFunction, compare_each
     from llmc.debug.hf_oracle import hf_logits
@@ -115,12 +116,12 @@ def _compared(
 
 
 def _refuse_beyond(engine: Path, judged: float, most: float) -> None:
-    """Raise LlmcError for logits that differ by more than is allowed, as shares of their spread."""
+    """Raise LlmcError if the logits differ by more than the tolerance, in units of their spread."""
     if not judged <= most:
         raise LlmcError(
             f"the engine's logits differ by {judged:.2g} of their spread; {most:.2g} is allowed",
             at=engine,
-            fix="find the pass that does it: llmc build MODEL --check-passes, or allow more with --tolerance",
+            fix="find the pass that causes it: llmc build MODEL --check-passes, or allow more with --tolerance",
         )
 
 
@@ -135,7 +136,7 @@ def compare_perplexities(
 ) -> None:
     """Perplexity of the engine and of the model in its checkpoint's dtype, unquantized, over windows of a text.
 
-    json: where they are written too.
+    json: File for the perplexities, or None.
 
     Raises LlmcError if the ratio is above `max_ratio`.
     """
@@ -176,7 +177,8 @@ def compare_perplexities(
 
 
 def token_sequences(engine: Engine, text: Path | None, length: int, count: int | None, seed: int) -> list[list[int]]:
-    """At most `count` sequences of `length` tokens of the text, all without a count; without a text, of llmc's prose.
+    """At most `count` sequences of `length` tokens of the text. count: None takes all. Without a text, llmc's own prose
+    is used.
 
     A model without a tokenizer is given ids drawn evenly from its vocabulary.
     """
@@ -207,7 +209,7 @@ def has_experts(engine: Engine) -> bool:
 
 
 def judgement(result: Comparison, allowed: Allowed, *, in_the_middle: bool) -> tuple[float, float]:
-    """The difference that counts, and the largest that may be."""
+    """The difference that is judged, and its limit."""
     if in_the_middle:
         return result.relative_in_the_middle, allowed.in_the_middle
     return result.relative_difference, allowed.largest
@@ -221,8 +223,8 @@ def comparison_table(
     *,
     in_the_middle: bool = False,
 ) -> FittingTable:
-    """The figures, with a verdict. own: Hugging Face's in the engine's dtype. in_the_middle: judge the token that half
-    of all exceed, since others may go to other experts."""
+    """Print the figures and the verdict. own: Hugging Face's difference in the engine's dtype. in_the_middle: Whether
+    to judge the median token, because a router may send single tokens to other experts."""
     table = facts(f"engine against {reference}, {counted(result.tokens, 'token')}", right=True)
     judged, most = judgement(result, allowed, in_the_middle=in_the_middle)
     good = judged <= most

@@ -47,7 +47,7 @@ def viz(
 
     parsed = options.parse()
     with status_line("reading the graph"):
-        if (source / MANIFEST_NAME).exists():  # Its report is read, without torch.
+        if (source / MANIFEST_NAME).exists():  # Reads the engine's report, without torch.
             options.refuse_for_engine(target)
             found = stage_graph(source, stage, parsed)
         else:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def quantization_table(weights: Sequence[QuantizedWeight], *, everything: bool = False) -> FittingTable:
-    """Scheme, bits and error of each weight; reasons where mixed precision chose."""
+    """Table of the scheme, bits and error of each weight, with the reasons of mixed precision."""
     columns = (Column("weight"), Column("scheme", rank=2), *numeric("bits"))
     title = f"quantized weights: {mean_bits(weights):.3f} bits on average"
     rows = [(weight.module, weight.scheme, f"{weight.bits:.3f}") for weight in weights]
@@ -23,13 +23,13 @@ def quantization_table(weights: Sequence[QuantizedWeight], *, everything: bool =
 
 
 def mean_bits(weights: Sequence[QuantizedWeight]) -> float:
-    """Bits a weight, scales included, over all that are quantized."""
+    """Mean bits per weight, scales included, over all quantized weights."""
     elements = sum(weight.rows * weight.columns for weight in weights)
     return sum(weight.bits * weight.rows * weight.columns for weight in weights) / elements
 
 
 def sparsity_table(weights: Sequence[SparseWeight], *, everything: bool = False) -> FittingTable:
-    """Share of zeros, bits, error and predicted gain of each weight; why one is dense."""
+    """Table of the share of zeros, bits, error and predicted gain of each weight, with the reason for a dense one."""
     columns = (Column("weight"), Column("zeros by", rank=3), *numeric("zeros", "bits", ("gain", 2)))
     elements = sum(weight.rows * weight.columns for weight in weights)
     zeros = sum(weight.zeros * weight.rows * weight.columns for weight in weights) / elements
@@ -78,6 +78,6 @@ def _with_errors(
 
 
 def _error(weight: QuantizedWeight | SparseWeight, on_output: bool) -> str:
-    """on_output: whether the column is of outputs' errors."""
+    """on_output: Whether the column has the errors of outputs."""
     kind = "" if weight.is_output_error == on_output else " (weight)"
     return "as stored" if weight.error is None else f"{weight.error:.2%}{kind}"

@@ -107,7 +107,7 @@ def _graphs(engine: EngineDirectory) -> dict[str, str]:
 def _kernels(engine: EngineDirectory) -> dict[str, str]:
     launches = (x for x in engine.program.launches if x.runs(tokens=1, logit_rows=1))
     return {
-        name: f"{counted(count, 'launch')} a decode step"
+        name: f"{counted(count, 'launch')} per decode step"
         for name, count in sorted(Counter(x.kernel for x in launches).items())
     }
 

@@ -164,7 +164,7 @@ def _local(piece: ChangedRegion) -> Difference:
     wanted, found = run_region(piece.before, piece.inputs), run_region(piece.after, piece.inputs)
     each = [difference(_rows(found[name]), _rows(wanted[name])) for name in wanted if name in found]
     if not each:
-        raise PassError("of all that it gives each rank has a part only")
+        raise PassError("each rank has only a part of every output")
     return max(each, key=lambda d: d.relative if d.relative == d.relative else float("inf"))
 
 

@@ -52,7 +52,7 @@ def sample_tokens(
         raise OptionError(
             "the model has no tokenizer.json, so there is no way to read a text",
             at=f"--text {text}",
-            fix="give token ids: --tokens 1,2,3, or neither for random ones",
+            fix="give token ids: --tokens 1,2,3, or leave out both options for random ids",
         )
     import numpy as np  # Here because the command line imports this file for its options.
 

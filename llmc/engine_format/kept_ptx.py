@@ -33,7 +33,7 @@ def kept_binaries(program: Program, engine: Path) -> dict[str, DeviceBinary]:
             )
         if not kept:
             raise EngineFormatError(
-                "the engine keeps no PTX of its kernels: an older llmc has built it",
+                "the engine has no PTX of its kernels: an older llmc built it",
                 at=engine,
                 fix="rebuild it: llmc build MODEL --target TARGET -o OUT",
             )

@@ -56,7 +56,7 @@ def _problems(program: Program) -> Iterator[str]:
 
 def _repeated(kind: str, names: list[str]) -> Iterator[str]:
     if len(set(names)) < len(names):
-        yield f"a {kind}'s name is there twice: {next(n for n in names if names.count(n) > 1)!r}"
+        yield f"a {kind}'s name appears twice: {next(n for n in names if names.count(n) > 1)!r}"
 
 
 def _cache_problems(index: int, cache: CacheSlot) -> Iterator[str]:

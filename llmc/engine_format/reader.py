@@ -215,7 +215,7 @@ def check_directory(path: Path) -> None:
     if not path.is_dir():
         raise EngineFormatError("an engine is a directory, this is a file", at=path, fix=fix)
     if path.name.endswith(TEMPORARY_SUFFIX):
-        raise EngineFormatError("this is what an unfinished build left behind", at=path, fix="build the engine again")
+        raise EngineFormatError("an unfinished build left this directory behind", at=path, fix="build the engine again")
     if not (path / MANIFEST_NAME).exists():
         kind = "a model directory, not an engine" if (path / "config.json").exists() else "not an engine"
         build = f"build one: llmc build {path} -o {path.name or 'model'}.llmc"
@@ -304,7 +304,7 @@ def _stored_tensors(files: EngineFiles, rank: int) -> dict[str, StoredTensor]:
     for own, name in files.parsed(SHARED_NAME, dict[str, str]).items():
         if name not in theirs:
             raise EngineFormatError(
-                f"weight {own!r} is {name!r} of the engine around this one, which holds none of that name",
+                f"weight {own!r} is shared with the enclosing engine, which has no weight {name!r}",
                 at=files.path / SHARED_NAME,
                 fix=REBUILD,
             )

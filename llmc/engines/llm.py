@@ -109,7 +109,7 @@ def _refuse_opening(options: Mapping[str, object]) -> None:
     for name, value in options.items():
         if value != defaults[name].default:
             raise OptionError(
-                f"{name} came with an engine that is loaded already",
+                f"{name} was given with an engine that is already loaded",
                 at=name,
                 fix=f"give it to llmc.load, or give the engine's directory: LLM(engine.path, {name}=…)",
             )

@@ -205,7 +205,7 @@ class HubAnswers:
         raise CheckpointError(
             f"the hub's answer about {self.repository} {problem}",
             at=asked,
-            fix="ask another hub (HF_ENDPOINT names it), or see whether a proxy answers in its place",
+            fix="set HF_ENDPOINT to another hub, or check whether a proxy answers in its place",
         )
 
 

@@ -118,7 +118,7 @@ def _gguf_file(name: HubName, type: str) -> Path:
         + (f": {', '.join(found)}" if found else ""),
         at=name.repository,
         fix=f"see what there is: https://huggingface.co/{name.repository}/tree/{name.revision or 'main'}"
-        + ("; a longer end of the name tells them apart" if found else ""),
+        + ("; a longer suffix of the name selects one" if found else ""),
     )
 
 

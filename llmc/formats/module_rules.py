@@ -89,9 +89,9 @@ def split_items(
             continue
         if seen is not None:
             raise OptionError(
-                f"two schemes for everything, {seen} and {item}",
+                f"two schemes for all weights, {seen} and {item}",
                 at=f"{option}={seen},{item}",
-                fix=f"say which modules the second is for, such as lm_head={item}",
+                fix=f"name the modules that the second applies to, such as lm_head={item}",
             )
         seen = item
     return seen, tuple(rules)

@@ -65,7 +65,7 @@ def parse_pruning(items: Iterable[str]) -> Pruning:
                 fix="such as channels=0.125, heads=0.25 or layers=2",
             )
         if name in seen:
-            raise OptionError(f"{name} is there twice", at=f"prune={item}", fix="leave one of them out")
+            raise OptionError(f"{name} is given twice", at=f"prune={item}", fix="leave one of them out")
         seen.add(name)
         if name == LAYERS:
             found = replace(found, layers=_count(item, text))
@@ -85,7 +85,7 @@ def _check_name(item: str, name: str) -> None:
     near = difflib.get_close_matches(name, (*KINDS, LAYERS), n=1, cutoff=0.75)
     if near and name.isalpha():
         raise OptionError(
-            f"{name!r} is nothing that can be taken out of a model",
+            f"{name!r} is not a part that can be removed from a model",
             at=f"prune={item}",
             fix=f"did you mean {near[0]}? A pattern of names has dots or asterisks, such as *{name}",
         )

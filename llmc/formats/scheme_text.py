@@ -34,7 +34,7 @@ def parse_scheme(text: str) -> Scheme | None:
         scheme = _with_option(scheme, name, word)
     if scheme.is_static and scheme.token_group is not None:
         raise OptionError(
-            "a static scale is one for all channels of all tokens",
+            "a static scale is shared by all channels of all tokens",
             at=f"quantize={text}",
             fix=f"leave out static, or {_TOKEN_GROUP}",
         )

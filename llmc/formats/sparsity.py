@@ -79,7 +79,7 @@ def parse_sparse_scheme(text: str) -> SparseScheme | None:
     method = _method(text, name)
     if words[:1] == [AUTO]:
         raise OptionError(
-            f"{text!r} gives zeros out among all weights, so it cannot be for some",
+            f"{text!r} distributes zeros among all weights, so it cannot apply to some of them",
             at=f"sparsity={text}",
             fix=f"give these a ratio, such as {name}:0.5",
         )

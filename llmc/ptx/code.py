@@ -124,7 +124,7 @@ def _entry(module: Module, name: str | None) -> Kernel:
     found = [kernel for kernel in module.kernels if name in (None, kernel.name)]
     if len(found) != 1:
         known = ", ".join(kernel.name for kernel in module.kernels)
-        raise PtxError(f"the file has the kernels {known}, asked for is {name}", at=module.name, fix=REBUILD)
+        raise PtxError(f"the file has the kernels {known}, not exactly one {name}", at=module.name, fix=REBUILD)
     return found[0]
 
 

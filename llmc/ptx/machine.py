@@ -132,7 +132,7 @@ def _endless(team: Team, strand: Strand, segment: Segment, limit: int) -> PtxErr
         f"{plan.kernel.name} does not end: block {int(team.numbers[row])} has executed {limit} instructions"
         f"{_found_before(team)}",
         at=f"{plan.module}:{at.line} ({at.opcode}){source}",
-        fix="see what the loop there waits for; raise LLMC_PTX_INSTRUCTIONS if it has so much to do",
+        fix="see what the loop there waits for; raise LLMC_PTX_INSTRUCTIONS if it needs that many",
     )
 
 

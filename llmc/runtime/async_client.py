@@ -167,7 +167,9 @@ def unavailable() -> UnavailableError:
 
 def engine_died(failure: EngineFailureError) -> UnavailableError:
     """The error of a request in flight when the engine has died."""
-    found = UnavailableError("a step of the engine has failed, and it is dead", fix="see the log, and restart it")
+    found = UnavailableError(
+        "a step of the engine has failed, and the engine has stopped", fix="see the log, and restart it"
+    )
     found.__cause__ = failure
     return found
 

@@ -95,7 +95,7 @@ class Completer:
         """Yield pieces as they are generated. Raises RequestError at once for a request that cannot be served."""
         if params.sampled_choices() > 1:
             raise RequestError(
-                f"a stream has one choice, and {params.sampled_choices()} are asked for",
+                f"a stream returns one choice, but {params.sampled_choices()} were requested",
                 at="params",
                 fix="use generate, or the asyncio engine, whose streams have several",
             )

@@ -122,7 +122,7 @@ def given_or_loaded(engine: Engine | str | Path, speculation: str | Mapping[str,
         return load(path_argument("engine", engine), speculation=speculation)
     if speculation is not None:
         raise OptionError(
-            "speculation came with an engine that is loaded already",
+            "speculation was given with an engine that is already loaded",
             at="speculation",
             fix="give it to llmc.load, or give the engine's directory instead of the engine",
         )
@@ -145,7 +145,7 @@ def _reads_whole_texts(
         return False
     if speculation is not None:
         raise OptionError(
-            f"the engine is built for {head.task.value}, which draws no tokens that could be drafted",
+            f"the engine is built for {head.task.value} and generates no tokens, so it cannot use speculation",
             at="speculation",
             fix="leave it out",
         )

@@ -169,6 +169,6 @@ def _named(head: Head, text: Any, names: Sequence[str]) -> Any:
 def _text(given: object) -> str:
     if not isinstance(given, str):
         raise RequestError(
-            f"a pair is scored of two texts, and one is {given!r:.60} ({type(given).__name__})", fix="give str"
+            f"a score needs a pair of texts, and one is {given!r:.60} ({type(given).__name__})", fix="give str"
         )
     return given

@@ -37,14 +37,14 @@ class DivisionWish:
     def check(self, options: Mapping[str, Any]) -> None:
         """Raise OptionError for contradicting options. options: those of the build."""
         if self.parallel not in (None, "auto"):
-            raise OptionError(f"there is no plan {self.parallel!r}", at=f"parallel={self.parallel!r}", fix="say auto")
+            raise OptionError(f"unknown plan {self.parallel!r}", at=f"parallel={self.parallel!r}", fix="use auto")
         if self.parallel is None:
             given = [name for name in ("ranks", "memory", "trace") if getattr(self, name) is not None]
             if given:
-                raise OptionError(f"{given[0]} is for plans that are chosen", at=given[0], fix="use parallel auto")
+                raise OptionError(f"{given[0]} applies only to automatic plans", at=given[0], fix="use parallel auto")
         elif type(self.ranks) is not int:
-            seen = "" if self.ranks is None else f", not for {self.ranks!r}"
-            raise OptionError(f"a plan is chosen for a number of ranks{seen}", at="ranks", fix="give their number")
+            seen = "" if self.ranks is None else f", not {self.ranks!r}"
+            raise OptionError(f"an automatic plan needs the number of ranks{seen}", at="ranks", fix="give their number")
         elif self.memory is not None and (type(self.memory) not in (int, float) or not 0 < self.memory < math.inf):
             raise OptionError(f"a rank cannot have {self.memory!r} GB", at="memory", fix="give a number above 0")
         elif options.get("tensor_parallel_size", 1) > 1 or options.get("pipeline_parallel_size", 1) > 1:

@@ -136,7 +136,7 @@ def test_what_another_user_owns_is_refused(tmp_path: Path, cache: CacheDirectory
     with pytest.raises(OptionError, match="belongs to another user"):
         cache.check_all()
     os.chown(cache.path, OTHER_USER, OTHER_USER)
-    with pytest.raises(OptionError, match="so what is in it cannot be trusted"):
+    with pytest.raises(OptionError, match="so its contents cannot be trusted"):
         open_cache(CacheKind.ENGINES, tmp_path / "cache")
 
 

@@ -85,7 +85,7 @@ def test_options_are_checked_before_anything_is_captured(
     monkeypatch.setattr("llmc.compiler.capture", captured)
     nowhere = tmp_path / "absent" / "file"
     assert_user_error(llmc("run", MODEL, "-p", "hi", "--top-p", "7"), "--top-p", "7")
-    assert_user_error(llmc("run", MODEL, "-p", "hi", "--grammar", "x.png"), "names no grammar", "regex:")
+    assert_user_error(llmc("run", MODEL, "-p", "hi", "--grammar", "x.png"), "is not a grammar", "regex:")
     assert_user_error(llmc("run", MODEL, "-p", "hi", "--grammar", nowhere.with_suffix(".json")), "absent")
     assert_user_error(llmc("run", MODEL, "-p", "hi", "--quantize", "int3"), "int3")
     assert_user_error(llmc("run", MODEL, "-p", "hi", "--target", "h1000"), "h1000")

@@ -78,11 +78,11 @@ def test_without_a_plan_nothing_is_done(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("plan", "sizes", "problem"),
     [
-        (ParallelOptions("best", ranks=2), {}, "there is no plan 'best'"),
-        (ParallelOptions("auto"), {}, "a plan is chosen for a number of ranks"),
-        (ParallelOptions("auto", ranks=True), {}, "for a number of ranks, not for True"),
+        (ParallelOptions("best", ranks=2), {}, "unknown plan 'best'"),
+        (ParallelOptions("auto"), {}, "an automatic plan needs the number of ranks"),
+        (ParallelOptions("auto", ranks=True), {}, "needs the number of ranks, not True"),
         (ParallelOptions("auto", ranks=2, memory=0), {}, "a rank cannot have 0 GB"),
-        (ParallelOptions(ranks=2), {}, "ranks is for plans that are chosen"),
+        (ParallelOptions(ranks=2), {}, "ranks applies only to automatic plans"),
         (ParallelOptions("auto", ranks=2), {"tensor_parallel_size": 2}, "the ranks are divided already"),
     ],
 )

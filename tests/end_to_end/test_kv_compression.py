@@ -109,5 +109,5 @@ def test_a_policy_that_cannot_be_is_refused(text: str, problem: str, model: Path
 def test_a_draft_model_beside_compression_is_refused(built: Callable[..., Path]) -> None:
     plain, compressed = built(kv_compression="none"), built(kv_compression=STRIDE)
     draft = {"method": "draft_model", "model": str(plain), "num_speculative_tokens": 3}
-    with pytest.raises(LlmcError, match="what drafts for it keeps every position"):
+    with pytest.raises(LlmcError, match="its drafter keeps every position"):
         llmc.load(compressed, speculation=draft)

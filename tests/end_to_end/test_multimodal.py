@@ -88,7 +88,7 @@ def test_the_text_half_of_a_model_in_memory(family: str, tmp_path: Path) -> None
             tokens = random_tokens(150, 20)
             assert np.array_equal(engine.logits(tokens), stored.logits(tokens))
             assert engine.info.eos_token_ids == stored.info.eos_token_ids
-            assert engine.manifest.cost == stored.manifest.cost  # No weight is there twice.
+            assert engine.manifest.cost == stored.manifest.cost  # No weight appears twice.
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(parameter.requires_grad for parameter in model.parameters())
 

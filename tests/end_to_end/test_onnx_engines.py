@@ -181,7 +181,7 @@ def test_an_engines_own_model_is_exported_as_it_is(path: Path, tmp_path: Path) -
     theirs, ours = onnx.load(path / "model.onnx"), onnx.load(report.path / "model.onnx")
     assert ours.SerializeToString() == theirs.SerializeToString()
     assert (report.path / "tokenizer.json").read_bytes() == (path / "tokenizer" / "tokenizer.json").read_bytes()
-    with pytest.raises(OptionError, match="holds its optimized graph"):
+    with pytest.raises(OptionError, match="exports only its optimized graph"):
         llmc.export(path, tmp_path / "out", stage="serving")
 
 
@@ -190,9 +190,9 @@ def test_stages_of_an_engine_are_those_that_its_options_make(tmp_path: Path, dra
     theirs = llmc.export(MODEL, tmp_path / "theirs", stage="canonical")
     for name in ("model.onnx", "weights.safetensors", "config.json"):
         assert (ours.path / name).read_bytes() == (theirs.path / name).read_bytes()
-    with pytest.raises(OptionError, match="has the options that it was built with"):
+    with pytest.raises(OptionError, match="the options of a built engine cannot be changed"):
         llmc.export(draft_engine, tmp_path / "ours", against=MODEL, quantize="int8")
-    with pytest.raises(OptionError, match="a model is exported by itself"):
+    with pytest.raises(OptionError, match="this option applies to engines only"):
         llmc.export(MODEL, tmp_path / "ours", against=MODEL)
 
 

@@ -118,5 +118,5 @@ def test_what_is_refused_is_an_error_with_a_place_and_a_fix(name: str, tmp_path:
     with pytest.raises(llmc.LlmcError) as caught:
         llmc.build(tiny_architecture(name), tmp_path / "engine.llmc", dtype="float32", max_model_len=160)
     # Nobody knows which line asked how many tokens there are, only the answer.
-    assert caught.value.at or "goes another way with fewer" in caught.value.problem
+    assert caught.value.at or "takes another branch for fewer" in caught.value.problem
     assert caught.value.fix and not list(tmp_path.iterdir())

@@ -137,7 +137,7 @@ def test_calibration_may_be_a_path() -> None:
         ("iq4_nl:s256", "iq4_nl has no option 's256'", "xnone"),
         ("int4:xnone", "int4 has no option 'xnone'", "g32"),
         ("q4_k-awq", "unknown quantization scheme 'q4_k-awq'", "q4_k-gptq"),
-        ("int4,w8a8", "two schemes for everything", "lm_head=w8a8"),
+        ("int4,w8a8", "two schemes for all weights", "lm_head=w8a8"),
         ("auto", "no budget of bits", "auto:4.5"),
         ("auto:3", "no budget of bits", "4.125"),
         ("auto:4", "no budget of bits", "4.125"),

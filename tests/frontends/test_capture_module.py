@@ -171,7 +171,7 @@ class NeedsMore(nn.Module):
         (BranchesOnValues, "depends on tensor values", "if x.sum() > 0:"),
         (DependsOnValues, "depends on tensor values", "int(x.argmax())"),
         (FixesTheLength, "fixes the number of tokens", "int(x.shape[1])"),
-        (GoesAnotherWay, "goes another way with fewer than 5 tokens", None),
+        (GoesAnotherWay, "takes another branch for fewer than 5 tokens", None),
         (Misfits, "could not be traced: RuntimeError", "x @ torch.ones(9, 9)"),
         (CountsCalls, "forward changes .*steps", None),
         (LastOnly, r"returns logits of 1 position\(s\), not of every token", "self.head("),

@@ -329,5 +329,5 @@ def test_what_is_not_read_is_named_with_what_is(config: dict[str, Any], problem:
 def test_codes_that_are_described_and_not_there_are_named(tmp_path: Path) -> None:
     tiny_llama().save_pretrained(tmp_path)
     edit_json(tmp_path / "config.json", lambda c: c.update(quantization_config=_FP8))
-    with pytest.raises(CheckpointError, match=r"said to be fp8, but no tensor ends in \.weight_scale_inv"):
+    with pytest.raises(CheckpointError, match=r"declares fp8 weights, but no tensor ends in \.weight_scale_inv"):
         source_of(tmp_path)

@@ -88,7 +88,7 @@ def test_pairs_are_scored_as_transformers_does(target: str, reranker: tuple[Path
         assert alone == bare and engine.score(QUERY, DOCUMENTS[1], activation=False) == [bare[1]]
         with pytest.raises(RequestError, match="2 queries and 3 documents"):
             engine.score([QUERY, QUERY], DOCUMENTS)
-        with pytest.raises(RequestError, match="a pair is scored of two texts"):
+        with pytest.raises(RequestError, match="a score needs a pair of texts"):
             engine.score([[5, 6]], ["it"])
 
 

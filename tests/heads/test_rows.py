@@ -85,14 +85,14 @@ def test_vectors_are_scaled_and_cut(of_cpu: tuple[str, Engine]) -> None:
 
 def test_other_tasks_and_long_texts_are_refused(of_cpu: tuple[str, Engine]) -> None:
     name, engine = of_cpu
-    with pytest.raises(RequestError, match=r"vectors of texts .* generates none"):
+    with pytest.raises(RequestError, match=r"vectors of texts .* generates no text"):
         engine.generate([[5, 6]])
     with pytest.raises(RequestError, match="built for embed, not for classify"):
         engine.classify([[5, 6]])
     with pytest.raises(RequestError, match="97 tokens, this engine takes at most 96"):
         engine.embed([[5] * 97])
     assert np.array_equal(engine.embed([[5] * 97, [6]], truncate=True), engine.embed([[5] * 96, [6]]))
-    with pytest.raises(OptionError, match="draws no tokens"):
+    with pytest.raises(OptionError, match="generates no tokens"):
         llmc.load(engine.path, speculation={"method": "ngram", "num_speculative_tokens": 2})
     if name == "bert":
         with pytest.raises(OptionError, match="cannot hold a whole text of 96"):

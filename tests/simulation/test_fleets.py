@@ -95,4 +95,4 @@ def test_simulate_puts_targets_beside_each_other(tmp_path: Path, monkeypatch: py
     assert [(each["target"], each["ranks"]) for each in found] == [("a100", 1), ("h100", 1)]
     assert found[0]["price_an_hour"] == 1.5 and found[1]["price_an_hour"] is None
     assert_user_error(llmc(*asked, "--price", "l4=1"), "'l4' is not among the targets")
-    assert_user_error(llmc(*asked, "--plot", tmp_path / "a.png"), "a picture is of one target")
+    assert_user_error(llmc(*asked, "--plot", tmp_path / "a.png"), "a plot shows one target only")

@@ -51,9 +51,9 @@ class CppKind:
                 )
         if options.pipeline_parallel_size > 1 and options.speculative is not None:
             raise OptionError(
-                "what drafts within an engine reads the model's hidden states, which engines in stages do not collect",
+                "draft layers read the model's hidden states, which engines with pipeline stages do not collect",
                 at=f"speculative={options.speculative}, pipeline_parallel_size={options.pipeline_parallel_size}",
-                fix="use tensor_parallel_size alone, or draft with another engine, ngram, suffix or lookahead",
+                fix="use only tensor_parallel_size, or draft with another engine, ngram, suffix or lookahead",
             )
         check_adapters(options)
         check_kernels(options, CppBackend(self.target), self.target.name, self.tokens)

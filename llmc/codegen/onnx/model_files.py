@@ -117,5 +117,5 @@ def _write(
 def serialized(model: onnx.ModelProto) -> bytes:
     """The model's bytes, the same for the same graph. Raises LoweringError for more than protobuf holds."""
     if model.ByteSize() > _LARGEST_MODEL:
-        raise LoweringError(f"the graph alone takes {model.ByteSize()} bytes, more than protobuf holds")
+        raise LoweringError(f"the graph without weights takes {model.ByteSize()} bytes, more than protobuf allows")
     return bytes(model.SerializeToString(deterministic=True))

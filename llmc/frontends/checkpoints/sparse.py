@@ -57,7 +57,7 @@ class SparseSource(HidingSource):
             )
         if compression(settings, config).get("config_groups"):
             raise CheckpointError(
-                f"the weights are {self._format} and codes at once, which llmc does not read",
+                f"the weights are both {self._format} and quantized, which llmc does not read",
                 at=config,
                 fix="use the checkpoint before it was quantized, and quantize=int8",
             )
@@ -130,7 +130,7 @@ def _shape(files: SafetensorsSource, tensors: dict[str, str]) -> tuple[int, ...]
     if len(shape) != 2 or min(shape) < 1 or math.prod(shape) >= 1 << 40:
         entry = files.entry(tensors["shape"])
         held = f"{list(shape)}" if shape else f"{stored.dtype} {list(stored.shape)}"
-        raise CheckpointError(f"{tensors['shape']} holds {held}, no matrix's sizes", at=entry.file, fix=_CHECK)
+        raise CheckpointError(f"{tensors['shape']} holds {held}, not the sizes of a matrix", at=entry.file, fix=_CHECK)
     return shape
 
 
@@ -143,7 +143,7 @@ def unmasked(parts: dict[str, Tensor], shape: tuple[int, ...], *, is_24: bool) -
         raise ValueError(f"the bitmask is {masks.dtype} {list(masks.shape)}, expected uint8 {list(expected)}")
     bits = (masks[:, :, None] >> torch.arange(8, dtype=torch.uint8) & 1).flatten(1).bool()
     if bool(bits[:, columns:].any()):
-        raise ValueError(f"the bitmask has bits behind the last of {columns} columns")
+        raise ValueError(f"the bitmask has bits after the last of {columns} columns")
     kept = bits[:, :columns]
     counts = kept.sum(1)
     if int(counts.sum()) != values.numel():

@@ -44,7 +44,7 @@ def open_draft(directory: Path) -> DraftCheckpoint:
     if has_mtp(source):
         return deepseek_mtp(source)
     raise CheckpointError(
-        f"no drafting layers are known by these tensors: {', '.join(names[:4])}, …",
+        f"these tensors are not those of known draft layers: {', '.join(names[:4])}, …",
         at=directory,
         fix="name the directory of an EAGLE-3 draft, or of a model with MTP layers (mtp.*, model.layers.N.eh_proj)",
     )
@@ -54,7 +54,7 @@ def _weights(directory: Path) -> SafetensorsSource:
     """Raises CheckpointError; for pickle files, with the command that converts them."""
     if not directory.is_dir():
         raise CheckpointError(
-            "no such directory of a draft", at=directory, fix="name the one that holds its config.json"
+            "the draft's directory does not exist", at=directory, fix="name the one that holds its config.json"
         )
     pickles = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in directory.glob(pattern))
     if pickles and not any(directory.glob("*.safetensors")):

@@ -31,7 +31,7 @@ def read_speculators(directory: Path) -> Eagle3Settings:
     before_residual = _flag(settings, "norm_before_residual", file, None)
     flags = {name: _flag(settings, name, file, False) for name in ("norm_before_fc", "fc_norm", "norm_output")}
     if flags["norm_before_fc"] and flags["fc_norm"]:
-        raise CheckpointError("norm_before_fc and fc_norm are both true", at=file, fix="set the one that is meant")
+        raise CheckpointError("norm_before_fc and fc_norm are both true", at=file, fix="set only one of them")
     return Eagle3Settings(
         file,
         {"model_type": "qwen3", **decoder},

@@ -24,7 +24,7 @@ class ByteReader:
 
     def take(self, count: int, what: str) -> bytes:
         if count > self.left:
-            raise self.error(f"truncated: {what} takes {count} bytes, of {self._size} there are {self.left} left")
+            raise self.error(f"truncated: {what} takes {count} bytes, but only {self.left} of {self._size} are left")
         found = self._stream.read(count)
         if len(found) < count:
             raise self.error(f"the file became shorter while it was read: {what} ends after {len(found)} bytes")

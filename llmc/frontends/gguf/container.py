@@ -151,7 +151,7 @@ def _read_header(reader: ByteReader, path: Path) -> GgufModel:
     for _ in range(reader.count("the number of metadata", 13)):
         key = reader.text("a metadata key")
         if key in values:
-            raise reader.error(f"metadata {key!r:.80} is there twice")
+            raise reader.error(f"metadata {key!r:.80} appears twice")
         values[key] = _value(reader, int(reader.number("I", f"the type of {key!r:.80}")), key)
     metadata = Metadata(values, path)
     table = [_entry(reader, path) for _ in range(count)]
@@ -202,7 +202,9 @@ def _entry(reader: ByteReader, path: Path) -> GgufTensor:
     if min(shape) < 1 or math.prod(shape) >= 1 << 63:
         raise reader.error(f"tensor {name!r:.80} has shape {list(shape)}")
     if shape[-1] % kind.elements:
-        raise reader.error(f"tensor {name!r:.80} has rows of {shape[-1]}, no multiple of {kind.name}'s {kind.elements}")
+        raise reader.error(
+            f"tensor {name!r:.80} has rows of {shape[-1]}, not a multiple of {kind.name}'s {kind.elements}"
+        )
     return GgufTensor(name, kind, shape, path, start)
 
 
@@ -210,7 +212,7 @@ def _placed(table: Sequence[GgufTensor], reader: ByteReader, metadata: Metadata)
     """The tensors by name, where they are in the file. Raises CheckpointError for one that is not wholly there."""
     alignment = metadata.whole("general.alignment", default=32)
     if not (0 < alignment <= _MOST_ALIGNMENT and alignment & (alignment - 1) == 0):
-        raise reader.error(f"general.alignment is {alignment}, no power of two up to {_MOST_ALIGNMENT}")
+        raise reader.error(f"general.alignment is {alignment}, not a power of two up to {_MOST_ALIGNMENT}")
     data = -(-reader.position // alignment) * alignment
     size = reader.position + reader.left
     placed: dict[str, GgufTensor] = {}
@@ -222,9 +224,9 @@ def _placed(table: Sequence[GgufTensor], reader: ByteReader, metadata: Metadata)
                 f"tensor {tensor.name!r:.80}, {tensor.type.name} {list(tensor.shape)}, ends at byte {end} of {size}"
             )
         if entry.start % alignment:
-            raise reader.error(f"tensor {tensor.name!r:.80} begins at {entry.start}, no multiple of {alignment}")
+            raise reader.error(f"tensor {tensor.name!r:.80} begins at {entry.start}, not a multiple of {alignment}")
         if tensor.name in placed:
-            raise reader.error(f"tensor {tensor.name!r:.80} is there twice")
+            raise reader.error(f"tensor {tensor.name!r:.80} appears twice")
         placed[tensor.name] = tensor
     ordered = sorted(placed.values(), key=lambda tensor: tensor.start)
     for before, after in pairwise(ordered):

@@ -109,7 +109,7 @@ def _llama3(model: GgufModel, theta: float, rotated: int) -> dict[str, Any]:
                 "original_max_position_embeddings": round(original),
             }
     raise CheckpointError(
-        f"the factors in {FACTORS} are none of llama3's scaling: {factors[:4].tolist()} …",
+        f"the factors in {FACTORS} are not those of llama3's scaling: {factors[:4].tolist()} …",
         at=model.tensors[FACTORS].file,
         fix="build from the safetensors checkpoint that the file was converted from",
     )

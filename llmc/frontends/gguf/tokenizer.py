@@ -34,7 +34,7 @@ def tokenizer_of(vocabulary: Vocabulary) -> Tokenizer:
         raise
     except Exception as error:  # The library raises a bare Exception for merges of tokens that are not there.
         raise CheckpointError(
-            f"the vocabulary makes no tokenizer: {error}", at=said.at, fix="convert the model again"
+            f"cannot make a tokenizer from the vocabulary: {error}", at=said.at, fix="convert the model again"
         ) from None
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in vocabulary.control])
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in vocabulary.defined])

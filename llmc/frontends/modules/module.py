@@ -57,7 +57,7 @@ def _logits(output: Any, name: str) -> Tensor:
         output = output[0]
     if not isinstance(output, torch.Tensor):
         raise CaptureError(
-            f"{name}.forward returns a {type(output).__name__} where logits were looked for",
+            f"{name}.forward returns a {type(output).__name__} where logits are expected",
             fix="return the logits, a tuple that begins with them, or an object with .logits",
         )
     return output

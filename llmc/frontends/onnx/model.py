@@ -104,7 +104,7 @@ def read_model(file: Path) -> OnnxModel:
     for each in proto.functions:
         key = (reader.domain(each.domain), reader.text(each.name), reader.text(each.overload))
         if key in functions:
-            raise damaged(f"function {each.name!r:.80} is there twice", file)
+            raise damaged(f"function {each.name!r:.80} appears twice", file)
         functions[key] = reader.function(each)
     graph = reader.graph(proto.graph, 0)
     if not graph.nodes:
@@ -160,7 +160,7 @@ class _Reader:
         tensors: dict[str, OnnxTensor] = {}
         for each in proto.initializer:
             if not each.name or each.name in tensors:
-                raise damaged(f"tensor {each.name!r:.80} is there twice, or has no name", self._file)
+                raise damaged(f"tensor {each.name!r:.80} appears twice, or has no name", self._file)
             tensors[each.name] = read_tensor(each, self._file)
         values = tuple(self._value(each) for each in proto.input if each.name not in tensors)
         return OnnxGraph(self.nodes(proto.node, depth), values, tuple(map(self._value, proto.output)), tensors)

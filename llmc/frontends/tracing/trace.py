@@ -53,7 +53,7 @@ def _check_short_steps(program: ExportedProgram) -> None:
     least = max((int(bound) for bound in lower if bound.is_Integer), default=0)
     if least > 2:
         raise CaptureError(
-            f"the model's code goes another way with fewer than {least} tokens; it is traced with {EXAMPLE_TOKENS}",
+            f"the model's code takes another branch for fewer than {least} tokens; it is traced with {EXAMPLE_TOKENS}",
             fix="compute the same for any number of tokens: a step of an engine has one token or many",
         )
 

@@ -44,7 +44,7 @@ def calibration_sequences(
     ids = _ids(path, data, wanted)
     if len(ids) < min(wanted, _LEAST_TOKENS):
         raise OptionError(
-            f"the calibration text is too short: {len(ids)} tokens, of {min(wanted, _LEAST_TOKENS)} at least",
+            f"the calibration text is too short: {len(ids)} tokens, fewer than {min(wanted, _LEAST_TOKENS)}",
             at=path,
             fix="name a longer text; some 8,000 tokens are usual",
         )

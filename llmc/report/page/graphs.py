@@ -47,7 +47,7 @@ class _Lines:
         if number is None:
             node = read_node(line)
             if node is None:
-                raise EngineFormatError(f"a graph has the line {line[:80]!r}", at=self._at, fix=REBUILD)
+                raise EngineFormatError(f"cannot read the line of a graph: {line[:80]!r}", at=self._at, fix=REBUILD)
             number = self.numbers[line] = len(self.numbers)
             self._nodes.append(node)
         return number

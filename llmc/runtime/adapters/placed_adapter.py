@@ -59,7 +59,7 @@ def place_adapter(name: str, adapter: Adapter, pools: AdapterPools) -> PlacedAda
     if adapter.whole:
         tensor = next(iter(adapter.whole.values()))
         shape = list(adapter.file.shapes()[tensor])
-        raise AdapterError(f"the adapter has a whole weight: {tensor} {shape}", at=at, fix=_MERGE_IT)
+        raise AdapterError(f"the adapter replaces a whole weight: {tensor} {shape}", at=at, fix=_MERGE_IT)
     # A module has several where one product of it is for all tokens, and one for the wanted rows.
     homes: dict[str, list[tuple[int, int]]] = {}
     for index, product in enumerate(pools.products):

@@ -45,7 +45,7 @@ class AdapterRegistry:
         have it, which this one replaces. Raises AdapterError."""
         if self.pools is None:
             raise AdapterError(
-                "the engine takes no adapters", at=name, fix="build it with enable_lora=True, and max_lora_rank"
+                "the engine does not accept adapters", at=name, fix="build it with enable_lora=True, and max_lora_rank"
             )
         self._check_free(name, taken, in_place)
         placed = place_adapter(name, read_adapter(directory), self.pools)
@@ -63,9 +63,9 @@ class AdapterRegistry:
 
     def _check_free(self, name: str, taken: Collection[str], in_place: bool) -> None:
         if not isinstance(name, str) or not name.strip():
-            raise AdapterError(f"an adapter cannot be called {name!r:.100}", fix="give it a name")
+            raise AdapterError(f"an adapter's name cannot be {name!r:.100}", fix="give it a name")
         if name in taken:
-            raise AdapterError(f"{name!r:.100} is what the model itself is called", at=name, fix="choose another name")
+            raise AdapterError(f"{name!r:.100} is the name of the model itself", at=name, fix="choose another name")
         if name in self._adapters and not in_place:
             raise AdapterError(
                 f"an adapter is called {name!r:.100} already: that of {self._adapters[name].source}",

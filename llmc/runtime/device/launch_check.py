@@ -89,7 +89,7 @@ class LaunchBounds:
 def _kernel_problems(program: Program) -> Iterator[str]:
     names = [kernel.name for kernel in program.kernels]
     if len(set(names)) < len(names):
-        yield f"a kernel's name is there twice: {next(n for n in names if names.count(n) > 1)!r}"
+        yield f"a kernel's name appears twice: {next(n for n in names if names.count(n) > 1)!r}"
     for buffer in program.buffers:
         place = buffer.offset
         if any(part % _ALIGNMENT for part in (place.constant, place.tokens, place.logit_rows)):

@@ -121,7 +121,7 @@ def plan_calls(program: Program) -> tuple[PlannedCall, ...]:
 def _planned(index: int, launch: Launch, kernels: Mapping[str, DeviceKernel], bounds: LaunchBounds) -> PlannedCall:
     kernel = kernels.get(launch.kernel)
     if kernel is None:
-        raise EngineFormatError(f"a launch names the kernel {launch.kernel!r}, which is not there", fix=REBUILD)
+        raise EngineFormatError(f"a launch names the kernel {launch.kernel!r}, which does not exist", fix=REBUILD)
     if not 1 <= len(launch.grid) <= 3:
         raise EngineFormatError(f"a launch of {kernel.name} has a grid of {len(launch.grid)} sizes", fix=REBUILD)
     problem = launch_problem(launch, kernel, bounds)

@@ -76,7 +76,7 @@ class OnnxRuntimeExecutor:
         unknown = sorted(set(self._step_inputs) - input_names(len(program.policies)))
         if unknown:
             raise EngineFormatError(
-                f"the model wants the input {unknown[0]!r}, which is not a step input",
+                f"the model needs the input {unknown[0]!r}, which is not a step input",
                 at=engine.path / MODEL_NAME,
                 fix=REBUILD,
             )
@@ -236,7 +236,7 @@ def _session(engine: EngineDirectory, threads: int, provider: str) -> Any:
         raise TargetError(
             f"this onnxruntime has no {provider}; it has {', '.join(available)}",
             at=engine.path,
-            fix="pip install onnxruntime-gpu in the place of onnxruntime, or run it on the CPU: executor=onnxruntime",
+            fix="pip install onnxruntime-gpu instead of onnxruntime, or run it on the CPU: executor=onnxruntime",
         )
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # Errors alone.

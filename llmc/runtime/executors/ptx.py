@@ -99,7 +99,7 @@ class PtxExecutor(HostLaunches):
         if len(missing):
             row, place = divmod(int(missing[0]), nbytes)
             raise PtxError(
-                f"a step has not written all logits: of row {row} column {place // ITEMSIZES['F32']} is missing",
+                f"a step did not write all logits: row {row}, column {place // ITEMSIZES['F32']} is missing",
                 at="the launches that write logits",
                 fix=_REPORT,
             )
@@ -134,7 +134,7 @@ class PtxExecutor(HostLaunches):
         if report.findings:
             more = f"; {len(report.findings) - 1} more faults" if len(report.findings) > 1 else ""
             raise PtxError(
-                f"{report.findings[0]}; {report.counts[0]} threads have it{more}",
+                f"{report.findings[0]}; in {report.counts[0]} threads{more}",
                 at=f"launch {call.index} of {call.kernel.name}, nodes {', '.join(launch.origin.nodes)}",
                 fix=_REPORT,
             )

@@ -70,7 +70,7 @@ class ReferenceExecutor:
         unknown = sorted(set(self._step_inputs) - input_names(len(program.policies)) - {COMPACTION})
         if unknown:
             raise EngineFormatError(
-                f"the graph wants the input {unknown[0]!r}, which is neither a weight nor a step input",
+                f"the graph needs the input {unknown[0]!r}, which is neither a weight nor a step input",
                 at=path,
                 fix="rebuild the engine: llmc build MODEL --target reference -o ENGINE",
             )

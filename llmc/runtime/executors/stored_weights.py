@@ -65,7 +65,7 @@ def in_rows(data: Tensor, slot: WeightSlot, dtype: torch.dtype) -> Tensor:
     if slot.layout in (Layout.ROWS, Layout.VECTOR_F32):
         return data.view(slot.shape).to(dtype)
     raise EngineFormatError(
-        f"weight {slot.name} is stored as {slot.layout.value}, which kernels for a CPU alone read",
+        f"weight {slot.name} is stored as {slot.layout.value}, which only CPU kernels read",
         fix="run the engine on the CPU that it was built for",
     )
 

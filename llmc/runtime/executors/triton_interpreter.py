@@ -68,7 +68,7 @@ def switch_on() -> None:
         raise OptionError(
             "this process has loaded Triton without its interpreter, as every build for a GPU does",
             at="executor='triton_interpreter'",
-            fix="set TRITON_INTERPRET=1 before Python starts, or load the engine in a process of its own",
+            fix="set TRITON_INTERPRET=1 before Python starts, or load the engine in a separate process",
         )
     os.environ["TRITON_INTERPRET"] = "1"
 

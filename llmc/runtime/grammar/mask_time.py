@@ -35,7 +35,7 @@ class MaskTime:
         """Raise RequestError if nothing is left. token: the number of the output's token that is looked at."""
         if self._left < 0:
             raise RequestError(
-                f"the grammar needs more processor time than {self._seconds:g} s and {self._a_token:g} s a token at "
+                f"the grammar needs more processor time than {self._seconds:g} s and {self._a_token:g} s per token at "
                 f"token {token}",
                 at="grammar",
                 fix="simplify the grammar: it may be ambiguous, where a text can be read in many ways",

@@ -100,7 +100,7 @@ class BlockFiles:
         for entry in os.scandir(self._directory):
             match = _NAME.fullmatch(entry.name)
             if match is None and not entry.name.endswith(_UNFINISHED):
-                _log.warning("the second tier leaves %s alone, which is not a block of its own", entry.path)
+                _log.warning("the second tier ignores %s, which is not one of its blocks", entry.path)
                 continue
             with suppress(OSError):
                 key = None if match is None else BlockKey(int(match["group"]), bytes.fromhex(match["name"]))

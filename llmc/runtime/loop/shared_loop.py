@@ -91,7 +91,7 @@ class SharedLoop:
             self._check(self.loop)
             self._grant()
             if not self.loop.scheduler.idle:
-                raise RequestError("the engine has requests in flight", fix="let them end first, and close streams")
+                raise RequestError("the engine has requests in flight", fix="wait until they finish, and close streams")
             self._refusal = _claimed
             self._wake_all()
             return self.loop
@@ -248,7 +248,9 @@ class SharedLoop:
         if self._refusal is not None:
             raise self._refusal()
         if loop is not self.loop:
-            raise UnavailableError("a step was broken off in another thread, which ends this request", fix="ask again")
+            raise UnavailableError(
+                "a step was interrupted in another thread, which ended this request", fix="ask again"
+            )
 
     def _check_outside(self) -> None:
         if get_ident() in self._inside:
@@ -274,4 +276,4 @@ class _Waiter:
 
 
 def _claimed() -> RequestError:
-    return RequestError("the engine belongs to an AsyncEngine", fix="ask that one, or load the engine a second time")
+    return RequestError("the engine belongs to an AsyncEngine", fix="use that one, or load the engine a second time")

@@ -72,9 +72,7 @@ def join_ranks(engine: EngineDirectory, launch: Launch, threads: int) -> None:
         channel = _connect(store, launch, engine)
         plan = await_plan(channel)
         if plan is None:
-            raise RankError(
-                "the first rank has ended before all ranks had come up", at="rank 0", fix="see what it says"
-            )
+            raise RankError("the first rank ended before all ranks had started", at="rank 0", fix="see its output")
         layout = MemoryLayout.of(engine, plan.exchange_bytes)
         memory = RankMemory(zeros(layout.nbytes), layout)
         why = ["the first rank is lost"]
@@ -95,7 +93,9 @@ def join_ranks(engine: EngineDirectory, launch: Launch, threads: int) -> None:
     exchange.close()
     if not is_told_to_end:
         channel.send({"gave_up": why[0]})
-        raise RankError(f"rank {launch.rank} has lost the others: {why[0]}", at="the engine's ranks", fix=_SEE_FIRST)
+        raise RankError(
+            f"rank {launch.rank} lost its connection to the others: {why[0]}", at="the engine's ranks", fix=_SEE_FIRST
+        )
 
 
 @contextmanager

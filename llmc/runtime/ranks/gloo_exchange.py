@@ -47,7 +47,7 @@ class GlooExchange:
         group = self._group
         try:
             if group is None:
-                raise RuntimeError("the ranks have parted")
+                raise RuntimeError("the ranks have disconnected")
             places = [_bytes(first + rank * stride, nbytes) for rank in range(self._ranks)]
             group.allgather([places], [places[self._rank]]).wait()
         except RuntimeError as error:  # Exceptions of gloo, including torch's DistError.

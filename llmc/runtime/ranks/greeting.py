@@ -32,7 +32,7 @@ class Greeting:
             raise RankError(f"{rank} runs llmc {theirs['version']}, the first rank {self.version}", at=rank, fix=_SAME)
         if theirs["engine"] != self.engine:
             raise RankError(
-                f"{rank} has another engine than the first rank: manifest {theirs['engine'][:12]} at "
+                f"{rank} has a different engine from the first rank: manifest {theirs['engine'][:12]} at "
                 f"{theirs['path']}, here {self.engine[:12]} at {self.path}",
                 at=rank,
                 fix="give all ranks the same engine directory, or copies of it",

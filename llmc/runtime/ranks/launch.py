@@ -26,7 +26,7 @@ class Launch:
             raise RankError(
                 f"the engine was built for {ranks} ranks, and {self.ranks} processes were started",
                 at=f"WORLD_SIZE={self.ranks}",
-                fix=f"have torchrun start {ranks}, nodes times processes a node, or {_BY_LLMC}",
+                fix=f"have torchrun start {ranks}, nodes times processes per node, or {_BY_LLMC}",
             )
 
 
@@ -35,7 +35,7 @@ def refuse_launched(what: str, *, at: str, fix: str) -> None:
     launch = launched(os.environ)
     if launch is not None:
         raise RankError(
-            f"torchrun has started {launch.ranks} processes, the ranks of one engine, and {what} has ranks of its own",
+            f"torchrun has started {launch.ranks} processes, the ranks of one engine, and {what} starts its own ranks",
             at=at,
             fix=fix,
         )
@@ -50,7 +50,7 @@ def launched(environ: Mapping[str, str]) -> Launch | None:
         raise RankError(f"there is no rank {rank} of {ranks}", at=f"RANK={rank}, WORLD_SIZE={ranks}", fix=_BY_LLMC)
     if not environ.get("MASTER_ADDR"):
         raise RankError(
-            f"rank {rank} of {ranks} does not know where the first one is",
+            f"rank {rank} of {ranks} has no address of the first rank",
             at="MASTER_ADDR",
             fix=f"start all of them with torchrun, or {_BY_LLMC}",
         )

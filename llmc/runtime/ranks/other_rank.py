@@ -34,7 +34,7 @@ def work_for_first_rank(path: Path, threads: int | None, executor: ExecutorName 
     if chosen != "cpp":
         raise RankError(
             f"torchrun has started {launch.ranks} processes, and an engine for {engine.manifest.target.name} that "
-            f"{chosen} runs has its ranks on one machine, where it starts them by itself",
+            f"{chosen} runs has its ranks on one machine, which it starts itself",
             at=path,
             fix="start one process, without torchrun; engines for CPUs run on ranks that torchrun starts",
         )

@@ -113,7 +113,7 @@ class Team:
     def error(self) -> RankError:
         """Which rank was lost, and how."""
         return RankError(
-            f"{self._reason}: the engine cannot go on without it",
+            f"{self._reason}: the engine cannot continue without it",
             at="the engine's ranks",
             fix="find the cause, then open the engine again",
             rank=None if self.lost is None else self.lost.rank,

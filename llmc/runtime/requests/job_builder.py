@@ -35,7 +35,7 @@ def check_task(head: Head | None, *, wants_row: bool) -> None:
         return
     if head is None:
         raise RequestError(
-            "the engine generates text, and gives no vector, score or label of one",
+            "the engine generates text and cannot return vectors, scores or labels",
             fix="for those, build an engine with task=embed, score or classify (--task) of a model that is made for it",
         )
     given = {
@@ -44,7 +44,7 @@ def check_task(head: Head | None, *, wants_row: bool) -> None:
     }
     what = given.get(head.task, "labels of texts (classify, or POST /v1/classify)")
     raise RequestError(
-        f"the engine gives {what}, and generates none",
+        f"the engine returns {what} and generates no text",
         fix="to generate, build an engine with task=generate (--task) of a model that is made for it",
     )
 

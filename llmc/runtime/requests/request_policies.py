@@ -40,7 +40,7 @@ class RequestPolicies:
         """
         if self._built is not None and programs:
             raise OptionError(
-                f"the engine drops rows of its KV cache ({self._built}), and what drafts for it keeps every position",
+                f"the engine drops rows of its KV cache ({self._built}), and its drafter keeps every position",
                 at="speculation",
                 fix="draft by ngram, suffix or lookahead, or load an engine that was built without kv_compression",
             )
@@ -50,7 +50,7 @@ class RequestPolicies:
         if self._built is None:
             if policy.drops_rows:
                 raise OptionError(
-                    f"the engine was built without KV compression, and {policy} is asked for",
+                    f"the engine was built without KV compression, and {policy} was requested",
                     at=f"kv_compression={policy}",
                     fix=f"build with kv_compression={policy}",
                 )

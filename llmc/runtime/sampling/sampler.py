@@ -321,7 +321,7 @@ def nothing_allowed(params: SamplingParams) -> RequestError:
     names = ("grammar", "min_tokens", "stop_token_ids", "bad_words", "allowed_token_ids", "logits_processors")
     given = [name for name in names if getattr(params, name)]
     return RequestError(
-        f"no token may come next: {' and '.join(given) or 'the model'} forbid{'s' * (len(given) < 2)} every one",
+        f"no token is allowed next: {' and '.join(given) or 'the model'} forbid{'s' * (len(given) < 2)} all of them",
         at=", ".join(given) or None,
         fix="forbid less",
     )

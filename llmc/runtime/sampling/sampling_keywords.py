@@ -97,7 +97,7 @@ def params_of_each(
 def _given_twice(keywords: SamplingKeywords) -> RequestError:
     name, value = next(iter(keywords.items()))
     return RequestError(
-        f"{name}={value!r:.80} came with a SamplingParams, which has a {name} of its own",
+        f"{name}={value!r:.80} was given with a SamplingParams, which has its own {name}",
         at=name,
         fix=f"give one of them; dataclasses.replace(params, {name}={value!r:.80}) makes another SamplingParams",
     )

@@ -133,7 +133,9 @@ def load_adapters(engine: Engine, options: ServeOptions, names: Sequence[str]) -
     try:
         if (options.enable_lora or options.allow_lora_updates) and engine.adapters.pools is None:
             raise AdapterError(
-                "the engine takes no adapters", at=options.engine, fix="build it with --enable-lora, or serve the model"
+                "the engine does not accept adapters",
+                at=options.engine,
+                fix="build it with --enable-lora, or serve the model",
             )
         for name, directory in options.adapters:
             engine.adapters.load(name, directory, taken=names)

@@ -159,9 +159,9 @@ class ServedModel:
         if room < least:
             is_prompt = prompt_tokens >= self.max_model_len
             raise ContextLengthError(
-                f"the prompt has {prompt_tokens} tokens and {least} more were asked for, but this model takes at most "
+                f"the prompt has {prompt_tokens} tokens and {least} more were requested, but this model takes at most "
                 f"{self.max_model_len} together",
                 at="prompt" if is_prompt else param,
-                fix="shorten the prompt" if is_prompt else f"shorten the prompt, or ask for at most {room}",
+                fix="shorten the prompt" if is_prompt else f"shorten the prompt, or request at most {room}",
             )
         return room if asked is None else asked

@@ -45,7 +45,7 @@ def take_acceptance(values: dict[str, Any]) -> AcceptanceConfig:
             check_value(each, given[each.name])
             if name != AcceptanceMethod.TYPICAL.value:
                 raise OptionError(
-                    f"{each.name} is of the rejection_sample_method 'typical', not of {name!r}",
+                    f"{each.name} applies to the rejection_sample_method 'typical', not to {name!r}",
                     at=OPTION,
                     fix='add "rejection_sample_method": "typical", which changes answers, or leave it out',
                 )

@@ -125,7 +125,7 @@ def parse_speculative_config(given: str | Mapping[str, object]) -> SpeculativeCo
         makes_trees = config.tree_width > 1
     if makes_trees and not is_invariant:
         raise OptionError(
-            f"the method {method!r} drafts trees, and rejection_sample_method {acceptance.method.value!r} is of chains",
+            f"the method {method!r} drafts trees; rejection_sample_method {acceptance.method.value!r} needs chains",
             at=OPTION,
             fix="leave rejection_sample_method out, or draft chains: with a draft model, n-grams or suffixes, or with "
             "eagle3 and mtp of tree_width 1",

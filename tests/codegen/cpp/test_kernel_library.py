@@ -116,7 +116,7 @@ def test_of_concurrent_builders_one_compiles(tmp_path: Path) -> None:
 def test_a_cache_that_cannot_be_written_is_named(sources: Path, tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("", encoding="utf-8")
-    with pytest.raises(OptionError, match="the cache cannot be made: File exists") as caught:
+    with pytest.raises(OptionError, match="cannot create the cache: File exists") as caught:
         kernel_archive(TARGET, blocked)
     assert "LLMC_CACHE_DIR" in str(caught.value)
 

@@ -112,7 +112,7 @@ def cut_short(draft: Path) -> Path:
 @pytest.mark.parametrize(
     ("path", "problem"),
     [
-        ("nothing", "no such directory of a draft"),
+        ("nothing", "the draft's directory does not exist"),
         ("heads.pt", "pickle"),
         ("nothing.safetensors", "no Medusa heads"),
         ("cut", "truncated|header|short"),
@@ -132,7 +132,11 @@ def test_a_draft_is_looked_at_before_the_model_is_captured(path: str, problem: s
 )
 def test_a_tensor_that_is_missing_is_named(name: str, tmp_path: Path) -> None:
     draft = without(fitting(tmp_path), name)
-    refused("no drafting layers are known" if name == "fc.weight" else f"no tensor '{name}'", tmp_path, draft)
+    refused(
+        "these tensors are not those of known draft layers" if name == "fc.weight" else f"no tensor '{name}'",
+        tmp_path,
+        draft,
+    )
 
 
 def test_an_output_matrix_without_its_tokens_is_refused(tmp_path: Path) -> None:
@@ -150,8 +154,8 @@ def test_a_pickle_is_refused_with_what_converts_it(tmp_path: Path) -> None:
 
 
 def test_what_is_no_draft_is_refused_with_what_was_seen(tmp_path: Path) -> None:
-    refused("no drafting layers are known by these tensors: lm_head.weight", tmp_path, tmp_path / "model")
-    refused("no such directory", tmp_path, tmp_path / "nothing")
+    refused("these tensors are not those of known draft layers: lm_head.weight", tmp_path, tmp_path / "model")
+    refused("directory does not exist", tmp_path, tmp_path / "nothing")
 
 
 def test_speculators_has_to_say_what_is_added_to(tmp_path: Path) -> None:
@@ -183,7 +187,7 @@ def test_mtp_layers_of_another_kind_are_refused(tensor: str, tmp_path: Path) -> 
     ("tensor", "problem"),
     [
         ("mlp.up_proj", r"model.layers.2, here layers.0: .* lacks 1 of the model's 10 tensors: layers.0.mlp.up_proj"),
-        ("eh_proj", "no drafting layers are known"),
+        ("eh_proj", "these tensors are not those of known draft layers"),
         ("enorm", r"no tensor 'model.layers.2.enorm.weight'"),
         ("shared_head.norm", r"lacks 1 of the model's 10 tensors: norm.weight"),
     ],

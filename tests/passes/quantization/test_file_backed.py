@@ -49,7 +49,7 @@ def test_says_that_the_disk_is_full(cache: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_says_that_the_directory_cannot_be_made(cache: Path) -> None:
     cache.write_text("a file")
-    with pytest.raises(OptionError, match="the cache cannot be made: File exists") as caught:
+    with pytest.raises(OptionError, match="cannot create the cache: File exists") as caught:
         file_backed(_LARGE)
     assert caught.value.at == str(cache) and "LLMC_CACHE_DIR" in str(caught.value.fix)
 

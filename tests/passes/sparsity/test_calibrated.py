@@ -147,7 +147,7 @@ def test_gptq_rounds_what_is_kept_and_leaves_zeros(quantize: str, tmp_path: Path
     [
         ("wanda:0.5", "sparsity=wanda:0.5 needs activations, but no calibration text is given"),
         ("sparsegpt:2:4", "sparsity=sparsegpt:2:4 needs activations, but no calibration text is given"),
-        ("embed_tokens=wanda:0.5", "is looked up and multiplied with nothing, so wanda has no input"),
+        ("embed_tokens=wanda:0.5", "is looked up and never multiplied, so wanda has no input"),
     ],
 )
 def test_what_cannot_be_is_an_error_with_a_fix(text: str, problem: str) -> None:

@@ -52,7 +52,7 @@ def test_rules_take_weights_out_of_it(tmp_path: Path) -> None:
         ("sparsegpt:auto:2:4", "has no ratio of zeros between 0 and 1"),
         ("sparsegpt:auto:", "has no ratio of zeros between 0 and 1"),
         ("auto:0.5", "unknown way to choose zeros 'auto'"),
-        ("up_proj=wanda:auto:0.5", "gives zeros out among all weights, so it cannot be for some"),
+        ("up_proj=wanda:auto:0.5", "distributes zeros among all weights, so it cannot apply to some of them"),
     ],
 )
 def test_what_is_no_budget_is_an_error_with_a_fix(text: str, problem: str) -> None:

@@ -118,7 +118,7 @@ def _forget(tensors: dict[str, Tensor]) -> None:
         (_truncate, "the bitmask is torch.uint8 .*, expected uint8"),
         (_shorten, "bits for"),
         (_shift, "row_offsets are not where the rows' bits begin"),
-        (_overhang, "the bitmask has bits behind the last of 124 columns"),
+        (_overhang, "the bitmask has bits after the last of 124 columns"),
     ],
 )
 def test_masks_that_lie_are_named(change: Callable[[dict[str, Tensor]], None], problem: str, tmp_path: Path) -> None:
@@ -154,7 +154,10 @@ def test_a_mask_of_more_than_two_in_four_is_named(tmp_path: Path) -> None:
             {f"{UP}.compressed": lambda part: part[:0], f"{UP}.bitmask": torch.zeros_like},
             f"{UP}.weight' .* holds nothing but zeros: {UP}.compressed is empty",
         ),
-        ({f"{UP}.shape": lambda part: part / 0 * 0}, rf"{UP}.shape holds torch.float32 \[2\], no matrix's sizes"),
+        (
+            {f"{UP}.shape": lambda part: part / 0 * 0},
+            rf"{UP}.shape holds torch.float32 \[2\], not the sizes of a matrix",
+        ),
     ],
 )
 def test_parts_of_another_type_are_named(
@@ -185,7 +188,7 @@ def test_both_names_of_the_settings_are_read(name: str, tmp_path: Path) -> None:
     assert all(torch.equal(source.load(each), tensor) for each, tensor in dense.items())
     group = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}}
     for changed, problem in (
-        (config | {"config_groups": {"group_0": group}}, "sparse-bitmask and codes at once"),
+        (config | {"config_groups": {"group_0": group}}, "both sparse-bitmask and quantized"),
         (config | {"sparsity_config": "sparse-bitmask"}, "sparsity_config is 'sparse-bitmask', not an object"),
         ("sparse-bitmask", f"{name} is 'sparse-bitmask', not an object"),
     ):

@@ -165,7 +165,7 @@ def test_a_weight_of_zeros_is_refused_by_name() -> None:
         ("magnitude", "no ratio of zeros between 0 and 1"),
         ("magnitude:3:4", "3:4 is not a pattern"),
         ("magnitud:0.5", "unknown way to choose zeros 'magnitud'"),
-        ("magnitude:0.5,wanda:0.5", "two schemes for everything"),
+        ("magnitude:0.5,wanda:0.5", "two schemes for all weights"),
         ("dwn_proj=magnitude:0.5", "no weight is called 'dwn_proj'"),
     ],
 )

@@ -141,7 +141,7 @@ def with_argument(name: str, value: Any) -> Callable[[Launch], Launch]:
         (with_argument("more", 1), "has the arguments .*more, the kernel takes"),
         (lambda launch: replace(launch, grid=("T", "T * 128")), "has 65536 programs in one direction"),
         (lambda launch: replace(launch, grid=("T", "cdiv(T, L - 1)")), "cdiv by 0"),
-        (lambda launch: replace(launch, kernel="absent"), "the kernel 'absent', which is not there"),
+        (lambda launch: replace(launch, kernel="absent"), "the kernel 'absent', which does not exist"),
     ],
 )
 def test_a_launch_that_does_not_fit(change: Callable[[Launch], Launch], problem: str) -> None:
@@ -175,7 +175,7 @@ def test_kernels_that_cannot_be() -> None:
     (kernel,) = program.kernels
     binary = kernel.binaries["sm_90"]
     for changed, problem in (
-        ((kernel, kernel), "is there twice"),
+        ((kernel, kernel), "appears twice"),
         ((replace(kernel, constants={"n": 1}),), "two parameters of one name"),
         ((replace(kernel, source="library", function="system"),), "not a function of llmc's library"),
         ((replace(kernel, binaries={"sm_90": replace(binary, threads=0)}),), "cannot be launched"),

@@ -100,9 +100,9 @@ def test_a_rank_that_is_killed_is_named(of_ranks: NewEngine, first: int) -> None
 @pytest.mark.slow
 def test_another_engine_is_refused(of_ranks: NewEngine, first: int) -> None:
     with other_rank(of_ranks(2, max_sequences=3), variables(1, 2, first)) as other:
-        with pytest.raises(RankError, match=r"rank 1 \(.*\) has another engine than the first rank: manifest"):
+        with pytest.raises(RankError, match=r"rank 1 \(.*\) has a different engine from the first rank: manifest"):
             load(of_ranks(2), threads=1)
-        assert "the first rank has ended" in other.communicate()[1]
+        assert "the first rank ended" in other.communicate()[1]
 
 
 def test_a_port_in_use(of_ranks: NewEngine, first: int) -> None:
@@ -147,7 +147,7 @@ def test_ranks_of_one_process_are_not_launched(
 
 def test_a_draft_of_several_ranks_is_not_launched(of_ranks: NewEngine, first: int) -> None:
     drafts = {"method": "draft_model", "model": str(of_ranks(2)), "num_speculative_tokens": 2}
-    with pytest.raises(RankError, match="2 processes, the ranks of one engine, and the engine that drafts has ranks"):
+    with pytest.raises(RankError, match="2 processes, the ranks of one engine, and the engine that drafts starts"):
         load(of_ranks(2), threads=1, speculation=drafts)
 
 
@@ -166,7 +166,7 @@ def test_a_draft_of_one_rank_runs_beside_the_first(alone: Engine, of_ranks: NewE
 
 
 def test_replicas_are_not_launched(first: int) -> None:
-    with pytest.raises(RankError, match="2 processes, the ranks of one engine, and each replica has ranks of its own"):
+    with pytest.raises(RankError, match="2 processes, the ranks of one engine, and each replica starts its own ranks"):
         serve_replicas(ServeOptions(engine=Path("engine.llmc")), 2, "prefix", lambda address: None)
 
 
@@ -183,7 +183,7 @@ def test_what_is_launched() -> None:
         ({"RANK": "4"}, "there is no rank 4 of 4"),
         ({"RANK": "-1"}, "RANK is not a number: '-1'"),
         ({"MASTER_PORT": ""}, "MASTER_PORT is not a number: ''"),
-        ({"MASTER_ADDR": ""}, "rank 1 of 4 does not know where the first one is"),
+        ({"MASTER_ADDR": ""}, "rank 1 of 4 has no address of the first rank"),
     ],
 )
 def test_what_cannot_be_launched(change: dict[str, str], message: str) -> None:

@@ -200,5 +200,5 @@ def test_between_machines(case: Case, staged: Engine, monkeypatch: pytest.Monkey
 
 
 def test_drafts_that_are_built_in_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(LlmcError, match="engines in stages do not collect"):
+    with pytest.raises(LlmcError, match="engines with pipeline stages do not collect"):
         build("model", tmp_path / "engine.llmc", pipeline_parallel_size=2, speculative="heads.safetensors")

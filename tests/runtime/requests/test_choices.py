@@ -325,7 +325,7 @@ def test_impossible_parameters_are_refused(engine: Engine, params: dict[str, Any
 
 
 def test_a_stream_has_one_choice(engine: Engine) -> None:
-    with pytest.raises(RequestError, match="a stream has one choice, and 2 are asked for"):
+    with pytest.raises(RequestError, match="a stream returns one choice, but 2 were requested"):
         engine.stream([1], SamplingParams(n=2, temperature=1.0))
 
 

@@ -112,7 +112,7 @@ def test_every_combination_is_the_definitions(seed: int, values: dict[str, Any],
             wanted = logits.astype(np.float64)
         np.testing.assert_allclose(ours.adjusted(logits), wanted, rtol=1e-5, atol=1e-5)
         if wanted.max() == -np.inf:
-            with pytest.raises(RequestError, match="no token may come next"):
+            with pytest.raises(RequestError, match="no token is allowed next"):
                 ours.sample(logits)
             return
         output.append(ours.sample(logits))

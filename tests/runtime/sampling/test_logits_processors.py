@@ -68,7 +68,7 @@ def test_a_function_of_three_gets_prompt_and_output_apart() -> None:
         (lambda ids, logits: logits + np.inf, "returned inf for token id 0"),
         (lambda ids, logits: "high", "returned a str that is not an array"),
         (lambda ids, logits: 1 / 0, "raised ZeroDivisionError: division by zero"),
-        (lambda ids, logits: logits - np.inf, "no token may come next: logits_processors forbids every one"),
+        (lambda ids, logits: logits - np.inf, "no token is allowed next: logits_processors forbids all of them"),
     ],
 )
 def test_what_a_function_does_wrong_is_named(function: Any, problem: str) -> None:

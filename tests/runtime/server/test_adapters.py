@@ -107,7 +107,7 @@ def test_bad_adapters_get_openais_errors(adapted: LiveServer, adapters: list[Pat
         ("late", tmp_path / "empty", 400, "adapter_config.json"),
         ("late", broken, 400, "header"),
         ("late", bard_adapter(tmp_path / "high", 1, rank=17), 400, "rank 17"),
-        ("bard", adapters[2], 400, "what the model itself is called"),
+        ("bard", adapters[2], 400, "the name of the model itself"),
         ("style0", adapters[2], 400, "already"),
     ]
     with adapted.client() as client:

@@ -79,7 +79,11 @@ def test_an_embedder_ranks_by_cosines(live: LiveServer, expected: Any) -> None:
         ("/v1/embeddings", {"input": []}, "at least 1 item"),
         ("/v1/embeddings", {"input": "O", "prompt_name": "document"}, "no prompt 'document'; it has 'query', 'riddle'"),
         ("/v1/classify", {"input": TEXTS}, "built for embed, not for classify"),
-        ("/v1/completions", {"prompt": TEXTS}, "vectors of texts (embed, or POST /v1/embeddings), and generates none"),
+        (
+            "/v1/completions",
+            {"prompt": TEXTS},
+            "vectors of texts (embed, or POST /v1/embeddings) and generates no text",
+        ),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "O"}]}, "POST /v1/embeddings"),
         ("/v1/responses", {"input": "O"}, "POST /v1/embeddings"),
     ],

@@ -134,7 +134,11 @@ def test_each_method_has_its_drafter() -> None:
         ({"method": "draft_model", "num_speculative_tokens": 4}, "needs model", 'add "model": "draft.llmc"'),
         ({"method": "draft_model", "model": 4, "num_speculative_tokens": 4}, "model cannot be 4", "give a path"),
         ({**NGRAM, "rejection_sample_method": "standard"}, "cannot be 'standard'", "invariant, rejection, typical"),
-        ({**NGRAM, "posterior_alpha": 0.3}, "is of the rejection_sample_method 'typical', not of 'invariant'", "add"),
+        (
+            {**NGRAM, "posterior_alpha": 0.3},
+            "applies to the rejection_sample_method 'typical', not to 'invariant'",
+            "add",
+        ),
         (
             {**NGRAM, "rejection_sample_method": "typical", "posterior_threshold": 2},
             "posterior_threshold cannot be 2",
@@ -143,7 +147,7 @@ def test_each_method_has_its_drafter() -> None:
         ({**NGRAM, "draft_sample_method": "greedy"}, "draft_sample_method cannot be 'greedy'", "say 'probabilistic'"),
         (
             {"method": "medusa", "rejection_sample_method": "typical"},
-            "'medusa' drafts trees, .*'typical' is of",
+            "'medusa' drafts trees; .*'typical' needs chains",
             "leave",
         ),
         ({"method": "lookahead", "rejection_sample_method": "rejection"}, "'lookahead' drafts trees", "leave"),

@@ -175,7 +175,7 @@ def test_the_asyncio_engine_takes_texts_ids_and_messages(tmp_path: Path, engine:
             assert repr(serving) == f"<AsyncEngine of {serving.engine!r}: 0 running, 0 waiting>"
             wrong: list[tuple[Any, dict[str, Any], str]] = [
                 (whole, {"max_tokens": 3}, "with a GenerationRequest"),
-                ("A", {"params": params, "max_tokens": 3}, "max_tokens=3 came with a SamplingParams"),
+                ("A", {"params": params, "max_tokens": 3}, "max_tokens=3 was given with a SamplingParams"),
                 (["A", "B"], {}, "a token id must be a whole number"),
                 ("A", {"max_token": 3}, "unknown sampling parameter"),
             ]
@@ -260,5 +260,5 @@ def test_a_loaded_engine_is_used_as_it_was_loaded(engine: Engine) -> None:
         {"speculation": {}},
     ]
     for given in changes:
-        with pytest.raises(OptionError, match="came with an engine that is loaded already"):
+        with pytest.raises(OptionError, match="was given with an engine that is already loaded"):
             LLM(engine, **given)

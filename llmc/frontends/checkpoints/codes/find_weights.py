@@ -38,7 +38,7 @@ def find_weights(files: SafetensorsSource, stored: StoredQuantization) -> tuple[
     if not found:
         ending = "_blocks" if is_blocks else f".{first.layout.required[-1]}"
         raise CheckpointError(
-            f"the weights are said to be {first.method}, but no tensor ends in {ending}",
+            f"config.json declares {first.method} weights, but no tensor ends in {ending}",
             at=files.directory,
             fix="check that config.json belongs to these weights",
         )
