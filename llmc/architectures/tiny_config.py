@@ -63,7 +63,7 @@ _INDEXER = {
     **{"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16},
     **{"indexer_budget": 320, "indexer_compress_ratio": 4},
 }
-# Layers with a window have sizes of their own.
+# Layers with a window have their own sizes.
 _DOTS3_WINDOWS = {
     **{"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32, "q_lora_rank": 24, "kv_lora_rank": 24},
     **{"qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 24},

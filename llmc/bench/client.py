@@ -23,7 +23,7 @@ class Server:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def session(self) -> aiohttp.ClientSession:
-        """A connection pool without a limit of its own; times out only when nothing comes for ten minutes."""
+        """A connection pool without its own limit; times out only when nothing comes for ten minutes."""
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         timeout = aiohttp.ClientTimeout(total=None, sock_read=600)
         return aiohttp.ClientSession(headers=headers, timeout=timeout, connector=aiohttp.TCPConnector(limit=0))

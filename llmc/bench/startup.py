@@ -16,7 +16,7 @@ _WAIT_SECONDS = 120.0
 
 
 def first_token_seconds(engine: Path) -> float:
-    """`llmc run` of one token, in a process of its own, to its end."""
+    """`llmc run` of one token, in its own process, to its end."""
     program = (
         "import sys, llmc\n"
         "with llmc.load(sys.argv[1]) as engine:\n"

@@ -24,7 +24,7 @@ _ANSWER, _OF_SUMMARY, _KEPT = 1 / 4, 1 / 8, 3 / 4
 
 
 class WhenFull(StrEnum):
-    """What happens when a conversation fills the context: drop its oldest turns, have the model summarize them, or
+    """The policy for a conversation that fills the context: drop its oldest turns, have the model summarize them, or
     stop."""
 
     SHIFT = "shift"

@@ -21,8 +21,8 @@ _UNBOUNDED = 10_000
 
 @dataclass(frozen=True)
 class Column:
-    """rank: 0 for a column that is always shown. Of the others, the highest rank is dropped first, and among equals the
-    rightmost column.
+    """rank: 0 for a column that is always shown. The column with the highest rank is dropped first, and among equals
+    the rightmost column.
 
     wraps: text that may take several lines, broken between words.
     """

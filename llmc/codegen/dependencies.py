@@ -17,7 +17,7 @@ def is_loop_node(node: fx.Node, copies: frozenset[fx.Node], views: Views) -> boo
 
 
 def computing_nodes(graph: ModelGraph, views: Views, copies: frozenset[fx.Node]) -> tuple[fx.Node, ...]:
-    """The nodes that launches compute, in graph order: those with a value of their own, and those that write caches."""
+    """The nodes that launches compute, in graph order: those with a value in memory, and those that write caches."""
     return tuple(
         node
         for node in graph.graph.nodes

@@ -131,7 +131,7 @@ class LaunchBuilder:
             self._launch_loop(loop, pointers, (self._output.value.node,))
 
     def finish_sides(self) -> None:
-        """Have each side output in a buffer of its own size."""
+        """Put each side output into a buffer of its exact size."""
         for name, view in self._sides.views.items():
             copies: list[Launch] = []
             whole = self.contiguous(view, view.value.dtype, view.value.node, copies, packed=True)

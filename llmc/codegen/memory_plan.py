@@ -1,6 +1,6 @@
 """Give every buffer an offset in one arena, so that buffers alive at the same time never overlap.
 
-Sizes grow with T, with L, or not at all, and each of the three kinds has a region of its own: first the constant one,
+Sizes grow with T, with L, or not at all, and each of the three kinds has its own region: first the constant one,
 then T times the token region, then L times the logit-row region. Within a region a plan for one row holds for any
 number of rows. Placing the largest buffers first, each at the lowest free offset, is the greedy-by-size heuristic of
 Pisarchyk and Lee 2020, "Efficient memory management for deep neural net inference".

@@ -46,8 +46,8 @@ class ReferenceKind:
         return plain_rows(weight, slot)
 
     def pack_codes(self, parts: Mapping[str, Tensor], format: str, layout: Layout) -> Tensor:
-        """Never asked for: codes, scales and zeros are weights of their own."""
-        raise LoweringError(f"{self.target.name} keeps codes as weights of their own", at=f"layout {layout.value}")
+        """Never called: codes, scales and zeros are separate weights."""
+        raise LoweringError(f"{self.target.name} keeps codes as separate weights", at=f"layout {layout.value}")
 
     def dense_reason(self, storage: fx.Node) -> None:
         """The eager ops read masks."""

@@ -1,6 +1,6 @@
 """The interface of a kind of target for builds, from the options to the engine's files; one object per kind.
 
-`kind_of` finds it; a new kind is a room of its own with such an object, and a line there.
+`kind_of` finds it; a new kind is a new package with such an object, and a line there.
 """
 
 import importlib
@@ -58,7 +58,7 @@ class TargetKind(Protocol):
 
     @property
     def has_stages(self) -> bool:
-        """Whether engines run each pipeline stage as a program of its own."""
+        """Whether engines run each pipeline stage as a separate program."""
 
     def check(self, options: BuildOptions) -> None:
         """Raise LlmcError for options that the target does not support, before anything is read."""

@@ -32,12 +32,12 @@ _ALIASES = frozenset(
 _CASTS = frozenset({_aten._to_copy.default, _aten.to.dtype})
 _RESHAPES = frozenset({_aten.view.default, _aten._unsafe_view.default, _aten.reshape.default})
 
-KEEP_TOKENS_APART = "keep tokens on an axis of their own: every operation but attention works on one token at a time"
+KEEP_TOKENS_APART = "keep tokens on their own axis: every operation but attention works on one token at a time"
 
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor that has memory of its own: a placeholder, or output `index` of a computing node."""
+    """A tensor that has its own memory: a placeholder, or output `index` of a computing node."""
 
     node: fx.Node
     index: int

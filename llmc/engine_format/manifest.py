@@ -98,7 +98,7 @@ class Manifest:
 
 
 def manifest_text(manifest: Manifest) -> str:
-    """The text of manifest.json, which ends in a digest of its own content."""
+    """The text of manifest.json, which ends in a digest of its content."""
     content = {"format": FORMAT, "format_version": FORMAT_VERSION, **to_json(manifest)}
     content["files"] = dict(sorted(content["files"].items()))
     content["manifest_sha256"] = content_digest(content)

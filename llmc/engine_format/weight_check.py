@@ -13,7 +13,7 @@ _MOST_THREADS = 8
 
 
 class WeightCheck:
-    """Compares the weights' XXH3, and then the other files' SHA-256, in threads of its own, from now on. Weights of an
+    """Compares the weights' XXH3, and then the other files' SHA-256, in its own threads, from now on. Weights of an
     engine that lies in it are left to who opens that.
 
     A caller that runs the engine meanwhile must not release results before `wait` has returned. Other files are

@@ -35,7 +35,7 @@ class Rule(Generic[S]):
 @dataclass(frozen=True)
 class BudgetedSchemes(Generic[SchemeT, BudgetT]):
     """default: of every product's weight that no rule is for; None leaves it alone. budget: from which each of these
-    gets a scheme of its own, in the place of a default."""
+    gets its own scheme, in the place of a default."""
 
     default: SchemeT | None
     rules: tuple[Rule[SchemeT], ...]

@@ -33,7 +33,7 @@ def given_tokenizer(tokenizer: object | None) -> Iterator[tuple[Path, ...] | Non
 
 
 def with_tokenizer(captured: Captured, files: tuple[Path, ...] | None) -> Captured:
-    """The capture with this tokenizer in place of its own, if there is one, and its end token in addition to the
+    """The capture with this tokenizer instead of the model's, if there is one, and its end token in addition to the
     model's."""
     if files is not None:
         own = tuple(file for file in captured.tokenizer_files if file.name == GENERATION)

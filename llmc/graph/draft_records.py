@@ -29,7 +29,7 @@ class Target:
     longest: int | None
 
     def shared(self) -> dict[str, Recipe]:
-        """The recipes that a draft without tensors of its own takes, by the names of its parameters."""
+        """The recipes that a draft without its own tensors takes, by the names of its parameters."""
         return {"embed_tokens.weight": self.embedding, "lm_head.weight": self.output}
 
 

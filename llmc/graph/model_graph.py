@@ -77,7 +77,7 @@ class StateSpec:
 
 @dataclass(frozen=True)
 class AttachedDraft:
-    """Layers that draft from a model's hidden states, as a graph of their own. method: the drafter that runs it.
+    """Layers that draft from a model's hidden states, as a separate graph. method: the drafter that runs it.
     id_offsets: what is to be added to its own token ids for the model's; None where they are the same."""
 
     graph: ModelGraph
@@ -134,7 +134,7 @@ class ModelGraph:
     `adapters`.
     ranks: number of processes that run the graph together, each with its own weights and caches, connected by
     collectives. Shapes are per rank.
-    pipeline_stages: number of consecutive stages on ranks of their own, split at llmc::hand_over. pipeline_stage: the
+    pipeline_stages: number of consecutive stages on their own ranks, split at llmc::hand_over. pipeline_stage: the
     index of this graph's stage; None for all in one. Every node's meta["val"] is a FakeTensor (or SymInt) with the
     symbolic token count T.
     policies: those of cache groups 1 and up; the layers of group 0 keep everything.

@@ -1,4 +1,4 @@
-"""Take a graph apart at its llmc::hand_over: a graph for each pipeline stage, which runs on ranks of its own.
+"""Take a graph apart at its llmc::hand_over: a graph for each pipeline stage, which runs on its own ranks.
 
     h = hand_over(f(tokens), 1); return g(h)   ->   return f(tokens)                    (stage 0)
                                                     return g(hidden)                    (stage 1)

@@ -41,7 +41,7 @@ def _index(each: Pass, order: list[Pass], names: list[str], placed: dict[str, st
         return len(order)
     if each.after not in names:
         raise OptionError(
-            f"pass {each.name!r} goes after {each.after!r}, but there is no such pass",
+            f"pass {each.name!r} goes after {each.after!r}, which does not exist",
             at=f"after={each.after!r}",
             fix=f"{did_you_mean(each.after, names)}passes: {', '.join(names)}",
         )

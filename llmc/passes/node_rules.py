@@ -1,4 +1,4 @@
-"""Whole-graph passes made of rules that look at one node and say what takes its place."""
+"""Whole-graph passes made of rules, each of which matches one node and returns its replacement."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence

@@ -31,8 +31,8 @@ class RecordedGraph(fx.Graph):
     def record(self, rewrite: str, source: str | None, prefix: str = "") -> None:
         """Nodes created from now on belong to this rewrite and stand for this stack trace.
 
-        prefix: of their names. Added passes have one of their own, so that what llmc's passes make after them is called
-        what it is called without them.
+        prefix: Prefix of their names. Added passes have a separate one, so that the names that llmc's passes give later
+        stay the same as without them.
         """
         self._rewrite = rewrite
         self._source = source

@@ -111,7 +111,7 @@ class RewriteLog:
 def _refusal_record(refusal: Refusal) -> RefusalRecord:
     """The record of a refusal with the node's current text, because later rewrites may change or erase the node.
 
-    Where it does not say so itself, both sides of "…, expected …" and the users in the way are read off its reason.
+    Unless it gives them, both sides of "…, expected …" and the users in the way are read off its reason.
     """
     node = refusal.node
     found, says_expected, expected = refusal.reason.partition(", expected ")

@@ -1,4 +1,4 @@
-"""After each pass: what every changed node's op makes of its inputs is what its fake value says.
+"""Check after each pass that the op of every changed node yields its fake value.
 
 Nodes that a pass makes get their fake values from their ops (recorded_graph.py); one whose arguments a pass exchanges
 keeps its own, and a kernel would read memory by it. Looked at are nodes that are new or have other arguments, and those

@@ -19,7 +19,7 @@ def tensor_of(node: Any) -> torch.Tensor | None:
 
 
 def fake_of(node: Any) -> torch.Tensor:
-    """The fake tensor of a node that is known to be one tensor, as what most ops make and read is."""
+    """The fake tensor of a node that is known to yield a single tensor, as most ops do."""
     value: torch.Tensor = node.meta["val"]
     return value
 

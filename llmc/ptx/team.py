@@ -52,7 +52,7 @@ class Team:
     """Some blocks of a launch, in rows. numbers: numbers of the blocks in the grid. executed: number of executed
     instructions.
 
-    leaving: rows that are better off as a team of their own.
+    leaving: rows that are better off as a separate team.
     """
 
     def __init__(self, launch: Launch, numbers: Indices) -> None:
@@ -83,7 +83,7 @@ class Team:
         self._every_lane = np.arange(self.blocks * self.threads)
 
     def take(self, rows: Indices) -> Team:
-        """Some of the blocks, as a team of their own; the others are no longer right here."""
+        """Some of the blocks, as a separate team; the others are no longer right here."""
         part = object.__new__(Team)
         part._place(self.launch, self.numbers[rows])
         part.registers = [self._rows_of(value, rows) for value in self.registers]

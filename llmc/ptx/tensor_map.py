@@ -1,6 +1,6 @@
 """Tensor maps: the 128 bytes that describe a tensor in global memory to bulk tensor copies.
 
-The bits that a device keeps in them are not documented: the machine keeps the fields in a layout of its own. Dimension
+The bits that a device keeps in them are not documented: the machine keeps the fields in its own layout. Dimension
 0 is the one whose elements lie side by side.
 """
 

@@ -38,7 +38,7 @@ def test_a_pass_goes_where_it_says() -> None:
     ("added", "says", "fix"),
     [
         (lambda: named("fuse_rope"), "there is a pass 'fuse_rope' already", "a unique name"),
-        (lambda: named("mine", "fuse_ropes"), "goes after 'fuse_ropes', but there is no such pass", "'fuse_rope'"),
+        (lambda: named("mine", "fuse_ropes"), "goes after 'fuse_ropes', which does not exist", "'fuse_rope'"),
         (lambda: "fuse_rope", "a pass must be a Rewrite or a GraphPass", "docs/custom-passes.md"),
     ],
 )

@@ -183,7 +183,7 @@ def _panel_count(call: Call) -> int:
 
 
 def rows(reader: str, *parts: str) -> Storage:
-    """A storage without products of its own: llmc_rows_`reader` yields its rows from these arguments of its
+    """A storage without its own products: llmc_rows_`reader` yields its rows from these arguments of its
     op, each stored in rows as it is."""
 
     def where(call: Call) -> dict[str, Argument]:

@@ -67,8 +67,8 @@ class OnnxKind:
         return stored_elements(weight, slot)
 
     def pack_codes(self, parts: Mapping[str, Tensor], format: str, layout: Layout) -> Tensor:
-        """Never asked for: codes, scales and zeros are weights of their own."""
-        raise LoweringError(f"{self.target.name} keeps codes as weights of their own", at=f"layout {layout.value}")
+        """Never called: codes, scales and zeros are separate weights."""
+        raise LoweringError(f"{self.target.name} keeps codes as separate weights", at=f"layout {layout.value}")
 
     def dense_reason(self, storage: fx.Node) -> str:
         """Standard ops would put zeros between the elements in every step."""

@@ -1,4 +1,4 @@
-"""The weights of Dense modules of sentence-transformers, which are in directories of their own next to the model's."""
+"""The weights of Dense modules of sentence-transformers, which are in their own directories next to the model's."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -132,7 +132,7 @@ def _causal_class(config: Any) -> str | None:
 
 def check_sizes(config: Any, at: str | Path) -> None:
     """Raise CheckpointError for implausible sizes, which would take forever to build."""
-    # Gemma 4's layers have heads of their own width, for example.
+    # Gemma 4's layers have different head widths, for example.
     by_layer = getattr(getattr(config, "_heterogeneity_spec", None), "per_layer_attributes", ())
     for name, most in _MOST.items():
         for each in config.per_layer_config if name in by_layer else (config,):
@@ -237,7 +237,7 @@ def _whole_number(key: str, value: Any) -> int:
 
 def stated_tokens(directory: Path) -> tuple[dict[str, Any], ...]:
     """The statements about token ids in a directory's files: generation_config.json, and config.json, or its text half
-    where the whole does not state them. Classes of transformers have ids of their own for models that state none."""
+    where the whole does not state them. Classes of transformers have their own ids for models that state none."""
     config = read_json_if_there(directory / "config.json")
     text = config.get("text_config")
     given = {key: value for key, value in config.items() if value is not None}

@@ -89,7 +89,7 @@ def lightning_attention(
 def zamba_mixer(
     self: Any, hidden_states: Tensor, cache_params: None = None, attention_mask: Any = None, **options: Any
 ) -> Tensor:
-    """Mamba of several heads, each with projections of its own. hidden_states: [1, T, hidden]; returns the same."""
+    """Mamba of several heads, each with its own projections. hidden_states: [1, T, hidden]; returns the same."""
     heads, width, n = self.n_mamba_heads, self.mamba_head_dim, self.ssm_state_size
     x, gate = self.in_proj(hidden_states).squeeze(0).reshape(-1, heads * width, 2).unbind(-1)
     x = self.act(_llmc.causal_conv.default(x, self.conv1d.weight.squeeze(1).t(), self.conv1d.bias))

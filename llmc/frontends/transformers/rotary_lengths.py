@@ -78,7 +78,7 @@ def _longrope(
     which = "long" if _is_long(settings, longest) else "short"
     by_type = {} if layer_type is None else {"layer_type": layer_type}
     inv_freq, scaling = ROPE_INIT_FUNCTIONS[_LONGROPE](module.config, None, seq_len=longest, **by_type)
-    # Phi 3.5 MoE has a factor of its own for each set.
+    # Phi 3.5 MoE has its own factor for each set.
     scaling = float(settings.get(f"{which}_mscale", scaling))
     usual, factors = getattr(module, _named("original_inv_freq", layer_type)), settings[f"{which}_factor"]
     if len(factors) != len(usual) or not (torch.isfinite(inv_freq).all() and (inv_freq > 0).all() and scaling > 0):

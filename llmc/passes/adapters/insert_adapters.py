@@ -1,12 +1,11 @@
 """Let adapters add to the sums of products, as the option `enable_lora` asks; nothing without it.
 
     linear(x, w, …)  ->  delta = lora(x, A, B, ranks, adapter_of_token);  linear(x, w, …, delta, adapter_of_token)
-also fused_linear and gated_linear; where x has rows for the wanted logits alone, adapter_of_logit_row. A, B and ranks
+also fused_linear and gated_linear; where x has only rows for the wanted logits, adapter_of_logit_row. A, B and ranks
 are pools, step inputs that the runtime fills; a product of merged weights (q, k and v) has one pool, in which each
-module has a part with its own rank.
-Runs last: every product is what it is in an engine without adapters, so a token without one gets the same bits, and a
-step without any makes the same launches. Which modules a merged weight is made of, and in which order their rows are,
-is read off its recipe.
+module has a part with its own rank. Runs last: every product is the same as in an engine without adapters, so a token
+without one gets the same bits, and a step without any makes the same launches. Which modules a merged weight is made
+of, and in which order their rows are, is read off its recipe.
 Must have: at most four modules a product, whose rows are all there (none pruned), and x with the channels that they
 read. Numerics: exact, as long as no token has an adapter.
 """

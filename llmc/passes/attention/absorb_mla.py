@@ -1,10 +1,10 @@
-"""Keep the latent that keys and values are made of, and not these: their up-projection goes into queries and outputs.
+"""Cache the latent that keys and values are computed from: their up-projection moves into queries and outputs.
 
     kv = reshape(linear(c, W), [-1, H, n + e]);  attention(q, cat([kv[…, :n], expand(k)], 2), kv[…, n:], …)
         ->  y = attention(cat([q[…, n:], head_linear(q[…, :n], Wkᵀ)], 2), k, c, …, latent);  head_linear(y, Wv)
 for c: [tokens, latent] and a part k: [tokens, 1, shared] that all heads have in common, rotated or not; Wk and Wv are
-W's rows of each head. The cache then holds c and k alone (docs/latent-attention.md). Prefill and decode are one form,
-so that a token's bits do not depend on how its prompt was cut. One rewrite for each attention.
+W's rows of each head. The cache then holds only c and k (docs/latent-attention.md). Prefill and decode have the same
+form, so a token's bits do not depend on how its prompt was split. One rewrite for each attention.
 Must have: keys and values of one product without a bias; fewer channels than all heads' keys and values have together;
 no rule of `quantize` or `sparsity` for W, and no adapters on it. Stored codes of W become numbers: W is small, and its
 products here are wider than those it was quantized for.

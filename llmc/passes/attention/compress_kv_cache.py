@@ -28,7 +28,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
         return
     if graph.draft is not None:
         raise OptionError(
-            f"the engine drafts with layers of its own, whose caches keep every position, and {policy} drops rows",
+            f"the engine drafts with its own layers, whose caches keep every position, and {policy} drops rows",
             at=f"kv_compression={policy}",
             fix="build without speculative, or without kv_compression; drafts by ngram or lookahead work with it",
         )

@@ -1,4 +1,4 @@
-"""The contracts of canonicalization: what each op must have become, and how tensors lie.
+"""Check the contracts of canonicalization: the ops that must remain, and the layout of tensors.
 
     attention, norm, embedding, linear, pointwise: every op is one of the stage's
     rope: every cosine and sine of rotary angles goes into llmc.rope
@@ -48,7 +48,7 @@ def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     calls = [n for n in graph.graph.nodes if n.op == "call_function"]
     left = [n for n in calls if n.target not in legal and not isinstance(n.meta["val"], SymInt)]
     if left:
-        # A leftover softmax says more than the mask that was built for it.
+        # A leftover softmax explains more than the mask that was built for it.
         named = ((name, n) for name, ops in _CONTRACTS.items() for n in left if n.target in ops)
         name, node = next(named, ("pointwise", left[0]))
         raise _missed(name, node, f"{op_name(node.target)} is not part of a form that llmc knows", len(left), log)

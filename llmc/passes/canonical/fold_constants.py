@@ -1,8 +1,8 @@
-"""Compute once, while building, what depends on weights alone.
+"""Compute values that depend only on weights once, at build time.
 
     add(weight, 1.0)  →  a weight placeholder with the recipe add(weight, 1.0)
     a constant tensor of one number, as an operand  →  the number
-Must have: no input of the step in it. Nothing is evaluated here: the recipe is, when the engine is written. Casts to a
+Must have: no input of the step. The pass only writes a recipe; it is evaluated when the engine is written. Casts to a
 wider dtype and expanded axes stay in the graph for matrices, where folding would only make the file bigger.
 """
 

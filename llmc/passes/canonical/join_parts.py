@@ -1,6 +1,6 @@
-"""Make one concatenation of a tensor that a model assembles piece by piece.
+"""Replace a tensor that a model writes piece by piece by one concatenation.
 
-    y = new_empty(…); y[..., :n] = a; y[..., n:] = b  →  cat([a, b], -1), each part spread as it was when written
+    y = new_empty(…); y[..., :n] = a; y[..., n:] = b  →  cat([a, b], -1), each part broadcast as it was when written
     repeat(x, [1, 2, 1])                               →  cat([x, x], 1), or expand where x has one
     copy(y, x)                                         →  x in y's dtype, expanded to y's shape
 Must have: slices in steps of 1 along one axis of a known size, which cover it.

@@ -1,4 +1,4 @@
-"""Compute once what is computed twice: calls of one op on the same arguments become one call.
+"""Merge calls of one op on the same arguments into one call.
 
     sub(x, mean), …, sub(x, mean)  →  the first of them
 Must have: an op without side effects and without randomness.

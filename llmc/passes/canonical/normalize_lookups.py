@@ -1,4 +1,4 @@
-"""Give lookups in tables, and choices of channels that are known when the engine is built, one spelling.
+"""Rewrite table lookups, and channel selections known at build time, to one form each.
 
     table[ids], index_select(table, 0, ids)                      →  embedding(table, ids)
     numbers[ids [T, n]], of one number a channel                 →  gather(numbers of every token, -1, ids)

@@ -1,4 +1,4 @@
-"""Give each operation one spelling, so that later patterns need only one.
+"""Rewrite each operation to one form, so that later patterns need only one.
 
     view, _unsafe_view, flatten, unflatten  →  reshape, with -1 for the token axis, so that no shape arithmetic remains
     one that only adds or drops axes of size 1, whatever the others are  →  unsqueeze, squeeze

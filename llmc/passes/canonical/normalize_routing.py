@@ -1,4 +1,4 @@
-"""Give what routers do to each token's scores one spelling.
+"""Rewrite the ops of routers on each token's scores to one form.
 
     topk(x, k)  →  top_k(x, k)
     gather(x, -1, index)  →  take_channels(x, index)

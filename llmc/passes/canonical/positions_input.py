@@ -1,4 +1,4 @@
-"""Take positions from the step's input where the model counts them itself.
+"""Read positions from the step's input where the model computes them itself.
 
     arange(T)  →  positions
     weight[:T]  →  embedding(weight, positions)

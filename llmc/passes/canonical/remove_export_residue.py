@@ -1,11 +1,11 @@
-"""Take out what export leaves behind: assertions, copies, casts to the same dtype, and views that show the whole.
+"""Remove the residue of export: assertions, copies, casts to the same dtype, and views of whole tensors.
 
     aten.clone(x), aten.alias(x), x.to(x.dtype), x[:], x.expand(x.shape), dropout in eval mode, x · 1  →  x
     aten.view(aten.clone(x), sizes)  →  aten.reshape(x, sizes), since x need not lie as its copy does
     aten.type_as(x, y), aten.to.*(x, dtype)  →  aten._to_copy(x, dtype=dtype)
     aten.cat([x, empty])  →  x;  x.expand(x.shape[0], n)  →  x.expand(-1, n), without arithmetic on sizes
-Must have: the same shape and dtype for every token count. Packed-sequence detection, whose result nothing uses once
-the attention is known to be causal, falls to dead-code removal.
+Must have: the same shape and dtype for every token count. Packed-sequence detection, whose result nothing uses once the
+attention is known to be causal, falls to dead-code removal.
 """
 
 from typing import Any

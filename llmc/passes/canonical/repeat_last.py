@@ -1,12 +1,12 @@
-"""Repeat along a first axis after computing, not before: what is equal there is computed once, and seen to be equal.
+"""Repeat along a first axis after computing instead of before, so that equal values are computed once.
 
     op(repeat(x, 3), repeat(y, 3)), of pointwise ops      →  repeat(op(x, y), 3), and so for slices and unsqueeze
     select(repeat(x, 3), 0, i)                            →  x
     slice_scatter(x, slice(x, d, a, b, c), d, a, b, c)    →  x, and so for select_scatter
     select_scatter(repeat(x, 3), x, 0, i)                 →  repeat(x, 3)
 where repeat(x, n) is expand(unsqueeze(x, 0), [n, …]).
-Must have: other operands without that axis, or with one on it. Interleaved mrope writes over some rotary angles what
-other rows of positions make of them, which are the same in a text.
+Must have: other operands without that axis, or with one on it. Interleaved mrope overwrites some rotary angles with
+those of other rows of positions, which are equal for text.
 """
 
 from typing import Any

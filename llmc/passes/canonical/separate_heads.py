@@ -1,4 +1,4 @@
-"""Keep heads, which a model merges with the tokens into one axis, apart on an axis of their own.
+"""Keep heads, which a model merges with the tokens into one axis, apart on their own axis.
 
     op(merged(x), merged(y)), of pointwise ops                  →  merged(op(x, y))
     op(merged(x), …), of norms, products and sums of each row   →  merged(op(x, …))

@@ -1,4 +1,4 @@
-"""Keep repeats of all tokens, which a model puts one run after the other, apart on an axis of their own.
+"""Keep repeats of all tokens, which a model puts one run after the other, apart on their own axis.
 
     repeat(x, [n, 1])                            →  merged(transpose(expand(unsqueeze(x, 1), [-1, n, -1]), 0, 1))
     op(merged(x), merged(y)), of pointwise ops   →  merged(op(x, y))

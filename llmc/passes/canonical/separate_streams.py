@@ -1,4 +1,4 @@
-"""Keep residual streams, which a model stacks, apart: what is computed of a stack is computed of each of its parts.
+"""Split stacked residual streams: an op on a stack becomes the same op on each of its parts.
 
     op(stack([a, b], d), y), of pointwise ops     →  stack([op(a, y[0]), op(b, y[1])], d)
     matmul(stack([a, b], -1), y)                  →  stack([a·y[0, 0] + b·y[1, 0], …], -1)

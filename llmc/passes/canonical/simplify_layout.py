@@ -1,4 +1,4 @@
-"""Move transposes of the first two axes towards the outputs, where they meet their inverses and vanish.
+"""Move transposes of the first two axes towards the outputs, where they cancel with their inverses.
 
     transpose(transpose(x, 0, 1), 0, 1)  →  x
     op(transpose(x, 0, 1))               →  transpose(op(x), 0, 1), for ops over the last axis and pointwise ones

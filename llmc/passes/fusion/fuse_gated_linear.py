@@ -30,7 +30,7 @@ _gated = torch.ops.llmc.gated_activation.default
 def two_products(
     x: Any, gate: Weight, up: Weight, gate_bias: Weight | None, up_bias: Weight | None, activation: Any
 ) -> Any:
-    """Gate and up with weights of their own."""
+    """Gate and up with their own weights."""
     return _gated(_linear(x, gate, gate_bias), _linear(x, up, up_bias), activation)
 
 

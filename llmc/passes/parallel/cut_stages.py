@@ -1,4 +1,4 @@
-"""Split a model into pipeline stages, each on ranks of its own.
+"""Split a model into pipeline stages, each on its own ranks.
 
     y = f(x)  ->  y = f(hand_over(x, 1))           where stage 1 begins
 A cut is a place in the order of the graph. Values computed before it and read behind it cross it: rows of hidden

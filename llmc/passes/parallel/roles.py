@@ -89,7 +89,7 @@ def _summed(node: fx.Node, placements: Placements) -> set[AxesClass]:
 
 
 def _is_whole(node: fx.Node, operand: fx.Node, each: AxesClass, placements: Placements) -> bool:
-    """Whether the op's rule wants all of the operand's axis of that class."""
+    """Whether the op's rule needs the operand's whole axis of that class."""
     return any(
         axis.whole and place[0] is operand and placements.find(*place) is each for axis, place in rule_axes(node)
     )

@@ -53,6 +53,6 @@ def _why(shape: Sequence[int], classes: Sequence[AxesClass | None], barred: dict
 
 
 def _is_one_head(role: Role, each: AxesClass) -> bool:
-    """Whether what wants a class whole wants the channels of one head."""
+    """Whether the op that needs a class whole needs the channels of one head."""
     values = [operand.meta["val"] for operand, wanted in role.gathers if wanted is each]
     return bool(values) and all(value.dim() == 3 and value.shape[_HEADS] == 1 for value in values)

@@ -1,12 +1,12 @@
-"""Take the layers out of a model that change its hidden states least, as the option `prune` asks.
+"""Remove the layers of a model that change its hidden states least, for the option `prune`.
 
     s[i + 1] = layer(s[i]);  s[i + 2] = layer(s[i + 1])  ->  s[i + 2] = layer(s[i])
 Layers are found by structure: all that lies between the hidden states before and after an attention
 (speculative/residual_stream.py). Each counts by its block influence on calibration text, 1 - cos(s[i], s[i + 1]) on
 average over tokens, in the model as it came. Caches of layers that go are not made. One rewrite for each layer.
 Must have: a layer whose only value read elsewhere is its output state; one layer has to remain.
-Numerics: lossy. Source: Men et al. 2024, "ShortGPT: layers in large language models are more
-redundant than you expect".
+Numerics: lossy. Source: Men et al. 2024, "ShortGPT: layers in large language models are more redundant than you
+expect".
 """
 
 import math

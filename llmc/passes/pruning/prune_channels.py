@@ -1,8 +1,8 @@
-"""Take the inner channels out of each MLP that add least to its output, as the option `prune` asks.
+"""Remove the inner channels of each MLP that contribute least to its output, for the option `prune`.
 
     down(act(gate(x)) * up(x))  ->  the same with fewer rows of gate and up, and fewer columns of down
-Gated or plain, whatever lies between; a product that makes gate and up at once is taken apart for it and put together
-again. Classes of axes say what goes together (inner_axes.py), contributions.py says how much each channel adds on
+The MLP may be gated or plain, with any ops between; a fused gate and up product is split for this and merged again.
+Classes of axes relate the channels (inner_axes.py); contributions.py measures the contribution of each channel on
 calibration text. Recipes select the rows and columns while weights stream. One rewrite for each MLP.
 Must have: channels that products make and sum over, with nothing between that needs all of them at once.
 Numerics: lossy. The result is dense and smaller. Source: Ma et al. 2023, "LLM-Pruner".

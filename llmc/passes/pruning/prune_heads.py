@@ -1,9 +1,9 @@
-"""Take the KV heads out of each attention that add least to its output, with the query heads that read them.
+"""Remove the KV heads of each attention that contribute least to its output, with the query heads that read them.
 
     o(attention(q(x), k(x), v(x)))  ->  the same with fewer rows of q, k and v, and fewer columns of o
-The KV cache becomes smaller alike. Classes of axes say which query heads read which KV head, where biases, sinks and
-norms go along, and what a product of Q, K and V at once has of each (it is taken apart for it and put together again);
-contributions.py says how much each KV head adds on calibration text. One rewrite for each attention.
+The KV cache shrinks in proportion. Classes of axes relate query heads, KV heads, biases, sinks and norms; a fused QKV
+product is split for this and merged again. contributions.py measures the contribution of each KV head on calibration
+text. One rewrite for each attention.
 Must have: the option `prune`; more than one KV head; no norm over the channels of all heads.
 Numerics: lossy. The result is dense and smaller. Source: Ma et al. 2023, "LLM-Pruner".
 """

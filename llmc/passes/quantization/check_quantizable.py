@@ -1,9 +1,9 @@
-"""Find out before the hours of a calibration what would make `quantize`, `sparsity`, `prune` or `kv_cache` fail after.
+"""Find errors in `quantize`, `sparsity`, `prune` and `kv_cache` before a calibration of hours.
 
 Checked, the cheap first: rules and groups against the weights, the groups of a KV cache against the heads of every
 attention, the calibration data; then every stored tensor that the graph reads, one at a time, for numbers that are NaN
-or infinite, by its name in the checkpoint: calibration would spread them over all that comes after.
-Changes nothing; raises OptionError and CheckpointError. Must have: names that are still the checkpoint's.
+or infinite, by its name in the checkpoint: calibration would spread them over all that comes after. Changes nothing;
+raises OptionError and CheckpointError. Must have: names that are still the checkpoint's.
 """
 
 import torch
@@ -80,7 +80,7 @@ def _check_numbers(graph: ModelGraph, data: ModelData, purpose: str, instead: st
 def _check_finite(graph: ModelGraph, data: ModelData) -> None:
     recipes = graph.weights.values()
     dtypes = {recipe.name: recipe.dtype for recipe in recipes if isinstance(recipe, Stored)}
-    # The parts of a weight that is stored as codes are checked together, as what they stand for.
+    # The parts of a weight that is stored as codes are checked together, as the weight that they represent.
     names = dict.fromkeys(name.partition("::")[0] for recipe in recipes for name in stored_names(recipe))
     for name in data.told("check weights", names, len(names)):
         tensor = data.source.load(name)

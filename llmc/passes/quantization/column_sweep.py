@@ -126,7 +126,7 @@ def sweep(weight: Tensor, solver: Solver, choose: Choose) -> None:
         errors = torch.empty(end - start, left.shape[1])
         block = _Block(left[start:end], original[start:end], solver.factor[start:end, start:end])
         with one_thread():
-            # Unbound at once: taking views one by one costs as much as what is done with them.
+            # Unbound at once: taking views one by one costs as much as the work on them.
             columns = zip(block.left.unbind(), block.wanted.unbind(), errors.unbind(), strict=True)
             for i, (column, wanted, error) in enumerate(columns):
                 torch.sub(wanted, choose(start + i, column, partial(block.corrected, i)), out=error)

@@ -3,9 +3,9 @@
     linear(x, dequantize(c, s, z, f, bf16), b)      ->  linear(x, dequantize(c, s, z, f, fp32), b)
     linear(round_tokens(x, s, f, bf16), w, b)       ->  linear(round_tokens(x, s, f, fp32), w, b, bf16)
     fused_linear, gated_linear, lm_head, embedding  ->  the same
-That is what kernels compute: decoding is part of the product's own (graph/product_parts.py), and a value that is never
-written need not be rounded. Runs after all fusions. A quantized weight or token that something else reads fails the
-build with the reasons, unless allow_fallback names `quantized`: it is then decoded in every step.
+Kernels compute this: decoding is part of the product's own (graph/product_parts.py), and a value that is never written
+need not be rounded. Runs after all fusions. A quantized weight or token that something else reads fails the build with
+the reasons, unless allow_fallback names `quantized`: it is then decoded in every step.
 Must have: a weight that is quantized; every reader of codes' values is a product or an embedding.
 Numerics: reorder, since neither weights nor tokens are rounded in between. In fp32 there is nothing to do.
 """

@@ -1,12 +1,12 @@
-"""Round the weights of products, and the tokens that they are multiplied with, as the option `quantize` asks.
+"""Round the weights of products, and the tokens that they are multiplied with, for the option `quantize`.
 
     linear(x, w)  ->  linear(round_tokens(x), dequantize(w_codes, w_scales, w_zeros))
-One rewrite for each weight. It comes last in the canonical stage: names are still the checkpoint's, each norm stands
-apart so that scales can be folded into it, and the graph runs on one sequence, so that calibration needs nothing else;
-merges and fusions that follow stack codes as they stack weights, since rows stand alone.
-Must have: weights of finite numbers (check_quantizable) whose columns the scheme's groups divide. Methods: round
-to nearest; GPTQ (gptq.py), for which the graph is run on calibration text with the weights before already quantized,
-and of experts on the tokens that each was sent (round_experts.py).
+One rewrite for each weight. It comes last in the canonical stage: names are still the checkpoint's, each norm is
+separate so that scales can be folded into it, and the graph runs on one sequence, so that calibration needs nothing
+else; later merges and fusions stack codes as they stack weights, since rows are independent.
+Must have: weights of finite numbers (check_quantizable) whose columns the scheme's groups divide. Methods: round to
+nearest; GPTQ (gptq.py), for which the graph is run on calibration text with the weights before already quantized, and
+of experts on the tokens that each was sent (round_experts.py).
 Numerics: lossy. Kernels decode where they multiply.
 """
 
@@ -270,7 +270,7 @@ def _looks_at_inputs(planned: tuple[Planned, ...], codes: RememberedCodes) -> bo
 
 
 def _place(planned: Planned) -> fx.Node:
-    """Where a weight is rounded: a tied one at the embedding, unless the head's input is what decides."""
+    """Where a weight is rounded: a tied one at the embedding, unless the method uses the head's input."""
     needs_input = planned.scheme is not None and _needs_input(planned.scheme)
     return planned.products[0] if needs_input and planned.products else planned.readers[0]
 

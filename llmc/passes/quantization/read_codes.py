@@ -1,9 +1,9 @@
-"""Take codes from a quantized checkpoint as they are.
+"""Use the codes of a quantized checkpoint as they are.
 
     linear(x, w)  ->  linear(x', dequantize(w::codes, w::scales, w::zeros))
-where x' is x rounded as the checkpoint asks, or its channels in the order of the codes' columns (GPTQ's act-order).
-Blocks of a GGUF file that no code format says exactly are rounded again, to a bit more than they have.
-One rewrite for each weight. Runs before any other quantization, which then sees what is left.
+where x' is x rounded as the checkpoint specifies, or its channels in the order of the codes' columns (GPTQ's
+act-order). Blocks of a GGUF file that no code format represents exactly are rounded again, with slightly more bits. One
+rewrite for each weight. Runs before any other quantization, which then sees what is left.
 Must have: a source of weights that holds codes (graph/stored_codes.py). Numerics: exact for codes that are taken; lossy
 where weights are rounded again, or activations.
 """
@@ -114,7 +114,8 @@ def _change_input(
     source: CodeSource,
     inputs: dict[_InputKey, fx.Node],
 ) -> None:
-    """Order and round what a product reads; products that want the same share it, so that they can be merged."""
+    """Order and round what a product reads; products that need the same order and rounding share it, so that they can
+    be merged."""
     x = call_arguments(product)["x"]
     scale = source.input_scale(stored.name)
     marks = b"".join(b"" if each is None else each.numpy().tobytes() for each in (order, scale))

@@ -1,7 +1,7 @@
 """Run a graph over calibration sequences a few nodes at a time, so that memory holds one layer of it.
 
 The nodes up to and including the next product make a run: every sequence passes it before the next run begins, several
-sequences at a time on threads of their own. Weights are read when a run needs them and dropped after, and values are
+sequences at a time on their own threads. Weights are read when a run needs them and dropped after, and values are
 dropped after their last reader. Between runs the graph may be rewritten; inserted nodes are computed on the way. A
 weight can therefore be quantized with the inputs that result from the quantized weights before it. Sequences may also
 branch: from there on they are run both with a changed weight and without.

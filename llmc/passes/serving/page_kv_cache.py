@@ -3,10 +3,10 @@
     attention(q, k, v, scale, …)  ->  kv_write(k, v, kv_cache_i_k, kv_cache_i_v, slot_mapping)
                                       paged_attention(q, kv_cache_i_k, kv_cache_i_v, query_starts, context_lens,
                                                       block_tables, scale, …, tree_masks)
-    if a layer's cache keeps less than all of a sequence (docs/cache-policy.md), slot_mapping_g and block_tables_g in
-    their place; if its rows are not positions, also context_lens_g choose_keys(q, k, weights, n)  ->  kv_write of both
-    halves of k's channels to a cache of their own paged_choose_keys(q, weights, kv_cache_i_k, kv_cache_i_v, …, n,
-    tree_masks)
+    choose_keys(q, k, weights, n)     ->  kv_write of both halves of k's channels to a separate cache
+                                          paged_choose_keys(q, weights, kv_cache_i_k, kv_cache_i_v, …, n, tree_masks)
+A layer whose cache keeps less than the whole sequence (docs/cache-policy.md) reads slot_mapping_g and block_tables_g
+instead; if its rows are not positions, also context_lens_g.
 The first rewrite declares the step's inputs and narrows ids and positions to int32; each attention is one more.
 Must have: keys and values of exactly the step's tokens. Every attention must be paged, or the build fails, unless
 allow_fallback names paged_attention: such a graph is right for one whole sequence a step only.
@@ -154,7 +154,7 @@ def _policy(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> CachePol
 
 
 def _step(graph: ModelGraph, group: int) -> tuple[fx.Node | None, ...]:
-    """The step's inputs that say where keys go and where a request's are, and what trees hide."""
+    """The step's inputs for the slots of keys, the blocks of requests, and the masks of trees."""
     own = graph.policies[group - 1].inputs if group else ()
     names = ("slot_mapping", "query_starts", "context_lens", "block_tables", "tree_masks")
     return tuple(step_input(graph, group_input(name, group) if name in own else name) for name in names)

@@ -128,7 +128,7 @@ def _move_above(graph: ModelGraph, producer: fx.Node, selections: dict[fx.Node, 
 
 
 def _selected(graph: ModelGraph, x: fx.Node, rows: fx.Node, selections: dict[fx.Node, fx.Node]) -> fx.Node:
-    """The selection of x; placed right after x, so that all who want it can share it."""
+    """The selection of x, placed right after x so that all its readers share it."""
     if x not in selections:
         place = graph.graph.find_nodes(op="placeholder")[-1] if x.op == "placeholder" else x
         with graph.graph.inserting_after(place):

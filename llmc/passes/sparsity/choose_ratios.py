@@ -1,4 +1,4 @@
-"""Give each weight its own share of zeros, so that the mean is what is asked and the output changes least.
+"""Give each weight its own share of zeros, so that the mean is the requested one and the output changes least.
 
 The cost of each weight's zeros is estimated (quantization/sensitivity.py), with zeros chosen by size and input only,
 and the kept elements are assigned (quantization/spend_bits.py) within a distance of the mean. As with bits, the

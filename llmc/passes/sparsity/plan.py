@@ -15,10 +15,10 @@ PlannedZeros = PlannedWeight[SparseScheme]
 def plan_zeros(graph: ModelGraph, sparsity: Sparsity) -> tuple[PlannedZeros, ...]:
     """Every product's and each embedding's weight that is dense, in the order in which the step reads them.
 
-    Without a rule of its own the output projection stays as it is, since it decides on every token, and so do
-    embeddings. Raises OptionError for a rule that names no module, for columns that a pattern does not divide, for a
-    ratio that is less than one element of every weight that it is for, and for a method that looks at inputs where
-    there is nothing but lookups.
+    Without a rule for it, the output projection stays dense, since it decides on every token, and so do embeddings.
+    Raises OptionError for a rule that names no module, for columns that a pattern does not divide, for a ratio that is
+    less than one element of every weight that it is for, and for a method that looks at inputs where there is nothing
+    but lookups.
     """
     planned = tuple(
         replace(each, scheme=None) if each.module == HEAD and not each.is_ruled else each

@@ -1,4 +1,4 @@
-"""Make elements of weights zero, as the option `sparsity` asks.
+"""Set elements of weights to zero, for the option `sparsity`.
 
     linear(x, w)  ->  linear(x, pruned(w))       the recipe of w changes: its elements where a mask says so, else zero
     linear(x, w)  ->  linear(x, sparse_bitmask(values, masks))     likewise, if the kept elements also change: SparseGPT
@@ -144,7 +144,7 @@ class _Sparsifier:
 
 
 def _place(planned: PlannedZeros, scheme: SparseScheme) -> fx.Node:
-    """Where a weight becomes sparse: a tied one at the embedding, unless the head's input is what decides."""
+    """Where a weight becomes sparse: a tied one at the embedding, unless the method uses the head's input."""
     return planned.products[0] if scheme.needs_calibration else planned.readers[0]
 
 

@@ -1,8 +1,8 @@
-"""Make the layers that draft a second graph, and their one hidden state of the target's several.
+"""Move the draft layers into a second graph, and combine the target's hidden states into their input.
 
     hidden[T, n · C]  ->  linear(rms_norm(hidden), fc)[T, C], if the drafter reads several states; norms if it has them
-The second graph, ModelGraph.draft, goes through the same passes separately, into an engine of its own within the first.
-If several layers each draft from the states of the one before, each is the drafter of its predecessor. Embeddings and
+The second graph, ModelGraph.draft, goes through the same passes separately, into its own engine within the first. If
+several layers each draft from the states of the one before, each is the drafter of its predecessor. Embeddings and
 output matrix are the target's if the drafter's checkpoint has none.
 Must have: `tap_hidden_states` before it, and a draft that was made for this model.
 Numerics: exact.

@@ -31,7 +31,7 @@ def check_shapes(graph: ModelGraph, checkpoint: MedusaCheckpoint, projection: Pr
                 _check(checkpoint, block.bias, (channels,), f"{model} has {channels} channels")
         if (head.output is None) != (checkpoint.heads[0].output is None):
             raise CheckpointError(
-                f"of heads 0 and {index} only one has an output matrix of its own",
+                f"of heads 0 and {index} only one has its own output matrix",
                 at=checkpoint.file,
                 fix="download the whole checkpoint again",
             )

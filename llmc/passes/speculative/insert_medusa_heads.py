@@ -1,9 +1,9 @@
-"""Give the step draft heads, which say what comes after its next token (Medusa: Cai et al. 2024, arXiv 2401.10774).
+"""Add draft heads, which predict the tokens after the next one (Medusa: Cai et al. 2024, arXiv 2401.10774).
 
     logits = lm_head(h, w)
  -> the same, and as side outputs of each logit row the likeliest tokens of
     lm_head([h; h + silu(W_i·h + b_i)], w)             heads that share the model's output matrix
-    lm_head(h + silu(W_i·h + b_i), w_i)                heads with matrices of their own, perhaps of fewer tokens
+    lm_head(h + silu(W_i·h + b_i), w_i)                heads with their own matrices, perhaps of fewer tokens
 Head i predicts the token i + 2 places after the row's. Several layers of a head follow each other. Ops on the model's
 logits, such as a cap, also apply to the heads'. The first form is one product over L·(1 + H) rows, starting with the
 logits: lowering uses it in place of the model's own (codegen/stand_ins.py), so that the output matrix is read once.

@@ -95,7 +95,7 @@ def _parts(modifiers: Modifiers) -> tuple[str, int, str]:
 
 
 def _load_parameter(operands: Operands, writers: list[Writer], dtype: np.dtype[Any]) -> Action:
-    """Parameters are in a space of their own; an access beyond their end is reported."""
+    """Parameters are in their own space; an access beyond their end is reported."""
     read, size = operands.address(1), dtype.itemsize
 
     def run(team: Team, mask: Mask) -> None:

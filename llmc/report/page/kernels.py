@@ -14,7 +14,7 @@ from llmc.report.contents import EngineContents
 from llmc.report.machine_code import KernelBudgets
 from llmc.report.profile import kernel_class
 
-# As codegen/cpp/step.py prints them: a mark after every launch, and loops as functions of their own.
+# As codegen/cpp/step.py prints them: a mark after every launch, and loops as separate functions.
 _MARK = re.compile(r"^  mark\(times, (\d+)\);$", re.MULTILINE)
 # A function of the kernel library, or what a macro makes ones of, by its name behind llmc_.
 _DEFINED = re.compile(r"(?:LLMC_KERNELS?\(\w+, |\bllmc_)(\w+)")

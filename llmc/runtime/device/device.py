@@ -35,7 +35,7 @@ def open_device(engine: Path) -> Device:
 
 
 def check_device_count(engine: Path, ranks: int) -> None:
-    """Raise TargetError if there are fewer GPUs than the engine has ranks, each of which wants one of its own."""
+    """Raise TargetError if there are fewer GPUs than the engine has ranks; each rank needs its own GPU."""
     import torch
 
     count = torch.cuda.device_count()

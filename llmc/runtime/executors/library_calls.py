@@ -88,7 +88,7 @@ class _Matrix:
 
 
 def _product(call: PlannedCall, tensors: DeviceTensors) -> LibraryCall | None:
-    """library_products.matmul for operands that are in memory of their own; None for others."""
+    """library_products.matmul for operands that are whole buffers; None for others."""
     named = {p.name: argument for p, argument in zip(call.kernel.parameters, call.arguments, strict=True)}
     columns, width = _number(named["IN"]), _number(named["OUT"])
     weight = _whole(named["weight_ptr"], tensors)

@@ -1,7 +1,7 @@
 """Run a GPU engine without a GPU and without Triton: the PTX that it keeps of its kernels, executed and checked by the
 machine of llmc/ptx (docs/ptx.md).
 
-Memory has addresses of its own, the same in every run. A launch may touch the buffers of its operands and nothing else;
+Memory has its own addresses, the same in every run. A launch may touch the buffers of its operands and nothing else;
 of an activation that a step's launches make, only what one of them has written. The first fault ends the step.
 """
 

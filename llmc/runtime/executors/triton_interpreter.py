@@ -93,7 +93,7 @@ def allow_computed_bounds() -> None:
 
 
 def _load_module(path: Path) -> Any:
-    """A file of kernels as a module of its own; it may import what the installed llmc has."""
+    """A file of kernels as a separate module; it may import what the installed llmc has."""
     spec = importlib.util.spec_from_file_location(f"llmc_engine_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

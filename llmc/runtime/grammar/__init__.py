@@ -1,1 +1,1 @@
-"""Outputs that follow a grammar: compiled in processes of their own, held by masks."""
+"""Outputs that follow a grammar: compiled in their own processes, held by masks."""

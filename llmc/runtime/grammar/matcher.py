@@ -177,7 +177,7 @@ def _sentence(grammar: Grammar) -> str:
             return str(LLMatcher.grammar_from_lark(_choice(json.loads(source))))
         return str(grammar_from("grammar", source))
     except Exception as error:
-        # llguidance's translator from GBNF has an error of its own, which derives from Exception only.
+        # llguidance's translator from GBNF has its own error, which derives from Exception only.
         if isinstance(error, ValueError | RecursionError) or type(error).__name__ == "GbnfToLarkError":
             raise refusal(str(error)) from None
         raise

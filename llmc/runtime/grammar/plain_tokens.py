@@ -35,7 +35,7 @@ def with_plain_tokens(text: str, ends: Collection[int]) -> str:
 
 
 def _space(decoder: Any) -> str:
-    """How the vocabulary writes a space: bytes have characters of their own, SentencePiece has one for it."""
+    """How the vocabulary writes a space: bytes have their own characters, SentencePiece has one for it."""
     found = [decoder, *decoder.get("decoders", ())] if isinstance(decoder, Mapping) else []
     return "" if any(each.get("type") == "ByteLevel" for each in found if each) else "▁"
 

@@ -1,7 +1,7 @@
 """The process in which grammars are tried: limits on itself first, then one question and one answer a line.
 
-Each grammar is tried in a child that the kernel ends when its time is over, so that a bomb costs no new process with
-a vocabulary of its own, which takes up to a second to make.
+Each grammar is tried in a child that the kernel ends when its time is over, so that a grammar bomb does not end the
+worker, whose vocabulary takes up to a second to load.
 """
 
 from __future__ import annotations

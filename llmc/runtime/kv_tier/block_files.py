@@ -32,7 +32,7 @@ _log = logging.getLogger("llmc.engine")
 
 
 class BlockFiles:
-    """A BlockStore in a directory of its own, which it locks.
+    """A BlockStore in its own directory, which it locks.
 
     Args:
         identity: of the engine and of all else that decides what a block's bytes mean.

@@ -18,7 +18,7 @@ class StepInputs:
 
     The inputs of decodes stay at their places from step to step and are advanced as a whole; only new decodes and those
     with a new block are rewritten. The chunks follow them and are written for each step. adapters: slots of the
-    engine's adapters. groups: cache groups, each with blocks of its own. numbering: the group whose rows are the
+    engine's adapters. groups: cache groups, each with its own blocks. numbering: the group whose rows are the
     positions.
     """
 

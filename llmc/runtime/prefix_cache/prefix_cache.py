@@ -28,7 +28,7 @@ class PrefixCache:
     """Blocks of `block_size` tokens by digest, kept in `pool`. queries, hits: tokens looked up and begun behind.
 
     snapshots: of the states at their ends, of a model that has some. groups: pools of layers that do not keep
-    everything, which have blocks of their own. offload: takes the blocks that the pools give away; none are folded
+    everything, which have their own blocks. offload: takes the blocks that the pools give away; none are folded
     then.
 
     The content of a block in the pool is its digest, or the chain that it is folded in. A folded block has no holder

@@ -100,7 +100,7 @@ def put_step(step: Step, memory: Bytes, choices: RowChoices | None = None) -> di
 
 
 def taken_step(message: dict[str, Any], memory: Bytes) -> Step:
-    """The step of a message, with arrays of its own."""
+    """The step of a message, with its own arrays."""
     return Step(**_taken(STEP_ARRAYS, message, memory), sides=tuple(message["sides"]))
 
 

@@ -31,7 +31,7 @@ class Launch:
 
 
 def refuse_launched(what: str, *, at: str, fix: str) -> None:
-    """Raise RankError in a process that torchrun has started, for a feature that starts ranks of its own."""
+    """Raise RankError in a process that torchrun has started, for a feature that starts its own ranks."""
     launch = launched(os.environ)
     if launch is not None:
         raise RankError(

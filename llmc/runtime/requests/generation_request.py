@@ -27,7 +27,7 @@ class GenerationRequest:
         request_id: A name that is unique among the requests in flight.
         priority: Which requests start first.
         deadline_seconds: Time from submission until the request ends with finish_reason "deadline" and its tokens.
-        tenant: Requests share cached prefixes only within a tenant; None is a tenant of its own.
+        tenant: Requests share cached prefixes only within a tenant; None is a separate tenant.
         streams: Whether outputs are returned as they come. Otherwise there is one output at the end, which is cheaper.
         adapter: One of the engine's (Engine.adapters); None uses the plain model.
         wants_row: Whether the result is the row of a model with a head (Engine.embed). Nothing is generated then, and

@@ -171,7 +171,7 @@ class RequestBlocks:
         return tuple(tables)
 
     def restore(self, request: Request, found: Sequence[int], tables: Sequence[SavedTable]) -> None:
-        """Give the request tables as they were saved, with blocks of its own, and those of the first group that were
+        """Restore the request's saved tables, with newly allocated blocks, and the blocks of the first group that were
         found again. There must be room."""
         self._pool.share(found)
         first, *others = tables

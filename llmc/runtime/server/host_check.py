@@ -1,4 +1,4 @@
-"""Which names a server answers to, so that a page in a browser cannot reach it by a name of its own.
+"""The host names that a server accepts, so that a web page cannot reach it under a name that its attacker controls.
 
 A name that an attacker owns can be made to mean 127.0.0.1 (DNS rebinding): a page under that name then has the same
 origin as a server here, which may need no key. The browser does not let the page change the Host header.

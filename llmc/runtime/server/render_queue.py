@@ -1,4 +1,4 @@
-"""Renders chat templates for asyncio, in threads of their own, with a bound on how many wait."""
+"""Renders chat templates for asyncio, in their own threads, with a bound on how many wait."""
 
 import asyncio
 import threading

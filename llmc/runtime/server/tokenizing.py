@@ -1,4 +1,4 @@
-"""Tokenizes texts for asyncio, in threads of its own, and counts those that are under way.
+"""Tokenizes texts for asyncio, in its own threads, and counts those that are under way.
 
 The tokenizer lets other threads run meanwhile only where it is asked for several texts at once, which Tokenizer.encode
 does for long ones: half a megabyte takes a quarter of a second.

@@ -101,7 +101,7 @@ class TemplateProgram:
 
     def _check_shown(self, question: Question) -> None:
         """Raise NotShownError for a message that is not in the prompt, by a conversation of the same shape in which
-        each has a word of its own: what it says may be changed by the template."""
+        each has its own word: what it says may be changed by the template."""
         words = {index: f"qz{index}word" for index, message in enumerate(question.messages) if message["content"]}
         shape = [
             {**message, "content": words.get(index, message["content"])}

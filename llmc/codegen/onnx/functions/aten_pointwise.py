@@ -75,7 +75,7 @@ class _Statements:
         return self._add(b(_STANDARD[function], *names))
 
     def reduce(self, reduction: str, operand: int) -> int:
-        """Reductions have functions of their own, over any axis: aten_rows.py."""
+        """Reductions have their own functions, over any axis: aten_rows.py."""
         raise AssertionError(f"a pointwise op reduces by {reduction}")
 
     def _add(self, name: str) -> int:

@@ -71,7 +71,7 @@ def _attend(
     scores = b("Where", b.unsqueeze(visible, 1, 2), b("Reshape", scores, shape), b.number(-np.inf))
     largest = b("ReduceMax", scores, b.integers([-1]), keepdims=1)
     if sinks is not None and len(sinks.shape) != 1:
-        raise NotInOnnx("each token has sinks of its own")
+        raise NotInOnnx("each token has its own sinks")
     logits = None if sinks is None else b.reshape(sinks, 1, -1, group, 1, 1)
     largest = largest if logits is None else b("Max", largest, logits)
     flat = b("Concat", b.length(queries, 0), b.integers([0, -1]), b.length(keys, 2), axis=0)

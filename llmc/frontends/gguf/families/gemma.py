@@ -39,7 +39,7 @@ def gemma2(model: GgufModel, sizes: Sizes) -> Described:
 
 
 def gemma3(model: GgufModel, sizes: Sizes) -> Described:
-    """Every sixth layer looks at everything; the others rotate by frequencies of their own."""
+    """Every sixth layer looks at everything; the others rotate by their own frequencies."""
     caps = "final_logit_softcapping"
     local = sizes.hyper.number("rope.freq_base_swa", default=_LOCAL_THETA)
     config = {
