@@ -1,4 +1,4 @@
-"""How a build tells what it is doing, and how long each part took."""
+"""The stages that a build reports, with the time of each."""
 
 import time
 from collections.abc import Iterator

@@ -20,7 +20,7 @@ def require_plot_extra() -> None:
 
 
 def plot_run(records: Sequence[RequestRecord], path: Path, title: str) -> None:
-    """Write the picture; the suffix says which format. Raises OptionError if it cannot be written."""
+    """Write the picture in the format of its suffix. Raises OptionError if it cannot be written."""
     require_plot_extra()
     from matplotlib.figure import Figure
 

@@ -55,7 +55,7 @@ class Backend(Protocol):
 
     @property
     def has_free_rows(self) -> bool:
-        """Whether rows of logits that no step asks for take no memory: it is mapped when it is written."""
+        """Whether unused rows of logits take no memory, because memory is mapped when it is first written."""
 
     def refusal(self, node: fx.Node) -> Refusal | None:
         """Why no kernel can compute the node, or None."""

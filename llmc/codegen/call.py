@@ -1,4 +1,4 @@
-"""How a kernel table sees the node that it is asked to launch: the node's arguments as operands, counts and numbers."""
+"""A node as kernel tables see it: its arguments as operands, counts and numbers."""
 
 from typing import Any, Protocol
 

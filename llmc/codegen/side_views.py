@@ -1,6 +1,6 @@
 """A step's side outputs: where they lie, and which nodes are computed for nothing else.
 
-Launches for such nodes run only in steps that want one of their side outputs, so that others do not pay for them.
+Launches for such nodes run only in steps that need one of their side outputs, so other steps do not pay for them.
 """
 
 from collections.abc import Iterable, Mapping

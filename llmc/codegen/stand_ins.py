@@ -1,4 +1,4 @@
-"""One product in the place of two: where drafts are wanted, the product of draft heads computes the logits too.
+"""One product instead of two: in a step with drafts, the product of the draft heads also computes the logits.
 
     logits = lm_head(h, w), and lm_head(stack([h, …], 1), w)[:, 0] is the same
 

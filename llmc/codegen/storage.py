@@ -1,6 +1,6 @@
 """Which row of a backend's table of storages a product takes: by the op that yields its weight, None for a dense one.
 
-A backend's rows say how its kernels read a weight, for every product, and through which arrivals x may come.
+A backend's rows define how its kernels read a weight, for every product, and through which arrivals x may come.
 """
 
 from collections.abc import Mapping

@@ -77,7 +77,7 @@ class TargetKind(Protocol):
 
     @property
     def tokens(self) -> TokenDefault:
-        """How tokens are rounded where neither a scheme nor a checkpoint says so."""
+        """The rounding of tokens if neither a scheme nor a checkpoint defines one."""
 
     def dense_reason(self, storage: fx.Node) -> str | None:
         """Why a sparse weight is stored with its zeros all the same; None where what is left is read faster."""

@@ -1,4 +1,4 @@
-"""Instructions that compute each thread's result from its own operands alone."""
+"""Instructions that compute each thread's result only from its own operands."""
 
 from __future__ import annotations
 

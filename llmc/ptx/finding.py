@@ -72,7 +72,7 @@ class Findings:
         self._counts[key] = self._counts.get(key, 0) + count
 
     def add_to_launch(self, check: Check, detail: str) -> None:
-        """Record a fault that no thread has by itself."""
+        """Record a fault that does not belong to a single thread."""
         self._first.setdefault((check, 0), Finding(check, detail, self._kernel, None, None, None))
         self._counts[check, 0] = self._counts.get((check, 0), 0) + 1
 

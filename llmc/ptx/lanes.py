@@ -1,8 +1,8 @@
 """Values of all threads of some blocks, as numpy arrays that broadcast to [blocks, threads].
 
-An axis has length 1 where its threads, or its blocks, all have the same value: what follows from the thread's number
-alone is computed for one block, and what follows from the block's for one thread. A mask says which threads an
-instruction is executed by; None is all of them.
+An axis has length 1 where its threads, or its blocks, all have the same value: values that depend only on the thread's
+number are computed for one block, and values that depend only on the block's for one thread. A mask says which threads
+an instruction is executed by; None is all of them.
 """
 
 from typing import Any

@@ -1,9 +1,9 @@
 """The happens-before order of a block's threads: vector clocks of its warps and mbarriers.
 
-Each warp counts its own epochs; a new one begins where it synchronizes. A stamp says who touched a byte, and in which
-of its epochs: `epoch · 2048 + code`. A code below 1024 is a thread, 1024 + w all of warp w, 1056 + m what the phases of
-mbarrier m complete. `seen` has for each warp the newest epoch of every other that is known to have happened before.
-`fenced` is the part of it that a proxy fence has made visible to asynchronous copies and wgmma.
+Each warp counts its own epochs; a new one begins where it synchronizes. A stamp identifies the warp or thread that
+accessed a byte, and its epoch: `epoch · 2048 + code`. A code below 1024 is a thread, 1024 + w all of warp w, 1056 + m
+what the phases of mbarrier m complete. `seen` has for each warp the newest epoch of every other that is known to have
+happened before. `fenced` is the part of it that a proxy fence has made visible to asynchronous copies and wgmma.
 """
 
 import numpy as np
@@ -65,7 +65,7 @@ class Order:
         return found
 
     def agents_of(self, stamps: Stamps) -> npt.NDArray[np.intp]:
-        """The index in `seen` of who signed."""
+        """The index in `seen` of the signer."""
         codes = (stamps & CODES - 1).astype(np.intp)
         agents = np.where(codes < WARP_CODE, codes >> 5, codes - WARP_CODE)
         return np.where(codes >= MBARRIER_CODE, self.warps + codes - MBARRIER_CODE, agents)

@@ -21,7 +21,7 @@ class PublishedMaps:
             self._maps[int(lane) // self._order.threads, int(address)] = None
 
     def acquire(self, addresses: npt.NDArray[np.int64], lanes: Indices) -> None:
-        """Fences of threads: from now on their warps may use the maps, and who synchronizes with them."""
+        """Fences of threads: from now on their warps, and threads that synchronize with them, may use the maps."""
         order = self._order
         for address, lane in zip(addresses, lanes, strict=True):
             row, warp = int(lane) // order.threads, int(lane) % order.threads >> 5

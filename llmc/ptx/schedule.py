@@ -81,7 +81,7 @@ class Schedule:
         self.gathering.clear()
 
     def living(self) -> Bools:
-        """[blocks, threads]: who has not returned."""
+        """[blocks, threads]: the threads that have not returned."""
         return np.ones(self.shape, np.bool_) if self.alive is None else self.alive
 
     def gather(self, place: int, mask: Mask) -> tuple[Mask, bool]:

@@ -1,7 +1,7 @@
 """The last accesses to each byte of shared memory, for finding races, missing waits and missing fences.
 
-For each granule (the smallest access that a kernel has) of each block there is the stamp (order.py) of who wrote it
-last, and for each warp the stamp of who of it read it last. An access is in order if what it meets has been seen by the
+For each granule (the smallest access that a kernel has) of each block there is the stamp (order.py) of its last writer,
+and for each warp the stamp of its last reader in that warp. An access is in order if what it meets has been seen by the
 warp that makes it. Most accesses meet only what the last barrier of the whole block has settled, which one comparison
 shows; only others are looked at one by one.
 """
@@ -116,7 +116,8 @@ class Shadow:
         by_proxy: bool = False,
         by_warp: bool = False,
     ) -> None:
-        """Against who wrote the bytes before. by_warp: a thread that did is not the one that makes the access."""
+        """Check against the previous writers of the bytes. by_warp: a thread that did is not the one that makes the
+        access."""
         found = self._written_by(index, nbytes)
         if is_read and not found.min(initial=1):
             self._tell(Check.UNWRITTEN, "shared memory", lanes[(found == 0).any(axis=1)], at)
@@ -145,7 +146,7 @@ class Shadow:
     def _judge(
         self, found: Stamps, lanes: Indices, at: Instruction, what: str, settled: int, by_proxy: bool, by_warp: bool
     ) -> None:
-        """Look at each stamp by itself. by_proxy: stores need a proxy fence behind them too."""
+        """Check each stamp separately. by_proxy: stores need a proxy fence behind them too."""
         order = self._order
         if found.shape[1] > 1 and (found == found[:, :1]).all():
             found = found[:, :1]

@@ -54,7 +54,7 @@ class RequestView:
 
 @dataclass(frozen=True)
 class CacheStats:
-    """A cache of finished outputs: what it holds, and how often it was asked and had the answer."""
+    """Statistics of the cache of finished outputs: its size, lookups and hits."""
 
     entries: int
     bytes: int

@@ -1,4 +1,4 @@
-"""From the rows that a model gives for texts to what is asked of it: vectors, scores, or how well labels fit."""
+"""Turn the rows that a model computes for texts into vectors, scores or label probabilities."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

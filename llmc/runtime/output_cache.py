@@ -53,7 +53,7 @@ class OutputCache:
             return found[0]
 
     def put(self, request: GenerationRequest, answer: CachedAnswer) -> None:
-        """Keep an answer that is complete: every choice ended by itself."""
+        """Keep an answer if it is complete: no choice was cancelled."""
         key = _key(request)
         size = _bytes_of(answer)
         if key is None or size > self._max_bytes:

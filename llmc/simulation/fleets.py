@@ -50,7 +50,7 @@ def smallest_fleet(target: str, rent: Callable[[int], Comparison], most: int, pr
         try:
             comparison = rent(ranks)
         except OptionError as error:
-            # An engine of several ranks runs on multiples of them alone.
+            # An engine of several ranks runs only on multiples of their number.
             ranks, reason = 2 * ranks, reason or error.problem
             continue
         best = comparison.best

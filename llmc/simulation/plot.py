@@ -10,7 +10,7 @@ _BEST, _OTHER, _TTFT, _TPOT = "#4f46e5", "#a5b4fc", "#0d9488", "#d97706"
 
 
 def plot_comparison(comparison: Comparison, path: Path, title: str) -> None:
-    """Write the picture; the suffix says which format. Raises OptionError if it cannot be written."""
+    """Write the picture in the format of its suffix. Raises OptionError if it cannot be written."""
     require_plot_extra()
     from matplotlib.figure import Figure
 

@@ -59,7 +59,7 @@ def rent_for_model(
     goals: Mapping[str, float],
     told: Callable[[str], None] = lambda doing: None,
 ) -> Rent:
-    """From a number of ranks to every division of them, or only that which the options ask for.
+    """From a number of ranks to every division of them, or only the one that the options request.
 
     told: what is being done.
     """

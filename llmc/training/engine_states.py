@@ -2,7 +2,7 @@
 
 A normal CPU engine shows its hidden states without being built for it: the last product of a step reads them from the
 arena, and nothing writes there after it. So the rows lie there when the step is over. The output matrix, which an
-engine keeps as its kernels want it, follows from rows of hidden states and their logits: logits = states · matrixᵀ has
+engine keeps in its kernels' layout, follows from rows of hidden states and their logits: logits = states · matrixᵀ has
 one solution as soon as there are more rows than channels.
 """
 

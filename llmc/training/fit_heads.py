@@ -131,7 +131,7 @@ def fit(
 
 
 def _backward(heads: MedusaHeads, samples: Samples, chosen: Tensor, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
-    """Each head's gradient by itself, on threads that divide no operation."""
+    """Compute each head's gradient separately, on threads that divide no operation."""
 
     def backward(head: int) -> None:
         states, wanted = samples.known(chosen, head)

@@ -1,7 +1,7 @@
 """Medusa heads in torch: h + silu(W·h + b), layer after layer, through the model's output matrix.
 
 Every layer of every head has its own weights. (The reference implementation repeats one block in all layers of a
-head.) Heads start as the identity: a head then says what the model says of the next token, one token too early.
+head.) Heads start as the identity: a head then predicts the model's next token, one token too early.
 """
 
 from collections.abc import Mapping

@@ -131,7 +131,8 @@ def _text_of(path: Path) -> str:
 def _read(
     reader: StateReader, sequences: Sequence[Written], advance: Callable[[int], None], *, chat: bool
 ) -> tuple[list[Rows], Tensor]:
-    """States of every sequence, of a chat's answers alone, and the output matrix. Logits are kept until it is found."""
+    """States of every sequence (of a chat, only those of answers), and the output matrix. Logits are kept until it is
+    found."""
     rows, with_logits = list[Rows](), list[Rows]()
     for sequence in sequences:
         found = reader.read(sequence.tokens)

@@ -1,4 +1,4 @@
-"""The CPU's kernels, as lowering asks for them."""
+"""The CPU's kernels, through the interface that lowering uses."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Measure what llmc/prediction wants to know of this machine, with the engine's own kernels on made-up operands.
+"""Measure this machine's rates for llmc/prediction, with the engine's own kernels on synthetic operands.
 
 Each kind of product, and attention, runs on operands in cache with several numbers of rows: what it reaches with each.
 Then it reads its operands from memory, which shows how much of the shorter of transfer and arithmetic the longer does

@@ -1,4 +1,4 @@
-"""Made-up operands of an engine's products and attention, as the arguments that kernels/api.h wants."""
+"""Made-up operands of an engine's products and attention, as the arguments that kernels/api.h declares."""
 
 import ctypes
 from dataclasses import dataclass

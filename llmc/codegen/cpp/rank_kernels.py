@@ -19,7 +19,7 @@ _CHOICES = Operand("input", "choices")
 
 
 def among_ranks(call: Call) -> Arguments:
-    """Where this process stands among others, and nothing else that is the same for all."""
+    """The place of this process among the ranks."""
     return {"ranks": Operand("engine", "ranks")}
 
 

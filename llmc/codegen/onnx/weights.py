@@ -48,7 +48,7 @@ def _stored(node: fx.Node) -> OnnxWeight:
 
 
 def _element(node: fx.Node) -> int:
-    """That of its dtype, or of the codes that all who read it take it for."""
+    """The layout of its dtype, or of the codes that all its readers expect."""
     formats = {_format(user, node) for user in node.users}
     format = formats.pop() if len(formats) == 1 else None
     if format is None:

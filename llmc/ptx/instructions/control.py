@@ -24,7 +24,7 @@ def guard_values(guard: Guard) -> Callable[[Team], Bools]:
 
 
 def guarded_action(action: Action, guard: Guard | None) -> Action:
-    """The action for those threads alone whose guard is set."""
+    """The action, only for threads whose guard is set."""
     if guard is None:
         return action
     read = guard_values(guard)

@@ -1,4 +1,4 @@
-"""The pools of adapters of an engine for GPUs, as tensors of its device's memory, and steps that say who has one."""
+"""The pools of adapters of an engine for GPUs, as tensors in device memory, and steps with an adapter per token."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -45,7 +45,7 @@ class DecodeInputs:
         self._last: _Bucket | None = None
 
     def write(self, step: Step, choices: RowChoices | None) -> StepShape | None:
-        """Write a step in which each request has one token and wants its logits; returns the shape of its bucket.
+        """Write a step in which each request has one token and needs its logits. Returns the shape of its bucket.
 
         None, and nothing is written, for any other step. choices: for a step that is to choose.
         """

@@ -1,4 +1,4 @@
-"""Where a rank of an engine for GPUs stands among the others, once they have met."""
+"""The place of a GPU engine's rank among the connected ranks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

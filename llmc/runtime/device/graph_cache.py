@@ -9,7 +9,7 @@ Graph = TypeVar("Graph")
 
 
 class GraphCache(Generic[Key, Graph]):
-    """At most `limit` graphs, and no more once `room()` says that memory is short.
+    """Keeps at most `limit` graphs, and records no more once `room()` is False because memory is short.
 
     The first use of a key gives none: a step that comes once is not worth a capture, and running it without loads
     what a capture must find loaded.

@@ -123,7 +123,7 @@ def memory_of_blocks(program: Program, blocks: int, snapshots: int = 0) -> Devic
 
 
 def out_of_memory(what: str, asked: str, free: int, total: int, arithmetic: str) -> TargetError:
-    """The error for a device without room. asked: the requested memory, in words."""
+    """The error for a device without room. asked: The requested memory, as text."""
     return TargetError(
         f"the GPU is out of memory: {what} {asked}, {free / 1e9:.3f} of {total / 1e9:.3f} GB are free; the engine "
         f"needs {arithmetic}",

@@ -71,7 +71,7 @@ class PlannedCall:
     unless: tuple[str, ...]
 
     def runs(self, *, tokens: int, logit_rows: int, wanted: StepOutput, sides: Collection[str]) -> bool:
-        """Whether a step of T tokens and L logit rows has the call. sides: the side outputs that it wants."""
+        """Whether a step of T tokens and L logit rows has the call. sides: the side outputs that the step needs."""
         if (self.wanted and wanted not in self.wanted) or not is_for(self.sides, self.unless, sides):
             return False
         return self.only is None or self.only.holds(tokens=tokens, logit_rows=logit_rows)

@@ -129,7 +129,7 @@ class CudaExecutor:
     def _read(self, lane: StepLane, rows: int, wanted: StepOutput) -> Chosen:
         lane.done.synchronize()
         tokens, scores, covered = lane.chosen.numpy()[:, :rows]
-        # Only a filtered step says what is covered: others cover every row.
+        # Only a filtered step reports which rows are covered; others cover every row.
         is_covered = covered.astype(np.bool_) if wanted is StepOutput.FILTERED else self._every_row[:rows]
         return Chosen(tokens, scores.view(np.float32), is_covered)
 
@@ -272,7 +272,7 @@ class CudaExecutor:
                 graph.replay()
             lane.done.record()
         except torch.OutOfMemoryError as error:
-            # Only a library's workspace or a graph allocates in a step; torch's message says how much.
+            # Only a library's workspace or a graph allocates in a step; torch's message has the size.
             asked = " ".join(str(error).split())[:120]
             raise self._out_of_memory(f"a step of {shape.tokens} tokens", asked) from None
         return lane

@@ -8,7 +8,7 @@ from llmc.errors import EngineFormatError, TargetError, ToolchainError
 from llmc.files.regular_file import read_regular
 from llmc.program import DeviceBinary
 
-# Above this many bytes of shared memory a block, a kernel has to ask for it.
+# Above this many bytes of shared memory a block, a kernel has to request it.
 _PLAIN_SHARED_BYTES = 48 * 1024
 _MOST_BINARY_BYTES = 256 << 20
 _MOST_CONFIGURATIONS = 1024

@@ -77,8 +77,8 @@ class ChoosingExecutor(Executor, Protocol):
         """Run one step like `step`, but return tokens. wanted: the minimum output that the choices need, not LOGITS."""
 
     def logits(self, first: int, count: int) -> Logits:
-        """Rows of the last step's logits, unless that wanted BEST only; overwritten by the next call. Ranks that all
-        choose leave none, unless a score was not finite (RowChoices.reads_logits)."""
+        """Rows of the last step's logits, unless that step computed BEST only; overwritten by the next call. Ranks that
+        all choose leave none, unless a score was not finite (RowChoices.reads_logits)."""
 
 
 @runtime_checkable
@@ -106,7 +106,7 @@ class SideOutputExecutor(Executor, Protocol):
     """An executor with side outputs of a step (program.side_outputs)."""
 
     def side_output(self, name: str) -> SideArray:
-        """[T or L, *shape] of the last step, which wanted it (Step.sides); overwritten by the next step."""
+        """[T or L, *shape] of the last step, which requested it (Step.sides); overwritten by the next step."""
 
 
 @runtime_checkable
@@ -173,7 +173,7 @@ class ReopeningExecutor(Executor, Protocol):
         """The error that every step raises after a rank was lost; None otherwise."""
 
     def when_lost(self, tell: Callable[[], None]) -> None:
-        """Have it called, by another thread, when a rank is lost; `lost` says which by then."""
+        """Register a function that another thread calls when a rank is lost; `lost` then names the rank."""
 
     def reopen(self) -> None:
         """Start all ranks again after a loss, with empty caches; steps run again. Raises RankError."""
@@ -189,7 +189,7 @@ class DrawingExecutor(Executor, Protocol):
 
 @runtime_checkable
 class TimedExecutor(Executor, Protocol):
-    """An executor that can say how long each launch of a step takes."""
+    """An executor that can measure the time of each launch of a step."""
 
     def step_timed(self, step: Step) -> tuple[LaunchTime, ...]:
         """Run one step; the times of its launches in order. Launches that the step does not have are left out."""

@@ -109,8 +109,8 @@ class OnnxRuntimeExecutor:
         return logits
 
     def _with_own_blocks(self, tile: Step, place: int) -> Step:
-        """With the blocks up to the end of the tile, which its place in the sequence alone says. place: of the first
-        token in its tile."""
+        """With the blocks up to the end of the tile, which depends only on its place in the sequence. place: of the
+        first token in its tile."""
         rows = max(int(tile.context_lens[-1]), int(tile.context_lens[0]) - 1 - place + TILE)
         count = -(-rows // self._block_size)
 
@@ -239,7 +239,7 @@ def _session(engine: EngineDirectory, threads: int, provider: str) -> Any:
             fix="pip install onnxruntime-gpu instead of onnxruntime, or run it on the CPU: executor=onnxruntime",
         )
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # Errors alone.
+    options.log_severity_level = 3  # Errors only.
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     try:

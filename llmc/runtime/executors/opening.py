@@ -1,4 +1,4 @@
-"""Which executor runs an engine: what it was built for, or what was asked for by name."""
+"""Choose the executor of an engine: the one that it was built for, or the named one."""
 
 import importlib
 import os
@@ -23,7 +23,8 @@ def open_or_explain(
     check: WeightCheck | None = None,
     beside: Sequence[Program] = (),
 ) -> tuple[Executor, int]:
-    """As open_executor; where this machine cannot run the engine and none was named, one that says so at each step.
+    """As open_executor; if none was named and this machine cannot run the engine, an executor that raises that error at
+    each step.
 
     is_temporary: the engine goes when it is closed, and has to be saved first.
     """
@@ -99,7 +100,7 @@ def _runner(directory: EngineDirectory, name: ExecutorName | None) -> Runner:
     for runner in can_run:
         if runner.name == name:
             return runner
-    # In the table's order, whatever the environment asks for.
+    # In the table's order, regardless of the environment.
     known = [each.name for each in kind_of_engine(directory.manifest.target.name).runners if each in can_run]
     raise OptionError(
         f"an engine for {directory.manifest.target.name} is run by {' or '.join(known)}, not by {name!r}",

@@ -86,7 +86,7 @@ class ReferenceExecutor:
         inputs = {name: torch.from_numpy(arrays[name]) for name in self._step_inputs if name in arrays}
         if COMPACTION in self._step_inputs:
             inputs[COMPACTION] = torch.zeros(0, dtype=torch.int32)
-        # Side outputs are computed whether they are wanted or not, so that a step has the same products.
+        # Side outputs are always computed, so that a step has the same products.
         outputs = self._interpreter.outputs(self._tensors | inputs)
         return [(each.float() if each.is_floating_point() else each).numpy() for each in outputs]
 

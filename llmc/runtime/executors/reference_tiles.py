@@ -1,4 +1,4 @@
-"""A step as tiles of a fixed number of rows, each of one request; positions say which row of its tile a token is.
+"""A step as tiles of a fixed number of rows, each of one request; a token's position gives its row in the tile.
 
 For a model that reads whole texts, a tile is a text. Tokens of a tree with equal or skipped positions form tiles of
 their own.
@@ -32,7 +32,7 @@ class Tile:
 def tiles_of(step: Step, spare_slots: Sequence[int]) -> Iterator[Tile]:
     """The step's tokens, in order. spare_slots: of each group of caches, for the rows without a token.
 
-    Each token is a separate request, so that attention also computes it alone.
+    Each token is a separate request, so that attention also computes it on its own.
     """
     is_wanted = np.zeros(len(step.input_ids), np.bool_)
     is_wanted[step.logit_rows] = True
@@ -51,7 +51,7 @@ def tiles_of(step: Step, spare_slots: Sequence[int]) -> Iterator[Tile]:
 
 
 def texts_of(step: Step) -> Iterator[Tile]:
-    """Each request as a separate step, with the rows that it wants."""
+    """Each request as a separate step, with the logit rows that it needs."""
     for request in range(len(step.context_lens)):
         text = part_of(step, np.array([request]))
         tokens, wanted = (np.arange(len(each), dtype=np.int32) for each in (text.tokens, text.wanted))

@@ -1,4 +1,5 @@
-"""A step in parts whose requests have equally many tokens: one with all that have a single one, and each other alone.
+"""A step in parts whose requests have equally many tokens: one with all requests of a single token, and one for each
+other request.
 
 Padding to the longest request of a step then adds nothing.
 """

@@ -1,1 +1,1 @@
-"""Outputs that follow a grammar: compiled in their own processes, held by masks."""
+"""Outputs that follow a grammar: grammars are compiled in separate processes and applied as masks over tokens."""

@@ -68,7 +68,7 @@ def _choices(allowed: npt.NDArray[np.bool_], tokenizer: LLTokenizer) -> list[int
 
 
 def _try_branches(matcher: LLMatcher, vocab_size: int, written: int) -> None:
-    """Take some of the tokens that may come next, spread over the vocabulary, each for itself."""
+    """Take some of the tokens that may come next, spread over the vocabulary, one at a time."""
     allowed = np.flatnonzero(GrammarMask(matcher, vocab_size, written).allowed())
     for token in islice(allowed, 0, None, max(1, -(-len(allowed) // _BRANCHES))):
         branch = GrammarMask(matcher, vocab_size, written)

@@ -38,7 +38,7 @@ _THREADS = 32
 _SHORTEST_TRY = 1e-3
 # For the first worker, on a machine that is busy.
 _START_SECONDS = 30.0
-# For a worker to say that the time is over.
+# Raised in a worker when its time is over.
 _REPLY_SECONDS = 1.0
 _MEMORY_BYTES = 1 << 30
 _KEPT = 64

@@ -33,7 +33,7 @@ def with_served_schemas(grammar: str, serve: Serve) -> str:
         try:
             schema, end = decoder.raw_decode(grammar, begin)
         except ValueError:
-            break  # llguidance says what is wrong with it.
+            break  # llguidance reports the error in it.
         found += [grammar[at:begin], serve(json.dumps(_leniently(schema)))]
         at = end
     return "".join([*found, grammar[at:]])

@@ -14,7 +14,7 @@ from typing import Any
 
 from llmc.errors import RequestError
 
-# How llguidance says that it cannot make a grammar of one keyword.
+# llguidance's message for a keyword that it does not support.
 _LACKS = re.compile(r"look-?around|backreferences are not supported|Failed to generate regex for")
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 # Bounds of a smaller magnitude are always expressed.

@@ -42,7 +42,7 @@ def parser_limits() -> LLParserLimits:
 
 
 def refusal(reason: str) -> RequestError:
-    """The error for a grammar that cannot be used. reason: as llguidance says it."""
+    """The error for a grammar that cannot be used. reason: llguidance's message."""
     needs = beyond(reason)
     if needs is not None:
         return RequestError(needs, at="grammar", fix=_FIX)

@@ -1,6 +1,6 @@
 """Processor time that a request's grammar may take, since all requests wait for the masks of one.
 
-An ambiguous grammar may take longer with every token, and no limit of the parser's size says so.
+An ambiguous grammar may take longer with every token, and no limit on the parser's size prevents that.
 """
 
 import time

@@ -155,7 +155,7 @@ def new_matcher(tokenizer: LLTokenizer, text: str) -> LLMatcher:
 
 
 def schema_fault(tokenizer: LLTokenizer, schema: Mapping[str, Any]) -> str | None:
-    """Why no grammar can be made of a JSON schema, as llguidance says it; None if one can."""
+    """llguidance's reason why a JSON schema cannot become a grammar; None if it can."""
     from llguidance import LLMatcher
 
     text = str(LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=_JSON_DEFAULTS))

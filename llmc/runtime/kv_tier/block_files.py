@@ -1,8 +1,8 @@
 """Blocks in files, one for each, which may outlive the process.
 
-A file has a header that says what the block is: format, engine, key, length, and a checksum of all that and of the
-block. It appears under its name when it is whole, and nothing of it is believed before the checksum is. So a process
-may be killed at any moment, and a disk may fill: what is left is a block, or is seen to be none.
+A file has a header that identifies the block: format, engine, key, length, and a checksum of all that and of the block.
+It appears under its name when it is whole, and nothing of it is believed before the checksum is. So a process may be
+killed at any moment, and a disk may fill: what is left is a block, or is seen to be none.
 """
 
 import logging
@@ -95,7 +95,8 @@ class BlockFiles:
         self._path(key).unlink(missing_ok=True)
 
     def found(self) -> Iterator[tuple[BlockKey, int]]:
-        """Prefixes alone: what requests had swapped out goes, as what was never finished. Foreign files stay."""
+        """Only prefixes are kept: swapped-out blocks of requests and unfinished files are removed. Foreign files
+        stay."""
         left: list[tuple[int, BlockKey, int]] = []
         for entry in os.scandir(self._directory):
             match = _NAME.fullmatch(entry.name)

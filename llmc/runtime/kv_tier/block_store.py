@@ -13,8 +13,8 @@ _DIGEST_BYTES = 32
 class BlockKey(NamedTuple):
     """The name of a block's content.
 
-    group: of caches. name: the digest of a block of tokens (prefix_cache/block_digests.py), 32 bytes, or the number of
-    a block that one request alone has swapped out, fewer.
+    group: of caches. name: the digest of a block of tokens (prefix_cache/block_digests.py), 32 bytes, or a shorter
+    number, for a block that a single request has swapped out.
     """
 
     group: int
@@ -27,7 +27,7 @@ class BlockKey(NamedTuple):
 
 
 class DamagedBlockError(Exception):
-    """A block that is there and is not what was kept under its key; the message says how."""
+    """Raised for a stored block whose content is not what was kept under its key. The message names the difference."""
 
 
 class BlockStore(Protocol):

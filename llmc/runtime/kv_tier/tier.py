@@ -100,7 +100,7 @@ class Tier:
         return self._max_bytes // sum(map(self._taken, self.block_bytes))
 
     def holds(self, key: BlockKey) -> bool:
-        """Whether the block is there now. It may be gone when it is asked for."""
+        """Whether the block is in the tier now. It may be removed before it is read."""
         return key in self._entries
 
     def wants(self, key: BlockKey) -> bool:

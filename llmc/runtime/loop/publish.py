@@ -1,4 +1,4 @@
-"""Run a step and give each request what it asked for: logits, or a token that was chosen where the logits are."""
+"""Run a step and give each request its result: logits, or a token that was chosen where the logits are."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -39,8 +39,8 @@ class SharedLoop:
 
     def __init__(self, loop: StepLoop, obstacle: LlmcError | None = None) -> None:
         self.loop = loop
-        # Held by the leader. It knows its holder, so that one who was thrown out can let go without knowing how far
-        # he had come.
+        # Held by the leader. It knows its holder, so that a thread that an exception interrupted can release it at any
+        # point.
         self._turn = RLock()
         self._leader: int | None = None
         # Threads that wait or lead. A finalizer that runs in one of them must not touch the loop.
@@ -54,10 +54,10 @@ class SharedLoop:
     def serving(self, requests: Sequence[Request]) -> Iterator[Until]:
         """Queue the requests, and drop all sequences of these clients' requests in the end.
 
-        Gives a function that steps, or waits while another thread does, until the function that it is given says
-        that it is time; that one is called between steps, by any thread. Raises RequestError when the loop is closed
-        or claimed, also meanwhile, or if that function raises; UnavailableError if another thread's step was broken off
-        at a bad moment, and EngineFailureError if a step of this thread has failed.
+        Gives a function that steps, or waits while another thread does, until the given function returns True; any
+        thread may call it, between steps. Raises RequestError when the loop is closed or claimed, also meanwhile, or if
+        that function raises; UnavailableError if another thread's step was broken off at a bad moment, and
+        EngineFailureError if a step of this thread has failed.
         """
         loop = self.loop
         self._check(loop)
@@ -69,7 +69,7 @@ class SharedLoop:
             self._tend()
 
     def close(self, refusal: Callable[[], LlmcError]) -> bool:
-        """From now on, and for all who wait, there is only the refusal. No step runs any more when this comes back.
+        """Refuse all waiting and later calls with this error. When this returns, no step runs any more.
 
         Returns whether it was open. Raises RequestError while the loop is claimed.
         """
@@ -224,7 +224,8 @@ class SharedLoop:
             self._let_go()
 
     def _wake_all(self) -> None:
-        """Let those who wait see the refusal. With the turn; who comes later sees it before waiting."""
+        """Wake waiting threads, which then raise the refusal. Needs the turn; later callers see the refusal before they
+        wait."""
         self._grant()
         for waiter in self._waiters:
             waiter.woken.put(None)

@@ -66,7 +66,8 @@ class PrefixCache:
     def match(self, request: Request) -> list[int]:
         """The longest run of blocks that holds the request's beginning: not yet shared, and never all its tokens.
 
-        At least the last token has to be computed, for its logits; of a request that wants its prompt's logits all are.
+        At least the last token has to be computed, for its logits; for a request that needs its prompt's logits, all
+        tokens are computed.
         """
         return self._usable(request, self.run(request))
 
@@ -252,7 +253,8 @@ class PrefixCache:
             offload.keep(number, [*kept], [*kept.values()])
 
     def _offload_group(self, offload: BlockOffload, number: int, blocks: Sequence[int], firsts: Sequence[int]) -> None:
-        """Blocks of another group, which go alone. firsts: those of the first group with the same tokens."""
+        """Blocks of another group, which are evicted on their own. firsts: the blocks of the first group with the same
+        tokens."""
         offload.keep(number, blocks, [self._pool.content(first) for first in firsts])
 
 

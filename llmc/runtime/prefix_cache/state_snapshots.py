@@ -3,7 +3,7 @@
 Keys and values of a prefix do not bring a model with states to its end: the states there do. They are as large after
 sixteen tokens as after thousands, so few ends of blocks have them, and a prefix counts as far as the last that has:
 
-- the last one in a prompt that leaves it a token to compute: who sends the prompt again begins there;
+- the last one in a prompt that leaves a token to compute: a request with the same prompt starts there;
 - where a prompt diverges from earlier ones (Marconi, Pan et al. 2024): the next prompt that diverges there finds it;
 - the latest in an answer, in the place of the one before: the next turn of the conversation begins there.
 
@@ -59,7 +59,8 @@ class StateSnapshots:
         return list(found[:end])
 
     def restore(self, request: Request) -> None:
-        """Let the states of the request's seat be what they were at the end of the last of its blocks, all found."""
+        """Restore the states of the request's seat as of the end of its last block. All of its blocks must have been
+        found."""
         own = request.standing
         assert own.seat is not None
         block = own.blocks[own.computed // self._block_size - 1]

@@ -1,8 +1,8 @@
 """Whether what ranks write into each other's memory arrives, within a time limit.
 
-That a driver says that GPUs can reach each other's memory does not mean that what is written arrives: with some
-settings of PCIe and IOMMU it is dropped, and a collective waits for ever, or adds up what was never sent
-(vllm#51513). So every rank writes into every other's memory and looks whether it came, before anything relies on it.
+A driver may report that GPUs can reach each other's memory, and their writes may still be lost: with some settings of
+PCIe and IOMMU it is dropped, and a collective waits for ever, or adds up what was never sent (vllm#51513). So every
+rank writes into every other's memory and looks whether it came, before anything relies on it.
 """
 
 from collections.abc import Callable, Sequence

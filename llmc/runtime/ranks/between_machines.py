@@ -1,7 +1,7 @@
 """Ranks that torchrun has started, on one machine or several: how the first finds all others, and they it.
 
-They meet in torch's store, where the first rank publishes its port. Its messages and the arrays of each step go over
-TCP, and collectives over gloo (gloo_exchange.py).
+They find each other through torch's store, where the first rank publishes its port. Its messages and the arrays of each
+step go over TCP, and collectives over gloo (gloo_exchange.py).
 """
 
 import json
@@ -100,7 +100,7 @@ def join_ranks(engine: EngineDirectory, launch: Launch, threads: int) -> None:
 
 @contextmanager
 def meeting(launch: Launch) -> Iterator[Store]:
-    """The store in which all ranks meet. Failures of the store or of gloo are raised as RankError."""
+    """The store through which all ranks find each other. Failures of the store or of gloo are raised as RankError."""
     try:
         yield PrefixStore("llmc", _store(launch, settings().rank_start_seconds))
     except (torch.distributed.DistError, OSError, RuntimeError) as error:

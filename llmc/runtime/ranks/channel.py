@@ -84,7 +84,7 @@ class SharedMemory:
 
 
 def put_step(step: Step, memory: Bytes, choices: RowChoices | None = None) -> dict[str, Any]:
-    """Write a step's arrays into memory that has room for them; the message that says where they are.
+    """Write a step's arrays into memory that has room for them. Returns the message with their places.
 
     They are its first `nbytes` bytes. choices: of a step that all ranks choose the tokens of.
     """
@@ -100,7 +100,7 @@ def put_step(step: Step, memory: Bytes, choices: RowChoices | None = None) -> di
 
 
 def taken_step(message: dict[str, Any], memory: Bytes) -> Step:
-    """The step of a message, with its own arrays."""
+    """The step of a message, with copies of its arrays."""
     return Step(**_taken(STEP_ARRAYS, message, memory), sides=tuple(message["sides"]))
 
 

@@ -1,4 +1,4 @@
-"""How the GPUs of a machine meet: a group of torch's, memory that they read of each other, and a test of both.
+"""Connect the GPUs of a machine: a process group of torch, memory that they read from each other, and a test of both.
 
 Whether memory can be relied on is found out before NCCL is asked for anything (arriving_writes.py); unless all find it
 whole, neither the kernels nor NCCL use it.
@@ -84,7 +84,7 @@ class _Stream:
 
 
 def _all(mine: bool, host: distributed.ProcessGroup) -> bool:
-    """Whether all ranks say so; they wait for each other."""
+    """Whether the value is true on all ranks, which wait for each other."""
     said = torch.tensor([int(mine)])
     distributed.all_reduce(said, distributed.ReduceOp.MIN, group=host)
     return bool(said.item())

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def work_for_first_rank(path: Path, threads: int | None, executor: ExecutorName | None = None) -> None:
     """In a process that torchrun started as another rank of the engine than the first: be that rank until the first
-    closes the engine, and end this process. Comes back at once in all others. executor: as it was asked for.
+    closes the engine, and end this process. Returns at once in all other processes. executor: the requested executor.
 
     Raises RankError in all processes for an engine or an executor whose ranks torchrun cannot start, and LlmcError.
     """

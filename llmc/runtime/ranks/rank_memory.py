@@ -1,4 +1,4 @@
-"""The memory that the ranks of a machine share, or that each has by itself: what lies where in it.
+"""The layout of the memory that the ranks of a machine share, or that each rank has.
 
 It begins with the memory of each stage's collectives, whose first word is set once a rank is lost, and the number of
 steps that each rank has finished. Then follow, for each step in flight, its arrays, the rows that each rank hands to
@@ -79,7 +79,7 @@ class RankMemory:
         return words[: self.layout.ranks.pipeline * self.layout.exchange // 4 : self.layout.exchange // 4]
 
     def rounds(self, rank: int) -> npt.NDArray[np.uint32]:
-        """The word that says how many exchanges a rank has come to."""
+        """The word that counts the exchanges that a rank has reached."""
         ranks = self.layout.ranks
         line = ranks.stage_of(rank) * self.layout.exchange + (1 + ranks.tensor_rank_of(rank)) * _ALIGNMENT
         return self.bytes[line : line + 4].view(np.uint32)

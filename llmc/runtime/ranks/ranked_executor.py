@@ -1,8 +1,8 @@
 """Run an engine of several ranks on CPUs, with this process as the first rank.
 
-The first rank schedules and samples. A step's arrays go through shared memory, a message says that they are there, and
-all ranks run it at once, meeting in its collectives (codegen/cpp/kernels/ranks.h). A rank that ends is seen by its
-socket: the others leave their collectives, and the step is an error that names it.
+The first rank schedules and samples. A step's arrays go through shared memory and are announced by a message. All ranks
+then run the step together, synchronized by its collectives (codegen/cpp/kernels/ranks.h). A rank that ends is seen by
+its socket: the others leave their collectives, and the step is an error that names it.
 """
 
 import ctypes

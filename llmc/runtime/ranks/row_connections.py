@@ -1,4 +1,5 @@
-"""How ranks of several machines find those with which they exchange rows: by addresses in the store where all meet."""
+"""How ranks of several machines find the ranks with which they exchange rows: by addresses in the store that all ranks
+share."""
 
 import json
 import secrets
@@ -17,7 +18,7 @@ from llmc.settings import settings
 
 def connect_neighbours(store: Store, launch: Launch, layout: RankLayout) -> tuple[Channel | None, Channel | None]:
     """The connections to the rank whose rows this one goes on with, and to the one that goes on with its own; None
-    where there is none. Every rank asks at once. Raises RankError."""
+    where there is none. All ranks call this together. Raises RankError."""
     before, behind = layout.before(launch.rank), layout.behind(launch.rank)
     if before is None:
         return None, _connected(store, behind)

@@ -56,7 +56,7 @@ class StagedCppExecutor(RankedCppExecutor):
 
 
 def _processor_ticks(member: Member) -> int:
-    """How long a rank's process has computed: one that takes long goes on, one that stands still does not."""
+    """The CPU time of a rank's process, which tells a slow rank from a stuck one."""
     if member.process is None:
         return 0
     try:

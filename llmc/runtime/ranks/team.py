@@ -1,4 +1,4 @@
-"""The other ranks as the first sees them: it tells them what to do, and notices when one is lost or stands still."""
+"""The other ranks as the first sees them: it sends them their work, and notices when one is lost or stuck."""
 
 import selectors
 import subprocess
@@ -90,11 +90,11 @@ class Team:
         """All of them. Raises RankError if one was lost."""
         self.check()
         for member in self._members:
-            with suppress(OSError):  # The watcher says which rank was lost.
+            with suppress(OSError):  # The watcher reports which rank was lost.
                 member.channel.send(message)
 
     def tell_step(self, step: Step, number: int = 0, choices: RowChoices | None = None) -> None:
-        """All of them, who copy its arrays before they begin. choices: where all choose its tokens. Raises RankError as
+        """All ranks, which copy its arrays before they begin. choices: where all choose its tokens. Raises RankError as
         `tell`."""
         self.check()
         arrays = self.memory.step(number)
@@ -133,14 +133,14 @@ class Team:
         if member is not None:
             self._reason = f"{member.name} {how}"
             if member.process is not None:
-                member.process.kill()  # One that stands still would not end by itself.
+                member.process.kill()  # A stuck rank would not end by itself.
         self.lost = member
         self.memory.lost[:] = 1
         self.is_lost.set()
         self._tell_lost()
 
     def fail(self) -> None:
-        """A collective of the first rank was broken off: who is to blame is found out now."""
+        """A collective of the first rank was interrupted: find the rank that caused it."""
         self.memory.lost[:] = 1
 
     def close(self) -> None:
@@ -184,7 +184,7 @@ class Team:
                     )
 
     def _progress(self) -> list[int]:
-        """Rounds of each rank, by its own word; those that do not share the memory stand still."""
+        """Rounds of each rank, as it counts them; the counts of ranks that do not share the memory do not change."""
         return [int(word[0]) for word in self._rounds]
 
     def _awaited(self, progress: list[int]) -> Member | None:
@@ -207,7 +207,7 @@ def _ticks(seconds: float) -> int:
 
 
 def _gave_up(member: Member) -> bool:
-    """Whether a rank that can be heard says that it has lost the others, instead of having ended."""
+    """Whether a rank that still answers reports that it has lost the others, instead of having ended."""
     try:
         return member.channel.receive() is not None
     except OSError:

@@ -153,7 +153,7 @@ class BeamSearch:
         self._replace_beams(chosen, current, forks)
         if not chosen or self._is_decided(length):
             self._end()
-            # The loop sees for itself that `current` has finished.
+            # The loop detects that `current` has finished.
             for beam in self._live:
                 if beam is not current:
                     forks.remove(beam)

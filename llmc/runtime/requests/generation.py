@@ -69,7 +69,7 @@ class Generation(SampledRequest):
 
     @property
     def choice(self) -> RowChoice | None:
-        """The sampler's, for the next token, unless its probability is asked for."""
+        """The sampler's choice of the next token, unless its probability is requested."""
         return self.sampler.choice() if self.is_steady and self.logprobs is None else None
 
     def accept(self, token: int, logits: npt.NDArray[np.float32] | None) -> None:

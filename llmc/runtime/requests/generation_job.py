@@ -31,7 +31,7 @@ class GenerationJob(Protocol):
 
     @property
     def prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...] | None:
-        """One a token of the prompt, None for the first; None if not asked for."""
+        """One entry per token of the prompt, None for the first. None if they were not requested."""
 
     def stop(self, reason: FinishReason) -> None:
         """End what has not ended."""

@@ -1,6 +1,6 @@
 """A request as the scheduler sees it: its tokens, where their keys and values lie, how far the model has read them.
 
-One that is a SampledRequest gets its tokens chosen for it; others read the logits and see for themselves.
+One that is the sampler chooses the tokens of a SampledRequest; other requests read the logits themselves.
 """
 
 import time
@@ -96,7 +96,7 @@ class Request(ABC):
         return None
 
     def read(self, start: int, logits: npt.NDArray[np.float32]) -> None:
-        """The logits that it waited for: `receive` them, and want them no more."""
+        """Pass the awaited logits to `receive`, and mark them as received."""
         self.receive(start, logits)
         self.scored = max(self.scored, start + len(logits))
 

@@ -84,8 +84,8 @@ class RequestTimes:
 class RequestOutput:
     """News of a request. The last one has finished=True, and by then every choice had its finish_reason.
 
-    prompt_logprobs: in the first output only, if asked for: None for the first token, then one for each. notes: in the
-    first output only: what the request asked for that was ignored.
+    prompt_logprobs: in the first output only, if requested: None for the first token, then one entry per token. notes:
+    in the first output only: fields of the request that were ignored.
     """
 
     request_id: str

@@ -26,7 +26,7 @@ class Standing:
     sequence: order of arrival. is_waiting: in a queue. seat: which of max_sequences it has while it holds blocks: the
     slot of its states, where the model has some. started: when it first got one, as Request.arrived counts.
     cached_tokens: found in the prefix cache then. blocks: of the KV cache, in order of position; groups: tables of the
-    groups of caches behind the first. computed: see Request.computed, which says it also of those that decode.
+    groups of caches behind the first. computed: see Request.computed, which also covers requests that decode.
     """
 
     sequence: int = 0
@@ -59,7 +59,7 @@ class Standing:
 
 @dataclass(eq=False, slots=True)
 class Decoding:
-    """Written by decode_set.py, which says what they are. place: None for a request that does not decode."""
+    """Written by decode_set.py, which documents them. place: None for a request that does not decode."""
 
     place: int | None = None
     phase: int = 0

@@ -11,8 +11,8 @@ from llmc.runtime.requests.request_output import ChoiceResult, FinishReason, Row
 
 
 class TextRow(Request):
-    """A GenerationJob of itself alone, whose result has no tokens, and no probabilities of any, but a row: [width],
-    fp32, once it has ended by itself. finish_reason says how it has ended."""
+    """A GenerationJob for one text. Its result has no tokens and no probabilities but a row, [width] in fp32, once it
+    has finished. finish_reason is the reason why it ended."""
 
     prompt_logprobs = None
 

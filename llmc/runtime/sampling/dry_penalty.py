@@ -1,6 +1,6 @@
 """DRY: a penalty for the token that would go on repeating what was written before.
 
-If the last m tokens stand somewhere earlier, the token that followed them there loses
+If the last m tokens occur earlier in the text, the token that followed them there loses
 
     multiplier · base ** (m - allowed_length)        for m ≥ allowed_length
 

@@ -23,7 +23,7 @@ LogitEdit = Callable[[Row, Written], Row]
 
 
 def logit_edits(params: SamplingParams, tokenizer: Tokenizer, vocab_size: int) -> tuple[LogitEdit, ...]:
-    """The edits that a request's parameters ask for, in order. Raises RequestError for texts without a tokenizer."""
+    """The edits of a request's parameters, in order. Raises RequestError for texts without a tokenizer."""
     edits: list[LogitEdit] = []
     if params.dry_multiplier:
         edits.append(

@@ -18,7 +18,7 @@ LogitsProcessor = Callable[[list[int], Row], Row] | Callable[[list[int], list[in
 
 @dataclass(frozen=True)
 class CheckedProcessor:
-    """A processor whose failures are its request's alone. index: among the request's processors."""
+    """A processor whose failures affect only its request. index: among the request's processors."""
 
     function: Callable[..., Any]
     index: int

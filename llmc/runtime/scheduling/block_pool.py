@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class BlockWatcher(Protocol):
-    """An observer that stores data of its own in blocks with the same numbers."""
+    """An observer that stores further data in blocks with the same numbers."""
 
     def given(self, blocks: Sequence[int]) -> None:
         """The blocks have got a new holder and begin empty."""

@@ -28,10 +28,10 @@ class DoneCut:
 
 
 class GroupPool:
-    """One group's pool of `count` blocks, which asks the group's policy what to hold.
+    """One group's pool of `count` blocks, which keeps the blocks that the group's policy needs.
 
-    A full block keeps as its content the block of group 0 with the same tokens: who finds that one finds both. So this
-    pool knows no digests, and it forgets what the prefix cache forgets.
+    A full block keeps as its content the block of group 0 with the same tokens, so a hit on that block finds both. So
+    this pool knows no digests, and it forgets what the prefix cache forgets.
 
     Args:
         policy: what the group's caches keep of a sequence.
@@ -86,7 +86,7 @@ class GroupPool:
         return [table.blocks[place] for place in self.held_places(table, len(table.blocks))]
 
     def held_places(self, table: GroupTable, end: int) -> list[int]:
-        """Where these stand among the table's first `end`."""
+        """The places of these blocks among the table's first `end`."""
         return [*range(min(self._pinned, end)), *range(max(self._pinned, table.first), end)]
 
     def kept(self, block: int) -> int | None:

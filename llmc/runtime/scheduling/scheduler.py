@@ -331,7 +331,7 @@ class Scheduler:
         if request is None or not outline.tokens or not self._has_slot(request):
             return False
         own, found = request.standing, self.prefix_cache.match(request)
-        # With rows and tokens left, the running ones have got all that they want.
+        # If rows and tokens are left, the running requests have all that they need.
         others = () if outline.rows else list(self._prefilling)
         if not self._blocks.can_start(request, found, others):
             return False

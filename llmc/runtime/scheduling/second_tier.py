@@ -30,7 +30,7 @@ from llmc.runtime.scheduling.step_plan import StepOutline
 PATIENCE_SECONDS = 10.0
 # How often a request waits for the tier. Others may take the pools' part of its prefix meanwhile.
 _MOST_FETCHES = 3
-# A place in the prefix whose block is in the tier alone.
+# A place in the prefix whose block is only in the tier.
 _ABSENT = -1
 _PRIVATE_NAME = struct.Struct("<QI")
 
@@ -87,7 +87,7 @@ class SecondTier:
         return saved
 
     def swap_in(self, request: Request) -> None:
-        """Give a request that was swapped out its blocks again. `swapped` has said that they are there; there must be
+        """Give a swapped-out request its blocks back. `swapped` must have reported them as available, and there must be
         room."""
         saved = self._saved[request]
         self._blocks.restore(request, self._prefix_cache.run(request)[: saved.shared], saved.tables)
@@ -225,7 +225,8 @@ class SecondTier:
 
 
 def _most_blocks(request: Request, size: int) -> int:
-    """How many blocks the request may find: its last token is computed in any case, and all whose logits it wants."""
+    """How many blocks the request may find: its last token is always computed, and so are the tokens whose logits it
+    needs."""
     if request.salt is None or request.scored < request.scored_end:
         return 0
     return (len(request.tokens) - 1) // size

@@ -67,7 +67,7 @@ class StepOutline:
         return self.group_copies.get(group, {}) if group else self.copies
 
     def include(self, request: Request, count: int, draft: Draft = NO_DRAFT) -> None:
-        """The request's next `count` tokens, drafts among them, and the rows of logits that it wants after them."""
+        """The request's next `count` tokens, drafts among them, and the rows of logits that it needs after them."""
         rows = count if draft else request.logit_rows(count)
         self.chunks.append(Chunk(request, request.computed, count, rows, draft))
         self.tokens -= count

@@ -82,7 +82,7 @@ def begins_inside(body: ChatRequest, tags: ThinkTags, prompt: str) -> bool:
     """Whether the output's first token is a thought."""
     if body.continue_final_message:
         return is_begun(tags, prompt, body.messages[-1].text())
-    # Otherwise the prompt's end is what the last message says, or is cut.
+    # Otherwise the prompt ends with the last message's text, or that is cut off.
     is_whole = body.truncate_prompt_tokens is None or body.truncation_side != "right"
     return body.add_generation_prompt and is_whole and is_begun(tags, prompt, None)
 

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from llmc.runtime.server.errors import error_body
 
 OPEN_PATHS = frozenset({"/health"})
-# A browser asks its user for the key on these, and sends it as a password.
+# On these paths a browser prompts its user for the key and sends it as a password.
 PAGE_PATHS = frozenset({"/", "/docs", "/live"})
 HOLDER_HEADER = "x-llmc-key-holder"
 _HOLDER = "llmc.key_holder"
@@ -45,8 +45,8 @@ class RequireApiKey:
         await refusal(scope["path"])(scope, receive, send)
 
     def _allows(self, authorization: str) -> bool:
-        # Digests, since comparing keys would tell by its time how long they are; and all of them, since stopping at
-        # the right one would tell which it was.
+        # Digests, since comparing keys would tell by its time how long they are; and all of them, since stopping at the
+        # matching key would reveal its position.
         given = _digest(presented_key(authorization))
         return sum(hmac.compare_digest(given, key) for key in self._keys) > 0
 
@@ -94,7 +94,7 @@ def _digest(key: bytes) -> bytes:
 
 
 def refusal(path: str) -> Response:
-    """401; on the page's paths one that makes a browser ask."""
+    """A 401 response; on the page's paths, one that makes a browser prompt for the key."""
     if path in PAGE_PATHS:
         headers = {"WWW-Authenticate": 'Basic realm="llmc: any name, and the API key as password", charset="UTF-8"'}
         return PlainTextResponse("an API key is needed: any user name, the key as password\n", 401, headers)

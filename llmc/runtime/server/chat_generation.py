@@ -11,7 +11,7 @@ from llmc.runtime.server.served_model import ServedModel
 
 
 def asked_tokens(body: ChatRequest) -> int | None:
-    """How many tokens of output the request asks for, by the newer of the two names."""
+    """The requested number of output tokens, by the newer of the two field names."""
     return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
 
 

@@ -44,7 +44,7 @@ class _Told(NamedTuple):
 
 
 class CompletionReply(Reply[CompletionRequest]):
-    """prompts: those to be echoed. drops_output: only the prompt is wanted (max_tokens 0)."""
+    """prompts: those to be echoed. drops_output: only the prompt is returned (max_tokens 0)."""
 
     kind = chunk_kind = "text_completion"
 

@@ -32,7 +32,7 @@ def limited_headers(seconds: float) -> type[HttpToolsProtocol]:
 
 
 class _LimitHeaders(HttpToolsProtocol):
-    """Also answers 431 for headers of more than MAX_HEADER_BYTES, and 400 to who stops in the middle of a request.
+    """Also answers 431 for headers of more than MAX_HEADER_BYTES, and 400 for a request that is cut off.
 
     The trailers after a chunked body count as headers.
     """
@@ -103,7 +103,7 @@ class _LimitHeaders(HttpToolsProtocol):
             super().on_message_complete()
 
     def eof_received(self) -> None:
-        """The client sends no more; who has sent a whole request and closes only this side is taken for gone."""
+        """The client sends no more; a half-closed client counts as disconnected."""
         if self._held_bytes or (not self._in_headers and not self.cycle.response_started):
             self._refuse(400, "the request ends in the middle")
 

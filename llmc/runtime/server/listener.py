@@ -65,7 +65,7 @@ def _unix_socket(path: Path) -> socket.socket:
                 _check_stale(path)
                 path.unlink()
             listener.bind(str(path))
-            # At once, so that who looks later takes it for alive even while the engine is being loaded.
+            # Immediately, so that later checks find the server alive even while the engine is being loaded.
             listener.listen()
     except OSError as error:
         listener.close()

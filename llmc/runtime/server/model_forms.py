@@ -10,7 +10,7 @@ from llmc.runtime.text.chat_template import ChatTemplate, engine_template, named
 
 UNKNOWN_FORM = (
     "the chat template has tools, but teaches no form of tool calls that is known: calls are read as those of hermes, "
-    "and come as text if they are not; --tool-call-parser NAME says which form it is"
+    "and come as text if they are not; --tool-call-parser NAME sets the form"
 )
 
 

@@ -27,7 +27,7 @@ class ReadPrompt(NamedTuple):
 async def read_text(
     model: ServedModel, text: str, fields: ChatRequest | CompletionRequest, max_tokens: int | None
 ) -> ReadPrompt:
-    """A prompt's text as it is asked for. Raises ContextLengthError for one too long that is not to be cut."""
+    """A prompt's text, truncated as requested. Raises ContextLengthError for one too long that is not to be cut."""
     if fields.truncate_prompt_tokens is None:
         return ReadPrompt(await model.tokenize(text, fields.add_special_tokens, fix=CUT_IT), True)
     check_text(text, "prompt")
@@ -45,7 +45,7 @@ def readable_part(model: ServedModel, fields: SamplingFields | RowFields, text: 
 
 
 def truncated(model: ServedModel, ids: list[int], fields: SamplingFields, max_tokens: int | None) -> list[int]:
-    """The last (or with truncation_side `right` the first) tokens that the request asks for.
+    """The last (or with truncation_side `right` the first) tokens that the request keeps.
 
     -1 keeps the number of tokens that leaves room for max_tokens of output. 400 for 0.
     """

@@ -2,7 +2,7 @@
 
     serve run llmc.runtime.server.ray_app:build engine=/path/to/out.llmc min_replicas=1 max_replicas=4
 
-Needs the extra `ray`. Every route of `llmc serve` is there but those of one process alone (/, /live).
+Needs the extra `ray`. Every route of `llmc serve` is there except those of a single process (/, /live).
 """
 
 import os
@@ -96,7 +96,7 @@ def application(options: ServeOptions, scaling: RayOptions) -> Any:
 
 
 def _end_soon() -> None:
-    """End the replica's process when its clients have heard of it; Ray starts another."""
+    """End the replica's process after its clients got their errors; Ray starts another."""
     threading.Timer(_END_SECONDS, os._exit, (EngineFailureError.exit_code,)).start()
 
 

@@ -1,4 +1,4 @@
-"""Renders chat templates for asyncio, in their own threads, with a bound on how many wait."""
+"""Renders chat templates for asyncio in separate threads, with a limit on the number that wait."""
 
 import asyncio
 import threading
@@ -33,7 +33,7 @@ class RenderQueue:
 
     @staticmethod
     def of_requests() -> "RenderQueue":
-        """For templates that requests bring: they stand back behind all else, and a queue of them is short."""
+        """For templates in requests: they are rendered after all others, and their queue is short."""
         renderer = TemplateRenderer(workers=_WORKERS, patience_seconds=SECONDS, niceness=19)
         return RenderQueue(renderer, _WORKERS, most_waiting=16)
 

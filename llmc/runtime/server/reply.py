@@ -43,7 +43,7 @@ class Reply(ABC, Generic[Body]):
         }
 
     async def response(self, request: Request, asked: Sequence[GenerationRequest]) -> Response:
-        """To a client that asked the engine for these: a stream of chunks if it wants one, else the whole answer."""
+        """The reply to a request: a stream of chunks if the client requested one, else the whole answer."""
         if self._body.stream:
             return EventStream(self._chunks(asked))
         return await answer(request, self._answer(asked))

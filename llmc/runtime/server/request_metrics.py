@@ -41,7 +41,7 @@ class RequestMetrics:
         self._decode = histogram("request_decode_time_seconds", "From the first token to the last.", _SECONDS)
         self._prompt_tokens = histogram("request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
         self._output_tokens = histogram("request_generation_tokens", "Output tokens of a request.", _TOKENS)
-        self._choices = histogram("request_params_n", "Choices asked for.", (1, 2, 5, 10, 20))
+        self._choices = histogram("request_params_n", "The number of requested choices.", (1, 2, 5, 10, 20))
         self._answers = Counter(
             "llmc:http_requests", "HTTP answers.", ["model_name", "path", "status"], registry=registry
         )
@@ -57,7 +57,7 @@ class RequestMetrics:
         self._answers.labels(self._model, path, str(status)).inc()
 
     def finished(self, output: RequestOutput, choices: int) -> None:
-        """A request's last output. choices: how many it asked for."""
+        """A request's last output. choices: The number of requested choices."""
         times, usage = output.times, output.usage
         self._prompt_tokens.observe(usage.prompt_tokens)
         self._output_tokens.observe(usage.completion_tokens)

@@ -258,7 +258,7 @@ class DrainingServer(uvicorn.Server):
             self.force_exit = True
 
     def end(self) -> None:
-        """End by itself, when those in flight have heard of it. From any thread, at any time."""
+        """Shut down once the requests in flight got their errors. May be called from any thread at any time."""
         self._is_ending = True
         self._drain_soon()
 

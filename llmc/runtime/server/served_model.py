@@ -152,8 +152,8 @@ class ServedModel:
         return await renderer.render(chosen, given)
 
     def output_limit(self, asked: int | None, prompt_tokens: int, param: str) -> int:
-        """How many tokens may be generated; None asks for all that fit. Raises ContextLengthError if the two do not fit
-        together."""
+        """The number of tokens that may be generated. None stands for all that fit. Raises ContextLengthError if the
+        two do not fit together."""
         room = self.max_model_len - prompt_tokens
         least = 1 if asked is None else asked
         if room < least:

@@ -36,7 +36,7 @@ class TextRows:
 
 
 async def read_texts(model: ServedModel, fields: RowFields, texts: Sequence[str], encode: Encode) -> list[list[int]]:
-    """Token ids of each text, cut as the request asks; its end that is cut in any case is not tokenized."""
+    """Token ids of each text, truncated as requested. Text far beyond the limit is not tokenized."""
     readable = [readable_text(model, fields, text) for text in texts]
     return [cut(model, fields, ids) for ids in await model.tokenizing.of_all(readable, encode)]
 
@@ -52,8 +52,8 @@ def readable_text(model: ServedModel, fields: RowFields, text: str) -> str:
 
 
 def cut(model: ServedModel, fields: RowFields, ids: list[int]) -> list[int]:
-    """The tokens that are read. Raises ContextLengthError for more than the engine takes where the request does not say
-    how to cut them."""
+    """The tokens that are read. Raises ContextLengthError for texts longer than the engine accepts, unless the request
+    sets how to truncate them."""
     asked = fields.truncate_prompt_tokens
     if asked is None and len(ids) > model.max_model_len:
         raise too_long(f"{len(ids)} tokens", model.max_model_len, "input", CUT_IT)

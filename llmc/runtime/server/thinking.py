@@ -13,7 +13,7 @@ from llmc.runtime.text.incoming import Wait
 class ThinkTags:
     """opening: what thinking starts with, at the start of an output. closing: what it ends with.
 
-    answer: tags that the answer behind it may stand between. repeats: several thoughts may follow each other.
+    answer: Tags that may enclose the answer after it. repeats: several thoughts may follow each other.
     """
 
     opening: str

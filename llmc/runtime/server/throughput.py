@@ -6,7 +6,7 @@ import logging
 from llmc.runtime.async_engine import AsyncEngine
 from llmc.runtime.engine_stats import EngineStats
 
-# A logger of its own, which is heard where uvicorn's own lines are not.
+# A separate logger, which also prints where uvicorn's lines are turned off.
 LOGGER = "llmc.throughput"
 SECONDS = 10.0
 _log = logging.getLogger(LOGGER)

@@ -1,4 +1,4 @@
-"""Tokenizes texts for asyncio, in its own threads, and counts those that are under way.
+"""Tokenizes texts for asyncio in separate threads, and counts the pending ones.
 
 The tokenizer lets other threads run meanwhile only where it is asked for several texts at once, which Tokenizer.encode
 does for long ones: half a megabyte takes a quarter of a second.
@@ -14,7 +14,7 @@ from llmc.errors import ContextLengthError
 from llmc.runtime.server.errors import bad_request
 from llmc.runtime.text.tokenizer import Tokenizer
 
-# Fewer and shorter texts are tokenized faster than a thread is asked to.
+# Fewer and shorter texts are tokenized in less time than it takes to use a thread.
 _INLINE_TEXTS, _INLINE_CHARACTERS = 16, 4096
 _THREADS = 2
 # Maximum total length of texts per unit of work in a thread, so that other work can interleave.

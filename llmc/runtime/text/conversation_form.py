@@ -7,7 +7,7 @@ from llmc.runtime.text.tool_text import HERMES, CallStyle
 
 
 class Systems(Enum):
-    """Where messages of the system may stand. Unless anywhere, all of them are joined."""
+    """The allowed places of system messages. Unless they may be anywhere, all of them are joined."""
 
     ANYWHERE = "anywhere"
     FIRST = "first"
@@ -15,7 +15,7 @@ class Systems(Enum):
 
 
 class Absent(Enum):
-    """The content of a message that has calls alone."""
+    """The content of a message that has only calls."""
 
     EMPTY = "an empty text"
     NULL = "null"

@@ -94,7 +94,7 @@ def _prompt(
     variables = {**formed(normal_messages(messages), tools, form), "add_generation_prompt": begins_answer}
     try:
         return render(variables)
-    except Exception:  # A template can raise anything; that it does says that it takes another form.
+    except Exception:  # A template may raise any exception, which means that it expects another form.
         return None
 
 

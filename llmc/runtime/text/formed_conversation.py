@@ -26,7 +26,7 @@ from llmc.runtime.text.tool_text import (
 
 # Takes the place of a text that may not be missing.
 FILLER = "..."
-# As long as Mistral's templates want the ids of calls.
+# The length that Mistral's templates require of call ids.
 _SHORT_ID = 9
 
 
@@ -81,7 +81,8 @@ def _with_result_of_user(message: Json) -> Json:
 
 
 def _named(messages: Sequence[Json], form: ConversationForm) -> list[Json]:
-    """With ids of calls as the template wants them; a result has the id of the last call that had its id before."""
+    """Replace the ids of calls by ids that the template accepts. A result gets the new id of the last call with its old
+    id."""
     ids: dict[Any, str] = {}
     found, count = [], 0
     for message in messages:

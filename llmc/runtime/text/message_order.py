@@ -10,7 +10,7 @@ _SYSTEM = ("system", "developer")
 
 
 def with_system(messages: Sequence[Json], text: str) -> list[Json]:
-    """Add a text to the system's message at the beginning, or as such a message."""
+    """Add a text to the system message at the beginning, or as a new system message."""
     said = {"role": "system", "content": text}
     if not messages or messages[0].get("role") not in _SYSTEM:
         return [said, *messages]

@@ -73,7 +73,7 @@ class _OpenCalls:
 
 
 def _content(message: Mapping[str, Any]) -> Any:
-    """The text of a message; a list that is not text alone stays one."""
+    """The text of a message; a list with parts other than text stays a list."""
     content = message.get("content", message.get("refusal", ""))
     if not isinstance(content, list):
         return content

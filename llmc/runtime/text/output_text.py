@@ -10,7 +10,7 @@ Decode = Callable[[Sequence[int]], str]
 
 
 class OutputText:
-    """Decodes token by token in a sliding window, so that a token costs the same wherever it stands.
+    """Decodes token by token in a sliding window, so that the cost of a token does not depend on its position.
 
     The window starts at a token boundary where the text was complete, one boundary before the text that was already
     sent, because decoders treat the first token of a text specially (as in vLLM's incremental detokenizer).

@@ -96,7 +96,7 @@ def _content(prompt: Mapping[str, Any]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Arrays and tensors as lists, whose items say what they are."""
+    """Convert arrays and tensors to lists, whose items are then checked."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 

@@ -53,7 +53,7 @@ class TemplateFit:
 
 @dataclass(frozen=True)
 class RenderedPrompt:
-    """warnings: what was done that who asked may not expect."""
+    """warnings: Changes that the caller may not expect."""
 
     text: str
     warnings: tuple[str, ...] = ()

@@ -84,7 +84,8 @@ class PassedOn(Response):
     """A request at a replica and its answer on the way back; ends there when the client leaves here.
 
     A replica that cannot be reached, or refuses everything, is left out and the next one asked; once an answer has
-    begun that is too late. A request whose replica ends meanwhile is sent on once: it may be what ends replicas.
+    begun that is too late. A request whose replica ends meanwhile is sent on once: it may be the request that crashes
+    replicas.
     """
 
     def __init__(self, replicas: Sequence[Replica], router: Router, request: Request, body: bytes) -> None:
@@ -112,7 +113,7 @@ class PassedOn(Response):
                 answer = ApiError(503, "no replica is healthy; try again later", retry_after=1).response()
                 await answer(scope, receive, send)
                 return
-            # Another one can only say that the response is not there.
+            # Another replica does not have the response.
             left = [r for r in left if r.index == owner] or left
             chosen = self._router.choose([Candidate(r.index, r.in_flight) for r in left], prompt)
             tried.add(chosen)

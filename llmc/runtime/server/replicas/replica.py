@@ -26,7 +26,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 
 
 class Replica:
-    """A worker process and what the router knows of it.
+    """A worker process and the router's record of it.
 
     in_flight, routed: requests now, and ever. restarts: how often it was started again. lost: called when it ended
     and with it what it had cached.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-# Prefixes are remembered at these many characters, doubling: a hit is at most twice as long as what is remembered.
+# Prefixes are remembered at these many characters, doubling: a hit is at most twice as long as the remembered prefix.
 _SHORTEST = 64
 _LONGEST = 1 << 16
 _REMEMBERED = 100_000

@@ -1,4 +1,4 @@
-"""Server-sent events with a name each, as /v1/responses streams them; the last one says how it ended."""
+"""Server-sent events with a name each, as /v1/responses streams them; the last one has the reason why it ended."""
 
 import json
 from collections.abc import AsyncGenerator, Callable

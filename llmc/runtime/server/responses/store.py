@@ -64,7 +64,7 @@ class ResponseStore:
         return found[0]
 
     def put(self, stored: StoredResponse) -> None:
-        """Keep a response under its id, unless it alone is too large."""
+        """Keep a response under its id, unless it is larger than the whole store."""
         size = _ENTRY_BYTES + stored.size
         if size > self._max_bytes:
             return

@@ -37,6 +37,6 @@ def adapter_routes(model: ServedModel) -> APIRouter:
 
 
 def check_allowed(model: ServedModel) -> None:
-    """403 where the server was not started for this: a path says what lies on its machine."""
+    """403 unless the server was started for this: paths reveal which files exist on its machine."""
     if not model.allows_lora_updates:
         raise ApiError(403, "this server was started without --allow-lora-updates, or as one of several replicas")

@@ -60,14 +60,14 @@ def check_supported(body: CompletionRequest) -> None:
         raise bad_request(f"best_of={body.best_of} is less than n={body.n}", "best_of")
     if body.sequences() > MAX_SEQUENCES:
         raise bad_request(
-            f"prompts times n (or best_of) makes {body.sequences()} outputs, and a request may ask for at most "
+            f"prompts times n (or best_of) makes {body.sequences()} outputs, and a request may have at most "
             f"{MAX_SEQUENCES}: send several requests",
             "prompt",
         )
 
 
 async def read_prompt(model: ServedModel, body: CompletionRequest, prompt: str | list[int]) -> EchoedPrompt:
-    """Token ids of a prompt, and its text where that is asked for."""
+    """Token ids of a prompt, and its text if that is requested."""
     asked = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if isinstance(prompt, str):
         read = await read_text(model, prompt, body, asked)

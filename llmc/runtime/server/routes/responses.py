@@ -204,7 +204,7 @@ async def events(model: ServedModel, asked: AskedResponse) -> AsyncGenerator[Eve
             for event in reply.take(output):
                 yield event
     last = list(reply.end())
-    # Before the client hears of the end: it may go on from it at once.
+    # Before the client sees the end, because it may continue from this response at once.
     keep(model, asked)
     for event in last:
         yield event

@@ -29,7 +29,7 @@ def functions_alone(body: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _allowed(choice: dict[str, Any]) -> dict[str, Any] | None:
-    """The choice with the functions of the allowed tools alone; None if there are none."""
+    """The choice restricted to the functions of the allowed tools; None if there are none."""
     tools = choice.get("tools")
     if not isinstance(tools, list):
         return choice

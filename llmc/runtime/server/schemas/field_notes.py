@@ -45,5 +45,5 @@ def warnings_of(body: BaseModel, *honoured: str) -> list[str]:
 
 
 def is_given(value: Any) -> bool:
-    """Whether a value asks for something: null, false and empty ones do not."""
+    """Whether a value has an effect: null, false and empty values have none."""
     return value is not None and value is not False and value != {} and value != []

@@ -19,7 +19,8 @@ class Fields(BaseModel):
 
 
 class Readable(Fields):
-    """A body that may hold what this server cannot use; it is left out, and `left_out` says so in sentences."""
+    """A body that may have fields that this server does not support; they are dropped, and `left_out` describes them in
+    sentences."""
 
     _left_out: tuple[str, ...] = PrivateAttr(default=())
 

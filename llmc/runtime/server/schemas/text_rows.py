@@ -54,7 +54,7 @@ class ScoreRequest(RowFields):
 
 
 class RerankRequest(RowFields):
-    """top_n: how many documents are wanted, the best first; all unless given."""
+    """top_n: The number of documents to return, the best first. Default: all."""
 
     query: _Text
     documents: _Texts

@@ -1,4 +1,5 @@
-"""The form of tool calls that a server reads: as asked for, else as the model's chat template teaches."""
+"""The form of tool calls that a server reads: the requested one, else the one that the model's chat template
+teaches."""
 
 import re
 from dataclasses import dataclass

@@ -29,7 +29,7 @@ class Notation(Protocol):
 
 @dataclass(frozen=True)
 class Section:
-    """Where calls stand. opening: comes before them. closing: comes after them; None if nothing does.
+    """The section around calls. opening: comes before them. closing: comes after them; None if nothing does.
 
     at_start: counts only where no text has come before. is_call: the opening is the call's own beginning.
     """
@@ -56,9 +56,9 @@ class ToolForm:
     """A form of tool calls.
 
     name: as --tool-call-parser has it, with vLLM's other names for it in `aliases`. families: whose form it is.
-    taught: expressions, each of which a chat template that teaches the form contains. call_marks: stand around each
-    call within a section. notations: the first is what grammars write; all are read. ends_thoughts: models begin calls
-    without closing their thoughts. short_ids: the template takes no ids of calls but those of nine letters and digits.
+    taught: expressions, each of which a chat template that teaches the form contains. call_marks: enclose each call
+    within a section. notations: grammars write the first; all are read. ends_thoughts: models begin calls without
+    closing their thoughts. short_ids: the template takes no ids of calls but those of nine letters and digits.
     channels: the whole output is in harmony's channels, calls among them.
     """
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from llmc.runtime.grammar.grammar import TOKENS_AS_THEY_COME, Mark
 
-# How many blanks may stand where a form has one, since models leave them out or write one more.
+# The number of blanks that are accepted in place of one, since models omit them or write one more.
 _LEAST_BLANKS = 2
 _SPACE = re.compile(r"(\s+)")
 # As models were taught to write JSON: a space after commas and colons, and no other white space.

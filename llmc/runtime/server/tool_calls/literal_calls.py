@@ -17,7 +17,7 @@ _NAME = re.compile(r"[\w.-]*", re.ASCII)
 
 @dataclass(frozen=True)
 class LiteralCalls:
-    """opening, closing: what the arguments stand between. assign: comes between a key and its value.
+    """opening, closing: The marks around the arguments. assign: comes between a key and its value.
 
     before: comes before the name. between: comes between arguments, as the form writes them.
     """

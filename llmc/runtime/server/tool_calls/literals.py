@@ -24,7 +24,7 @@ class NotLiteral(Exception):
 
 @dataclass(frozen=True)
 class Dialect:
-    """quotes: what strings stand between. escapes: whether a backslash means something in them."""
+    """quotes: The marks around strings. escapes: whether a backslash means something in them."""
 
     quotes: tuple[str, ...]
     escapes: bool

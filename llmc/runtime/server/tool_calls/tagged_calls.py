@@ -1,4 +1,4 @@
-"""Calls whose arguments stand between tags, one by one, as plain text: <parameter=city>Paris</parameter>."""
+"""Calls with a pair of tags around each argument, as plain text: <parameter=city>Paris</parameter>."""
 
 import json
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Forms whose arguments stand between tags, one by one."""
+"""Forms with a pair of tags around each argument."""
 
 from dataclasses import replace
 
