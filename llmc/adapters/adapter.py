@@ -140,5 +140,5 @@ def _module(
     rank = shapes[a][0]
     if rank not in config.ranks:
         ranks = ", ".join(map(str, sorted(config.ranks)))
-        raise AdapterError(f"{name} has rank {rank}, where {CONFIG} says {ranks}", at=file.path, fix="save it again")
+        raise AdapterError(f"{name} has rank {rank}, but {CONFIG} has {ranks}", at=file.path, fix="save it again")
     return LoraModule(name, a, b, rank, shapes[a][1], shapes[b][0], config.scale(name, rank), is_table)

@@ -26,7 +26,7 @@ class Verdict(Enum):
     MATCHES = "matches"
     DIFFERS = "differs"
     REFUSED = "refused"
-    # transformers itself makes no small model of it, or the model does not run there.
+    # transformers cannot make a small model of it, or cannot run that model.
     NO_MODEL = "no tiny model"
     # Neither an engine nor a refusal: a fault of llmc.
     FAILED = "failed"
@@ -34,9 +34,10 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """difference: max |Δlogit| over the spread, of an engine that was built. reason: why there is none.
+    """The result of one architecture. difference: max |Δlogit| over the spread of the logits, if an engine was built.
+    reason: Why none was built.
 
-    kv_bytes: of its KV cache, a token; state_bytes: of its states, a sequence; of the tiny model in fp32.
+    kv_bytes: KV cache bytes per token. state_bytes: Bytes of states per sequence. Both are of the tiny model in fp32.
     """
 
     model_type: str

@@ -157,7 +157,7 @@ def architectures() -> Iterator[tuple[str, str]]:
 
 
 def tiny_config(name: str) -> Any:
-    """The configuration of about 100,000 parameters. name: a model type or a variant of one.
+    """A configuration with about 100,000 parameters. name: A model type or a variant of one.
 
     Raises CaptureError for a name that is neither.
     """

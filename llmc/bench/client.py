@@ -15,7 +15,8 @@ from llmc.errors import LlmcError, OptionError
 
 @dataclass(frozen=True)
 class Server:
-    """Where to send completions. base_url: without /v1. model: its name there. extra: other fields of every body."""
+    """The server to measure. base_url: URL without /v1. model: The model's name there. extra: Further fields of every
+    request body."""
 
     base_url: str
     model: str
@@ -23,7 +24,8 @@ class Server:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def session(self) -> aiohttp.ClientSession:
-        """A connection pool without its own limit; times out only when nothing comes for ten minutes."""
+        """A client session with unlimited connections. A request times out if the server sends nothing for ten
+        minutes."""
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         timeout = aiohttp.ClientTimeout(total=None, sock_read=600)
         return aiohttp.ClientSession(headers=headers, timeout=timeout, connector=aiohttp.TCPConnector(limit=0))

@@ -44,7 +44,7 @@ class LogitCheck:
     lossy: tuple[tuple[int, float], ...] = ()
 
     def __call__(self, number: int) -> Outcome:
-        """Run the graph after that many rewrites."""
+        """Compare the logits of the graph after `number` rewrites with the reference."""
         try:
             logits = self.runner.logits(cut_graph(self.pipeline, number))
         except LlmcError as error:
@@ -57,7 +57,7 @@ class LogitCheck:
 
 @dataclass(frozen=True)
 class CommandCheck:
-    """A shell command exits with 0.
+    """A check by a shell command, which holds if the command exits with 0.
 
     It finds in its environment LLMC_BISECT_NUMBER, LLMC_BISECT_GRAPH (the graph's text), LLMC_BISECT_LOGITS (a
     safetensors file with `tokens` and `logits`, the latter missing where the graph does not run) and, if build is
@@ -118,7 +118,8 @@ class CommandCheck:
 
 @dataclass
 class SpeedCheck:
-    """A decode step takes at most `ratio` times what it takes with `baseline` rewrites, measured alternately."""
+    """A check of speed: a decode step of the cut takes at most `ratio` times as long as one after `baseline`
+    rewrites."""
 
     build: BuildCut
     tokens: Sequence[int]

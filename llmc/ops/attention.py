@@ -111,7 +111,7 @@ def heads_fit(call: OpCall) -> str | None:
 
 
 def attended(a: Any) -> Any:
-    """The fake: q's rows and heads, of v's channels."""
+    """The fake result: q's rows and heads, with v's channels."""
     return a.q.new_empty((a.q.shape[0], a.q.shape[1], a.v.shape[2]))
 
 

@@ -289,10 +289,11 @@ EVERYTHING = CachePolicy()
 
 
 def group_blocks(policies: Sequence[CachePolicy], limits: Limits, blocks: int, *, has_first: bool) -> tuple[int, ...]:
-    """How many blocks each group of caches has, given those of the first one that holds whole sequences.
+    """The number of blocks of each cache group, given that of the first group that holds whole sequences.
 
-    That is group 0, unless it has no caches (`has_first`) and another one holds whole sequences too: then its blocks
-    are only numbers, one for each block that sequences may ask for. policies: of the groups from 1 on.
+    That group is group 0, unless it has no caches (`has_first` is False) and another group holds whole sequences. The
+    blocks of group 0 are then only numbers, one for each block that sequences may need. policies: The policies of the
+    groups from 1 on.
     """
     first = blocks
     if not has_first and any(policy.per_request for policy in policies):

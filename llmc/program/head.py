@@ -8,7 +8,8 @@ from llmc.program.text_preparation import Similarity, TextPreparation
 
 
 class Task(Enum):
-    """EMBED: a vector. SCORE: how well a text fits, one number. CLASSIFY: how well each label fits."""
+    """The kind of row that an engine returns for a text. EMBED: a vector. SCORE: one number, how well a text fits.
+    CLASSIFY: one number per label."""
 
     EMBED = "embed"
     SCORE = "score"
@@ -33,10 +34,10 @@ class Activation(Enum):
 
 @dataclass(frozen=True)
 class Head:
-    """width: numbers a text, before Matryoshka cuts. whole_texts: all tokens of a text come in one step, since its row
-    depends on tokens in ways that a KV cache does not hold. normalized: vectors are scaled to length 1 unless a request
-    says otherwise. labels: of the numbers of a classifier, in order. activation: of a score's, or a classifier's.
-    preparation: of texts that are embedded. similarity: of their vectors."""
+    """width: numbers per text, before Matryoshka cuts. whole_texts: all tokens of a text come in one step, since its
+    row depends on tokens in ways that a KV cache does not hold. normalized: vectors are scaled to length 1 unless a
+    request says otherwise. labels: of the numbers of a classifier, in order. activation: of a score's, or a
+    classifier's. preparation: of texts that are embedded. similarity: of their vectors."""
 
     task: Task
     pooling: Pooling
@@ -49,4 +50,4 @@ class Head:
     similarity: Similarity = field(default=Similarity.COSINE, metadata=LEFT_OUT)
 
     def __repr__(self) -> str:
-        return f"<Head {self.task.value}: {self.width} numbers a text, pooling {self.pooling.value}>"
+        return f"<Head {self.task.value}: {self.width} numbers per text, pooling {self.pooling.value}>"

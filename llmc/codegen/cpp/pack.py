@@ -66,5 +66,7 @@ def padded_rows(shape: tuple[int, ...], layout: Layout) -> int:
     if len(shape) != 2:
         raise LoweringError(f"a weight of shape {list(shape)} cannot be put into {layout.value}: it is not a matrix")
     if layout is Layout.GATED_PANELS and shape[0] % 2:
-        raise LoweringError(f"a gated weight has gate and up rows, but this one has {shape[0]} rows: an odd number")
+        raise LoweringError(
+            f"a gated weight has one up row per gate row, but this one has an odd number of rows, {shape[0]}"
+        )
     return -(-shape[0] // PANEL) * PANEL

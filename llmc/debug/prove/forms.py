@@ -39,9 +39,9 @@ class Form:
         return results if len(results) > 1 else results[0]
 
     def bindings(self, known: Mapping[str, Any], most_tries: int = _TRIES) -> Iterator[dict[str, Any]]:
-        """Values of the wildcards for which every op runs, tensors as shapes.
+        """Yield values of the wildcards for which every op runs. Tensors are given as shapes.
 
-        most_tries: how many calls are made before the search is given up.
+        known: Values that are fixed. most_tries: The number of calls after which the search ends.
         """
         tries = itertools.count()
 
@@ -71,7 +71,7 @@ class Form:
                 tensors = {name: _as_tensor(value) for name, value in values.items()}
                 result = self._call(call, made, tensors)
                 self._results[key] = result if self._fits(call, made, tensors, result) else _RUNS_NOT
-            except Exception:  # Each fake says in its own way that it takes no such arguments.
+            except Exception:  # Each fake rejects such arguments with a different exception.
                 self._results[key] = _RUNS_NOT
         return self._results[key]
 

@@ -26,7 +26,8 @@ class Layers:
 
 @dataclass(frozen=True)
 class Drawing:
-    """nodes: those outside of layers, in order. layers: in order. edges: among all of these."""
+    """A graph to be drawn. nodes: The nodes outside layers, in order. layers: The layers, in order. edges: The edges
+    among all nodes."""
 
     title: str
     inputs: tuple[NodeText, ...]
@@ -37,7 +38,7 @@ class Drawing:
 
 
 def draw(stage: StageGraph, every_layer: bool) -> Drawing:
-    """every_layer: draw each of the identical layers."""
+    """The drawing of a stage's graph. every_layer: Whether to draw identical layers separately instead of once."""
     working = [node for node in stage.graph.nodes if node.op is not None]
     inputs = [n for n in stage.graph.nodes if n.op is None and n.arguments == "input" and "kv_cache" not in n.name]
     repeats = () if every_layer else find_repeats(working)

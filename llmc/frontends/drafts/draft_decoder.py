@@ -22,7 +22,7 @@ def draft_decoder(settings: dict[str, Any], file: Path, target: Target) -> Any:
             f"the draft's layers are of the architecture {model_type!r:.60}, which is not a causal language model of "
             f"transformers {transformers.__version__}",
             at=file,
-            fix="upgrade transformers, or take another draft",
+            fix="upgrade transformers, or choose another draft",
         )
     with valid_values(model_type, file):
         config = CONFIG_MAPPING[model_type].from_dict(settings)

@@ -11,8 +11,9 @@ from types import MappingProxyType
 
 @dataclass(frozen=True)
 class BlockType:
-    """number: the type's number in files. elements, nbytes: size of a block. codes: the code format that represents its
-    blocks exactly. rounded: the scheme that rounds them where no format does. Both are None for plain numbers."""
+    """A tensor type of GGUF. number: the type's number in files. elements, nbytes: size of a block. codes: the code
+    format that represents its blocks exactly. rounded: the scheme that rounds them where no format does. Both are None
+    for plain numbers."""
 
     name: str
     number: int

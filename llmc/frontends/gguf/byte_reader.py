@@ -11,7 +11,8 @@ _LONGEST_TEXT = 1 << 24
 
 
 class ByteReader:
-    """From the beginning of a stream on. size: of the whole file, in bytes. All methods raise CheckpointError."""
+    """Reads numbers and texts from a stream, from its beginning. size: Size of the file in bytes. All methods raise
+    CheckpointError."""
 
     def __init__(self, stream: BufferedReader, size: int, path: Path) -> None:
         self._stream, self._size, self._path = stream, size, path
@@ -32,12 +33,12 @@ class ByteReader:
         return found
 
     def number(self, form: str, what: str) -> int | float | bool:
-        """One little-endian number of a form of `struct`."""
+        """Read one little-endian number. form: Its format character of `struct`. what: Its name in errors."""
         found: int | float | bool = struct.unpack("<" + form, self.take(struct.calcsize("<" + form), what))[0]
         return found
 
     def count(self, what: str, least: int, *, form: str = "Q") -> int:
-        """How many of something follow, each of at least that many bytes."""
+        """Read a count of items. least: The minimum bytes per item; the count must fit the rest of the file."""
         found = int(self.number(form, what))
         if found * least > self.left:
             raise self.error(
@@ -46,7 +47,7 @@ class ByteReader:
         return found
 
     def text(self, what: str) -> str:
-        """A length and UTF-8."""
+        """Read a text: its length, then its UTF-8 bytes."""
         length = self.count(f"the length of {what}", 1)
         if length > _LONGEST_TEXT:
             raise self.error(f"{what} has {length} bytes, more than the {_LONGEST_TEXT} that are read of a text")

@@ -32,7 +32,8 @@ _SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """shape: outermost first, as torch has it. start: its first byte in the file."""
+    """A tensor's entry in a file's table. shape: outermost axis first, as in torch. start: offset of its first byte in
+    the file."""
 
     name: str
     type: BlockType
@@ -42,7 +43,7 @@ class GgufTensor:
 
     @property
     def nbytes(self) -> int:
-        """In the file."""
+        """Size of the tensor's data in the file, in bytes."""
         return math.prod(self.shape) // self.type.elements * self.type.nbytes
 
 

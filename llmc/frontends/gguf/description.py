@@ -17,7 +17,7 @@ EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 
 @dataclass(frozen=True)
 class Described:
-    """config: config.json's content. names: what the model's tensors are called."""
+    """A GGUF model in transformers' terms. config: The content of config.json. names: The names of its tensors."""
 
     config: Mapping[str, Any]
     names: Names
@@ -25,7 +25,7 @@ class Described:
 
 @dataclass(frozen=True)
 class Sizes:
-    """hyper: the architecture's own metadata. layers, hidden, heads, …: what every decoder has."""
+    """The sizes that every decoder has. hyper: The architecture's other metadata."""
 
     hyper: Metadata
     layers: int
@@ -38,7 +38,8 @@ class Sizes:
 
 
 def sizes_of(model: GgufModel) -> Sizes:
-    """The sizes in the metadata and the table of tensors, which must agree. Raises CheckpointError."""
+    """The sizes of a decoder, read from the metadata and the table of tensors. Raises CheckpointError if the two
+    disagree."""
     hyper = model.metadata.of(model.metadata.text("general.architecture") + ".")
     embedding = model.tensors.get(EMBEDDING)
     if embedding is None or len(embedding.shape) != 2:

@@ -76,9 +76,9 @@ def sentence_modules(directory: Path) -> SentenceModules | None:
     preparation = _preparation(said, settings.get("do_lower_case") is True, directory / _PROMPTS)
     if pooling is Pooling.MEAN and leaves_prompts_out and any(prompt.text for prompt in preparation.prompts):
         raise CaptureError(
-            "the mean leaves the tokens of a text's prompt out (include_prompt is false), which llmc does not",
+            "the mean excludes the tokens of a text's prompt (include_prompt is false), which llmc does not support",
             at=directory,
-            fix="give pooling=mean to take them in, and write prompts into the texts yourself",
+            fix="give pooling=mean to include them, and write prompts into the texts yourself",
         )
     similarity = _similarity(said, directory / _PROMPTS)
     head = Head(Task.EMBED, pooling, 0, False, normalized, preparation=preparation, similarity=similarity)

@@ -48,7 +48,8 @@ def _of_floats(name: str) -> Comparison | None:
 
 
 def build_setp(operands: Operands, modifiers: Modifiers) -> Action:
-    """setp: one predicate, or it and its opposite; may be combined with another one."""
+    """setp: compare two operands and write the predicate, optionally also its inverse, or combined with a third
+    operand."""
     name, kind = modifiers.next(), modifiers.last()
     combine = modifiers.maybe(*_COMBINE)
     flushes = modifiers.flag("ftz") and kind == "f32"
@@ -96,7 +97,7 @@ def build_setp(operands: Operands, modifiers: Modifiers) -> Action:
 
 
 def build_selp(operands: Operands, modifiers: Modifiers) -> Action:
-    """selp: the first where the predicate is set, else the second; bits alone."""
+    """selp: the first operand where the predicate is set, else the second, as raw bits."""
     kind = modifiers.one_of("b16", "b32", "b64", "u16", "u32", "u64", "s16", "s32", "s64", "f32", "f64")
     modifiers.finish()
     operands.count(4)

@@ -47,7 +47,8 @@ class DecodeInputs:
     def write(self, step: Step, choices: RowChoices | None) -> StepShape | None:
         """Write a step in which each request has one token and needs its logits. Returns the shape of its bucket.
 
-        None, and nothing is written, for any other step. choices: for a step that is to choose.
+        Returns None and writes nothing for any other step. choices: How rows are chosen, for a step that chooses
+        tokens.
         """
         count = len(step.context_lens)
         if not count == len(step.input_ids) == len(step.logit_rows):
@@ -58,7 +59,7 @@ class DecodeInputs:
         return bucket.shape
 
     def lose(self) -> None:
-        """Another step has overwritten the memory."""
+        """Forget what is in the memory, because another step has overwritten it: the next write is a full one."""
         self._last = None
 
     def _bucket(self, step: Step, count: int) -> "_Bucket":

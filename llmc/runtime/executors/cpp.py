@@ -233,20 +233,20 @@ class ChoosingCppExecutor(CppExecutor):
             across.restype, across.argtypes = None, (c_void_p, POINTER(LlmcStep), POINTER(LlmcChooseRows))
 
     def choose(self, step: Step, wanted: StepOutput, choices: RowChoices) -> Chosen:
-        """A step, then its rows' tokens. Every row is covered."""
+        """Run a step and choose a token for each of its logit rows. Every row is covered."""
         rows = len(self.step(step))
         tokens = self.draw(self.own_output[:rows], choices)
         return Chosen(tokens, self._scores[:rows].copy(), self._covered[:rows])
 
     def draw(self, logits: Logits, choices: RowChoices) -> npt.NDArray[np.int32]:
-        """Tokens of at most max_logit_rows rows, with the engine's threads."""
+        """Choose a token per row, for at most max_logit_rows rows, on the engine's threads."""
         arguments = self._rows(choices, logits.shape, logits.ctypes.data)
         self._library.llmc_engine_choose(self._engine, ctypes.byref(arguments))
         # The step's own tokens are read again after rows that the host changed are drawn.
         return self._tokens[: len(logits)].copy()
 
     def run_choosing(self, step: Step, choices: RowChoices) -> None:
-        """A step on all ranks at once that leaves tokens and no logits."""
+        """Run a step on all ranks together that returns tokens and no logits."""
         self.run(step, self.own_output, self._rows(choices, (len(step.logit_rows), 0), None))
 
     def _rows(self, choices: RowChoices, shape: tuple[int, ...], logits: int | None) -> LlmcChooseRows:

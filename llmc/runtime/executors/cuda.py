@@ -169,7 +169,7 @@ class CudaExecutor:
         return tuple(LaunchTime(index, ends[i], ends[i + 1]) for i, index in enumerate(indices))
 
     def join(self, place: DevicePlace) -> None:
-        """Where other ranks' memory is, before the first step."""
+        """Connect to the other ranks' memory; called once, before the first step."""
         self._spaces[RANKS] = place.table.view(torch.uint8), 0
         self._addresses[RANKS] = place.table.data_ptr()
         program = self._program if place.has_memory else library_only(self._program)
@@ -340,7 +340,7 @@ class CudaExecutor:
         return lambda stream: kernel.launch(grid, stream, arguments.address)
 
     def plan(self, launches: Sequence[Launch]) -> tuple[PlannedCall, ...]:
-        """Launches of the program, or alternatives of it whose buffers are among its own, as calls."""
+        """Plan launches as calls. launches: The program's own, or alternatives that use only its buffers."""
         return plan_calls(replace(self._program, launches=tuple(launches)))
 
     def kernel(self, name: str) -> LoadedKernel:

@@ -119,37 +119,40 @@ class AdaptedExecutor(Executor, Protocol):
 
 @runtime_checkable
 class StateExecutor(Executor, Protocol):
-    """An executor that keeps what recurrent layers carry (program.states), a slot for each of max_sequences."""
+    """An executor that keeps the states of recurrent layers (program.states), in one slot per sequence
+    (max_sequences)."""
 
     def copy_states(self, source: int, destination: int) -> None:
-        """Let a slot be as another is after the last step, before the next one."""
+        """Copy a slot's states, as the last step left them, to another slot before the next step."""
 
 
 @runtime_checkable
 class SnapshotExecutor(StateExecutor, Protocol):
-    """An executor with further slots of states, behind those of max_sequences, which no step reads."""
+    """An executor with further slots of states after those of max_sequences; no step reads them."""
 
     @property
     def snapshots(self) -> int:
-        """How many."""
+        """The number of these slots."""
 
 
 class BlockCaches(Protocol):
-    """Caches whose blocks can leave and come back, bit by bit."""
+    """Caches whose blocks can be copied to the host and back, bit for bit."""
 
     def read_blocks(self, blocks: Sequence[int], group: int = 0) -> Callable[[], Bytes]:
-        """Begin to copy blocks of a group of caches, as the last step has left them: later steps change nothing in it.
+        """Start to copy blocks of a group of caches to the host, as the last step left them; later steps do not affect
+        the copy.
 
-        The function waits for the copy, from any thread, and gives it: [len(blocks), bytes of a block].
+        The returned function, callable from any thread, waits for the copy and returns it: [len(blocks), bytes per
+        block].
         """
 
     def write_blocks(self, blocks: Sequence[int], contents: Sequence[Bytes], group: int = 0) -> None:
-        """Fill blocks with such rows before the next step; the rows may be overwritten afterwards."""
+        """Write such rows into blocks before the next step. The rows may be overwritten after the call."""
 
 
 @runtime_checkable
 class OffloadingExecutor(Executor, BlockCaches, Protocol):
-    """An executor that has such caches."""
+    """An executor whose caches are BlockCaches."""
 
 
 @runtime_checkable
@@ -166,7 +169,7 @@ class ReopeningExecutor(Executor, Protocol):
 
     @property
     def ranks(self) -> int:
-        """How many there are."""
+        """The number of processes."""
 
     @property
     def lost(self) -> RankError | None:

@@ -23,7 +23,7 @@ def root(salt: bytes) -> bytes:
 
 
 class BlockDigests:
-    """Digests of blocks of `block_size` tokens."""
+    """Computes the digests of blocks of `block_size` tokens, which identify prefixes."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size

@@ -176,5 +176,5 @@ def part_from_group() -> None:
 
 
 def tables_of(own: int, addresses: list[int]) -> Tensor:
-    """A place's table, on the CPU."""
+    """The address table of a rank as a CPU tensor: its own entry, then every rank's address."""
     return torch.tensor([own, *addresses], dtype=torch.int64)

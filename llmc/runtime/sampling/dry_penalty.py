@@ -26,7 +26,8 @@ _LARGEST_PENALTY = 1e30
 
 @dataclass(frozen=True)
 class DryPenalty:
-    """breakers: token ids. last_n: how many of the last tokens are looked at; None for all."""
+    """The penalty with one request's parameters. breakers: Token ids. last_n: The number of last tokens that are
+    searched; None for all."""
 
     multiplier: float
     base: float
@@ -35,7 +36,7 @@ class DryPenalty:
     last_n: int | None
 
     def __call__(self, scores: npt.NDArray[np.float32], written: Written) -> npt.NDArray[np.float32]:
-        """scores: [vocabulary], changed in place."""
+        """Subtract the penalties from `scores`, [vocabulary], in place. Returns `scores`."""
         ids = written.ids if self.last_n is None else written.ids[max(0, len(written.ids) - self.last_n) :]
         if len(ids) < 2 or int(ids[-1]) in self.breakers:
             return scores
@@ -51,7 +52,7 @@ class DryPenalty:
         return scores
 
     def _match_lengths(self, ids: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """How many tokens up to each of `ends` are the same as up to the last one."""
+        """The number of tokens before each of `ends` that equal those before the last token."""
         lengths = np.ones(len(ends), np.int64)
         growing = np.arange(len(ends))
         for length in range(1, min(len(ids), self.allowed_length + LONGEST_EXCESS)):

@@ -1,10 +1,10 @@
-"""Which adapter is in which slot of the engine's pools: held while requests run, the one idle longest goes first."""
+"""Assignment of adapters to slots of the engine's pools. The adapter that has been idle longest is replaced first."""
 
 from llmc.runtime.adapters.placed_adapter import PlacedAdapter
 
 
 class AdapterSlots:
-    """count: of the pools. An adapter that a seated request has keeps its slot."""
+    """Assigns adapters to `count` slots of the pools. An adapter that a seated request uses keeps its slot."""
 
     def __init__(self, count: int) -> None:
         self._free = list(range(count - 1, -1, -1))
@@ -17,7 +17,7 @@ class AdapterSlots:
 
     @property
     def held(self) -> int:
-        """Adapters that running requests have."""
+        """The number of adapters that running requests use."""
         return len(self._holders)
 
     def fits(self, adapter: PlacedAdapter) -> bool:
@@ -25,7 +25,7 @@ class AdapterSlots:
         return adapter in self._slots or bool(self._free or self._idle)
 
     def hold(self, adapter: PlacedAdapter) -> None:
-        """One more request has it; only where it fits."""
+        """Count one more request that uses the adapter, which must fit."""
         if adapter not in self._slots:
             if not self._free:
                 oldest = next(iter(self._idle))
@@ -37,7 +37,7 @@ class AdapterSlots:
         self._holders[adapter] = self._holders.get(adapter, 0) + 1
 
     def release(self, adapter: PlacedAdapter) -> None:
-        """One request less has it."""
+        """Count one request less that uses the adapter."""
         self._holders[adapter] -= 1
         if not self._holders[adapter]:
             del self._holders[adapter]

@@ -82,7 +82,7 @@ class GroupPool:
         self._on_loss = listener
 
     def held(self, table: GroupTable) -> list[int]:
-        """The blocks of a table that were not freed."""
+        """The blocks of a table that have not been freed."""
         return [table.blocks[place] for place in self.held_places(table, len(table.blocks))]
 
     def held_places(self, table: GroupTable, end: int) -> list[int]:
@@ -94,7 +94,7 @@ class GroupPool:
         return self._kept.get(block)
 
     def admit(self, block: int, own: int) -> None:
-        """A held block has the same tokens as this one of group 0."""
+        """Record that a held block, `own`, has the same tokens as `block` of group 0."""
         self._kept[block] = own
         self.pool.keep((own,), block)
 
@@ -122,12 +122,12 @@ class GroupPool:
         return next((place for place in reversed(self.absent(found, end)) if not elsewhere(place)), None)
 
     def absent(self, found: Sequence[int], end: int) -> list[int]:
-        """The places in the first `end` whose blocks the next token sees and this pool has not."""
+        """The places among the first `end` whose blocks the next token attends to and this pool lacks."""
         known = len(found)
         return [place for place in self.places(end) if place >= known or found[place] not in self._kept]
 
     def places(self, end: int) -> list[int]:
-        """The places of the first `end` blocks of a sequence whose rows the token behind them sees."""
+        """The places among a sequence's first `end` blocks that the token after them attends to."""
         return [*range(min(self._pinned, end)), *range(self._first(end * self._size), end)]
 
     def revived(self, found: Sequence[int]) -> int:
@@ -135,7 +135,7 @@ class GroupPool:
         return sum(not self.pool.holders(self._kept[found[place]]) for place in self.places(len(found)))
 
     def start(self, found: Sequence[int]) -> GroupTable:
-        """The table of a request that begins behind these blocks of group 0; the pool must lack none."""
+        """The table of a request that starts after these blocks of group 0. The pool must hold all of them."""
         places, blocks = self.places(len(found)), [0] * len(found)
         for place in places:
             blocks[place] = self._kept[found[place]]
@@ -143,7 +143,8 @@ class GroupPool:
         return GroupTable(blocks, self._first(len(found) * self._size))
 
     def must_return(self, request: Request, table: GroupTable) -> bool:
-        """Whether what the request's table holds cannot be computed again."""
+        """Whether the request's rows cannot be recomputed after preemption, so that they must be swapped out and
+        back."""
         return table.dropped > 0 and not self.policy(request).recomputes
 
     def retire(self, request: Request, table: GroupTable) -> None:
@@ -160,7 +161,7 @@ class GroupPool:
             table.first = first
 
     def is_full(self, request: Request, table: GroupTable) -> bool:
-        """Whether the table is to be cut."""
+        """Whether the table has reached its next cut."""
         return self.until_cut(request, request.computed, table) <= 0
 
     def missing(self, request: Request, table: GroupTable) -> int:

@@ -55,7 +55,7 @@ def start_built_in(first: EngineDirectory, method: str, *, check_weights: bool) 
         outer = layers[-1].directory
     if not layers:
         raise OptionError(
-            f"the engine was built without a draft for the method {method!r}",
+            f"the engine was built without draft layers for the method {method!r}",
             at=OPTION,
             fix="build it with one: llmc build MODEL --speculative DIRECTORY, or mtp",
         )

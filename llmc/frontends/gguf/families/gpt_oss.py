@@ -17,7 +17,8 @@ _LAYER = {
 
 
 def gpt_oss(model: GgufModel, sizes: Sizes) -> Described:
-    """As OpenAI's: yarn's bounds are not rounded to whole dimensions."""
+    """The config and tensor names of gpt-oss. Its yarn bounds are not rounded to whole dimensions, as in OpenAI's
+    code."""
     config = rotary_config(model, sizes, "gpt_oss", "GptOssForCausalLM")
     rope = config["rope_parameters"]
     config |= {

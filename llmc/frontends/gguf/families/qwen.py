@@ -16,12 +16,12 @@ _SHARED = {
 
 
 def qwen2(model: GgufModel, sizes: Sizes) -> Described:
-    """With biases of Q, K and V, which its class has without being asked."""
+    """The config and tensor names of Qwen 2. Its class always has biases for Q, K and V."""
     return Described(_config(model, sizes, "qwen2", "Qwen2ForCausalLM"), Names({**ATTENTION, **GATED}))
 
 
 def qwen3(model: GgufModel, sizes: Sizes) -> Described:
-    """With norms of each head's queries and keys."""
+    """The config and tensor names of Qwen 3, with norms of each head's queries and keys."""
     config = {
         **_config(model, sizes, "qwen3", "Qwen3ForCausalLM"),
         "attention_bias": has_bias(model, "attn_q"),
@@ -30,7 +30,7 @@ def qwen3(model: GgufModel, sizes: Sizes) -> Described:
 
 
 def qwen2moe(model: GgufModel, sizes: Sizes) -> Described:
-    """With an expert that all tokens have in common."""
+    """The config and tensor names of Qwen 2 MoE, with an expert that all tokens share."""
     config = {
         **_config(model, sizes, "qwen2_moe", "Qwen2MoeForCausalLM"),
         **_expert_sizes(sizes),
@@ -42,7 +42,7 @@ def qwen2moe(model: GgufModel, sizes: Sizes) -> Described:
 
 
 def qwen3moe(model: GgufModel, sizes: Sizes) -> Described:
-    """As llama.cpp computes it: the weights of the experts that are taken add up to one."""
+    """The config and tensor names of Qwen 3 MoE. The weights of the chosen experts sum to one, as in llama.cpp."""
     config = {
         **_config(model, sizes, "qwen3_moe", "Qwen3MoeForCausalLM"),
         **_expert_sizes(sizes),
