@@ -95,14 +95,16 @@ PATTERNS = (
     _pattern("rate", rf"(?!once a rank)\b{_RATED} an? {_RATE}\b", "40 tokens a second", "per: 40 tokens per second"),
     _pattern(
         "code as a person",
-        r"\b(?:[Nn]obody|[Ss]omebody|[Ww]hoever|[Aa]nybody|[Ww]ho (?:asks|waits|wants|needs|reads))\b",
+        r"\b(?:[Nn]obody|[Ss]omebody|[Ww]hoever|[Aa]nybody|[Ww]ho (?:asks|waits|wants|needs|reads))\b|"
+        r"\b(?:[Ff]or|to|of|by|from|with|[Aa]gainst) who\b",
         "Nobody asks for this block.",
         "name the caller: no request uses this block",
     ),
     _pattern("dear", r"\bdear(?:er|est|ly)?\b", "waking an event loop is dear", "expensive"),
     _pattern(
         "stands",
-        r"\b(?:stands?|stood) (?:in|there|here|at|on|once|beside|before|behind|under|above|below)\b",
+        r"\b(?:stands?|stood) (?:in|there|here|at|on|once|beside|before|behind|under|above|below|"
+        r"still|between|apart|alone|around|somewhere|back|among|side)\b",
         "the figure stands in the table",
         "is, is listed, is stored, exists",
     ),
@@ -125,6 +127,37 @@ PATTERNS = (
         r"\banew\b|\bc[oa]mes? true\b|\b(?:kept|held) apart\b|\bgiven back\b|\breckon",
         "the 1 is taken away, and the draft came true",
         "subtract, take precedence, not one, the problem, result from, fix, again, accepted, held-out, freed, estimate",
+    ),
+    _pattern(
+        "of its own",
+        r"\bof (?:its|their|one's) own\b(?! \w)",
+        "It runs in a process of its own.",
+        "its own process, a separate process",
+        allowed="a buffer of its own size",
+    ),
+    _pattern(
+        "asked for",
+        r"\b(?:is|are|was|were|be|been) asked for\b|\bas asked\b|\bas the option \S+ asks\b|\bkeeps? as asked\b",
+        "only the rows that were asked for",
+        "requested, needed, for the option `x`",
+    ),
+    _pattern(
+        "wants",
+        r"\b(?:kernel|graph|model|step|request|rank|op|cache|engine|template|backend|launch|that|which|one|tiles?)s? wants?\b",
+        "a step that wants logits",
+        "needs, requires, expects",
+    ),
+    _pattern(
+        "knows of",
+        r"\b(?:have|has|had) heard\b|\bknows? (?:nothing )?of\b|\btaken for\b",
+        "Columns of a state do not know of each other.",
+        "are independent, is notified, counts as",
+    ),
+    _pattern(
+        "goes on",
+        r"\bgo(?:es)? on (?:from|in|with|at|where|behind)\b",
+        "The request goes on with its rows.",
+        "continues with, continues from",
     ),
     _pattern("thousand million", r"\bthousand millions?\b", "1.3 thousand million weights", "billion"),
     _pattern(

@@ -151,7 +151,7 @@ def graph_at(
 
 
 def in_single_precision(options: BuildOptions) -> BuildOptions:
-    """The options with fp32 for whatever the model has. Raises OptionError where another dtype is asked for."""
+    """The options with fp32 for whatever the model has. Raises OptionError if another dtype is requested."""
     for name in ("dtype", "kv_dtype"):
         asked = getattr(options, name)
         if asked not in ("auto", "float32"):

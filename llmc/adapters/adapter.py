@@ -54,7 +54,7 @@ class Adapter:
 
 
 def read_adapter(directory: str | PathLike[str]) -> Adapter:
-    """Read what PEFT's save_pretrained has written; matrices stay on disk until they are asked for.
+    """Read what PEFT's save_pretrained has written; matrices stay on disk until they are read.
 
     Which modules are adapted is read off the tensors, so that it is the same whether target_modules is a list, an
     expression or "all-linear". Raises AdapterError.

@@ -24,7 +24,7 @@ _REFUSED = {
     "use_qalora": "is QALoRA, which pools the input",
     "use_bdlora": "is BD-LoRA, whose matrices are block-diagonal",
     "arrow_config": "is a router of adapters (Arrow)",
-    "kasa_config": "is KaSA, which has singular values of its own",
+    "kasa_config": "is KaSA, which has its own singular values",
     "megatron_config": "was made for Megatron's parallel layers",
 }
 # Initializations that take something out of the base weight, so that the adapter fits only what is left of it.

@@ -210,7 +210,7 @@ def tiny_architecture(name: str) -> Any:
     model_class = getattr(transformers, dict(architectures())[name])
     try:
         count = _parameters(model_class, config)
-    except ImportError:  # A tower of a package that is not here: the text half is what llmc builds.
+    except ImportError:  # The package of another modality's tower may be missing: llmc builds only the text half.
         config = config.get_text_config(decoder=True)
         model_class = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
         count = _parameters(model_class, config)

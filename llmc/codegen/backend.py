@@ -43,7 +43,7 @@ _llmc = torch.ops.llmc
 
 
 class Backend(Protocol):
-    """The kernels of one target. An object may serve one lowering only: it may remember what it was asked for."""
+    """The kernels of one target. An object may serve one lowering only: it may record the calls."""
 
     @property
     def float_dtypes(self) -> frozenset[torch.dtype]:

@@ -296,7 +296,8 @@ def _launch(call: KernelCall, origin: Origin, moved: str, flops: str) -> Launch:
 
 
 def _written(units: Sequence[Unit], kept: Sequence[View], views: Views) -> dict[Unit, tuple[Value, ...]]:
-    """The values that each unit must leave in memory: a kernel all of its own, a loop those that others read.
+    """The values that each unit must leave in memory: a kernel must leave all of its values, a loop those that others
+    read.
 
     kept: what the step leaves.
     """

@@ -5,7 +5,7 @@ from llmc.graph.model_graph import ModelInfo
 from llmc.options import BuildOptions
 from llmc.program import Limits, parse_compression
 
-# For a model that states no limit of its own (a plain module without a position table).
+# For a model that states no limit (a plain module without a position table).
 DEFAULT_MODEL_LEN = 4096
 # Rows of logits that a step has room for unless the options say so: one for each sequence, also of few.
 _LEAST_ROWS = 64

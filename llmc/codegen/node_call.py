@@ -48,7 +48,7 @@ class NodeCall:
     """Implements call.Call; repeated queries give the same answers.
 
     node: that is launched, or one that it claims; owner: which claims it. copies: launches that have to come before the
-    node's own, since they copy rows or vectors that were asked for and do not lie as kernels read them.
+    node's own, since they copy requested rows or vectors that are not in the layout of kernels.
     """
 
     def __init__(

@@ -8,7 +8,7 @@ from torch import fx
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import llmc.ops  # noqa: F401  (registers the ops that are asked for)
+import llmc.ops  # noqa: F401  (registers the ops that are looked up)
 from llmc.codegen.backend import Backend
 from llmc.errors import OptionError
 from llmc.formats.cache_format import CacheFormat, parse_cache_format
@@ -27,7 +27,7 @@ def check_kernels(options: BuildOptions, backend: Backend, target: str, tokens: 
 
     Args:
         options: The options of the build.
-        backend: The backend whose kernels are asked.
+        backend: The backend whose kernels are queried.
         target: The target's name, for errors.
         tokens: How the target rounds tokens by default; None if schemes are checked as they are spelled.
     """

@@ -83,7 +83,7 @@ def carried_graph(graph: ModelGraph, program: Program, recipes: Sequence[SlotRec
         if isinstance(recipe, CodesRecipe):
             for part, made_of in recipe.parts.items():
                 stored[recipe_key(made_of)] = WeightOf(slot.name, slot.dtype, recipe.format, part)
-        elif slot.layout is not Layout.MASK_STARTS:  # Made of the same masks as what the graph reads.
+        elif slot.layout is not Layout.MASK_STARTS:  # Made from the same masks as the graph's inputs.
             stored[recipe_key(recipe)] = WeightOf(slot.name, slot.dtype)
     weights: dict[str, WeightOf] = {}
     for node in graph.weight_nodes():

@@ -2,7 +2,7 @@
 
     logits = lm_head(h, w), and lm_head(stack([h, …], 1), w)[:, 0] is the same
 
-The second reads the whole output matrix anyway, and its first rows are those of the first. So in steps that want its
+The second reads the whole output matrix anyway, and its first rows are those of the first. So in steps that need its
 side outputs the first product is left out, and its result is copied from the second's. Bits stay the same on targets
 whose products treat each row alike.
 """

@@ -72,7 +72,7 @@ class Outline:
     """The pipeline as it runs uncut: every rewrite with its pass, in order. error: what ended it early.
 
     failed_pass: the pass that did, where the error came before its first rewrite. numerics: of each pass. budgets: of
-    those that declare one of their own.
+    those that declare one.
     """
 
     rewrites: tuple[tuple[str, RewriteRecord], ...]

@@ -17,7 +17,8 @@ _OURS = "[0-9][0-9]-*.txt"
 
 
 class GraphDump:
-    """An observer of run_pipeline that writes NN-pass.txt after each pass; 00-captured.txt is what they started from.
+    """An observer of run_pipeline that writes NN-pass.txt after each pass; 00-captured.txt is the graph before the
+    first pass.
 
     Files of an earlier run are removed first. Raises LlmcError if the directory is not writable.
     """

@@ -36,7 +36,7 @@ class PassDifference:
     """The change caused by one pass, from the graph before it to the graph after it.
 
     budget: the relative difference that its numerics class allows. is_over: whether it changed more, or broke the
-    graph. since_capture: against the logits of the captured graph. rewrites: one by one, where that was asked for.
+    graph. since_capture: against the logits of the captured graph. rewrites: One by one, if requested.
     """
 
     name: str

@@ -120,8 +120,8 @@ def check_workload(workload: Workload, limits: Limits) -> None:
 
 
 class Profiler:
-    """An open engine whose steps are run one by one. Steps are prepared, each with KV blocks of its own, and can then
-    be measured repeatedly. typical: reduces several times of the same step to one, such as the median."""
+    """An open engine whose steps are run one by one. Steps are prepared, each with its own KV blocks, and can then be
+    measured repeatedly. typical: reduces several times of the same step to one, such as the median."""
 
     def __init__(
         self,

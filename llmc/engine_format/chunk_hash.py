@@ -49,7 +49,7 @@ class ChunkHasher:
     def pieces(self, data: memoryview) -> list[tuple[ChunkDigest, memoryview]]:
         """The next bytes, piece by piece, each with the digest of its chunk, which is still to be updated with it.
 
-        All of them before `pieces` is asked again; different chunks' in any order or at once.
+        Use all of them before `pieces` is called again; different chunks' in any order or at once.
         """
         found = []
         while data:

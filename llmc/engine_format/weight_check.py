@@ -14,7 +14,7 @@ _MOST_THREADS = 8
 
 class WeightCheck:
     """Compares the weights' XXH3, and then the other files' SHA-256, in its own threads, from now on. Weights of an
-    engine that lies in it are left to who opens that.
+    engine inside it are checked when that is opened.
 
     A caller that runs the engine meanwhile must not release results before `wait` has returned. Other files are
     compared when they are read.

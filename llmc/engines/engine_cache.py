@@ -56,7 +56,7 @@ def find_or_build_engine(
 ) -> Path:
     """The engine directory for a model directory: from LLMC_CACHE_DIR/engines if it was built before, else built now.
 
-    Arguments as in llmc.build. A second process that wants the same engine waits for the first. Raises LlmcError.
+    Arguments as in llmc.build. A second process that builds the same engine waits for the first. Raises LlmcError.
     """
     directory = Path(model)
     if not (directory / "config.json").is_file() and not _is_onnx(directory):

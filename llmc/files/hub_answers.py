@@ -61,7 +61,7 @@ class HubAnswers:
         if commit is not None and COMMIT.fullmatch(commit) is None:
             self._refuse(asked, f"names the commit {_shown(commit)}, which is not 40 hexadecimal digits")
         if commit is not None and self.commit not in (None, commit):
-            self._refuse(asked, f"is about the commit {commit}, where {self.commit} was asked for")
+            self._refuse(asked, f"is about the commit {commit}, not {self.commit}")
         self._check_lengths(asked, headers)
         self._check_waits(asked, headers)
         if "Location" in headers:

@@ -41,7 +41,7 @@ def checked_client(answers: HubAnswers) -> Iterator[None]:
 
 
 def _prepare(request: Any) -> None:
-    """Redirected requests share the first one's extensions: what was asked stays known."""
+    """Redirected requests share the first one's extensions: the original request stays known."""
     request.extensions.setdefault(_ASKED, str(request.url))
     request.headers["Accept-Encoding"] = "identity"
     limits = request.extensions.setdefault("timeout", {})

@@ -1,6 +1,6 @@
 """Open files of untrusted origin: only regular ones, so that a pipe or a device cannot block the reader.
 
-A link is followed; it is what it leads to that must be a regular file.
+A link is followed, and its target must be a regular file.
 """
 
 import os

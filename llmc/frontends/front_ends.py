@@ -42,7 +42,7 @@ OF_OBJECTS: tuple[Row, ...] = (
 
 
 def front_ends(rows: Sequence[Row]) -> Iterator[FrontEnd[Any]]:
-    """The records in order, each imported when it is asked for."""
+    """The records in order, each imported at its first use."""
     for row in rows:
         found: FrontEnd[Any] = getattr(import_module(row.module), row.name)
         yield found

@@ -66,8 +66,8 @@ class MedusaHead:
 
 @dataclass(frozen=True)
 class MedusaCheckpoint:
-    """Head i says what comes i + 2 places after the token that it is asked at. token_map: the tensor of the tokens that
-    a truncated vocabulary stands for. source: of all tensors of the heads, by their own names."""
+    """Head i predicts the token i + 2 places after its own. token_map: the tensor of the tokens that a truncated
+    vocabulary stands for. source: of all tensors of the heads, by their own names."""
 
     file: Path
     heads: tuple[MedusaHead, ...]

@@ -69,7 +69,7 @@ def sequence_inputs(
     """The values of all step inputs by node name, one dictionary per step of the chunks.
 
     A graph before serving has one step with all tokens. The caches, all zero, are the same tensors in each step. No
-    chunk may go on behind a cut of a table (uncut_sizes).
+    chunk may extend past a cut of a table (uncut_sizes).
     """
     tokens = tuple(token_ids)
     if step_input(graph, "slot_mapping") is None:
@@ -130,7 +130,7 @@ def _hidden(graph: ModelGraph, positions: Tensor) -> dict[str, Tensor]:
 class _Caches:
     """Cache tensors for the sequences of some steps; sequence s owns a run of blocks, in order, and slot s of states.
 
-    States begin as what no sequence may read.
+    States start with values that no sequence may read.
     """
 
     def __init__(self, graph: ModelGraph, steps: Sequence[Sequence[Chunk]], block_size: int) -> None:

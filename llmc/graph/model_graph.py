@@ -25,8 +25,8 @@ class ModelInfo:
     """Facts about the model that the engine needs and the graph does not hold.
 
     family: the HF model_type, or "module". max_positions: the longest context in tokens that the model was made for,
-    None if it has no limit of its own. dtype: of weights and activations. head: what the model returns for a text; None
-    if it returns logits.
+    None if it has no limit. dtype: of weights and activations. head: what the model returns for a text; None if it
+    returns logits.
     """
 
     name: str

@@ -47,7 +47,7 @@ def first_rank(value: Any) -> Any:
 
 
 def copied(value: Any) -> Any:
-    """A tensor of its own, on each rank."""
+    """A separate tensor on each rank."""
     return OnRanks(tuple(map(copied, value.values))) if isinstance(value, OnRanks) else value.clone()
 
 

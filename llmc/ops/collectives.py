@@ -1,6 +1,6 @@
 """Collectives between the ranks of a partitioned model: llmc::all_reduce, llmc::all_gather and llmc::hand_over.
 
-Each rank runs the same graph on its own part of the weights; `across` is what all of them get.
+Each rank runs the same graph on its own part of the weights; `across` is the result on all of them.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""llmc::compact_kv — keep the rows with the highest scores of a request's cache, in each KV head for itself.
+"""llmc::compact_kv — keep the rows with the highest scores of a request's cache, separately for each KV head.
 
 A compaction is int32 [length]: how many rows the request has, how many are kept, how many queries go with it; then the
 blocks that hold its rows, the blocks that the kept ones move to, and the slots of the queries, in order. A length of 0

@@ -1,4 +1,4 @@
-"""llmc::select_rows — y[i] = x[rows[i]]: keeps only the tokens whose logits were asked for."""
+"""llmc::select_rows — y[i] = x[rows[i]]: keeps only the tokens whose logits are requested."""
 
 from torch import Tensor
 

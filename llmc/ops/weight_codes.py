@@ -2,7 +2,7 @@
 
 A weight [out, in] is stored as codes [out, in], scales [out, groups] and, if asymmetric, zeros [out, groups]. The
 columns fall into `groups` runs of equal length; one group is a scale per row. A scale shared by more than one row (per
-tensor, per block) is repeated in each, so that rows stand alone and weights of one format can be stacked.
+tensor, per block) is repeated in each, so that rows are independent and weights of one format can be stacked.
 
     format   codes                       value
     int8     int8, -128 … 127            (code - zero) · scale

@@ -120,7 +120,7 @@ def check_patterns(
 def with_schemes(
     planned: Iterable[PlannedWeight[S]], schemes: Mapping[str, S] | Mapping[str, S | None]
 ) -> tuple[PlannedWeight[S], ...]:
-    """A plan with these schemes, by module, in the place of its own."""
+    """A plan with these schemes, by module, instead of its schemes."""
     return tuple(replace(each, scheme=schemes.get(each.module, each.scheme)) for each in planned)
 
 

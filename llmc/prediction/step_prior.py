@@ -23,7 +23,7 @@ _CONTEXT = 256
 
 
 def step_prior(program: Program, target: str) -> Callable[[int], float] | None:
-    """A function from the tokens of a step, each of which wants its logits, to seconds; None for torch."""
+    """A function from the tokens of a step, each of which needs its logits, to seconds; None for torch."""
     if not program.launches:
         return None
     context = min(_CONTEXT, program.limits.max_model_len)

@@ -20,7 +20,7 @@ class StepShape:
 
     @staticmethod
     def prefill(tokens: int) -> "StepShape":
-        """The whole prompt of one request, which wants the last token's logits."""
+        """The whole prompt of one request, which needs the last token's logits."""
         return StepShape(tokens, 1, 1, tokens, tokens * (tokens + 1) // 2)
 
     def values(self) -> dict[str, float]:

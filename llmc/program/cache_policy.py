@@ -163,7 +163,7 @@ class CachePolicy:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The step inputs that a group of this policy has for itself."""
+        """The additional step inputs of a group with this policy."""
         return tuple(name for name in GROUP_INPUTS if self.drops_rows or name != "context_lens")
 
     def cuts(self, tokens: int, prompt: int | None = None) -> Iterator[int]:

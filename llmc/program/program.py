@@ -233,8 +233,8 @@ class Launch:
     safetensors names; of a cache of codes (llmc/formats/cache_format.py), theirs. arguments: the fields of the kernel's
     struct or the parameters of the DeviceKernel; rows, p0, p1, … of a loop. grid: of a GPU launch, one to three
     expressions (launch_grid.py); empty on a CPU. only: the steps that the launch runs in; None is all of them. wanted:
-    what those are to give; empty for anything. sides: it runs only in steps that want one of these side outputs or, of
-    ADAPTERS, in which a token has an adapter; empty for all. unless: and in none that wants one of these. bytes_moved
+    what those are to give; empty for anything. sides: it runs only in steps that need one of these side outputs or, of
+    ADAPTERS, in which a token has an adapter; empty for all. unless: and in none that needs one of these. bytes_moved
     and flops are sympy expressions over the symbols of graph/cost.py, as text (prediction/cost_expression.py). seconds:
     predicted with all that tiling adds, together with the launches that follow for the same node, at the maximum rows
     of `only`; None if bytes and operations determine it.
@@ -271,7 +271,7 @@ class Launch:
         wanted: StepOutput = StepOutput.LOGITS,
         sides: Collection[str] = (),
     ) -> bool:
-        """Whether a step of T tokens and L logit rows has the launch. sides: the side outputs that it wants."""
+        """Whether a step of T tokens and L logit rows has the launch. sides: the side outputs that it needs."""
         if (self.wanted and wanted not in self.wanted) or not is_for(self.sides, self.unless, sides):
             return False
         return self.only is None or self.only.holds(tokens=tokens, logit_rows=logit_rows)

@@ -1,4 +1,4 @@
-"""Cache policies that keep the rows with the highest scores, in each layer and KV head for itself.
+"""Cache policies that keep the rows with the highest scores, separately for each layer and KV head.
 
 A table is cut for the first time where the first block begins at or behind the end of the prompt, which the model has
 read whole by then. Later it is cut after every `every` tokens. All heads keep the same number of rows.

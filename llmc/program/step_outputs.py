@@ -38,7 +38,7 @@ STEP_INPUTS = {
     "tree_masks": "I64",
     HIDDEN: "F32",
 }
-# The step inputs that a group of caches (CacheSlot.group) may have for itself; see CachePolicy.inputs.
+# The step inputs that a group of caches (CacheSlot.group) may have in addition; see CachePolicy.inputs.
 GROUP_INPUTS = ("slot_mapping", "block_tables", "context_lens")
 # A request's rows that are to be chosen, in I32, of engines with a policy that scores them: llmc/ops/compact_kv.py says
 # how. A step that has it does that and nothing else.
@@ -67,5 +67,5 @@ def group_input(name: str, group: int) -> str:
 
 
 def is_for(sides: tuple[str, ...], unless: tuple[str, ...], wanted: Collection[str]) -> bool:
-    """Whether a launch with these `sides` and `unless` runs in a step that wants these side outputs."""
+    """Whether a launch with these `sides` and `unless` runs in a step that needs these side outputs."""
     return (not sides or any(name in wanted for name in sides)) and not any(name in wanted for name in unless)

@@ -1,4 +1,4 @@
-"""The output of `llmc explain`. Each line stands alone, because users filter it with grep."""
+"""The output of `llmc explain`. Each line is readable without the others, because users filter it with grep."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """Keep the graph after every pass as text, and where each node comes from, for the engine's report/ folder.
 
-report/graphs/NN-pass.txt   after pass NN, if it changed anything; 00-captured.txt is what they started from
+report/graphs/NN-pass.txt   after pass NN, if it changed anything; 00-captured.txt is the graph before the first pass
 report/nodes.json           for every node of these: the model's source line, and the rewrite that made it
 """
 

@@ -26,8 +26,8 @@ _MAX_WARPS, _MAX_STAGES = 16, 5
 
 
 def variants(kernel: DeviceKernel) -> tuple[DeviceKernel, ...]:
-    """Other numbers of warps and stages near the kernel's own, under names of their own. A kernel that is written for
-    its number of warps keeps it."""
+    """Other numbers of warps and stages near the kernel's own, under new names. A kernel that is written for its number
+    of warps keeps it."""
     warps = {kernel.num_warps // 2, kernel.num_warps, kernel.num_warps * 2} & set(range(1, _MAX_WARPS + 1))
     if "WARPS" in kernel.constants:
         warps = {kernel.num_warps}

@@ -109,7 +109,11 @@ def test_diff_shows_what_quantization_does(model: Path) -> None:
     assert found["quantize_kv_cache"]["difference"]["relative"] > 0
     explained = llmc("explain", model, "--quantize", "int8,*.o_proj=none", "--kv-cache", "int8", "--strict")
     assert explained.code == 0, explained.err
-    for part in ("✓ 13 of 15 products quantized; 2 left alone as asked", "*.o_proj=none leaves", "✓ 2 of 2 KV caches"):
+    for part in (
+        "✓ 13 of 15 products quantized; 2 left alone as requested",
+        "*.o_proj=none leaves",
+        "✓ 2 of 2 KV caches",
+    ):
         assert part in explained.out
 
 

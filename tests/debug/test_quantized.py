@@ -56,11 +56,11 @@ def test_products_and_caches_are_counted(llama: Captured) -> None:
 def test_what_the_user_leaves_alone_is_no_shortfall(llama: Captured) -> None:
     options = BuildOptions(quantize=("int8", "*.layers.0.*=none"))
     products = coverage(llama, options)["products quantized"]
-    assert str(products) == "8 of 15 products quantized; 7 left alone as asked"
+    assert str(products) == "8 of 15 products quantized; 7 left alone as requested"
     assert products.reasons(products.left[0]) == ("*.layers.0.*=none leaves model.layers.0.self_attn.q_proj alone",)
     check_complete([products])
     only = coverage(llama, BuildOptions(quantize=("*.down_proj=int8",)))["products quantized"]
-    assert str(only) == "2 of 15 products quantized; 13 left alone as asked"
+    assert str(only) == "2 of 15 products quantized; 13 left alone as requested"
     assert only.reasons(only.left[0])[0].startswith("no rule names model.layers.0.self_attn.q_proj")
 
 

@@ -2,7 +2,7 @@
 
 They are in two parts, so that the first build for a machine compiles only what its engine calls. An entry's files are
 checked by their hashes whenever it is used. Builders take turns, for each keeps all processors busy, and the next one
-mostly finds what it wants.
+mostly finds what it needs.
 """
 
 import ctypes
@@ -91,7 +91,7 @@ def parts_of(options: BuildOptions) -> tuple[Part, ...]:
 
 def _entry(target: CpuTarget, cache_dir: Path | None, part: Part) -> Path:
     toolchain = find_toolchain()
-    # Before our turn: it takes one of its own.
+    # Before our turn: it takes its own turn.
     beside = () if part is Part.PLAIN else (kernel_archive(target, cache_dir),)
     compile = partial(_compile, target, toolchain, _sources(part), beside)
     name = entry_name(target, toolchain, part)

@@ -1,6 +1,6 @@
 """Matrix products and lookups on CPUs: what their functions are called, and with which arguments.
 
-How a weight is stored is the table's in storages.py, how x arrives a node of its own; a product is what is done with
+The table in storages.py defines how a weight is stored, and separate nodes round x; a product defines what is done with
 the sums.
 """
 

@@ -212,7 +212,7 @@ class _LaunchPrinter:
         self._weight_dtypes = {slot.name: slot.dtype for slot in program.weights}
 
     def guarded(self, launch: Launch) -> Iterator[str]:
-        """The call, under the condition that the step wants what it is for."""
+        """The call, under the condition that the step needs its result."""
         conditions = [f"step->sides & {self._mask(launch.sides)}"] if launch.sides else []
         conditions += [f"!(step->sides & {self._mask(launch.unless)})"] if launch.unless else []
         if launch.wanted:

@@ -1,4 +1,5 @@
-"""The Triton kernels, as lowering asks for them; remembers how each was asked for, so that it can be specialized."""
+"""The Triton kernels, through the interface that lowering uses; records each use, so that kernels can be
+specialized."""
 
 import inspect
 import math

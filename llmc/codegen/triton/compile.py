@@ -35,7 +35,7 @@ def require_triton() -> None:
     from triton import knobs
 
     try:
-        knobs.nvidia.ptxas, knobs.nvidia.cuobjdump  # noqa: B018  They are looked for when they are asked for.
+        knobs.nvidia.ptxas, knobs.nvidia.cuobjdump  # noqa: B018  Attributes are looked up at their first use.
     except RuntimeError as error:
         raise ToolchainError(
             f"Triton has no assembler for NVIDIA's GPUs: {error}",

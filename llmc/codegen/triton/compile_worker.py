@@ -1,10 +1,10 @@
 """Compile Triton kernels: read one request per line of standard input, and answer each with a line of JSON.
 
-A process of its own, because Triton decides at the definition of a kernel whether it is interpreted, and because
-several of them compile in parallel. No GPU is needed. Request: source, function, signature, constants, divisible,
-num_warps, num_stages, backend, arch, warp_size, output (a path without suffix). Answer: the fields of DeviceBinary
-without its files, with `assembly` (the path of the PTX or AMD assembly); or `error`, with `no_room`: the system's
-number of an error for a full disk, or null.
+A separate process, because Triton decides at the definition of a kernel whether it is interpreted, and because several
+of them compile in parallel. No GPU is needed. Request: source, function, signature, constants, divisible, num_warps,
+num_stages, backend, arch, warp_size, output (a path without suffix). Answer: the fields of DeviceBinary without its
+files, with `assembly` (the path of the PTX or AMD assembly); or `error`, with `no_room`: the system's number of an
+error for a full disk, or null.
 """
 
 import importlib

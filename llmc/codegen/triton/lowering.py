@@ -64,7 +64,7 @@ def _print_loops(program: Program, loops: Mapping[Loop, str], model: str) -> str
 
 
 def _imported(modules: Iterable[str]) -> set[str]:
-    """The modules of device functions that those modules' kernels call: the reader of an engine wants them too."""
+    """The modules of device functions that those modules' kernels call: the reader of an engine needs them too."""
     seen: set[str] = set()
     pending = list(modules)
     while pending:

@@ -1,4 +1,4 @@
-"""Whether an engine fits its GPU's memory: weights, the KV cache that was asked for, the arena and the logits."""
+"""Whether an engine fits its GPU's memory: weights, the requested KV cache, the arena and the logits."""
 
 import bisect
 from collections.abc import Callable

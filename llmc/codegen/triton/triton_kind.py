@@ -69,7 +69,7 @@ class TritonKind:
         return plain_rows(weight, slot)
 
     def pack_codes(self, parts: Mapping[str, Tensor], format: str, layout: Layout) -> Tensor:
-        """Codes or steps of a blocked format, as rows; its floats are weights of their own."""
+        """Codes or steps of a blocked format, as rows; its floats are separate weights."""
         return blocked_rows(parts, format, layout)
 
     def dense_reason(self, storage: fx.Node) -> str | None:

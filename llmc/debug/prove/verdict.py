@@ -120,7 +120,7 @@ def _rewritten(each: Rewrite, case: Case, comparer: Comparer) -> Comparison:
 
 
 def _first_line(error: Exception) -> str:
-    # torch's go on with whole signatures.
+    # torch's messages continue with whole signatures.
     return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 

@@ -1,6 +1,6 @@
 """Checkpoints whose weights are stored without their zeros: compressed-tensors' sparse-bitmask and sparse-24-bitmask.
 
-A SparseSource shows each such weight under the name that the model knows, dense, as it is asked for. Beside a weight's
+A SparseSource shows each such weight under the name that the model knows, dense, when it is read. Beside a weight's
 name, or its module's in newer files, are
     .shape       two integers
     .compressed  the elements that are not zero, row after row; [rows, columns / 2] where they are 2 of each 4

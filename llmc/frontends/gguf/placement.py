@@ -12,10 +12,10 @@ from llmc.frontends.gguf.container import GgufModel, GgufTensor
 class Place:
     """A tensor of the file, or a part of one.
 
-    heads: how many the rows have, where pairs that are rotated together stand side by side and belong half a head
-    apart. expert: which of a tensor's. less: what the converter added to it. as_row: [n] is [1, n] to the model.
-    between: a tensor like it, each of whose rows follows one of its rows. is_transposed: [experts, out, in] is
-    [experts, in, out] to the model.
+    heads: how many the rows have, where pairs that are rotated together are adjacent and belong half a head apart.
+    expert: which of a tensor's. less: what the converter added to it. as_row: [n] is [1, n] to the model. between: a
+    tensor like it, each of whose rows follows one of its rows. is_transposed: [experts, out, in] is [experts, in, out]
+    to the model.
     """
 
     tensor: GgufTensor

@@ -1,4 +1,4 @@
-"""Which task a model directory is built for: as asked, or by the class that its config names."""
+"""Which task a model directory is built for: the requested one, or that of the class that its config names."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,7 @@
 """The module captured for a model with a head: forward(input_ids, positions) -> a row after each token.
 
 The row after a token is what the head gives for the text up to it, so a graph of rows is as token-major as one of
-logits, and a step computes it for the rows that are asked for: the texts' last ones.
+logits, and a step computes it for the requested rows: the texts' last ones.
 """
 
 import inspect

@@ -3,7 +3,7 @@
     Reshape(x [B, T, heads · d], [0, -1, d]) → norm → Reshape(…, [0, -1, heads · d])
 becomes
     SplitHeads(x) [B, T, heads, d] → norm → JoinHeads(…)
-so that tokens keep an axis of their own.
+so that tokens keep their own axis.
 """
 
 from dataclasses import replace

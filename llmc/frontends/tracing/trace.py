@@ -33,7 +33,7 @@ def trace(module: nn.Module, *, with_positions: bool, hidden: int | None = None)
     dynamic: tuple[Any, ...] = ({1: Dim.DYNAMIC},) * len(example)
     from torch._dynamo import config  # seconds to import; export does it too, when it is called
 
-    # Making an entry of the fake tensors' own cache takes as long as the op itself, and few are asked for again.
+    # Making an entry of the fake tensors' own cache takes as long as the op itself, and few are used again.
     tied = module.register_forward_pre_hook(_same_tokens)
     with tied, explained(), config.patch(fake_tensor_cache_enabled=False):
         program = export(module, example, dynamic_shapes=dynamic, strict=False)

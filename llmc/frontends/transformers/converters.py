@@ -93,7 +93,7 @@ def _convert(
 
 
 class _Recorder(TorchDispatchMode):
-    """While it is entered, what is asked of tensors that it knows is done without data, and remembered as a recipe."""
+    """While it is entered, operations on tensors that it knows are done without data, and remembered as a recipe."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -46,8 +46,8 @@ _INERT = frozenset(
 def implementation_for(model_class: type, *, both_ways: bool = False) -> str:
     """The attention implementation to capture a model with; it is made known to transformers if it is one of llmc's.
 
-    Models with attention code of their own (BLOOM, Falcon) never call the hook but would get no mask from it: they
-    are captured "eager", with their masks, as plain modules are.
+    Models with their own attention code (BLOOM, Falcon) never call the hook but would get no mask from it: they are
+    captured "eager", with their masks, as plain modules are.
     """
     if not hasattr(sys.modules[model_class.__module__], "ALL_ATTENTION_FUNCTIONS"):
         return "eager"

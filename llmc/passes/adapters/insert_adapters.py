@@ -1,4 +1,4 @@
-"""Let adapters add to the sums of products, as the option `enable_lora` asks; nothing without it.
+"""Let adapters add to the sums of products, for the option `enable_lora`.
 
     linear(x, w, …)  ->  delta = lora(x, A, B, ranks, adapter_of_token);  linear(x, w, …, delta, adapter_of_token)
 also fused_linear and gated_linear; where x has only rows for the wanted logits, adapter_of_logit_row. A, B and ranks

@@ -1,4 +1,4 @@
-"""Let the caches of layers that keep everything keep less, as the option `kv_compression` asks.
+"""Drop rows from the caches of layers that keep everything, for the option `kv_compression`.
 
     attention(q, k, v, …)  ->  attention(q, k, v, …, keeps="stride:step=4,recent=512")
 One rewrite for each attention. Requests may ask for another policy later, up to one that keeps everything.

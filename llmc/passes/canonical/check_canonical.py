@@ -100,7 +100,7 @@ def _missed(contract: str, node: fx.Node, problem: str, count: int, log: Rewrite
     return PassError(
         f"the contract {contract!r} is missed: {problem}{more}{because}",
         at=source or node.format_node(),
-        fix=f"write it in a form that llmc knows, rewrite it by a pass of your own (docs/custom-passes.md){can}",
+        fix=f"write it in a form that llmc knows, rewrite it by your own pass (docs/custom-passes.md){can}",
     )
 
 

@@ -1,6 +1,6 @@
 """Ops of `snapkv`: keep the queries of each token, score rows by the last ones, and move the best rows.
 
-The last queries of each request lie in caches of a group of their own, whose window is that of the policy.
+The last queries of each request are in the caches of a separate group, whose window is that of the policy.
 """
 
 import torch

@@ -249,7 +249,7 @@ def rule_axes(node: fx.Node) -> Iterator[tuple[Axis, NodeAxis]]:
 
 def same_runs(before: Any, after: Any) -> Iterator[tuple[list[int], list[int]]]:
     """Shortest runs of axes with equal numbers of elements on both sides of a reshape; an axis with a symbolic size is
-    a run of its own. Axes of one element are left out."""
+    a separate run. Axes of one element are left out."""
     olds = [i for i, size in enumerate(before) if not is_one(size)]
     news = [i for i, size in enumerate(after) if not is_one(size)]
     while olds and news:

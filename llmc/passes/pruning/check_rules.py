@@ -13,7 +13,7 @@ CALLED: dict[Kind, str] = {"channels": "inner channels", "heads": "KV heads"}
 
 
 def units_that_go(inner: InnerAxes, pruning: Pruning) -> int:
-    """How many of a class go: never more than the share that was asked for."""
+    """The number of removed units of a class: never more than the requested share."""
     return math.floor(pruning.ratio(inner.kind, inner.modules) * inner.count + 1e-9)
 
 

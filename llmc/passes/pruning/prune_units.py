@@ -29,7 +29,7 @@ from llmc.passes.rewrite_log import RewriteLog
 def prune_units(kind: Kind, graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData) -> None:
     """One rewrite per class that loses units: those that contribute least in the graph before this pass.
 
-    Raises OptionError where all were asked to lose some and none can, and for a rule that takes nothing.
+    Raises OptionError if a rule for all of them can be applied to none, and for a rule that takes nothing.
     """
     pruning = options.pruning
     if not pruning.takes(kind):

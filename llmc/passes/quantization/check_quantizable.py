@@ -30,7 +30,7 @@ _CHUNK = 1 << 16
 
 
 def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData) -> None:
-    """Check what was asked for; nothing where weights and caches stay as they are."""
+    """Check the options; nothing where weights and caches stay as they are."""
     quantization, zeros, pruning = options.quantization, options.zeros, options.pruning
     check_plans(graph, options)
     check_patterns(pruning.rules, modules_of(graph), "prune")

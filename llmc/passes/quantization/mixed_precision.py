@@ -35,7 +35,7 @@ from llmc.passes.quantization.sensitivity import (
 )
 from llmc.passes.quantization.spend_bits import Rung, spend
 
-# Budgets, in bits per weight, for which bits are given out besides the one that is asked for: a larger budget then has
+# Budgets, in bits per weight, for which bits are distributed in addition to the requested one: a larger budget then has
 # the candidate of a smaller one.
 _GRID = 1 / 16
 # A uniform scheme that is expected to diverge by more than this times the least is not carried out.

@@ -1,4 +1,4 @@
-"""Keep the KV cache in another dtype than the activations, as the option kv_dtype asks.
+"""Keep the KV cache in another dtype than the activations, for the option kv_dtype.
 
     kv_cache_i_k, kv_cache_i_v: float32[N, …]  ->  bfloat16[N, …]
 Must have: paged caches. Writes round to the cache's dtype, attention reads it and computes in fp32 as before.

@@ -3,8 +3,8 @@
     causal_conv(x, weight, bias)  ->  causal_conv_with_state(x, weight, bias, state_i, query_starts, context_lens,
                                                              state_slots)
 and selective_scan, linear_attention and linear_recurrence likewise: the same arguments, then the state and which
-requests go on from it. The first rewrite declares state_slots. Must have: operands of exactly the step's tokens, and no
-draft. Every such op must be rewritten, or the build fails, unless allow_fallback names states: such a graph is right
+requests continue from it. The first rewrite declares state_slots. Must have: operands of exactly the step's tokens, and
+no draft. Every such op must be rewritten, or the build fails, unless allow_fallback names states: such a graph is right
 for one whole sequence a step only.
 Numerics: exact, since both forms take tokens one by one, in fp32.
 """

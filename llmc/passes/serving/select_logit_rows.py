@@ -1,4 +1,4 @@
-"""Compute logits, and all that leads to nothing else, only for the rows that were asked for.
+"""Compute logits, and values that are used only for them, only for the requested rows.
 
     logits[T, V]                            ->  select_rows(logits, logit_rows)[L, V]
     select_rows(op(x[T, C], y[T, C], w))    ->  op(select_rows(x), select_rows(y), w)

@@ -131,7 +131,7 @@ class _Sparsifier:
         self._graph.sparse = (*self._graph.sparse, sparse_record(planned, scheme, weight, value, rows))
 
     def _kept(self, weight: Tensor, scheme: SparseScheme, x: fx.Node | None) -> Tensor:
-        """By Wanda, each row for itself, or by magnitude: [out, in], bool."""
+        """By Wanda, within each row, or by magnitude: [out, in], bool."""
         if scheme.method == "magnitude":
             return kept_elements(weight.abs().float(), scheme, by_row=False)
         assert x is not None and self._stream is not None, "planned for products and with text only"

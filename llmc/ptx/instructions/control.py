@@ -42,7 +42,7 @@ def guarded_action(action: Action, guard: Guard | None) -> Action:
 
 
 def guarded_end(end: End, guard: Guard | None, place: int) -> End:
-    """The end for those threads whose guard is set; others go on behind it."""
+    """The end for those threads whose guard is set; others continue after it."""
     if guard is None:
         return end
     read = guard_values(guard)

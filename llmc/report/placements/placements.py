@@ -53,7 +53,7 @@ def placements(graph: ModelGraph, refusals: Sequence[str], *, stages: int = 1) -
 
 
 def _placed(graph: ModelGraph, node: fx.Node, refusals: Sequence[str]) -> PlacedWeight | None:
-    """None for the small constants that the partition adds for itself."""
+    """None for the small constants that the partition adds."""
     recipe, value = graph.weights[node.name], node.meta["val"]
     shape, nbytes = tuple(map(int, value.shape)), value.numel() * value.dtype.itemsize
     name = weight_name(node, recipe)

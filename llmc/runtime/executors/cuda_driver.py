@@ -73,7 +73,7 @@ def load_kernel(binary: DeviceBinary, directory: Path) -> LoadedKernel:
     path = directory / binary.file
     if binary.blocks_per_cluster > 1:
         raise EngineFormatError(
-            f"the kernel wants clusters of {binary.blocks_per_cluster} blocks; this llmc launches blocks one by one",
+            f"the kernel needs clusters of {binary.blocks_per_cluster} blocks; this llmc launches blocks one by one",
             at=path,
             fix="rebuild the engine with this llmc",
         )

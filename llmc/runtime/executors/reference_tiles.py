@@ -1,7 +1,7 @@
 """A step as tiles of a fixed number of rows, each of one request; a token's position gives its row in the tile.
 
-For a model that reads whole texts, a tile is a text. Tokens of a tree with equal or skipped positions form tiles of
-their own.
+For a model that reads whole texts, a tile is a text. Tokens of a tree with equal or skipped positions form separate
+tiles.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -30,7 +30,7 @@ class GrammarKind(Enum):
 
 
 # Where only one text may follow, llguidance allows its first token in the tokenizer's own split of that text, unless a
-# Lark grammar begins with this: models were taught tokens that go on behind the text.
+# Lark grammar begins with this: models were trained on tokens that continue past the text.
 TOKENS_AS_THEY_COME = '%llguidance {"no_forcing": true}'
 # A piece of text, or the id of a special token, which is not text.
 Mark = str | int

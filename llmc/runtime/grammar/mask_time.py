@@ -24,7 +24,7 @@ class MaskTime:
         self._started = time.thread_time()
 
     def stop(self) -> None:
-        """Count no more."""
+        """Stop counting."""
         self._left -= time.thread_time() - self._started
 
     def next_token(self) -> None:

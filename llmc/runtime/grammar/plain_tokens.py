@@ -1,7 +1,7 @@
 """tokenizer.json for llguidance, which takes every added token in angle brackets for a special one.
 
 Qwen's <tool_call> and </think> are none: they are text, which an output shows and a grammar may spell. As words of the
-vocabulary they are taken for text.
+vocabulary they would count as text.
 """
 
 import json

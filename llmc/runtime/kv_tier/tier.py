@@ -1,8 +1,8 @@
 """The second tier itself: a bounded number of blocks by key, least recently used first to go.
 
 The thread of the engine's loop puts blocks in and asks for them. It never waits for the store: one thread writes and
-removes there, in the order in which that was asked for, and another reads. Until a block is written it is found where
-it was staged. A block that is being read, or that a request relies on, stays.
+removes there, in the order of the calls, and another reads. Until a block is written it is found where it was staged. A
+block that is being read, or that a request relies on, stays.
 """
 
 import logging

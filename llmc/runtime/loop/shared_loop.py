@@ -97,7 +97,8 @@ class SharedLoop:
             return self.loop
 
     def renew(self, loop: StepLoop | None = None) -> StepLoop:
-        """For who has claimed the loop: another in its place, by default of the same executor, whose cache is lost."""
+        """For the thread that has claimed the loop: another loop in its place, by default of the same executor, whose
+        cache is lost."""
         self.loop = self.loop.renewed() if loop is None else loop
         return self.loop
 

@@ -62,7 +62,7 @@ class Step:
                 yield name, value
 
     def copied(self) -> "Step":
-        """With arrays of its own, which later steps do not overwrite."""
+        """A copy, whose arrays later steps do not overwrite."""
         arrays: dict[str, Any] = {name: value.copy() for name, value in self.arrays()}
         return replace(self, **arrays)
 

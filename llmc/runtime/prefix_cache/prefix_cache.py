@@ -174,7 +174,7 @@ class PrefixCache:
             own.chain = Chain(child.tokens, chain.begin, chain.parent)
 
     def _usable(self, request: Request, found: list[int]) -> list[int]:
-        """The first of the blocks that were found, to the last one that a request can go on from."""
+        """The first of the blocks that were found, to the last one that a request can continue from."""
         known = len(found)
         while True:
             fitting = found[: usable(self._groups, request, found)] if self._groups else found

@@ -1,7 +1,7 @@
 """Connect the GPUs of a machine: a process group of torch, memory that they read from each other, and a test of both.
 
-Whether memory can be relied on is found out before NCCL is asked for anything (arriving_writes.py); unless all find it
-whole, neither the kernels nor NCCL use it.
+Shared memory is tested before NCCL is used (arriving_writes.py); unless all find it whole, neither the kernels nor NCCL
+use it.
 """
 
 import os

@@ -25,7 +25,8 @@ class Greeting:
         return Greeting(VERSION, digest, str(engine.path))
 
     def check(self, theirs: object, rank: str) -> None:
-        """Raise RankError if another rank runs another llmc or engine. theirs: its message; rank: how it is called."""
+        """Raise RankError if another rank runs another llmc or engine. theirs: its message; rank: its name in
+        errors."""
         if not isinstance(theirs, dict) or not all(isinstance(theirs.get(key), str) for key in asdict(self)):
             raise RankError(f"{rank} does not speak as a rank of llmc {VERSION}: {theirs!r:.80}", at=rank, fix=_SAME)
         if theirs["version"] != self.version:

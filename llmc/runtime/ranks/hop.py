@@ -1,4 +1,4 @@
-"""From a rank to the one that goes on with its rows: of the next stage, or the first rank, which gets the logits."""
+"""From a rank to the one that continues with its rows: of the next stage, or the first rank, which gets the logits."""
 
 import socket
 import threading
@@ -58,7 +58,7 @@ class Taking:
         return self._next == number
 
     def close(self) -> None:
-        """Take no more."""
+        """Stop taking rows."""
         with suppress(OSError):
             self._channel.socket.shutdown(socket.SHUT_RDWR)  # It wakes the thread.
         self._channel.close()

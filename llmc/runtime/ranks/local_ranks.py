@@ -53,8 +53,8 @@ Ends = tuple[socket.socket | None, socket.socket | None]
 
 @contextmanager
 def _hops(layout: RankLayout) -> Iterator[list[Ends]]:
-    """Each rank's ends of the connections to the ranks whose rows it goes on with, and that go on with its own. They
-    are closed here in the end: each rank has its own then."""
+    """Each rank's ends of the connections to the ranks that it receives rows from and sends rows to. They are closed
+    here in the end: each rank has its own then."""
     pairs = {rank: socket.socketpair() for rank in range(layout.ranks) if layout.behind(rank) is not None}
     try:
         found: list[Ends] = []

@@ -17,8 +17,8 @@ from llmc.settings import settings
 
 
 def connect_neighbours(store: Store, launch: Launch, layout: RankLayout) -> tuple[Channel | None, Channel | None]:
-    """The connections to the rank whose rows this one goes on with, and to the one that goes on with its own; None
-    where there is none. All ranks call this together. Raises RankError."""
+    """The connections to the rank that this one receives rows from, and to the rank that it sends rows to; None where
+    there is none. All ranks call this together. Raises RankError."""
     before, behind = layout.before(launch.rank), layout.behind(launch.rank)
     if before is None:
         return None, _connected(store, behind)

@@ -33,8 +33,8 @@ class StepRows:
         return StepRows(memory, rank, taking, giving)
 
     def run(self, executor: CppExecutor, step: Step, number: int) -> None:
-        """A step, in the order in which the first rank has told of them. Without the rows that it goes on from it does
-        nothing: a rank is lost, or the first one has given the step up."""
+        """A step, in the order in which the first rank has told of them. Without the rows that it continues from it
+        does nothing: a rank is lost, or the first one has given the step up."""
         if self.taking is not None and self.rank:
             if not self.taking.take(number):
                 return

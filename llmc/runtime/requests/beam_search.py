@@ -161,7 +161,7 @@ class BeamSearch:
     def _replace_beams(
         self, chosen: Sequence[tuple[_Candidate, OutputText | None]], current: "Beam", forks: Forks
     ) -> None:
-        """A beam that goes on takes its first token in place; its other tokens go on in forks of it."""
+        """A beam that goes on takes its first token in place; its other tokens continue in forks of it."""
         parents, live = self._live, []
         started: set[Beam] = set()
         extensions: list[tuple[Beam, _Candidate, OutputText | None]] = []

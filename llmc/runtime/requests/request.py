@@ -112,7 +112,7 @@ class Request(ABC):
         self.end()
 
     def end(self) -> None:
-        """Want no more steps."""
+        """Request no further steps."""
         self.finished = True
 
     def follow(self, forks: Forks) -> None:  # noqa: B027  (most requests start no others)

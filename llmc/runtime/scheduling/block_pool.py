@@ -78,7 +78,7 @@ class BlockPool:
     def allocate(self, count: int) -> list[int]:
         """Take blocks of no content, one holder each; `count` must be at most `available`."""
         if count > self.available:
-            raise ValueError(f"{count} blocks are asked for, and {self.available} of {self.count} are not held")
+            raise ValueError(f"{count} blocks were requested, and {self.available} of {self.count} are not held")
         free, holders = self._free, self._holders
         taken = free[max(0, len(free) - count) :]
         del free[len(free) - len(taken) :]

@@ -363,7 +363,7 @@ class Scheduler:
         return True
 
     def _return(self, request: Request, saved: SavedRequest, others: Sequence[Request], outline: StepOutline) -> bool:
-        """Let a request that was swapped out go on where it was, if there is room."""
+        """Let a swapped-out request continue where it was, if there is room."""
         assert self.second_tier is not None
         found = self.prefix_cache.run(request)[: saved.shared]
         if not self._blocks.can_return(request, found, saved, others):

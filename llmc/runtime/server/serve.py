@@ -47,7 +47,7 @@ _TOLD_SECONDS = 5.0
 
 
 def serve(options: ServeOptions, listening: Callable[[str], None]) -> bool:
-    """Serve until the process is asked to end. Returns whether every request was finished.
+    """Serve until the process gets a signal to end. Returns whether every request was finished.
 
     listening: called with the address once requests are answered. Raises OptionError for an address that cannot be
     bound, the errors of `load`, and EngineFailureError when the engine has died and every client is notified.

@@ -148,7 +148,7 @@ class ThinkingReader(OutputReader):
 
 
 def is_begun(tags: ThinkTags, prompt: str, continued: str | None) -> bool:
-    """Whether a prompt ends inside thinking. continued: the text of the message that the output goes on with."""
+    """Whether a prompt ends inside thinking. continued: the text of the message that the output continues."""
     if prompt.rstrip().endswith(tags.opening):
         return True
     return continued is not None and continued.rfind(tags.opening) > continued.rfind(tags.closing)

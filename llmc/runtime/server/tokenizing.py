@@ -1,7 +1,7 @@
 """Tokenizes texts for asyncio in separate threads, and counts the pending ones.
 
-The tokenizer lets other threads run meanwhile only where it is asked for several texts at once, which Tokenizer.encode
-does for long ones: half a megabyte takes a quarter of a second.
+The tokenizer lets other threads run meanwhile only if it tokenizes several texts at once, which Tokenizer.encode does
+for long ones: half a megabyte takes a quarter of a second.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ class Tokenizing:
         return max(1, self._tokenizer.longest_token)
 
     def close(self) -> None:
-        """Tokenize no more."""
+        """Stop tokenizing."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     @contextmanager

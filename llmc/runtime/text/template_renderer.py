@@ -33,7 +33,7 @@ _SHORTEST_RUN = 0.05
 @dataclass(frozen=True)
 class TemplateInput:
     """The input of a prompt. messages, tools: as OpenAI's API has them. continue_final_message: the prompt
-    ends inside the last message, for the model to go on with it. extra: other variables of the template."""
+    ends inside the last message, for the model to continue it. extra: other variables of the template."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] | None = None

@@ -80,7 +80,7 @@ def test_a_forgotten_block_is_free_when_nobody_holds_it() -> None:
 
 def test_misuse_is_an_error() -> None:
     pool = BlockPool(2)
-    with pytest.raises(ValueError, match="3 blocks are asked for, and 2 of 2 are not held"):
+    with pytest.raises(ValueError, match="3 blocks were requested, and 2 of 2 are not held"):
         pool.allocate(3)
     pool = BlockPool(2)
     with pytest.raises(ValueError, match="block 0 is free already"):

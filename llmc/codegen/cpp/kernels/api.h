@@ -93,8 +93,8 @@ enum LlmcScales { LLMC_SCALES_F32 = 0, LLMC_SCALES_F16 = 1, LLMC_SCALES_BF16 = 2
 //   the elements that are left, panel after panel; then 64 bytes that may be read, and mean nothing
 
 // ---- weights that a function yields row by row -------------------------------------------------------------------
-// For storages without products of their own: what a weight is stored as, in rows of `stride` elements, and a function
-// that writes elements k to k + count of a row of the weight. parts: in the order of the storage's row in storages.py.
+// For storages that have no products: what a weight is stored as, in rows of `stride` elements, and a function that
+// writes elements k to k + count of a row of the weight. parts: in the order of the storage's row in storages.py.
 typedef struct {
   const void* data;
   int64_t stride;
@@ -177,7 +177,7 @@ int64_t llmc_ranks_bytes(int32_t ranks);
 
 // Pointers stay valid until close. weights: in the order of program.json; caches: k0, v0, k1, v1, …, then the states;
 // arena: 64-byte aligned, of the size that program.json gives for the engine's limits; adapters: the pools of adapted
-// products, in the order of program.json, of each its A, B and ranks (lora.cpp); null for an engine without.
+// products, in the order of program.json, each with its A, B and ranks (lora.cpp); null for an engine without.
 typedef struct {
   const void* const* weights;
   void* const* caches;

@@ -1,4 +1,4 @@
-// llmc::compact_kv: keep the rows with the highest scores of a request's cache, in each head for itself.
+// llmc::compact_kv: keep the rows with the highest scores of a request's cache, separately for each head.
 //
 // A row's bytes are copied as they are. The rows that are kept move down, in order, so that no row is written before it
 // is read: a place is either the block that holds the same rows, or one that holds none.

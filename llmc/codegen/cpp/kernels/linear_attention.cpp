@@ -1,5 +1,5 @@
 // llmc::linear_attention_with_state: S ← diag(exp(decay))·S, then S ← S + kᵀ·v or, with beta, S + kᵀ·(beta·(v - k·S));
-// y = q·S. Columns of S do not know of each other: a thread takes some of one head's through all tokens.
+// y = q·S. Columns of S are independent: a thread takes some of one head's through all tokens.
 #include <algorithm>
 
 #include "activation.h"

@@ -1,7 +1,7 @@
 // llmc::paged_attention: shares a ragged batch among the threads, tile by tile.
 //
 // An item is a tile of rows. Where one item would outlast the others (a long context in a small batch), its ranges of
-// keys become items of their own: their results are kept side by side in the threads' scratch and joined in order
+// keys become separate items: their results are kept side by side in the threads' scratch and joined in order
 // afterwards, as one thread would have joined them.
 #pragma once
 #include "attention_tile.h"

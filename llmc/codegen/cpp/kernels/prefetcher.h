@@ -8,11 +8,11 @@
 
 namespace llmc {
 
-// Whether it keeps more lines of a stream on their way than the core has buffers for misses of its own, which asking
-// fills. So on AMD's family 19h: on a core of a Zen 4 one token's product reads 4-bit codes at 24.4 instead of 16.3
-// GB/s if it does not ask, and at 43 instead of 30 on two (bf16: 24.3 and 21.5, 48 and 42); of weights in huge pages at
-// 1.01 to 1.06 times the rate (bf16: 1.10 to 1.16). On a Zen 5 asking is better (42 instead of 37 GB/s on a core);
-// others were not measured, and ask.
+// Whether it keeps more lines of a stream on their way than the core has miss buffers, which software prefetches fill.
+// So on AMD's family 19h: on a core of a Zen 4 one token's product reads 4-bit codes at 24.4 instead of 16.3 GB/s if it
+// does not ask, and at 43 instead of 30 on two (bf16: 24.3 and 21.5, 48 and 42); of weights in huge pages at 1.01 to
+// 1.06 times the rate (bf16: 1.10 to 1.16). On a Zen 5 asking is better (42 instead of 37 GB/s on a core); others were
+// not measured, and ask.
 inline bool has_far_prefetcher() {
 #if defined(__x86_64__)
   static const bool known = [] {

@@ -5,8 +5,8 @@
 
 enum { LLMC_ROTATED_BLOCK = 1024 };  // channels of a block at most
 
-// Channels [0, first) of a head and those from `first` on have blocks of their own, as large as the greatest power of
-// two that divides their number. x may be y.
+// Channels [0, first) of a head and those from `first` on have separate blocks, as large as the greatest power of two
+// that divides their number. x may be y.
 typedef struct {
   int64_t tokens, heads, head_dim, first;
   LlmcRows x;

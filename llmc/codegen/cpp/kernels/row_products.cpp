@@ -1,4 +1,4 @@
-// Products and lookups of weights that a function yields row by row, for storages without kernels of their own.
+// Products and lookups of weights that a function yields row by row, for storages that have no kernels.
 //
 // A block of a panel is decoded to fp32 in cache, once for all tiles of tokens, and multiplied as a dense one is: in
 // fp32, so that whatever the rows hold is exact. Sums run over k in ascending order, as in linear.h.

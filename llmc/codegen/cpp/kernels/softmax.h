@@ -90,8 +90,8 @@ inline Vec bias_of(const float* bias, int64_t extent, int64_t own, int64_t index
   return load(added);
 }
 
-// Scales, caps, biases and masks one row's scores of a tile and returns the greatest. Where nothing but a positive
-// factor is asked for, the scores stay as they are, and the factor is left for later. A row's own key is the last seen.
+// Scales, caps, biases and masks one row's scores of a tile and returns the greatest. Where only a positive factor is
+// needed, the scores stay as they are, and the factor is left for later. A row's own key is the last seen.
 inline float prepare_scores(const ScoreScale& by, bool scaled_later, int row, Keys seen, float* scores) {
   Vec greatest = broadcast(kMinusInfinity);
   const bool all = seen.first <= 0 && seen.last >= kAttentionKeys && by.chosen == nullptr;

@@ -1,5 +1,5 @@
 // How kernels with states walk a step: each request's tokens one by one, in order, so that bits do not depend on how
-// its prompt was cut; parts of a state, which do not know of each other, are shared among threads.
+// its prompt was cut; parts of a state, which are independent, are shared among threads.
 #pragma once
 #include "row.h"
 

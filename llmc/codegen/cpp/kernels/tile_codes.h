@@ -69,7 +69,7 @@ inline void widen_codes(const CodeBlock& block, uint8_t* to) {
   }
 }
 
-// Weights of a block as tiles want them: bytes, `words` of four in each group, groups group_bytes apart.
+// Weights of a block in the layout of tiles: bytes, `words` of four in each group, groups group_bytes apart.
 struct TileCodes {
   const uint8_t* bytes;
   int64_t group_bytes, words, at_a_time;

@@ -1,4 +1,4 @@
-"""The tokens of a step as rows of its requests, which stand side by side, and back."""
+"""The tokens of a step as rows of its requests, side by side, and back."""
 
 import torch
 from onnx import TensorProto
@@ -20,7 +20,7 @@ def padded(b: Body, query_starts: Value, *, least: int = 1) -> tuple[str, str, s
 
 
 def places(b: Body, x: Value, query_starts: Value, starts: str, rows: str) -> str:
-    """Where each token of x stands among the rows of all requests, [tokens]; anywhere for tokens of no request."""
+    """The place of each token of x among the rows of all requests, [tokens]; anywhere for tokens of no request."""
     tokens = b("Range", b.integer(0), b.squeeze(b.length(x, 0), 0), b.integer(1))
     ends = b("Slice", b.cast(query_starts, torch.int64), b.integers([1]), b.integers([END]))
     is_behind = b("LessOrEqual", b.unsqueeze(ends, 0), b.unsqueeze(tokens, 1))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from llmc.graph.stored_codes import UnpackedCodes
 
-# AWQ's kernels want the eight columns of a word in this order.
+# AWQ's kernels expect the eight columns of a word in this order.
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 

@@ -19,8 +19,8 @@ aten = torch.ops.aten
 def norm_rewrite(name: str, replacement: Callable[..., Any], *patterns: Callable[..., Any]) -> Rewrite:
     """patterns: return a norm of x over its last axis, and name weight, bias, shape and eps if they have them.
 
-    eps: None if torch's op chooses it. The normalization of x may be shared with other norms, which become ops of their
-    own, as for keys and values of one projection (Gemma 4).
+    eps: None if torch's op chooses it. The normalization of x may be shared with other norms, which become separate
+    ops, as for keys and values of one projection (Gemma 4).
     """
     shapes = {"x": (2, 4), "weight": (4,), "bias": (4,), "shape": [4], "eps": 0.625}
     return Rewrite(

@@ -18,7 +18,7 @@ from llmc.runtime.server.options import ServeOptions
 WORKER = "llmc.runtime.server.replicas.worker"
 _POLL_SECONDS = 0.5
 _START_SECONDS = 300.0
-# A worker that does not answer gets no requests; only after this long is it taken for stuck.
+# A worker that does not answer gets no requests; only after this long does it count as stuck.
 _STUCK_SECONDS = 20.0
 # A worker that ends after it has served for a while is replaced at once, others after a pause that doubles.
 _SETTLED_SECONDS = 30.0

@@ -24,7 +24,7 @@ _STOP_SECONDS = 10.0
 
 
 def serve_replicas(options: ServeOptions, count: int, routing: str, listening: Callable[[str], None]) -> bool:
-    """Serve until the process is asked to end. Returns whether every request was finished.
+    """Serve until the process gets a signal to end. Returns whether every request was finished.
 
     listening: told the address once every replica answers.
     Raises OptionError for an unknown routing, RankError in a process that torchrun has started, LlmcError if a replica

@@ -1,4 +1,4 @@
-"""Responses that later requests may go on from: in memory, bounded in bytes and in age."""
+"""Responses that later requests may continue from: in memory, bounded in bytes and in age."""
 
 import time
 import uuid

@@ -81,7 +81,7 @@ def response_routes(model: ServedModel) -> APIRouter:
 
 @dataclass(frozen=True)
 class AskedResponse:
-    """A request on its way. added: its input; before: the conversation that it goes on with."""
+    """A request on its way. added: its input; before: the conversation that it continues with."""
 
     reply: ResponseReply
     request: GenerationRequest

@@ -22,7 +22,7 @@ _BETWEEN = "\n\n"
 class ChannelReader(OutputReader):
     """Messages in the channel `analysis` are thoughts; a message to a known function is a call; all others are text.
 
-    prompt: what the output goes on with; it may end within a message.
+    prompt: the text that the output continues; it may end within a message.
     """
 
     def __init__(self, tools: Tools, prompt: str = "") -> None:

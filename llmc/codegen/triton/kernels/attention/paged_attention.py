@@ -72,7 +72,7 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
         reason = f"{heads // kv_heads} query heads share a KV head; with these dimensions a program holds {most}"
         return Refusal(reason, node)
     if given["bias"] is not None or (given["sinks"] is not None and given["sinks"].meta["val"].dim() == 2):
-        return Refusal("each token has a bias or sinks of its own, which GPU kernels do not support yet", node)
+        return Refusal("each token has its own bias or sinks, which GPU kernels do not support yet", node)
     if given["chosen"] is not None:
         return Refusal("each token sees chosen keys only, which GPU kernels do not support yet", node)
     if given["scale"] <= 0:

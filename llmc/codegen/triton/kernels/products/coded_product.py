@@ -118,7 +118,7 @@ def code_pointers(parts: Mapping[str, Operand | None]) -> dict[str, Argument]:
 
 
 def group_count(stored: Call) -> int:
-    """Groups of a row's columns that have a scale of their own. stored: the call of the weight's op."""
+    """Groups of a row's columns that have their own scale. stored: the call of the weight's op."""
     floats = stored.shape("scales")[1]
     steps = CODE_FORMATS[stored.plain("format")].steps
     return floats if steps is None else floats * steps.groups

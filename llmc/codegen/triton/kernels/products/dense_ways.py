@@ -100,7 +100,7 @@ def predicted_seconds(product: Product, target: GpuTarget, tiling: Tiling, token
         rounds = min(programs, target.sm_count * triton.cdiv(programs, target.sm_count * _PROGRAMS_AT_ONCE))
         moved += rounds * 4 * product.channels / _L2_SPEED
     if tiling.way is Way.LIBRARY:
-        # Where one tile a processor does not fill the GPU, it splits the sums and adds them up in a launch of its own.
+        # Where one tile a processor does not fill the GPU, it splits the sums and adds them up in a separate launch.
         launches += 1
         busy, arithmetic = 1.0, product.operations(tokens) / (_rate(product, target) * tiling.efficiency)
     else:

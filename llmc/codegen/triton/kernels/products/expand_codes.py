@@ -1,4 +1,4 @@
-"""A quantized weight's values in x's dtype, written to a workspace by a launch of its own, for products of many tokens.
+"""A quantized weight's values in x's dtype, written to a workspace by a separate launch, for products of many tokens.
 
 Tiles on the matrix units decode codes once per tile of tokens. With hundreds of tokens, decoding them once and giving
 the weight to the library takes less time. Each value is scale · code - minimum in fp32, rounded once to x's dtype.

@@ -1,4 +1,4 @@
-"""Which launches compute a norm: one of its own, or those of the sum over ranks that it has claimed."""
+"""Which launches compute a norm: a separate one, or those of the sum over ranks that it has claimed."""
 
 from typing import Any
 

@@ -1,8 +1,8 @@
 """llmc::linear_attention_with_state: S ← diag(exp(decay))·S, then S ← S + kᵀ·v or, with beta, S + kᵀ·(beta·(v - k·S));
 y = q·S.
 
-Columns of S do not know of each other: a program takes a few of one head's, of one request, through all tokens, in
-registers; the next tokens are on their way meanwhile. Moves 8·R·H·K·V bytes of states, and q and k for each program.
+Columns of S are independent: a program takes a few of one head's, of one request, through all tokens, in registers; the
+next tokens are on their way meanwhile. Moves 8·R·H·K·V bytes of states, and q and k for each program.
 """
 
 import torch
@@ -52,7 +52,7 @@ def linear_attention_kernel(
 ) -> None:
     """Program (j, h, r): the j-th VALUE_BLOCK columns of head h's state, of request r.
 
-    BY_CHANNEL: each channel of a key has a decay of its own.
+    BY_CHANNEL: each channel of a key has its own decay.
     """
     head = tl.program_id(1)
     first, end, slot, earlier = carried(tl.program_id(2), query_starts_ptr, context_lens_ptr, state_slots_ptr)
