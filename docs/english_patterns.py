@@ -143,7 +143,8 @@ PATTERNS = (
     ),
     _pattern(
         "wants",
-        r"\b(?:kernel|graph|model|step|request|rank|op|cache|engine|template|backend|launch|that|which|one|tiles?)s? wants?\b",
+        r"\b(?:kernel|graph|model|step|request|rank|op|cache|engine|template|backend|launch|that|which|one|tile)s? "
+        r"wants?\b",
         "a step that wants logits",
         "needs, requires, expects",
     ),

@@ -171,6 +171,9 @@ class Engine(TextGenerator):
     def unload_adapter(self, name: str) -> None:
         """Remove an adapter. Running requests keep it.
 
+        Args:
+            name: The adapter's name.
+
         Raises:
             AdapterError: For an unknown name.
         """
@@ -182,7 +185,13 @@ class Engine(TextGenerator):
         return self._output_cache
 
     def tokenize(self, text: str) -> list[int]:
-        """The token ids of a text, as in a prompt.
+        """Tokenize a text, as in a prompt.
+
+        Args:
+            text: The text.
+
+        Returns:
+            Its token ids, with the special tokens that the tokenizer adds to prompts.
 
         Raises:
             RequestError: If the engine has no tokenizer.
@@ -192,7 +201,17 @@ class Engine(TextGenerator):
         return self._tokenizer.encode(text)
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
-        """The text of token ids, without special tokens; empty if the engine has no tokenizer."""
+        """Decode token ids.
+
+        Args:
+            token_ids: Token ids below the model's vocabulary size.
+
+        Returns:
+            The text without special tokens; empty if the engine has no tokenizer.
+
+        Raises:
+            RequestError: For ids that are not in the vocabulary.
+        """
         ids = ids_of(token_ids, self._tokenizer)
         check_ids("token_ids", ids, self.info.vocab_size)
         return self._tokenizer.decode(ids)
@@ -233,7 +252,10 @@ class Engine(TextGenerator):
         return requests[0].logits if is_one else [request.logits for request in requests]
 
     def report(self) -> Path:
-        """The path of the engine's report: one HTML file with passes, graphs, kernels, roofline and memory.
+        """Find the engine's report: one HTML file with passes, graphs, kernels, roofline and memory.
+
+        Returns:
+            The path of the file.
 
         Raises:
             EngineFormatError: If the engine was written without a report.
@@ -241,7 +263,10 @@ class Engine(TextGenerator):
         return report_file(self._directory)
 
     def explain(self) -> str:
-        """The explanation that `llmc explain` prints: coverage, rewrites and refusals.
+        """Explain what the passes did.
+
+        Returns:
+            The text that `llmc explain` prints: coverage, rewrites and refusals.
 
         Raises:
             EngineFormatError: If the engine has no report.
@@ -270,6 +295,9 @@ class Engine(TextGenerator):
     def reopen(self) -> StepLoop:
         """Reopen the executor, with empty caches, after a step has failed. For the owner of the loop.
 
+        Returns:
+            The new loop of steps.
+
         Raises:
             LlmcError: As for opening the engine, such as TargetError.
         """
@@ -281,6 +309,9 @@ class Engine(TextGenerator):
 
     def save(self, path: str | Path) -> Path:
         """Copy the engine directory to `path`, atomically.
+
+        Args:
+            path: The new directory. An engine that exists there is replaced.
 
         Returns:
             The path of the copy.

@@ -69,6 +69,9 @@ def load(
             engine's graph in torch on the CPU, "triton_interpreter" its kernels.
         owned: A directory to delete with the engine.
 
+    Returns:
+        The open engine. Close it, or use it in a `with` statement.
+
     Raises:
         EngineFormatError: If the directory is not an engine of this version, or its files are corrupt.
         TargetError: If this machine cannot run `executor`. Without the argument the engine still opens, for inspection

@@ -83,9 +83,14 @@ class Grammar:
         preamble: Preamble | None = None,
         instead: str | None = None,
     ) -> None:
-        """Args: kind: A GrammarKind or its value, such as "regex". "json" is a schema, and "grammar" is EBNF. source: A
-        text. A schema may also be a dict, and a choice a list of texts. "json" without a source means any JSON object.
-        preamble: Free text before the constrained part. instead: An alternative grammar in Lark's notation.
+        """Describe a constraint on an output; it is compiled when a request uses it.
+
+        Args:
+            kind: A GrammarKind or its value, such as "regex". "json" is a schema, and "grammar" is EBNF.
+            source: The grammar's text. A schema may also be a dict, and a choice a list of texts. "json" without a
+                source means any JSON object.
+            preamble: Free text before the constrained part.
+            instead: An alternative grammar in Lark's notation.
 
         Raises:
             RequestError: For an unknown kind, or a source of the wrong type.
@@ -99,7 +104,11 @@ class Grammar:
         object.__setattr__(self, "instead", instead)
 
     def as_json(self) -> dict[str, Any]:
-        """As `grammar_of_json` takes it."""
+        """Convert the grammar to plain data.
+
+        Returns:
+            A dict that `grammar_of_json` reads.
+        """
         preamble = None if self.preamble is None else asdict(self.preamble)
         return {"kind": self.kind.value, "source": self.source, "preamble": preamble, "instead": self.instead}
 
