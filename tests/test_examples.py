@@ -10,7 +10,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SHOWS = {
-    "embed_texts.py": ["numbers a text, pooling last", "vectors: 4 of ", "1.0000  The king is dead, my lord."],
+    "embed_texts.py": ["numbers per text, pooling last", "vectors: 4 of ", "1.0000  The king is dead, my lord."],
     "write_a_pass.py": ["split_norm_weight: 4 rewrites", "fold_norm_weight: 10 rewrites, 0 refused"],
     "find_a_wrong_pass.py": [
         "diff: wrong_norm is the first pass over its budget",

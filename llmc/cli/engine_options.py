@@ -54,7 +54,7 @@ class EngineOptions:
             return engine_of(path, target=self.target, progress=shown, **values)
 
     def _values(self) -> dict[str, Any]:
-        """By the names of BuildOptions."""
+        """The options by the names of BuildOptions."""
         return {
             "dtype": self.dtype,
             **cache_options(self.kv_cache_dtype),

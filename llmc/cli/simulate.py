@@ -185,7 +185,7 @@ class MachineOptions:
         return list(dict.fromkeys(name.strip() for name in self.target.split(",")))
 
     def prices(self) -> dict[str, float]:
-        """By target. Raises OptionError."""
+        """The price per hour of each target's rank. Raises OptionError."""
         from llmc.simulation.fleets import parse_prices
 
         return parse_prices(self.price or (), self.targets())

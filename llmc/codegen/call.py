@@ -22,7 +22,7 @@ class RowsCall(Protocol):
         """Sizes of a tensor argument, without its row axis."""
 
     def count(self, name: str) -> Count | Rows | int:
-        """How many rows a tensor argument has."""
+        """The number of rows of a tensor argument."""
 
     def plain(self, name: str) -> Any:
         """An argument that is not a tensor."""

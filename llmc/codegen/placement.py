@@ -88,7 +88,7 @@ class Placer:
         self._residents: dict[Value, list[Value]] = {}
 
     def place(self) -> dict[Value, Placement]:
-        """By value, of all that is written."""
+        """The placement of every value that is written to memory."""
         self._place_logits()
         for i, values in enumerate(self._written):
             for value in values:

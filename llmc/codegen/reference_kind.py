@@ -42,7 +42,7 @@ class ReferenceKind:
         yield ReferenceBuilder(options)
 
     def pack(self, weight: Tensor, slot: WeightSlot) -> Tensor:
-        """As the checkpoint has it."""
+        """The weight in the layout of the checkpoint."""
         return plain_rows(weight, slot)
 
     def pack_codes(self, parts: Mapping[str, Tensor], format: str, layout: Layout) -> Tensor:

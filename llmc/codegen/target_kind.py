@@ -32,7 +32,7 @@ class LoweredEngine(Protocol):
 
     @property
     def recipes(self) -> Sequence[SlotRecipe]:
-        """In the order of program.weights."""
+        """The recipes of weights, in the order of program.weights."""
 
 
 class Builder(Protocol):

@@ -132,7 +132,7 @@ def start_engine(path: Path) -> tuple[EngineDirectory, WeightCheck]:
 
 
 def engine_to_run(path: Path, *, check_weights: bool) -> tuple[EngineDirectory, WeightCheck | None]:
-    """As `start_engine`, or without comparing its weights."""
+    """Open an engine like `start_engine`. check_weights: Whether to compare its weights."""
     return start_engine(path) if check_weights else (read_engine(path, check_weights=False, check_machine=False), None)
 
 

@@ -62,7 +62,7 @@ class CacheSpec:
         return channels if self.format is None else self.format.position_bytes(channels)
 
     def slot(self) -> CacheSlot:
-        """As a program has it."""
+        """The cache as a program records it."""
         format = None if self.format is None else str(self.format)
         return CacheSlot(self.kv_heads, self.head_dim, self.value_dim, DTYPE_NAMES[self.dtype], format, self.group)
 

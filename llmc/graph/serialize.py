@@ -86,7 +86,7 @@ def read_memory_text(text: str) -> str:
 
 
 def _legal_ops() -> dict[str, Callable[..., Any]]:
-    """By name in the text."""
+    """The allowed ops, by their names in the text."""
     return {_op_name(op): op for op in legal_ops(Stage.OPTIMIZED) | all_fallback_ops()}
 
 

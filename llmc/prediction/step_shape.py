@@ -24,5 +24,5 @@ class StepShape:
         return StepShape(tokens, 1, 1, tokens, tokens * (tokens + 1) // 2)
 
     def values(self) -> dict[str, float]:
-        """By symbol, for `evaluate_expression`."""
+        """The sizes by symbol, for `evaluate_expression`."""
         return {"T": self.tokens, "L": self.logit_rows, "R": self.requests, "C": self.context, "A": self.pairs}

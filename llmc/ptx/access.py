@@ -39,7 +39,7 @@ class Operands:
         return self.reader_of(self._operand(place), dtype)
 
     def reader_of(self, operand: Operand, dtype: DType) -> Reader:
-        """As reader, of an operand inside another."""
+        """A reader, like `reader`, of an operand inside another."""
         if isinstance(operand, Register):
             return self._register_reader(operand, dtype)
         if isinstance(operand, Special):
@@ -100,7 +100,7 @@ class Operands:
         return self.writer_of(self._operand(place), dtype)
 
     def writer_of(self, operand: Operand, dtype: DType) -> Writer:
-        """As writer, of an operand inside another."""
+        """A writer, like `writer`, of an operand inside another."""
         if isinstance(operand, Sink):
             return lambda team, value, mask: None
         register = self.register_of(operand)

@@ -30,7 +30,7 @@ class Modifiers:
         raise self.refused(f"it has none of {', '.join(f'.{name}' for name in names)}")
 
     def maybe(self, *names: str) -> str | None:
-        """As one_of, None if none is there."""
+        """Like `one_of`, but None if the opcode has none of them."""
         return self.one_of(*names) if any(given in names for given in self._rest) else None
 
     def next(self) -> str:

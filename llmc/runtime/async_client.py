@@ -139,7 +139,7 @@ def choice_news(client: Client, choice: Request) -> ChoiceNews | None:
 
 
 def view(client: Client, now: float) -> RequestView:
-    """For observers of the requests in flight."""
+    """The view of a client for observers of the requests in flight."""
     sequences, prompt_tokens = client.job.sequences, len(client.request.prompt_token_ids)
     blocks = sum(len(sequence.standing.blocks) for sequence in sequences)
     return RequestView(

@@ -30,7 +30,7 @@ class ClientsInFlight:
         return len(self._clients)
 
     def views(self, now: float) -> list[RequestView]:
-        """In order of arrival; from any thread."""
+        """A view per client, in order of arrival. Callable from any thread."""
         return [view(client, now) for client in list(self._clients.values())]
 
     def add(self, client: Client, loop: StepLoop) -> None:

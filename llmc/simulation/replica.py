@@ -112,7 +112,7 @@ class _Request(SampledRequest):
 
 
 class _Tokens:
-    """As StepResults: every token is 0."""
+    """StepResults in which every token is 0."""
 
     def logits(self, first: int, count: int) -> npt.NDArray[np.float32]:
         return _NO_LOGITS

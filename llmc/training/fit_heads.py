@@ -51,7 +51,7 @@ class Samples:
 
     @property
     def batches(self) -> int:
-        """In an epoch."""
+        """The number of batches in an epoch."""
         return -(-len(self.states) // _BATCH)
 
     def known(self, chosen: Tensor, head: int) -> tuple[Tensor, Tensor]:

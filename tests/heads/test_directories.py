@@ -119,7 +119,7 @@ _PROMPTS = {"query": "Find: ", "passage": ""}
         ({"prompts": _PROMPTS, "default_prompt_name": ["query"]}, "default prompt is .'query'.*not among"),
         ({"similarity_fn_name": "hamming"}, "compared by 'hamming'"),
         ({"similarity_fn_name": ["dot"]}, "compared by .'dot'"),
-        ({"prompts": _PROMPTS}, "the mean leaves the tokens of a text's prompt out"),
+        ({"prompts": _PROMPTS}, "the mean excludes the tokens of a text's prompt"),
     ],
 )
 def test_preparations_that_cannot_be_had_are_refused(tmp_path: Path, settings: dict[str, Any], said: str) -> None:

@@ -69,7 +69,7 @@ class CppKind:
             yield CppBuilder(self.target, options, compiler)
 
     def pack(self, weight: Tensor, slot: WeightSlot) -> Tensor:
-        """In panels, or as rows."""
+        """The weight in the slot's layout: panels or rows."""
         into = pack_sparse if slot.layout in DENSE else pack
         return into(weight, slot.layout, TORCH_DTYPES[slot.dtype])
 

@@ -80,7 +80,7 @@ def enumerator(field: str, value: str) -> str:
 
 
 def field_names(struct: type[ctypes.Structure]) -> tuple[str, ...]:
-    """In order of declaration."""
+    """The names of a struct's fields, in order of declaration."""
     return tuple(name for name, *_ in struct._fields_)
 
 

@@ -28,7 +28,7 @@ def adapted(call: Call) -> Arguments:
 
 
 def of_requests(call: Call) -> Arguments:
-    """How many texts there are."""
+    """The argument with the number of texts."""
     return {"requests": Count.REQUESTS}
 
 

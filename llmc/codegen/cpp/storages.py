@@ -78,7 +78,7 @@ def _code_table(call: Call) -> tuple[str, dict[str, Argument]]:
 
 
 def _rounding(call: Call) -> dict[str, Argument]:
-    """How x arrives."""
+    """The arguments that describe how x is rounded."""
     arrived = call.within("x")
     if arrived is None:
         return {"x_format": "none"}

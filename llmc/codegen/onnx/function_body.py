@@ -103,7 +103,7 @@ class Body:
         return self("Transpose", x, perm=list(axes))
 
     def unsqueeze(self, x: Operand, *axes: int) -> str:
-        """With axes of one element."""
+        """Add axes of one element to x."""
         return self("Unsqueeze", x, self.integers(axes))
 
     def squeeze(self, x: Operand, *axes: int) -> str:

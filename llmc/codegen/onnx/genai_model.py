@@ -166,7 +166,7 @@ def _cache(kind: str, layer: int, part: str) -> str:
 
 
 def _renamed(node: onnx.NodeProto) -> onnx.NodeProto:
-    """With the names within."""
+    """The node with its inner names replaced."""
     for names in (node.input, node.output):
         for i, name in enumerate(names):
             names[i] = _RENAMED.get(name, name)

@@ -29,7 +29,7 @@ from llmc.targets import OnnxTarget
 
 @dataclass(frozen=True)
 class OnnxKind:
-    """As TargetKind."""
+    """The TargetKind of engines for onnxruntime."""
 
     target: OnnxTarget
     dtypes: tuple[torch.dtype, ...] = (torch.float32,)
@@ -63,7 +63,7 @@ class OnnxKind:
         yield OnnxBuilder(options)
 
     def pack(self, weight: Tensor, slot: WeightSlot) -> Tensor:
-        """As ONNX has it."""
+        """The weight in the layout of ONNX."""
         return stored_elements(weight, slot)
 
     def pack_codes(self, parts: Mapping[str, Tensor], format: str, layout: Layout) -> Tensor:
@@ -95,7 +95,7 @@ class OnnxEngine:
 
 
 class OnnxBuilder:
-    """As Builder."""
+    """The Builder of engines for onnxruntime."""
 
     def __init__(self, options: BuildOptions) -> None:
         self._options = options

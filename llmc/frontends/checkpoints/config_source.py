@@ -25,7 +25,7 @@ class ConfigSource:
                 self._tensors[recipe.name] = torch.empty(tuple(value.shape), dtype=recipe.dtype, device="meta")
 
     def names(self) -> tuple[str, ...]:
-        """As the model calls them, sorted."""
+        """The names of tensors in the model, sorted."""
         return tuple(sorted(self._tensors))
 
     def load(self, name: str) -> Tensor:

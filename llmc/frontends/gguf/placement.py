@@ -28,7 +28,7 @@ class Place:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As the model has it."""
+        """The tensor's shape in the model."""
         shape = self.rows_shape
         return (shape[0], shape[2], shape[1]) if self.is_transposed else shape
 
@@ -42,7 +42,7 @@ class Place:
 
     @property
     def nbytes(self) -> int:
-        """In the file."""
+        """The tensor's size in the file, in bytes."""
         times = 1 if self.between is None else 2
         return times * self.tensor.nbytes // (1 if self.expert is None else self.tensor.shape[0])
 

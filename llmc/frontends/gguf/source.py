@@ -61,7 +61,7 @@ class GgufSource:
         return [(name, place.tensor.type.name, place.shape) for name, place in sorted(self._places.items())]
 
     def check(self, name: str, shape: tuple[int, ...], *, floating: bool) -> None:
-        """As SafetensorsSource.check; all types stand for numbers."""
+        """Check a tensor's shape, like SafetensorsSource.check. All types of GGUF stand for numbers."""
         place = self._place(name)
         check_shape(name, place.shape, shape, place.tensor.file)
 

@@ -96,7 +96,7 @@ def numbers_ids(model: Any) -> bool:
 
 
 def _dense(module: DenseModule, model: Any) -> nn.Module:
-    """With parameters as fake as the model's."""
+    """The Dense module as a layer, with fake parameters if the model's are fake."""
     activation = _ACTIVATIONS.get(module.activation)
     if activation is None:
         raise CaptureError(

@@ -34,7 +34,7 @@ class OnnxNode:
 
     @property
     def op(self) -> str:
-        """With its domain, as in com.microsoft::MatMulNBits."""
+        """The operator with its domain, such as com.microsoft::MatMulNBits."""
         return f"{self.domain}::{self.op_type}" if self.domain else self.op_type
 
     @property
@@ -44,7 +44,7 @@ class OnnxNode:
 
     @property
     def label(self) -> str:
-        """For messages."""
+        """The node's name in messages."""
         return f"node {self.name or next(iter(self.outputs), '')!r:.120} ({self.op:.80})"
 
 

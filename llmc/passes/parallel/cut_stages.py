@@ -114,7 +114,7 @@ def _choose(order: Sequence[fx.Node], places: Sequence[_Place], stages: int) -> 
 
 
 def _most_stages(order: Sequence[fx.Node], places: Sequence[_Place]) -> int:
-    """With a layer that attends in each."""
+    """The maximum number of stages, each with a layer that attends."""
     layers = list(accumulate(map(_attends, order), initial=0))
     stages, reached = 1, 0
     for place in places:

@@ -72,7 +72,7 @@ class Placements:
                 self._relate(node)
 
     def classes(self) -> list[AxesClass]:
-        """In the order of the graph."""
+        """The classes of axes, in the order of the graph."""
         return list(dict.fromkeys(self._of.values()))
 
     def find(self, node: fx.Node, axis: int) -> AxesClass | None:

@@ -135,7 +135,7 @@ def _map_of(team: Team, address: int, lane: int, operands: Operands) -> TensorMa
 
 
 def _always(lane: int) -> Callable[[Indices], Indices]:
-    """That all accesses are of one thread."""
+    """A choice for accesses that are all of one thread."""
     return lambda places: np.full(len(places), lane)
 
 

@@ -47,7 +47,7 @@ class CoverageRule:
     is_wanted: Callable[[ModelGraph, BuildOptions], bool] = lambda graph, options: True
 
     def number_done(self, graph: ModelGraph) -> int:
-        """How many a graph has."""
+        """The number of reached places in a graph."""
         return self.count(graph) if self.count is not None else len(calls_of(graph, self.done))
 
     def left(self, graph: ModelGraph) -> list[fx.Node]:

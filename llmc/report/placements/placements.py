@@ -34,7 +34,7 @@ class PlacementObserver:
         self._refusals: list[str] = []
 
     def __call__(self, record: PassRecord, graph: ModelGraph) -> None:
-        """After each pass."""
+        """Record the placements after a pass."""
         if record.name in _PARTITIONS and graph.ranks > 1:
             self._refusals += [each.reason for each in record.refusals]
             self.placements = placements(graph, self._refusals, stages=self._stages)

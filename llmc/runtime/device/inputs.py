@@ -57,7 +57,7 @@ class StepShape:
         )
 
     def counts(self) -> Mapping[str, int]:
-        """By the names that launches use."""
+        """The counts of the step, by the names that launches use."""
         return {"T": self.tokens, "L": self.logit_rows, "R": self.requests, "max_blocks": self.max_blocks}
 
     def input_offsets(self) -> Mapping[str, int]:

@@ -41,7 +41,7 @@ class LaunchTime:
 
     @property
     def seconds(self) -> float:
-        """How long it ran."""
+        """The duration of the launch in seconds."""
         return self.end - self.start
 
 

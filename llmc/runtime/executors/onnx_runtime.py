@@ -35,12 +35,12 @@ _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 
 def open_engine(request: OpeningRequest) -> "tuple[OnnxRuntimeExecutor, int]":
-    """By its kernels for CPUs."""
+    """Open the engine with onnxruntime's kernels for CPUs."""
     return _opened(request, on_device=False)
 
 
 def open_on_device(request: OpeningRequest) -> "tuple[OnnxRuntimeExecutor, int]":
-    """By the CUDA provider."""
+    """Open the engine with onnxruntime's CUDA provider."""
     return _opened(request, on_device=True)
 
 

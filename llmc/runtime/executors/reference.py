@@ -34,7 +34,7 @@ from llmc.runtime.memory import Bytes
 
 
 def open_engine(request: OpeningRequest) -> "tuple[ReferenceExecutor, int]":
-    """In this machine's memory."""
+    """Open the engine in this machine's memory."""
     request.wait_for_weights()
     blocks, snapshots = request.in_host_memory()
     return ReferenceExecutor(request.directory, blocks, snapshots), blocks

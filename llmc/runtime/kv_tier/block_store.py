@@ -58,7 +58,7 @@ class BlockStore(Protocol):
         """The blocks that an earlier process has left, and their bytes, the one used longest ago first."""
 
     def touch(self, key: BlockKey) -> None:
-        """It was used now. Raises OSError."""
+        """Record that the block was used now. Raises OSError."""
 
     def close(self) -> None:
         """Nothing is read or written any more."""

@@ -247,7 +247,7 @@ class Tier:
                     self._remove(key)
 
     def _read_all(self, fetch: Fetch, entries: Sequence[tuple[BlockKey, _Entry]]) -> None:
-        """In the reading thread."""
+        """Read the blocks of a fetch. Runs in the reading thread."""
         try:
             for key, entry in entries:
                 content = self._read(key, entry)

@@ -51,7 +51,7 @@ def move_paths(
 
 
 def _moves(path: AcceptedPath, block_size: int, group: int) -> Iterator[tuple[int, int]]:
-    """From which slots to which."""
+    """Yield the source and destination slots of the path's rows."""
     first, standing = path.chunk.start + 1, path.request.standing
     for place, node in enumerate(path.nodes):
         if place != node:

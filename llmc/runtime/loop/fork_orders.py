@@ -21,6 +21,6 @@ class ForkOrders:
         self._orders.append(lambda forks: forks.remove(request))
 
     def carry_out(self, forks: Forks) -> None:
-        """In the order in which they came."""
+        """Carry out the orders in the order of their arrival."""
         for order in self._orders:
             order(forks)

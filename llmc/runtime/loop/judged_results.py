@@ -49,11 +49,11 @@ class _JudgedResults:
     judged: Mapping[int, tuple[Draft, int]]
 
     def logits(self, first: int, count: int) -> npt.NDArray[np.float32]:
-        """As they are."""
+        """Rows of logits, unchanged."""
         return self.results.logits(first, count)
 
     def guesses(self, first: int, count: int) -> Sequence[int]:
-        """As they are."""
+        """The guesses, unchanged."""
         return self.results.guesses(first, count)
 
     def tokens(self, samplers: Sequence[Sampler], rows: Sequence[int]) -> Sequence[int | RequestError]:

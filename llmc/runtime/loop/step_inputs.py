@@ -168,7 +168,7 @@ class StatefulStepInputs(StepInputs):
     """The inputs of an engine with states: each request's states are in the slot of its seat."""
 
     def fill(self, plan: StepPlan, sides: tuple[str, ...] = ()) -> Step:
-        """With state_slots."""
+        """Fill the inputs of a step, with state_slots."""
         standings = [request.standing for request in (*plan.decodes, *(chunk.request for chunk in plan.chunks))]
         slots = [standing.seat for standing in standings if standing.seat is not None]
         return replace(super().fill(plan, sides), state_slots=np.array(slots, np.int32))

@@ -40,7 +40,7 @@ class StateSnapshots:
 
     @property
     def used(self) -> int:
-        """How many snapshots there are."""
+        """The number of snapshots."""
         return len(self._slots)
 
     def usable(self, request: Request, found: Sequence[int], computed: int) -> list[int]:

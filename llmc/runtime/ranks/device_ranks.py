@@ -35,7 +35,7 @@ class DeviceExecutor(ChoosingExecutor, SideOutputExecutor, Protocol):
     """The executor of each rank, which can be connected to the others."""
 
     def join(self, place: DevicePlace) -> None:
-        """Before the first step."""
+        """Connect to the other ranks' memory before the first step."""
 
     def follow(self, step: Step) -> None:
         """Run a step for its collectives and its cache; its results are not used on this rank."""

@@ -32,7 +32,7 @@ class MemoryLayout:
 
     @staticmethod
     def of(engine: EngineDirectory, exchange: int) -> "MemoryLayout":
-        """For all stages of an engine."""
+        """The layout for all stages of an engine."""
         stages = [stage.program for stage in engine.stages]
         first = stages[0]
         limits, widths = first.limits, tuple(program.hidden_width for program in stages[1:])

@@ -17,7 +17,7 @@ _LOOK_SECONDS = 0.25
 
 
 class StagedCppExecutor(RankedCppExecutor):
-    """As RankedCppExecutor, with layers in stages."""
+    """A RankedCppExecutor whose layers are divided into stages."""
 
     def __init__(self, engine: EngineDirectory, blocks: int, threads: int, check: WeightCheck | None = None) -> None:
         super().__init__(engine, blocks, threads, check)

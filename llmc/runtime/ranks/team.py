@@ -111,7 +111,7 @@ class Team:
             raise self.error()
 
     def error(self) -> RankError:
-        """Which rank was lost, and how."""
+        """The error that names the lost rank and the reason."""
         return RankError(
             f"{self._reason}: the engine cannot continue without it",
             at="the engine's ranks",

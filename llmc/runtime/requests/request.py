@@ -28,7 +28,7 @@ class Forks(Protocol):
         """Start `child` on the parent's blocks."""
 
     def resume(self, request: "Request") -> None:
-        """It has tokens to compute again."""
+        """Requeue a request that has tokens to compute again."""
 
     def remove(self, request: "Request") -> None:
         """Drop it."""

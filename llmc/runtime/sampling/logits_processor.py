@@ -26,7 +26,7 @@ class CheckedProcessor:
 
     @staticmethod
     def of(function: LogitsProcessor, index: int) -> "CheckedProcessor":
-        """For a function that SamplingParams has accepted."""
+        """Wrap a function that SamplingParams has accepted."""
         return CheckedProcessor(function, index, argument_count(function) == 3)
 
     def __call__(self, scores: Row, written: Written) -> Row:

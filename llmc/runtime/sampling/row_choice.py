@@ -35,7 +35,7 @@ class RowChoice(NamedTuple):
         return StepOutput.FILTERED if is_filtered else StepOutput.DRAWN
 
     def later(self, count: int) -> "RowChoice":
-        """For the token after the next `count`."""
+        """The same choice for the token after the next `count` tokens."""
         return self if self is BEST else self._replace(counters=self.counters + count)
 
 
@@ -71,7 +71,7 @@ class RowChoices:
         return RowChoices(**arrays, reads_logits=unread > 0)
 
     def arrays(self) -> dict[str, npt.NDArray[np.float32 | np.int32]]:
-        """By name."""
+        """The arrays by name."""
         return {name: getattr(self, name) for name in CHOICE_INPUTS}
 
 

@@ -60,7 +60,7 @@ class BlockPool:
         return len(self._free)
 
     def holders(self, block: int) -> int:
-        """How many hold the block."""
+        """The number of holders of a block."""
         return self._holders[block]
 
     def content(self, block: int) -> object:

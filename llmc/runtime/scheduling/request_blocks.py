@@ -227,7 +227,7 @@ class RequestBlocks:
         return zip(self.groups, request.standing.groups, strict=False)
 
     def _compaction(self, request: Request, group: GroupPool, done: DoneCut) -> list[int]:
-        """As described in llmc/ops/compact_kv.py."""
+        """The numbers of a compaction, as described in llmc/ops/compact_kv.py."""
         wanted = group.policy(request).queries
         own, slots = request.standing, list[int]()
         for number, other in enumerate(self.groups, 1):

@@ -41,7 +41,7 @@ class WaitingRequests:
         return premium[0] if premium else free[0] if free else None
 
     def take(self, request: Request) -> None:
-        """It waits no longer."""
+        """Remove a request that no longer waits."""
         queue = self._queue_of(request)
         if queue[0] is request:
             queue.popleft()

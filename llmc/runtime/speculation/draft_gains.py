@@ -16,7 +16,7 @@ _OLD, _OF_ALL = 8, 8
 
 
 class _Share:
-    """How often something is true."""
+    """A running share of events for which something was true."""
 
     def __init__(self, first: float) -> None:
         self.value = first

@@ -129,7 +129,7 @@ def test_columns_that_do_not_fall_into_groups_are_refused() -> None:
 
 
 def test_gated_weights_need_an_even_number_of_rows() -> None:
-    with pytest.raises(LoweringError, match="3 rows: an odd number"):
+    with pytest.raises(LoweringError, match="an odd number of rows, 3"):
         pack_codes(_parts(3, 16, 1), "int8", Layout.GATED_CODE_PANELS)
 
 

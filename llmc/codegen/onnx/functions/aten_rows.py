@@ -53,7 +53,7 @@ def scatter(b: Body, self: Value, dim: int, index: Value, value: float, result: 
 
 
 def cast_as(b: Body, self: Value, result: Value) -> str:
-    """In the dtype of another tensor."""
+    """Cast to the dtype of another tensor."""
     return b.cast(self, result.dtype)
 
 

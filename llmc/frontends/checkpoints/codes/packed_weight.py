@@ -38,7 +38,7 @@ class PackedWeight:
 
     @property
     def model_shape(self) -> tuple[int, ...]:
-        """As the model knows it."""
+        """The weight's shape in the model."""
         rows, columns = self.shape
         return self.shape if self.experts is None else (self.experts, columns, rows // self.experts)
 

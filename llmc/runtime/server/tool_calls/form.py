@@ -11,7 +11,7 @@ from llmc.runtime.text.incoming import Incoming, Wait
 
 
 class Notation(Protocol):
-    """How one call is written."""
+    """The notation of one call within a section."""
 
     @property
     def marks(self) -> tuple[str, ...]:

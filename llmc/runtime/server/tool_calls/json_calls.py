@@ -50,7 +50,7 @@ class JsonCalls:
         return text.choice([self._of_function(text, function) for function in tools.values()])
 
     def example(self, name: str, key: str, value: str) -> str:
-        """As Notation has it."""
+        """An example call; see Notation.example."""
         return f"{self._begun(name)}{json.dumps({key: value})}}}"
 
     def _begun(self, name: str) -> str:

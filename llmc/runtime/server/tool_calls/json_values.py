@@ -101,5 +101,5 @@ def read_arguments(source: Incoming, begin: Callable[[], None], say: Say, empty:
 
 
 def escaped(text: str) -> str:
-    """As within a JSON string."""
+    """The text with the escapes of a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]

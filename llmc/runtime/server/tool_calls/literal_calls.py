@@ -59,7 +59,7 @@ class LiteralCalls:
         return text.choice([self._of_function(text, values, function) for function in tools.values()])
 
     def example(self, name: str, key: str, value: str) -> str:
-        """As Notation has it."""
+        """An example call; see Notation.example."""
         quote = self.dialect.quotes[0]
         argument = f"{key}{self.assign}{quote}{value}{quote}"
         return f"{self.before}{name}{self.opening}{argument}{self.closing}"

@@ -74,7 +74,7 @@ class NamedCalls:
         return text.choice([self._of_function(text, function) for function in tools.values()])
 
     def example(self, name: str, key: str, value: str) -> str:
-        """As Notation has it."""
+        """An example call; see Notation.example."""
         number = f"{self.numbered}0" if self.numbered else ""
         return f"{self.before}{name}{number}{self.between}{json.dumps({key: value})}{self.after}"
 

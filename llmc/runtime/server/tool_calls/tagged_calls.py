@@ -73,7 +73,7 @@ class TaggedCalls:
         return text.choice([self._of_function(text, function) for function in tools.values()])
 
     def example(self, name: str, key: str, value: str) -> str:
-        """As Notation has it."""
+        """An example call; see Notation.example."""
         key_closing = self.text_key_closing or self.key_closing
         argument = f"{self.key_opening}{key}{key_closing}{self.value_opening}{value}{self.value_closing}"
         return f"{self.opening}{name}{self.name_closing}{argument}{self.closing}"

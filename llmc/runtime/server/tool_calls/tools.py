@@ -67,7 +67,7 @@ Tools = Mapping[str, Function]
 
 
 def tools_of(schemas: Mapping[str, Schema]) -> Tools:
-    """By name."""
+    """The tools by name."""
     return {name: Function(name, schema) for name, schema in schemas.items()}
 
 
