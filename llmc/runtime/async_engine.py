@@ -213,19 +213,11 @@ class AsyncEngine:
         return await asyncio.get_running_loop().run_in_executor(self._grammar_threads, compiling)
 
     def abort(self, request_id: str) -> None:
-        """End a request with finish_reason "abort"; callable from any thread.
-
-        Args:
-            request_id: The request's id; an unknown one is ignored.
-        """
+        """End a request with finish_reason "abort"; callable from any thread. An unknown id is ignored."""
         self._commands.put(lambda: self._clients.abort(request_id, self._loop))
 
     def stats(self) -> EngineStats:
-        """Read the gauges and counters; cheap, and callable from any thread.
-
-        Returns:
-            Current gauges, and counters since the engine was opened.
-        """
+        """Current gauges and counters; cheap, and callable from any thread."""
         scheduler, pool = self._loop.scheduler, self._loop.pool
         output_cache = self._engine.output_cache
         return EngineStats(
@@ -253,22 +245,11 @@ class AsyncEngine:
         )
 
     def requests(self) -> list[RequestView]:
-        """List the requests in flight; callable from any thread.
-
-        Returns:
-            One view per request, in order of arrival.
-        """
+        """The requests in flight, in order of arrival; callable from any thread."""
         return self._clients.views(time.monotonic())
 
     def is_healthy(self, stall_seconds: float = 30.0) -> bool:
-        """Whether the engine makes progress; callable from any thread.
-
-        Args:
-            stall_seconds: Seconds after which a step counts as stuck.
-
-        Returns:
-            True if the thread lives, the engine is open, and no step has taken longer than `stall_seconds`.
-        """
+        """Whether the thread lives, the engine is open, and no step has taken longer than `stall_seconds`."""
         busy_since = self._busy_since
         stuck = busy_since is not None and time.monotonic() - busy_since > stall_seconds
         return self._thread.is_alive() and self._failure is None and not self._is_reopening and not stuck
@@ -284,26 +265,15 @@ class AsyncEngine:
         return self._failure
 
     def when_dead(self, tell: Callable[[], None]) -> None:
-        """Register a function for the end of a failed engine.
-
-        Args:
-            tell: Called once, from another thread, when the engine is dead and every client has its error. Called at
-                once if that has already happened.
-        """
+        """Call `tell` from another thread when the engine is dead and every client has its error; at once if it already
+        is."""
         with self._lock:
             self._when_dead, is_over = tell, self._is_over
         if is_over and self._failure is not None:
             tell()
 
     async def drain(self, timeout_seconds: float) -> bool:
-        """Refuse new requests and wait for those in flight.
-
-        Args:
-            timeout_seconds: Maximum time to wait, in seconds.
-
-        Returns:
-            False if requests are left after `timeout_seconds`.
-        """
+        """Refuse new requests and wait for those in flight. Returns False if some are left after `timeout_seconds`."""
         self._draining = True
         end = time.monotonic() + timeout_seconds
         while self._in_flight:

@@ -55,10 +55,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "pissa": ({"init_lora_weights": "pissa_niter_4"}, "changes the base weights"),
     "kind": ({"peft_type": "IA3"}, "of kind 'IA3'"),
     "rank": ({"r": -3}, "a rank is -3"),
-    "other rank": ({"r": 8}, "has rank 4, where"),
+    "other rank": ({"r": 8}, "has rank 4, but"),
     "alpha": ({"lora_alpha": "a lot"}, "lora_alpha is 'a lot'"),
     "endless pattern": ({"alpha_pattern": {"(a+)+$": 3}}, "repeats too much"),
-    "no pattern": ({"alpha_pattern": {"(q": 3}}, "is none"),
+    "no pattern": ({"alpha_pattern": {"(q": 3}}, "is not a regular expression"),
     "patterns": ({"rank_pattern": [3]}, "not an object"),
 }
 
