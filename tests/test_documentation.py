@@ -29,13 +29,13 @@ if inspect.iscoroutine(result):
     asyncio.run(result)
 """
 # Pages whose Python asks a server, which the page says how to start.
-ASKS_A_SERVER = ("serving.md",)
+SERVED_PAGES = ("serving.md",)
 # Options of benchmarks/, which the pages name as they do those of llmc.
-OF_BENCHMARKS = {"--gguf-type", "--from-gguf", "--llama-cpp-python", "--schemes", "--promised", "--rows"}
+BENCHMARK_OPTIONS = {"--gguf-type", "--from-gguf", "--llama-cpp-python", "--schemes", "--promised", "--rows"}
 # Its blocks are given a model, in tests/test_custom_passes_page.py.
-ELSEWHERE = ("custom-passes.md",)
+TESTED_ELSEWHERE = ("custom-passes.md",)
 # Their Python takes adapters and models that only a reader has; tests/adapters/ and tests/heads/ make these calls.
-OF_OTHER_MODELS = ("adapters.md", "embeddings.md", "real-model.md")
+PAGES_OF_OTHER_MODELS = ("adapters.md", "embeddings.md", "real-model.md")
 
 
 @pytest.fixture(scope="module")
@@ -66,13 +66,13 @@ def test_options_exist(page: Path, top: Any) -> None:
     text = re.sub(r"^\|[^|]*\|", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     named = (code for code in re.findall(r"`([^`\n]+)`", text) if "benchmarks." not in code)
     options = {option for code in named for option in re.findall(r"(?<!\S)--[a-z][a-z0-9-]+(?![\w*])", code)}
-    assert options - OF_BENCHMARKS <= _options(top) | {"--help"}
+    assert options - BENCHMARK_OPTIONS <= _options(top) | {"--help"}
 
 
 def _options(command: Any) -> set[str]:
     """Of a verb, or of all verbs of a group."""
     own = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
-    return own.union(*(_options(each) for each in getattr(command, "commands", {}).values()))
+    return own.union(*(_options(verb) for verb in getattr(command, "commands", {}).values()))
 
 
 def test_errors_are_quoted_as_they_are() -> None:
@@ -97,10 +97,10 @@ def test_the_pages_are_in_the_sites_navigation() -> None:
 
 def _pages_with(language: str) -> list[Any]:
     """The README's commands in the quick suite; what else there is builds more engines."""
-    left_out = (*ELSEWHERE, *OF_OTHER_MODELS) if language == "python" else ELSEWHERE
-    found = [page for page in PAGES if blocks(page, language) and page.name not in left_out]
-    marks = [() if page.name == "README.md" and language != "python" else pytest.mark.slow for page in found]
-    return [pytest.param(page, id=page.name, marks=mark) for page, mark in zip(found, marks, strict=True)]
+    left_out = (*TESTED_ELSEWHERE, *PAGES_OF_OTHER_MODELS) if language == "python" else TESTED_ELSEWHERE
+    pages = [page for page in PAGES if blocks(page, language) and page.name not in left_out]
+    marks = [() if page.name == "README.md" and language != "python" else pytest.mark.slow for page in pages]
+    return [pytest.param(page, id=page.name, marks=mark) for page, mark in zip(pages, marks, strict=True)]
 
 
 @pytest.fixture(scope="module")
@@ -114,11 +114,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("page", _pages_with("python"))
 def test_python_runs(page: Path, place: Path) -> None:
     text = "\n".join(blocks(page, "python"))
-    if "out.llmc" in text or page.name in ASKS_A_SERVER:
+    if "out.llmc" in text or page.name in SERVED_PAGES:
         _build(place / "out.llmc")
-    port = _free_port()
+    port = free_port()
     text = PORTS.sub(str(port), text)
-    if page.name not in ASKS_A_SERVER:
+    if page.name not in SERVED_PAGES:
         _run([sys.executable, "-c", RUN_PYTHON], place, text)
         return
     with _Server(place, port):
@@ -130,9 +130,9 @@ def test_shell_runs(page: Path, place: Path) -> None:
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
     _build(place / "out.llmc")
-    port = _free_port()
+    port = free_port()
     script = "set -e\n" + PORTS.sub(str(port), "\n".join(blocks(page, "bash")))
-    if page.name not in ASKS_A_SERVER:
+    if page.name not in SERVED_PAGES:
         _run(["bash"], place, script)
         return
     with _Server(place, port):
@@ -183,7 +183,7 @@ def _run(command: list[str], place: Path, text: str) -> None:
         assert process.returncode == 0, shown.read().decode()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]

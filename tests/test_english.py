@@ -18,7 +18,9 @@ def test_a_pattern_finds_its_example(pattern: EnglishPattern, tmp_path: Path) ->
     assert pattern.name in {finding.pattern.name for finding in findings([tmp_path])}
 
 
-@pytest.mark.parametrize("pattern", [each for each in PATTERNS if each.allowed], ids=lambda pattern: pattern.name)
+@pytest.mark.parametrize(
+    "pattern", [pattern for pattern in PATTERNS if pattern.allowed], ids=lambda pattern: pattern.name
+)
 def test_a_pattern_leaves_plain_english(pattern: EnglishPattern) -> None:
     assert pattern.allowed is not None and pattern.pattern.search(pattern.allowed) is None
 

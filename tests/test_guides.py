@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.documentation import PAGES, commands
 from tests.gguf_files import add_tokenizer, write_gguf
-from tests.test_documentation import _free_port
+from tests.test_documentation import free_port
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 BARD = EXAMPLES / "models" / "bard-6m"
@@ -136,7 +136,7 @@ def _llmc(words: list[str], place: Path, exit_code: int = 0) -> None:
 
 def _serve(words: list[str], place: Path) -> None:
     """Start the server, on a free port, and stop it when it is ready."""
-    port = _free_port()
+    port = free_port()
     with subprocess.Popen([*LLMC, *words, "--port", str(port)], cwd=place) as server:
         try:
             while True:
