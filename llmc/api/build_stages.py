@@ -14,7 +14,7 @@ class Progress(Protocol):
         """A stage begins (and the one before has ended); `total` units of work, None if unknown."""
 
     def advance(self, amount: int) -> None:
-        """That much of the stage's total is done."""
+        """Report the completed amount of the stage's total."""
 
 
 @dataclass

@@ -23,7 +23,7 @@ class DraftCounts:
 
     @property
     def tokens_a_step(self) -> float:
-        """That a request got of a step with drafts."""
+        """Mean number of tokens that a request got from a step with drafts."""
         return 1 + self.accepted_tokens / self.drafts if self.drafts else 1.0
 
     def since(self, before: "DraftCounts") -> "DraftCounts":

@@ -165,7 +165,7 @@ class LaunchBuilder:
     # ---- memory ----------------------------------------------------------------------------------------------------
 
     def locate(self, view: View) -> Place:
-        """Where a view's first element lies, for a loop."""
+        """The offset of a view's first element, for a loop."""
         value = view.value
         if value.node.name in self.graph.weights:
             return self._locate_weight(view)

@@ -18,7 +18,7 @@ from llmc.program.launch_arguments import Operand
 
 @dataclass(frozen=True)
 class Place:
-    """Where an element of memory is for a loop: an operand without stride, its dtype and its row stride."""
+    """The place of an element of memory in a loop: an operand without stride, its dtype and its row stride."""
 
     pointer: Operand
     dtype: str

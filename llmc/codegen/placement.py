@@ -22,7 +22,7 @@ InPlace = Callable[[fx.Node], tuple[tuple[str, int], ...]]
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a value lies: `offset` elements into each row of the home value's buffer, or (None) in the logits."""
+    """The place of a value: `offset` elements into each row of the home value's buffer, or (None) in the logits."""
 
     home: Value | None
     offset: int

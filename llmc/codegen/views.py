@@ -1,4 +1,4 @@
-"""Where each node's value lies: views become strides into the tensor that they look at, and nothing is copied.
+"""The place of each node's value: views become strides into the tensor that they show, and nothing is copied.
 
 The row axis (tokens T or logit rows L) of a computed tensor is its outermost axis in memory, wherever the graph has
 it; the other axes are contiguous in order. Torch itself works out what a view op does: it runs on meta tensors in

@@ -49,7 +49,7 @@ def _of_directory(directory: Path, settings: dict[str, Any]) -> Any:
 
 
 def _of_gguf(directory: Path, settings: dict[str, Any]) -> Any:
-    """With the numbers that the file's codes stand for."""
+    """The model with the numbers that the file's codes represent."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
     from llmc.frontends.gguf.source import GgufSource

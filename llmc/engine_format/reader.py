@@ -168,7 +168,7 @@ def _describe(files: EngineFiles, manifest: Manifest, *, check_machine: bool) ->
 
 
 def stage_folder(stage: int) -> str:
-    """Where the program and the library of a pipeline stage behind the first lie."""
+    """The directory of the program and the library of a pipeline stage after the first."""
     return f"{STAGES}/{stage}/"
 
 
@@ -283,7 +283,7 @@ def of_rank(engine: EngineDirectory, rank: int) -> EngineDirectory:
 
 
 def find_weights(files: EngineFiles, program: Program, rank: int = 0) -> tuple[StoredTensor, ...]:
-    """Where each weight of the program lies, of a rank; missing or unfitting ones raise EngineFormatError."""
+    """The place of each weight of a rank's program. Missing or unfitting weights raise EngineFormatError."""
     stored = _stored_tensors(files, rank)
     for slot in program.weights:
         if slot.name not in stored:

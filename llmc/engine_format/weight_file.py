@@ -21,7 +21,7 @@ _MAX_HEADER_BYTES = 100 << 20
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor lies: bytes begin:end of the file `path`."""
+    """The place of a tensor: bytes begin:end of the file `path`."""
 
     path: Path
     dtype: str

@@ -65,7 +65,7 @@ class OpenedModel(Generic[S]):
 
     @cached_property
     def directory(self) -> Path | None:
-        """Where config.json and the tokenizer stand; None if there are none. Raises CheckpointError."""
+        """The directory of config.json and the tokenizer; None if there are none. Raises CheckpointError."""
         return self.front_end.directory(self.given)
 
     @cached_property

@@ -11,8 +11,8 @@ from llmc.frontends.front_end import FrontEnd
 
 @dataclass(frozen=True)
 class Row:
-    """Where the record of a front end stands. hub: the files of a repository on the hub that hold weights of this kind;
-    None if repositories are not searched for them."""
+    """The module and name of a front end's record. hub: the files of a repository on the hub that hold weights of this
+    kind; None if repositories are not searched for them."""
 
     module: str
     name: str

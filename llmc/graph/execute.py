@@ -167,7 +167,7 @@ class _Caches:
         return blocks
 
     def slot(self, blocks: Sequence[int], row: int) -> int:
-        """Where a row lies."""
+        """The place of a row."""
         return blocks[row // self.block_size] * self.block_size + row % self.block_size
 
 

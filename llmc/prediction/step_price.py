@@ -46,8 +46,8 @@ class StepPrice:
 def gpu_price(
     launches: Sequence[Launch], limits: Limits, ranks: int, target: GpuTarget, link: Link, *, custom: bool = True
 ) -> StepPrice:
-    """On a GPU: by its data sheet, and what a launch adds. ranks: that have a part of each; link: what joins them.
-    custom: whether collectives of little are a single shot."""
+    """The price of a step on a GPU: by its data sheet, plus the time per launch. ranks: that have a part of each; link:
+    what joins them. custom: whether collectives of little are a single shot."""
 
     def price(launch: Launch, step: StepShape) -> float:
         if is_collective(launch):

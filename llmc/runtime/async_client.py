@@ -70,7 +70,7 @@ class LastNews(NamedTuple):
 
 
 def news_of(client: Client, request: Request) -> NewTokens:
-    """After a step that a sequence of the client's had a part in."""
+    """The news for a client after a step in which one of its sequences took part."""
     job = client.job
     if request.finished and job.finished:
         return NewTokens(0, is_last=True)

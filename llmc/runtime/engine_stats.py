@@ -123,7 +123,7 @@ class SpeculationStats:
 
     @property
     def tokens_a_step(self) -> float:
-        """That a request got of a step with drafts; 1 where there were none."""
+        """Mean number of tokens that a request got from a step with drafts; 1 if there were none."""
         return 1 + self.accepted_tokens / self.drafts if self.drafts else 1.0
 
 

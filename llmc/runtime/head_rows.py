@@ -37,7 +37,7 @@ def embedding(head: Head, row: Row, dimensions: int | None = None, normalize: bo
 
 
 def scaled(row: Row) -> Row:
-    """To length 1; one of zeros stays as it is."""
+    """Scale vectors to length 1; a zero vector stays unchanged."""
     length = float(np.sqrt(np.square(row, dtype=np.float64).sum()))
     made: Row = row if length == 0 else (row / length).astype(np.float32)
     return made

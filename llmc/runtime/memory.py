@@ -13,7 +13,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def zeros(nbytes: int) -> Bytes:
-    """That many zero bytes, page-aligned; in huge pages where the system grants them, which saves TLB misses."""
+    """`nbytes` zero bytes, page-aligned; in huge pages where the system grants them, which saves TLB misses."""
     mapping = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if nbytes >= HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
         mapping.madvise(mmap.MADV_HUGEPAGE)

@@ -25,7 +25,7 @@ class RankRestarts:
 
     @property
     def lost(self) -> RankError | None:
-        """That a rank of the engine is lost, and which."""
+        """The error that names the lost rank; None while all ranks run."""
         return None if self._executor is None else self._executor.lost
 
     def restart(self, ended_requests: int) -> None:

@@ -94,7 +94,7 @@ def rent_for_engine(engine: Path, machine: Machine, load: Sequence[Arrival], goa
 
 
 def _measured(machine: Machine, program: Callable[[], Program]) -> Machine:
-    """With the rates of this machine's CPU, if it is one for that."""
+    """The machine with this CPU's measured rates, if the target is a CPU."""
     here = cpu_target_here(machine.target.name)
     if here is None:
         return machine

@@ -31,7 +31,7 @@ def parameters_of(module: nn.Module) -> MemorySource:
 
 
 def parameter_dtype(module: nn.Module) -> torch.dtype | None:
-    """That of the first floating-point parameter; None without one."""
+    """The dtype of the first floating-point parameter; None without one."""
     return next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
 
 

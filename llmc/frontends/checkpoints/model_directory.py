@@ -42,7 +42,7 @@ def model_directory(
 
 
 def stored_dtype(opened: OpenedModel[CheckpointSource]) -> torch.dtype | None:
-    """That of config.json, else of most numbers that are stored."""
+    """The dtype of config.json, else that of most of the stored numbers."""
     from llmc.graph.dtype_names import NAMED_DTYPES
 
     settings = read_json(opened.given / "config.json")

@@ -17,7 +17,7 @@ _MAX_HEADER_BYTES = 100_000_000
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """Where a tensor lies. dtype: the safetensors name (F32, BF16, …)."""
+    """The type, shape and place of a tensor. dtype: the safetensors name (F32, BF16, …)."""
 
     file: Path
     dtype: str

@@ -20,7 +20,7 @@ _DOWNLOAD_AGAIN = "download the model again, with all files of its directory"
 
 @dataclass(frozen=True)
 class ExternalBytes:
-    """Where a tensor lies. start: its first byte."""
+    """The place of a tensor in an external data file. start: its first byte."""
 
     file: Path
     start: int

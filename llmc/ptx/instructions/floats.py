@@ -39,7 +39,7 @@ def _saturating(function: Callable[..., Values]) -> Callable[..., Values]:
 
 
 def _rounded(function: Callable[..., Values], count: int) -> Callable[[Modifiers, str], Elementwise]:
-    """To the nearest even number, which is what numpy does."""
+    """Round to the nearest even number, as numpy does."""
 
     def choose(modifiers: Modifiers, kind: str) -> Elementwise:
         modifiers.flag("rn")

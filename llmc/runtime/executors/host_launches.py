@@ -90,7 +90,7 @@ class HostLaunches(ABC):
         return self.launch_all(step, StepOutput.LOGITS)
 
     def join(self, place: DevicePlace) -> None:
-        """Where other ranks' memory is, before the first step."""
+        """Connect to the other ranks' memory, before the first step."""
         self._memory[RANKS] = place.table
         self.launched = self.program if place.has_memory else library_only(self.program)
         self._calls = plan_calls(self.launched)

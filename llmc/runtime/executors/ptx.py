@@ -80,7 +80,7 @@ class PtxExecutor(HostLaunches):
         return octets
 
     def _address(self, space: str, name: str) -> int:
-        """Where a memory begins, for the kernels."""
+        """The address at which a memory begins, for the kernels."""
         return self._addresses.setdefault((space, name), _FIRST_ADDRESS + len(self._addresses) * _SPACING)
 
     def launch_all(self, step: Step, wanted: StepOutput) -> tuple[LaunchTime, ...]:

@@ -1,4 +1,4 @@
-"""Where a step's side outputs lie in the arena, and how they are read from there."""
+"""Read a step's side outputs from the arena."""
 
 from collections.abc import Sequence
 

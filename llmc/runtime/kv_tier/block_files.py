@@ -114,7 +114,7 @@ class BlockFiles:
         return ((key, nbytes) for _, key, nbytes in left)
 
     def touch(self, key: BlockKey) -> None:
-        """By the file's time, which is the order after a restart."""
+        """Record the use in the file's time, which gives the order after a restart."""
         os.utime(self._path(key))
 
     def close(self) -> None:

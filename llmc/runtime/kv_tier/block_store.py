@@ -35,7 +35,7 @@ class BlockStore(Protocol):
 
     @property
     def place(self) -> str:
-        """Where it is, in words."""
+        """The store's location, as text."""
 
     @property
     def outlives(self) -> bool:

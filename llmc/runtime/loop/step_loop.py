@@ -213,7 +213,7 @@ class StepLoop:
                         self.scheduler.fail(chunk.request, error)
 
     def recover(self) -> bool:
-        """After a step that has raised: take all blocks back, so that what was in it is computed again.
+        """Take all blocks back after a step that raised, so that its tokens are computed again.
 
         False if it broke off elsewhere than in the executor, perhaps between choosing tokens and giving them out: then
         the loop and its requests are lost.

@@ -75,7 +75,7 @@ class StateSnapshots:
         child.states.kept = parent.states.kept
 
     def reach(self, request: Request) -> None:
-        """After a chunk: take the snapshot that was planned at its end, if one was."""
+        """Take the snapshot that was planned at the end of a chunk, if one was."""
         stops = request.states.stops
         if stops and stops[0] == request.computed:
             del stops[0]

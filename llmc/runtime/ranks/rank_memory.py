@@ -51,12 +51,12 @@ class MemoryLayout:
         return self.begin(0) + self.ranks.pipeline * self.slot
 
     def begin(self, number: int) -> int:
-        """Where the arrays of the step of that number lie."""
+        """The place of the arrays of a step, by its number."""
         ended = self.ranks.ranks * _ALIGNMENT
         return self.ranks.pipeline * self.exchange + ended + number % self.ranks.pipeline * self.slot
 
     def rows(self, number: int, stage: int, tensor_rank: int) -> tuple[int, int]:
-        """Where the rows lie that a rank of a stage takes over, and how many bytes there is room for."""
+        """The place of the rows that a rank of a stage receives, and its size in bytes."""
         own = self._rows(self.widths[stage - 1])
         before = self.ranks.tensor * sum(map(self._rows, self.widths[: stage - 1]))
         return self.begin(number) + self.step + before + tensor_rank * own, own

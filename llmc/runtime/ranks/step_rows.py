@@ -54,7 +54,7 @@ class StepRows:
                 end.close()
 
     def _output(self, step: Step, number: int) -> Rows | None:
-        """Where those that are given away go."""
+        """The destination of the rows that are passed on."""
         ranks = self.memory.layout.ranks
         if self.giving is None:
             return None

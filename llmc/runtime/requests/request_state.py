@@ -47,7 +47,7 @@ class Standing:
         return self.groups[group - 1].dropped if group else 0
 
     def slot(self, group: int, position: int, block_size: int) -> int:
-        """Where a group's caches hold the token in this position."""
+        """The row of a group's caches that holds the token at this position."""
         block, place = divmod(position - self.dropped(group), block_size)
         return self.table(group)[block] * block_size + place
 

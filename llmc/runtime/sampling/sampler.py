@@ -258,7 +258,7 @@ class Sampler:
 
 
 def penalize_repetition(scores: Row, seen: TokenIds, params: SamplingParams) -> None:
-    """In place. seen: the ids of the prompt and the output, each once."""
+    """Apply the repetition penalty in place. seen: Distinct ids of the prompt and the output."""
     values = scores[seen]
     penalty = np.float32(params.repetition_penalty)
     scores[seen] = np.where(values < 0, values * penalty, values / penalty)

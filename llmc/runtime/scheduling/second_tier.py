@@ -100,8 +100,7 @@ class SecondTier:
         self.forget(request)
 
     def forget(self, request: Request) -> bool:
-        """It begins or goes on, or has ended: nothing of it waits here any more. Returns whether that was needed to go
-        on."""
+        """Forget a request that starts, continues or has ended. Returns whether it needed the tier to continue."""
         saved = self._saved.pop(request, None)
         if saved is not None:
             self._tier.drop(saved.all_keys)

@@ -1,4 +1,4 @@
-"""Where tokens begin in the text that they are given with: OpenAI's `text_offset`, in characters of that text."""
+"""The offsets of tokens in their text: OpenAI's `text_offset`, in characters of that text."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -20,7 +20,7 @@ class OutputOffsets:
         return len(self._text.text())
 
     def next(self, token: int) -> int:
-        """Where the output's next token begins in its text."""
+        """The offset of the output's next token in its text."""
         begin, pending = len(self._text.text()), self._text.pending
         self._text.add(token)
         # Bytes before the token that have not become a character after all.
@@ -29,7 +29,7 @@ class OutputOffsets:
 
 
 def prompt_offsets(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> list[int]:
-    """Where the tokens of a prompt begin in its text, which need not hold the special tokens around them."""
+    """The offsets of a prompt's tokens in its text, which may lack the special tokens around them."""
     offsets, found = OutputOffsets(tokenizer, skip_special_tokens=False), list[int]()
     for token in ids:
         content, end = tokenizer.special_tokens.get(token), offsets.end

@@ -29,7 +29,7 @@ _PARAMS = SamplingParams()
 
 @dataclass(frozen=True)
 class TextRows:
-    """In the order of the texts, and how many tokens they had together."""
+    """The rows in the order of the texts, and the total number of tokens."""
 
     rows: tuple[Row, ...]
     tokens: int

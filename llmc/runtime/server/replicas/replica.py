@@ -119,7 +119,7 @@ class Replica:
         await self._process.stdin.drain()
 
     def lose(self) -> None:
-        """It gets no requests until it answers again."""
+        """Send it no requests until it answers again."""
         if self.healthy:
             self.healthy = False
             self._lost(self.index)
