@@ -37,7 +37,7 @@ def test_reasons_are_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["nope"], "has no causal architecture 'nope'"),
         (["llama", "--target", "nope"], "unknown target 'nope'"),
-        (["llama", "--target", "h100"], "engines for h100 are not run here"),
+        (["llama", "--target", "h100"], "this machine cannot run engines for h100"),
     ],
 )
 def test_what_cannot_be_looked_at_is_an_error(words: list[str], said: str) -> None:
