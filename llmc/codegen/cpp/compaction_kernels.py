@@ -1,6 +1,6 @@
 """Kernels that score and move rows of the KV cache between two steps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import fx
@@ -28,12 +28,27 @@ def scored(most_queries: int) -> Kernel:
         columns = call.shape("k_cache")[0] * call.plain("longest")
         return {"sums": call.workspace("sums", 1, columns, torch.float32).pointer}
 
-    return _reading_queries("score_keys", most_queries, sums)
+    return _reading_queries("score_keys", most_queries, ("scores",), sums)
 
 
 def updated(family: str, most_queries: int) -> Kernel:
     """A kernel that updates scores by the queries since the last update, `most_queries` at most."""
-    return _reading_queries(family, most_queries, lambda call: {"sums": call.cache("sums")})
+    return _reading_queries(family, most_queries, ("scores",), lambda call: {"sums": call.cache("sums")})
+
+
+def standing_out() -> Kernel:
+    """The kernel of llmc::score_leverage."""
+
+    def more(call: Call) -> Arguments:
+        rows, longest = call.shape("k_cache")[0], call.plain("longest")
+        turning = 0 if call.plain("inv_freq") is None else call.shape("inv_freq")[0]
+        found: Arguments = {name: call.cache(name) for name in ("v_cache", "attention", "positions")}
+        found |= {"turning": turning, "pooled": call.workspace("pooled", 1, rows * longest, torch.float32).pointer}
+        if turning:
+            found["angles"] = call.workspace("angles", 1, 2 * longest * turning, torch.float32).pointer
+        return found
+
+    return _reading_queries("score_leverage", 1, ("scores", "new_attention", "new_positions"), more)
 
 
 def sums_kept() -> Kernel:
@@ -47,8 +62,11 @@ def sums_kept() -> Kernel:
     return Kernel("keep_sums", lambda call: (), arguments, lambda node, target: None)
 
 
-def _reading_queries(family: str, most_queries: int, sums: Callable[[Call], Arguments]) -> Kernel:
-    """A kernel that scores rows by the last queries. sums: its further argument."""
+def _reading_queries(
+    family: str, most_queries: int, results: Sequence[str], others: Callable[[Call], Arguments]
+) -> Kernel:
+    """A kernel that scores rows by the last queries, `most_queries` of them at a time. results, others: as
+    named_arguments takes them."""
 
     def element_types(call: Call) -> tuple[str, ...]:
         return DTYPES[call.dtype("q_first")], _codes(call)
@@ -61,7 +79,7 @@ def _reading_queries(family: str, most_queries: int, sums: Callable[[Call], Argu
             "cache_format": None,
         }
         function = function_name(family, element_types(call))
-        return named_arguments(call, function, _SCORED, ("scores",), more | sums(call))
+        return named_arguments(call, function, _SCORED, results, more | others(call))
 
     def refusal(node: fx.Node, target: CpuTarget) -> Refusal | None:
         given = arguments_of(node)

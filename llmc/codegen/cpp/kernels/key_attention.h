@@ -1,4 +1,4 @@
-// How much attention a request's last queries pay to each of its keys: the inside of score_keys and sum_attention.
+// How much attention a request's last queries pay to each of its keys: the inside of score_keys, sum_attention and others.
 //
 // Two passes over the keys, each of which is decoded once for all queries: the first one finds the largest logit and the
 // sum of each query's softmax.
@@ -29,9 +29,14 @@ struct KeyAttention {
   const Compaction& request;
   Cache<K> cache;
   int64_t kv_head;
+  int64_t chunk;  // the row from which on each query sees all keys and no others; negative: it sees those up to its own
 
-  KeyAttention(const Arguments& a, const Compaction& request, int64_t kv_head)
-      : a(a), request(request), cache(2 * a.half, a.block_size, a.cache_group), kv_head(kv_head) {}
+  KeyAttention(const Arguments& a, const Compaction& request, int64_t kv_head, int64_t chunk = -1)
+      : a(a),
+        request(request),
+        cache(2 * a.half, a.block_size, a.cache_group),
+        kv_head(kv_head),
+        chunk(chunk) {}
 
   int64_t group() const { return a.heads / a.kv_heads; }
   int64_t pairs() const { return request.queries * group(); }
@@ -50,7 +55,7 @@ struct KeyAttention {
     const auto* data = static_cast<const uint8_t*>(a.k_cache) + (block * a.kv_heads + kv_head) * cache.head_bytes();
     decode(cache, cache.row(data, row % a.block_size), key);
     for (int64_t query = 0, pair = 0; query < request.queries; query++) {
-      const bool sees = row <= request.rows - request.queries + query;
+      const bool sees = chunk >= 0 || row <= request.rows - request.queries + query;
       for (int64_t g = 0; g < group(); g++, pair++) {
         if (!sees) {
           to[pair] = -std::numeric_limits<float>::infinity();
@@ -64,13 +69,16 @@ struct KeyAttention {
     }
   }
 
-  // The attention that all queries and heads together pay to each of the first `last` rows.
+  // The first row that any query sees.
+  int64_t first() const { return std::max<int64_t>(0, chunk); }
+
+  // The attention that all queries and heads together pay to each of the rows from the first one to before `last`.
   void sum(int64_t last, float* sums) const {
     float logit[kMostPairs], largest[kMostPairs], weight[kMostPairs];
     const int64_t count = pairs();
     std::fill(largest, largest + count, -std::numeric_limits<float>::infinity());
     std::fill(weight, weight + count, 0.0f);
-    for (int64_t row = 0; row < request.rows; row++) {
+    for (int64_t row = first(); row < request.rows; row++) {
       logits(row, logit);
       for (int64_t i = 0; i < count; i++) {
         if (logit[i] > largest[i]) {
@@ -84,7 +92,7 @@ struct KeyAttention {
       });
     }
     for (int64_t i = 0; i < count; i++) weight[i] = 1.0f / weight[i];
-    for (int64_t row = 0; row < last; row++) {
+    for (int64_t row = first(); row < last; row++) {
       logits(row, logit);
       Vec sum = broadcast(0.0f);
       for_vectors(count, [&](int64_t i, auto lanes) {
