@@ -66,9 +66,9 @@ KERNELS: dict[Any, Kernel] = {
     _llmc.paged_choose_keys.default: by_name(
         "paged_choose_keys", "q[tokens | heads head_dim]", typed=("q", "k_cache"), more=choosing
     ),
-    _llmc.score_keys.default: scored(128),
-    _llmc.sum_attention.default: updated("sum_attention", 128),
-    _llmc.last_uses.default: updated("last_uses", 128),
+    _llmc.score_keys.default: scored(),
+    _llmc.sum_attention.default: updated("sum_attention"),
+    _llmc.last_uses.default: updated("last_uses"),
     _llmc.score_leverage.default: standing_out(),
     _llmc.keep_sums.default: sums_kept(),
     _llmc.compact_kv.default: moved(),

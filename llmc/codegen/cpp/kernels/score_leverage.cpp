@@ -117,19 +117,16 @@ struct Head {
     std::fill(scores, scores + a.longest, 0.0f);
   }
 
-  // The chunk's attention, of `most` queries at a time.
   template <class T>
   void attend() const {
-    const int64_t group = a.heads / a.kv_heads, most = std::max<int64_t>(1, llmc::kMostPairs / group);
     const int64_t before = request.rows - request.queries, first = std::max(before, a.sinks);
-    float* paid = a.pooled + head * a.longest;
-    llmc::Compaction part = request;
-    for (int64_t row = first; row < request.rows; row += most) {
-      part.slots = request.slots + (row - before);
-      part.queries = std::min(most, request.rows - row);
-      llmc::KeyAttention<T, K, LlmcScoreLeverage>(a, part, head, first).sum(request.rows, paid);
-      for (int64_t i = first; i < request.rows; i++) attention[i] += paid[i] / static_cast<float>(group);
-    }
+    if (first >= request.rows) return;
+    llmc::Compaction chunk = request;
+    chunk.slots += first - before;
+    chunk.queries = request.rows - first;
+    const llmc::KeyAttention<T, K, LlmcScoreLeverage> among(a, chunk, head, first);
+    among.sum(request.rows, attention);
+    for (int64_t row = first; row < request.rows; row++) attention[row] /= static_cast<float>(among.group());
   }
 
   // The sketch of a key before its rotation.
