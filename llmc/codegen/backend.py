@@ -12,9 +12,10 @@ from torch._ops import OpOverload
 import llmc.ops  # noqa: F401  (registers the ops that are named here)
 from llmc.codegen.call import Call
 from llmc.codegen.kernel_ir import Loop
+from llmc.graph.op_record import ops_with
 from llmc.graph.product_parts import part_of
 from llmc.graph.refusal import Refusal
-from llmc.program import Layout, RowRange, StepOutput
+from llmc.program import COMPACTION, Layout, RowRange, StepOutput
 from llmc.program.launch_arguments import Argument, Operand
 
 
@@ -98,14 +99,7 @@ _OF_CHOICES = {
     "(--max-model-len) need no choice"
 }
 _OF_ROWS = dict.fromkeys(
-    (
-        _llmc.score_keys.default,
-        _llmc.sum_attention.default,
-        _llmc.last_uses.default,
-        _llmc.keep_sums.default,
-        _llmc.compact_kv.default,
-        _llmc.turn_rows.default,
-    ),
+    ops_with(COMPACTION),
     "rows are scored and turned on CPUs only; GPUs have kv_compression=stride:step=4,recent=512",
 )
 WITHOUT_KERNEL: Mapping[str, Mapping[OpOverload, str]] = MappingProxyType(

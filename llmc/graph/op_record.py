@@ -154,5 +154,10 @@ def ops_at(stage: Stage) -> frozenset[OpOverload]:
     return frozenset(overload for overload, record in RECORDS.items() if stage in record.stages)
 
 
+def ops_with(argument: str) -> tuple[OpOverload, ...]:
+    """The llmc:: ops that have an argument of this name."""
+    return tuple(each for each in RECORDS if any(given.name == argument for given in each._schema.arguments))
+
+
 def _value(argument: Any) -> Any:
     return argument.meta.get("val") if isinstance(argument, fx.Node) else argument

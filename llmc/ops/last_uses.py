@@ -5,7 +5,7 @@ from torch import Tensor
 
 from llmc.ops.compact_kv import Compaction
 from llmc.ops.registry import FROM_SERVING, op, per_element
-from llmc.ops.score_keys import causal_attention, last_queries, stored_keys
+from llmc.ops.score_keys import causal_attention, last_queries, stored_rows
 
 # The largest share of attention that is added to a number of updates.
 _MOST = 0.999
@@ -57,7 +57,7 @@ def last_uses(
     if len(compaction):
         this = Compaction.of(compaction, block_size)
         q = last_queries(q_first, q_second, this)
-        attention = causal_attention(q, stored_keys(k_cache, this, q.shape[2], cache_format), scale, softcap)
+        attention = causal_attention(q, stored_rows(k_cache, this, q.shape[2], cache_format), scale, softcap)
         before = this.rows - len(q)
         uses = sums[this.blocks].transpose(0, 1).flatten(1)[:, :before]
         mean = attention.mean(1).view(heads, -1, this.rows).mean(1)

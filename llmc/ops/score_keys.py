@@ -26,13 +26,17 @@ def window_scores(q: Tensor, k: Tensor, scale: float, pool: int, softcap: float 
 
 def causal_attention(q: Tensor, k: Tensor, scale: float, softcap: float | None) -> Tensor:
     """Probabilities [heads, queries, keys], fp32, of queries of the last positions. Arguments as of window_scores."""
-    queries, heads = q.shape[:2]
-    keys, kv_heads = k.shape[:2]
-    logits = torch.einsum("qhd,khd->hqk", q.float(), k.float().repeat_interleave(heads // kv_heads, dim=1)) * scale
-    if softcap is not None:
-        logits = softcap * torch.tanh(logits / softcap)
+    queries, keys = len(q), len(k)
     own = torch.arange(keys - queries, keys)[:, None]
+    logits = attention_logits(q, k, scale, softcap)
     return logits.masked_fill(torch.arange(keys) > own, float("-inf")).softmax(-1)
+
+
+def attention_logits(q: Tensor, k: Tensor, scale: float, softcap: float | None) -> Tensor:
+    """Logits [heads, queries, keys], fp32, of all pairs. Arguments as of window_scores."""
+    group = q.shape[1] // k.shape[1]
+    logits = torch.einsum("qhd,khd->hqk", q.float(), k.float().repeat_interleave(group, dim=1)) * scale
+    return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
 
 def last_queries(q_first: Tensor, q_second: Tensor, this: Compaction) -> Tensor:
@@ -42,11 +46,11 @@ def last_queries(q_first: Tensor, q_second: Tensor, this: Compaction) -> Tensor:
     return torch.cat(halves, dim=1).flatten(1).view(len(slots), q_first.shape[1], -1)
 
 
-def stored_keys(k_cache: Tensor, this: Compaction, channels: int, cache_format: str | None) -> Tensor:
-    """The keys of a compaction's rows, [rows, kv_heads, channels]."""
-    blocks = k_cache[this.blocks]
-    keys = blocks if cache_format is None else read_codes(blocks, channels, cache_format)
-    return keys.transpose(1, 2).flatten(0, 1)[: this.rows]
+def stored_rows(cache: Tensor, this: Compaction, channels: int, cache_format: str | None) -> Tensor:
+    """The keys, or the values, of a compaction's rows: [rows, kv_heads, channels]."""
+    blocks = cache[this.blocks]
+    rows = blocks if cache_format is None else read_codes(blocks, channels, cache_format)
+    return rows.transpose(1, 2).flatten(0, 1)[: this.rows]
 
 
 @op(
@@ -76,6 +80,6 @@ def score_keys(
     if len(compaction):
         this = Compaction.of(compaction, block_size)
         q = last_queries(q_first, q_second, this)
-        scores = window_scores(q, stored_keys(k_cache, this, q.shape[2], cache_format), scale, pool, softcap)
+        scores = window_scores(q, stored_rows(k_cache, this, q.shape[2], cache_format), scale, pool, softcap)
         found[:, : scores.shape[1]] = scores
     return found.view(1, -1)

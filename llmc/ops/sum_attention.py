@@ -8,7 +8,7 @@ from torch import Tensor
 
 from llmc.ops.compact_kv import Compaction, best_rows
 from llmc.ops.registry import FROM_SERVING, op, per_element
-from llmc.ops.score_keys import causal_attention, last_queries, stored_keys
+from llmc.ops.score_keys import causal_attention, last_queries, stored_rows
 
 
 @op(
@@ -37,7 +37,7 @@ def sum_attention(
     if len(compaction):
         this = Compaction.of(compaction, block_size)
         q = last_queries(q_first, q_second, this)
-        attention = causal_attention(q, stored_keys(k_cache, this, q.shape[2], cache_format), scale, softcap)
+        attention = causal_attention(q, stored_rows(k_cache, this, q.shape[2], cache_format), scale, softcap)
         found[:, : this.rows] = attention.sum(1).view(heads, -1, this.rows).mean(1)
         before = this.rows - len(this.queries)
         found[:, :before] += sums[this.blocks].transpose(0, 1).flatten(1)[:, :before]
@@ -45,16 +45,19 @@ def sum_attention(
 
 
 @op(fake=lambda a: None, stages=FROM_SERVING, flops=per_element(0), writes=("sums",))
-def keep_sums(sums: Tensor, scores: Tensor, compaction: Tensor, kept_first: int, kept_last: int) -> None:
-    """Write the scores of the rows that compact_kv keeps to where it moves them.
+def keep_sums(
+    sums: Tensor, scores: Tensor, compaction: Tensor, kept_first: int, kept_last: int, numbers: Tensor | None = None
+) -> None:
+    """Write numbers of the rows that compact_kv keeps to where it moves them.
 
-    sums: as of sum_attention. kept_first, kept_last: sinks and recent of compact_kv.
+    sums: as of sum_attention. kept_first, kept_last: sinks and recent of compact_kv. numbers: of the rows, in the form
+    of scores; their scores unless given.
     """
     if not len(compaction):
         return
     heads, block_size = sums.shape[1:3]
     this = Compaction.of(compaction, block_size)
-    of_heads = scores.view(heads, -1)
-    best = best_rows(of_heads, this.rows, this.kept, kept_first, kept_last)
+    best = best_rows(scores.view(heads, -1), this.rows, this.kept, kept_first, kept_last)
+    of_heads = (scores if numbers is None else numbers).view(heads, -1)
     to = torch.arange(this.kept)
     sums[this.places[to // block_size], :, to % block_size, 0] = of_heads.gather(1, best).T

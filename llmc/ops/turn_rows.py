@@ -11,7 +11,7 @@ from llmc.ops.compact_kv import Compaction
 from llmc.ops.kv_write import write_slots
 from llmc.ops.registry import FROM_SERVING, op, per_element
 from llmc.ops.rope import rotate
-from llmc.ops.score_keys import stored_keys
+from llmc.ops.score_keys import stored_rows
 from llmc.program.program import CacheSlot
 from llmc.program.slot_views import cache_views, move_slots
 
@@ -41,7 +41,7 @@ def turn_rows(
     rows = torch.where(kept < sinks, kept, kept + shift)
     sources = this.blocks[rows // block_size] * block_size + rows % block_size
     slots = this.places[kept // block_size] * block_size + kept % block_size
-    keys = stored_keys(k_cache, this, head_dim, cache_format)[rows[sinks:]].float()
+    keys = stored_rows(k_cache, this, head_dim, cache_format)[rows[sinks:]].float()
     for cache, part in ((k_cache, "k"), (v_cache, "v")):
         slot = CacheSlot(heads, head_dim, value_dim, DTYPE_NAMES[cache.dtype], cache_format)
         move_slots(cache_views(slot, part, cache.view(torch.uint8), block_size), sources, slots)

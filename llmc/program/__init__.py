@@ -2,6 +2,7 @@
 
 from llmc.program.adapter_pools import AdapterPools
 from llmc.program.cache_policy import EVERYTHING, MAX_SLOTS, TREE_REACH, CachePolicy, Cut, Nearest, Progress, Visible
+from llmc.program.compactor import Compactor
 from llmc.program.compression import Compression, compression_problem, parse_compression
 from llmc.program.device_kernel import LIBRARY, DeviceBinary, DeviceKernel, DeviceParameter
 from llmc.program.h2o import H2O
@@ -76,6 +77,7 @@ __all__ = [
     "Buffer",
     "CachePolicy",
     "CacheSlot",
+    "Compactor",
     "Compression",
     "Cut",
     "DeviceBinary",

@@ -55,11 +55,13 @@ class Cut:
         moves: rows that are copied before, from and to; every source is read first.
         chosen: number of first rows that ops of the graph write before (llmc/passes/compaction): they do the moves, or
             choose what moves by layer and head. 0: there are no such ops.
+        queries: number of last queries that these ops read; None for all that `CachePolicy.queries` holds.
     """
 
     leaving: tuple[range, ...]
     moves: tuple[tuple[int, int], ...] = ()
     chosen: int = 0
+    queries: int | None = None
 
     @property
     def dropped(self) -> int:

@@ -10,7 +10,7 @@ from typing import ClassVar
 from llmc.program.cache_policy import CachePolicy, Cut, Nearest, Progress
 from llmc.program.scored_compression import Scored
 
-# The kernels have room for this number of queries.
+# Most tokens whose queries are kept, in a cache of their own.
 _MOST_QUERIES = 128
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, DynamicCache
 
-from llmc.program import H2O, Lru, Progress, Scored, SnapKV
+from llmc.ops.rope import rotate
+from llmc.program import H2O, Compactor, Lru, Progress, Scored, SnapKV
+from tests.ops import test_score_leverage as compactor
 from tests.ops.test_row_choices import published
 from tests.tiny_models import tiny_model
 
@@ -18,16 +21,20 @@ def attend_and_note(
 ) -> tuple[Tensor, None]:
     """Causal attention over the rows of a cache, whatever their positions.
 
-    Keeps on the module the rotated queries, and the attention that each query has paid to each row, averaged over the
-    query heads of a KV head.
+    Keeps on the module the rotated queries, keys and values of all positions, the positions of the rows, and the
+    attention that each query has paid to each row, averaged over the query heads of a KV head.
     """
     new, rows = query[0].transpose(0, 1), key.shape[2]
     is_first = len(new) > 1
     module.noted = new if is_first else torch.cat((module.noted, new))
+    own = [each[0, :, rows - len(new) :] for each in (key, value)]
+    module.pairs = own if is_first else [torch.cat(each, dim=1) for each in zip(module.pairs, own, strict=True)]
+    places = torch.arange(len(module.noted) - len(new), len(module.noted)).expand(key.shape[1], -1)
+    module.held = places if is_first else torch.cat((module.held, places), dim=1)
     group = query.shape[1] // key.shape[1]
     keys, values = (each.repeat_interleave(group, 1) for each in (key, value))
-    places, own = torch.arange(rows), torch.arange(query.shape[2])[:, None] + rows - query.shape[2]
-    scores = (query @ keys.mT * scaling).masked_fill(places > own, float("-inf")).softmax(-1)
+    ends = torch.arange(query.shape[2])[:, None] + rows - query.shape[2]
+    scores = (query @ keys.mT * scaling).masked_fill(torch.arange(rows) > ends, float("-inf")).softmax(-1)
     paid = scores[0].view(key.shape[1], group, -1, rows).mean(1)
     if not is_first:
         paid = torch.cat((torch.nn.functional.pad(module.paid, (0, rows - module.paid.shape[2])), paid), dim=1)
@@ -60,7 +67,7 @@ def _greedy(model: Any, policy: Scored, prompt: list[int], count: int) -> tuple[
                     _use(policy, layer.self_attn, end, end - done.dropped)
             if cut.leaving:
                 assert end == start, "rows leave between two steps"
-                _compact(model, policy, cache, cut.chosen)
+                _compact(model, policy, cache, cut.chosen, len(prompt), end)
             done = done.after(end, cut)
         positions = torch.arange(start, len(tokens))[None]
         logits = model(torch.tensor([new]), position_ids=positions, past_key_values=cache).logits[0, -1]
@@ -72,13 +79,19 @@ def _greedy(model: Any, policy: Scored, prompt: list[int], count: int) -> tuple[
     return found, logprobs
 
 
-def _scores(policy: Scored, attention: Any, keys: Tensor) -> Tensor:
-    """Of all rows, by KV head, as published. keys: [kv_heads, rows, head_dim]."""
+def _scores(policy: Scored, attention: Any, keys: Tensor, kept: int, chunks: list[range]) -> Tensor:
+    """Of all rows, by KV head, as published. keys: [kv_heads, rows, head_dim]. chunks: positions between updates."""
     if isinstance(policy, H2O):
         sums: Tensor = attention.paid.sum(1)
         return sums
     if isinstance(policy, Lru):
         return torch.tensor([[use for use in head for _ in range(policy.block)] for head in attention.uses])
+    if isinstance(policy, Compactor):
+        k, v = attention.pairs
+        angles = torch.arange(k.shape[1])[:, None] * attention.inv_freq
+        plain = rotate(k.transpose(0, 1), angles.cos(), -angles.sin(), interleaved=False).transpose(0, 1)
+        stays = {"kept": kept, "sinks": policy.sinks, "recent": policy.recent}
+        return compactor.published(plain, attention.noted.transpose(0, 1), k, v, attention.held, chunks, **stays)
     assert isinstance(policy, SnapKV)
     before = published(attention.noted[-policy.window :], keys.transpose(0, 1), policy.pool)
     return torch.nn.functional.pad(before, (0, policy.window))
@@ -101,14 +114,18 @@ def _use(policy: Lru, attention: Any, end: int, rows: int) -> None:
         attention.uses.append(uses)
 
 
-def _compact(model: Any, policy: Scored, cache: Any, kept: int) -> None:
-    """Keep the rows of each layer and KV head with the highest scores, and those that are protected."""
+def _compact(model: Any, policy: Scored, cache: Any, kept: int, prompt: int, end: int) -> None:
+    """Keep the rows of each layer and KV head with the highest scores, and those that are protected. end: tokens."""
+    ends = [0, *policy.cuts(end + 1, prompt)]
+    chunks = [range(*each) for each in pairwise(ends)]
     for layer, own in zip(model.model.layers, cache.layers, strict=True):
-        scores = _scores(policy, layer.self_attn, own.keys[0])
+        layer.self_attn.inv_freq = model.model.rotary_emb.inv_freq
+        scores = _scores(policy, layer.self_attn, own.keys[0], kept, chunks)
         scores[:, : policy.sinks] = float("inf")
         scores[:, scores.shape[1] - policy.recent :] = float("inf")
         best = scores.topk(kept, dim=-1).indices.sort(-1).values
         paid = layer.self_attn.paid
+        layer.self_attn.held = layer.self_attn.held.gather(1, best)
         layer.self_attn.paid = paid.gather(2, best[:, None].expand(-1, paid.shape[1], -1))
         if isinstance(policy, Lru):
             firsts = best[:, :: policy.block] // policy.block

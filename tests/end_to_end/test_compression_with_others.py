@@ -9,6 +9,7 @@ import pytest
 
 import llmc
 from llmc.architectures.tiny_config import tiny_architecture
+from llmc.errors import OptionError
 from llmc.runtime.engine import Engine
 from tests.end_to_end.test_kv_compression import built, model
 from tests.end_to_end.test_states import built as built_tiny
@@ -21,6 +22,7 @@ SCORED = [
     "snapkv:budget=48,every=16,window=16",
     "h2o:budget=48,every=16,recent=16",
     "lru:budget=48,every=16,recent=16",
+    "compactor:budget=48,every=16,chunk=32",
 ]
 
 
@@ -37,6 +39,23 @@ def test_room_for_adapters_changes_no_token(text: str, built: Callable[..., Path
         with llmc.load(built(kv_compression=text, target="cpu", **options), threads=1) as engine:
             found.append(said(engine))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama4_text"])
+def test_keys_without_a_rotation_are_scored_as_they_are(family: str, tmp_path: Path) -> None:
+    """In all layers, or in those of several that keep everything."""
+    options = {"block_size": 8, "max_model_len": 200, "kv_compression": "compactor:budget=48,every=16,chunk=32"}
+    path, found = built_tiny(tiny_architecture(family), tmp_path / "engine.llmc", **options), []
+    for chunk in (5, None):
+        with llmc.load(path, threads=1, max_step_tokens=chunk) as engine:
+            found.append(said(engine))
+    assert found[0] == found[1]
+
+
+def test_keys_that_are_normed_behind_their_rotation_are_refused(tmp_path: Path) -> None:
+    options = {"block_size": 8, "kv_compression": "compactor:budget=48,every=16,chunk=32"}
+    with pytest.raises(OptionError, match=r"keys that come from llmc\.rms_norm.*so they cannot be turned back"):
+        built_tiny(tiny_architecture("hunyuan_v1_dense"), tmp_path / "engine.llmc", **options)
 
 
 @pytest.mark.parametrize("text", SCORED)

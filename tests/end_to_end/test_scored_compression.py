@@ -11,7 +11,7 @@ import pytest
 
 import llmc
 from llmc.errors import LlmcError, OptionError, RequestError
-from llmc.program import H2O, Lru, Scored, SnapKV
+from llmc.program import H2O, Compactor, Lru, Scored, SnapKV
 from llmc.runtime.engine import Engine
 from tests.end_to_end.scored_reference import greedy
 from tests.end_to_end.test_kv_compression import built, model
@@ -21,10 +21,12 @@ __all__ = ["built", "model"]
 
 SNAPKV = "snapkv:budget=48,window=16,every=16,sinks=2"
 H2O_TEXT = "h2o:budget=48,every=16,sinks=2,recent=16"
+COMPACTOR = "compactor:budget=48,every=16,sinks=3,recent=2,chunk=32"
 LRU = "lru:budget=48,every=16,sinks=8,recent=16"
 POLICIES: dict[str, Scored] = {
     SNAPKV: SnapKV(budget=48, every=16, sinks=2, block=8, window=16),
     H2O_TEXT: H2O(budget=48, every=16, sinks=2, block=8, recent=16),
+    COMPACTOR: Compactor(budget=48, every=16, sinks=3, block=8, recent=2, chunk=32),
     LRU: Lru(budget=48, every=16, sinks=8, block=8, recent=16),
 }
 each_policy = pytest.mark.parametrize("text", POLICIES, ids=lambda text: text.partition(":")[0])
@@ -119,6 +121,7 @@ def test_a_prefix_is_not_answered_by_compacted_blocks(text: str, built: Callable
         (SNAPKV, "snapkv:budget=248,window=16,sinks=2"),
         (SNAPKV, "snapkv:share=100,window=16,every=128,sinks=2"),
         (H2O_TEXT, "h2o:budget=248,every=16,sinks=2,recent=16"),
+        (COMPACTOR, "compactor:budget=248,every=16,sinks=3,recent=2,chunk=32"),
         (LRU, "lru:budget=248,every=16,sinks=8,recent=16"),
     ],
 )
@@ -170,6 +173,23 @@ def test_options_of_h2o_are_checked(text: str, problem: str, built: Callable[...
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
+        ("compactor:budget=8,every=8", "leaves no room in addition to the 12 protected rows (8 first ones, 4 last"),
+        ("compactor:share=50,recent=0", "recent=0 must be 1 or more"),
+        ("compactor:share=50,chunk=264", "chunk=264 is not a number of queries from 1 to 256"),
+        ("compactor:share=50,chunk=64", "every=128 is more than chunk=64, whose queries are kept"),
+        ("compactor:share=50,every=16,sinks=3,recent=2,chunk=64", "cannot run compactor:share=50"),
+        (SNAPKV, "cannot run snapkv:budget=48"),
+    ],
+)
+def test_options_of_compactor_are_checked(text: str, problem: str, built: Callable[..., Path]) -> None:
+    with pytest.raises(OptionError) as caught:
+        llmc.load(built(kv_compression=COMPACTOR, target="cpu"), kv_compression=text)
+    assert problem in caught.value.problem and caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
         ("lru:budget=64,sinks=8", "leaves no room in addition to the 72 protected rows"),
         ("lru:budget=48,every=16,sinks=2,recent=16", "sinks=2 is not a multiple of block_size=8"),
         ("lru:budget=48,every=16,sinks=8,recent=12", "recent=12 is not a multiple of block_size=8"),
@@ -179,6 +199,12 @@ def test_options_of_lru_are_checked(text: str, problem: str, model: Path, tmp_pa
     with pytest.raises(OptionError) as caught:
         llmc.build(model, tmp_path / "engine.llmc", block_size=8, kv_compression=text)
     assert problem in caught.value.problem and caught.value.fix
+
+
+def test_chunks_are_whole_blocks(model: Path, tmp_path: Path) -> None:
+    text = "compactor:share=50,every=8,chunk=36"
+    with pytest.raises(OptionError, match="chunk=36 is not a multiple of block_size=8"):
+        llmc.build(model, tmp_path / "engine.llmc", block_size=8, kv_compression=text)
 
 
 @each_policy

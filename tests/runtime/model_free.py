@@ -427,11 +427,11 @@ class Run:
         sinks = policy.sinks if isinstance(policy, Streaming) else kept
         sources = [*range(sinks), *range(rows - kept + sinks, rows)]
         cells = self.group_cells[0].reshape(-1)
-        read = cells[[blocks[row // size] * size + row % size for row in sources]]
-        cells[[places[row // size] * size + row % size for row in range(kept)]] = read
+        before = cells[[blocks[row // size] * size + row % size for row in range(rows)]]
+        cells[[places[row // size] * size + row % size for row in range(kept)]] = before[sources]
         if policy.queries is not None:
             held = self.group_cells[self.policies.index(policy.queries)].reshape(-1)[list(slots)]
-            assert held.tolist() == read[kept - queries :].tolist(), "these are not the last queries"
+            assert held.tolist() == before[rows - queries :].tolist(), "these are not the last queries"
 
     def _move_slots(self, sources: Ints, destinations: Ints, group: int) -> None:
         cells = (self.cells, *self.group_cells)[group].reshape(-1)

@@ -1,6 +1,6 @@
 """Kernels that score and move rows of the KV cache between two steps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import fx
@@ -14,26 +14,40 @@ from llmc.graph.axes import tensor_axes
 from llmc.graph.refusal import Refusal
 from llmc.targets import CpuTarget
 
-MOST_PAIRS = 4096  # kMostPairs of kernels/key_attention.h
 _SCORED = tensor_axes("q_first[_ | heads _ half] k_cache[_ | kv_heads block_size _]")
 _MOVED = tensor_axes("k_cache[_ | kv_heads block_size _]")
 _SUMS = tensor_axes("sums[_ | kv_heads block_size _]")
 _TURNED = tensor_axes("k_cache[_ | kv_heads block_size _] inv_freq[half]")
 
 
-def scored(most_queries: int) -> Kernel:
-    """The kernel of llmc::score_keys. most_queries: of a window."""
+def scored() -> Kernel:
+    """The kernel of llmc::score_keys."""
 
     def sums(call: Call) -> Arguments:
         columns = call.shape("k_cache")[0] * call.plain("longest")
         return {"sums": call.workspace("sums", 1, columns, torch.float32).pointer}
 
-    return _reading_queries("score_keys", most_queries, sums)
+    return _reading_queries("score_keys", ("scores",), sums)
 
 
-def updated(family: str, most_queries: int) -> Kernel:
-    """A kernel that updates scores by the queries since the last update, `most_queries` at most."""
-    return _reading_queries(family, most_queries, lambda call: {"sums": call.cache("sums")})
+def updated(family: str) -> Kernel:
+    """A kernel that updates scores by the queries since the last update."""
+    return _reading_queries(family, ("scores",), lambda call: {"sums": call.cache("sums")})
+
+
+def standing_out() -> Kernel:
+    """The kernel of llmc::score_leverage."""
+
+    def more(call: Call) -> Arguments:
+        rows, longest = call.shape("k_cache")[0], call.plain("longest")
+        turning = 0 if call.plain("inv_freq") is None else call.shape("inv_freq")[0]
+        found: Arguments = {name: call.cache(name) for name in ("v_cache", "attention", "positions")}
+        found |= {"turning": turning, "pooled": call.workspace("pooled", 1, rows * longest, torch.float32).pointer}
+        if turning:
+            found["angles"] = call.workspace("angles", 1, 2 * longest * turning, torch.float32).pointer
+        return found
+
+    return _reading_queries("score_leverage", ("scores", "new_attention", "new_positions"), more)
 
 
 def sums_kept() -> Kernel:
@@ -47,8 +61,8 @@ def sums_kept() -> Kernel:
     return Kernel("keep_sums", lambda call: (), arguments, lambda node, target: None)
 
 
-def _reading_queries(family: str, most_queries: int, sums: Callable[[Call], Arguments]) -> Kernel:
-    """A kernel that scores rows by the last queries. sums: its further argument."""
+def _reading_queries(family: str, results: Sequence[str], others: Callable[[Call], Arguments]) -> Kernel:
+    """A kernel that scores rows by the last queries. results, others: as named_arguments takes them."""
 
     def element_types(call: Call) -> tuple[str, ...]:
         return DTYPES[call.dtype("q_first")], _codes(call)
@@ -61,16 +75,13 @@ def _reading_queries(family: str, most_queries: int, sums: Callable[[Call], Argu
             "cache_format": None,
         }
         function = function_name(family, element_types(call))
-        return named_arguments(call, function, _SCORED, ("scores",), more | sums(call))
+        return named_arguments(call, function, _SCORED, results, more | others(call))
 
     def refusal(node: fx.Node, target: CpuTarget) -> Refusal | None:
         given = arguments_of(node)
-        heads, half = (given["q_first"].meta["val"].shape[axis] for axis in (1, 3))
-        group = heads // given["k_cache"].meta["val"].shape[1]
+        half = given["q_first"].meta["val"].shape[3]
         if 2 * half > CODED_HEAD:
             return Refusal(f"heads have {2 * half} channels; the kernel takes {CODED_HEAD} at most", node)
-        if group * most_queries > MOST_PAIRS:
-            return Refusal(f"{group} heads read each KV head; the kernel takes {MOST_PAIRS // most_queries}", node)
         return None
 
     return Kernel(family, element_types, arguments, refusal)

@@ -6,7 +6,7 @@ import torch
 
 import llmc.ops  # noqa: F401  (registers the ops that the table names)
 from llmc.codegen.cpp.cache_kernels import attended, caching, rotating
-from llmc.codegen.cpp.compaction_kernels import moved, scored, sums_kept, turned, updated
+from llmc.codegen.cpp.compaction_kernels import moved, scored, standing_out, sums_kept, turned, updated
 from llmc.codegen.cpp.kernel import Kernel, by_name
 from llmc.codegen.cpp.more_arguments import adapted, choosing, of_requests, of_texts, pooled
 from llmc.codegen.cpp.products import lookup, of_heads, product, sent
@@ -66,9 +66,10 @@ KERNELS: dict[Any, Kernel] = {
     _llmc.paged_choose_keys.default: by_name(
         "paged_choose_keys", "q[tokens | heads head_dim]", typed=("q", "k_cache"), more=choosing
     ),
-    _llmc.score_keys.default: scored(128),
-    _llmc.sum_attention.default: updated("sum_attention", 128),
-    _llmc.last_uses.default: updated("last_uses", 128),
+    _llmc.score_keys.default: scored(),
+    _llmc.sum_attention.default: updated("sum_attention"),
+    _llmc.last_uses.default: updated("last_uses"),
+    _llmc.score_leverage.default: standing_out(),
     _llmc.keep_sums.default: sums_kept(),
     _llmc.compact_kv.default: moved(),
     _llmc.turn_rows.default: turned(),

@@ -19,17 +19,22 @@ from llmc.program.updated_compression import Updated
 _llmc = torch.ops.llmc
 
 
-def _add_caches(layer: Layer) -> tuple[fx.Node, ...]:
-    queries, graph, heads = keep_queries(layer), layer.graph, layer.spec.kv_heads
+def keep_numbers(layer: Layer) -> tuple[fx.Node, fx.Node]:
+    """A pair of caches with a number for each row and KV head of the layer's cache, which move with the rows."""
+    graph, heads = layer.graph, layer.spec.kv_heads
     spec = CacheSpec(len(graph.caches), heads, 1, 1, torch.float32, group=layer.spec.group)
     blocks = group_input("N", spec.group)
-    sums, other = (
+    first, second = (
         add_step_input(graph, f"kv_cache_{spec.layer}_{part}", (blocks, heads, layer.block_size, 1), torch.float32)
         for part in "kv"
     )
-    sums.meta["cache"], other.meta["cache"] = f"{spec.layer}.k", f"{spec.layer}.v"
+    first.meta["cache"], second.meta["cache"] = f"{spec.layer}.k", f"{spec.layer}.v"
     graph.caches = (*graph.caches, spec)
-    return *queries, sums
+    return first, second
+
+
+def _add_caches(layer: Layer) -> tuple[fx.Node, ...]:
+    return *keep_queries(layer), keep_numbers(layer)[0]
 
 
 def _place(layer: Layer, caches: tuple[fx.Node, ...], update: OpOverload) -> None:

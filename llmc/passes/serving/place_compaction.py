@@ -22,16 +22,17 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.graph.stage import Stage
 from llmc.graph.step_inputs import add_step_input, step_input
 from llmc.options import BuildOptions
+from llmc.passes.compaction.compactor import compactor
 from llmc.passes.compaction.placement import Layer, Placement
 from llmc.passes.compaction.snapkv import snapkv
 from llmc.passes.compaction.streaming import streaming
 from llmc.passes.compaction.updated import h2o, lru
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
-from llmc.program import COMPACTION, H2O, CachePolicy, Lru, SnapKV, Streaming
+from llmc.program import COMPACTION, H2O, CachePolicy, Compactor, Lru, SnapKV, Streaming
 
 PLACEMENTS: Mapping[type[CachePolicy], Placement] = MappingProxyType(
-    {H2O: h2o, Lru: lru, SnapKV: snapkv, Streaming: streaming}
+    {Compactor: compactor, H2O: h2o, Lru: lru, SnapKV: snapkv, Streaming: streaming}
 )
 
 

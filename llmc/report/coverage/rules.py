@@ -10,7 +10,8 @@ from types import MappingProxyType
 import torch
 from torch._ops import OpOverload
 
-from llmc.graph.op_record import OpRecord
+from llmc.graph.op_record import OpRecord, ops_with
+from llmc.program import COMPACTION
 from llmc.report.coverage.aten import (
     attentions,
     expert_products,
@@ -206,10 +207,7 @@ WITHOUT_RULE: Mapping[OpOverload, str] = MappingProxyType(
         ops.kv_write.default: "the paged attention behind it is counted instead",
         ops.select_channels.default: "it brings x into the order of a weight's columns, which a file or a plan says",
         **dict.fromkeys(
-            (
-                *(ops.score_keys.default, ops.sum_attention.default, ops.keep_sums.default, ops.last_uses.default),
-                *(ops.compact_kv.default, ops.turn_rows.default),
-            ),
+            ops_with(COMPACTION),
             "place_compaction makes it for every cache of the policy that kv_compression names, or fails",
         ),
         ops.top_tokens.default: "a head that drafts is given or the build fails",

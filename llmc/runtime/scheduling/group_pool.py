@@ -17,6 +17,7 @@ class DoneCut:
 
     moves: slots of rows that move, from and to. leaving: blocks that are to go back to the pool. rows: how many the
     table had; blocks: that hold them. chosen: how many of them are kept by score; places: blocks that those move to.
+    queries: as of Cut.
     """
 
     moves: list[tuple[int, int]]
@@ -25,6 +26,7 @@ class DoneCut:
     chosen: int
     blocks: list[int]
     places: list[int]
+    queries: int | None
 
 
 class GroupPool:
@@ -200,7 +202,8 @@ class GroupPool:
         self.kept_rows += len(table.blocks) * self._size if cut.leaving else 0
         rows = request.computed - table.dropped + cut.dropped
         places = table.blocks[: self._limits.blocks_for(cut.chosen)]
-        return DoneCut(moves, leaving, rows, cut.chosen, before[: self._limits.blocks_for(rows)], places)
+        held = before[: self._limits.blocks_for(rows)]
+        return DoneCut(moves, leaving, rows, cut.chosen, held, places, cut.queries)
 
     def keep(self, request: Request, table: GroupTable, begin: int, end: int) -> None:
         """Let others find the request's full blocks from `begin` to before `end`, by those of group 0."""

@@ -232,7 +232,9 @@ class RequestBlocks:
         own, slots = request.standing, list[int]()
         for number, other in enumerate(self.groups, 1):
             if wanted is not None and other.holds(wanted):
-                begin = max(0, request.computed - other.window + 1)
+                held = other.window - 1
+                count = held if done.queries is None else min(held, done.queries)
+                begin = max(0, request.computed - count)
                 positions = range(begin, request.computed)
                 slots = [own.slot(number, position, self._limits.block_size) for position in positions]
         return [done.rows, done.chosen, len(slots), *done.blocks, *done.places, *slots]

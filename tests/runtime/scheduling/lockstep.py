@@ -76,7 +76,7 @@ class Lockstep:
                 forks.remove(member)
 
     def _member(self, tokens: Sequence[int]) -> Member:
-        member = Member(tokens, every_logit=False, origin=self._origin)
+        member = Member(tokens, every_logit=False, origin=self._origin, prompt_length=len(self._prompt))
         member.group = self
         self._known.append(member)
         return member

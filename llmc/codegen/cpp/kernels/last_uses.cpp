@@ -2,6 +2,8 @@
 //
 // A block that gets at least its share of the attention of these queries, and each new block, is used in this update: its
 // rows have the update's number plus that share. The rows of other blocks keep what they have.
+#include <cmath>
+
 #include "key_attention.h"
 
 typedef struct {

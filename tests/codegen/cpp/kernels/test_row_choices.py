@@ -203,3 +203,6 @@ def test_updates_are_the_reference_s(
     }
     call(target, "keep_sums", [], values)
     assert torch.equal(sums, before)
+    keep_sums(before, scores, compaction, 2, 3, found)
+    call(target, "keep_sums", [], values | {"numbers": pointer(found)})
+    assert torch.equal(sums, before)

@@ -1,0 +1,67 @@
+"""How the keys of a layer were rotated by their positions, for ops that turn them back."""
+
+import operator
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from llmc.graph.call_arguments import call_arguments
+from llmc.passes.compaction.placement import Layer
+
+_llmc, _aten = torch.ops.llmc, torch.ops.aten
+# Behind these, a value depends on positions as any hidden state does, or on their number alone.
+_ENDS = (
+    *(_llmc.paged_attention.default, _llmc.embedding.default, _aten.embedding.default),
+    _aten.full_like.default,
+)
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """The rotation of a layer's keys.
+
+    Args:
+        inv_freq: The weight with its frequencies; None for keys that are not rotated.
+        interleaved: As of llmc::rope.
+        is_spread: Whether llmc::rotate_heads follows, as formats of codes ask for.
+    """
+
+    inv_freq: fx.Node | None
+    interleaved: bool = False
+    is_spread: bool = False
+
+
+def rotation_of(layer: Layer) -> Rotation | str:
+    """The rotation of a layer's keys; or why they cannot be turned back, as Placement.problem says it."""
+    keys: fx.Node = call_arguments(layer.write)["k"]
+    is_spread = keys.target is _llmc.rotate_heads.default
+    if is_spread:
+        keys = call_arguments(keys)["x"]
+    if keys.target is not _llmc.rope.default:
+        if not _has_angles(keys):
+            return Rotation(None, is_spread=is_spread)
+        return f"keys that come from {keys.target}, and not from llmc::rope alone, so they cannot be turned back"
+    given = call_arguments(keys)
+    angles = {given[name].args[0] for name in ("cos", "sin") if given[name].target is operator.getitem}
+    found = next(iter(angles)) if len(angles) == 1 else None
+    if found is None or found.target is not _llmc.rope_angles.default:
+        return "angles that do not come from llmc::rope_angles"
+    inv_freq: fx.Node = call_arguments(found)["inv_freq"]
+    if inv_freq.op != "placeholder":
+        return "frequencies that are computed in each step"
+    return Rotation(inv_freq, given["interleaved"], is_spread)
+
+
+def _has_angles(keys: fx.Node) -> bool:
+    """Whether positions have a part in keys, other than through the hidden states that they are made of."""
+    seen, ahead = set[fx.Node](), [keys]
+    while ahead:
+        node = ahead.pop()
+        if node.target in _ENDS or node in seen:
+            continue
+        if node.name == "positions":
+            return True
+        seen.add(node)
+        ahead += node.all_input_nodes
+    return False
