@@ -2,8 +2,8 @@
 
     q' = rope(q, cos, sin, i); k' = rope(k, cos, sin, i); kv_write(k', v, kc, vc, slots); paged_attention(q', kc, …)
         ->  q' = rope_kv_write(q, k, v, cos, sin, kc, vc, slots, i); paged_attention(q', kc, …)
-Partial and interleaved rotations are the same op. Must have: q' is read by that attention only, k' by the write
-only; both turn by the same angles in the same order of channels, and q, k and v have one dtype.
+Partial and interleaved rotations are the same op. Must have: nothing before that attention reads q', and
+only the write reads k'; both turn by the same angles in the same order of channels, and q, k and v have one dtype.
 Numerics: exact, unless the cache is wider than k: then the rotated keys are rounded to k's dtype as before too.
 """
 
@@ -73,7 +73,8 @@ def _find(write: fx.Node, k: fx.Node) -> tuple[fx.Node, fx.Node]:
     q = call_arguments(readers[0])["q"]
     if q.target is not _ROPE:
         raise Refused(f"the keys are rotated, but the queries are {q.name}, a {q.target}", q)
-    used_only_by(q, readers)
+    later = [user for user in q.users if readers[0] < user]
+    used_only_by(q, (*readers, *later))
     used_only_by(k, (write,))
     turn, k_turn = call_arguments(q), call_arguments(k)
     for name in ("cos", "sin", "interleaved"):

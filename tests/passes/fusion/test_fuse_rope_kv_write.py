@@ -88,6 +88,27 @@ def test_refuses_rotated_keys_that_others_read() -> None:
     assert "rope_default_1 is also used by add_tensor" in refusals(graph, source, (fuse_rope_kv_write,))
 
 
+def test_rotated_queries_may_be_read_behind_the_attention() -> None:
+    b = GraphBuilder()
+    q, k, v = _qkv(b)
+    angles = b.angles()
+    q, k = (b.call(ops.rope.default, x, *angles, False) for x in (q, k))
+    y = b.call(aten.add.Tensor, b.call(ops.attention.default, q, k, v, 0.5), q)
+    graph, source = b.finish(b.call(aten.reshape.default, y, [-1, 8]))
+    assert histogram(rewritten(graph, source, (fuse_rope_kv_write,)).graph)["llmc.rope_kv_write"] == 1
+
+
+def test_refuses_rotated_queries_that_others_read_first() -> None:
+    b = GraphBuilder()
+    q, k, v = _qkv(b)
+    angles = b.angles()
+    q, k = (b.call(ops.rope.default, x, *angles, False) for x in (q, k))
+    other = b.call(aten.add.Tensor, q, q)
+    y = b.call(aten.add.Tensor, b.call(ops.attention.default, q, k, v, 0.5), other)
+    graph, source = b.finish(b.call(aten.reshape.default, y, [-1, 8]))
+    assert "rope_default is also used by add_tensor" in refusals(graph, source, (fuse_rope_kv_write,))
+
+
 def test_refuses_a_cache_that_two_attentions_read() -> None:
     graph, _ = llama(layers=1)
     served = run_pipeline(graph, serving(), BuildOptions()).graph
