@@ -12,10 +12,9 @@ from torch._ops import OpOverload
 import llmc.ops  # noqa: F401  (registers the ops that are named here)
 from llmc.codegen.call import Call
 from llmc.codegen.kernel_ir import Loop
-from llmc.graph.op_record import ops_with
 from llmc.graph.product_parts import part_of
 from llmc.graph.refusal import Refusal
-from llmc.program import COMPACTION, Layout, RowRange, StepOutput
+from llmc.program import Layout, RowRange, StepOutput
 from llmc.program.launch_arguments import Argument, Operand
 
 
@@ -98,10 +97,10 @@ _OF_CHOICES = {
     _llmc.paged_choose_keys.default: "keys are chosen on CPUs only; sequences up to the number of chosen keys "
     "(--max-model-len) need no choice"
 }
-_OF_ROWS = dict.fromkeys(
-    ops_with(COMPACTION),
-    "rows are scored and turned on CPUs only; GPUs have kv_compression=stride:step=4,recent=512",
-)
+_OF_ROWS = {
+    _llmc.score_leverage.default: "the leverage of keys is scored on CPUs only; GPUs have the other policies of "
+    "kv_compression, such as snapkv"
+}
 WITHOUT_KERNEL: Mapping[str, Mapping[OpOverload, str]] = MappingProxyType(
     {"cpp": _OF_STAGES, "triton": _OF_STAGES | _OF_CHOICES | _OF_ROWS}
 )

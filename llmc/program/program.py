@@ -15,11 +15,11 @@ from llmc.formats.code_format import CODE_FORMATS
 from llmc.program.adapter_pools import AdapterPools
 from llmc.program.cache_policy import EVERYTHING, CachePolicy, group_blocks
 from llmc.program.device_kernel import DeviceKernel
-from llmc.program.launch_arguments import Argument, Count
+from llmc.program.launch_arguments import Argument, Count, Operand
 from llmc.program.limits import Limits
 from llmc.program.rank_layout import RankLayout
 from llmc.program.state_slot import StateSlot
-from llmc.program.step_outputs import StepOutput, is_for
+from llmc.program.step_outputs import COMPACTION, StepOutput, is_for
 
 # Bytes per element of each dtype, by its name in safetensors.
 ITEMSIZES = {
@@ -272,9 +272,14 @@ class Launch:
         sides: Collection[str] = (),
     ) -> bool:
         """Whether a step of T tokens and L logit rows has the launch. sides: the side outputs that it needs."""
-        if (self.wanted and wanted not in self.wanted) or not is_for(self.sides, self.unless, sides):
+        if self.compacts or (self.wanted and wanted not in self.wanted) or not is_for(self.sides, self.unless, sides):
             return False
         return self.only is None or self.only.holds(tokens=tokens, logit_rows=logit_rows)
+
+    @property
+    def compacts(self) -> bool:
+        """Whether the launch is for steps with a compaction (llmc/ops/compact_kv.py), which have no others."""
+        return any(isinstance(value, Operand) and value.name == COMPACTION for value in self.arguments.values())
 
 
 @dataclass(frozen=True)

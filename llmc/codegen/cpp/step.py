@@ -8,7 +8,7 @@ from llmc.codegen.cpp.kernel_library import PAGED_ATTENTION, RAGGED_ATTENTION
 from llmc.codegen.cpp.printer import pointer, print_loop, wrapped
 from llmc.codegen.kernel_ir import Loop
 from llmc.codegen.origin import describe, one_line
-from llmc.program import COMPACTION, LOOP, Affine, Launch, Origin, Program, StepOutput, group_input
+from llmc.program import LOOP, Affine, Launch, Origin, Program, StepOutput, group_input
 from llmc.program.engine_structs import ENGINE_STRUCTS
 from llmc.program.launch_arguments import Argument, Count, Operand, Rows
 from llmc.program.program_interface import interface_text
@@ -178,19 +178,14 @@ def _step(program: Program) -> str:
     lines.append("  mark(times, 0);")
     lines += _compaction(program, printer)
     for number, launch in enumerate(program.launches):
-        printed = [] if compacts(launch) else printer.guarded(launch)
+        printed = [] if launch.compacts else printer.guarded(launch)
         lines += ["", *printed, f"  mark(times, {number + 1});"]
     return "\n".join([*lines, "}"]) + "\n" + (_ENTRIES if can_choose else "")
 
 
-def compacts(launch: Launch) -> bool:
-    """Whether a launch is for steps with a compaction, which have no others."""
-    return any(isinstance(value, Operand) and value.name == COMPACTION for value in launch.arguments.values())
-
-
 def _compaction(program: Program, printer: "_LaunchPrinter") -> Iterator[str]:
     """The whole of a step with a compaction; nothing of an engine without."""
-    launches = [launch for launch in program.launches if compacts(launch)]
+    launches = [launch for launch in program.launches if launch.compacts]
     if launches:
         yield "  if (step->compaction != nullptr) {"
         for launch in launches:

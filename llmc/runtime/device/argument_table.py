@@ -32,7 +32,8 @@ class ArgumentTable:
     """Eight bytes for each argument, at fixed addresses, and for each launch the array of pointers to its values.
 
     launches: calls with the binaries that they launch. addresses: where the memory (space, name) of pointers starts on
-    the device, except step inputs. The driver reads values during a launch call only, so `fill` may follow at once.
+    the device, except inputs whose place depends on the step. The driver reads values during a launch call only, so
+    `fill` may follow at once.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ def _split(
     if isinstance(argument, Pointer):
         offset = argument.offset
         coefficients = (offset.tokens, offset.logit_rows, 0, 0)
-        if argument.space == "input":
+        if argument.space == "input" and ("input", argument.name) not in addresses:
             return offset.constant, _Term(coefficients, input=argument.name)
         return addresses[argument.space, argument.name] + offset.constant, _Term(coefficients)
     if isinstance(argument, Count):

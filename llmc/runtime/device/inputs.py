@@ -69,6 +69,10 @@ class StepShape:
         return self.input_offsets()["end" if chooses else next(iter(CHOICE_INPUTS))]
 
 
+# The shape of a step with a compaction, which has no tokens.
+NO_STEP = StepShape(0, 0, 0, 0)
+
+
 @functools.lru_cache(maxsize=256)
 def _input_offsets(shape: StepShape) -> Mapping[str, int]:
     """Asked for by every launch of a step."""

@@ -13,6 +13,7 @@ from llmc.files.typed_json import REBUILD
 from llmc.program import (
     CHOICE_INPUTS,
     CHOICE_OUTPUTS,
+    COMPACTION,
     ITEMSIZES,
     DeviceBinary,
     DeviceKernel,
@@ -77,7 +78,7 @@ class LaunchBounds:
             for name, nbytes in program.adapters.nbytes().items():
                 self.extents["adapter", name] = nbytes // ITEMSIZES[self.dtypes["adapter", name]], None
         # A pointer into the middle of an input is not allowed, because its place depends on the step's shape.
-        for name in (*input_names(len(program.policies)), *CHOICE_INPUTS):
+        for name in (*input_names(len(program.policies)), *CHOICE_INPUTS, COMPACTION):
             self.extents["input", name] = 1, None
         if program.ranks > 1:
             self.extents["engine", "ranks"] = 1 + program.ranks, None

@@ -107,15 +107,16 @@ def calls_of_step(
     return found
 
 
-def plan_calls(program: Program) -> tuple[PlannedCall, ...]:
-    """The program's launches in order.
+def plan_calls(program: Program, *, compacts: bool = False) -> tuple[PlannedCall, ...]:
+    """The launches of the program's steps in order. compacts: those of steps with a compaction, which have no others.
 
     Raises EngineFormatError for one that names what the program does not have, or does not fit its kernel or memory.
     """
     check_kernels(program)
     kernels = {kernel.name: kernel for kernel in program.kernels}
     bounds = LaunchBounds(program)
-    return tuple(_planned(index, launch, kernels, bounds) for index, launch in enumerate(program.launches))
+    launches = ((index, each) for index, each in enumerate(program.launches) if each.compacts == compacts)
+    return tuple(_planned(index, launch, kernels, bounds) for index, launch in launches)
 
 
 def _planned(index: int, launch: Launch, kernels: Mapping[str, DeviceKernel], bounds: LaunchBounds) -> PlannedCall:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from llmc.engine_format import EngineDirectory
 from llmc.errors import TargetError
-from llmc.program import CHOICE_OUTPUTS, Launch, Program, StepOutput
+from llmc.program import CHOICE_OUTPUTS, Launch, StepOutput
 from llmc.program.slot_views import move_slots, slot_views
 from llmc.runtime.adapters.placed_adapter import PlacedAdapter
 from llmc.runtime.device.adapter_tensors import adapter_tensors, with_adapters
@@ -33,6 +33,7 @@ from llmc.runtime.device.memory import DeviceMemory, out_of_memory
 from llmc.runtime.device.program import ARENA, RANKS, PlannedCall, calls_of_step, plan_calls
 from llmc.runtime.device.step_lane import StepKind, StepLane
 from llmc.runtime.device.weights import DeviceWeights, device_weights
+from llmc.runtime.executors.cuda_compaction import CudaCompaction
 from llmc.runtime.executors.cuda_driver import LoadedKernel, load_kernel
 from llmc.runtime.executors.cuda_launches import CudaLaunches
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits, SideArray
@@ -103,7 +104,8 @@ class CudaExecutor:
             self._kernels[kernel.name] = load_kernel(kernel.binaries[binaries.arch], binaries.directory)
         self._tensors = DeviceTensors(self._spaces, self._inputs)
         # Null until the ranks have met.
-        self._launches = self._launches_of(self._program, {RANKS: 0} | self._addresses)
+        self._launches = self._launches_of(plan_calls(self._program), {RANKS: 0} | self._addresses)
+        self._mover = CudaCompaction(self._program, self._addresses, self._launches_of, self._allocate)
         self._capturing = torch.cuda.Stream(self._device)
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: GraphCache[StepKind, torch.cuda.CUDAGraph] = GraphCache(MAX_GRAPHS, self._has_graph_room)
@@ -173,7 +175,7 @@ class CudaExecutor:
         self._spaces[RANKS] = place.table.view(torch.uint8), 0
         self._addresses[RANKS] = place.table.data_ptr()
         program = self._program if place.has_memory else library_only(self._program)
-        self._launches = self._launches_of(program, self._addresses)
+        self._launches = self._launches_of(plan_calls(program), self._addresses)
 
     def follow(self, step: Step) -> None:
         """Queue a step whose results are not needed on this rank, and wait for it."""
@@ -193,6 +195,11 @@ class CudaExecutor:
         caches = [self._spaces["cache", name][0] for name in self._program.caches_of(group)]
         indices = (torch.from_numpy(slots).long().to(self._device) for slots in (sources, destinations))
         move_slots(slot_views(self._program, caches, group), *indices)
+
+    def compact(self, compaction: Ints) -> None:
+        """Choose and move a request's rows, on the device and in order with the steps."""
+        with torch.cuda.device(self._device):
+            self._mover.run(compaction, torch.cuda.current_stream(self._device).cuda_stream)
 
     def read_blocks(self, blocks: Sequence[int], group: int = 0) -> Callable[[], Bytes]:
         """Copy blocks of a group's keys and values into pinned memory, in order with the steps and concurrently with
@@ -248,7 +255,7 @@ class CudaExecutor:
         for held in (self._spaces, self._addresses, self._kernels):
             held.clear()
         self._scratch.clear()
-        for name in ("_logits", "_inputs", "_chosen", "_fed", "_lanes", "_pools", "_tensors", "_launches"):
+        for name in ("_logits", "_inputs", "_chosen", "_fed", "_lanes", "_pools", "_tensors", "_launches", "_mover"):
             delattr(self, name)
         torch.cuda.empty_cache()
 
@@ -315,8 +322,7 @@ class CudaExecutor:
         chosen = torch.empty(self._chosen.shape, dtype=torch.int32, pin_memory=True)
         return StepLane(self.limits, staged, chosen, torch.cuda.Event(), self._group_blocks, memory.slots)
 
-    def _launches_of(self, program: Program, addresses: Mapping[tuple[str, str], int]) -> CudaLaunches:
-        calls = plan_calls(program)
+    def _launches_of(self, calls: Sequence[PlannedCall], addresses: Mapping[tuple[str, str], int]) -> CudaLaunches:
         return CudaLaunches(calls, self._kernels, addresses, self._tensors, self._scratch_address)
 
     def launches(

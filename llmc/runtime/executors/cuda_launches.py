@@ -16,8 +16,8 @@ class CudaLaunches:
     """The launches of `calls`, with the values of their arguments in one table.
 
     kernels: by name, for the calls that are not a library's. addresses: where the memory (space, name) starts, except
-    step inputs. tensors: the same memory, with the inputs. scratch: returns the address of scratch memory of a size
-    in bytes, which all launches share because they run sequentially.
+    inputs whose place depends on the step. tensors: the same memory, with the inputs. scratch: returns the address of
+    scratch memory of a size in bytes, which all launches share because they run sequentially.
     """
 
     def __init__(

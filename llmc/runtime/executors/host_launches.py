@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from llmc.graph.dtype_names import TORCH_DTYPES
-from llmc.program import CHOICE_OUTPUTS, Program, StepOutput, library_functions
+from llmc.program import CHOICE_OUTPUTS, COMPACTION, Program, StepOutput, library_functions
 from llmc.program.slot_views import move_slots, slot_views
 from llmc.runtime.adapters.placed_adapter import PlacedAdapter
 from llmc.runtime.device.adapter_tensors import adapter_tensors, with_adapters
 from llmc.runtime.device.device_place import DevicePlace
-from llmc.runtime.device.inputs import StepShape
+from llmc.runtime.device.inputs import NO_STEP, StepShape
 from llmc.runtime.device.library_only import library_only
 from llmc.runtime.device.program import ARENA, RANKS, PlannedCall, Pointer, calls_of_step, plan_calls
 from llmc.runtime.executors.block_copies import read_blocks, write_blocks
@@ -43,7 +43,7 @@ class HostLaunches(ABC):
         limits = program.limits
         self._blocks, self.snapshots = program.group_blocks(blocks), snapshots
         self.launched = program
-        self._calls = plan_calls(program)
+        self._calls, self._compacting = plan_calls(program), plan_calls(program, compacts=True)
         self._sides = SideOutputs(program)
         arena_bytes = program.arena.at(tokens=limits.max_batch_tokens, logit_rows=limits.max_logit_rows)
         self._logits = torch.zeros(limits.max_logit_rows, program.vocab_size)
@@ -110,8 +110,7 @@ class HostLaunches(ABC):
         """Run every launch in order. Buffers start as NaNs, so that reading a value that the step did not write is
         visible."""
         step = (step if self._pools is None else with_adapters(step)).for_groups(self._blocks[1:])
-        self._memory[ARENA, ""].fill_(0xFF)
-        self._logits.fill_(float("nan"))
+        self._forget()
         shape = StepShape.of(step)
         for name, values in step.inputs():
             self._memory["input", name] = torch.from_numpy(values.copy()).reshape(-1)
@@ -122,6 +121,19 @@ class HostLaunches(ABC):
             self._run(call, grid, shape.counts())
             times.append(LaunchTime(call.index, start, perf_counter() - begin))
         return tuple(times)
+
+    def compact(self, compaction: Ints) -> None:
+        """Run the launches of a step with a compaction."""
+        self._forget()
+        self._memory["input", COMPACTION] = torch.from_numpy(compaction.copy())
+        counts = NO_STEP.counts()
+        for call, grid in calls_of_step(self._compacting, counts, StepOutput.LOGITS):
+            self._run(call, grid, counts)
+
+    def _forget(self) -> None:
+        """Begin a step without the activations of the last one."""
+        self._memory[ARENA, ""].fill_(0xFF)
+        self._logits.fill_(float("nan"))
 
     def copy_blocks(self, copies: Mapping[int, int], group: int = 0) -> None:
         for name in self.program.caches_of(group):

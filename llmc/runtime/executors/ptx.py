@@ -85,13 +85,16 @@ class PtxExecutor(HostLaunches):
 
     def launch_all(self, step: Step, wanted: StepOutput) -> tuple[LaunchTime, ...]:
         """Run every launch in order; then check that every wanted row has all its logits."""
-        self._used.clear()
-        for marks in self._written.values():
-            marks.fill(0)
         times = super().launch_all(step, wanted)
         if wanted is StepOutput.LOGITS:
             self._check_logits(len(step.logit_rows))
         return times
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._used.clear()
+        for marks in self._written.values():
+            marks.fill(0)
 
     def _check_logits(self, rows: int) -> None:
         nbytes = self.program.vocab_size * ITEMSIZES["F32"]

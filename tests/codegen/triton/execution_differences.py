@@ -37,6 +37,7 @@ EXPLANATIONS: Mapping[str, Explanation] = MappingProxyType(
         **dict.fromkeys(("code_embedding_kernel", "kv_write_kernel"), CUT),
         **dict.fromkeys(("draw_chunks_kernel", "gated_activation_kernel", "mass_chunks_kernel"), FUSED),
         **dict.fromkeys(("rope_angles_kernel", "rope_kernel", "rope_kv_write_kernel", "top_k_chunks_kernel"), FUSED),
+        "turn_rows_kernel": FUSED,
         **dict.fromkeys(("add_splits_kernel", "combine_splits_kernel", "sum_experts_kernel"), SUMS),
         **dict.fromkeys(("gemv_kernel", "narrow_kernel", "tile_kernel", "persistent_kernel", "code_gemv_kernel"), SUMS),
         **dict.fromkeys(("expert_tile_kernel", "expert_code_tile_kernel", "head_linear_kernel"), SUMS),
@@ -44,6 +45,7 @@ EXPLANATIONS: Mapping[str, Explanation] = MappingProxyType(
         **dict.fromkeys(("linear_attention_kernel", "selective_scan_kernel"), SUMS),
         **dict.fromkeys(("paged_prefill_kernel", "ragged_attention_kernel"), SUMS),
         **dict.fromkeys(("paged_decode_kernel", "code_tile_kernel"), ROUNDED),
+        **dict.fromkeys(("key_bounds_kernel", "key_masses_kernel"), ROUNDED),
         **dict.fromkeys(("norm_kernel", "code_narrow_kernel"), SHIFTED),
     }
 )

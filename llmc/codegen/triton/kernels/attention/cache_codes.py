@@ -26,7 +26,8 @@ def write_codes(
 ) -> None:
     """Quantize values: [HEAD_BLOCK, 2, HALF_BLOCK], fp32, the two halves of each head, into a slot's place.
 
-    GROUP: channels with a scale, 0 for all of a head's; otherwise a power of two that divides half of a head.
+    slot: one for all heads, or one for each. head: [HEAD_BLOCK]; from KV_HEADS on nothing is written. GROUP: channels
+    with a scale, 0 for all of a head's; otherwise a power of two that divides half of a head.
     """
     HALF: tl.constexpr = DIM // 2
     # Groups in a half of the tile, and of a head.
@@ -63,16 +64,16 @@ def write_codes(
         scaled = tl.minimum(tl.maximum(scaled, -LARGEST), LARGEST)
         codes = e4m3_codes(scaled) if FORMAT == "fp8" else nearest_integers(scaled)
     codes = codes.reshape(HEAD_BLOCK, 2, HALF_BLOCK)
-    position = slot % BLOCK_SIZE
+    position = slot % BLOCK_SIZE + head * 0
     base = cache_ptr + (slot // BLOCK_SIZE * KV_HEADS + head) * (BLOCK_SIZE * POSITION_BYTES)
     half = tl.arange(0, 2)[None, :, None]
     is_head = head < KV_HEADS
     if FORMAT == "int4":
         bytes = tl.sum(codes << (half * 4), axis=1)
-        place = base[:, None] + position * CODE_BYTES + lane[None, :]
+        place = (base + position * CODE_BYTES)[:, None] + lane[None, :]
         tl.store(place, bytes.to(tl.uint8), mask=is_head[:, None] & (lane < HALF)[None, :])
     else:
-        place = base[:, None, None] + position * CODE_BYTES + half * HALF + lane[None, None, :]
+        place = (base + position * CODE_BYTES)[:, None, None] + half * HALF + lane[None, None, :]
         tl.store(place, (codes & 0xFF).to(tl.uint8), mask=is_head[:, None, None] & (lane < HALF)[None, None, :])
     group = tl.arange(0, 2)[:, None] * (HALF // WIDTH) + tl.arange(0, COUNT)[None, :]
     is_group = (tl.arange(0, COUNT) < HALF // WIDTH)[None, None, :, None]
@@ -80,7 +81,7 @@ def write_codes(
         group = tl.zeros([1, 1], dtype=tl.int32)
         is_group = (group == 0)[None, :, :, None]
     number = (base + BLOCK_SIZE * CODE_BYTES).to(tl.pointer_type(tl.uint16))[:, None, None, None]
-    number += group[None, :, :, None] * BLOCK_SIZE + position
+    number += group[None, :, :, None] * BLOCK_SIZE + position[:, None, None, None]
     is_group = is_group & is_head[:, None, None, None]
     tl.store(number, scale_bits.to(tl.uint16), mask=is_group)
     if FORMAT == "int4":
@@ -132,6 +133,51 @@ def read_codes(
         return tl.where((dims < DIM)[None, :], grouped.reshape(values.shape), 0.0)
     else:
         return grouped.reshape(values.shape)
+
+
+@triton.jit
+def read_channels(
+    cache_ptr: tl.tensor,
+    block_and_head: tl.tensor,
+    position: tl.tensor,
+    present: tl.tensor,
+    channel: tl.tensor,
+    inside: tl.tensor,
+    DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    FORMAT: tl.constexpr,
+    GROUP: tl.constexpr,
+) -> tl.tensor:
+    """The values of channels in any order, [positions, *channels], fp32, zero where absent and not inside.
+
+    block_and_head: block · KV heads + head, int64. channel, inside: [2, channels]. FORMAT: of codes, or "none".
+    """
+    mask = present[:, None, None] & inside[None, :, :]
+    if FORMAT == "none":
+        row = cache_ptr + (block_and_head * BLOCK_SIZE + position) * DIM
+        return tl.load(row[:, None, None] + channel[None, :, :], mask=mask, other=0.0).to(tl.float32)
+    else:
+        GROUPS: tl.constexpr = 1 if GROUP == 0 else DIM // GROUP
+        CODE_BYTES: tl.constexpr = DIM // 2 if FORMAT == "int4" else DIM
+        POSITION_BYTES: tl.constexpr = CODE_BYTES + GROUPS * (4 if FORMAT == "int4" else 2)
+        base = cache_ptr + block_and_head * (BLOCK_SIZE * POSITION_BYTES)
+        row = (base + position * CODE_BYTES)[:, None, None]
+        if FORMAT == "int4":
+            HALF: tl.constexpr = DIM // 2
+            upper = channel >= HALF
+            bytes = tl.load(row + tl.where(upper, channel - HALF, channel)[None, :, :], mask=mask, other=0)
+            values = ((bytes.to(tl.int32) >> tl.where(upper, 4, 0)[None, :, :]) & 15).to(tl.float32)
+        else:
+            codes = tl.load(row + channel[None, :, :], mask=mask, other=0)
+            signed = codes.to(tl.int8, bitcast=True)
+            values = e4m3_values(codes.to(tl.int32)) if FORMAT == "fp8" else signed.to(tl.float32)
+        group = channel * 0 if GROUP == 0 else channel // GROUP
+        number = (base + BLOCK_SIZE * CODE_BYTES).to(tl.pointer_type(tl.uint16)) + position
+        number = number[:, None, None] + group[None, :, :] * BLOCK_SIZE
+        values = values * _bf16_values(tl.load(number, mask=mask, other=0).to(tl.int32))
+        if FORMAT == "int4":
+            values += _bf16_values(tl.load(number + GROUPS * BLOCK_SIZE, mask=mask, other=0).to(tl.int32))
+        return values
 
 
 @triton.jit

@@ -1,0 +1,27 @@
+"""The numbers of a compaction (llmc/ops/compact_kv.py): rows, kept rows, queries, then blocks, places and slots."""
+
+import triton
+import triton.language as tl
+
+_FIRST = tl.constexpr(3)
+
+
+@triton.jit
+def block_of(compaction_ptr: tl.tensor, row: tl.tensor, present: tl.tensor, BLOCK_SIZE: tl.constexpr) -> tl.tensor:
+    """The blocks that hold rows, int64."""
+    return tl.load(compaction_ptr + _FIRST + row // BLOCK_SIZE, mask=present, other=0).to(tl.int64)
+
+
+@triton.jit
+def place_of(compaction_ptr: tl.tensor, row: tl.tensor, present: tl.tensor, BLOCK_SIZE: tl.constexpr) -> tl.tensor:
+    """The blocks that kept rows move to, int64."""
+    first = _FIRST + tl.cdiv(tl.load(compaction_ptr), BLOCK_SIZE)
+    return tl.load(compaction_ptr + first + row // BLOCK_SIZE, mask=present, other=0).to(tl.int64)
+
+
+@triton.jit
+def slot_of(compaction_ptr: tl.tensor, query: tl.tensor, present: tl.tensor, BLOCK_SIZE: tl.constexpr) -> tl.tensor:
+    """The slots of queries, int64."""
+    blocks = tl.cdiv(tl.load(compaction_ptr), BLOCK_SIZE)
+    first = _FIRST + blocks + tl.cdiv(tl.load(compaction_ptr + 1), BLOCK_SIZE)
+    return tl.load(compaction_ptr + first + query, mask=present, other=0).to(tl.int64)

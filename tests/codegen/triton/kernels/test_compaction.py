@@ -1,0 +1,128 @@
+"""The kernels that score and move rows, in every format of a cache, against the ops' references."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx
+
+from llmc.codegen.triton.kernel import KernelTemplate
+from llmc.codegen.triton.kernels.compaction.compact_kv import compact_kv
+from llmc.codegen.triton.kernels.compaction.keep_sums import keep_sums
+from llmc.codegen.triton.kernels.compaction.last_uses import last_uses
+from llmc.codegen.triton.kernels.compaction.score_keys import score_keys
+from llmc.codegen.triton.kernels.compaction.sum_attention import sum_attention
+from llmc.codegen.triton.kernels.compaction.turn_rows import turn_rows
+from tests.codegen.cpp.kernels.test_row_choices import BLOCK, FORMATS, KEYS, KV_HEADS, LONGEST, VALUES, cached
+from tests.codegen.triton.tensor_call import check
+from tests.gpu_target import gpu_target
+
+SCORES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["f32", "f16"])
+# A whole number of tiles and of blocks, a prime, a single block, and all rows that there may be.
+SIZES = [(43, 24), (16, 8), (64, 56), (47, 40)]
+
+
+def queries_of(dtype: torch.dtype, heads: int = 6, blocks: int = 4) -> Tensor:
+    generator = torch.Generator().manual_seed(blocks)
+    return torch.randn(2, blocks, heads, BLOCK, KEYS // 2, generator=generator).to(dtype)
+
+
+def uses(blocks: int) -> Tensor:
+    """Sums that are the same in all rows of a block."""
+    generator = torch.Generator().manual_seed(3)
+    return torch.rand(blocks, KV_HEADS, 1, 1, generator=generator).mul(5).expand(-1, -1, BLOCK, -1).contiguous()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@dtypes
+def test_scores_of_a_window(device: str, dtype: torch.dtype, format: str | None) -> None:
+    k, _, compaction, _ = cached(format, rows=43, kept=24, dtype=dtype)
+    arguments = (*queries_of(dtype), k, compaction, 0.3, 5, 20.0, LONGEST, format)
+    check(score_keys, *arguments, device=device, tolerance=SCORES[dtype])
+
+
+@pytest.mark.parametrize(("heads", "queries", "pool"), [(3, 1, 1), (9, 13, 7), (12, 64, 5)])
+def test_other_windows(device: str, heads: int, queries: int, pool: int) -> None:
+    """A head of its own for each KV head, groups that are no power of two, and several tiles of queries."""
+    k, _, compaction, _ = cached(None, rows=64, kept=24, queries=queries)
+    q = queries_of(torch.float32, heads, blocks=9)
+    check(score_keys, *q, k, compaction, 0.3, pool, None, LONGEST, None, device=device, tolerance=SCORES[torch.float32])
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@dtypes
+@pytest.mark.parametrize("template", [sum_attention, last_uses], ids=["sum_attention", "last_uses"])
+def test_updates(device: str, template: KernelTemplate, dtype: torch.dtype, format: str | None) -> None:
+    rows, queries = (43, 5) if template is sum_attention else (48, BLOCK)
+    k, _, compaction, _ = cached(format, rows=rows, kept=24, queries=queries, dtype=dtype)
+    arguments = (*queries_of(dtype), k, uses(k.shape[0]), compaction, 0.3, 20.0, LONGEST, format)
+    check(template, *arguments, device=device, tolerance=SCORES[dtype])
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(("rows", "kept"), SIZES)
+def test_rows_are_moved(device: str, format: str | None, rows: int, kept: int) -> None:
+    k, v, compaction, scores = cached(format, rows, kept)
+    check(compact_kv, k, v, scores, compaction, KEYS, VALUES, 2, 3, format, device=device, tolerance=0.0)
+    sums = uses(k.shape[0])
+    check(keep_sums, sums, scores, compaction, 2, 3, device=device, tolerance=0.0)
+
+
+@pytest.mark.parametrize("make", [torch.zeros, torch.ones, lambda n: -torch.rand(n), lambda n: torch.arange(n) % 3])
+def test_scores_that_tie(device: str, make: Callable[[int], Tensor]) -> None:
+    """Of equal ones the first stay; scores may be negative."""
+    k, v, compaction, _ = cached(None, 61, 32)
+    scores = make(KV_HEADS * LONGEST).float()[None]
+    check(compact_kv, k, v, scores, compaction, KEYS, VALUES, 0, 1, device=device, tolerance=0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rows_of_16_bits_are_moved(device: str, dtype: torch.dtype) -> None:
+    k, v, compaction, scores = cached(None, 43, 24, dtype=dtype)
+    check(compact_kv, k, v, scores, compaction, KEYS, VALUES, 2, 3, device=device, tolerance=0.0)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rows_are_turned(device: str, format: str | None, interleaved: bool) -> None:
+    inv_freq = torch.tensor([1.0, 0.3, 0.1, 0.03, 0.01])
+    for rows, kept, sinks in ((48, 24, 3), (64, 56, 0)):
+        k, v, compaction, _ = cached(format, rows, kept, queries=0)
+        arguments = (k, v, compaction, inv_freq, interleaved, sinks, KEYS, VALUES, format)
+        # A product that is rounded the other way may end in the next code.
+        check(turn_rows, *arguments, device=device, tolerance=1e-6 if format is None else 2e-2)
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments", "reason"),
+    [
+        ("score_keys", (9, 300, None), "heads have 600 channels; the kernel takes 256 at most"),
+        ("score_keys", (7, 8, None), "7 query heads do not divide among 3 KV heads"),
+        ("score_keys", (6, 40, "int8:g32"), "groups of 32 channels do not fit half of a head of 80"),
+        ("turn_rows", (6, 300, None), "heads have 600 channels; the kernel takes 256 at most"),
+        ("turn_rows", (6, 40, "int8:g32"), "groups of 32 channels do not fit half of a head of 80"),
+    ],
+)
+def test_refusals(op: str, arguments: tuple[int, int, str | None], reason: str) -> None:
+    heads, half, format = arguments
+    width, kind = (2 * half, torch.float32) if format is None else (100, torch.uint8)
+    queries, cache = torch.empty(3, heads, 8, half), torch.empty(3, 3, 8, width, dtype=kind)
+    numbers = torch.zeros(9, dtype=torch.int32)
+    if op == "score_keys":
+        given: tuple[Any, ...] = (queries, queries, cache, numbers, 0.3, 5, None, LONGEST, format)
+        template = score_keys
+    else:
+        given = (cache, cache, numbers, torch.ones(4), False, 0, 2 * half, 2 * half, format)
+        template = turn_rows
+    graph, operands = fx.Graph(), []
+    for index, value in enumerate(given):
+        operands.append(value)
+        if isinstance(value, Tensor):
+            operands[-1] = graph.placeholder(f"operand{index}")
+            operands[-1].meta["val"] = value
+    found = template.supports(graph.call_function(template.op, tuple(operands)), gpu_target("h100"))
+    assert found is not None and reason in found.reason
