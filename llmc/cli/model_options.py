@@ -55,8 +55,8 @@ class ModelOptions:
         list[str] | None,
         Option(
             help=(
-                "parts to remove: channels=0.125, heads=0.25, layers=2, or PATTERN=SHARE for some (repeatable, or "
-                "comma-separated)"
+                "parts to remove: channels=0.125, heads=0.25, layers=2, values=0.5, or PATTERN=SHARE for some "
+                "(repeatable, or comma-separated)"
             )
         ),
     ] = None

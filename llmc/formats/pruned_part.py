@@ -5,12 +5,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PrunedPart:
-    """The channels of an MLP, the KV heads of an attention, or a layer as a whole.
+    """The channels of an MLP, the KV heads or the value channels of an attention, or a layer as a whole.
 
     module: the product that sums over the remaining units, by its name in the checkpoint; for a layer, the prefix of
-    its weights' names. kind: "channels", "heads" or "layer". removed: the removed units among `of`, in order. error:
-    root mean square of the missing part of the sum on calibration text, over that of the sum; for a layer, of its
-    contribution over that of its output. parameters: number in the part's weights, before and after. modules: the
+    its weights' names. kind: "channels", "heads", "values" or "layer". removed: the removed units among `of`, in order;
+    of values, in the order of their energy, each KV head's. error: root mean square of the missing part of the sum on
+    calibration text, over that of the sum; for a layer, of its contribution over that of its output; for values, of
+    their own missing part. parameters: number in the part's weights, before and after. modules: the
     removed weights.
     """
 

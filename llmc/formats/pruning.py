@@ -11,24 +11,33 @@ from llmc.formats.module_rules import Rule, number_of, split_rule
 Kind = Literal["channels", "heads"]
 KINDS: tuple[Kind, ...] = ("channels", "heads")
 LAYERS = "layers"
+VALUES, VALUE_RANK = "values", "value_rank"
 _NOTHING = "none"
 
 
 @dataclass(frozen=True)
 class Pruning:
     """channels: the share of each MLP's inner channels to remove. heads: the share of each attention's KV heads, with
-    their query heads. layers: number of layers to remove. rules: other shares, or None, by module names; the last
-    matching rule counts."""
+    their query heads. layers: number of layers to remove. values: the share of all value channels to remove.
+    value_rank: number of value channels that each KV head keeps; 0 leaves it to `values`. rules: other shares, or None,
+    by module names; the last matching rule counts."""
 
     channels: float = 0.0
     heads: float = 0.0
     layers: int = 0
+    values: float = 0.0
+    value_rank: int = 0
     rules: tuple[Rule[float], ...] = ()
 
     @property
     def is_none(self) -> bool:
         """Whether nothing is taken out."""
-        return self.layers == 0 and not any(map(self.takes, KINDS))
+        return self.layers == 0 and not self.takes_values and not any(map(self.takes, KINDS))
+
+    @property
+    def takes_values(self) -> bool:
+        """Whether value channels may go."""
+        return self.values > 0 or self.value_rank > 0
 
     def takes(self, kind: Kind) -> bool:
         """Whether any of that kind may go."""
@@ -54,7 +63,8 @@ class Pruning:
 
 
 def parse_pruning(items: Iterable[str]) -> Pruning:
-    """Items as in `("channels=0.125", "heads=0.25", "layers=2", "*.layers.0.*=none")`. Raises OptionError."""
+    """Items as in `("channels=0.125", "heads=0.25", "layers=2", "values=0.5", "*.layers.0.*=none")`. Raises
+    OptionError."""
     found, seen = Pruning(), set[str]()
     for item in items:
         name, text = split_rule(item)
@@ -68,7 +78,11 @@ def parse_pruning(items: Iterable[str]) -> Pruning:
             raise OptionError(f"{name} is given twice", at=f"prune={item}", fix="leave one of them out")
         seen.add(name)
         if name == LAYERS:
-            found = replace(found, layers=_count(item, text))
+            found = replace(found, layers=_count(item, text, "layers", 2))
+        elif name == VALUE_RANK:
+            found = replace(found, value_rank=_count(item, text, "channels", 64))
+        elif name == VALUES:
+            found = replace(found, values=_ratio(item, text))
         elif name == "channels":
             found = replace(found, channels=_ratio(item, text))
         elif name == "heads":
@@ -77,13 +91,19 @@ def parse_pruning(items: Iterable[str]) -> Pruning:
             _check_name(item, name)
             ratio = None if text == _NOTHING else _ratio(item, text)
             found = replace(found, rules=(*found.rules, Rule(name, ratio)))
+    if found.values and found.value_rank:
+        raise OptionError(
+            f"values={found.values:g} and value_rank={found.value_rank} both say how many value channels stay",
+            at="prune",
+            fix="leave one of them out",
+        )
     return found
 
 
 def _check_name(item: str, name: str) -> None:
     """A pattern that looks like a kind is one that is misspelled."""
-    near = difflib.get_close_matches(name, (*KINDS, LAYERS), n=1, cutoff=0.75)
-    if near and name.isalpha():
+    near = difflib.get_close_matches(name, (*KINDS, LAYERS, VALUES, VALUE_RANK), n=1, cutoff=0.75)
+    if near and name.replace("_", "").isalpha():
         raise OptionError(
             f"{name!r} is not a part that can be removed from a model",
             at=f"prune={item}",
@@ -102,7 +122,8 @@ def _ratio(item: str, text: str) -> float:
     return ratio
 
 
-def _count(item: str, text: str) -> int:
+def _count(item: str, text: str, things: str, example: int) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise OptionError(f"{text!r} is not a number of layers", at=f"prune={item}", fix=f"such as {LAYERS}=2")
+        fix = f"such as {item.partition('=')[0]}={example}"
+        raise OptionError(f"{text!r} is not a number of {things}", at=f"prune={item}", fix=fix)
     return int(text)

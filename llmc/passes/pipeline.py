@@ -53,6 +53,7 @@ from llmc.passes.parallel.partition import partition
 from llmc.passes.parallel.partition_experts import partition_experts
 from llmc.passes.parallel.separate_products import separate_products
 from llmc.passes.pruning.drop_layers import drop_layers
+from llmc.passes.pruning.low_rank_values import low_rank_values
 from llmc.passes.pruning.prune_channels import prune_channels
 from llmc.passes.pruning.prune_heads import prune_heads
 from llmc.passes.quantization.check_quantizable import check_quantizable
@@ -149,7 +150,7 @@ def speculative() -> tuple[Pass, ...]:
 def quantization() -> tuple[Pass, ...]:
     """The passes of the options `prune`, `sparsity` and `quantize`. They do not change latent attentions after
     absorb_mla."""
-    pruning = (drop_layers, prune_heads, prune_channels)
+    pruning = (drop_layers, prune_heads, low_rank_values, prune_channels)
     smaller = (read_sparse, scale_channels, sparsify, quantize_weights)
     return (read_codes, check_quantizable, *pruning, absorb_mla, *smaller)
 

@@ -84,6 +84,7 @@ def test_bisect_finds_the_first_rewrite_that_changes_numbers(
         ("sparsify", "lossy"),
         ("drop_layers", "lossy"),
         ("prune_heads", "lossy"),
+        ("low_rank_values", "lossy"),
         ("prune_channels", "lossy"),
     ],
 )

@@ -15,7 +15,7 @@ from tests.passes.pruning.pruned_models import calibration, pruned
 from tests.tiny_models import tiny_tokens
 
 TOKENS = tiny_tokens(13)
-LOSSY = ("drop_layers", "prune_heads", "prune_channels", "sparsify", "quantize_weights")
+LOSSY = ("drop_layers", "prune_heads", "low_rank_values", "prune_channels", "sparsify", "quantize_weights")
 
 
 @pytest.mark.slow
@@ -25,6 +25,7 @@ LOSSY = ("drop_layers", "prune_heads", "prune_channels", "sparsify", "quantize_w
         ({"sparsity": "magnitude:0.5"}, "sparsify"),
         ({"sparsity": "sparsegpt:2:4", "quantize": "int8"}, "quantize_weights"),
         ({"prune": "channels=0.25,heads=0.5,layers=1"}, "prune_channels"),
+        ({"prune": "values=0.5"}, "low_rank_values"),
     ],
 )
 def test_every_cut_runs(captured_family: FamilyCaptures, given: dict[str, Any], last: str, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ export function pruning() {
   const before = sum("parameters"), left = sum("parameters_left");
   return [
     el("h2", {}, "Pruning"),
-    el("p", { class: "lead" }, `The parts that contribute least on calibration text were removed: ${inPercent(left / before)} of ${inCount(before)} parameters of these parts remain. Errors are the root mean square of the missing part of the output, divided by that of the output; for a layer, by that of its contribution.`),
+    el("p", { class: "lead" }, `The parts that contribute least on calibration text were removed: ${inPercent(left / before)} of ${inCount(before)} parameters of these parts remain. Errors are the root mean square of the missing part of the output, divided by that of the output; for a layer, by that of its contribution. Those of values are of the values themselves.`),
     table(
       [["Part", "wide"], ["Taken out", ""], ["Which", "wide"], ["Error", "num"], ["Parameters", "num"], ["Left", "num"]],
       parts.map((part) => [
