@@ -134,11 +134,13 @@ def main() -> None:
     parser.add_argument("--promised", action="store_true", help="only trials with a promise, and what they must beat")
     parser.add_argument("--schemes", nargs="+", default=[], metavar="SCHEME", help="try these instead, and no outliers")
     parser.add_argument("--zeros", nargs="+", default=[], metavar="SPARSITY", help="and these, as of --sparsity")
+    parser.add_argument("--prune", nargs="+", default=[], metavar="PARTS", help="and these, as of --prune")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    if arguments.schemes or arguments.zeros:
+    if arguments.schemes or arguments.zeros or arguments.prune:
         rounded = (Trial({"quantize": scheme}) for scheme in arguments.schemes)
-        trials = (Trial({}), *rounded, *(Trial({"sparsity": zeros}) for zeros in arguments.zeros))
+        zeros = (Trial({"sparsity": zeros}) for zeros in arguments.zeros)
+        trials = (Trial({}), *rounded, *zeros, *(Trial({"prune": parts}) for parts in arguments.prune))
         tables = measure("model", arguments.model, trials, arguments)
     else:
         tables = measure("model", arguments.model, TRIALS, arguments)

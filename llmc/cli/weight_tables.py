@@ -51,7 +51,7 @@ def pruning_table(parts: Sequence[PrunedPart], *, everything: bool = False) -> F
     for part in parts:
         taken = "the layer" if part.kind == "layer" else f"{len(part.removed)} of {part.of} {part.kind}"
         if part.kind == "values":
-            taken += f" channels, {1 - part.error**2:.2%} of their energy stays"
+            taken = f"{len(part.removed)} of {part.of} value channels, {1 - part.error**2:.2%} of their energy stays"
         share = f"{part.parameters_left / part.parameters:.1%}" if part.parameters else ""
         rows.append((part.module, taken, f"{part.error:.2%}", f"{part.parameters:,}", share))
     add_rows(table, rows, everything=everything)
