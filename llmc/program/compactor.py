@@ -6,7 +6,7 @@ from typing import ClassVar
 from llmc.program.cache_policy import CachePolicy, Cut, Nearest, Progress
 from llmc.program.scored_compression import Scored
 
-# Most tokens whose queries are kept, in a cache of their own.
+# The maximum number of tokens whose queries are kept, in a separate cache.
 _MOST_QUERIES = 256
 
 

@@ -302,7 +302,7 @@ def test_wrong_adapters_are_refused(engine: Engine, tmp_path: Path, directories:
 
 
 def test_engines_without_pools_take_none(plain: Engine, directories: list[Path]) -> None:
-    with pytest.raises(AdapterError, match="takes no adapters"):
+    with pytest.raises(AdapterError, match="does not accept adapters"):
         plain.load_adapter("a", directories[0])
 
 

@@ -90,7 +90,7 @@ def test_a_grammar_whose_masks_take_too_long_ends_its_request(speaking: Engine) 
     compiler.close()
     time = MaskTime(0.05, 0.0)
     first, second = (GrammarMask(matcher, 4096, time=time) for _ in range(2))
-    with pytest.raises(RequestError, match=r"needs more processor time than 0.05 s and 0 s a token at token \d+"):
+    with pytest.raises(RequestError, match=r"needs more processor time than 0.05 s and 0 s per token at token \d+"):
         for _ in range(100):
             first.accept(int(first.allowed().nonzero()[0][-1]))
     with pytest.raises(RequestError, match="at token 1"):
@@ -157,7 +157,9 @@ def test_min_tokens_and_stop_tokens_that_leave_nothing(speaking: Engine) -> None
         params = SamplingParams(
             max_tokens=9, min_tokens=5, stop_token_ids=(yes,), grammar=Grammar(GrammarKind.REGEX, source)
         )
-        with pytest.raises(RequestError, match="grammar and min_tokens and stop_token_ids forbid every one") as caught:
+        with pytest.raises(
+            RequestError, match="grammar and min_tokens and stop_token_ids forbid all of them"
+        ) as caught:
             speaking.generate("Once", params)
         assert not isinstance(caught.value, ModelFailureError) and "weights" not in str(caught.value)
     # Here the end may come as soon as nothing else may.

@@ -339,7 +339,7 @@ def test_an_engine_without_a_draft_says_how_to_build_one(built: Built) -> None:
     other = "mtp" if built.method == "eagle3" else "eagle3"
     with pytest.raises(OptionError, match=f"a draft for '{built.method}', not for '{other}'"):
         load(built.path, speculation={"method": other, "num_speculative_tokens": 2})
-    with pytest.raises(OptionError, match="without a draft for the method 'mtp'") as caught:
+    with pytest.raises(OptionError, match="without draft layers for the method 'mtp'") as caught:
         last = built.path.joinpath(*["draft"] * len(built.layers))
         load(last, speculation={"method": "mtp", "num_speculative_tokens": 2})
     assert "--speculative" in str(caught.value.fix)

@@ -127,7 +127,7 @@ def test_an_async_engine_takes_it_for_a_directory(path: Path) -> None:
         return [token for output in outputs for token in output.choices[0].token_ids]
 
     assert asyncio.run(tokens()) == tiny_model().greedy(PROMPTS[0], 20)
-    with load(path) as engine, pytest.raises(OptionError, match="loaded already"):
+    with load(path) as engine, pytest.raises(OptionError, match="already loaded"):
         AsyncEngine(engine, speculation=drafting(path))
 
 

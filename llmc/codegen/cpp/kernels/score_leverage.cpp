@@ -100,7 +100,7 @@ struct Head {
     llmc::decode(cache, cache.row(data, row % a.block_size), to);
   }
 
-  // Copies the numbers of the rows before the chunk, and numbers the positions of its own.
+  // Copies the numbers of the rows before the chunk, and numbers its own positions.
   void carry_over() const {
     const int64_t size = a.block_size, before = request.rows - request.queries;
     for (int64_t row = 0; row < before; row++) {

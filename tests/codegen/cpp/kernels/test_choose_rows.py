@@ -200,7 +200,7 @@ def test_rows_that_the_host_changed_are_drawn_as_the_sampler_does() -> None:
 
     found = drawn(by_kernel)
     assert found == drawn(None)
-    assert "no token may come next" in str(found[0][3]) and len({row[0] for row in found}) > 5
+    assert "no token is allowed next" in str(found[0][3]) and len({row[0] for row in found}) > 5
 
 
 @pytest.mark.parametrize("target", RUNNABLE)
