@@ -24,12 +24,12 @@ import torch
 from rich.console import Console
 
 import llmc
-from benchmarks.copying_model import VOCABULARY, save_copying_model
+from benchmarks.copying_model import save_copying_model
 from benchmarks.llama_1b import machine
 from benchmarks.quality import build
 from benchmarks.real_model_files import MODELS, fetched, numbers_of
 from benchmarks.recall_tasks import Task, copies, needles
-from llmc.errors import BuildWarning
+from llmc.errors import BuildWarning, OptionError
 from llmc.runtime.threads import available_cores
 
 TEXT = Path(__file__).parent.parent / "examples" / "data" / "heldout.txt"
@@ -43,6 +43,7 @@ POLICIES = (
     "lru:budget={budget},recent=32,every=16",
     "h2o:budget={budget},recent=32,every=16",
     "snapkv:budget={budget},window=16,pool=7,every=16",
+    "compactor:budget={budget},chunk=128,every=16",
 )
 BUDGETS = (0.75, 0.5, 0.25, 0.125)
 _BLOCK = 16
@@ -104,6 +105,9 @@ def recall(model: Path, task: Task, policy: str, budget: float, cache: str, thre
         budget: Share of a prompt's rows that stay.
         cache: Format of keys and values, as `--kv-cache` names it.
         threads: Of the engine.
+
+    Raises:
+        OptionError: If the policy drops no row of these prompts, whose recall would then say nothing.
     """
     length = min(len(prompt) for prompts in task.prompts for prompt in prompts)
     rows = max(_BLOCK, round(budget * length / _BLOCK) * _BLOCK)
@@ -123,6 +127,12 @@ def recall(model: Path, task: Task, policy: str, budget: float, cache: str, thre
                 greedy = llmc.SamplingParams(max_tokens=most, temperature=0.0, ignore_eos=True)
                 said = engine.generate([list(prompt) for prompt in prompts], greedy)
                 by_depth.append(_share([answer.choices[0].token_ids for answer in said], answers))
+            if policy != NONE and not any(group.stats.dropped for group in engine.loop.groups):
+                raise OptionError(
+                    f"{text} drops nothing of prompts of {length} tokens",
+                    at="--length",
+                    fix=f"choose a multiple of {_BLOCK}: rows are dropped where a block ends",
+                )
     return Recall(text, budget, cache, tuple(by_depth))
 
 
@@ -208,7 +218,7 @@ def _model_and_task(given: argparse.Namespace, folder: Path) -> tuple[Path, Task
     if given.model == "copying":
         model = folder / "copying"
         save_copying_model(model)
-        return model, copies(given.length, given.depths, given.prompts, VOCABULARY)
+        return model, copies(given.length, given.depths, given.prompts)
     given.cache.mkdir(parents=True, exist_ok=True)
     model = numbers_of(fetched(MODELS[given.model], given.cache), given.cache)
     return model, needles(given.length, given.depths, given.prompts, model / "tokenizer.json", TEXT)
@@ -230,7 +240,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--policies", nargs="+", default=POLICIES)
     parser.add_argument("--budgets", type=float, nargs="+", default=BUDGETS)
     parser.add_argument("--caches", nargs="+", default=("auto", "int8", "int4"))
-    parser.add_argument("--length", type=int, default=512, help="tokens of a haystack")
+    parser.add_argument("--length", type=int, default=512, help="tokens of a prompt, a multiple of 16")
     parser.add_argument("--depths", type=int, default=11)
     parser.add_argument("--prompts", type=int, default=16, help="of each depth")
     parser.add_argument("--cache", type=Path, default=Path("examples/out/real-models"), help="of fetched models")

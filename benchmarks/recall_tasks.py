@@ -14,6 +14,8 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
+from benchmarks.copying_model import BEGINNING, VOCABULARY
+
 # Tokens of a piece that the prompt repeats, and those that follow.
 _REPEATED, _RECALLED = 8, 4
 _SPECIAL = 3
@@ -41,24 +43,25 @@ class Task:
         return max(len(p) + len(a) for ps, answers in pairs for p, a in zip(ps, answers, strict=True))
 
 
-def copies(length: int, depths: int, prompts: int, vocabulary: int) -> Task:
-    """Haystacks of `length` different random tokens."""
+def copies(length: int, depths: int, prompts: int) -> Task:
+    """Prompts of `length` tokens, all different except for what is repeated."""
     chance = torch.Generator().manual_seed(0)
     asked: list[tuple[tuple[int, ...], ...]] = []
     wanted: list[tuple[tuple[int, ...], ...]] = []
-    last = length - _REPEATED - _RECALLED
+    hay_length = length - 1 - _REPEATED
+    last = hay_length - _REPEATED - _RECALLED
     for depth in range(depths):
         first = round(depth * last / max(depths - 1, 1))
         end = first + _REPEATED
-        drawn = (torch.randperm(vocabulary - _SPECIAL, generator=chance)[:length] for _ in range(prompts))
+        drawn = (torch.randperm(VOCABULARY - _SPECIAL, generator=chance)[:hay_length] for _ in range(prompts))
         hay = [(_SPECIAL + tokens).tolist() for tokens in drawn]
-        asked.append(tuple((*row, *row[first:end]) for row in hay))
+        asked.append(tuple((BEGINNING, *row, *row[first:end]) for row in hay))
         wanted.append(tuple(tuple(row[end : end + _RECALLED]) for row in hay))
     return Task(tuple(asked), tuple(wanted), _REPEATED)
 
 
 def needles(length: int, depths: int, prompts: int, tokenizer: Path, text: Path) -> Task:
-    """Haystacks of `length` tokens of the text, and one sentence more."""
+    """Prompts of `length` tokens: the text, with one sentence more, and the question."""
     tokens = Tokenizer.from_file(str(tokenizer))
 
     def ids(of: str) -> tuple[int, ...]:
@@ -69,13 +72,14 @@ def needles(length: int, depths: int, prompts: int, tokenizer: Path, text: Path)
     wanted: list[tuple[tuple[int, ...], ...]] = []
     ask = ids("\nThe secret code of Cairo is")
     for depth in range(depths):
-        at = round(depth * length / max(depths - 1, 1))
         rows, answers = list[tuple[int, ...]](), list[tuple[int, ...]]()
         for _ in range(prompts):
             number, place = chance.randrange(10_000, 100_000), chance.choice(_PLACES)
-            begin = chance.randrange(len(prose) - length)
-            hay, question = prose[begin : begin + length], f"\nThe secret code of {place} is"
-            rows.append((*hay[:at], *ids(f"{question} {number}.\n"), *hay[at:], *ids(question)))
+            question = f"\nThe secret code of {place} is"
+            told, asks = ids(f"{question} {number}.\n"), ids(question)
+            count, begin = length - len(told) - len(asks), chance.randrange(len(prose) - length)
+            hay, at = prose[begin : begin + count], round(depth * count / max(depths - 1, 1))
+            rows.append((*hay[:at], *told, *hay[at:], *asks))
             answers.append(ids(f" {number}"))
         asked.append(tuple(rows))
         wanted.append(tuple(answers))

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.copying_model import VOCABULARY, copying_model, save_copying_model
+from benchmarks.copying_model import copying_model, save_copying_model
 from benchmarks.recall import NONE, RANDOM, recall
 from benchmarks.recall_tasks import copies
 
 
 def test_the_model_copies_from_anywhere() -> None:
-    model, task = copying_model(), copies(1024, 5, 1, VOCABULARY)
+    model, task = copying_model(), copies(1024, 5, 1)
     for (prompt,), (answer,) in zip(task.prompts, task.answers, strict=True):
         with torch.inference_mode():
             said = model(torch.tensor([[*prompt, *answer]])).logits[0].argmax(-1)
@@ -28,16 +28,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("policy", ["snapkv:budget={budget},window=16,pool=7,every=16", "h2o:budget={budget},every=16"])
+@pytest.mark.parametrize(
+    "policy", ["snapkv:budget={budget},window=16,pool=7,every=16", "lru:budget={budget},recent=32,every=16"]
+)
 def test_attention_keeps_what_is_asked_for(policy: str, model: Path) -> None:
     """By 20 points and more over random rows, at half of the rows."""
-    task = copies(192, 4, 4, VOCABULARY)
+    task = copies(192, 4, 4)
     assert recall(model, task, NONE, 1.0, "auto", 1).mean == 1.0
     by_chance = recall(model, task, RANDOM, 0.5, "auto", 1).mean
     assert recall(model, task, policy, 0.5, "auto", 1).mean >= by_chance + 0.2
 
 
 def test_a_window_forgets_what_is_outside_of_it(model: Path) -> None:
-    task = copies(192, 4, 4, VOCABULARY)
+    task = copies(192, 4, 4)
     found = recall(model, task, "streaming:budget={budget},sinks=4,every=16", 0.5, "auto", 1)
     assert found.by_depth[0] < 0.1 and found.by_depth[-1] == 1.0

@@ -1,4 +1,4 @@
-"""llmc::keep_sums: write the scores of the rows that compact_kv keeps to where it moves them."""
+"""llmc::keep_sums: write the scores, or other numbers, of the rows that compact_kv keeps to where it moves them."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ _ROWS = 256
 @triton.jit
 def keep_sums_kernel(
     sums_ptr: tl.tensor,
-    scores_ptr: tl.tensor,
+    numbers_ptr: tl.tensor,
     chosen_ptr: tl.tensor,
     compaction_ptr: tl.tensor,
     KV_HEADS: tl.constexpr,
@@ -33,15 +33,21 @@ def keep_sums_kernel(
     to = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     present = to < tl.load(compaction_ptr + 1)
     row = tl.load(chosen_ptr + kv_head * LONGEST + to, mask=present, other=0)
-    score = tl.load(scores_ptr + kv_head * LONGEST + row, mask=present)
+    number = tl.load(numbers_ptr + kv_head * LONGEST + row, mask=present)
     block_and_head = place_of(compaction_ptr, to, present, BLOCK_SIZE) * KV_HEADS + kv_head
-    tl.store(sums_ptr + block_and_head * BLOCK_SIZE + to % BLOCK_SIZE, score, mask=present)
+    tl.store(sums_ptr + block_and_head * BLOCK_SIZE + to % BLOCK_SIZE, number, mask=present)
 
 
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     kv_heads, block_size, _ = call.shape("sums")[-3:]
     choose, chosen, longest = choosing(call, kv_heads, call.plain("kept_first"), call.plain("kept_last"))
-    arguments = {**choose.arguments, "chosen_ptr": chosen, "sums_ptr": call.cache("sums")}
+    numbers = call.rows("numbers")
+    arguments = {
+        "sums_ptr": call.cache("sums"),
+        "numbers_ptr": choose.arguments["scores_ptr"] if numbers is None else numbers.pointer,
+        "chosen_ptr": chosen,
+        "compaction_ptr": choose.arguments["compaction_ptr"],
+    }
     constants = {"KV_HEADS": kv_heads, "BLOCK_SIZE": block_size, "LONGEST": longest, "ROWS": _ROWS}
     grid = (str(triton.cdiv(longest, _ROWS)), str(kv_heads))
     return (replace(choose, then=(DeviceLaunch(keep_sums_kernel, arguments, constants, grid),)),)
