@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from rich.console import Console
@@ -36,9 +37,9 @@ _REQUESTS, _ABOUT = 8, 600
 _LONGEST = 2048
 
 
-def requests(text: str, program: str) -> dict[str, list[str]]:
-    """Prompts of a chat model that writes ChatML, by what is asked."""
-    prose, lines = _pieces(text), _pieces(program)
+def requests(text: str, program: str, rounds: int = 1) -> dict[str, list[str]]:
+    """Prompts of a chat model that writes ChatML, by what is asked: so many for each round, all different."""
+    prose, lines = _pieces(text, rounds), _pieces(program, rounds)
     asked = {
         "a text with a name changed": ("Copy this text and change the name Hamlet to Henry, nothing else:", prose),
         "a program with a name changed": ("Rename the variable path to place in this code and print all of it:", lines),
@@ -51,9 +52,10 @@ def requests(text: str, program: str) -> dict[str, list[str]]:
     }
 
 
-def _pieces(text: str) -> list[str]:
-    step = len(text) // _REQUESTS
-    return [text[begin : begin + _ABOUT] for begin in range(0, step * _REQUESTS, step)]
+def _pieces(text: str, rounds: int) -> list[str]:
+    count = _REQUESTS * rounds
+    step = len(text) // count
+    return [text[begin : begin + _ABOUT] for begin in range(0, step * count, step)]
 
 
 def engines(model: Path, directory: Path, head_tokens: int, threads: int) -> dict[str, Path]:
@@ -89,7 +91,10 @@ def accepted(built: Mapping[str, Path], asked: Mapping[str, Sequence[str]], thre
 
 
 def timed(built: Mapping[str, Path], asked: Mapping[str, Sequence[str]], threads: int, rounds: int) -> Iterator[str]:
-    """Tokens a second of one request at a time, with the gate that decides how much is drafted, in turn."""
+    """Tokens a second of one request at a time, with the gate that decides how much is drafted, in turn.
+
+    Each round has requests that no earlier one had, because `suffix` remembers answers.
+    """
     opened: dict[str, Engine] = {NONE: llmc.load(next(iter(built.values())), threads=threads)}
     for drafter, engine in built.items():
         opened[drafter] = llmc.load(engine, threads=threads, speculation=dict(DRAFTERS[drafter]))
@@ -98,20 +103,20 @@ def timed(built: Mapping[str, Path], asked: Mapping[str, Sequence[str]], threads
         yield f"|---|{'--:|' * len(opened)}"
         for kind, prompts in asked.items():
             runs: dict[str, Callable[[], float]] = {
-                name: partial(_seconds, engine, prompts) for name, engine in opened.items()
+                name: partial(_seconds, engine, iter(prompts)) for name, engine in opened.items()
             }
             samples = alternate(runs, rounds)
-            rates = (f"{_TOKENS * len(prompts) / samples[name].median:.1f}" for name in opened)
+            rates = (f"{_TOKENS * _REQUESTS / samples[name].median:.1f}" for name in opened)
             yield f"| {kind} | {' | '.join(rates)} |"
     finally:
         for each in opened.values():
             each.close()
 
 
-def _seconds(engine: Engine, prompts: Sequence[str]) -> float:
-    """Of all answers, one after the other."""
+def _seconds(engine: Engine, prompts: Iterator[str]) -> float:
+    """Of a round's answers, one after the other."""
     begun = time.perf_counter()
-    for prompt in prompts:
+    for prompt in islice(prompts, _REQUESTS):
         engine.generate([prompt], SamplingParams(max_tokens=_TOKENS, temperature=0.0, ignore_eos=True))
     return time.perf_counter() - begun
 

@@ -118,16 +118,20 @@ def _judged(numbers: Path, directory: Path, given: argparse.Namespace) -> Window
 
 
 def speed(given: argparse.Namespace) -> Iterator[str]:
-    """Beside llama.cpp on the same file, and transformers on its numbers in bfloat16."""
+    """Beside llama.cpp on the same file; and of its numbers, in 4 bits, and in bfloat16 in transformers."""
     path = fetched(MODELS[given.model], given.cache)
+    numbers = numbers_of(path, given.cache)
     threads = ["--threads", str(given.threads)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(given.threads)}
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         contestants: list[ContestantProcess] = []
-        forms: dict[str, dict[str, Any]] = {"llmc, default": {}, "llmc, w4a8": {"quantize": "w4a8"}}
-        for name, options in forms.items():
+        forms: dict[str, tuple[Path, dict[str, Any]]] = {
+            "llmc, default": (path, {}),
+            "llmc, q4_k": (numbers, {"quantize": "q4_k,lm_head=q4_k"}),
+        }
+        for name, (model, options) in forms.items():
             engine = Path(directory) / f"{name}.llmc"
-            build(path, engine, "cpu", options)
+            build(model, engine, "cpu", options)
             ours = "benchmarks.contestants.llmc_engine"
             process = ContestantProcess(name, sys.executable, ours, [str(engine), *threads], environment)
             contestants.append(stack.enter_context(process))
@@ -135,7 +139,7 @@ def speed(given: argparse.Namespace) -> Iterator[str]:
             theirs = "benchmarks.contestants.llama_cpp"
             process = ContestantProcess("llama.cpp", given.llama_cpp_python, theirs, [str(path), *threads], environment)
             contestants.append(stack.enter_context(process))
-        command = [str(numbers_of(path, given.cache)), *threads]
+        command = [str(numbers), *threads]
         peer = ContestantProcess(
             "transformers", sys.executable, "benchmarks.contestants.hf_eager", command, environment
         )
@@ -156,7 +160,9 @@ def speculation(given: argparse.Namespace) -> Iterator[str]:
 
 def speculation_speed(given: argparse.Namespace) -> Iterator[str]:
     """Tokens per second with and without drafts."""
-    yield from drafts.timed(_drafting(given), _asked(given), given.threads, given.rounds)
+    # A round more: `alternate` warms up by one.
+    asked = _asked(given, given.rounds + 1)
+    yield from drafts.timed(_drafting(given), asked, given.threads, given.rounds)
 
 
 def _drafting(given: argparse.Namespace) -> dict[str, Path]:
@@ -166,9 +172,9 @@ def _drafting(given: argparse.Namespace) -> dict[str, Path]:
     return drafts.engines(fetched(MODELS["smollm2"], given.cache), directory, given.medusa_tokens, given.threads)
 
 
-def _asked(given: argparse.Namespace) -> dict[str, list[str]]:
+def _asked(given: argparse.Namespace, rounds: int = 1) -> dict[str, list[str]]:
     program = "".join(file.read_text(encoding="utf-8") for file in sorted(ROOT.glob("*.py")))
-    return drafts.requests(given.text.read_text(encoding="utf-8"), program)
+    return drafts.requests(given.text.read_text(encoding="utf-8"), program, rounds)
 
 
 def embeddings(given: argparse.Namespace) -> Iterator[str]:

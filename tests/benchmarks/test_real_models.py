@@ -16,6 +16,7 @@ from benchmarks.real_model_files import numbers_of
 from benchmarks.real_model_quality import Record, Row, Windows
 from benchmarks.real_model_speculation import requests
 from llmc.debug.compare import Logits, Perplexity
+from llmc.errors import OptionError
 from tests.gguf_families import family_model
 from tests.gguf_files import write_gguf
 
@@ -51,7 +52,8 @@ def test_a_record_goes_on_where_it_ended(tmp_path: Path) -> None:
         "| int4 | 4.25 | 27.500 | 0.0123 | 98.7% | 61 |",
         "| int8 |  | 27.500 | 0.0123 | 98.7% | 61 |",
     ]
-    assert not Record.at(file, ABOUT | {"windows": None}).rows, "of other windows"
+    with pytest.raises(OptionError, match="about {'windows': 16}, and this run is about {'windows': None}"):
+        Record.at(file, ABOUT | {"windows": None})
 
 
 def test_numbers_are_what_the_codes_of_a_file_stand_for(tmp_path: Path) -> None:

@@ -280,7 +280,7 @@ def test_an_engine_without_ptx_says_how_to_get_it(engine: EngineDirectory) -> No
 
     program = engine.program
     older = replace(program, kernels=tuple(map(without, program.kernels)))
-    with pytest.raises(EngineFormatError, match="keeps no PTX") as caught:
+    with pytest.raises(EngineFormatError, match="has no PTX") as caught:
         kept_binaries(older, engine.path)
     assert caught.value.at == str(engine.path) and "rebuild it" in str(caught.value.fix)
 

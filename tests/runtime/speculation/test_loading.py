@@ -58,7 +58,7 @@ def test_more_drafts_than_a_step_has_room_for_are_refused(path: Path) -> None:
 
 def test_too_few_rows_of_logits_for_all_drafts_are_told(path: Path) -> None:
     """Four sequences with three drafts want sixteen rows; one has room in the six that there are."""
-    with pytest.warns(LoadWarning, match=r"has 6 rows .* 3 drafts each want 16") as told:
+    with pytest.warns(LoadWarning, match=r"has 6 rows .* 3 drafts each need 16") as told:
         load(path, speculation=NGRAM).close()
     assert "--max-logit-rows 16" in str(told[0].message)
     with warnings.catch_warnings():
