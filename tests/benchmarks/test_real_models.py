@@ -52,7 +52,7 @@ def test_a_record_goes_on_where_it_ended(tmp_path: Path) -> None:
         "| int4 | 4.25 | 27.500 | 0.0123 | 98.7% | 61 |",
         "| int8 |  | 27.500 | 0.0123 | 98.7% | 61 |",
     ]
-    with pytest.raises(OptionError, match="about {'windows': 16}, and this run is about {'windows': None}"):
+    with pytest.raises(OptionError, match=r"'windows': 16.* this run is about .*'windows': None"):
         Record.at(file, ABOUT | {"windows": None})
 
 
