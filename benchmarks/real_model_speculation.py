@@ -38,7 +38,7 @@ _LONGEST = 2048
 
 
 def requests(text: str, program: str, rounds: int = 1) -> dict[str, list[str]]:
-    """Prompts of a chat model that writes ChatML, by what is asked: so many for each round, all different."""
+    """Prompts for a chat model that writes ChatML, by kind of request: eight of each kind for each round."""
     prose, lines = _pieces(text, rounds), _pieces(program, rounds)
     asked = {
         "a text with a name changed": ("Copy this text and change the name Hamlet to Henry, nothing else:", prose),

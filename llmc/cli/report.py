@@ -78,4 +78,4 @@ def machine_rates(directory: EngineDirectory, threads: int | None) -> Rates | No
         with status_line("measuring this machine"):
             return measured_rates(target, thread_count(threads), directory.program)
     except ToolchainError:
-        return None  # Without a compiler there are no probes, but the rest of the page is still useful.
+        return None  # The probes need a compiler; the rest of the page does not.

@@ -10,6 +10,9 @@ from typing import ClassVar
 from llmc.program.cache_policy import CachePolicy, Cut, Progress
 from llmc.program.compression import LARGEST_BLOCK, Compression
 
+# The maximum number of last queries that kernels score rows by with `snapkv`, `h2o` and `lru`.
+MOST_QUERIES = 128
+
 
 @dataclass(frozen=True)
 class Scored(Compression):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from llmc.program.cache_policy import CachePolicy, Nearest
-from llmc.program.scored_compression import Scored
+from llmc.program.scored_compression import MOST_QUERIES, Scored
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class SnapKV(Scored):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= self.window <= 128:
-            raise ValueError(f"window={self.window} is not a number of queries from 1 to 128")
+        if not 1 <= self.window <= MOST_QUERIES:
+            raise ValueError(f"window={self.window} is not a number of queries from 1 to {MOST_QUERIES}")
         if self.pool % 2 == 0 or self.pool > 63:
             raise ValueError(f"pool={self.pool} is not an odd number of rows up to 63")
 

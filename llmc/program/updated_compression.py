@@ -8,10 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from llmc.program.cache_policy import CachePolicy, Cut, Nearest, Progress
-from llmc.program.scored_compression import Scored
-
-# The maximum number of tokens whose queries are kept, in a separate cache.
-_MOST_QUERIES = 128
+from llmc.program.scored_compression import MOST_QUERIES, Scored
 
 
 @dataclass(frozen=True)
@@ -24,8 +21,8 @@ class Updated(Scored):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.every > _MOST_QUERIES:
-            raise ValueError(f"every={self.every} is not a number of queries from 1 to {_MOST_QUERIES}")
+        if self.every > MOST_QUERIES:
+            raise ValueError(f"every={self.every} is not a number of queries from 1 to {MOST_QUERIES}")
 
     @property
     def queries(self) -> CachePolicy:

@@ -60,7 +60,7 @@ def said(engine: Engine) -> tuple[list[object], list[float]]:
 
 @each_policy
 def test_steps_have_none_of_the_launches(text: str, tmp_path: Path) -> None:
-    """They run in steps with a compaction, and nothing else does there. Predictions leave them out, too."""
+    """Steps with a compaction run only these launches, other steps none of them. Predictions leave them out."""
     plain, compressed = (lowered(tmp_path / name, policy) for name, policy in (("plain", "none"), ("own", text)))
     steps, cuts = plan_calls(compressed), plan_calls(compressed, compacts=True)
     assert not plan_calls(plain, compacts=True)

@@ -13,6 +13,7 @@ from torch import Tensor, fx
 from llmc.formats.schemes import Scheme
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.product_parts import is_of_experts
 from llmc.graph.weights import WeightSource, evaluate
 from llmc.passes.quantization.column_sweep import InputSolvers
 from llmc.passes.quantization.gptq import gptq
@@ -65,13 +66,15 @@ class ProductGptq:
             return found
         start = next(i for i, each in enumerate(self.planned) if each.module == planned.module)
         for each in self.planned[start + 1 :]:
-            if each.scheme == scheme and each.products and _input(each) is x and rows + each.shape[0] <= _MOST_ROWS:
+            if each.scheme != scheme or not each.products or is_of_experts(each.products[0]):
+                continue
+            if _input(each) is x and rows + each.shape[0] <= _MOST_ROWS:
                 found.append(each)
                 rows += each.shape[0]
         return found
 
     def _kept(self, planned: Planned, weight: Tensor) -> Tensor | None:
-        """Which elements of a sparse weight stay zero or not; None for a weight that is not sparse."""
+        """The elements of a sparse weight that are not zero; None for a weight that is not sparse."""
         return weight != 0 if any(each.module == planned.module for each in self.graph.sparse) else None
 
 

@@ -6,13 +6,12 @@ import torch
 from torch import Tensor
 
 from llmc.program import COMPACTION, Program, StepOutput
+from llmc.program.scored_compression import MOST_QUERIES
 from llmc.runtime.device.inputs import NO_STEP
 from llmc.runtime.device.program import PlannedCall, plan_calls
 from llmc.runtime.executors.cuda_launches import CudaLaunches
 from llmc.runtime.loop.step import Ints
 
-# A policy scores rows by at most this many queries.
-_MOST_QUERIES = 128
 _Addresses = Mapping[tuple[str, str], int]
 
 
@@ -32,7 +31,7 @@ class CudaCompaction:
     ) -> None:
         calls, limits = plan_calls(program, compacts=True), program.limits
         # Three numbers, the blocks of rows and of kept rows, and the slots of queries.
-        count = 3 + 2 * limits.blocks_for(limits.max_model_len) + _MOST_QUERIES if calls else 0
+        count = 3 + 2 * limits.blocks_for(limits.max_model_len) + MOST_QUERIES if calls else 0
         numbers = allocate(4 * count, "the numbers of a compaction")
         self.numbers = numbers[: 4 * count].view(torch.int32)
         self._launches = launches(calls, {**addresses, ("input", COMPACTION): numbers.data_ptr()})

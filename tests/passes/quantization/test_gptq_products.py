@@ -14,6 +14,7 @@ from llmc.passes.quantization.column_sweep import Solver
 from llmc.passes.quantization.gptq import gptq
 from llmc.passes.quantization.round_weight import RoundedWeight
 from tests.passes.quantization.quantizing import calibration_file, logits, quantized
+from tests.passes.quantization.test_round_experts import captured_mixtral
 
 _LAYERS = 2
 
@@ -37,3 +38,18 @@ def test_codes_are_those_of_sweeps_apart(scheme: str, tmp_path: Path, monkeypatc
     apart = run()
     assert len(swept) == 7 * _LAYERS
     torch.testing.assert_close(together, apart, rtol=0, atol=0)
+
+
+def test_experts_are_rounded_by_their_own_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The router reads what experts read, and is swept without them."""
+    swept: list[int] = []
+
+    def counted(weight: Tensor, solver: Solver, scheme: Scheme, kept: Tensor | None) -> RoundedWeight:
+        swept.append(len(weight))
+        return gptq(weight, solver, scheme, kept)
+
+    monkeypatch.setattr(gptq_products, "gptq", counted)
+    found = quantized("int4-gptq:g32", captured=captured_mixtral(), calibration=calibration_file(tmp_path))
+    rounded = [each for each in found.graph.quantized if "gptq" in each.scheme]
+    assert any("experts" in each.module for each in rounded)
+    assert sum(swept) == sum(each.rows for each in rounded if "experts" not in each.module)

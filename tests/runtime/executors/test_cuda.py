@@ -104,7 +104,7 @@ def test_greedy_tokens_are_the_same_from_graphs_launches_and_the_host(gpu: Engin
 def test_steps_that_are_queued_ahead_give_the_same_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, params: llmc.SamplingParams
 ) -> None:
-    """The filtered case keeps so many tokens that the host draws, after the next step was queued."""
+    """In the filtered case the host draws, because many tokens remain; it does so after the next step is queued."""
     path, found = tmp_path / "bard.llmc", []
     build(MODEL, path, target="auto", dtype="float32", max_model_len=160)
     for value in ("0", "1"):

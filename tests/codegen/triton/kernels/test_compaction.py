@@ -47,7 +47,7 @@ def test_scores_of_a_window(device: str, dtype: torch.dtype, format: str | None)
 
 @pytest.mark.parametrize(("heads", "queries", "pool"), [(3, 1, 1), (9, 13, 7), (12, 64, 5)])
 def test_other_windows(device: str, heads: int, queries: int, pool: int) -> None:
-    """A head of its own for each KV head, groups that are no power of two, and several tiles of queries."""
+    """One query head per KV head, groups that are not a power of two, and several tiles of queries."""
     k, _, compaction, _ = cached(None, rows=64, kept=24, queries=queries)
     q = queries_of(torch.float32, heads, blocks=9)
     check(score_keys, *q, k, compaction, 0.3, pool, None, LONGEST, None, device=device, tolerance=SCORES[torch.float32])

@@ -24,9 +24,9 @@ from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks
 from llmc.codegen.triton.machine_code.budget import Budget
 from llmc.graph.refusal import Refusal
 from llmc.program.launch_arguments import Argument, Operand
+from llmc.program.scored_compression import MOST_QUERIES
 from llmc.targets import GpuTarget
 
-MOST_QUERIES = 128
 _PARTS = 16
 _MAX_DIM = 256
 
