@@ -98,6 +98,8 @@ _OF_CHOICES = {
     "(--max-model-len) need no choice"
 }
 _OF_ROWS = {
+    _llmc.score_expected.default: "the attention that later queries pay is expected on CPUs only; GPUs have the other "
+    "policies of kv_compression, such as snapkv",
     _llmc.score_leverage.default: "the leverage of keys is scored on CPUs only; GPUs have the other policies of "
     "kv_compression, such as snapkv"
 }

@@ -209,7 +209,7 @@ def _move_rows(graph: ModelGraph, tensors: dict[str, Any], group: int, caches: _
     if cut.chosen and step_input(graph, COMPACTION) is not None:
         rows = chunk.start - dropped
         held, kept = (before[: -(-count // caches.block_size)] for count in (rows, cut.chosen))
-        compaction = torch.tensor([rows, cut.chosen, 0, *held, *kept], dtype=torch.int32)
+        compaction = torch.tensor([rows, cut.chosen, 0, chunk.start, cut.pinned, *held, *kept], dtype=torch.int32)
         GraphInterpreter(graph.graph).run_readers(COMPACTION, tensors | {COMPACTION: compaction})
         return
     moves = cut.moves

@@ -1,8 +1,8 @@
 """llmc::compact_kv — keep the rows with the highest scores of a request's cache, separately for each KV head.
 
-A compaction is int32 [length]: how many rows the request has, how many are kept, how many queries go with it; then the
-blocks that hold its rows, the blocks that the kept ones move to, and the slots of the queries, in order. A length of 0
-is none.
+A compaction is int32 [length]: how many rows the request has, how many are kept, how many queries go with it, how many
+tokens the model has read, how many first rows are pinned; then the blocks that hold its rows, the blocks that the kept
+ones move to, and the slots of the queries, in order. A length of 0 is none.
 """
 
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from llmc.graph.dtype_names import DTYPE_NAMES
 from llmc.ops.registry import FROM_SERVING, op, per_element
+from llmc.program import COMPACTION_HEADER
 from llmc.program.program import CacheSlot
 from llmc.program.slot_views import cache_views
 
@@ -24,6 +25,8 @@ class Compaction:
     Args:
         rows: Number of rows of the request.
         kept: Number of rows that are kept.
+        tokens: Number of tokens of the request that the model has read: the position of the next one.
+        pinned: Number of first rows that are kept whatever their scores, in addition to those of the policy.
         blocks: Blocks of the rows.
         places: Blocks that the kept rows move to.
         queries: Slots of the queries.
@@ -31,6 +34,8 @@ class Compaction:
 
     rows: int
     kept: int
+    tokens: int
+    pinned: int
     blocks: Tensor
     places: Tensor
     queries: Tensor
@@ -38,10 +43,10 @@ class Compaction:
     @staticmethod
     def of(numbers: Tensor, block_size: int) -> "Compaction":
         """Read from int32 [length], not 0."""
-        rows, kept, queries = numbers[:3].tolist()
-        ends = accumulate((-(-rows // block_size), -(-kept // block_size), queries), initial=3)
+        rows, kept, queries, tokens, pinned = numbers[:COMPACTION_HEADER].tolist()
+        ends = accumulate((-(-rows // block_size), -(-kept // block_size), queries), initial=COMPACTION_HEADER)
         blocks, places, slots = (numbers[begin:end].long() for begin, end in pairwise(ends))
-        return Compaction(rows, kept, blocks, places, slots)
+        return Compaction(rows, kept, tokens, pinned, blocks, places, slots)
 
 
 def best_rows(scores: Tensor, rows: int, kept: int, sinks: int, recent: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from llmc.passes.adapters.insert_adapters import insert_adapters
 from llmc.passes.attention.absorb_mla import absorb_mla
+from llmc.passes.attention.calibrate_queries import calibrate_queries
 from llmc.passes.attention.compress_kv_cache import compress_kv_cache
 from llmc.passes.canonical.check_canonical import check_canonical
 from llmc.passes.canonical.fold_constants import fold_constants
@@ -164,6 +165,7 @@ def parallel() -> tuple[Pass, ...]:
 def serving() -> tuple[Pass, ...]:
     """From one whole sequence to a step of many requests."""
     return (
+        calibrate_queries,
         compress_kv_cache,
         leave_out_choices,
         page_kv_cache,

@@ -36,6 +36,7 @@ from llmc.program.step_outputs import (
     CHOICE_INPUTS,
     CHOICE_OUTPUTS,
     COMPACTION,
+    COMPACTION_HEADER,
     GROUP_INPUTS,
     HIDDEN,
     LOGITS,
@@ -50,12 +51,14 @@ from llmc.program.step_outputs import (
 from llmc.program.streaming import Streaming
 from llmc.program.stride import Stride
 from llmc.program.text_preparation import Similarity, TextPreparation, TextPrompt
+from llmc.program.triattention import TriAttention
 
 __all__ = [
     "ADAPTERS",
     "CHOICE_INPUTS",
     "CHOICE_OUTPUTS",
     "COMPACTION",
+    "COMPACTION_HEADER",
     "EVERYTHING",
     "GROUP_INPUTS",
     "H2O",
@@ -107,6 +110,7 @@ __all__ = [
     "Task",
     "TextPreparation",
     "TextPrompt",
+    "TriAttention",
     "Visible",
     "WeightSlot",
     "code_rows_layout",

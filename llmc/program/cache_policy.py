@@ -56,12 +56,14 @@ class Cut:
         chosen: number of first rows that ops of the graph write before (llmc/passes/compaction): they do the moves, or
             choose what moves by layer and head. 0: there are no such ops.
         queries: number of last queries that these ops read; None for all that `CachePolicy.queries` holds.
+        pinned: number of first rows that these ops keep whatever their scores, and leave where they are.
     """
 
     leaving: tuple[range, ...]
     moves: tuple[tuple[int, int], ...] = ()
     chosen: int = 0
     queries: int | None = None
+    pinned: int = 0
 
     @property
     def dropped(self) -> int:

@@ -23,6 +23,8 @@ class Compression(CachePolicy):
     NAME: ClassVar[str] = ""
     # Whether ops of the graph do the policy's work, so that an engine has to be built for it.
     IN_GRAPH: ClassVar[bool] = False
+    # Whether these ops need numbers that a calibration text gives, so that the build asks for one.
+    NEEDS_TEXT: ClassVar[bool] = False
 
     @property
     def visible(self) -> Visible:

@@ -43,6 +43,8 @@ GROUP_INPUTS = ("slot_mapping", "block_tables", "context_lens")
 # A request's rows that are to be chosen, in I32, of engines with a policy that scores them: llmc/ops/compact_kv.py says
 # how. A step that has it does that and nothing else.
 COMPACTION = "compaction"
+# Numbers of a compaction before its blocks.
+COMPACTION_HEADER = 5
 # Where each request's states are, [R] in I32: a step input of models that have states.
 STATE_SLOTS = "state_slots"
 # Inputs of token choice per logit row, in addition to the step's inputs, and its outputs: dtypes by name.

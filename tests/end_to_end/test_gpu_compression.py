@@ -78,7 +78,7 @@ def test_a_gpu_runs_the_launches_of_a_compaction(tmp_path: Path, monkeypatch: py
     """In order, with the numbers in memory of their own, and a step after it is as before."""
     program = with_binaries(lowered(tmp_path, SNAPKV))
     executor, driver = fake_executor(program, 64, monkeypatch)
-    numbers = np.array([24, 16, 3, *range(3), *range(2), 40, 41, 42], np.int32)
+    numbers = np.array([24, 16, 3, 24, 0, *range(3), *range(2), 40, 41, 42], np.int32)
     executor.compact(numbers)
     launched = driver.taken()
     cuts = plan_calls(program, compacts=True)

@@ -98,7 +98,7 @@ def test_rows_that_stay_are_those_of_the_published_algorithm(seed: int, sinks: i
         write_slots(v[done:end], v_cache, own)
         chunks.append(range(done, end))
         kept = rows if end < 84 else budget
-        numbers = [rows, kept, end - done, *table[: -(-rows // BLOCK)], *table[: -(-kept // BLOCK)]]
+        numbers = [rows, kept, end - done, end, 0, *table[: -(-rows // BLOCK)], *table[: -(-kept // BLOCK)]]
         compaction = torch.tensor([*numbers, *slots[done:end].tolist()]).int()
         frequencies = None if interleaved is None else inv_freq
         options = (SCALE, None, sinks, RECENT, CHANNELS, LONGEST)
@@ -129,7 +129,7 @@ def test_scores_of_spread_keys_are_those_of_the_keys_themselves() -> None:
     k, v = (torch.randn(8, KV_HEADS, BLOCK, CHANNELS, generator=generator) for _ in range(2))
     q = torch.randn(4, KV_HEADS * GROUP, BLOCK, CHANNELS, generator=generator)
     numbers = torch.zeros(8, KV_HEADS, BLOCK, 1)
-    compaction = torch.tensor([64, 32, 32, *range(8), *range(4), *range(32)]).int()
+    compaction = torch.tensor([64, 32, 32, 64, 0, *range(8), *range(4), *range(32)]).int()
     inv_freq, found = torch.tensor([1.0, 0.1]), []
     for is_spread in (False, True):
         spread = rotated if is_spread else torch.clone

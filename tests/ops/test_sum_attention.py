@@ -63,7 +63,7 @@ def test_rows_and_sums_are_those_of_the_published_algorithm(seed: int) -> None:
         write_slots(v[begin : begin + EVERY], values, own)
         rows += EVERY
         kept = min(rows, 24) if begin else rows
-        numbers = [rows, kept, EVERY, *table[: -(-rows // BLOCK)], *table[: -(-kept // BLOCK)]]
+        numbers = [rows, kept, EVERY, begin + EVERY, 0, *table[: -(-rows // BLOCK)], *table[: -(-kept // BLOCK)]]
         compaction = torch.tensor([*numbers, *slots[begin : begin + EVERY].tolist()]).int()
         scores = sum_attention(first, second, keys, sums, compaction, CHANNELS**-0.5, None, LONGEST)
         compact_kv(keys, values, scores, compaction, CHANNELS, CHANNELS, SINKS, RECENT)

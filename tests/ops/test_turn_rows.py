@@ -32,7 +32,7 @@ def test_keys_turn_to_their_places_in_the_cache(interleaved: bool, rotary: int, 
     write_slots(values, v, slots)
     places = torch.tensor([7, 0, 9])  # Another holder has the second block.
     before = k[2].clone(), v[2].clone()
-    compaction = torch.cat((torch.tensor([rows, kept, 0]), blocks, places)).int()
+    compaction = torch.cat((torch.tensor([rows, kept, 0, rows, 0]), blocks, places)).int()
     turn_rows(k, v, compaction, inv_freq, interleaved, sinks, CHANNELS, CHANNELS)
     stays = torch.cat((torch.arange(sinks), torch.arange(rows - kept + sinks, rows)))
     held = [cache[places].transpose(1, 2).flatten(0, 1) for cache in (k, v)]

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.errors import ModelFailureError, RequestError
-from llmc.program import TREE_REACH, CachePolicy, Limits, Streaming
+from llmc.program import COMPACTION_HEADER, TREE_REACH, CachePolicy, Limits, Streaming
 from llmc.runtime.kv_tier.block_offload import BlockOffload
 from llmc.runtime.kv_tier.block_store import BlockKey
 from llmc.runtime.kv_tier.host_blocks import HostBlocks
@@ -420,10 +420,12 @@ class Run:
 
     def _compact(self, numbers: Sequence[int]) -> None:
         """What ops of a graph do in group 1: the first and the last rows stay, or all. See llmc/ops/compact_kv.py."""
-        (rows, kept, queries), size = numbers[:3], self.limits.block_size
-        ends = accumulate((-(-rows // size), -(-kept // size), queries), initial=3)
+        (rows, kept, queries, _, pinned), size = numbers[:COMPACTION_HEADER], self.limits.block_size
+        ends = accumulate((-(-rows // size), -(-kept // size), queries), initial=COMPACTION_HEADER)
         blocks, places, slots = (numbers[begin:end] for begin, end in pairwise(ends))
         policy = self.policies[0]
+        shared = pinned // size
+        assert places[:shared] == blocks[:shared], "pinned rows have moved"
         sinks = policy.sinks if isinstance(policy, Streaming) else kept
         sources = [*range(sinks), *range(rows - kept + sinks, rows)]
         cells = self.group_cells[0].reshape(-1)

@@ -17,6 +17,7 @@ from llmc.targets import CpuTarget
 _SCORED = tensor_axes("q_first[_ | heads _ half] k_cache[_ | kv_heads block_size _]")
 _MOVED = tensor_axes("k_cache[_ | kv_heads block_size _]")
 _SUMS = tensor_axes("sums[_ | kv_heads block_size _]")
+_EXPECTED = tensor_axes("k_cache[_ | kv_heads block_size _] means[heads _] inv_freq[half]")
 _TURNED = tensor_axes("k_cache[_ | kv_heads block_size _] inv_freq[half]")
 
 
@@ -48,6 +49,35 @@ def standing_out() -> Kernel:
         return found
 
     return _reading_queries("score_leverage", ("scores", "new_attention", "new_positions"), more)
+
+
+def expected() -> Kernel:
+    """The kernel of llmc::score_expected."""
+
+    def element_types(call: Call) -> tuple[str, ...]:
+        return (_codes(call),)
+
+    def arguments(call: Call) -> Arguments:
+        (heads, width), (half,) = call.shape("means"), call.shape("inv_freq")
+        format = call.plain("cache_format")
+        more: Arguments = {
+            "channels": width - half,
+            "k_cache": call.cache("k_cache"),
+            "cache_group": None if format is None else parse_cache_format(format).group,
+            "cache_format": None,
+        }
+        for name, columns in (("weights", width), ("expected", call.plain("longest"))):
+            more[name] = call.workspace(name, 1, heads * columns, torch.float32).pointer
+        return named_arguments(call, function_name("score_expected", element_types(call)), _EXPECTED, ("scores",), more)
+
+    def refusal(node: fx.Node, target: CpuTarget) -> Refusal | None:
+        given = arguments_of(node)
+        channels = given["means"].meta["val"].shape[1] - given["inv_freq"].meta["val"].shape[0]
+        if channels > CODED_HEAD:
+            return Refusal(f"heads have {channels} channels; the kernel takes {CODED_HEAD} at most", node)
+        return None
+
+    return Kernel("score_expected", element_types, arguments, refusal)
 
 
 def sums_kept() -> Kernel:

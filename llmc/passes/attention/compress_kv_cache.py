@@ -35,7 +35,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     attentions = graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.attention.default)
     found = False
     for node in attentions:
-        refusal = _refusal(node, policy)
+        refusal = refuse_compression(node, policy)
         if refusal is not None:
             log.refuse(refusal)
             continue
@@ -64,7 +64,8 @@ def asked_policy(options: BuildOptions) -> CachePolicy:
     return policy
 
 
-def _refusal(node: fx.Node, policy: CachePolicy) -> Refusal | None:
+def refuse_compression(node: fx.Node, policy: CachePolicy) -> Refusal | None:
+    """Why the cache of an attention does not get the policy, or None."""
     given = call_arguments(node)
     if given["keeps"] not in (None, str(policy)):
         return Refusal(f"its cache keeps {given['keeps']} already", node)

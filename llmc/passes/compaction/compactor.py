@@ -20,7 +20,7 @@ _llmc = torch.ops.llmc
 
 
 def _problem(layer: Layer) -> str | None:
-    rotation = rotation_of(layer)
+    rotation = rotation_of(layer.keys)
     return rotation if isinstance(rotation, str) else queries_problem(layer)
 
 
@@ -30,7 +30,7 @@ def _add_caches(layer: Layer) -> tuple[fx.Node, ...]:
 
 def _place(layer: Layer, caches: tuple[fx.Node, ...]) -> None:
     policy, given, spec, graph = layer.policy, layer.given, layer.spec, layer.graph.graph
-    rotation = rotation_of(layer)
+    rotation = rotation_of(layer.keys)
     assert isinstance(policy, Compactor) and isinstance(rotation, Rotation)
     *queries, attention, positions = caches
     pair, format, compaction = (given["k_cache"], given["v_cache"]), given["cache_format"], layer.compaction

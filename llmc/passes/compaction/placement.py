@@ -38,6 +38,12 @@ class Layer:
         return next(user for user in keys.users if user.target is _llmc.kv_write.default)
 
     @property
+    def keys(self) -> fx.Node:
+        """The layer's new keys."""
+        found: fx.Node = call_arguments(self.write)["k"]
+        return found
+
+    @property
     def compaction(self) -> fx.Node:
         """The step input that says which rows move."""
         found = step_input(self.graph, COMPACTION)

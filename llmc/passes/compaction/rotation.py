@@ -7,7 +7,6 @@ import torch
 from torch import fx
 
 from llmc.graph.call_arguments import call_arguments
-from llmc.passes.compaction.placement import Layer
 
 _llmc, _aten = torch.ops.llmc, torch.ops.aten
 # Behind these, a value depends on positions as any hidden state does, or on their number alone.
@@ -19,25 +18,30 @@ _ENDS = (
 
 @dataclass(frozen=True)
 class Rotation:
-    """The rotation of a layer's keys.
+    """The rotation of a layer's queries or keys.
 
     Args:
         inv_freq: The weight with its frequencies; None for keys that are not rotated.
         interleaved: As of llmc::rope.
         is_spread: Whether llmc::rotate_heads follows, as formats of codes ask for.
+        scale: As of llmc::rope_angles.
     """
 
     inv_freq: fx.Node | None
     interleaved: bool = False
     is_spread: bool = False
+    scale: float = 1.0
 
 
-def rotation_of(layer: Layer) -> Rotation | str:
-    """The rotation of a layer's keys; or why they cannot be turned back, as Placement.problem says it."""
-    keys: fx.Node = call_arguments(layer.write)["k"]
-    is_spread = keys.target is _llmc.rotate_heads.default
-    if is_spread:
-        keys = call_arguments(keys)["x"]
+def rope_of(node: fx.Node) -> fx.Node:
+    """The op behind which rotate_heads may have spread channels: llmc::rope, if positions rotate queries or keys."""
+    return call_arguments(node)["x"] if node.target is _llmc.rotate_heads.default else node
+
+
+def rotation_of(written: fx.Node) -> Rotation | str:
+    """The rotation of queries or keys; or why keys cannot be turned back, as Placement.problem says it."""
+    keys = rope_of(written)
+    is_spread = keys is not written
     if keys.target is not _llmc.rope.default:
         if not _has_angles(keys):
             return Rotation(None, is_spread=is_spread)
@@ -47,10 +51,11 @@ def rotation_of(layer: Layer) -> Rotation | str:
     found = next(iter(angles)) if len(angles) == 1 else None
     if found is None or found.target is not _llmc.rope_angles.default:
         return "angles that do not come from llmc::rope_angles"
-    inv_freq: fx.Node = call_arguments(found)["inv_freq"]
+    angles_of = call_arguments(found)
+    inv_freq: fx.Node = angles_of["inv_freq"]
     if inv_freq.op != "placeholder":
         return "frequencies that are computed in each step"
-    return Rotation(inv_freq, given["interleaved"], is_spread)
+    return Rotation(inv_freq, given["interleaved"], is_spread, angles_of["scale"])
 
 
 def _has_angles(keys: fx.Node) -> bool:

@@ -3,7 +3,6 @@
 import torch
 from torch import fx
 
-from llmc.graph.call_arguments import call_arguments
 from llmc.graph.step_inputs import step_input
 from llmc.passes.compaction.placement import Layer, Placement
 from llmc.passes.compaction.rotation import Rotation, rotation_of
@@ -13,12 +12,11 @@ _llmc = torch.ops.llmc
 
 
 def _problem(layer: Layer) -> str | None:
-    rotation, graph = rotation_of(layer), layer.graph
+    rotation, graph = rotation_of(layer.keys), layer.graph
     if isinstance(rotation, str):
         return rotation
     if rotation.inv_freq is None or rotation.is_spread:
-        keys = call_arguments(layer.write)["k"]
-        return f"keys that come from {keys.target}, and not from llmc::rope alone, so they cannot be turned back"
+        return f"keys that come from {layer.keys.target}, and not from llmc::rope alone, so they cannot be turned back"
     if any(spec.group != layer.spec.group for spec in graph.caches):
         return "a cache by rows, but other layers keep positions, and positions are those within the cache"
     positions = step_input(graph, "positions")
@@ -28,7 +26,7 @@ def _problem(layer: Layer) -> str | None:
 
 
 def _place(layer: Layer, caches: tuple[fx.Node, ...]) -> None:
-    policy, given, spec, rotation = layer.policy, layer.given, layer.spec, rotation_of(layer)
+    policy, given, spec, rotation = layer.policy, layer.given, layer.spec, rotation_of(layer.keys)
     assert isinstance(policy, Streaming) and isinstance(rotation, Rotation)
     pair = given["k_cache"], given["v_cache"]
     turned = (rotation.interleaved, policy.sinks, spec.head_dim, spec.value_dim, given["cache_format"])

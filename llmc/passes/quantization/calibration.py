@@ -11,6 +11,7 @@ from llmc.errors import OptionError
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
+from llmc.program import Compression, parse_compression
 
 Ids = np.ndarray[tuple[int], np.dtype[np.int64]]
 # Fewer say next to nothing of a model's activations.
@@ -60,9 +61,14 @@ def calibration_sequences(
 
 
 def needs_text(options: BuildOptions) -> bool:
-    """Whether a scheme of the options needs activations."""
+    """Whether a scheme or a policy of the options needs activations."""
     chosen = (options.quantization.needs_calibration, options.zeros.needs_calibration, not options.pruning.is_none)
-    return any(chosen)
+    return any(chosen) or _compression_needs_text(options)
+
+
+def _compression_needs_text(options: BuildOptions) -> bool:
+    policy = parse_compression(options.kv_compression)
+    return isinstance(policy, Compression) and policy.NEEDS_TEXT
 
 
 def check_text_is_given(options: BuildOptions) -> None:
@@ -80,7 +86,9 @@ def _what_looks(options: BuildOptions) -> str:
         return f"prune={','.join(options.prune)}"
     if options.zeros.needs_calibration:
         return f"sparsity={','.join(options.sparsity)}"
-    return f"quantize={','.join(options.quantize)}"
+    if options.quantization.needs_calibration:
+        return f"quantize={','.join(options.quantize)}"
+    return f"kv_compression={options.kv_compression}"
 
 
 def read_calibration(path: Path) -> str | Ids:

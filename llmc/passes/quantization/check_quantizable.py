@@ -36,9 +36,10 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
     check_patterns(pruning.rules, modules_of(graph), "prune")
     if options.kv_cache != "auto":
         _check_caches(graph, parse_cache_format(options.kv_cache))
-    if quantization.is_none and zeros.is_none and pruning.is_none:
+    looks = needs_text(options)
+    if quantization.is_none and zeros.is_none and pruning.is_none and not looks:
         return
-    if needs_text(options) or options.calibration is not None:
+    if looks or options.calibration is not None:
         calibration_sequences(graph, options, data)
         _check_numbers(graph, data, "to calibrate with", "choose a scheme that rounds to nearest, such as int4")
     if not zeros.is_none:

@@ -26,13 +26,14 @@ from llmc.passes.compaction.compactor import compactor
 from llmc.passes.compaction.placement import Layer, Placement
 from llmc.passes.compaction.snapkv import snapkv
 from llmc.passes.compaction.streaming import streaming
+from llmc.passes.compaction.triattention import triattention
 from llmc.passes.compaction.updated import h2o, lru
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
-from llmc.program import COMPACTION, H2O, CachePolicy, Compactor, Lru, SnapKV, Streaming
+from llmc.program import COMPACTION, H2O, CachePolicy, Compactor, Lru, SnapKV, Streaming, TriAttention
 
 PLACEMENTS: Mapping[type[CachePolicy], Placement] = MappingProxyType(
-    {Compactor: compactor, H2O: h2o, Lru: lru, SnapKV: snapkv, Streaming: streaming}
+    {Compactor: compactor, H2O: h2o, Lru: lru, SnapKV: snapkv, Streaming: streaming, TriAttention: triattention}
 )
 
 

@@ -17,7 +17,7 @@ class DoneCut:
 
     moves: slots of rows that move, from and to. leaving: blocks that are to go back to the pool. rows: how many the
     table had; blocks: that hold them. chosen: how many of them are kept by score; places: blocks that those move to.
-    queries: as of Cut.
+    queries, pinned: as of Cut.
     """
 
     moves: list[tuple[int, int]]
@@ -27,6 +27,7 @@ class DoneCut:
     blocks: list[int]
     places: list[int]
     queries: int | None
+    pinned: int
 
 
 class GroupPool:
@@ -203,7 +204,7 @@ class GroupPool:
         rows = request.computed - table.dropped + cut.dropped
         places = table.blocks[: self._limits.blocks_for(cut.chosen)]
         held = before[: self._limits.blocks_for(rows)]
-        return DoneCut(moves, leaving, rows, cut.chosen, held, places, cut.queries)
+        return DoneCut(moves, leaving, rows, cut.chosen, held, places, cut.queries, cut.pinned)
 
     def keep(self, request: Request, table: GroupTable, begin: int, end: int) -> None:
         """Let others find the request's full blocks from `begin` to before `end`, by those of group 0."""
@@ -238,7 +239,7 @@ class GroupPool:
     def _written(self, cut: Cut) -> list[int]:
         """The places of the blocks that rows move to."""
         if cut.chosen:
-            return list(range(self._limits.blocks_for(cut.chosen)))
+            return list(range(cut.pinned // self._size, self._limits.blocks_for(cut.chosen)))
         return sorted({to // self._size for _, to in cut.moves})
 
     def _moves(self, cut: Cut) -> Iterator[tuple[int, int]]:

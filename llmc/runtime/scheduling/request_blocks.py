@@ -237,7 +237,8 @@ class RequestBlocks:
                 begin = max(0, request.computed - count)
                 positions = range(begin, request.computed)
                 slots = [own.slot(number, position, self._limits.block_size) for position in positions]
-        return [done.rows, done.chosen, len(slots), *done.blocks, *done.places, *slots]
+        header = [done.rows, done.chosen, len(slots), request.computed, done.pinned]
+        return [*header, *done.blocks, *done.places, *slots]
 
     def _gone(self, table: GroupTable) -> int:
         """Blocks that have left a table."""

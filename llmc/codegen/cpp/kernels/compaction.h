@@ -7,6 +7,8 @@ namespace llmc {
 
 struct Compaction {
   int64_t rows, kept, queries;
+  int64_t tokens;  // that the model has read
+  int64_t pinned;  // first rows that are kept whatever their scores
   const int32_t* blocks;  // of the rows
   const int32_t* places;  // blocks of the rows that are kept
   const int32_t* slots;   // of the queries
@@ -15,7 +17,9 @@ struct Compaction {
       : rows(numbers[0]),
         kept(numbers[1]),
         queries(numbers[2]),
-        blocks(numbers + 3),
+        tokens(numbers[3]),
+        pinned(numbers[4]),
+        blocks(numbers + 5),
         places(blocks + (rows + block_size - 1) / block_size),
         slots(places + (kept + block_size - 1) / block_size) {}
 };

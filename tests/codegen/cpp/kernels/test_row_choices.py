@@ -16,6 +16,7 @@ from llmc.ops.last_uses import last_uses
 from llmc.ops.score_keys import score_keys
 from llmc.ops.sum_attention import keep_sums, sum_attention
 from llmc.ops.turn_rows import turn_rows
+from llmc.program import COMPACTION_HEADER
 from llmc.program.program import CacheSlot
 from llmc.program.slot_views import cache_views
 from llmc.targets import CpuTarget
@@ -28,7 +29,14 @@ BLOCK, LONGEST, KV_HEADS, KEYS, VALUES = 8, 64, 3, 16, 32
 
 
 def cached(
-    format: str | None, rows: int, kept: int, queries: int = 5, dtype: torch.dtype = torch.float32
+    format: str | None,
+    rows: int,
+    kept: int,
+    queries: int = 5,
+    dtype: torch.dtype = torch.float32,
+    *,
+    tokens: int = 90,
+    pinned: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Caches of one request, its compaction, and scores with ties. One of the places is the block of the same rows."""
     generator = torch.Generator().manual_seed(rows)
@@ -44,7 +52,7 @@ def cached(
     keys, values = (torch.randn(rows, KV_HEADS, n, generator=generator).to(dtype) for n in (KEYS, VALUES))
     kv_write(keys, values, k, v, slots, format)
     places = torch.cat((own[:1], others[: -(-kept // BLOCK) - 1]))
-    numbers = torch.tensor([rows, kept, queries])
+    numbers = torch.tensor([rows, kept, queries, tokens, pinned])
     compaction = torch.cat((numbers, own, places, torch.arange(queries) + 3)).int()
     scores = torch.randint(-3, 4, (1, KV_HEADS * LONGEST), generator=generator) / 7
     return k, v, compaction, scores
@@ -150,7 +158,7 @@ def test_turned_rows_are_the_reference_s(target: CpuTarget, format: str | None, 
     if parsed is None:
         torch.testing.assert_close(k, expected[0])
         return
-    places = compaction[3 + 6 :].long()
+    places = compaction[COMPACTION_HEADER + 6 :].long()
     found, right = (read_codes(cache[places], KEYS, str(parsed)) for cache in (k, expected[0]))
     # A product that is rounded the other way may end in the next code.
     largest = right.abs().amax(-1, keepdim=True)

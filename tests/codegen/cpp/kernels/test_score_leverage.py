@@ -8,6 +8,7 @@ from torch import Tensor
 
 from llmc.formats.cache_format import parse_cache_format
 from llmc.ops.score_leverage import gaussian_sketch, score_leverage
+from llmc.program import COMPACTION_HEADER
 from llmc.targets import CpuTarget
 from tests.codegen.cpp.kernel_calls import call, pointer
 from tests.codegen.cpp.kernels.test_row_choices import BLOCK, FORMATS, KEYS, KV_HEADS, LONGEST, VALUES, cached, targets
@@ -38,7 +39,7 @@ def checked(
     positions = torch.zeros_like(attention)
     held = torch.arange(rows - queries) + 5 * (torch.arange(rows - queries) > 20)  # As where a cut took five rows.
     for row, position in enumerate(held.tolist()):
-        positions[int(compaction[3 + row // BLOCK]), :, row % BLOCK] = position
+        positions[int(compaction[COMPACTION_HEADER + row // BLOCK]), :, row % BLOCK] = position
     parsed, turning = None if format is None else parse_cache_format(format), 0 if inv_freq is None else len(inv_freq)
     sketch, turned = gaussian_sketch(KEYS), (inv_freq, interleaved, is_spread)
     read = (q[0], q[1], k, v, attention, positions, compaction, sketch)

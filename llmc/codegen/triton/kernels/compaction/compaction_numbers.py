@@ -1,9 +1,10 @@
-"""The numbers of a compaction (llmc/ops/compact_kv.py): rows, kept rows, queries, then blocks, places and slots."""
+"""The numbers of a compaction (llmc/ops/compact_kv.py): rows, kept rows, queries, tokens, pinned rows, then blocks, places
+and slots."""
 
 import triton
 import triton.language as tl
 
-_FIRST = tl.constexpr(3)
+_FIRST = tl.constexpr(5)
 
 
 @triton.jit
