@@ -28,11 +28,12 @@ from benchmarks.copying_model import save_copying_model
 from benchmarks.llama_1b import machine
 from benchmarks.quality import build
 from benchmarks.real_model_files import MODELS, fetched, numbers_of
-from benchmarks.recall_tasks import Task, copies, needles
+from benchmarks.recall_tasks import Task, copies, haystack, needles
 from llmc.errors import BuildWarning, OptionError
 from llmc.runtime.threads import available_cores
 
-TEXT = Path(__file__).parent.parent / "examples" / "data" / "heldout.txt"
+_DATA = Path(__file__).parent.parent / "examples" / "data"
+TEXT, CALIBRATION = _DATA / "heldout.txt", _DATA / "calibration.txt"
 NONE, RANDOM = "none", "random"
 # A policy with the budget's number of rows, and for `stride` the distance of the rows that stay.
 POLICIES = (
@@ -44,6 +45,7 @@ POLICIES = (
     "h2o:budget={budget},recent=32,every=16",
     "snapkv:budget={budget},window=16,pool=7,every=16",
     "compactor:budget={budget},chunk=128,every=16",
+    "triattention:budget={budget},recent=32,every=16,pinned=0",
 )
 BUDGETS = (0.75, 0.5, 0.25, 0.125)
 _BLOCK = 16
@@ -81,10 +83,10 @@ def main() -> None:
     given = parse_arguments()
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="llmc-bench-") as folder:
-        model, task = _model_and_task(given, Path(folder))
+        model, task, text = _model_and_task(given, Path(folder))
         found: list[Recall] = []
         for policy, budget, cache in _cases(given):
-            found.append(recall(model, task, policy, budget, cache, given.threads))
+            found.append(recall(model, task, policy, budget, cache, given.threads, text))
             console.print(f"{policy} at {budget:.1%}, {cache}: {found[-1].mean:.1%}", markup=False, highlight=False)
     print("\n".join((*table(found), "", *depths(found))))
     if given.json is not None:
@@ -95,7 +97,9 @@ def main() -> None:
         plot(found, given.plot)
 
 
-def recall(model: Path, task: Task, policy: str, budget: float, cache: str, threads: int) -> Recall:
+def recall(
+    model: Path, task: Task, policy: str, budget: float, cache: str, threads: int, calibration: Path | None = None
+) -> Recall:
     """The recall of one policy.
 
     Args:
@@ -105,6 +109,7 @@ def recall(model: Path, task: Task, policy: str, budget: float, cache: str, thre
         budget: Share of a prompt's rows that stay.
         cache: Format of keys and values, as `--kv-cache` names it.
         threads: Of the engine.
+        calibration: Text, or token ids, for policies that look at one.
 
     Raises:
         OptionError: If the policy drops no row of these prompts, whose recall would then say nothing.
@@ -115,11 +120,12 @@ def recall(model: Path, task: Task, policy: str, budget: float, cache: str, thre
     if policy == RANDOM:
         return Recall(text, budget, cache, kept_by_chance(model, task, rows))
     options = {"dtype": "float32", "kv_cache": cache, "max_model_len": task.longest + _BLOCK, "max_sequences": 16}
+    options |= {} if policy == NONE else {"kv_compression": text, "calibration": calibration}
     with tempfile.TemporaryDirectory(prefix="llmc-bench-") as folder:
         path = Path(folder) / "engine.llmc"
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*weights hold nothing but zeros", BuildWarning)
-            build(model, path, "cpu", options | ({} if policy == NONE else {"kv_compression": text}))
+            build(model, path, "cpu", options)
         with llmc.load(path, threads=threads) as engine:
             by_depth = list[float]()
             for prompts, answers in zip(task.prompts, task.answers, strict=True):
@@ -214,14 +220,14 @@ def _share(said: Sequence[Sequence[int]], wanted: Sequence[Sequence[int]]) -> fl
     return sum(one == other for one, other in pairs) / len(pairs)
 
 
-def _model_and_task(given: argparse.Namespace, folder: Path) -> tuple[Path, Task]:
+def _model_and_task(given: argparse.Namespace, folder: Path) -> tuple[Path, Task, Path]:
     if given.model == "copying":
         model = folder / "copying"
         save_copying_model(model)
-        return model, copies(given.length, given.depths, given.prompts)
+        return model, copies(given.length, given.depths, given.prompts), haystack(folder / "haystack.json")
     given.cache.mkdir(parents=True, exist_ok=True)
     model = numbers_of(fetched(MODELS[given.model], given.cache), given.cache)
-    return model, needles(given.length, given.depths, given.prompts, model / "tokenizer.json", TEXT)
+    return model, needles(given.length, given.depths, given.prompts, model / "tokenizer.json", TEXT), CALIBRATION
 
 
 def _cases(given: argparse.Namespace) -> Iterator[tuple[str, float, str]]:

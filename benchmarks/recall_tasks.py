@@ -7,6 +7,7 @@ without the number at the end.
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from benchmarks.copying_model import BEGINNING, VOCABULARY
 # Tokens of a piece that the prompt repeats, and those that follow.
 _REPEATED, _RECALLED = 8, 4
 _SPECIAL = 3
+_HAYSTACK = 8192
 _PLACES = ("Cairo", "Lima", "Oslo", "Paris", "Tokyo")
 
 
@@ -58,6 +60,13 @@ def copies(length: int, depths: int, prompts: int) -> Task:
         asked.append(tuple((BEGINNING, *row, *row[first:end]) for row in hay))
         wanted.append(tuple(tuple(row[end : end + _RECALLED]) for row in hay))
     return Task(tuple(asked), tuple(wanted), _REPEATED)
+
+
+def haystack(file: Path) -> Path:
+    """Write tokens of the kind that `copies` has, to calibrate with; returns the file."""
+    drawn = torch.randint(_SPECIAL, VOCABULARY, (_HAYSTACK,), generator=torch.Generator().manual_seed(1))
+    file.write_text(json.dumps(drawn.tolist()))
+    return file
 
 
 def needles(length: int, depths: int, prompts: int, tokenizer: Path, text: Path) -> Task:

@@ -11,7 +11,7 @@ from llmc.program.scored_compression import Scored
 class TriAttention(Scored):
     """A row's score is the attention that queries like those of a calibration text would pay to it from here on.
 
-    It acts while an answer grows: at the multiples of `every` tokens, from the end of the prompt on, where the table has
+    It acts while an answer grows: at the multiples of `every` tokens, from the end of the prompt on, once the table has
     more rows than are to stay. Scores need no queries of the request.
     Source: Mao et al. 2026, "TriAttention: Efficient long reasoning with trigonometric KV compression".
 
@@ -32,7 +32,9 @@ class TriAttention(Scored):
         if self.pinned not in (0, 1):
             raise ValueError(f"pinned={self.pinned} is neither 0 nor 1")
         if self.pinned and self.share is not None:
-            raise ValueError(f"share={self.share} counts rows of the prompt, all of which stay: give budget, or pinned=0")
+            raise ValueError(
+                f"share={self.share} counts rows of the prompt, all of which stay: give budget, or pinned=0"
+            )
 
     def kept(self, prompt: int) -> int:
         return self._whole(prompt + self.budget) if self.pinned and self.budget is not None else super().kept(prompt)

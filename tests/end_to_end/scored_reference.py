@@ -10,7 +10,9 @@ from torch import Tensor
 from transformers import AttentionInterface, DynamicCache
 
 from llmc.ops.rope import rotate
-from llmc.program import H2O, Compactor, Lru, Progress, Scored, SnapKV
+from llmc.program import H2O, Compactor, Cut, Lru, Progress, Scored, SnapKV, TriAttention
+from tests.end_to_end.calibration_queries import calibration_queries
+from tests.ops import test_score_expected as triattention
 from tests.ops import test_score_leverage as compactor
 from tests.ops.test_row_choices import published
 from tests.tiny_models import tiny_model
@@ -56,6 +58,9 @@ def greedy(policy: Scored, prompt: list[int], count: int) -> tuple[list[int], li
 
 
 def _greedy(model: Any, policy: Scored, prompt: list[int], count: int) -> tuple[list[int], list[float]]:
+    if isinstance(policy, TriAttention):
+        for layer, queries in zip(model.model.layers, calibration_queries(model), strict=True):
+            layer.self_attn.expected = queries
     cache, done = DynamicCache(config=model.config), Progress(len(prompt))
     tokens, found, logprobs, new = list(prompt), list[int](), list[float](), prompt
     for _ in range(count):
@@ -67,7 +72,7 @@ def _greedy(model: Any, policy: Scored, prompt: list[int], count: int) -> tuple[
                     _use(policy, layer.self_attn, end, end - done.dropped)
             if cut.leaving:
                 assert end == start, "rows leave between two steps"
-                _compact(model, policy, cache, cut.chosen, len(prompt), end)
+                _compact(model, policy, cache, cut, len(prompt), end)
             done = done.after(end, cut)
         positions = torch.arange(start, len(tokens))[None]
         logits = model(torch.tensor([new]), position_ids=positions, past_key_values=cache).logits[0, -1]
@@ -79,8 +84,10 @@ def _greedy(model: Any, policy: Scored, prompt: list[int], count: int) -> tuple[
     return found, logprobs
 
 
-def _scores(policy: Scored, attention: Any, keys: Tensor, kept: int, chunks: list[range]) -> Tensor:
+def _scores(policy: Scored, attention: Any, keys: Tensor, cut: Cut, chunks: list[range]) -> Tensor:
     """Of all rows, by KV head, as published. keys: [kv_heads, rows, head_dim]. chunks: positions between updates."""
+    if isinstance(policy, TriAttention):
+        return _expected(policy, attention, cut)
     if isinstance(policy, H2O):
         sums: Tensor = attention.paid.sum(1)
         return sums
@@ -90,11 +97,25 @@ def _scores(policy: Scored, attention: Any, keys: Tensor, kept: int, chunks: lis
         k, v = attention.pairs
         angles = torch.arange(k.shape[1])[:, None] * attention.inv_freq
         plain = rotate(k.transpose(0, 1), angles.cos(), -angles.sin(), interleaved=False).transpose(0, 1)
-        stays = {"kept": kept, "sinks": policy.sinks, "recent": policy.recent}
+        stays = {"kept": cut.chosen, "sinks": policy.sinks, "recent": policy.recent}
         return compactor.published(plain, attention.noted.transpose(0, 1), k, v, attention.held, chunks, **stays)
     assert isinstance(policy, SnapKV)
     before = published(attention.noted[-policy.window :], keys.transpose(0, 1), policy.pool)
     return torch.nn.functional.pad(before, (0, policy.window))
+
+
+def _expected(policy: TriAttention, attention: Any, cut: Cut) -> Tensor:
+    k, held = attention.pairs[0], attention.held
+    now, free = k.shape[1], slice(max(policy.sinks, cut.pinned), held.shape[1] - policy.recent)
+    angles = torch.arange(now)[:, None] * attention.inv_freq
+    plain = rotate(k.transpose(0, 1), angles.cos(), -angles.sin(), interleaved=False)
+    found = torch.full(held.shape, float("inf"))
+    group = attention.expected.shape[1] // len(held)
+    for head, own in enumerate(held[:, free]):
+        queries = attention.expected[:, head * group : (head + 1) * group]
+        keys = plain[own, head : head + 1]
+        found[head, free] = triattention.published(queries, keys, own[None], now, attention.inv_freq)[0].float()
+    return found
 
 
 def _use(policy: Lru, attention: Any, end: int, rows: int) -> None:
@@ -114,13 +135,13 @@ def _use(policy: Lru, attention: Any, end: int, rows: int) -> None:
         attention.uses.append(uses)
 
 
-def _compact(model: Any, policy: Scored, cache: Any, kept: int, prompt: int, end: int) -> None:
+def _compact(model: Any, policy: Scored, cache: Any, cut: Cut, prompt: int, end: int) -> None:
     """Keep the rows of each layer and KV head with the highest scores, and those that are protected. end: tokens."""
     ends = [0, *policy.cuts(end + 1, prompt)]
-    chunks = [range(*each) for each in pairwise(ends)]
+    kept, chunks = cut.chosen, [range(*each) for each in pairwise(ends)]
     for layer, own in zip(model.model.layers, cache.layers, strict=True):
         layer.self_attn.inv_freq = model.model.rotary_emb.inv_freq
-        scores = _scores(policy, layer.self_attn, own.keys[0], kept, chunks)
+        scores = _scores(policy, layer.self_attn, own.keys[0], cut, chunks)
         scores[:, : policy.sinks] = float("inf")
         scores[:, scores.shape[1] - policy.recent :] = float("inf")
         best = scores.topk(kept, dim=-1).indices.sort(-1).values

@@ -12,6 +12,7 @@ import llmc
 from llmc.errors import LlmcError, OptionError, RequestError
 from llmc.program import CachePolicy
 from llmc.runtime.engine import Engine
+from tests.end_to_end.calibration_queries import write_calibration
 from tests.end_to_end.logits import assert_close
 from tests.end_to_end.test_cache_policies import masked_logits
 from tests.tiny_models import tiny_checkpoint, tiny_tokens
@@ -34,7 +35,9 @@ def built(model: Path) -> Callable[..., Path]:
         path = model.parent / ("-".join(str(value).replace(":", "_") for value in options.values()) + ".llmc")
         if not path.exists():
             limits: dict[str, Any] = {"max_batch_tokens": 128, "max_sequences": 4, "max_model_len": 256}
-            llmc.build(model, path, dtype="float32", block_size=8, **limits, **options)
+            llmc.build(
+                model, path, dtype="float32", block_size=8, **limits, **write_calibration(model.parent), **options
+            )
         return path
 
     return engine

@@ -11,7 +11,7 @@ import pytest
 
 import llmc
 from llmc.errors import LlmcError, OptionError, RequestError
-from llmc.program import H2O, Compactor, Lru, Scored, SnapKV
+from llmc.program import H2O, Compactor, Lru, Scored, SnapKV, TriAttention
 from llmc.runtime.engine import Engine
 from tests.end_to_end.scored_reference import greedy
 from tests.end_to_end.test_kv_compression import built, model
@@ -23,13 +23,19 @@ SNAPKV = "snapkv:budget=48,window=16,every=16,sinks=2"
 H2O_TEXT = "h2o:budget=48,every=16,sinks=2,recent=16"
 COMPACTOR = "compactor:budget=48,every=16,sinks=3,recent=2,chunk=32"
 LRU = "lru:budget=48,every=16,sinks=8,recent=16"
+TRIATTENTION = "triattention:budget=16,every=16,sinks=2,recent=8"
+COUNTED = "triattention:budget=48,every=16,sinks=2,recent=16,pinned=0"
 POLICIES: dict[str, Scored] = {
     SNAPKV: SnapKV(budget=48, every=16, sinks=2, block=8, window=16),
     H2O_TEXT: H2O(budget=48, every=16, sinks=2, block=8, recent=16),
     COMPACTOR: Compactor(budget=48, every=16, sinks=3, block=8, recent=2, chunk=32),
     LRU: Lru(budget=48, every=16, sinks=8, block=8, recent=16),
+    TRIATTENTION: TriAttention(budget=16, every=16, sinks=2, block=8, recent=8),
+    COUNTED: TriAttention(budget=48, every=16, sinks=2, block=8, recent=16, pinned=0),
 }
-each_policy = pytest.mark.parametrize("text", POLICIES, ids=lambda text: text.partition(":")[0])
+each_policy = pytest.mark.parametrize(
+    "text", POLICIES, ids=lambda text: text.partition(":")[0] + "-counted" * text.endswith("pinned=0")
+)
 TOKENS = tiny_tokens(200)
 
 
@@ -123,6 +129,8 @@ def test_a_prefix_is_not_answered_by_compacted_blocks(text: str, built: Callable
         (H2O_TEXT, "h2o:budget=248,every=16,sinks=2,recent=16"),
         (COMPACTOR, "compactor:budget=248,every=16,sinks=3,recent=2,chunk=32"),
         (LRU, "lru:budget=248,every=16,sinks=8,recent=16"),
+        (TRIATTENTION, "triattention:budget=248,every=16,sinks=2,recent=8"),
+        (TRIATTENTION, "triattention:budget=248,every=16,sinks=2,recent=8,pinned=0"),
     ],
 )
 def test_a_full_budget_changes_no_bit(text: str, full: str, built: Callable[..., Path]) -> None:

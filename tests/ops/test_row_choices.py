@@ -49,7 +49,10 @@ def test_rows_are_copied_as_they_are_stored(format: str | None) -> None:
     before = [cache.clone() for cache in (k, v)]
     compact_kv(k, v, scores, compaction, 16, 32, 2, 5, format)
     best = best_rows(scores.view(3, -1), 29, 16, 2, 5)
-    blocks, places = compaction[COMPACTION_HEADER : COMPACTION_HEADER + 4].tolist(), compaction[COMPACTION_HEADER + 4 : COMPACTION_HEADER + 6].tolist()
+    blocks, places = (
+        compaction[COMPACTION_HEADER : COMPACTION_HEADER + 4].tolist(),
+        compaction[COMPACTION_HEADER + 4 : COMPACTION_HEADER + 6].tolist(),
+    )
     for cache, old, width in ((k, before[0], 16), (v, before[1], 32)):
         for head in range(3):
             for to, row in enumerate(best[head].tolist()):

@@ -32,8 +32,9 @@ def published(
     scale: float = 1.0,
     interleaved: bool = False,
 ) -> Tensor:
-    """TriAttention's scores of keys by KV head, [kv_heads, keys], as its authors' code computes them: `normalize_scores`
-    and `per_layer_perhead_pruning`, with the aggregations "mean" over distances and "max" over query heads.
+    """TriAttention's scores of keys by KV head, [kv_heads, keys], as its authors' code computes them.
+
+    With `normalize_scores` and `per_layer_perhead_pruning`, the mean over distances and the maximum over query heads.
 
     Keys are turned back by their positions, and the difference of positions enters the phase.
 

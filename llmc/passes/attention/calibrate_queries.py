@@ -2,8 +2,8 @@
 
     attention(rope(q, …), rope(k, …), v, …)  ->  attention(rope(query_means(q, means), …), rope(k, …), v, …)
 means [heads, channels + rotary / 2] has the mean query of each head before its rotation, and how much the mean absolute
-value of each pair exceeds that of the mean pair. It is a constant, measured on one run over the text with the weights as
-they are by now: norms of queries and codes count. One rewrite for each attention that compress_kv_cache will change.
+value of each pair exceeds that of the mean pair. It is a constant. One run over the text measures it, behind the norms
+of queries and with the weights' codes. One rewrite for each attention that compress_kv_cache will change.
 place_compaction hands the means to llmc::score_expected.
 Must have: queries and keys that llmc::rope rotates alike, with frequencies that are known at build; one rank and stage.
 Numerics: exact, since query_means returns its queries.
@@ -34,7 +34,7 @@ _llmc = torch.ops.llmc
 
 
 def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData) -> None:
-    """Measure every attention on one run over the text. Raises OptionError for rotations that the scores do not know."""
+    """Measure every attention on one run over the text. Raises OptionError for rotations that scores do not know."""
     policy = asked_policy(options)
     if not (isinstance(policy, Compression) and policy.NEEDS_TEXT):
         return

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
+from llmc.errors import OptionError
 from llmc.graph.execute import run_tokens
 from llmc.graph.render import render
 from llmc.options import BuildOptions
+from llmc.passes.attention.calibrate_queries import calibrate_queries
 from llmc.passes.attention.compress_kv_cache import compress_kv_cache
+from llmc.passes.model_data import ModelData
 from llmc.passes.runner import run_pipeline
 from llmc.passes.serving.page_kv_cache import page_kv_cache
 from llmc.passes.serving.place_compaction import place_compaction
 from llmc.program import CachePolicy
 from tests.graph_builder import llama
 from tests.passes.pass_checks import histogram, rewrites, same_logits
+from tests.tiny_models import tiny_tokens
 
 PASSES = compress_kv_cache, page_kv_cache, place_compaction
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8] * 5
@@ -24,6 +30,7 @@ STREAMING = "streaming:budget=32,sinks=3,every=8"
 H2O = "h2o:budget=32,recent=8,every=8"
 COMPACTOR = "compactor:budget=32,sinks=2,recent=2,every=8,chunk=16"
 LRU = "lru:budget=32,recent=8,every=8"
+TRIATTENTION = "triattention:budget=32,recent=4,every=8"
 
 
 def options(policy: str) -> BuildOptions:
@@ -37,6 +44,27 @@ def test_places_the_ops_of_every_layer(policy: str, golden: Callable[[str, str],
     golden(f"passes/place_compaction_{policy.partition(':')[0]}.txt", render(result.graph))
     same_logits(graph, result.graph, source, tolerance=1e-6)
     assert rewrites(run_pipeline(result.graph, (place_compaction,), options(policy)).records) == 0
+
+
+def test_scores_take_the_means_of_queries(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
+    """The notes on queries end where scores read them; before, at every cut, the graph computes the same."""
+    graph, source = llama(layers=2)
+    text = tmp_path / "text.json"
+    text.write_text(json.dumps([token % 17 for token in tiny_tokens(600)]))
+    given = vars(options(TRIATTENTION)) | {"calibration": str(text), "calibration_length": 50}
+    passes, data = (calibrate_queries, *PASSES), ModelData(source)
+    result = run_pipeline(graph, passes, BuildOptions(**given), data=data)
+    golden("passes/place_compaction_triattention.txt", render(result.graph))
+    assert "llmc.query_means" not in histogram(result.graph)
+    for stop_after in range(1, 11):
+        cut = run_pipeline(graph, passes, BuildOptions(**given | {"stop_after": stop_after}), data=data).graph
+        torch.testing.assert_close(run_tokens(cut, source, TOKENS[:20]), run_tokens(graph, source, TOKENS[:20]))
+    assert rewrites(run_pipeline(result.graph, (place_compaction,), BuildOptions(**given), data=data).records) == 0
+
+
+def test_queries_without_means_are_refused() -> None:
+    with pytest.raises(OptionError, match="layer 0 has queries without means"):
+        run_pipeline(llama(layers=1)[0], PASSES, options(TRIATTENTION))
 
 
 def test_stopped_half_way_the_graph_still_runs() -> None:

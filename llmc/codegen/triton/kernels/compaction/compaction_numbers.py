@@ -1,5 +1,5 @@
-"""The numbers of a compaction (llmc/ops/compact_kv.py): rows, kept rows, queries, tokens, pinned rows, then blocks, places
-and slots."""
+"""The numbers of a compaction (llmc/ops/compact_kv.py): rows, kept rows, queries, tokens, pinned rows; then blocks,
+places and slots."""
 
 import triton
 import triton.language as tl
