@@ -46,7 +46,7 @@ def pairs(x: Tensor, half: int, interleaved: bool) -> tuple[Tensor, Tensor]:
 
 
 def weights_at(means: Tensor, inv_freq: Tensor, tokens: int, interleaved: bool) -> Tensor:
-    """What the parts of a key (`parts_of`) count for each query head, for queries after `tokens` tokens.
+    """The weights of a key's parts (`parts_of`) for each query head, for queries after `tokens` tokens.
 
     means: [heads, channels + rotary / 2]. Returns the same shape, fp32.
     """

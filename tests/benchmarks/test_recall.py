@@ -10,7 +10,8 @@ import torch
 
 from benchmarks.copying_model import copying_model, save_copying_model
 from benchmarks.recall import NONE, RANDOM, recall
-from benchmarks.recall_tasks import copies
+from benchmarks.recall_tasks import copies, haystack
+from llmc.errors import OptionError
 
 
 def test_the_model_copies_from_anywhere() -> None:
@@ -37,6 +38,15 @@ def test_attention_keeps_what_is_asked_for(policy: str, model: Path) -> None:
     assert recall(model, task, NONE, 1.0, "auto", 1).mean == 1.0
     by_chance = recall(model, task, RANDOM, 0.5, "auto", 1).mean
     assert recall(model, task, policy, 0.5, "auto", 1).mean >= by_chance + 0.2
+
+
+def test_a_policy_that_drops_nothing_says_nothing(model: Path, tmp_path: Path) -> None:
+    """triattention keeps prompts unless they are counted; a perfect recall would prove nothing."""
+    task, text = copies(192, 2, 2), haystack(tmp_path / "text.json")
+    with pytest.raises(OptionError, match="drops nothing"):
+        recall(model, task, "triattention:budget={budget},every=16", 0.5, "auto", 1, text)
+    counted = "triattention:budget={budget},recent=32,every=16,pinned=0"
+    assert recall(model, task, counted, 0.5, "auto", 1, text).mean < 1.0
 
 
 def test_a_window_forgets_what_is_outside_of_it(model: Path) -> None:

@@ -44,10 +44,10 @@ def attend_and_note(
     return (scores @ values).transpose(1, 2), None
 
 
-def greedy(policy: Scored, prompt: list[int], count: int) -> tuple[list[int], list[float]]:
+def greedy(policy: Scored, prompt: list[int], count: int, family: str = "llama") -> tuple[list[int], list[float]]:
     """The tokens that follow a prompt, and the log-probability of each."""
     AttentionInterface.register("llmc_tests_noting", attend_and_note)
-    model = tiny_model("llama")
+    model = tiny_model(family)
     before = model.config._attn_implementation
     model.config._attn_implementation = "llmc_tests_noting"
     try:

@@ -10,7 +10,9 @@ import pytest
 import llmc
 from llmc.architectures.tiny_config import tiny_architecture
 from llmc.errors import OptionError
+from llmc.program import CachePolicy
 from llmc.runtime.engine import Engine
+from tests.end_to_end.calibration_queries import write_calibration
 from tests.end_to_end.test_kv_compression import built, model
 from tests.end_to_end.test_states import built as built_tiny
 from tests.tiny_models import tiny_tokens
@@ -23,6 +25,7 @@ SCORED = [
     "h2o:budget=48,every=16,recent=16",
     "lru:budget=48,every=16,recent=16",
     "compactor:budget=48,every=16,chunk=32",
+    "triattention:budget=8,every=16,recent=4",
 ]
 
 
@@ -60,10 +63,11 @@ def test_keys_that_are_normed_behind_their_rotation_are_refused(tmp_path: Path) 
 
 @pytest.mark.parametrize("text", SCORED)
 def test_layers_with_windows_keep_them(text: str, tmp_path: Path) -> None:
-    options = {"block_size": 8, "kv_compression": text}
+    options = {"block_size": 8, "kv_compression": text, **write_calibration(tmp_path)}
     path, found = built_tiny(tiny_architecture("gemma2"), tmp_path / "engine.llmc", **options), []
     for chunk in (5, None):
         with llmc.load(path, threads=1, max_step_tokens=chunk) as engine:
-            assert len(engine.loop.groups) == 3, "windows, rows that are dropped, and queries"
+            kinds = 2 + (CachePolicy.from_text(text).queries is not None)
+            assert len(engine.loop.groups) == kinds, "windows, rows that are dropped, and queries"
             found.append(said(engine))
     assert found[0] == found[1]

@@ -13,9 +13,10 @@ import llmc
 from llmc.errors import LlmcError, OptionError, RequestError
 from llmc.program import H2O, Compactor, Lru, Scored, SnapKV, TriAttention
 from llmc.runtime.engine import Engine
+from tests.end_to_end.calibration_queries import write_calibration
 from tests.end_to_end.scored_reference import greedy
 from tests.end_to_end.test_kv_compression import built, model
-from tests.tiny_models import tiny_tokens
+from tests.tiny_models import tiny_checkpoint, tiny_tokens
 
 __all__ = ["built", "model"]
 
@@ -63,6 +64,31 @@ def test_tokens_are_those_of_the_published_algorithm(text: str, target: str, bui
         assert list(choice.token_ids) == tokens != list(plain.choices[0].token_ids)
         assert choice.logprobs is not None
         np.testing.assert_allclose([each.logprob for each in choice.logprobs], logprobs, atol=2e-3)
+
+
+def test_queries_are_measured_behind_their_norm(tmp_path: Path) -> None:
+    """Qwen3 norms queries before it rotates them; without that norm, other rows would stay."""
+    tokens, logprobs = greedy(POLICIES[TRIATTENTION], TOKENS[:100], 60, "qwen3")
+    path = tmp_path / "engine.llmc"
+    model = tiny_checkpoint("qwen3", tmp_path / "model")
+    options: dict[str, Any] = {"dtype": "float32", "block_size": 8, "max_model_len": 256, "target": "cpu"}
+    llmc.build(model, path, kv_compression=TRIATTENTION, **options, **write_calibration(tmp_path))
+    with llmc.load(path, threads=1) as engine:
+        (answer,) = engine.generate([TOKENS[:100]], max_tokens=60, logprobs=0, ignore_eos=True)
+        choice = answer.choices[0]
+    assert list(choice.token_ids) == tokens and choice.logprobs is not None
+    np.testing.assert_allclose([each.logprob for each in choice.logprobs], logprobs, atol=2e-3)
+
+
+def test_a_pinned_prompt_s_blocks_stay_shared(built: Callable[..., Path]) -> None:
+    """Two requests with one prompt are cut several times, and a third one still finds the prompt."""
+    with llmc.load(built(kv_compression=TRIATTENTION, target="cpu"), threads=1) as engine:
+        first = engine.generate([TOKENS[:96], TOKENS[:96]], max_tokens=60, ignore_eos=True)
+        assert engine.loop.groups[0].stats.dropped
+        before = engine.loop.scheduler.prefix_cache.hits
+        (again,) = engine.generate([TOKENS[:96]], max_tokens=60, ignore_eos=True)
+        assert engine.loop.scheduler.prefix_cache.hits > before
+        assert len({answer.choices[0].token_ids for answer in (*first, again)}) == 1
 
 
 @each_policy
@@ -209,13 +235,43 @@ def test_options_of_lru_are_checked(text: str, problem: str, model: Path, tmp_pa
     assert problem in caught.value.problem and caught.value.fix
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("triattention:share=50,recent=8", "share=50 counts rows of the prompt, all of which stay"),
+        ("triattention:budget=48,pinned=2", "pinned=2 is neither 0 nor 1"),
+        ("triattention:budget=16,recent=16", "leaves no room in addition to the 16 protected rows (0 first ones, 16 l"),
+        ("triattention:budget=50,every=16,sinks=2,recent=8", "budget=50 is not a multiple of block_size=8"),
+        ("triattention:budget=48,every=16,sinks=2,recent=16", "cannot run triattention:budget=48"),
+        (SNAPKV, "cannot run snapkv:budget=48"),
+    ],
+)
+def test_options_of_triattention_are_checked(text: str, problem: str, built: Callable[..., Path]) -> None:
+    with pytest.raises(OptionError) as caught:
+        llmc.load(built(kv_compression=TRIATTENTION, target="cpu"), kv_compression=text)
+    assert problem in caught.value.problem and caught.value.fix
+
+
+def test_triattention_needs_a_calibration_text(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"kv_compression=triattention.* needs activations, but no calibration text"):
+        llmc.build(model, tmp_path / "engine.llmc", block_size=8, kv_compression=TRIATTENTION)
+
+
 def test_chunks_are_whole_blocks(model: Path, tmp_path: Path) -> None:
     text = "compactor:share=50,every=8,chunk=36"
     with pytest.raises(OptionError, match="chunk=36 is not a multiple of block_size=8"):
         llmc.build(model, tmp_path / "engine.llmc", block_size=8, kv_compression=text)
 
 
-def test_gpus_refuse_compactor(model: Path, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"block_size": 8, "max_model_len": 256, "kv_compression": COMPACTOR, "dtype": "float32"}
-    with pytest.raises(LlmcError, match="the leverage of keys is scored on CPUs only"):
-        llmc.build(model, tmp_path / "e.llmc", target="h100", **options)
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (COMPACTOR, "the leverage of keys is scored on CPUs only"),
+        (TRIATTENTION, "the attention that later queries pay is expected on CPUs only"),
+    ],
+    ids=["compactor", "triattention"],
+)
+def test_gpus_refuse_what_they_cannot_score(text: str, problem: str, model: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"block_size": 8, "max_model_len": 256, "kv_compression": text, "dtype": "float32"}
+    with pytest.raises(LlmcError, match=problem):
+        llmc.build(model, tmp_path / "e.llmc", target="h100", **options, **write_calibration(tmp_path))

@@ -15,7 +15,7 @@ _llmc = torch.ops.llmc
 
 
 def rotation_problem(queries: fx.Node, keys: fx.Node) -> str | None:
-    """Why no distance of later queries can be told from keys, or None; it follows "layer N has".
+    """Why keys do not say how far later queries are, or None; it follows "layer N has".
 
     Must have: queries and keys that llmc::rope rotates alike, with frequencies that are known at build.
     """
@@ -23,7 +23,7 @@ def rotation_problem(queries: fx.Node, keys: fx.Node) -> str | None:
     if isinstance(found, str):
         return found
     if found.inv_freq is None:
-        return "keys that positions do not rotate, so that no distance of later queries can be told from them"
+        return "keys that positions do not rotate, so they do not say how far later queries are"
     of_queries = rotation_of(queries)
     if of_queries == found:
         return None
@@ -35,7 +35,7 @@ def _problem(layer: Layer) -> str | None:
     queries = layer.given["q"]
     problem = rotation_problem(queries, layer.keys)
     if problem is None and _note(queries) is None:
-        return "queries without means: the pass calibrate_queries did not see them"
+        return "queries without means: only a build measures them, in the pass calibrate_queries"
     return problem
 
 

@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from llmc.program import H2O, CachePolicy, Compactor, Limits, Nearest, Streaming, Stride
+from llmc.program import H2O, CachePolicy, Compactor, Limits, Nearest, Streaming, Stride, TriAttention
 from llmc.runtime.requests.generation_request import Priority
 from llmc.runtime.requests.request import Request
 from llmc.runtime.speculation.drafter import Drafter
@@ -40,6 +40,7 @@ POLICIES = (
     (Streaming(budget=8, sinks=3, every=4),),
     (H2O(budget=32, every=4, recent=4, block=4), Nearest(5)),
     (Compactor(budget=12, every=4, sinks=4, block=4, recent=1, chunk=8), Nearest(9)),
+    (TriAttention(budget=4, every=4, block=4),),
     (SinksAndRecent(6, 1), EveryOtherBlock(4, 3, 1), Nearest(9)),
 )
 
