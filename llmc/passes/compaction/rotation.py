@@ -1,4 +1,4 @@
-"""How the keys of a layer were rotated by their positions, for ops that turn them back."""
+"""How the queries and keys of a layer were rotated by their positions, for ops that turn keys back."""
 
 import operator
 from dataclasses import dataclass
@@ -34,20 +34,20 @@ class Rotation:
 
 
 def rope_of(node: fx.Node) -> fx.Node:
-    """The op behind which rotate_heads may have spread channels: llmc::rope, if positions rotate queries or keys."""
+    """The op in front of rotate_heads, if that spreads channels: llmc::rope, where positions rotate queries or keys."""
     return call_arguments(node)["x"] if node.target is _llmc.rotate_heads.default else node
 
 
-def rotation_of(written: fx.Node) -> Rotation | str:
-    """The rotation of queries or keys; or why keys cannot be turned back, as Placement.problem says it."""
-    keys = rope_of(written)
-    is_spread = keys is not written
+def rotation_of(rotated: fx.Node, name: str = "keys") -> Rotation | str:
+    """The rotation of queries or keys, by their name; or why they cannot be turned back, as Placement.problem says."""
+    keys = rope_of(rotated)
+    is_spread = keys is not rotated
     if keys.target is not _llmc.rope.default:
         if not _has_angles(keys):
             return Rotation(None, is_spread=is_spread)
-        return f"keys that come from {keys.target}, and not from llmc::rope alone, so they cannot be turned back"
+        return f"{name} that come from {keys.target}, and not from llmc::rope alone, so they cannot be turned back"
     given = call_arguments(keys)
-    angles = {given[name].args[0] for name in ("cos", "sin") if given[name].target is operator.getitem}
+    angles = {given[part].args[0] for part in ("cos", "sin") if given[part].target is operator.getitem}
     found = next(iter(angles)) if len(angles) == 1 else None
     if found is None or found.target is not _llmc.rope_angles.default:
         return "angles that do not come from llmc::rope_angles"

@@ -24,11 +24,10 @@ def rotation_problem(queries: fx.Node, keys: fx.Node) -> str | None:
         return found
     if found.inv_freq is None:
         return "keys that positions do not rotate, so they do not say how far later queries are"
-    of_queries = rotation_of(queries)
-    if of_queries == found:
-        return None
-    reason = of_queries if isinstance(of_queries, str) else f"another rotation of queries, {of_queries}"
-    return reason.replace("keys", "queries", 1)
+    of_queries = rotation_of(queries, "queries")
+    if isinstance(of_queries, str):
+        return of_queries
+    return None if of_queries == found else "queries and keys that are rotated differently"
 
 
 def _problem(layer: Layer) -> str | None:
