@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from llmc.passes.model_data import ModelData
 from llmc.passes.pipeline import canonical
 from llmc.passes.runner import run_pipeline
 from tests.end_to_end.calibration_queries import calibration_queries, write_calibration
+from tests.graph_builder import llama
 from tests.passes.pass_checks import rewrites
 from tests.tiny_models import tiny_model, tiny_tokens
 
@@ -87,3 +89,40 @@ def test_rotations_that_scores_do_not_know_are_refused(name: str, reason: str, t
             captured.graph, (*canonical(), calibrate_queries), options(tmp_path), data=ModelData(captured.source)
         )
     assert reason in caught.value.problem and caught.value.fix
+
+
+def turn_otherwise(graph: ModelGraph, queries: Any) -> None:
+    queries.update_arg(3, True)
+
+
+def scale_queries(graph: ModelGraph, queries: Any) -> None:
+    with graph.graph.inserting_after(queries):
+        scaled = graph.graph.call_function(torch.ops.aten.mul.Tensor, (queries, 2.0))
+    scaled.meta = dict(queries.meta)
+    queries.replace_all_uses_with(scaled, delete_user_cb=lambda user: user is not scaled)
+
+
+def compute_frequencies(graph: ModelGraph, queries: Any) -> None:
+    (angles,) = graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.rope_angles.default)
+    with graph.graph.inserting_before(angles):
+        faster = graph.graph.call_function(torch.ops.aten.mul.Tensor, (angles.args[1], 2.0))
+    faster.meta = dict(angles.args[1].meta)
+    angles.update_arg(1, faster)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (turn_otherwise, "layer 0 has queries and keys that are rotated differently"),
+        (scale_queries, "layer 0 has queries that come from aten.mul.Tensor, and not from llmc::rope alone"),
+        (compute_frequencies, "layer 0 has frequencies that are computed in each step"),
+    ],
+)
+def test_queries_must_be_rotated_as_keys_are(
+    change: Callable[[ModelGraph, Any], None], reason: str, tmp_path: Path
+) -> None:
+    graph, source = llama(layers=1)
+    (attention,) = graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.attention.default)
+    change(graph, call_arguments(attention)["q"])
+    with pytest.raises(OptionError, match=reason):
+        run_pipeline(graph, (calibrate_queries,), options(tmp_path), data=ModelData(source))
