@@ -139,22 +139,27 @@ inline VecInt load_zeros(const CodePanels& panels, const uint8_t* header, int la
   return __builtin_convertvector(zeros, VecInt);
 }
 
-// Loads `bits` bits of each row's string of halves, starting at bit `at`, for kLanes rows.
-inline VecInt load_steps(const uint8_t* halves, int64_t at, int64_t bits, int lane) {
-  typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
-  Halves half;
+// `bits` bits of each row's string of halves, starting at bit `at`, for kLanes rows.
+inline VecHalves load_steps(const uint8_t* halves, int64_t at, int64_t bits, int lane) {
   const uint8_t* from = halves + (at / 16 * LLMC_PANEL + lane) * 2;
-  std::memcpy(&half, from, sizeof half);
-  VecBits string = __builtin_convertvector(half, VecBits);
-  if (at % 16 + bits > 16) {
-    std::memcpy(&half, from + LLMC_PANEL * 2, sizeof half);
-    string |= __builtin_convertvector(half, VecBits) << 16;
+  const int shift = static_cast<int>(at % 16);
+  VecHalves string, more;
+  std::memcpy(&string, from, sizeof string);
+  string >>= shift;
+  if (shift + bits > 16) {
+    std::memcpy(&more, from + LLMC_PANEL * 2, sizeof more);
+    string |= more << (16 - shift);
   }
-  return reinterpret_cast<VecInt>(string >> static_cast<int>(at % 16) & ((1u << bits) - 1));
+  return string & static_cast<uint16_t>((1u << bits) - 1);
 }
 
-// The scale and the minimum of a group, the i-th of its run, for the rows from `lane` on: here alone it matters what they
-// are made of. The minimum is 0 where the format has none.
+// The factor that a step stands for, of a float.
+inline Vec step_factor(VecHalves step, int32_t least) {
+  return __builtin_convertvector(reinterpret_cast<VecInt>(widen_halves(step)) + least, Vec);
+}
+
+// The scale and the minimum of a group, the i-th of its run, for the rows from `lane` on. The minimum is 0 where the
+// format has none.
 struct ScaleAndMinimum {
   Vec scale, minimum;
 };
@@ -165,29 +170,71 @@ inline ScaleAndMinimum scale_and_minimum(const CodePanels& panels, const uint8_t
   if (record.step_bits == 0) return found;
   const uint8_t* halves = header + panels.float_bytes();
   const auto step = [&](int64_t place) { return load_steps(halves, place * record.step_bits, record.step_bits, lane); };
-  found.scale *= __builtin_convertvector(step(i) + record.least_step, Vec);
-  if (record.has_minimum) found.minimum *= __builtin_convertvector(step(panels.run / panels.group + i), Vec);
+  found.scale *= step_factor(step(i), record.least_step);
+  if (record.has_minimum) found.minimum *= step_factor(step(panels.run / panels.group + i), 0);
   return found;
 }
 
 // Bytes of a group's scales, and minima where the format has them, in fp32.
 inline int64_t decoded_header_bytes(const CodeRecord& record) { return LLMC_PANEL * 4 * (record.has_minimum ? 2 : 1); }
 
-// Scales and minima of all rows of a panel, for `groups` groups from k on. header: the floats of their run.
+// What `count` steps from the place `first` on make of floats, for all rows of a panel; to: of the first of them,
+// `stride` floats apart.
+template <int kBits>
+inline void multiply_steps(const CodePanels& panels, const uint8_t* floats, const uint8_t* halves, int64_t first,
+                           int64_t count, int32_t least, float* to, int64_t stride) {
+  constexpr int kVecs = LLMC_PANEL / kLanes;
+  Vec factors[kVecs];
+  for (int v = 0; v < kVecs; v++) factors[v] = load_scales(floats, panels.scale_type, v * kLanes);
+  const auto at_place = [&](int64_t place, const uint8_t* from, float* at) __attribute__((always_inline)) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVecs; v++)
+      store(at + v * kLanes, factors[v] * step_factor(load_steps(from, place * kBits, kBits, v * kLanes), least));
+  };
+  // Eight steps at a time where they begin at a half: the compiler then knows where each lies.
+  int64_t place = first;
+  for (; place % 8 == 0 && place + 8 <= first + count; place += 8) {
+    const uint8_t* from = halves + place * kBits / 16 * LLMC_PANEL * 2;
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) at_place(i, from, to + (place - first + i) * stride);
+  }
+  for (; place < first + count; place++) at_place(place, halves, to + (place - first) * stride);
+}
+
+// Scales and minima of `count` groups of one run, the i-th and following ones. All of a run are decoded together: taken
+// one by one, as scale_and_minimum does, they cost as much time as one token's product.
+inline void decode_run(const CodePanels& panels, const uint8_t* header, int64_t i, int64_t count, float* to) {
+  const CodeRecord& record = panels.record;
+  const int64_t stride = decoded_header_bytes(record) / 4;
+  const uint8_t* halves = header + panels.float_bytes();
+  const auto decode = [&](const uint8_t* floats, int64_t first, int32_t least, float* at) {
+    switch (record.step_bits) {
+      case 4:
+        return multiply_steps<4>(panels, floats, halves, first, count, least, at, stride);
+      case 6:
+        return multiply_steps<6>(panels, floats, halves, first, count, least, at, stride);
+      case 8:
+        return multiply_steps<8>(panels, floats, halves, first, count, least, at, stride);
+      default:  // each group has a float
+        for (int lane = 0; lane < LLMC_PANEL; lane += kLanes)
+          store(at + lane, load_scales(floats, panels.scale_type, lane));
+    }
+  };
+  decode(header, i, record.least_step, to);
+  if (record.has_minimum) decode(header + panels.scale_bytes, panels.run / panels.group + i, 0, to + LLMC_PANEL);
+}
+
+// Scales and minima of all rows of a panel, for `groups` groups from k on. header: of the run of k.
 inline void decode_headers(const CodePanels& panels, const uint8_t* header, int64_t k, int64_t groups, uint8_t* to) {
-  const int64_t of_run = panels.run / panels.group;
+  const int64_t of_run = panels.run / panels.group, bytes = decoded_header_bytes(panels.record);
   int64_t i = k % panels.run / panels.group;
-  for (int64_t group = 0; group < groups; group++, to += decoded_header_bytes(panels.record)) {
-    for (int lane = 0; lane < LLMC_PANEL; lane += kLanes) {
-      const ScaleAndMinimum found = scale_and_minimum(panels, header, i, lane);
-      float* at = reinterpret_cast<float*>(to) + lane;
-      store(at, found.scale);
-      if (panels.record.has_minimum) store(at + LLMC_PANEL, found.minimum);
-    }
-    if (++i == of_run) {
-      i = 0;
-      header += panels.header_bytes();
-    }
+  while (groups > 0) {
+    const int64_t count = std::min(groups, of_run - i);
+    decode_run(panels, header, i, count, reinterpret_cast<float*>(to));
+    to += count * bytes;
+    groups -= count;
+    header += panels.header_bytes();
+    i = 0;
   }
 }
 

@@ -21,16 +21,17 @@ inline VecBits looked_up(VecBits places) {
 #endif
 }
 
-// The i-th word of bytes, of four k, of a unit of 32 k: of planes of kLow bits and of kMore above them.
-template <int kLow, int kMore, bool kTable>
-inline VecBits joined(const VecBits (&unit)[kLow + kMore], int i) {
+// The i-th word of bytes, of four k, of a unit of 32 k: of planes of kLow bits and of kMore above them. word(j): the
+// unit's j-th.
+template <int kLow, int kMore, bool kTable, class Word>
+inline __attribute__((always_inline)) VecBits joined(const Word& word, int i) {
   constexpr uint32_t kMask = ((1u << kLow) - 1) * 0x01010101u;
-  const VecBits low = unit[kLow * i / 8] >> (kLow * i % 8) & kMask;
+  const VecBits low = word(kLow * i / 8) >> (kLow * i % 8) & kMask;
   if constexpr (kTable) return looked_up(low);
   if constexpr (kMore == 0) return low;
   constexpr uint32_t kAbove = ((1u << kMore) - 1) * (0x01010101u << kLow);
   const int at = kMore * i % 8;
-  const VecBits more = unit[kLow + kMore * i / 8];
+  const VecBits more = word(kLow + kMore * i / 8);
   return low | ((at <= kLow ? more << (kLow - at) : more >> (at - kLow)) & kAbove);
 }
 
@@ -45,7 +46,7 @@ inline void join_units(const uint8_t* from, int64_t words, uint8_t* to) {
 #pragma GCC unroll 6
       for (int i = 0; i < kLow + kMore; i++) std::memcpy(&unit[i], from + i * kRow + lane, sizeof unit[i]);
 #pragma GCC unroll 8
-      for (int i = 0; i < 8; i++) bytes[i] = joined<kLow, kMore, kTable>(unit, i);
+      for (int i = 0; i < 8; i++) bytes[i] = joined<kLow, kMore, kTable>([&](int at) { return unit[at]; }, i);
       for (int64_t i = 0; i < count; i++) std::memcpy(to + i * kRow + lane, &bytes[i], sizeof bytes[i]);
     }
     to += count * kRow;

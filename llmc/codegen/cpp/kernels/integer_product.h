@@ -13,6 +13,12 @@ inline void pack_bytes(VecInt codes, int32_t* to) {
   std::memcpy(to, &bytes, sizeof bytes);
 }
 
+// Four codes of a token in one X.
+struct ByteSteps {
+  static constexpr int kXPerQuad = 1;
+  static void pack(VecInt codes, int32_t* to) { pack_bytes(codes, to); }
+};
+
 // A word of codes as kSteps registers of operands, the i-th codes(word, i), each of which goes with one X of a token.
 // pack: kXPerQuad of those for each four codes. kWords: words that are best done at once.
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
@@ -33,6 +39,22 @@ inline VecInt sums_of_shorts(VecShorts a, VecShorts b) {
 inline VecShorts sums_of_bytes(VecBits codes, VecInt x) {
   const __m256i sums = _mm256_maddubs_epi16(reinterpret_cast<__m256i>(codes), reinterpret_cast<__m256i>(x));
   return reinterpret_cast<VecShorts>(sums);
+}
+#endif
+
+#if defined(__AVX512BW__)
+inline VecShorts sums_of_signed_bytes(VecBits codes, VecInt x) {
+  const __m512i all = reinterpret_cast<__m512i>(codes), zero = _mm512_setzero_si512();
+  const __mmask64 negative = _mm512_movepi8_mask(reinterpret_cast<__m512i>(x));
+  return sums_of_bytes(reinterpret_cast<VecBits>(_mm512_abs_epi8(reinterpret_cast<__m512i>(x))),
+                       reinterpret_cast<VecInt>(_mm512_mask_sub_epi8(all, negative, zero, all)));
+}
+#else
+// Both from -127 to 127.
+inline VecShorts sums_of_signed_bytes(VecBits codes, VecInt x) {
+  const __m256i all = reinterpret_cast<__m256i>(codes), of_x = reinterpret_cast<__m256i>(x);
+  return sums_of_bytes(reinterpret_cast<VecBits>(_mm256_abs_epi8(of_x)),
+                       reinterpret_cast<VecInt>(_mm256_sign_epi8(all, of_x)));
 }
 #endif
 

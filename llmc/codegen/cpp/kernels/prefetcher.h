@@ -9,17 +9,20 @@
 namespace llmc {
 
 // Whether it keeps more lines of a stream on their way than the core has miss buffers, which software prefetches fill.
-// So on AMD's family 19h: on a core of a Zen 4 one token's product reads 4-bit codes at 24.4 instead of 16.3 GB/s if it
-// does not ask, and at 43 instead of 30 on two (bf16: 24.3 and 21.5, 48 and 42); of weights in huge pages at 1.01 to
-// 1.06 times the rate (bf16: 1.10 to 1.16). On a Zen 5 asking is better (42 instead of 37 GB/s on a core); others were
-// not measured, and ask.
+// So on Zen 4: a core's product of one token reads 4-bit codes at 24.4 instead of 16.3 GB/s if it does not ask, and two at
+// 43 instead of 30 (bf16: 24.3 and 21.5, 48 and 42); of weights in huge pages at 1.01 to 1.06 times the rate (bf16: 1.10
+// to 1.16). Asking is better on a Zen 3 (two cores: 4-bit codes at 32 instead of 22 GB/s, 8-bit ones at 35 instead of 25)
+// and on a Zen 5 (42 instead of 37 GB/s on a core); others were not measured, and ask.
 inline bool has_far_prefetcher() {
 #if defined(__x86_64__)
   static const bool known = [] {
     unsigned int highest, vendor, more, rest, signature;
     if (__get_cpuid(0, &highest, &vendor, &more, &rest) == 0 || vendor != signature_AMD_ebx) return false;
     if (__get_cpuid(1, &signature, &vendor, &more, &rest) == 0) return false;
-    return (signature >> 8 & 0xf) + (signature >> 20 & 0xff) == 0x19;
+    const unsigned int family = (signature >> 8 & 0xf) + (signature >> 20 & 0xff);
+    const unsigned int model = (signature >> 4 & 0xf) | (signature >> 12 & 0xf0);
+    // Family 19h is Zen 3 and Zen 4; models of Zen 4: 10h to 1fh, 60h to 7fh, a0h and above.
+    return family == 0x19 && (model >> 4 == 1 || model >> 4 == 6 || model >> 4 == 7 || model >= 0xa0);
   }();
   return known;
 #else

@@ -28,7 +28,7 @@ struct Planes {
   static constexpr int kWords = kLow + kMore, kCodes = 32;
   static constexpr int order(int j) { return j; }
   static Vec value(const VecBits (&unit)[kWords], int j, VecInt zero) {
-    return Int8Codes::value(joined<kLow, kMore, kTable>(unit, j / 4), j % 4, zero);
+    return Int8Codes::value(joined<kLow, kMore, kTable>([&](int at) { return unit[at]; }, j / 4), j % 4, zero);
   }
 };
 

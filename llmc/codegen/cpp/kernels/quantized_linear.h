@@ -3,9 +3,9 @@
 // See quantized_runs.h for how threads share panels, code_products.h for the inner loop, and linear.h for the code
 // shared with plain weights.
 #pragma once
-#include "code_planes.h"
 #include "linear.h"
 #include "tile_codes.h"
+#include "unit_products.h"
 
 // The products of LlmcLinear with weight[o, k] = (code - zero) · scale (llmc::quantized_linear, quantized_gated_linear,
 // quantized_lm_head).
@@ -49,13 +49,22 @@ inline Part part_from(const CodePanels& panels, int64_t k) {
 }
 
 inline CodeBlock block_of(const CodePanels& panels, int64_t panel, const Part& part) {
-  const uint8_t* codes = panels.codes(panel, part.k);
-  const int64_t count = part.count / part.groups;
-  const int64_t words = panels.is_blocked() ? panels.stored_words(part.count) : part.groups * panels.stored_words(count);
-  const int64_t bytes = words * LLMC_PANEL * 4, stride = panels.group_bytes();
-  const uint8_t* header = panels.header(panel, part.k);
+  const uint8_t *header = panels.header(panel, part.k), *codes = panels.codes(panel, part.k);
+  const int64_t count = part.count / part.groups, stride = panels.group_bytes();
   const LlmcScales type = panels.scale_type;
-  return {panels, header, codes, part.groups, panels.words(count), stride, stride, codes + bytes, bytes, type};
+  // What is read next is as large as this block with its headers.
+  const uint8_t* next;
+  int64_t bytes;
+  if (panels.is_blocked()) {
+    // All headers of a panel come before its codes, so each block asks for as many more bytes as it has headers.
+    const int64_t of_codes = panels.stored_words(part.count) * LLMC_PANEL * 4;
+    next = codes + of_codes + (header - panels.header(panel, 0));
+    bytes = of_codes + (part.count + panels.run - 1) / panels.run * panels.header_bytes();
+  } else {
+    bytes = part.groups > 1 ? part.groups * stride : panels.stored_words(count) * LLMC_PANEL * 4;
+    next = codes + bytes;
+  }
+  return {panels, header, codes, part.groups, panels.words(count), stride, stride, next, bytes, type};
 }
 
 // The block of a weight stored without zeros. codes: where its codes are expanded to. The next block is assumed to have
@@ -87,21 +96,19 @@ inline bool fits_tiles(const CodePanels& panels) {
 // ---- packing x -------------------------------------------------------------------------------------------------
 // Packs one token's values of one run to to[i · height]. scale: their scale, if runs have their own scales. If the
 // length of the run is not a multiple of 16, zeros must follow.
-template <class Codes, bool kByRuns>
-inline void pack_run(IntegerProduct<Codes, kByRuns>, const CodePanels& panels, const float* values, int64_t words,
-                     int64_t height, int64_t token, float scale, int32_t* to) {
-  using Product = IntegerProduct<Codes, kByRuns>;
-  using Steps = typename Product::Steps;
-  constexpr int kQuads = Codes::kCodes / 4;
+template <class Steps, bool kByRuns>
+inline void pack_integers(const CodePanels& panels, const float* values, int64_t quads, int64_t height, int64_t token,
+                          float scale, int32_t* to) {
+  constexpr int64_t kTerms = kByRuns ? 3 : 1;
   to += token;
   VecInt sum = {};
-  for (int64_t i = 0; i < words * kQuads; i += kLanes / 4) {
+  for (int64_t i = 0; i < quads; i += kLanes / 4) {
     const VecInt codes = nearest_integer(load(values + 4 * i));
     sum += codes;
     int32_t steps[Steps::kXPerQuad * kLanes / 4];
     Steps::pack(codes, steps);
-    const int64_t count = Steps::kXPerQuad * std::min<int64_t>(kLanes / 4, words * kQuads - i);
-    for (int64_t j = 0; j < count; j++) to[(Product::kXPerRun + Steps::kXPerQuad * i + j) * height] = steps[j];
+    const int64_t count = Steps::kXPerQuad * std::min<int64_t>(kLanes / 4, quads - i);
+    for (int64_t j = 0; j < count; j++) to[(kTerms + Steps::kXPerQuad * i + j) * height] = steps[j];
   }
   int32_t total = 0;
   for (int i = 0; i < kLanes; i++) total += sum[i];
@@ -110,6 +117,19 @@ inline void pack_run(IntegerProduct<Codes, kByRuns>, const CodePanels& panels, c
     to[height] = static_cast<int32_t>(to_bits(scale));
     to[2 * height] = static_cast<int32_t>(to_bits(scale * static_cast<float>(-total)));
   }
+}
+
+template <class Codes, bool kByRuns>
+inline void pack_run(IntegerProduct<Codes, kByRuns>, const CodePanels& panels, const float* values, int64_t words,
+                     int64_t height, int64_t token, float scale, int32_t* to) {
+  using Steps = typename IntegerProduct<Codes, kByRuns>::Steps;
+  pack_integers<Steps, kByRuns>(panels, values, words * Codes::kCodes / 4, height, token, scale, to);
+}
+
+template <class Codes>
+inline void pack_run(UnitProduct<Codes>, const CodePanels& panels, const float* values, int64_t words, int64_t height,
+                     int64_t token, float scale, int32_t* to) {
+  pack_integers<ByteSteps, true>(panels, values, words * Codes::kCodes / 4, height, token, scale, to);
 }
 
 template <class Operands, bool kMinimum>
@@ -239,6 +259,7 @@ struct BlockProduct {
   static constexpr bool kIsTiled = false;
   static constexpr auto kHeights = std::make_integer_sequence<int, kCodeTokens>();
 
+  bool reads_planes() const { return false; }
   static int64_t tallest(bool decodes) { return decodes ? kDecodedTokens : kCodeTokens; }  // of tiles
 
 #if defined(__AVX512VBMI2__)
@@ -297,6 +318,45 @@ struct BlockProduct {
   }
 };
 
+template <class Codes>
+struct BlockProduct<UnitProduct<Codes>> {
+  const Tiles& tiles;
+  bool decodes;
+  float* operands;
+  static constexpr bool kReadsSparse = false, kIsTiled = false;
+
+  static int64_t tallest(bool) { return kCodeTokens; }
+  // Planes are joined once for all tokens, or in registers for one.
+  bool reads_planes() const { return tiles.tokens() == 1; }
+
+  void operator()(const CodeBlock& block, const int32_t* values, int64_t values_per_token, float* sums,
+                  bool first) const {
+    with_units(block.panels.record, [&](auto codes) {
+      using Units = decltype(codes);
+      if constexpr (Units::kHasPlanes) {
+        if (!reads_planes()) return multiply<typename Units::Joined>(block, values, values_per_token, sums, first);
+        return multiply<Units, 1>(block, values, values_per_token, sums, first);
+      }
+      multiply<Units>(block, values, values_per_token, sums, first);
+    });
+  }
+
+ private:
+  template <class Units, int kTallest = kCodeTokens>
+  void multiply(const CodeBlock& block, const int32_t* values, int64_t values_per_token, float* sums, bool first) const {
+    static constexpr auto kMultiply = by_height<1>(std::make_integer_sequence<int, kTallest>(),
+                                                   [](auto height) { return &multiply_units<Units, height>; });
+    const int64_t units = block.groups / Units::kGroups;
+    for (int64_t tile = 0; tile < tiles.count; tile++) {
+      const int64_t start = tiles.start(tile), height = tiles.height_of(tile);
+      const int64_t passes = LLMC_PANEL / (unit_vecs(height) * kLanes);
+      FetchCodes fetch = fetch_after(block, tiles.tokens(), tiles.count, passes * units);
+      fetch.next += tile * passes * units * fetch.stride;
+      kMultiply[height - 1](block, values + values_per_token * start, sums + start * LLMC_PANEL, first, fetch);
+    }
+  }
+};
+
 #if defined(__AMX_INT8__)
 template <class Codes>
 struct BlockProduct<TiledProduct<Codes>> {
@@ -304,6 +364,7 @@ struct BlockProduct<TiledProduct<Codes>> {
   bool decodes;
   float* operands;  // bytes of a block of 4-bit codes
   static constexpr bool kReadsSparse = false, kIsTiled = true;
+  bool reads_planes() const { return false; }
   TileRegisters registers{};
 
   static int64_t tallest(bool) { return kTileTokens; }

@@ -41,6 +41,8 @@ void coded_product(LlmcPool* pool, const LlmcQuantizedLinear& a) {
   };
   const auto format = static_cast<LlmcCodes>(a.format);
   const bool has_nibbles = CodePanels(a, a.in).bits == 4;
+  if (is_by_runs(a) && kRecords[a.format].group != 0)
+    return has_nibbles ? multiply(UnitProduct<Int4Codes>{}) : multiply(UnitProduct<Int8Codes>{});
   if (is_by_runs(a))
     return has_nibbles ? multiply(IntegerProduct<Int4Codes, true>{}) : multiply(IntegerProduct<Int8Codes, true>{});
   if (a.x_format == LLMC_X_INT8)

@@ -123,7 +123,7 @@ class RunProduct {
         CodeBlock block = panels_.is_sparse ? sparse_block(panels_, sparse, panel, part, cursor, bytes)
                                             : block_of(panels_, panel, part);
         if (panels_.is_blocked()) decode_headers(block, k, headers);
-        if (panels_.is_joined()) join_planes(block, bytes);
+        if (panels_.is_joined() && !multiply.reads_planes()) join_planes(block, bytes);
         if constexpr (BlockProduct<Product>::kReadsSparse)
           if (panels_.is_sparse && multiply.expands_on_the_way()) {
             multiply(block, cursor, bytes, values, x_.part_size(part), panel_sums, k == 0);
