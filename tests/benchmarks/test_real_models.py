@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 import llmc
+from benchmarks.contestants.protocol import serve_texts
 from benchmarks.quality import divergence
 from benchmarks.real_model_files import numbers_of
-from benchmarks.real_model_quality import Record, Row, Windows
+from benchmarks.real_model_quality import Record, Row, Windows, bits_of_file
 from benchmarks.real_model_speculation import requests
 from llmc.debug.compare import Logits, Perplexity
 from llmc.errors import OptionError
@@ -73,3 +75,25 @@ def test_requests_are_about_eight_places_of_the_text() -> None:
     asked = requests("prose " * 1000, "code " * 1000)
     assert {len(prompts) for prompts in asked.values()} == {8}
     assert all("code" in prompt for prompt in asked["a program with a name changed"])
+
+
+def test_bits_of_a_file_are_those_of_its_matrices(tmp_path: Path) -> None:
+    """Blocks of 34 bytes for 32 numbers; norms are fp32 and not counted."""
+    file = tmp_path / "small.gguf"
+    write_gguf(file, family_model("llama"), "Q8_0")
+    assert bits_of_file(file) == 8.5
+
+
+class _Letters:
+    """Vectors of texts: how often two letters are in them."""
+
+    def embed(self, texts: list[str]) -> list[list[float]]:
+        return [[float(text.count("a")), float(text.count("b"))] for text in texts]
+
+
+def test_a_contestant_answers_with_vectors(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stdin", ['{"texts": ["abba", "b"]}'])
+    serve_texts(_Letters())
+    ready, answer = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert ready == {"ready": True}
+    assert answer["vectors"] == [[2.0, 2.0], [0.0, 1.0]] and answer["seconds"] >= 0
