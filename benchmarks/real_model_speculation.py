@@ -6,7 +6,6 @@ and one that does not (a story). Heads are trained on what the model itself writ
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -119,9 +118,3 @@ def _seconds(engine: Engine, prompts: Iterator[str]) -> float:
     for prompt in islice(prompts, _REQUESTS):
         engine.generate([prompt], SamplingParams(max_tokens=_TOKENS, temperature=0.0, ignore_eos=True))
     return time.perf_counter() - begun
-
-
-def record(file: Path, about: Mapping[str, str], lines: Sequence[str]) -> None:
-    """Keep a table of Markdown as JSON."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({**about, "table": list(lines)}, indent=1) + "\n", encoding="utf-8")

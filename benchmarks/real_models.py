@@ -26,7 +26,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,6 +49,7 @@ from benchmarks.real_model_quality import (
     of_form,
     of_llama_cpp,
 )
+from benchmarks.table_record import record_table
 from llmc.debug.compare import windows
 from llmc.runtime.loading import load
 
@@ -84,12 +84,8 @@ def main() -> None:
     lines = list(TABLES[given.table](given))
     print("\n".join(lines))
     if given.json is not None and given.table != "quality":
-        about = {
-            "machine": machine(given.threads),
-            "date": date.today().isoformat(),
-            "model": MODEL_OF.get(given.table, given.model),
-        }
-        drafts.record(given.json, about, lines)
+        about = {"machine": machine(given.threads), "model": MODEL_OF.get(given.table, given.model)}
+        record_table(given.json, about, lines)
 
 
 def quality(given: argparse.Namespace) -> Iterator[str]:
