@@ -56,6 +56,8 @@ from llmc.runtime.loading import load
 ROOT = Path(__file__).parent.parent / "examples"
 # Of tables that are about one model.
 MODEL_OF = {"embeddings": "minilm", "speculation": "smollm2", "speculation-speed": "smollm2"}
+# The directory of engines with drafts in the cache.
+SPECULATION = "speculation"
 MEASURED = ("prefill 512", "decode, batch 1", "decode, batch 16")
 
 
@@ -160,6 +162,8 @@ def speed(given: argparse.Namespace) -> Iterator[str]:
 def speculation(given: argparse.Namespace) -> Iterator[str]:
     """What comes of drafts, whatever the machine's speed."""
     yield from drafts.accepted(_drafting(given), _asked(given), given.threads)
+    if given.medusa_tokens:
+        yield from drafts.shares_of_heads(given.cache / SPECULATION)
 
 
 def speculation_speed(given: argparse.Namespace) -> Iterator[str]:
@@ -171,7 +175,7 @@ def speculation_speed(given: argparse.Namespace) -> Iterator[str]:
 
 def _drafting(given: argparse.Namespace) -> dict[str, Path]:
     """Engines of SmolLM2, which answers chats, by drafter."""
-    directory = given.cache / "speculation"
+    directory = given.cache / SPECULATION
     directory.mkdir(exist_ok=True)
     return drafts.engines(fetched(MODELS["smollm2"], given.cache), directory, given.medusa_tokens, given.threads)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,8 @@ from benchmarks.contestants.protocol import serve_texts
 from benchmarks.quality import divergence
 from benchmarks.real_model_files import numbers_of
 from benchmarks.real_model_quality import Record, Row, Windows, bits_of_file
-from benchmarks.real_model_speculation import requests
+from benchmarks.real_model_speculation import SHARES, requests, shares_of_heads
+from benchmarks.table_record import record_table
 from llmc.debug.compare import Logits, Perplexity
 from llmc.errors import OptionError
 from tests.gguf_families import family_model
@@ -97,3 +99,17 @@ def test_a_contestant_answers_with_vectors(monkeypatch: pytest.MonkeyPatch, caps
     ready, answer = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert ready == {"ready": True}
     assert answer["vectors"] == [[2.0, 2.0], [0.0, 1.0]] and answer["seconds"] >= 0
+
+
+def test_shares_of_heads_are_shown_where_they_were_trained(tmp_path: Path) -> None:
+    assert not list(shares_of_heads(tmp_path))
+    (tmp_path / SHARES).write_text("[[0.268, 0.53], [0.17, 0.387]]")
+    assert list(shares_of_heads(tmp_path))[3:] == ["| 1 | 0.27 | 0.53 |", "| 2 | 0.17 | 0.39 |"]
+
+
+def test_a_table_is_kept_with_what_it_depends_on(tmp_path: Path) -> None:
+    file = tmp_path / "results" / "errors.json"
+    record_table(file, {"machine": "one"}, ["| a |", "|---|"])
+    kept = json.loads(file.read_text())
+    assert date.fromisoformat(kept.pop("date"))
+    assert kept == {"machine": "one", "table": ["| a |", "|---|"]}
