@@ -94,7 +94,7 @@ def quality(given: argparse.Namespace) -> Iterator[str]:
     """Every form of a model on the same tokens; what the record has already is not measured again."""
     of_model = {form.name: form for form in FORMS[given.model]}
     forms = [of_model.get(name) or Form(name, {"quantize": name}) for name in given.forms] or FORMS[given.model]
-    kinds = LLAMA_CPP if given.llama_cpp_python and not given.forms else ()
+    kinds = LLAMA_CPP if given.llama_cpp_python else ()
     of_text = {"text": given.text.name, "length": given.length, "windows": given.windows}
     record = Record.at(given.json, {"machine": machine(given.threads), "model": given.model, **of_text})
     missing = [form for form in forms if not record.has(form.name)]
