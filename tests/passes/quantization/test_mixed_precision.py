@@ -85,7 +85,7 @@ def test_a_weight_gets_the_format_that_holds_it(format: str, budget: float, tmp_
     names = [name for name in captured.source.names() if name.endswith("_proj.weight") or name == "lm_head.weight"]
     on_grid = {name: round_to_nearest(captured.source.load(name), scheme).values() for name in names}
     source = _Replaced(captured.source, on_grid)
-    options = {"calibration": calibration_file(tmp_path), "calibration_sequences": 4}
+    options: dict[str, Any] = {"calibration": calibration_file(tmp_path), "calibration_sequences": 4}
     found = quantized(f"auto:{budget}:rtn", captured=Captured(captured.graph, source), **options).graph.quantized
     assert {weight.scheme.partition(":")[0] for weight in found} == {format}
 
