@@ -54,7 +54,7 @@ def _scheme(name: str) -> Form:
 
 _SCHEMES = (
     *("int8", "w8a8:xrow", "w8a8:x32", "w8a8-smoothquant:xrow", "w8a8-smoothquant:x32"),
-    *("fp8", "fp8:block", "fp8-w8a8", "int6", "int6-gptq", "int5", "int5-gptq", "int4"),
+    *("fp8", "fp8-w8a8", "int6", "int6-gptq", "int5", "int5-gptq", "int4"),
     *("int4:g32", "int4:asym", "int4:g32:asym", "int4-gptq", "int4-gptq:g32:asym", "int4-awq"),
     *("w6a8:x32", "w5a8:x32", "w4a8:xrow", "w4a8:x32", "w4a8:g32:x32", "w4a8-gptq:x32", "w4a8-awq:x32"),
     *("nf4", "mxfp4"),
