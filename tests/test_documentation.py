@@ -31,7 +31,10 @@ if inspect.iscoroutine(result):
 # Pages whose Python asks a server, which the page says how to start.
 SERVED_PAGES = ("serving.md",)
 # Options of benchmarks/, which the pages name as they do those of llmc.
-BENCHMARK_OPTIONS = {"--gguf-type", "--from-gguf", "--llama-cpp-python", "--schemes", "--promised", "--rows"}
+BENCHMARK_OPTIONS = {
+    *("--gguf-type", "--from-gguf", "--llama-cpp-python", "--schemes", "--promised", "--rows"),
+    *("--medusa-tokens", "--sentence-transformers-python"),
+}
 # Its blocks are given a model, in tests/test_custom_passes_page.py.
 TESTED_ELSEWHERE = ("custom-passes.md",)
 # Their Python takes adapters and models that only a reader has; tests/adapters/ and tests/heads/ make these calls.

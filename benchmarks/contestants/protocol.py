@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -66,6 +67,23 @@ class BatchGenerator(Protocol):
     def generate(self, batches: list[list[tuple[list[int], int]]]) -> float:
         """Time for all batches, one after the other."""
         ...
+
+
+class Embedder(Protocol):
+    """What computes vectors of texts."""
+
+    def embed(self, texts: list[str]) -> list[list[float]]:
+        """The vector of each text, all in one batch."""
+        ...
+
+
+def serve_texts(embedder: Embedder) -> None:
+    """Answer requests on standard input until it ends."""
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        texts, begun = json.loads(line)["texts"], time.perf_counter()
+        vectors = embedder.embed(texts)
+        print(json.dumps({"seconds": time.perf_counter() - begun, "vectors": vectors}), flush=True)
 
 
 def serve_batches(generator: BatchGenerator) -> None:
@@ -151,15 +169,23 @@ class ContestantProcess:
     def generate(self, batches: Sequence[Sequence[tuple[Sequence[int], int]]]) -> float:
         return self._ask({"batches": batches})
 
+    def embed(self, texts: Sequence[str]) -> tuple[float, list[list[float]]]:
+        """Time for the texts, and the vector of each."""
+        answer = self._answer_to({"texts": list(texts)})
+        return float(answer["seconds"]), answer["vectors"]
+
     def _ask(self, request: dict[str, Any]) -> float:
         return float(self._ask_for_any(request))
 
     def _ask_for_any(self, request: dict[str, Any]) -> Any:
+        return self._answer_to(request)["seconds"]
+
+    def _answer_to(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
         with turn(self._process.pid):
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
-            return self._answer()["seconds"]
+            return self._answer()
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None

@@ -184,8 +184,11 @@ class Budget:
 
     @property
     def blocked(self) -> tuple[Scheme, ...]:
-        """Further schemes, of blocked formats, in ascending bits."""
-        return tuple(self._rounded(f"q{bits}_k") for bits in (4, 5, 6))
+        """Further schemes: all blocked formats with no fewer bits per code than the first of `schemes`."""
+        least = self.schemes[0].code_bits
+        return tuple(
+            self._rounded(name) for name, codes in CODE_FORMATS.items() if codes.is_blocked and codes.bits >= least
+        )
 
     def _rounded(self, base: str) -> Scheme:
         return SCHEMES[base if self.method == "rtn" else f"{base}-{self.method}"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +13,12 @@ import torch
 from safetensors.torch import load_file
 
 import llmc
+from benchmarks.contestants.protocol import serve_texts
 from benchmarks.quality import divergence
 from benchmarks.real_model_files import numbers_of
-from benchmarks.real_model_quality import Record, Row, Windows
-from benchmarks.real_model_speculation import requests
+from benchmarks.real_model_quality import Record, Row, Windows, bits_of_file
+from benchmarks.real_model_speculation import SHARES, requests, shares_of_heads
+from benchmarks.table_record import record_table
 from llmc.debug.compare import Logits, Perplexity
 from llmc.errors import OptionError
 from tests.gguf_families import family_model
@@ -73,3 +77,39 @@ def test_requests_are_about_eight_places_of_the_text() -> None:
     asked = requests("prose " * 1000, "code " * 1000)
     assert {len(prompts) for prompts in asked.values()} == {8}
     assert all("code" in prompt for prompt in asked["a program with a name changed"])
+
+
+def test_bits_of_a_file_are_those_of_its_matrices(tmp_path: Path) -> None:
+    """Blocks of 34 bytes for 32 numbers; norms are fp32 and not counted."""
+    file = tmp_path / "small.gguf"
+    write_gguf(file, family_model("llama"), "Q8_0")
+    assert bits_of_file(file) == 8.5
+
+
+class _Letters:
+    """Vectors of texts: how often two letters are in them."""
+
+    def embed(self, texts: list[str]) -> list[list[float]]:
+        return [[float(text.count("a")), float(text.count("b"))] for text in texts]
+
+
+def test_a_contestant_answers_with_vectors(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stdin", ['{"texts": ["abba", "b"]}'])
+    serve_texts(_Letters())
+    ready, answer = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert ready == {"ready": True}
+    assert answer["vectors"] == [[2.0, 2.0], [0.0, 1.0]] and answer["seconds"] >= 0
+
+
+def test_shares_of_heads_are_shown_where_they_were_trained(tmp_path: Path) -> None:
+    assert not list(shares_of_heads(tmp_path))
+    (tmp_path / SHARES).write_text("[[0.268, 0.53], [0.17, 0.387]]")
+    assert list(shares_of_heads(tmp_path))[3:] == ["| 1 | 0.27 | 0.53 |", "| 2 | 0.17 | 0.39 |"]
+
+
+def test_a_table_is_kept_with_what_it_depends_on(tmp_path: Path) -> None:
+    file = tmp_path / "results" / "errors.json"
+    record_table(file, {"machine": "one"}, ["| a |", "|---|"])
+    kept = json.loads(file.read_text())
+    assert date.fromisoformat(kept.pop("date"))
+    assert kept == {"machine": "one", "table": ["| a |", "|---|"]}

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 import llmc
+from llmc.compiler import build
+from llmc.frontends.gguf.container import read_model
 from tests.gguf_blocks import WIDE, write_every_block
 from tests.gguf_families import GGUF_FAMILIES, family_model
 from tests.gguf_files import add_sentence_piece, add_tokenizer, write_gguf
@@ -127,6 +129,15 @@ def test_an_engine_of_blocks_says_what_they_stand_for(tmp_path: Path) -> None:
         assert distance(engine.logits(_TOKENS), logits_of(model)) < ENGINES
     with llmc.compile(path, target="cpu") as engine:
         assert mean_distance(engine.logits(_TOKENS), logits_of(model)) < _ROUNDED_TOKENS
+
+
+def test_weights_take_the_bytes_that_they_take_in_the_file(tmp_path: Path) -> None:
+    """Within 2%, every blocked type in one model."""
+    path = tmp_path / "tiny.gguf"
+    write_every_block(path, vocab_size=_VOCABULARY * 8)
+    in_file = sum(tensor.nbytes for tensor in read_model([path]).tensors.values())
+    report = build(path, tmp_path / "engine.llmc", target="cpu")
+    assert report.weight_bytes == pytest.approx(in_file, rel=0.02)
 
 
 @pytest.mark.slow

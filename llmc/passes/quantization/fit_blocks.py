@@ -80,7 +80,9 @@ class _Groups:
             assert self.format.integers is not None
             return scaled.round_().clamp_(*self.format.integers)
         half = len(self._nearest) // 2
-        return self._nearest[scaled.mul_(2).floor_().clamp_(-half, half - 1).add_(half).int()]
+        places = scaled.mul_(2).floor_().clamp_(-half, half - 1).add_(half).int()
+        # A third of the time of indexing with a tensor of three axes.
+        return self._nearest.index_select(0, places.view(-1)).view(places.shape)
 
     def sums(self, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Weighted sums of q, q² and q·x for numbers q and values x, each [rows, groups]."""

@@ -62,6 +62,11 @@ class Candidate:
     bits: float
     divergence: float
 
+    @property
+    def is_blocked(self) -> bool:
+        """Whether a weight has a blocked format."""
+        return any(scheme is not None and scheme.codes.is_blocked for scheme in self.schemes)
+
 
 def choose_schemes(
     graph: ModelGraph,
@@ -132,7 +137,7 @@ class _Choice:
     def shortlist(self) -> list[Candidate]:
         """The candidates to measure, in ascending bits, without duplicates."""
         given_out = self._given_out()
-        uniform = [each for each in self._uniform() if self._fits(each)]
+        uniform = least_of_blocked([each for each in self._uniform() if self._fits(each)])
         least = min(each.divergence for each in [*given_out, *uniform])
         hopeful = [each for each in uniform if each.divergence <= _HOPELESS * least]
         different = {each.schemes: each for each in [*given_out, *hopeful]}
@@ -197,6 +202,13 @@ class _Choice:
         if not of_scheme and scheme is not None:
             of_scheme = [r for r in rungs if r.scheme is not None and r.scheme.code_bits == scheme.code_bits]
         return min(rung.divergence for rung in of_scheme)
+
+
+def least_of_blocked(uniform: Sequence[Candidate]) -> list[Candidate]:
+    """Uniform schemes that may be the best of all: of blocked formats, the one that is expected to diverge least. One
+    search fits all of these, so that their estimates are comparable; carrying out a plan takes as long as GPTQ."""
+    blocked = sorted((each for each in uniform if each.is_blocked), key=lambda each: each.divergence)
+    return [*(each for each in uniform if not each.is_blocked), *blocked[:1]]
 
 
 def _check_budget(

@@ -42,7 +42,7 @@ _OF_ALL_UNITS = 1 << 15
 _EVERY = 2
 _UNQUANTIZED_BITS = 16.0
 # Rows of a weight that errors are measured on.
-_ROWS = 256
+_ROWS = 128
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from llmc.codegen.cpp.kernel import SCALES
 from llmc.codegen.cpp.pack_codes import CodeShape, pack_codes
 from llmc.errors import LoweringError
 from llmc.formats.code_format import CODE_FORMATS
+from llmc.formats.scheme_text import parse_scheme
 from llmc.frontends.gguf.block_types import BLOCK_TYPES
 from llmc.program import Layout
 from tests.codegen.cpp.quantized_calls import quantized
@@ -115,6 +116,27 @@ def test_blocked_formats_are_stored_bit_by_bit(format: str, columns: int) -> Non
         codes, parts = _taken_apart(packed, row, shape)
         assert codes == (weight.codes[row].int() + shape.codes.unsigned_shift).tolist()
         assert parts == {name: part[row].tolist() for name, part in weight.parts().items() if name != "codes"}
+
+
+@pytest.mark.parametrize("layout", [Layout.CODE_PANELS, Layout.GATED_CODE_PANELS])
+@pytest.mark.parametrize("columns", [512, 576, 896])
+@pytest.mark.parametrize("format", [name for name, format in CODE_FORMATS.items() if format.is_blocked])
+def test_padding_takes_at_most_one_percent(format: str, columns: int, layout: Layout) -> None:
+    """Of the bits that the scheme promises, with rows that do not fill the last panel."""
+    rows, scheme = 4846, parse_scheme(format)
+    assert scheme is not None and rows % 32
+    run = CODE_FORMATS[format].run_of(columns)
+    assert run is not None
+    shape = CodeShape((rows, columns), columns // run, format, torch.float16, has_zeros=False)
+    promised = rows * columns * scheme.bits(columns) / 8
+    assert promised <= shape.nbytes(layout) <= 1.01 * promised
+
+
+def test_a_wide_weight_has_the_size_that_its_shape_says() -> None:
+    weight = quantized(1054, 576, "q5_k", scale_dtype=torch.float16)
+    shape = CodeShape((1054, 576), weight.scales.shape[1], "q5_k", torch.float16, has_zeros=False)
+    for layout in (Layout.CODE_PANELS, Layout.GATED_CODE_PANELS):
+        assert pack_codes(weight.parts(), "q5_k", layout).nbytes == shape.nbytes(layout)
 
 
 def test_rows_that_are_not_there_have_scale_zero() -> None:

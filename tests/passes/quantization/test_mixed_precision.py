@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from llmc.errors import OptionError
-from llmc.formats.scheme_text import parse_scheme
+from llmc.formats.scheme_text import parse_quantization, parse_scheme
 from llmc.formats.schemes import Scheme
 from llmc.frontends.capture import capture
 from llmc.frontends.captured import Captured
@@ -25,6 +25,7 @@ from llmc.options import parse_options
 from llmc.passes.model_data import ModelData
 from llmc.passes.pipeline import canonical, quantization
 from llmc.passes.quantization.calibration import sequences_and_apart
+from llmc.passes.quantization.mixed_precision import Candidate, least_of_blocked
 from llmc.passes.quantization.quantize_weights import errors_measured_on
 from llmc.passes.quantization.reference_divergence import Reference
 from llmc.passes.quantization.round_weight import round_to_nearest
@@ -35,6 +36,8 @@ from tests.passes.quantization.quantizing import calibration_file, captured_llam
 
 _EXAMPLES = Path(__file__).parents[3] / "examples"
 _MODEL = _EXAMPLES / "models" / "bard-draft"
+# GGUF's formats with at least 4 bits per code.
+_BLOCKED = ("q4_1", "q5_1", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs")
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +60,7 @@ def test_spends_the_budget_on_what_is_sensitive(bard: Captured) -> None:
     assert 4.8 < sum(w.bits * w.rows * w.columns for w in weights) / elements <= 5.0
     coded = product((4, 5, 6), ("", ":g64", ":g32"), ("", ":asym"))
     given = {f"int{bits}-gptq{group}{zeros}" for bits, group, zeros in coded}
-    assert {w.scheme for w in weights} <= given | {f"q{bits}_k-gptq" for bits in (4, 5, 6)} | {"int8"}
+    assert {w.scheme for w in weights} <= given | {f"{name}-gptq" for name in _BLOCKED} | {"int8"}
     divergences = {w.module: float((w.reason or "").split()[1]) for w in weights}
     assert all("in sensitivity" in (w.reason or "") for w in weights)
     raised = [w for w in weights if w.scheme != "int4-gptq"]
@@ -65,6 +68,36 @@ def test_spends_the_budget_on_what_is_sensitive(bard: Captured) -> None:
     least = min(divergences[w.module] / (w.rows * w.columns) for w in raised)
     left = [divergences[w.module] / (w.rows * w.columns) for w in weights if w.scheme == "int4-gptq"]
     assert all(each <= least for each in left)
+
+
+@pytest.mark.parametrize(("option", "method"), [("auto:4.5", "-gptq"), ("auto:4.5:rtn", "")])
+def test_every_blocked_format_is_a_choice(option: str, method: str) -> None:
+    budget = parse_quantization([option]).budget
+    assert budget is not None
+    assert [scheme.name for scheme in budget.blocked] == [f"{name}{method}" for name in _BLOCKED]
+
+
+@pytest.mark.parametrize(("format", "budget"), [("iq4_nl", 4.5), ("q4_1", 5.0)])
+def test_a_weight_gets_the_format_that_holds_it(format: str, budget: float, tmp_path: Path) -> None:
+    """Numbers on a format's grid lose nothing in it, and much in formats of similar size."""
+    captured, scheme = captured_llama(), parse_scheme(format)
+    assert scheme is not None
+    names = [name for name in captured.source.names() if name.endswith("_proj.weight") or name == "lm_head.weight"]
+    on_grid = {name: round_to_nearest(captured.source.load(name), scheme).values() for name in names}
+    source = _Replaced(captured.source, on_grid)
+    options: dict[str, Any] = {"calibration": calibration_file(tmp_path), "calibration_sequences": 4}
+    found = quantized(f"auto:{budget}:rtn", captured=Captured(captured.graph, source), **options).graph.quantized
+    assert {weight.scheme.partition(":")[0] for weight in found} == {format}
+
+
+def test_one_plan_of_blocked_formats_is_carried_out() -> None:
+    found = [_candidate(*each) for each in (("q4_k", 4.5, 2.0), ("int4", 4.1, 3.0), ("iq4_xs", 4.3, 1.5))]
+    assert [each.name for each in least_of_blocked(found)] == ["int4", "iq4_xs"]
+    assert least_of_blocked(found[1:2]) == found[1:2]
+
+
+def _candidate(name: str, bits: float, divergence: float) -> Candidate:
+    return Candidate(name, (parse_scheme(name), None), bits, divergence)
 
 
 class _Replaced:
