@@ -205,9 +205,3 @@ def test_chunks_are_whole_blocks(model: Path, tmp_path: Path) -> None:
     text = "compactor:share=50,every=8,chunk=36"
     with pytest.raises(OptionError, match="chunk=36 is not a multiple of block_size=8"):
         llmc.build(model, tmp_path / "engine.llmc", block_size=8, kv_compression=text)
-
-
-def test_gpus_refuse_compactor(model: Path, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"block_size": 8, "max_model_len": 256, "kv_compression": COMPACTOR, "dtype": "float32"}
-    with pytest.raises(LlmcError, match="the leverage of keys is scored on CPUs only"):
-        llmc.build(model, tmp_path / "e.llmc", target="h100", **options)

@@ -3,8 +3,8 @@
     mass[h, r] = Σ over pairs p of head h of exp(s[p, r] - m[p]) / Σ_j exp(s[p, j] - m[p]),   m[p] = max_j s[p, j]
 
 The first launch leaves the maximum and the sum of each pair over a part of the keys. The second one joins the parts and
-computes the logits again. Both read the keys once for each tile of pairs, and multiply 2·pairs·keys·D times. key_logits.py
-says which keys a query sees.
+computes the logits again. Both read the keys once for each tile of pairs, and multiply 2·pairs·keys·D times. Which keys
+a query sees: key_logits.py.
 """
 
 from dataclasses import replace
@@ -209,7 +209,7 @@ def mass_launches(
         constants,
         (str(_PARTS), str(triton.cdiv(pairs, pair_tile)), str(kv_heads)),
         num_warps=8 if is_large else 4,
-        num_stages=1 if is_wide else 2,
+        num_stages=1 if is_wide or sinks is not None else 2,
     )
     written: dict[str, Argument] = {"masses_ptr": masses, "sums_ptr": None if sums is None else call.cache(sums)}
     return bounds, replace(

@@ -9,7 +9,7 @@ are read at a time, because products in fp32 hold both factors in registers.
 import triton
 import triton.language as tl
 
-from llmc.codegen.triton.kernels.attention.cache_codes import read_channels, read_codes
+from llmc.codegen.triton.kernels.attention.cache_codes import read_channels
 from llmc.codegen.triton.kernels.compaction.compaction_numbers import block_of
 from llmc.codegen.triton.machine_code.budget import Budget
 
@@ -45,7 +45,7 @@ def turning_angles_kernel(
     HALF: tl.constexpr,
     PAIR_TILE: tl.constexpr,
 ) -> None:
-    """Program p writes cos and sin of position p's angles, [positions, 2, HALF]. Nothing is done where all rows stay."""
+    """Program p writes cos and sin of position p's angles, [LONGEST, 2, HALF]. Nothing is done where all rows stay."""
     if tl.load(compaction_ptr + 1) >= tl.load(compaction_ptr):
         return
     position, pair = tl.program_id(0), tl.arange(0, PAIR_TILE)
@@ -54,34 +54,6 @@ def turning_angles_kernel(
     angles_ptr += position.to(tl.int64) * (2 * HALF)
     tl.store(angles_ptr + pair, tl.cos(angle), mask=inside)
     tl.store(angles_ptr + HALF + pair, tl.sin(angle), mask=inside)
-
-
-@triton.jit
-def stored_values(
-    cache_ptr: tl.tensor,
-    compaction_ptr: tl.tensor,
-    row: tl.tensor,
-    present: tl.tensor,
-    kv_head: tl.tensor,
-    KV_HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    DIM_TILE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    CACHE_FORMAT: tl.constexpr,
-    CACHE_GROUP: tl.constexpr,
-) -> tl.tensor:
-    """Keys or values of rows, [rows, DIM_TILE], fp32, 0 where absent."""
-    block_and_head = block_of(compaction_ptr, row, present, BLOCK_SIZE) * KV_HEADS + kv_head
-    if CACHE_FORMAT == "none":
-        channel = tl.arange(0, DIM_TILE)
-        slots = block_and_head * BLOCK_SIZE + row % BLOCK_SIZE
-        inside = present[:, None] & (channel < DIM)[None, :]
-        return tl.load(cache_ptr + slots[:, None] * DIM + channel[None, :], mask=inside, other=0.0).to(tl.float32)
-    else:
-        return read_codes(
-            cache_ptr, block_and_head, row % BLOCK_SIZE, present,
-            DIM, BLOCK_SIZE, CACHE_FORMAT, CACHE_GROUP, DIM_TILE,
-        )  # fmt: skip
 
 
 @triton.jit
@@ -105,8 +77,8 @@ def multiplied_keys(
 ) -> tl.tensor:
     """Keys of rows before their rotation times the matrix [HEAD_DIM, SKETCH], fp32, 0 where absent and from SKETCH on.
 
-    angles: as turning_angles_kernel leaves them. HALF: pairs of channels that were rotated by them. SPREAD_BLOCK: channels of the blocks in which
-    rotate_heads has rotated keys after that; 0 for none.
+    angles: as turning_angles_kernel leaves them. HALF: pairs of channels that were rotated by them. SPREAD_BLOCK:
+    channels of the blocks in which rotate_heads has rotated keys after that; 0 for none.
     """
     block_and_head = block_of(compaction_ptr, row, present, BLOCK_SIZE) * KV_HEADS + kv_head
     position = row_positions(positions_ptr, compaction_ptr, row, kv_head, KV_HEADS, BLOCK_SIZE)

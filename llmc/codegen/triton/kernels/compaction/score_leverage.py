@@ -2,8 +2,9 @@
 
     leverage[r] = |k[r]·M - offset|²,   score[r] = (1 - kept / tokens) · z(leverage[r]) + z(pooled[r])
 
-Seven launches: the chunk's attention (key_masses.py), the angles of positions (key_sketches.py), M and the offset (sketch_moments.py), the leverage and
-what z needs of each part of the rows, and the scores. Keys are read twice in addition to the chunk's, values once.
+Eight launches: the chunk's attention (key_masses.py), times the norms of values (weigh_attention.py), the angles of
+positions (key_sketches.py), M and the offset (sketch_moments.py), the leverage and what z needs of each part of rows,
+and the scores (blend_scores.py). Keys are read twice in addition to the chunk's, values once.
 """
 
 import math
@@ -31,6 +32,7 @@ from llmc.codegen.triton.kernels.compaction.sketch_moments import (
     sketch_moments_kernel,
     whiten_sketches_kernel,
 )
+from llmc.codegen.triton.kernels.compaction.weigh_attention import weigh_attention_kernel
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks
 from llmc.codegen.triton.machine_code.budget import Budget
 from llmc.graph.refusal import Refusal
@@ -42,6 +44,7 @@ from llmc.targets import GpuTarget
 _PARTS = 16
 _ROWS = 16
 _SCORES = 256
+_VALUES = 16
 
 
 @triton.jit
@@ -148,6 +151,7 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     parts: dict[str, Constant] = {"SINKS": sinks, "RECENT": call.plain("recent"), "PARTS": _PARTS, "ROWS": _ROWS}
     cache: dict[str, Constant] = {"KV_HEADS": kv_heads, "BLOCK_SIZE": block_size, "LONGEST": longest}
     head: dict[str, Constant] = {"HEAD_DIM": head_dim}
+    codes = cache_codes(call)
     read: dict[str, Constant] = {
         **parts,
         **cache,
@@ -155,16 +159,26 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
         "HALF": half,
         "INTERLEAVED": call.plain("interleaved"),
         "SPREAD_BLOCK": rotation_block(head_dim) if call.plain("is_spread") else 0,
-        **cache_codes(call),
+        **codes,
     }
-    values = {"VALUE_DIM": value_dim, "VALUE_TILE": max(16, triton.next_power_of_2(value_dim))}
     parted = (str(_PARTS), str(kv_heads))
+    weigh = DeviceLaunch(
+        weigh_attention_kernel,
+        {"v_cache_ptr": call.cache("v_cache"), **compaction, "attention_ptr": attention, **weighted},
+        {
+            **cache,
+            **codes,
+            "VALUE_DIM": value_dim,
+            "VALUE_TILE": max(16, triton.next_power_of_2(value_dim)),
+            "VALUES": _VALUES,
+        },
+        (str(triton.cdiv(longest, _VALUES)), str(kv_heads)),
+    )
     collect = DeviceLaunch(
         sketch_moments_kernel,
-        {**keys, **sketch, "v_cache_ptr": call.cache("v_cache"), "attention_ptr": attention, **weighted, **of_parts},
-        {**read, **values},
+        {**keys, **sketch, **of_parts},
+        read,
         parted,
-        num_warps=8,
         num_stages=1,
     )
     whiten = DeviceLaunch(
@@ -198,7 +212,7 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
         num_warps=1,
     )
     turns = (turn,) if half else ()
-    return (replace(bounds, then=(masses, *turns, collect, whiten, measure, blend)),)
+    return (replace(bounds, then=(masses, weigh, *turns, collect, whiten, measure, blend)),)
 
 
 score_leverage = KernelTemplate(torch.ops.llmc.score_leverage.default, supports, candidates)

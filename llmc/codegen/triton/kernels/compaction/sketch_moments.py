@@ -2,15 +2,14 @@
 
     M = S·L⁻ᵀ,   offset = mean(X)·L⁻ᵀ,   LLᵀ = XᵀX + εI of centred X
 
-The first launch leaves, for a part of the rows that may leave, their mean and XᵀX about it. It reads keys and values
-once, and also leaves the attention to each row times the norm of its value. The second launch joins the parts.
+The first launch reads the keys once and leaves, for a part of the rows that may leave, their mean and XᵀX about it. The
+second launch joins the parts.
 """
 
 import triton
 import triton.language as tl
 
-from llmc.codegen.triton.kernels.agreed_sums import sum_of_products
-from llmc.codegen.triton.kernels.compaction.key_sketches import SKETCH, SKETCH_TILE, multiplied_keys, stored_values
+from llmc.codegen.triton.kernels.compaction.key_sketches import SKETCH, SKETCH_TILE, multiplied_keys
 from llmc.codegen.triton.machine_code.budget import Budget
 
 # ε, which no pivot is below: XᵀX has no negative eigenvalue.
@@ -36,19 +35,14 @@ def part_of_rows(
 @triton.jit
 def sketch_moments_kernel(
     k_cache_ptr: tl.tensor,
-    v_cache_ptr: tl.tensor,
     positions_ptr: tl.tensor,
     compaction_ptr: tl.tensor,
     sketch_ptr: tl.tensor,
     angles_ptr: tl.tensor,
-    attention_ptr: tl.tensor,
-    weighted_ptr: tl.tensor,
     means_ptr: tl.tensor,
     products_ptr: tl.tensor,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    VALUE_TILE: tl.constexpr,
     HALF: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     SPREAD_BLOCK: tl.constexpr,
@@ -57,13 +51,12 @@ def sketch_moments_kernel(
     CACHE_GROUP: tl.constexpr,
     SINKS: tl.constexpr,
     RECENT: tl.constexpr,
-    LONGEST: tl.constexpr,
     PARTS: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
     """Program (s, h): part s of head h's rows. Grid: (PARTS, KV_HEADS). Nothing is done where all rows stay.
 
-    attention, weighted: [KV_HEADS, LONGEST]. means: [KV_HEADS, PARTS, SKETCH_TILE]. products: XᵀX of each part.
+    means: [KV_HEADS, PARTS, SKETCH_TILE]. products: XᵀX of each part.
     """
     if tl.load(compaction_ptr + 1) >= tl.load(compaction_ptr):
         return
@@ -84,14 +77,6 @@ def sketch_moments_kernel(
         x = tl.where(present[:, None], x - center[None, :], 0.0)
         total += tl.sum(x, 0)
         product = tl.dot(tl.trans(x), x, product, input_precision="ieee")
-        value = stored_values(
-            v_cache_ptr, compaction_ptr, row, present, kv_head,
-            KV_HEADS, VALUE_DIM, VALUE_TILE, BLOCK_SIZE, CACHE_FORMAT, CACHE_GROUP,
-        )  # fmt: skip
-        norm = tl.sqrt_rn(sum_of_products(value, value, 1))
-        place = kv_head * LONGEST + row
-        attention = tl.load(attention_ptr + place, mask=present, other=0.0)
-        tl.store(weighted_ptr + place, attention * norm, mask=present)
     column = tl.arange(0, SKETCH_TILE)
     offset = total / tl.maximum(end - start, 1).to(tl.float32)
     place = kv_head * PARTS + tl.program_id(0)
