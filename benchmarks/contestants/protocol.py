@@ -68,6 +68,23 @@ class BatchGenerator(Protocol):
         ...
 
 
+class Answerer(Protocol):
+    """What continues prompts, greedily and one after the other."""
+
+    def answer(self, prompts: list[list[int]], tokens: int) -> tuple[list[list[int]], float]:
+        """The next `tokens` tokens of each prompt, and the seconds for all of them."""
+        ...
+
+
+def serve_answers(answerer: Answerer) -> None:
+    """Answer requests on standard input until it ends."""
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        said, seconds = answerer.answer(request["prompts"], request["tokens"])
+        print(json.dumps({"said": said, "seconds": seconds}), flush=True)
+
+
 def serve_batches(generator: BatchGenerator) -> None:
     """Answer requests on standard input until it ends."""
     print(json.dumps({"ready": True}), flush=True)
@@ -151,15 +168,23 @@ class ContestantProcess:
     def generate(self, batches: Sequence[Sequence[tuple[Sequence[int], int]]]) -> float:
         return self._ask({"batches": batches})
 
+    def answer(self, prompts: Sequence[Sequence[int]], tokens: int) -> tuple[list[list[int]], float]:
+        """The next tokens of prompts, of an Answerer, and seconds."""
+        found = self._exchange({"prompts": prompts, "tokens": tokens})
+        return found["said"], found["seconds"]
+
     def _ask(self, request: dict[str, Any]) -> float:
         return float(self._ask_for_any(request))
 
     def _ask_for_any(self, request: dict[str, Any]) -> Any:
+        return self._exchange(request)["seconds"]
+
+    def _exchange(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
         with turn(self._process.pid):
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
-            return self._answer()["seconds"]
+            return self._answer()
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
