@@ -2,7 +2,7 @@
 
     python -m benchmarks.eviction_against_openvino --python PEERS/bin/python --json eviction.json
 
-Both read the same GGUF file of SmolLM2 135M (see contestants/openvino_eviction.py for the peer's environment), keep keys
+Both read the same GGUF file of SmolLM2 135M (how to install the peer: contestants/openvino_eviction.py), keep keys
 and values in 8 bits, as OpenVINO does by default, and find numbers in prose (recall_tasks.py). Decode speed is that of
 one request behind a prompt: the time for `--steps` more tokens, each round in turn, as medians.
 """
@@ -62,7 +62,7 @@ def main() -> None:
     task = needles(given.length, given.depths, given.prompts, tokenizer, TEXT)
     with ExitStack() as stack:
         answers = dict(_peers(file, given, stack))
-        answers |= {name: answer for name, answer in _engines(file, task, given, stack)}
+        answers |= dict(_engines(file, task, given, stack))
         found = measure(answers, task, given.steps, given.rounds)
     print("\n".join(table(found)))
     if given.json is not None:
