@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import date
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -75,8 +76,10 @@ def measure(answers: dict[str, Answer], task: Task, steps: int, rounds: int) -> 
     """Recall of all prompts, then speed in turn."""
     recalls = {name: _recall(answer, task) for name, answer in answers.items()}
     prompt = task.prompts[0][:1]
-    firsts = alternate({name: lambda of=answer: of(prompt, 1)[1] for name, answer in answers.items()}, rounds)
-    longs = alternate({name: lambda of=answer: of(prompt, 1 + steps)[1] for name, answer in answers.items()}, rounds)
+    firsts, longs = (
+        alternate({name: partial(_seconds, answer, prompt, tokens) for name, answer in answers.items()}, rounds)
+        for tokens in (1, 1 + steps)
+    )
     return [
         Found(name, recalls[name], (longs[name].median - firsts[name].median) / steps, firsts[name].median)
         for name in answers
@@ -89,6 +92,10 @@ def table(found: Sequence[Found]) -> Iterator[str]:
     yield "|---|--:|--:|--:|"
     for each in found:
         yield f"| {each.name} | {each.recall:.0%} | {1e3 * each.step:.2f} ms | {each.first:.2f} s |"
+
+
+def _seconds(answer: Answer, prompts: Sequence[Sequence[int]], tokens: int) -> float:
+    return answer(prompts, tokens)[1]
 
 
 def _recall(answer: Answer, task: Task) -> float:

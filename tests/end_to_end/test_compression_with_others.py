@@ -94,7 +94,7 @@ def windows_behind_all() -> Any:
     config.num_hidden_layers, config.sliding_window = 4, 24
     config.layer_types = ["sliding_attention", "full_attention"] * 2
     torch.manual_seed(7)
-    model = transformers.Gemma2ForCausalLM(config).eval()
+    model = transformers.Gemma2ForCausalLM(config)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

@@ -1,4 +1,4 @@
-"""Where rows leave the tables of a request: blocks from there on have digests of their own.
+"""Where rows leave the tables of a request: blocks from there on have separate digests.
 
 The keys and values of a token depend on the rows that its layers attend to. Behind a cut they therefore depend on the
 tokens, on the policy with its options, and on the cuts until there. A request with another policy, or with cuts at
@@ -15,7 +15,7 @@ class CutMarks:
     """The cuts of one request.
 
     Args:
-        policies: Of the groups of caches, for this request.
+        policies: The policies of the groups of caches, for this request.
         prompt: Number of tokens of the request's prompt.
         block_size: Number of tokens of a block.
     """
@@ -41,7 +41,7 @@ class _Cuts:
         self._next = next(cuts, None)
 
     def until(self, tokens: int) -> Iterator[tuple[int, bytes]]:
-        """Those behind at most this many tokens that were not returned yet, as far as rows leave at them."""
+        """Yield the cuts behind at most this many tokens that were not yielded yet, as far as rows leave at them."""
         while self._next is not None and self._next[0] <= tokens:
             end, cut = self._next
             self._next = next(self._cuts, None)
