@@ -98,5 +98,5 @@ def windows_behind_all() -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
-                parameter *= 3.0
+                parameter.mul_(3.0)
     return model
