@@ -149,7 +149,8 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     sketch = {"sketch_ptr": call.vector("sketch")}
 
     parts: dict[str, Constant] = {"SINKS": sinks, "RECENT": call.plain("recent"), "PARTS": _PARTS, "ROWS": _ROWS}
-    cache: dict[str, Constant] = {"KV_HEADS": kv_heads, "BLOCK_SIZE": block_size, "LONGEST": longest}
+    cache: dict[str, Constant] = {"KV_HEADS": kv_heads, "BLOCK_SIZE": block_size}
+    table: dict[str, Constant] = {"LONGEST": longest}
     head: dict[str, Constant] = {"HEAD_DIM": head_dim}
     codes = cache_codes(call)
     read: dict[str, Constant] = {
@@ -167,6 +168,7 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
         {"v_cache_ptr": call.cache("v_cache"), **compaction, "attention_ptr": attention, **weighted},
         {
             **cache,
+            **table,
             **codes,
             "VALUE_DIM": value_dim,
             "VALUE_TILE": max(16, triton.next_power_of_2(value_dim)),
@@ -192,7 +194,7 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     measure = DeviceLaunch(
         leverages_kernel,
         {**keys, **whitened, **weighted, "leverages_ptr": scores, **pooled, **moments},
-        read,
+        {**read, **table},
         parted,
         num_warps=8,
         num_stages=1,
@@ -200,7 +202,7 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     blend = DeviceLaunch(
         blend_scores_kernel,
         {**numbers, **pooled, **moments, "scores_ptr": scores, "new_positions_ptr": new_positions},
-        {**parts, **cache, "MOMENTS": triton.next_power_of_2(kv_heads * _PARTS), "SCORES": _SCORES},
+        {**parts, **cache, **table, "MOMENTS": triton.next_power_of_2(kv_heads * _PARTS), "SCORES": _SCORES},
         (str(triton.cdiv(longest, _SCORES)), str(kv_heads)),
     )
     bounds, masses = mass_launches(call, attention, sums="attention", sinks=sinks, most_queries=LONGEST_CHUNK)
