@@ -86,6 +86,23 @@ def serve_texts(embedder: Embedder) -> None:
         print(json.dumps({"seconds": time.perf_counter() - begun, "vectors": vectors}), flush=True)
 
 
+class Answerer(Protocol):
+    """What continues prompts, greedily and one after the other."""
+
+    def answer(self, prompts: list[list[int]], tokens: int) -> tuple[list[list[int]], float]:
+        """The next `tokens` tokens of each prompt, and the seconds for all of them."""
+        ...
+
+
+def serve_answers(answerer: Answerer) -> None:
+    """Answer requests on standard input until it ends."""
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        said, seconds = answerer.answer(request["prompts"], request["tokens"])
+        print(json.dumps({"said": said, "seconds": seconds}), flush=True)
+
+
 def serve_batches(generator: BatchGenerator) -> None:
     """Answer requests on standard input until it ends."""
     print(json.dumps({"ready": True}), flush=True)
@@ -173,6 +190,11 @@ class ContestantProcess:
         """Time for the texts, and the vector of each."""
         answer = self._answer_to({"texts": list(texts)})
         return float(answer["seconds"]), answer["vectors"]
+
+    def answer(self, prompts: Sequence[Sequence[int]], tokens: int) -> tuple[list[list[int]], float]:
+        """The next tokens of prompts, of an Answerer, and seconds."""
+        found = self._answer_to({"prompts": prompts, "tokens": tokens})
+        return found["said"], found["seconds"]
 
     def _ask(self, request: dict[str, Any]) -> float:
         return float(self._ask_for_any(request))

@@ -100,8 +100,6 @@ _OF_CHOICES = {
 _OF_ROWS = {
     _llmc.score_expected.default: "the attention that later queries pay is expected on CPUs only; GPUs have the other "
     "policies of kv_compression, such as snapkv",
-    _llmc.score_leverage.default: "the leverage of keys is scored on CPUs only; GPUs have the other policies of "
-    "kv_compression, such as snapkv",
 }
 WITHOUT_KERNEL: Mapping[str, Mapping[OpOverload, str]] = MappingProxyType(
     {"cpp": _OF_STAGES, "triton": _OF_STAGES | _OF_CHOICES | _OF_ROWS}

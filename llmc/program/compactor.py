@@ -6,8 +6,8 @@ from typing import ClassVar
 from llmc.program.cache_policy import CachePolicy, Cut, Nearest, Progress
 from llmc.program.scored_compression import Scored
 
-# The maximum number of tokens whose queries are kept, in a separate cache.
-_MOST_QUERIES = 256
+# The maximum number of tokens of a chunk, whose queries are kept in a separate cache.
+LONGEST_CHUNK = 256
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,14 @@ class Compactor(Scored):
     BUILT: ClassVar[tuple[str, ...]] = ("chunk", "recent", "sinks")
     sinks: int = 8
     recent: int = 4
-    chunk: int = _MOST_QUERIES
+    chunk: int = LONGEST_CHUNK
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.recent < 1:
             raise ValueError(f"recent={self.recent} must be 1 or more: the last row's position tells those behind it")
-        if not 1 <= self.chunk <= _MOST_QUERIES:
-            raise ValueError(f"chunk={self.chunk} is not a number of queries from 1 to {_MOST_QUERIES}")
+        if not 1 <= self.chunk <= LONGEST_CHUNK:
+            raise ValueError(f"chunk={self.chunk} is not a number of queries from 1 to {LONGEST_CHUNK}")
         if self.every > self.chunk:
             raise ValueError(f"every={self.every} is more than chunk={self.chunk}, whose queries are kept")
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import transformers
 
 import llmc
-from llmc.architectures.tiny_config import tiny_architecture
+from llmc.architectures.tiny_config import tiny_architecture, tiny_config
 from llmc.errors import OptionError
 from llmc.program import CachePolicy
 from llmc.runtime.engine import Engine
 from tests.end_to_end.calibration_queries import write_calibration
 from tests.end_to_end.test_kv_compression import built, model
+from tests.end_to_end.test_states import bits
 from tests.end_to_end.test_states import built as built_tiny
 from tests.tiny_models import tiny_tokens
 
@@ -71,3 +75,32 @@ def test_layers_with_windows_keep_them(text: str, tmp_path: Path) -> None:
             assert len(engine.loop.groups) == kinds, "windows, rows that are dropped, and queries"
             found.append(said(engine))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("text", [SCORED[0], "stride:step=2,recent=32,rows=16"])
+def test_a_plain_request_never_finds_blocks_behind_a_cut(text: str, tmp_path: Path) -> None:
+    """Keys in a window depend on the rows that earlier layers attended to: here on those that a policy kept."""
+    path = built_tiny(windows_behind_all(), tmp_path / "engine.llmc", block_size=8, kv_compression=text)
+    with llmc.load(path, threads=1, prefix_cache=False) as engine:
+        prompt = [*TOKENS, *said(engine)]
+        expected = bits(engine, [prompt], llmc.SamplingParams(max_tokens=10, logprobs=0, kv_compression="none"))
+    with llmc.load(path, threads=1) as engine:
+        assert [*TOKENS, *said(engine)] == prompt
+        for _ in range(2):
+            plain = llmc.SamplingParams(max_tokens=10, logprobs=0, kv_compression="none")
+            assert bits(engine, [prompt], plain) == expected
+        assert [*TOKENS, *said(engine)] == prompt
+
+
+def windows_behind_all() -> Any:
+    """A model whose third layer has a window, behind one that keeps everything."""
+    config = tiny_config("gemma2")
+    config.num_hidden_layers, config.sliding_window = 4, 24
+    config.layer_types = ["sliding_attention", "full_attention"] * 2
+    torch.manual_seed(7)
+    model = transformers.Gemma2ForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(3.0)
+    return model

@@ -21,14 +21,14 @@ from llmc.program import Program
 from llmc.runtime.device.inputs import StepShape, example_step
 from llmc.runtime.device.program import plan_calls
 from llmc.runtime.engine import Engine
-from tests.end_to_end.test_scored_compression import H2O_TEXT, LRU, SNAPKV
+from tests.end_to_end.test_scored_compression import COMPACTOR, H2O_TEXT, LRU, SNAPKV
 from tests.end_to_end.test_streaming import STREAMING
 from tests.gpu_target import gpu_target
 from tests.runtime.executors.fake_device import STREAM, fake_executor, with_binaries
 from tests.tiny_models import tiny_checkpoint, tiny_tokens
 
 TOKENS = tiny_tokens(200)
-POLICIES = [SNAPKV, H2O_TEXT, LRU, STREAMING]
+POLICIES = [SNAPKV, H2O_TEXT, LRU, COMPACTOR, STREAMING]
 each_policy = pytest.mark.parametrize("text", POLICIES, ids=lambda text: text.partition(":")[0])
 
 

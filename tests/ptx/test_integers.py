@@ -38,6 +38,7 @@ CASES: list[tuple[str, type, type, Function]] = [
     ("min.s64", np.int64, np.int64, min),
     ("max.u32", np.uint32, np.uint32, max),
     ("max.relu.s32", np.int32, np.int32, lambda a, b: max(a, b, 0)),
+    ("min.relu.s32", np.int32, np.int32, lambda a, b: max(min(a, b), 0)),
     ("and.b32", np.uint32, np.uint32, lambda a, b: a & b),
     ("xor.b64", np.uint64, np.uint64, lambda a, b: a ^ b),
     ("or.b16", np.uint16, np.uint16, lambda a, b: a | b),

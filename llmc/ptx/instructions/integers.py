@@ -109,14 +109,18 @@ def remainder(modifiers: Modifiers, kind: str) -> Elementwise:
     return Elementwise((dtype, dtype), dtype, function)
 
 
-def largest(modifiers: Modifiers, kind: str) -> Elementwise:
-    """max, of signed numbers also with .relu: at least 0."""
-    if modifiers.flag("relu"):
-        dtype = NUMPY_TYPES[kind]
-        if dtype.kind != "i" or kind in _PAIRS:
-            raise modifiers.refused(f"the machine does not know .relu of {kind}")
-        return Elementwise((dtype, dtype), dtype, lambda a, b: np.maximum(np.maximum(a, b), dtype.type(0)))
-    return simple(np.maximum, 2)(modifiers, kind)
+def bounded(function: Callable[..., Values]) -> Callable[[Modifiers, str], Elementwise]:
+    """max or min, of signed numbers also with .relu: at least 0."""
+
+    def choose(modifiers: Modifiers, kind: str) -> Elementwise:
+        if modifiers.flag("relu"):
+            dtype = NUMPY_TYPES[kind]
+            if dtype.kind != "i" or kind in _PAIRS:
+                raise modifiers.refused(f"the machine does not know .relu of {kind}")
+            return Elementwise((dtype, dtype), dtype, lambda a, b: np.maximum(function(a, b), dtype.type(0)))
+        return simple(function, 2)(modifiers, kind)
+
+    return choose
 
 
 INTEGERS: dict[str, Callable[[Modifiers, str], Elementwise]] = {
@@ -124,8 +128,8 @@ INTEGERS: dict[str, Callable[[Modifiers, str], Elementwise]] = {
     "add": simple(np.add, 2),
     "div": divide,
     "mad": multiply_add,
-    "max": largest,
-    "min": simple(np.minimum, 2),
+    "max": bounded(np.maximum),
+    "min": bounded(np.minimum),
     "mul": multiply,
     "neg": simple(np.negative, 1),
     "rem": remainder,

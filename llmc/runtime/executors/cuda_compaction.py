@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from llmc.program import COMPACTION, COMPACTION_HEADER, Program, StepOutput
+from llmc.program.compactor import LONGEST_CHUNK
 from llmc.program.scored_compression import MOST_QUERIES
 from llmc.runtime.device.inputs import NO_STEP
 from llmc.runtime.device.program import PlannedCall, plan_calls
@@ -31,7 +32,8 @@ class CudaCompaction:
     ) -> None:
         calls, limits = plan_calls(program, compacts=True), program.limits
         # The header, the blocks of rows and of kept rows, and the slots of queries.
-        count = COMPACTION_HEADER + 2 * limits.blocks_for(limits.max_model_len) + MOST_QUERIES if calls else 0
+        slots = max(MOST_QUERIES, LONGEST_CHUNK)
+        count = COMPACTION_HEADER + 2 * limits.blocks_for(limits.max_model_len) + slots if calls else 0
         numbers = allocate(4 * count, "the numbers of a compaction")
         self.numbers = numbers[: 4 * count].view(torch.int32)
         self._launches = launches(calls, {**addresses, ("input", COMPACTION): numbers.data_ptr()})

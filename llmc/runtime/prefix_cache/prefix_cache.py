@@ -4,7 +4,8 @@ Blocks are found by their digests (block_digests.py), which start from the reque
 the prompts of others from response times. Only full blocks are kept (as in vLLM's automatic prefix caching), generated
 tokens' blocks among them: the next turn of a conversation finds the answer of the last one. For a model with states, a
 prefix is found up to a snapshot (state_snapshots.py). With layers that do not keep everything, it is found as far as
-the blocks that the next token sees still exist (scheduling/group_pool.py).
+the blocks that the next token sees still exist (scheduling/group_pool.py), and blocks behind rows that have left have
+other digests than those of the plain prefix (cut_marks.py).
 
 Hashing would be the most expensive part of scheduling, and mostly unused. A prompt is therefore hashed before it comes
 here (requests/job_builder.py), and only the first of the consecutive blocks that a request fills. The others are stored
@@ -18,6 +19,7 @@ from llmc.runtime.engine_stats import SnapshotStats
 from llmc.runtime.kv_tier.block_offload import BlockOffload
 from llmc.runtime.prefix_cache.block_digests import BlockDigests, root
 from llmc.runtime.prefix_cache.chain import Chain
+from llmc.runtime.prefix_cache.cut_marks import CutMarks
 from llmc.runtime.prefix_cache.state_snapshots import StateSnapshots
 from llmc.runtime.requests.request import Request
 from llmc.runtime.scheduling.block_pool import BlockPool
@@ -48,7 +50,7 @@ class PrefixCache:
         self._groups = groups
         self.snapshots = snapshots
         self._block_size = block_size
-        self._digests = BlockDigests(block_size)
+        self._digests = BlockDigests(block_size, [group.built for group in groups])
         self._blocks: dict[bytes, int] = {}
         self._folded: dict[bytes, list[Chain]] = {}
         self.queries = 0
@@ -76,11 +78,11 @@ class PrefixCache:
         if request.salt is None or request.scored < request.scored_end:
             return []
         found: list[int] = []
-        digests = request.prefix.digests
+        digests, marks = request.prefix.digests, self._marks(request)
         parent = _root(request)
         for index in range((len(request.tokens) - 1) // self._block_size):
             if index == len(digests):
-                digests.append(self._digests.after(parent, request.tokens, index))
+                digests.append(self._digests.after(parent, request.tokens, index, marks))
             parent = digests[index]
             block = self._blocks.get(parent)
             if block is None:
@@ -96,7 +98,7 @@ class PrefixCache:
         digests = request.prefix.digests
         while len(digests) <= index:
             parent = digests[-1] if digests else _root(request)
-            digests.append(self._digests.after(parent, request.tokens, len(digests)))
+            digests.append(self._digests.after(parent, request.tokens, len(digests), self._marks(request)))
         return digests[index]
 
     def find(self, digest: bytes) -> int | None:
@@ -144,7 +146,8 @@ class PrefixCache:
         chain, known = own.chain, None
         if chain is None:
             begin, digests = own.registered, own.digests
-            chain = own.chain = Chain(request.tokens, begin, digests[begin - 1] if begin else _root(request))
+            parent = digests[begin - 1] if begin else _root(request)
+            chain = own.chain = Chain(request.tokens, begin, parent, self._marks(request))
             # `match` has looked for the first of them in vain.
             known = digests[begin] if len(digests) > begin else None
         added = request.standing.blocks[own.registered : full]
@@ -171,7 +174,7 @@ class PrefixCache:
         own.digests = parent.prefix.digests.copy()
         own.common, own.registered = parent.prefix.common, parent.prefix.registered
         if chain is not None:
-            own.chain = Chain(child.tokens, chain.begin, chain.parent)
+            own.chain = Chain(child.tokens, chain.begin, chain.parent, self._marks(child))
 
     def _usable(self, request: Request, found: list[int]) -> list[int]:
         """The first of the blocks that were found, to the last one that a request can continue from."""
@@ -184,6 +187,12 @@ class PrefixCache:
             if len(found) == len(fitting):
                 return found
 
+    def _marks(self, request: Request) -> CutMarks:
+        own = request.prefix
+        if own.marks is None:
+            own.marks = self._digests.marks(request.origin.policy, request.prompt_length)
+        return own.marks
+
     def _lost(self, request: Request) -> list[int]:
         """The request's blocks that no other request will find."""
         return [block for block in request.standing.blocks if self._pool.content(block) is None]
@@ -192,7 +201,7 @@ class PrefixCache:
         """The chain's first block can be found from now on; the others are folded under it. digest: if known."""
         block = chain.blocks.pop(0)
         if digest is None:
-            digest = self._digests.after(chain.parent, chain.tokens, chain.begin)
+            digest = self._digests.after(chain.parent, chain.tokens, chain.begin, chain.marks)
         chain.begin += 1
         chain.parent = digest
         if digest in self._blocks:
@@ -262,7 +271,9 @@ def hash_prompt(request: Request, digests: BlockDigests) -> None:
     """Called before the request is added, because hashing takes microseconds per block, and a step waits for the
     scheduler."""
     if request.salt is not None:
-        request.prefix.digests = digests.of_prompt(request.tokens, request.salt)
+        own = request.prefix
+        own.marks = digests.marks(request.origin.policy, request.prompt_length)
+        own.digests = digests.of_prompt(request.tokens, request.salt, own.marks)
 
 
 def _root(request: Request) -> bytes:

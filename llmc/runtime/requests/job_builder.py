@@ -67,7 +67,7 @@ class JobBuilder:
         self._tokenizer = tokenizer
         self.longest_text = limits.max_model_len
         self._prefix_cache = prefix_cache
-        self._digests = BlockDigests(limits.block_size)
+        self._digests = BlockDigests(limits.block_size, policies.groups)
 
     def check(self, where: str, request: GenerationRequest) -> None:
         """Raise RequestError if this engine cannot serve the request. where: names the prompt in errors."""

@@ -13,6 +13,9 @@ class RequestPolicies:
         program: what the engine runs.
         default: policy of requests that name none, as text; None for the one that the engine was built for.
 
+    Attributes:
+        groups: policies of all groups of caches that the engine was built for.
+
     Raises:
         OptionError: for a default that the engine was not built for.
     """
@@ -20,6 +23,7 @@ class RequestPolicies:
     def __init__(self, program: Program, default: str | None = None) -> None:
         built = [policy for policy in program.policies if policy.per_request]
         self._built = built[0] if built else None
+        self.groups = tuple(program.policies)
         self._block_size = program.limits.block_size
         self._default = None if default is None else self._checked(default)
 

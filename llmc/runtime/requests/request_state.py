@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from llmc.runtime.prefix_cache.chain import Chain
+from llmc.runtime.prefix_cache.cut_marks import CutMarks
 
 
 @dataclass(eq=False, slots=True)
@@ -69,12 +70,13 @@ class Decoding:
 class KnownPrefix:
     """Written by prefix_cache.py. digests: digests of the request's first blocks, computed on demand. common: number of
     blocks in common with others at its start, usable or not. registered: number of its blocks that the cache knows;
-    chain: the last of them."""
+    chain: the last of them. marks: the request's cuts; None until they are needed."""
 
     digests: list[bytes] = field(default_factory=list)
     common: int = 0
     registered: int = 0
     chain: Chain | None = None
+    marks: CutMarks | None = None
 
 
 @dataclass(eq=False, slots=True)

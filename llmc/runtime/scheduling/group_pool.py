@@ -59,6 +59,11 @@ class GroupPool:
         pool = self.pool
         return GroupStats(str(self._policy), pool.count, pool.used, pool.cached, self.kept_rows, self.dropped_rows)
 
+    @property
+    def built(self) -> CachePolicy:
+        """The policy that the engine was built for."""
+        return self._policy
+
     def policy(self, request: Request) -> CachePolicy:
         """The policy for a request's caches."""
         own = request.origin.policy

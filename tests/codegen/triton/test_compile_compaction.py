@@ -12,9 +12,11 @@ from llmc.codegen.triton.kernels.compaction.compact_kv import compact_kv
 from llmc.codegen.triton.kernels.compaction.keep_sums import keep_sums
 from llmc.codegen.triton.kernels.compaction.last_uses import last_uses
 from llmc.codegen.triton.kernels.compaction.score_keys import score_keys
+from llmc.codegen.triton.kernels.compaction.score_leverage import score_leverage
 from llmc.codegen.triton.kernels.compaction.sum_attention import sum_attention
 from llmc.codegen.triton.kernels.compaction.turn_rows import turn_rows
 from llmc.formats.cache_format import parse_cache_format
+from llmc.ops.score_leverage import SKETCH
 from tests.codegen.triton.offline_compile import compile_checked, meta, node_kernels
 from tests.gpu_target import each_kind_of_gpu, gpu_target
 
@@ -42,10 +44,13 @@ def test_rows_of_llama_3(
     sums, scores = meta(64, 8, 16, 1, dtype=torch.float32), meta(1, 8 * _LONGEST, dtype=torch.float32)
     updated = (queries, queries, cache, sums, numbers, 0.1, None, _LONGEST, format)
     inv_freq = meta(channels // 2, dtype=torch.float32)
+    sketched = (queries, queries, cache, cache, sums, sums, numbers, meta(channels, SKETCH, dtype=torch.float32))
+    turned = (inv_freq, False, format is not None, 0.1, None, 8, 4, channels, _LONGEST, format)
     kernels = [
         *node_kernels(score_keys, (queries, queries, cache, numbers, 0.1, 5, 30.0, _LONGEST, format), target),
         *node_kernels(sum_attention, updated, target),
         *node_kernels(last_uses, updated, target),
+        *node_kernels(score_leverage, (*sketched, *turned), target),
         *node_kernels(compact_kv, (cache, cache, scores, numbers, channels, channels, 4, 64, format), target),
         *node_kernels(keep_sums, (sums, scores, numbers, 4, 64), target),
         *node_kernels(turn_rows, (cache, cache, numbers, inv_freq, False, 4, channels, channels, format), target),

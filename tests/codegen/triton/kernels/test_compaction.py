@@ -14,14 +14,18 @@ from llmc.codegen.triton.kernels.compaction.compact_kv import compact_kv
 from llmc.codegen.triton.kernels.compaction.keep_sums import keep_sums
 from llmc.codegen.triton.kernels.compaction.last_uses import last_uses
 from llmc.codegen.triton.kernels.compaction.score_keys import score_keys
+from llmc.codegen.triton.kernels.compaction.score_leverage import score_leverage
 from llmc.codegen.triton.kernels.compaction.sum_attention import sum_attention
 from llmc.codegen.triton.kernels.compaction.turn_rows import turn_rows
+from llmc.ops.score_leverage import gaussian_sketch
 from tests.codegen.cpp.kernels.test_row_choices import BLOCK, FORMATS, KEYS, KV_HEADS, LONGEST, VALUES, cached
 from tests.codegen.triton.tensor_call import check
 from tests.gpu_target import gpu_target
 
 SCORES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["f32", "f16"])
+LEVERAGES = {torch.float32: 1e-5, torch.float16: 5e-3}
+INV_FREQ = torch.tensor([1.0, 0.3, 0.1, 0.03, 0.01])
 # A whole number of tiles and of blocks, a prime, a single block, and all rows that there may be.
 SIZES = [(43, 24), (16, 8), (64, 56), (47, 40)]
 
@@ -61,6 +65,59 @@ def test_updates(device: str, template: KernelTemplate, dtype: torch.dtype, form
     k, _, compaction, _ = cached(format, rows=rows, kept=24, queries=queries, dtype=dtype)
     arguments = (*queries_of(dtype), k, uses(k.shape[0]), compaction, 0.3, 20.0, LONGEST, format)
     check(template, *arguments, device=device, tolerance=SCORES[dtype])
+
+
+def leverage_arguments(
+    dtype: torch.dtype,
+    format: str | None,
+    *,
+    heads: int = 6,
+    rows: int = 43,
+    kept: int = 24,
+    queries: int = 13,
+    sinks: int = 2,
+    recent: int = 3,
+    inv_freq: Tensor | None = INV_FREQ,
+    interleaved: bool = False,
+    is_spread: bool = False,
+) -> tuple[Any, ...]:
+    """Of llmc::score_leverage, for rows of which a cut has taken five."""
+    k, v, compaction, _ = cached(format, rows, kept, queries, dtype)
+    generator = torch.Generator().manual_seed(queries)
+    attention = torch.rand(k.shape[0], KV_HEADS, BLOCK, 1, generator=generator)
+    positions, before = torch.zeros_like(attention), rows - queries
+    held = torch.arange(before) + 5 * (torch.arange(before) > 20)
+    for row, position in enumerate(held.tolist()):
+        positions[int(compaction[3 + row // BLOCK]), :, row % BLOCK] = position
+    caches = (*queries_of(dtype, heads, blocks=9), k, v, attention, positions, compaction, gaussian_sketch(KEYS))
+    return (*caches, inv_freq, interleaved, is_spread, 0.3, 20.0, sinks, recent, VALUES, LONGEST, format)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@dtypes
+def test_rows_that_stand_out(device: str, dtype: torch.dtype, format: str | None) -> None:
+    check(score_leverage, *leverage_arguments(dtype, format), device=device, tolerance=LEVERAGES[dtype])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"interleaved": True},
+        {"is_spread": True},
+        {"inv_freq": None},
+        {"rows": 40, "queries": 40, "sinks": 0, "recent": 1},
+        {"rows": 40, "queries": 40, "sinks": 17},
+        {"heads": 9, "queries": 32},
+        {"rows": 56, "kept": 48, "queries": 16},
+        {"rows": 40, "kept": 40, "queries": 16},
+        {"rows": 8, "kept": 8, "queries": 8, "sinks": 8},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_other_rotations_and_chunks(device: str, options: dict[str, Any]) -> None:
+    """Also a first chunk, sinks within a chunk, and chunks after which all rows stay."""
+    arguments = leverage_arguments(torch.float32, "int8:g8", **options)
+    check(score_leverage, *arguments, device=device, tolerance=LEVERAGES[torch.float32])
 
 
 @pytest.mark.parametrize("format", FORMATS)

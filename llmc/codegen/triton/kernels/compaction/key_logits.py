@@ -1,7 +1,8 @@
 """Device code for the attention of a request's last queries: a tile of queries, and its logits with a tile of keys.
 
 A row of a tile is a pair (query, query head of the KV head). Logits are in units of log2, -inf for a key that the query
-does not see.
+does not see. A query sees the keys up to its own; or, with SINKS, all keys of the queries' rows except the first SINKS
+rows, whose queries see none. SINKS is -1 for queries that see what is behind them.
 """
 
 import triton
@@ -11,6 +12,14 @@ from llmc.codegen.triton.kernels.attention.attend_keys import LOG2E
 from llmc.codegen.triton.kernels.attention.cache_codes import read_codes
 from llmc.codegen.triton.kernels.compaction.compaction_numbers import block_of, slot_of
 from llmc.codegen.triton.kernels.interpreted import INTERPRETED
+
+
+@triton.jit
+def first_seen(compaction_ptr: tl.tensor, SINKS: tl.constexpr) -> tl.tensor:
+    """The first row that a query sees."""
+    if SINKS < 0:
+        return tl.full([], 0, tl.int32)
+    return tl.maximum(tl.load(compaction_ptr) - tl.load(compaction_ptr + 2), SINKS)
 
 
 @triton.jit
@@ -62,6 +71,7 @@ def key_logits(
     SOFTCAP: tl.constexpr,
     CACHE_FORMAT: tl.constexpr,
     CACHE_GROUP: tl.constexpr,
+    SINKS: tl.constexpr,
 ) -> tl.tensor:
     """Logits of pairs with the keys of `rows`, [pairs, rows]. q, own_rows: as pair_queries returns them."""
     DIM_TILE: tl.constexpr = q.shape[1]
@@ -82,4 +92,9 @@ def key_logits(
         # tanh(x) = 1 - 2 / (1 + exp(2x)), right at both infinities.
         logits = 1.0 - 2.0 / (1.0 + tl.exp2(logits * (scale * (2.0 * LOG2E / SOFTCAP))))
     logits = logits * ((SOFTCAP if SOFTCAP > 0 else scale) * LOG2E)
-    return tl.where(present[None, :] & (rows[None, :] <= own_rows[:, None]), logits, float("-inf"))
+    if SINKS < 0:
+        seen = rows[None, :] <= own_rows[:, None]
+    else:
+        first = first_seen(compaction_ptr, SINKS)
+        seen = (rows >= first)[None, :] & (own_rows >= first)[:, None]
+    return tl.where(present[None, :] & seen, logits, float("-inf"))

@@ -3,7 +3,8 @@
     mass[h, r] = Σ over pairs p of head h of exp(s[p, r] - m[p]) / Σ_j exp(s[p, j] - m[p]),   m[p] = max_j s[p, j]
 
 The first launch leaves the maximum and the sum of each pair over a part of the keys. The second one joins the parts and
-computes the logits again. Both read the keys once for each tile of pairs, and multiply 2·pairs·keys·D times.
+computes the logits again. Both read the keys once for each tile of pairs, and multiply 2·pairs·keys·D times. Which keys
+a query sees: key_logits.py.
 """
 
 from dataclasses import replace
@@ -19,7 +20,7 @@ from llmc.codegen.triton.kernels.agreed_sums import sum_of_products
 from llmc.codegen.triton.kernels.attention.attend_keys import LOWEST
 from llmc.codegen.triton.kernels.attention.kv_write import cache_codes, refuse_format
 from llmc.codegen.triton.kernels.compaction.compaction_numbers import block_of
-from llmc.codegen.triton.kernels.compaction.key_logits import key_logits, pair_queries
+from llmc.codegen.triton.kernels.compaction.key_logits import first_seen, key_logits, pair_queries
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks
 from llmc.codegen.triton.machine_code.budget import Budget
 from llmc.graph.refusal import Refusal
@@ -28,7 +29,7 @@ from llmc.program.scored_compression import MOST_QUERIES
 from llmc.targets import GpuTarget
 
 _PARTS = 16
-_MAX_DIM = 256
+MAX_DIM = 256
 
 
 @triton.jit
@@ -53,6 +54,7 @@ def key_bounds_kernel(
     PAIR_TILE: tl.constexpr,
     KEY_TILE: tl.constexpr,
     PARTS: tl.constexpr,
+    SINKS: tl.constexpr,
 ) -> None:
     """Program (s, i, h): the i-th tile of head h's pairs over part s of the keys. Grid: (PARTS, tiles, KV_HEADS).
 
@@ -66,14 +68,15 @@ def key_bounds_kernel(
         q_first_ptr, q_second_ptr, compaction_ptr, pair, kv_head, HEADS, GROUP, HEAD_DIM, BLOCK_SIZE, DIM_TILE
     )
     rows = tl.load(compaction_ptr)
-    share = tl.cdiv(tl.cdiv(rows, KEY_TILE), PARTS) * KEY_TILE
-    start = part * share
+    first = first_seen(compaction_ptr, SINKS)
+    share = tl.cdiv(tl.cdiv(tl.maximum(rows - first, 0), KEY_TILE), PARTS) * KEY_TILE
+    start = first + part * share
     largest = tl.full([PAIR_TILE], LOWEST, tl.float32)
     total = tl.zeros([PAIR_TILE], tl.float32)
     for tile in tl.range(start, tl.minimum(start + share, rows), KEY_TILE):
         logits = key_logits(
             q, own_rows, tile + tl.arange(0, KEY_TILE), k_cache_ptr, compaction_ptr, kv_head, scale,
-            KV_HEADS, HEAD_DIM, BLOCK_SIZE, SOFTCAP, CACHE_FORMAT, CACHE_GROUP,
+            KV_HEADS, HEAD_DIM, BLOCK_SIZE, SOFTCAP, CACHE_FORMAT, CACHE_GROUP, SINKS,
         )  # fmt: skip
         larger = tl.maximum(largest, tl.max(logits, 1))
         total = total * tl.exp2(largest - larger) + tl.sum(tl.exp2(logits - larger[:, None]), 1)
@@ -107,6 +110,7 @@ def key_masses_kernel(
     PAIR_TILE: tl.constexpr,
     KEY_TILE: tl.constexpr,
     PARTS: tl.constexpr,
+    SINKS: tl.constexpr,
     LONGEST: tl.constexpr,
 ) -> None:
     """Program (i, h): the i-th tile of keys of head h, 0 for rows that are not there. Grid: (tiles, KV_HEADS).
@@ -119,8 +123,10 @@ def key_masses_kernel(
     rows, queries = tl.load(compaction_ptr), tl.load(compaction_ptr + 2)
     mass = tl.zeros([KEY_TILE], tl.float32)
     parts = tl.arange(0, PARTS)
-    # None for a tile behind the rows.
-    pairs = tl.where(tl.program_id(0) * KEY_TILE < rows, queries * GROUP, 0)
+    first = first_seen(compaction_ptr, SINKS)
+    # None for a tile that no query sees.
+    begin = tl.program_id(0) * KEY_TILE
+    pairs = tl.where((begin < rows) & (begin + KEY_TILE > first), queries * GROUP, 0)
     for tile in tl.range(0, pairs, PAIR_TILE):
         pair = tile + tl.arange(0, PAIR_TILE)
         q, own_rows = pair_queries(
@@ -128,10 +134,10 @@ def key_masses_kernel(
         )
         logits = key_logits(
             q, own_rows, row, k_cache_ptr, compaction_ptr, kv_head, scale,
-            KV_HEADS, HEAD_DIM, BLOCK_SIZE, SOFTCAP, CACHE_FORMAT, CACHE_GROUP,
+            KV_HEADS, HEAD_DIM, BLOCK_SIZE, SOFTCAP, CACHE_FORMAT, CACHE_GROUP, SINKS,
         )  # fmt: skip
         place = (kv_head * PARTS + parts)[None, :] * PAIRS + pair[:, None]
-        present = pair < pairs
+        present = (pair < pairs) & (own_rows >= first)
         maxima = tl.load(maxima_ptr + place, mask=present[:, None], other=0.0)
         totals = tl.load(totals_ptr + place, mask=present[:, None], other=1.0)
         maxima = tl.where(totals > 0.0, maxima, LOWEST)
@@ -155,8 +161,8 @@ def refuse_scoring(node: fx.Node, target: GpuTarget) -> Refusal | None:
         return found
     q, k_cache = (given[name].meta["val"] for name in ("q_first", "k_cache"))
     channels = 2 * q.shape[3]
-    if channels > _MAX_DIM:
-        return Refusal(f"heads have {channels} channels; the kernel takes {_MAX_DIM} at most", node)
+    if channels > MAX_DIM:
+        return Refusal(f"heads have {channels} channels; the kernel takes {MAX_DIM} at most", node)
     if q.shape[1] % k_cache.shape[1]:
         return Refusal(f"{q.shape[1]} query heads do not divide among {k_cache.shape[1]} KV heads", node)
     if given["cache_format"] is None:
@@ -164,12 +170,18 @@ def refuse_scoring(node: fx.Node, target: GpuTarget) -> Refusal | None:
     return refuse_format(node, given["cache_format"], channels)
 
 
-def mass_launches(call: Call, masses: Operand, *, has_sums: bool) -> tuple[DeviceLaunch, DeviceLaunch]:
-    """The two launches. masses: where they leave [KV_HEADS, longest]. has_sums: added to the op's `sums`."""
+def mass_launches(
+    call: Call, masses: Operand, *, sums: str | None = None, sinks: int | None = None, most_queries: int = MOST_QUERIES
+) -> tuple[DeviceLaunch, DeviceLaunch]:
+    """The two launches.
+
+    masses: where they leave [KV_HEADS, longest]. sums: the op's argument that they are added to. sinks: queries see
+    the rows of all queries except these first rows; None for queries that see what is behind them.
+    """
     (heads, block_size, half), kv_heads = call.shape("q_first")[-3:], call.shape("k_cache")[-3]
     group, longest = heads // kv_heads, int(call.plain("longest"))
     is_wide, dim_tile = call.dtype("q_first") is torch.float32, max(16, triton.next_power_of_2(2 * half))
-    pairs, is_large = group * MOST_QUERIES, is_wide or dim_tile > 128
+    pairs, is_large = group * most_queries, is_wide or dim_tile > 128
     pair_tile = 16 if is_large else 64
     key_tile = 16 if is_large else 32 if call.plain("cache_format") is not None else 64
     constants: dict[str, Constant] = {
@@ -185,6 +197,7 @@ def mass_launches(call: Call, masses: Operand, *, has_sums: bool) -> tuple[Devic
         "PAIR_TILE": pair_tile,
         "KEY_TILE": key_tile,
         "PARTS": _PARTS,
+        "SINKS": -1 if sinks is None else sinks,
     }
     read: dict[str, Argument] = {f"{name}_ptr": call.cache(name) for name in ("q_first", "q_second", "k_cache")}
     read |= {"compaction_ptr": call.vector("compaction"), "scale": float(call.plain("scale"))}
@@ -196,9 +209,9 @@ def mass_launches(call: Call, masses: Operand, *, has_sums: bool) -> tuple[Devic
         constants,
         (str(_PARTS), str(triton.cdiv(pairs, pair_tile)), str(kv_heads)),
         num_warps=8 if is_large else 4,
-        num_stages=1 if is_wide else 2,
+        num_stages=1 if is_wide or sinks is not None else 2,
     )
-    written: dict[str, Argument] = {"masses_ptr": masses, "sums_ptr": call.cache("sums") if has_sums else None}
+    written: dict[str, Argument] = {"masses_ptr": masses, "sums_ptr": None if sums is None else call.cache(sums)}
     return bounds, replace(
         bounds,
         function=key_masses_kernel,

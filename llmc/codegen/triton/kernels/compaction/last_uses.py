@@ -80,7 +80,7 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     (heads, block_size, _), kv_heads = call.shape("q_first")[-3:], call.shape("k_cache")[-3]
     longest = int(call.plain("longest"))
     masses = call.workspace("masses", 1, kv_heads * longest, torch.float32).pointer
-    first, second = mass_launches(call, masses, has_sums=False)
+    first, second = mass_launches(call, masses)
     arguments = {
         "masses_ptr": masses,
         "sums_ptr": call.cache("sums"),

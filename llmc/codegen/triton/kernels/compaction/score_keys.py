@@ -45,7 +45,7 @@ def pool_masses_kernel(
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     heads, kv_heads, longest = call.shape("q_first")[-3], call.shape("k_cache")[-3], int(call.plain("longest"))
     masses = call.workspace("masses", 1, kv_heads * longest, torch.float32).pointer
-    first, second = mass_launches(call, masses, has_sums=False)
+    first, second = mass_launches(call, masses)
     pool = DeviceLaunch(
         pool_masses_kernel,
         {"masses_ptr": masses, "compaction_ptr": call.vector("compaction"), "scores_ptr": call.result().pointer},

@@ -11,7 +11,7 @@ from llmc.targets import GpuTarget
 
 
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
-    first, second = mass_launches(call, call.result().pointer, has_sums=True)
+    first, second = mass_launches(call, call.result().pointer, sums="sums")
     return (replace(first, then=(second,)),)
 
 
