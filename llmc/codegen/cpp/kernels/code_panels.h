@@ -178,8 +178,8 @@ inline ScaleAndMinimum scale_and_minimum(const CodePanels& panels, const uint8_t
 // Bytes of a group's scales, and minima where the format has them, in fp32.
 inline int64_t decoded_header_bytes(const CodeRecord& record) { return LLMC_PANEL * 4 * (record.has_minimum ? 2 : 1); }
 
-// What `count` steps from the place `first` on make of floats, for all rows of a panel; to: of the first of them,
-// `stride` floats apart.
+// Multiplies floats by `count` steps from the place `first` on, for all rows of a panel. to: of the first step; steps are
+// `stride` floats apart there.
 template <int kBits>
 inline void multiply_steps(const CodePanels& panels, const uint8_t* floats, const uint8_t* halves, int64_t first,
                            int64_t count, int32_t least, float* to, int64_t stride) {

@@ -9,10 +9,10 @@
 namespace llmc {
 
 // Whether it keeps more lines of a stream on their way than the core has miss buffers, which software prefetches fill.
-// So on Zen 4: a core's product of one token reads 4-bit codes at 24.4 instead of 16.3 GB/s if it does not ask, and two at
-// 43 instead of 30 (bf16: 24.3 and 21.5, 48 and 42); of weights in huge pages at 1.01 to 1.06 times the rate (bf16: 1.10
-// to 1.16). Asking is better on a Zen 3 (two cores: 4-bit codes at 32 instead of 22 GB/s, 8-bit ones at 35 instead of 25)
-// and on a Zen 5 (42 instead of 37 GB/s on a core); others were not measured, and ask.
+// So on Zen 4: a core's product of one token reads 4-bit codes at 24.4 instead of 16.3 GB/s if it does not ask, and two
+// cores at 43 instead of 30 (bf16: 24.3 and 21.5, 48 and 42); with weights in huge pages at 1.01 to 1.06 times the rate
+// (bf16: 1.10 to 1.16). Asking is better on a Zen 3 (two cores: 4-bit codes at 32 instead of 22 GB/s, 8-bit ones at 35
+// instead of 25) and on a Zen 5 (42 instead of 37 GB/s on a core); others were not measured, and ask.
 inline bool has_far_prefetcher() {
 #if defined(__x86_64__)
   static const bool known = [] {

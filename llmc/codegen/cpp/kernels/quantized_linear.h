@@ -52,11 +52,11 @@ inline CodeBlock block_of(const CodePanels& panels, int64_t panel, const Part& p
   const uint8_t *header = panels.header(panel, part.k), *codes = panels.codes(panel, part.k);
   const int64_t count = part.count / part.groups, stride = panels.group_bytes();
   const LlmcScales type = panels.scale_type;
-  // What is read next is as large as this block with its headers.
+  // The next block is assumed to be as large as this one.
   const uint8_t* next;
   int64_t bytes;
   if (panels.is_blocked()) {
-    // All headers of a panel come before its codes, so each block asks for as many more bytes as it has headers.
+    // All headers of a panel come before its codes: each block prefetches its share of the next panel's headers.
     const int64_t of_codes = panels.stored_words(part.count) * LLMC_PANEL * 4;
     next = codes + of_codes + (header - panels.header(panel, 0));
     bytes = of_codes + (part.count + panels.run - 1) / panels.run * panels.header_bytes();

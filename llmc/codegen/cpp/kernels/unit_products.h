@@ -1,4 +1,4 @@
-// The inner loop of products of blocked formats with tokens in int8 that have a scale for each 32 k: short groups, whose
+// The inner loop of products of blocked formats with tokens in int8 that have a scale for each 32 k: short groups whose
 // lengths the compiler knows.
 //
 // Codes are read in units of 32 k as they are stored (rows are multiples of these), and multiplied byte by byte as soon
@@ -57,8 +57,7 @@ template <class Codes, int kHeight, int kVecs>
 inline __attribute__((always_inline)) void add_quads(const uint8_t* unit, int first, int lane, const int32_t* x,
                                                      VecInt (&sums)[kHeight][kVecs]) {
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
-  // Sums of two products each, as many of which are added up as fit into 16 bits. Of a table's bytes not even one fits
-  // unless they have signs.
+  // Adds up sums of two products in 16 bits while they fit. A table's bytes must have signs for a single sum to fit.
   constexpr int kTogether = Codes::kIsTable ? 1 : std::min(Codes::kQuads, 32767 / (2 * 127 * Codes::kGreatest));
 #pragma GCC unroll 8
   for (int quad = 0; quad < Codes::kQuads; quad += kTogether) {
