@@ -210,6 +210,7 @@ WITHOUT_RULE: Mapping[OpOverload, str] = MappingProxyType(
             ops_with(COMPACTION),
             "place_compaction makes it for every cache of the policy that kv_compression names, or fails",
         ),
+        ops.query_means.default: "calibrate_queries makes it for every cache that triattention is to shrink, or fails",
         ops.top_tokens.default: "a head that drafts is given or the build fails",
     }
 )

@@ -18,6 +18,7 @@ from llmc.codegen.triton.kernels.compaction.score_leverage import score_leverage
 from llmc.codegen.triton.kernels.compaction.sum_attention import sum_attention
 from llmc.codegen.triton.kernels.compaction.turn_rows import turn_rows
 from llmc.ops.score_leverage import gaussian_sketch
+from llmc.program import COMPACTION_HEADER
 from tests.codegen.cpp.kernels.test_row_choices import BLOCK, FORMATS, KEYS, KV_HEADS, LONGEST, VALUES, cached
 from tests.codegen.triton.tensor_call import check
 from tests.gpu_target import gpu_target
@@ -88,7 +89,7 @@ def leverage_arguments(
     positions, before = torch.zeros_like(attention), rows - queries
     held = torch.arange(before) + 5 * (torch.arange(before) > 20)
     for row, position in enumerate(held.tolist()):
-        positions[int(compaction[3 + row // BLOCK]), :, row % BLOCK] = position
+        positions[int(compaction[COMPACTION_HEADER + row // BLOCK]), :, row % BLOCK] = position
     caches = (*queries_of(dtype, heads, blocks=9), k, v, attention, positions, compaction, gaussian_sketch(KEYS))
     return (*caches, inv_freq, interleaved, is_spread, 0.3, 20.0, sinks, recent, VALUES, LONGEST, format)
 

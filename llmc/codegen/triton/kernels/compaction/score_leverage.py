@@ -8,7 +8,7 @@ and the scores (blend_scores.py). Keys are read twice in addition to the chunk's
 """
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -127,94 +127,137 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
 
 
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
-    (kv_heads, block_size, _), head_dim = call.shape("k_cache")[-3:], 2 * call.shape("q_first")[-1]
-    longest, value_dim = int(call.plain("longest")), int(call.plain("value_dim"))
-    sinks, tile = int(call.plain("sinks")), int(SKETCH_TILE.value)
-    scores, attention, new_positions = (call.result(index).pointer for index in range(3))
-
-    def room(name: str, *sizes: int) -> dict[str, Argument]:
-        return {f"{name}_ptr": call.workspace(name, 1, kv_heads * math.prod(sizes), torch.float32).pointer}
-
-    weighted, pooled = room("weighted", longest), room("pooled", longest)
-    moments = room("moments", 4, _PARTS)
-    of_parts = room("means", _PARTS, tile) | room("products", _PARTS, tile, tile)
-    whitened = room("matrix", head_dim, int(SKETCH.value)) | room("offset", tile)
-    compaction = {"compaction_ptr": call.vector("compaction")}
-    numbers: dict[str, Argument] = {"positions_ptr": call.cache("positions"), **compaction}
-    half = 0 if call.plain("inv_freq") is None else call.shape("inv_freq")[0]
-    angles: dict[str, Argument] = {"angles_ptr": None}
-    if half:
-        angles = {"angles_ptr": call.workspace("angles", 1, longest * 2 * half, torch.float32).pointer}
-    keys = {"k_cache_ptr": call.cache("k_cache"), **angles, **numbers}
-    sketch = {"sketch_ptr": call.vector("sketch")}
-
-    parts: dict[str, Constant] = {"SINKS": sinks, "RECENT": call.plain("recent"), "PARTS": _PARTS, "ROWS": _ROWS}
-    cache: dict[str, Constant] = {"KV_HEADS": kv_heads, "BLOCK_SIZE": block_size}
-    table: dict[str, Constant] = {"LONGEST": longest}
-    head: dict[str, Constant] = {"HEAD_DIM": head_dim}
-    codes = cache_codes(call)
-    read: dict[str, Constant] = {
-        **parts,
-        **cache,
-        **head,
-        "HALF": half,
-        "INTERLEAVED": call.plain("interleaved"),
-        "SPREAD_BLOCK": rotation_block(head_dim) if call.plain("is_spread") else 0,
-        **codes,
-    }
-    parted = (str(_PARTS), str(kv_heads))
-    weigh = DeviceLaunch(
-        weigh_attention_kernel,
-        {"v_cache_ptr": call.cache("v_cache"), **compaction, "attention_ptr": attention, **weighted},
-        {
-            **cache,
-            **table,
-            **codes,
-            "VALUE_DIM": value_dim,
-            "VALUE_TILE": max(16, triton.next_power_of_2(value_dim)),
-            "VALUES": _VALUES,
-        },
-        (str(triton.cdiv(longest, _VALUES)), str(kv_heads)),
-    )
-    collect = DeviceLaunch(
-        sketch_moments_kernel,
-        {**keys, **sketch, **of_parts},
-        read,
-        parted,
-        num_stages=1,
-    )
-    whiten = DeviceLaunch(
-        whiten_sketches_kernel,
-        {**compaction, **sketch, **of_parts, **whitened},
-        {**parts, **head, "DIM_TILE": max(16, triton.next_power_of_2(head_dim))},
-        (str(kv_heads),),
-        num_warps=8,
-        num_stages=1,
-    )
-    measure = DeviceLaunch(
-        leverages_kernel,
-        {**keys, **whitened, **weighted, "leverages_ptr": scores, **pooled, **moments},
-        {**read, **table},
-        parted,
-        num_warps=8,
-        num_stages=1,
-    )
-    blend = DeviceLaunch(
-        blend_scores_kernel,
-        {**numbers, **pooled, **moments, "scores_ptr": scores, "new_positions_ptr": new_positions},
-        {**parts, **cache, **table, "MOMENTS": triton.next_power_of_2(kv_heads * _PARTS), "SCORES": _SCORES},
-        (str(triton.cdiv(longest, _SCORES)), str(kv_heads)),
-    )
+    shared, sinks, attention = _shared(call), int(call.plain("sinks")), call.result(1).pointer
     bounds, masses = mass_launches(call, attention, sums="attention", sinks=sinks, most_queries=LONGEST_CHUNK)
+    weigh = _weigh(call, shared)
+    return (replace(bounds, then=(masses, weigh, *_turn(call, shared), *_score(call, shared), _blend(call, shared))),)
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """Operands and constants that several launches take. half: of channels that positions rotate, 0 for none."""
+
+    compaction: dict[str, Argument]
+    angles: dict[str, Argument]
+    weighted: dict[str, Argument]
+    pooled: dict[str, Argument]
+    moments: dict[str, Argument]
+    parts: dict[str, Constant]
+    cache: dict[str, Constant]
+    codes: dict[str, Constant]
+    kv_heads: int
+    longest: int
+    half: int
+
+    @property
+    def table(self) -> dict[str, Constant]:
+        """The stride of numbers per row."""
+        return {"LONGEST": self.longest}
+
+
+def _room(call: Call, name: str, *sizes: int) -> dict[str, Argument]:
+    return {f"{name}_ptr": call.workspace(name, 1, math.prod(sizes), torch.float32).pointer}
+
+
+def _shared(call: Call) -> _Shared:
+    kv_heads, block_size, _ = call.shape("k_cache")[-3:]
+    longest, sinks = int(call.plain("longest")), int(call.plain("sinks"))
+    half = 0 if call.plain("inv_freq") is None else call.shape("inv_freq")[0]
+    return _Shared(
+        compaction={"compaction_ptr": call.vector("compaction")},
+        angles=_room(call, "angles", longest, 2, half) if half else {"angles_ptr": None},
+        weighted=_room(call, "weighted", kv_heads, longest),
+        pooled=_room(call, "pooled", kv_heads, longest),
+        moments=_room(call, "moments", kv_heads, 4, _PARTS),
+        parts={"SINKS": sinks, "RECENT": call.plain("recent"), "PARTS": _PARTS, "ROWS": _ROWS},
+        cache={"KV_HEADS": kv_heads, "BLOCK_SIZE": block_size},
+        codes=cache_codes(call),
+        kv_heads=kv_heads,
+        longest=longest,
+        half=half,
+    )
+
+
+def _weigh(call: Call, shared: _Shared) -> DeviceLaunch:
+    value_dim = int(call.plain("value_dim"))
+    attention: dict[str, Argument] = {"attention_ptr": call.result(1).pointer}
+    values: dict[str, Constant] = {
+        "VALUE_DIM": value_dim,
+        "VALUE_TILE": max(16, triton.next_power_of_2(value_dim)),
+        "VALUES": _VALUES,
+    }
+    return DeviceLaunch(
+        weigh_attention_kernel,
+        {"v_cache_ptr": call.cache("v_cache"), **shared.compaction, **attention, **shared.weighted},
+        {**shared.cache, **shared.table, **shared.codes, **values},
+        (str(triton.cdiv(shared.longest, _VALUES)), str(shared.kv_heads)),
+    )
+
+
+def _turn(call: Call, shared: _Shared) -> tuple[DeviceLaunch, ...]:
+    if not shared.half:
+        return ()
     turn = DeviceLaunch(
         turning_angles_kernel,
-        {**compaction, "inv_freq_ptr": call.vector("inv_freq"), **angles},
-        {"HALF": half, "PAIR_TILE": triton.next_power_of_2(half)},
-        (str(longest),),
+        {**shared.compaction, "inv_freq_ptr": call.vector("inv_freq"), **shared.angles},
+        {"HALF": shared.half, "PAIR_TILE": triton.next_power_of_2(shared.half)},
+        (str(shared.longest),),
         num_warps=1,
     )
-    turns = (turn,) if half else ()
-    return (replace(bounds, then=(masses, weigh, *turns, collect, whiten, measure, blend)),)
+    return (turn,)
+
+
+def _score(call: Call, shared: _Shared) -> tuple[DeviceLaunch, ...]:
+    head_dim, tile = 2 * call.shape("q_first")[-1], int(SKETCH_TILE.value)
+    positions: dict[str, Argument] = {"positions_ptr": call.cache("positions")}
+    keys = {"k_cache_ptr": call.cache("k_cache"), **shared.angles, **positions, **shared.compaction}
+    sketch = {"sketch_ptr": call.vector("sketch")}
+    means, products = (shared.kv_heads, _PARTS, tile), (shared.kv_heads, _PARTS, tile, tile)
+    of_parts = _room(call, "means", *means) | _room(call, "products", *products)
+    matrix = _room(call, "matrix", shared.kv_heads, head_dim, int(SKETCH.value))
+    whitened = matrix | _room(call, "offset", shared.kv_heads, tile)
+    head: dict[str, Constant] = {"HEAD_DIM": head_dim}
+    read: dict[str, Constant] = {
+        **shared.parts,
+        **shared.cache,
+        **head,
+        "HALF": shared.half,
+        "INTERLEAVED": call.plain("interleaved"),
+        "SPREAD_BLOCK": rotation_block(head_dim) if call.plain("is_spread") else 0,
+        **shared.codes,
+    }
+    parted = (str(_PARTS), str(shared.kv_heads))
+    collect = DeviceLaunch(sketch_moments_kernel, {**keys, **sketch, **of_parts}, read, parted, num_stages=1)
+    whiten = DeviceLaunch(
+        whiten_sketches_kernel,
+        {**shared.compaction, **sketch, **of_parts, **whitened},
+        {**shared.parts, **head, "DIM_TILE": max(16, triton.next_power_of_2(head_dim))},
+        (str(shared.kv_heads),),
+        num_warps=8,
+        num_stages=1,
+    )
+    leverages = {"leverages_ptr": call.result(0).pointer, **shared.pooled, **shared.moments}
+    measure = DeviceLaunch(
+        leverages_kernel,
+        {**keys, **whitened, **shared.weighted, **leverages},
+        {**read, **shared.table},
+        parted,
+        num_warps=8,
+        num_stages=1,
+    )
+    return collect, whiten, measure
+
+
+def _blend(call: Call, shared: _Shared) -> DeviceLaunch:
+    given: dict[str, Argument] = {"positions_ptr": call.cache("positions"), **shared.compaction}
+    results = {"scores_ptr": call.result(0).pointer, "new_positions_ptr": call.result(2).pointer}
+    moments = triton.next_power_of_2(shared.kv_heads * _PARTS)
+    return DeviceLaunch(
+        blend_scores_kernel,
+        {**given, **shared.pooled, **shared.moments, **results},
+        {**shared.parts, **shared.cache, **shared.table, "MOMENTS": moments, "SCORES": _SCORES},
+        (str(triton.cdiv(shared.longest, _SCORES)), str(shared.kv_heads)),
+    )
 
 
 score_leverage = KernelTemplate(torch.ops.llmc.score_leverage.default, supports, candidates)
