@@ -182,8 +182,7 @@ def mass_launches(
     group, longest = heads // kv_heads, int(call.plain("longest"))
     is_wide, dim_tile = call.dtype("q_first") is torch.float32, max(16, triton.next_power_of_2(2 * half))
     pairs, is_large = group * most_queries, is_wide or dim_tile > 128
-    pair_tile = 16 if is_large else 64
-    key_tile = 16 if is_large else 32 if call.plain("cache_format") is not None else 64
+    pair_tile, key_tile = (16, 16) if is_large else _tile(call.plain("cache_format") is not None, dim_tile > 2 * half)
     constants: dict[str, Constant] = {
         "HEADS": heads,
         "KV_HEADS": kv_heads,
@@ -219,6 +218,13 @@ def mass_launches(
         constants={**constants, "LONGEST": longest},
         grid=(str(triton.cdiv(longest, key_tile)), str(kv_heads)),
     )
+
+
+def _tile(has_codes: bool, is_padded: bool) -> tuple[int, int]:
+    """Pairs and keys of a tile. With larger tiles, codes spill registers."""
+    if not has_codes:
+        return 64, 64
+    return (32, 16) if is_padded else (64, 32)
 
 
 key_bounds_budget = Budget("key_bounds_kernel")
