@@ -3,7 +3,8 @@
     python -m benchmarks.linear [--threads 1 2] [--weights bf16] [--tokens 1 4 16 64 512] [--json]
 
 --weights: f32 or bf16 (activations have the same type), or with bf16 activations w4a8, w8a8, int4, int5, int6, int8,
-fp8, nf4 or mxfp4, with groups as by default. torch multiplies plain weights of the activations' type.
+fp8, nf4 or mxfp4, with groups as by default; or w4a8:x32, q4_k, q5_k, q6_k or iq4_xs, whose tokens have a scale for
+each 32 channels. torch multiplies plain weights of the activations' type.
 Each product runs on a ring of weights larger than the caches, as in a model. The bound of a product is the larger of
 its weights' bytes over the read bandwidth and its operations over the rate of the inner loop in cache, both measured
 in the same run; the share is that bound over the time. torch's figure for gate_up is of the product alone, ours is of
@@ -28,6 +29,7 @@ from torch.nn import functional
 
 from benchmarks.measure import Sample, alternate
 from llmc.codegen.cpp.probes import multiply_rate, read_bandwidth
+from llmc.formats.code_format import TOKEN_GROUP
 from llmc.targets import host_target
 from tests.codegen.cpp.kernel_calls import kernel_call, kernels, open_pool, pointer, rows
 from tests.codegen.cpp.quantized_calls import quantized
@@ -63,12 +65,14 @@ SHAPES = (
 
 @dataclass(frozen=True)
 class Scheme:
-    """Quantized weights. group: columns that share a scale; None for all of a row."""
+    """Quantized weights. group: columns that share a scale; None for all of a row, or those of a blocked format.
+    x_group: channels of a token that share a scale; None for all."""
 
     format: str
     x_format: str
     group: int | None
     scale_dtype: torch.dtype
+    x_group: int | None = None
 
 
 SCHEMES = {
@@ -81,6 +85,11 @@ SCHEMES = {
     "fp8": Scheme("fp8", "none", None, torch.float32),
     "nf4": Scheme("nf4", "none", 64, torch.bfloat16),
     "mxfp4": Scheme("mxfp4", "none", 32, torch.bfloat16),
+    "w4a8:x32": Scheme("int4", "int8", 128, torch.bfloat16, TOKEN_GROUP),
+    "q4_k": Scheme("q4_k", "int8", None, torch.float16, TOKEN_GROUP),
+    "q5_k": Scheme("q5_k", "int8", None, torch.float16, TOKEN_GROUP),
+    "q6_k": Scheme("q6_k", "int8", None, torch.float16, TOKEN_GROUP),
+    "iq4_xs": Scheme("iq4_xs", "int8", None, torch.float16, TOKEN_GROUP),
 }
 
 
@@ -217,6 +226,7 @@ def quantized_calls(shape: Shape, x: Tensor, y: Tensor, scheme: Scheme, pool: ct
     ring = huge_pages(copies * size).view(copies, -1, some.nbytes)
     ring.copy_(some)
     values = common_values(shape, x, y) | weight.fields() | {"group": weight.group, "x_format": scheme.x_format}
+    values |= {"x_group": scheme.x_group or 0}
     family = f"quantized_{shape.kernel}"
     calls = [kernel_call(host_target(), family, [torch.bfloat16], values | {"weight": pointer(w)}) for w in ring]
     return Calls(in_turn(calls, pool), ring)

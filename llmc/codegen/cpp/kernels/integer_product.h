@@ -42,6 +42,7 @@ inline VecShorts sums_of_bytes(VecBits codes, VecInt x) {
 }
 #endif
 
+// The same where codes have signs, both from -127 to 127.
 #if defined(__AVX512BW__)
 inline VecShorts sums_of_signed_bytes(VecBits codes, VecInt x) {
   const __m512i all = reinterpret_cast<__m512i>(codes), zero = _mm512_setzero_si512();
@@ -50,7 +51,6 @@ inline VecShorts sums_of_signed_bytes(VecBits codes, VecInt x) {
                        reinterpret_cast<VecInt>(_mm512_mask_sub_epi8(all, negative, zero, all)));
 }
 #else
-// Both from -127 to 127.
 inline VecShorts sums_of_signed_bytes(VecBits codes, VecInt x) {
   const __m256i all = reinterpret_cast<__m256i>(codes), of_x = reinterpret_cast<__m256i>(x);
   return sums_of_bytes(reinterpret_cast<VecBits>(_mm256_abs_epi8(of_x)),

@@ -11,12 +11,11 @@ namespace llmc {
 // Tokens as IntegerProduct packs them, four codes to a register on every processor.
 template <class Codes>
 struct UnitProduct {
-  using Terms = IntegerTerms<true>;
   using X = int32_t;
   static constexpr int kXPerWord = Codes::kCodes / 4;
   static constexpr int kXPerRun = 3;
   static constexpr int64_t kRunWords = kTokenGroup / Codes::kCodes;
-  static constexpr bool kDecodes = false, kReadsSparse = false;
+  static constexpr bool kDecodes = false;
 };
 
 // A blocked format's codes in planes of kLow bits and of kMore above them, or kTable: places in a table; kJoined: bytes
